@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/nt_base.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+nt_status
+nt_fail(nt_error *err, nt_status status, uint64_t offset, const char *format, ...)
+{
+    if (err != NULL) {
+        err->status = status;
+        err->offset = offset;
+        va_list args;
+        va_start(args, format);
+        (void)vsnprintf(err->message, sizeof err->message, format, args);
+        va_end(args);
+    }
+    return status;
+}
+
+nt_status
+nt_fail_nomem(nt_error *err)
+{
+    return nt_fail(err, NT_NOMEM, NT_NO_OFFSET, "out of memory");
+}
+
+static void *
+base_system_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
+{
+    (void)ctx;
+    (void)old_size;
+    if (new_size == 0) {
+        free(ptr);
+        return NULL;
+    }
+    return realloc(ptr, new_size);
+}
+
+nt_alloc
+nt_alloc_system(void)
+{
+    return (nt_alloc){base_system_resize, NULL};
+}
+
+void *
+nt_allocate(const nt_alloc *alloc, size_t size)
+{
+    return size == 0 ? NULL : alloc->resize(alloc->ctx, NULL, 0, size);
+}
+
+void
+nt_release(const nt_alloc *alloc, void *ptr, size_t size)
+{
+    if (ptr != NULL) {
+        (void)alloc->resize(alloc->ctx, ptr, size, 0);
+    }
+}
+
+nt_status
+nt_grow(const nt_alloc *alloc, void **array, size_t *capacity, size_t need,
+        size_t element, nt_error *err)
+{
+    if (need <= *capacity) {
+        return NT_OK;
+    }
+    /* Eight at least, so that short arrays do not grow one by one. */
+    size_t wanted = *capacity + *capacity / 2 + 8;
+    if (wanted < need) {
+        wanted = need;
+    }
+    size_t bytes;
+    if (!nt_size_mul(wanted, element, &bytes)) {
+        return nt_fail_nomem(err);
+    }
+    void *grown = alloc->resize(alloc->ctx, *array, *capacity * element, bytes);
+    if (grown == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *array = grown;
+    *capacity = wanted;
+    return NT_OK;
+}
+
+void
+nt_shrink(const nt_alloc *alloc, void **array, size_t *capacity, size_t count,
+          size_t element)
+{
+    if (count == *capacity) {
+        return;
+    }
+    void *cut = alloc->resize(alloc->ctx, *array, *capacity * element, count * element);
+    if (cut != NULL || count == 0) {
+        *array = cut;
+        *capacity = count;
+    }
+}
+
+static void *
+base_budget_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
+{
+    nt_budget *budget = ctx;
+    if (new_size > old_size && new_size - old_size > budget->limit - budget->used) {
+        budget->exceeded = true;
+        return NULL;
+    }
+    void *result = budget->inner.resize(budget->inner.ctx, ptr, old_size, new_size);
+    if (result == NULL && new_size != 0) {
+        return NULL;
+    }
+    budget->used = budget->used - old_size + new_size;
+    if (budget->used > budget->peak) {
+        budget->peak = budget->used;
+    }
+    return result;
+}
+
+void
+nt_budget_init(nt_budget *budget, nt_alloc inner, size_t limit)
+{
+    *budget = (nt_budget){.inner = inner, .limit = limit};
+}
+
+nt_alloc
+nt_budget_alloc(nt_budget *budget)
+{
+    return (nt_alloc){base_budget_resize, budget};
+}
+
+bool
+nt_size_mul(size_t a, size_t b, size_t *out)
+{
+    if (b != 0 && a > SIZE_MAX / b) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+bool
+nt_size_add(size_t a, size_t b, size_t *out)
+{
+    if (a > SIZE_MAX - b) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Structs of columns: a table is a struct with one array a column, described by
+ * a list of specs, so that growing and freeing is written once.
+ */
+#ifndef NT_COLUMNS_H
+#define NT_COLUMNS_H
+
+#include "base/nt_base.h"
+
+#define NT_LENGTH(array) (sizeof(array) / sizeof *(array))
+
+/* At most this many columns in one table. */
+#define NT_MOST_COLUMNS 32
+
+/* Where a column's pointer stands in its struct, and the bytes of an element. */
+typedef struct nt_column_spec {
+    size_t offset;
+    size_t element;
+} nt_column_spec;
+
+/* clang-format off */
+#define NT_COLUMN(type, field) {offsetof(type, field), sizeof *((type *)0)->field}
+/* clang-format on */
+
+/* The array of one column of the struct at `columns`, read and written. */
+void *
+nt_column_get(const void *columns, nt_column_spec spec);
+void
+nt_column_put(void *columns, nt_column_spec spec, void *data);
+
+/*
+ * Room for `need` rows in all columns, of which `rows` are in use, or, on
+ * failure, in none more than before: one *capacity stands for all of them.
+ */
+nt_status
+nt_columns_reserve(const nt_alloc *alloc, void *columns, const nt_column_spec *specs,
+                   size_t count, size_t rows, size_t *capacity, size_t need,
+                   nt_error *err) NT_CHECKED;
+
+/* Frees all columns, each of `capacity` rows, and sets them NULL. */
+void
+nt_columns_release(const nt_alloc *alloc, void *columns, const nt_column_spec *specs,
+                   size_t count, size_t capacity);
+
+#endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The trace events of a snapshot as columns. Columns that only newer PyTorch
+ * writes come into being when the first event needs them.
+ */
+#ifndef NT_EVENTS_H
+#define NT_EVENTS_H
+
+#include "base/nt_base.h"
+#include "base/nt_map.h"
+#include "trace/nt_layout.h"
+
+/* Trace actions under PyTorch's names. Codes from NT_ACTION_COUNT on stand for
+ * actions that only the file names: see nt_snapshot_action_name. */
+typedef enum nt_action {
+    NT_ACTION_ALLOC,
+    NT_ACTION_FREE_REQUESTED,
+    NT_ACTION_FREE_COMPLETED,
+    NT_ACTION_SEGMENT_ALLOC,
+    NT_ACTION_SEGMENT_FREE,
+    NT_ACTION_SEGMENT_MAP,
+    NT_ACTION_SEGMENT_UNMAP,
+    NT_ACTION_SNAPSHOT,
+    NT_ACTION_OOM,
+    NT_ACTION_ANNOTATE,
+    NT_ACTION_USER_DEFINED,
+    NT_ACTION_WORKSPACE_SNAPSHOT,
+    NT_ACTION_COUNT,
+} nt_action;
+
+/* Which optional keys the file had: bits of nt_snapshot_keys(). */
+enum {
+    NT_HAS_EVENT_TIME = 1 << 0,            /* time_us, torch 2.2 */
+    NT_HAS_EVENT_POOL = 1 << 1,            /* pool_id */
+    NT_HAS_EVENT_COMPILE_CONTEXT = 1 << 2, /* torch 2.8 */
+    NT_HAS_EVENT_USER_METADATA = 1 << 3,   /* torch 2.10 */
+    NT_HAS_EVENT_DEVICE_FREE = 1 << 4,     /* at least one oom event */
+    NT_HAS_BLOCK_ADDRESS = 1 << 5,         /* else derived from the segment's */
+    NT_HAS_BLOCK_REQUESTED = 1 << 6,       /* requested_size, else 0 */
+    NT_HAS_SEGMENT_REQUESTED = 1 << 7,
+    NT_HAS_SEGMENT_POOL = 1 << 8,          /* segment_pool_id */
+    NT_HAS_SEGMENT_EXPANDABLE = 1 << 9,    /* is_expandable */
+    NT_HAS_SETTINGS = 1 << 10,             /* allocator_settings, torch 2.3 */
+    NT_HAS_ANNOTATIONS = 1 << 11,          /* external_annotations, torch 2.5 */
+    NT_HAS_TRACES = 1 << 12,               /* device_traces */
+    NT_SEGMENTS_ONLY = 1 << 13,            /* the file is a bare list of segments */
+};
+
+/* One trace entry. Ids of strings are NT_NONE where the key was absent. */
+typedef struct nt_event {
+    uint8_t action;
+    uint64_t addr;        /* 0 for oom */
+    uint64_t size;        /* as requested; bytes mapped for segment_*; rounded for oom */
+    uint64_t stream;      /* the raw cudaStream_t */
+    int64_t time_us;      /* since the epoch; 0 when unknown */
+    uint64_t device_free; /* oom only, else 0 */
+    nt_pool_id pool;
+    uint32_t stack; /* NT_NO_STACK when not recorded */
+    uint32_t compile_context;
+    uint32_t user_metadata;
+} nt_event;
+
+/* Columns of `count` rows. A column whose key the file never had is NULL. */
+typedef struct nt_event_columns {
+    size_t count;
+    uint8_t *action;
+    uint64_t *addr;
+    uint64_t *size;
+    uint64_t *stream;
+    uint32_t *stack;
+    int64_t *time_us;          /* NULL without NT_HAS_EVENT_TIME */
+    uint64_t *device_free;     /* NULL without NT_HAS_EVENT_DEVICE_FREE */
+    uint64_t *pool_first;      /* NULL without NT_HAS_EVENT_POOL */
+    uint64_t *pool_second;     /* NULL without NT_HAS_EVENT_POOL */
+    uint32_t *compile_context; /* string ids or NT_NONE; NULL without the key */
+    uint32_t *user_metadata;   /* the same */
+} nt_event_columns;
+
+#define NT_EVENT_COLUMNS 11
+
+/* Events that follow each other, as they were added. */
+typedef struct nt_event_run {
+    size_t first, count;
+} nt_event_run;
+
+/* All-zero but for `alloc` is a valid table without events. */
+typedef struct nt_events {
+    nt_alloc alloc;
+    nt_event_columns columns;
+    size_t capacity[NT_EVENT_COLUMNS]; /* a column at a time; 0: not in use */
+    size_t room; /* rows that every column in use has room for, or fewer */
+    nt_event_run *runs;                /* kept by nt_events_pick */
+    size_t run_count, run_capacity;
+    size_t picked; /* events in the runs */
+} nt_events;
+
+void
+nt_events_clear(nt_events *events);
+
+/* Adds a row; on failure the table is as it was. */
+nt_status
+nt_events_add(nt_events *events, const nt_event *event, nt_error *err) NT_CHECKED;
+
+/* Notes that rows first .. first + count - 1 come next in the final order. */
+nt_status
+nt_events_pick(nt_events *events, size_t first, size_t count, nt_error *err) NT_CHECKED;
+
+/* Puts the picked rows in order and drops the others. */
+nt_status
+nt_events_arrange(nt_events *events, nt_error *err) NT_CHECKED;
+
+/* Cuts the columns to size; those of `keys` (NT_HAS_EVENT_...) exist then. */
+nt_status
+nt_events_seal(nt_events *events, uint32_t keys, nt_error *err) NT_CHECKED;
+
+#endif

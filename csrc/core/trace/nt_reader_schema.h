@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The words of PyTorch's snapshot schema and how its fields are read, shared by
+ * nt_reader.c (what stands in the finished pickle) and nt_reader_fields.c (single
+ * fields, frames and events as they come), and by nobody else.
+ */
+#ifndef NT_READER_SCHEMA_H
+#define NT_READER_SCHEMA_H
+
+#include "trace/nt_pickle.h"
+#include "trace/nt_snapshot.h"
+#include "trace/nt_source.h"
+
+/* The keys of records come first: they are what nt_pickle looks for. The others
+ * are interned behind them, so that every key of the schema is its own string id. */
+enum {
+    KEY_ACTION,
+    KEY_ADDR,
+    KEY_SIZE,
+    KEY_STREAM,
+    KEY_TIME_US,
+    KEY_DEVICE_FREE,
+    KEY_POOL_ID,
+    KEY_COMPILE_CONTEXT,
+    KEY_USER_METADATA,
+    KEY_FRAMES,
+    KEY_FILENAME,
+    KEY_NAME,
+    KEY_LINE,
+    RECORD_KEYS,
+    KEY_SEGMENTS = RECORD_KEYS,
+    KEY_DEVICE_TRACES,
+    KEY_ALLOCATOR_SETTINGS,
+    KEY_EXTERNAL_ANNOTATIONS,
+    KEY_DEVICE,
+    KEY_ADDRESS,
+    KEY_TOTAL_SIZE,
+    KEY_ALLOCATED_SIZE,
+    KEY_ACTIVE_SIZE,
+    KEY_REQUESTED_SIZE,
+    KEY_SEGMENT_TYPE,
+    KEY_SEGMENT_POOL_ID,
+    KEY_IS_EXPANDABLE,
+    KEY_BLOCKS,
+    KEY_STATE,
+    KEY_HISTORY,
+    KEY_REAL_SIZE,
+    KEY_STAGE,
+    WORD_SMALL,
+    WORD_LARGE,
+    WORD_INACTIVE,
+    WORD_ACTIVE_ALLOCATED,
+    WORD_ACTIVE_PENDING_FREE,
+    WORD_ACTIVE_AWAITING_FREE,
+    WORD_START,
+    WORD_END,
+    WORDS,
+};
+
+extern const char *const nt_reader_words[WORDS];
+
+enum { KIND_EVENT, KIND_FRAME, KINDS };
+
+/* Action codes are remembered for string ids below this; actions are among the
+ * first strings of a file. */
+#define ACTION_CACHE 256
+#define ACTION_UNKNOWN UINT8_MAX
+
+typedef struct nt_reader {
+    nt_snapshot *snapshot;
+    nt_strings *strings;
+    nt_stacks *stacks;
+    nt_values *values;
+    uint32_t keys; /* NT_HAS_... seen so far */
+    uint8_t action_codes[ACTION_CACHE];
+    const nt_source *source; /* how far it has come bounds `work` */
+    uint64_t work;           /* pairs and items looked at so far */
+    uint32_t *frames;   /* ids of a stack that holds plain dicts */
+    size_t frames_capacity;
+    nt_alloc alloc;
+    nt_error *err; /* never NULL */
+} nt_reader;
+
+/* Which row of which table a message is about. */
+typedef struct nt_reader_place {
+    const char *table;
+    uint64_t row;
+} nt_reader_place;
+
+/* NT_MALFORMED about one row; the offset is filled in by nt_pickle where it can. */
+nt_status
+nt_reader_malformed(nt_reader *r, nt_reader_place place, const char *what);
+
+/* Charges `units` of work; a file can only ask for work in proportion to its size. */
+nt_status
+nt_reader_charge(nt_reader *r, uint64_t units);
+
+/* Whether a key is not there or holds None. */
+bool
+nt_reader_is_missing(nt_value value);
+
+/* One field each: *out is left as it was where the key is missing, and a value of
+ * another type is NT_MALFORMED with the row and key in the message. */
+nt_status
+nt_reader_integer(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+                  uint64_t *out);
+nt_status
+nt_reader_string(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+                 uint32_t *out);
+nt_status
+nt_reader_device(nt_reader *r, nt_reader_place place, nt_value value, int32_t *out);
+nt_status
+nt_reader_pool(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+               nt_pool_id *out);
+
+/* The stack under `frames`: NT_NO_STACK where the key is missing. */
+nt_status
+nt_reader_stack(nt_reader *r, nt_reader_place place, nt_value value, uint32_t *out);
+
+/* The items of a tuple or list; NULL for anything else and for empty ones. */
+const nt_value_pair *
+nt_reader_items(const nt_reader *r, nt_value value, size_t *count);
+
+/* The visitor's functions (nt_pickle.h). */
+nt_status
+nt_reader_on_record(void *ctx, uint32_t kind, const nt_value *fields, uint32_t present,
+                    uint32_t *id, nt_error *err);
+nt_status
+nt_reader_on_sequence(void *ctx, const uint32_t *records, size_t count, uint32_t *id,
+                      nt_error *err);
+
+#endif

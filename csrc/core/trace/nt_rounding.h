@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The allocator's size rules: how a request is rounded, which pool serves it,
+ * how large a segment it opens and when a free block is split. All sizes in
+ * bytes. Rules as in PyTorch's native CUDA caching allocator.
+ */
+#ifndef NT_ROUNDING_H
+#define NT_ROUNDING_H
+
+#include "base/nt_base.h"
+#include "trace/nt_settings.h"
+
+#define NT_MIN_BLOCK_SIZE UINT64_C(512)     /* every block is a multiple */
+#define NT_SMALL_SIZE UINT64_C(1048576)     /* largest request of the small pool */
+#define NT_SMALL_BUFFER UINT64_C(2097152)   /* a segment of the small pool */
+#define NT_MIN_LARGE_ALLOC UINT64_C(10485760) /* from here a segment fits its request */
+#define NT_ROUND_LARGE UINT64_C(2097152)    /* such segments are multiples */
+#define NT_LARGEST_REQUEST (UINT64_C(1) << 60) /* PyTorch refuses more than 1 EiB */
+
+/* The block size asked for by a request of `nbytes` (round_size): at least 512. */
+uint64_t
+nt_round_size(const nt_settings *settings, uint64_t nbytes);
+
+/* Whether a rounded request is served by the small pool. */
+bool
+nt_is_small(uint64_t rounded);
+
+/* The segment that a rounded request opens when no block fits (not expandable). */
+uint64_t
+nt_segment_size(const nt_settings *settings, uint64_t rounded);
+
+/* The granularity in which expandable segments of a pool are mapped. */
+uint64_t
+nt_page_size(const nt_settings *settings, bool small);
+
+/*
+ * Whether a free block of `block_size` bytes is split for a request of `rounded`
+ * bytes; if not, the request gets the whole block. `expandable` tells whether
+ * the block lies in an expandable segment.
+ */
+bool
+nt_should_split(const nt_settings *settings, uint64_t block_size, uint64_t rounded,
+                bool small, bool expandable);
+
+/*
+ * Whether the allocator would hand out a free block of `block_size` bytes, the
+ * best fit found, for a request of `rounded` bytes: it may be too small, or
+ * kept back by the oversize rules of max_split_size_mb.
+ */
+bool
+nt_may_use(const nt_settings *settings, uint64_t block_size, uint64_t rounded);
+
+/*
+ * The largest request in bytes that a free block of `block_size` bytes serves
+ * without the device; 0 if none. Inverse of nt_round_size under nt_may_use.
+ */
+uint64_t
+nt_largest_request(const nt_settings *settings, uint64_t block_size, bool small);
+
+#endif

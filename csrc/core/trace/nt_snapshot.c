@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trace/nt_snapshot.h"
+
+#include <string.h>
+
+#include "base/nt_columns.h"
+
+static const nt_column_spec annotation_specs[] = {
+    NT_COLUMN(nt_annotation_columns, stage),
+    NT_COLUMN(nt_annotation_columns, name),
+    NT_COLUMN(nt_annotation_columns, device),
+    NT_COLUMN(nt_annotation_columns, time_us),
+};
+
+struct nt_snapshot {
+    nt_alloc alloc;
+    nt_strings *strings;
+    nt_stacks *stacks;
+    nt_events events;
+    nt_layout layout;
+    size_t segment_capacity, block_capacity;
+    nt_annotation_columns annotations;
+    size_t annotation_capacity;
+    nt_setting *settings_rows;
+    size_t setting_count, setting_capacity;
+    uint32_t *ignored; /* string ids */
+    size_t ignored_count, ignored_capacity;
+    size_t *trace_first; /* first event of each device's trace */
+    size_t trace_count, trace_capacity;
+    uint32_t *extra_actions; /* string ids of codes NT_ACTION_COUNT and up */
+    size_t extra_count, extra_capacity;
+    nt_settings settings;
+    uint32_t keys;
+    bool is_partial;
+    char partial[256];
+};
+
+nt_status
+nt_snapshot_new(const nt_alloc *alloc, nt_snapshot **out, nt_error *err)
+{
+    nt_snapshot *snapshot = nt_allocate(alloc, sizeof *snapshot);
+    if (snapshot == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *snapshot = (nt_snapshot){
+        .alloc = *alloc,
+        .events.alloc = *alloc,
+        .settings = nt_settings_default(),
+    };
+    nt_status status = nt_strings_new(alloc, &snapshot->strings, err);
+    if (status == NT_OK) {
+        status = nt_stacks_new(alloc, &snapshot->stacks, err);
+    }
+    if (status != NT_OK) {
+        nt_snapshot_free(snapshot);
+        return status;
+    }
+    *out = snapshot;
+    return NT_OK;
+}
+
+void
+nt_snapshot_free(nt_snapshot *snapshot)
+{
+    if (snapshot == NULL) {
+        return;
+    }
+    const nt_alloc alloc = snapshot->alloc;
+    nt_strings_free(snapshot->strings);
+    nt_stacks_free(snapshot->stacks);
+    nt_events_clear(&snapshot->events);
+    nt_layout_clear(&snapshot->layout, &alloc, snapshot->segment_capacity,
+                    snapshot->block_capacity);
+    nt_columns_release(&alloc, &snapshot->annotations, annotation_specs,
+                    NT_LENGTH(annotation_specs), snapshot->annotation_capacity);
+    nt_release(&alloc, snapshot->settings_rows,
+               snapshot->setting_capacity * sizeof(nt_setting));
+    nt_release(&alloc, snapshot->ignored, snapshot->ignored_capacity * sizeof(uint32_t));
+    nt_release(&alloc, snapshot->trace_first, snapshot->trace_capacity * sizeof(size_t));
+    nt_release(&alloc, snapshot->extra_actions,
+               snapshot->extra_capacity * sizeof(uint32_t));
+    nt_release(&alloc, snapshot, sizeof *snapshot);
+}
+
+nt_status
+nt_snapshot_begin_trace(nt_snapshot *snapshot, nt_error *err)
+{
+    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->trace_first,
+                   &snapshot->trace_capacity, snapshot->trace_count + 1, sizeof(size_t),
+                   err));
+    snapshot->trace_first[snapshot->trace_count++] = snapshot->events.columns.count;
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_add_event(nt_snapshot *snapshot, const nt_event *event, nt_error *err)
+{
+    return nt_events_add(&snapshot->events, event, err);
+}
+
+nt_status
+nt_snapshot_arrange_trace(nt_snapshot *snapshot, nt_error *err)
+{
+    NT_TRY(nt_snapshot_begin_trace(snapshot, err));
+    snapshot->trace_first[snapshot->trace_count - 1] = snapshot->events.picked;
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_arrange_events(nt_snapshot *snapshot, size_t first, size_t count,
+                           nt_error *err)
+{
+    return nt_events_pick(&snapshot->events, first, count, err);
+}
+
+nt_status
+nt_snapshot_arrange(nt_snapshot *snapshot, nt_error *err)
+{
+    return nt_events_arrange(&snapshot->events, err);
+}
+
+nt_status
+nt_snapshot_add_segment(nt_snapshot *snapshot, const nt_segment *segment, nt_error *err)
+{
+    return nt_layout_add_segment(&snapshot->layout, &snapshot->alloc,
+                                 &snapshot->segment_capacity, segment, err);
+}
+
+nt_status
+nt_snapshot_add_block(nt_snapshot *snapshot, const nt_block *block, nt_error *err)
+{
+    return nt_layout_add_block(&snapshot->layout, &snapshot->alloc,
+                               &snapshot->block_capacity, block, err);
+}
+
+nt_status
+nt_snapshot_add_annotation(nt_snapshot *snapshot, const nt_annotation *annotation,
+                           nt_error *err)
+{
+    nt_annotation_columns *a = &snapshot->annotations;
+    const size_t row = a->count;
+    NT_TRY(nt_columns_reserve(&snapshot->alloc, a, annotation_specs,
+                           NT_LENGTH(annotation_specs), row, &snapshot->annotation_capacity,
+                           row + 1, err));
+    a->stage[row] = annotation->stage;
+    a->name[row] = annotation->name;
+    a->device[row] = annotation->device;
+    a->time_us[row] = annotation->time_us;
+    a->count = row + 1;
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_add_setting(nt_snapshot *snapshot, const nt_setting *setting, nt_error *err)
+{
+    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->settings_rows,
+                   &snapshot->setting_capacity, snapshot->setting_count + 1,
+                   sizeof(nt_setting), err));
+    snapshot->settings_rows[snapshot->setting_count++] = *setting;
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err)
+{
+    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->ignored,
+                   &snapshot->ignored_capacity, snapshot->ignored_count + 1,
+                   sizeof(uint32_t), err));
+    snapshot->ignored[snapshot->ignored_count++] = name;
+    return NT_OK;
+}
+
+static const char *const snapshot_action_names[NT_ACTION_COUNT] = {
+    [NT_ACTION_ALLOC] = "alloc",
+    [NT_ACTION_FREE_REQUESTED] = "free_requested",
+    [NT_ACTION_FREE_COMPLETED] = "free_completed",
+    [NT_ACTION_SEGMENT_ALLOC] = "segment_alloc",
+    [NT_ACTION_SEGMENT_FREE] = "segment_free",
+    [NT_ACTION_SEGMENT_MAP] = "segment_map",
+    [NT_ACTION_SEGMENT_UNMAP] = "segment_unmap",
+    [NT_ACTION_SNAPSHOT] = "snapshot",
+    [NT_ACTION_OOM] = "oom",
+    [NT_ACTION_ANNOTATE] = "annotate",
+    [NT_ACTION_USER_DEFINED] = "user_defined",
+    [NT_ACTION_WORKSPACE_SNAPSHOT] = "workspace_snapshot",
+};
+
+nt_status
+nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
+                          nt_error *err)
+{
+    size_t length;
+    const char *text = nt_strings_get(snapshot->strings, name, &length);
+    for (uint8_t code = 0; code < NT_ACTION_COUNT; code++) {
+        const char *known = snapshot_action_names[code];
+        if (strlen(known) == length && memcmp(known, text, length) == 0) {
+            *out = code;
+            return NT_OK;
+        }
+    }
+    for (size_t i = 0; i < snapshot->extra_count; i++) {
+        if (snapshot->extra_actions[i] == name) {
+            *out = (uint8_t)(NT_ACTION_COUNT + i);
+            return NT_OK;
+        }
+    }
+    if (NT_ACTION_COUNT + snapshot->extra_count >= UINT8_MAX) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
+                       "more than %d different trace actions", UINT8_MAX);
+    }
+    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->extra_actions,
+                   &snapshot->extra_capacity, snapshot->extra_count + 1,
+                   sizeof(uint32_t), err));
+    *out = (uint8_t)(NT_ACTION_COUNT + snapshot->extra_count);
+    snapshot->extra_actions[snapshot->extra_count++] = name;
+    return NT_OK;
+}
+
+void
+nt_snapshot_set_keys(nt_snapshot *snapshot, uint32_t keys)
+{
+    snapshot->keys = keys;
+}
+
+void
+nt_snapshot_set_partial(nt_snapshot *snapshot, const char *reason)
+{
+    size_t length = strlen(reason);
+    if (length >= sizeof snapshot->partial) {
+        length = sizeof snapshot->partial - 1;
+    }
+    memcpy(snapshot->partial, reason, length);
+    snapshot->partial[length] = '\0';
+    snapshot->is_partial = true;
+}
+
+/* The top-level row of allocator_settings called `name`, or NULL. */
+static const nt_setting *
+snapshot_find_setting(const nt_snapshot *snapshot, const char *name, uint32_t parent)
+{
+    const uint32_t key = nt_strings_find(snapshot->strings, name, strlen(name));
+    for (size_t i = 0; key != NT_NONE && i < snapshot->setting_count; i++) {
+        const nt_setting *row = &snapshot->settings_rows[i];
+        if (row->key == key && row->parent == parent) {
+            return row;
+        }
+    }
+    return NULL;
+}
+
+static void
+snapshot_read_roundup(nt_snapshot *snapshot)
+{
+    static const char *const names[NT_ROUNDUP_INTERVALS] = {
+        "1",   "2",   "4",    "8",    "16",   "32",   "64",    "128",
+        "256", "512", "1024", "2048", "4096", "8192", "16384", "32768",
+    };
+    const nt_setting *dict =
+        snapshot_find_setting(snapshot, "roundup_power2_divisions", NT_NONE);
+    if (dict == NULL || dict->kind != NT_SETTING_DICT) {
+        return;
+    }
+    const uint32_t parent = (uint32_t)(dict - snapshot->settings_rows);
+    for (size_t i = 0; i < NT_ROUNDUP_INTERVALS; i++) {
+        const nt_setting *row = snapshot_find_setting(snapshot, names[i], parent);
+        /* Divisions are powers of two up to 64 MiB's worth; others are noise. */
+        if (row != NULL && row->kind == NT_SETTING_INT && row->integer >= 0 &&
+            row->integer <= (1 << 20) && (row->integer & (row->integer - 1)) == 0) {
+            snapshot->settings.roundup_power2_divisions[i] = (uint32_t)row->integer;
+        }
+    }
+}
+
+/* The text of the environment variable first, then the parsed fields over it:
+ * the fields are what the allocator had in force. */
+static void
+snapshot_read_settings(nt_snapshot *snapshot)
+{
+    nt_settings *settings = &snapshot->settings;
+    const nt_setting *row =
+        snapshot_find_setting(snapshot, "PYTORCH_CUDA_ALLOC_CONF", NT_NONE);
+    if (row != NULL && row->kind == NT_SETTING_STRING) {
+        size_t length;
+        const char *text = nt_strings_get(snapshot->strings, row->string, &length);
+        nt_settings parsed;
+        if (nt_settings_parse(text, length, &parsed, NULL) == NT_OK) {
+            *settings = parsed;
+        }
+    }
+    row = snapshot_find_setting(snapshot, "max_split_size", NT_NONE);
+    if (row != NULL && row->kind == NT_SETTING_INT) {
+        settings->max_split_size =
+            row->integer < 0 ? NT_UNLIMITED : (uint64_t)row->integer;
+    }
+    row = snapshot_find_setting(snapshot, "garbage_collection_threshold", NT_NONE);
+    if (row != NULL && row->kind == NT_SETTING_FLOAT && row->real >= 0 && row->real < 1) {
+        settings->garbage_collection_threshold = row->real;
+    }
+    row = snapshot_find_setting(snapshot, "expandable_segments", NT_NONE);
+    if (row != NULL && row->kind == NT_SETTING_BOOL) {
+        settings->expandable_segments = row->integer != 0;
+    }
+    snapshot_read_roundup(snapshot);
+}
+
+nt_status
+nt_snapshot_seal(nt_snapshot *snapshot, nt_error *err)
+{
+    for (size_t device = 0; device < snapshot->trace_count; device++) {
+        size_t first, events;
+        nt_snapshot_trace(snapshot, device, &first, &events);
+        if (events > INT32_MAX - 1) {
+            return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
+                           "the trace of device %zu has 2^31 events or more", device);
+        }
+    }
+    NT_TRY(nt_events_seal(&snapshot->events, snapshot->keys, err));
+    snapshot_read_settings(snapshot);
+    return NT_OK;
+}
+
+nt_strings *
+nt_snapshot_strings(const nt_snapshot *snapshot)
+{
+    return snapshot->strings;
+}
+
+nt_stacks *
+nt_snapshot_stacks(const nt_snapshot *snapshot)
+{
+    return snapshot->stacks;
+}
+
+const nt_event_columns *
+nt_snapshot_events(const nt_snapshot *snapshot)
+{
+    return &snapshot->events.columns;
+}
+
+const nt_layout *
+nt_snapshot_layout(const nt_snapshot *snapshot)
+{
+    return &snapshot->layout;
+}
+
+const nt_annotation_columns *
+nt_snapshot_annotations(const nt_snapshot *snapshot)
+{
+    return &snapshot->annotations;
+}
+
+const nt_setting *
+nt_snapshot_setting_rows(const nt_snapshot *snapshot, size_t *count)
+{
+    *count = snapshot->setting_count;
+    return snapshot->settings_rows;
+}
+
+const uint32_t *
+nt_snapshot_ignored(const nt_snapshot *snapshot, size_t *count)
+{
+    *count = snapshot->ignored_count;
+    return snapshot->ignored;
+}
+
+uint32_t
+nt_snapshot_keys(const nt_snapshot *snapshot)
+{
+    return snapshot->keys;
+}
+
+const char *
+nt_snapshot_partial(const nt_snapshot *snapshot)
+{
+    return snapshot->is_partial ? snapshot->partial : NULL;
+}
+
+const nt_settings *
+nt_snapshot_settings(const nt_snapshot *snapshot)
+{
+    return &snapshot->settings;
+}
+
+size_t
+nt_snapshot_trace_count(const nt_snapshot *snapshot)
+{
+    return snapshot->trace_count;
+}
+
+void
+nt_snapshot_trace(const nt_snapshot *snapshot, size_t device, size_t *first,
+                  size_t *events)
+{
+    *first = snapshot->events.columns.count;
+    *events = 0;
+    if (device < snapshot->trace_count) {
+        const size_t end = device + 1 < snapshot->trace_count
+                               ? snapshot->trace_first[device + 1]
+                               : snapshot->events.columns.count;
+        *first = snapshot->trace_first[device];
+        *events = end - *first;
+    }
+}
+
+const char *
+nt_snapshot_action_name(const nt_snapshot *snapshot, uint8_t action, size_t *length)
+{
+    if (action < NT_ACTION_COUNT) {
+        *length = strlen(snapshot_action_names[action]);
+        return snapshot_action_names[action];
+    }
+    NT_ASSERT((size_t)action - NT_ACTION_COUNT < snapshot->extra_count);
+    return nt_strings_get(snapshot->strings,
+                          snapshot->extra_actions[action - NT_ACTION_COUNT], length);
+}
+
+size_t
+nt_snapshot_action_count(const nt_snapshot *snapshot)
+{
+    return NT_ACTION_COUNT + snapshot->extra_count;
+}

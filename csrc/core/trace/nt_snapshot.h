@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A snapshot of the CUDA caching allocator as columns: segments, blocks, trace
+ * events, annotations and settings, with strings and stacks interned. Filled
+ * through the `add` functions (by nt_reader from a file, or from a live
+ * process), then sealed; a sealed snapshot never changes.
+ */
+#ifndef NT_SNAPSHOT_H
+#define NT_SNAPSHOT_H
+
+#include "base/nt_base.h"
+#include "base/nt_map.h"
+#include "trace/nt_events.h"
+#include "trace/nt_layout.h"
+#include "trace/nt_settings.h"
+#include "trace/nt_stack.h"
+
+typedef enum nt_stage { NT_STAGE_START, NT_STAGE_END, NT_STAGE_COUNT } nt_stage;
+
+typedef struct nt_annotation {
+    uint8_t stage; /* nt_stage */
+    uint32_t name;
+    int32_t device;
+    int64_t time_us;
+} nt_annotation;
+
+typedef struct nt_annotation_columns {
+    size_t count;
+    uint8_t *stage;
+    uint32_t *name;
+    int32_t *device;
+    int64_t *time_us;
+} nt_annotation_columns;
+
+/* The allocator_settings dict as a flat tree in the file's order. */
+typedef enum nt_setting_kind {
+    NT_SETTING_NONE,
+    NT_SETTING_BOOL,
+    NT_SETTING_INT,
+    NT_SETTING_FLOAT,
+    NT_SETTING_STRING,
+    NT_SETTING_DICT,
+    NT_SETTING_LIST,
+} nt_setting_kind;
+
+typedef struct nt_setting {
+    uint32_t parent; /* row of the dict or list it is in, or NT_NONE at the top */
+    uint32_t key;    /* string id; NT_NONE inside a list */
+    nt_setting_kind kind;
+    int64_t integer; /* bool and int */
+    double real;
+    uint32_t string; /* string id */
+} nt_setting;
+
+typedef struct nt_snapshot nt_snapshot;
+
+/* An empty snapshot to be filled. It keeps a copy of `alloc`. */
+nt_status
+nt_snapshot_new(const nt_alloc *alloc, nt_snapshot **out, nt_error *err) NT_CHECKED;
+void
+nt_snapshot_free(nt_snapshot *snapshot);
+
+/* Filling. The ids inside the rows must come from nt_snapshot_strings() and
+ * nt_snapshot_stacks(). A failed call leaves the snapshot as it was. ------ */
+
+/* The trace of the next device begins: its number is how often this was called
+ * before. Events added from here on are its events. */
+nt_status
+nt_snapshot_begin_trace(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
+nt_status
+nt_snapshot_add_event(nt_snapshot *snapshot, const nt_event *event,
+                      nt_error *err) NT_CHECKED;
+
+/*
+ * Where events were added before it was known which trace they belong to:
+ * `arrange_trace` begins the next device's trace, `arrange_events` gives it the
+ * events added as number first .. first + count - 1, and `arrange` puts the
+ * columns in that order and drops what was given to none.
+ */
+nt_status
+nt_snapshot_arrange_trace(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
+nt_status
+nt_snapshot_arrange_events(nt_snapshot *snapshot, size_t first, size_t count,
+                           nt_error *err) NT_CHECKED;
+nt_status
+nt_snapshot_arrange(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
+
+nt_status
+nt_snapshot_add_segment(nt_snapshot *snapshot, const nt_segment *segment,
+                        nt_error *err) NT_CHECKED;
+/* A block of the segment added last. */
+nt_status
+nt_snapshot_add_block(nt_snapshot *snapshot, const nt_block *block,
+                      nt_error *err) NT_CHECKED;
+nt_status
+nt_snapshot_add_annotation(nt_snapshot *snapshot, const nt_annotation *annotation,
+                           nt_error *err) NT_CHECKED;
+nt_status
+nt_snapshot_add_setting(nt_snapshot *snapshot, const nt_setting *setting,
+                        nt_error *err) NT_CHECKED;
+/* A key at the file's top level that neutracer does not read. */
+nt_status
+nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err) NT_CHECKED;
+/* The code of the action called `name` (a string id), made when it is new. */
+nt_status
+nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
+                          nt_error *err) NT_CHECKED;
+void
+nt_snapshot_set_keys(nt_snapshot *snapshot, uint32_t keys);
+/* Says that only a part could be read, and why (cut to 255 bytes). */
+void
+nt_snapshot_set_partial(nt_snapshot *snapshot, const char *reason);
+
+/*
+ * Ends the filling: arrays are cut to size, optional columns without a key are
+ * dropped, settings are parsed. NT_LIMIT when a device has 2^31 events or more.
+ */
+nt_status
+nt_snapshot_seal(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
+
+/* Reading. What is returned lives as long as the snapshot. ---------------- */
+
+nt_strings *
+nt_snapshot_strings(const nt_snapshot *snapshot);
+nt_stacks *
+nt_snapshot_stacks(const nt_snapshot *snapshot);
+const nt_event_columns *
+nt_snapshot_events(const nt_snapshot *snapshot);
+const nt_layout *
+nt_snapshot_layout(const nt_snapshot *snapshot);
+const nt_annotation_columns *
+nt_snapshot_annotations(const nt_snapshot *snapshot);
+const nt_setting *
+nt_snapshot_setting_rows(const nt_snapshot *snapshot, size_t *count);
+const uint32_t *
+nt_snapshot_ignored(const nt_snapshot *snapshot, size_t *count);
+uint32_t
+nt_snapshot_keys(const nt_snapshot *snapshot);
+/* NULL when the whole file was read. */
+const char *
+nt_snapshot_partial(const nt_snapshot *snapshot);
+
+/* The settings in force when the snapshot was taken: from allocator_settings'
+ * own fields, completed from its PYTORCH_CUDA_ALLOC_CONF text. Defaults where
+ * the file says nothing. */
+const nt_settings *
+nt_snapshot_settings(const nt_snapshot *snapshot);
+
+/* Devices 0 .. count-1 have a trace (often an empty one): its events are the
+ * rows first .. first + events - 1 of nt_snapshot_events(). */
+size_t
+nt_snapshot_trace_count(const nt_snapshot *snapshot);
+void
+nt_snapshot_trace(const nt_snapshot *snapshot, size_t device, size_t *first,
+                  size_t *events);
+
+/* The name of an action code; NULL-terminated for known codes only, so use
+ * `length`. */
+const char *
+nt_snapshot_action_name(const nt_snapshot *snapshot, uint8_t action, size_t *length);
+/* Codes in use are below this. */
+size_t
+nt_snapshot_action_count(const nt_snapshot *snapshot);
+
+#endif

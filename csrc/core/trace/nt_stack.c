@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trace/nt_stack.h"
+
+#include <string.h>
+
+struct nt_stacks {
+    nt_alloc alloc;
+    nt_frame *frames; /* by frame id */
+    size_t frame_count, frame_capacity;
+    uint32_t *frame_slots; /* frame ids by hash, NT_NONE where empty */
+    size_t frame_slot_count;
+    uint32_t *innermost; /* by stack id */
+    uint32_t *parent;    /* by stack id */
+    size_t count, innermost_capacity, parent_capacity;
+    nt_map children; /* (parent << 32 | frame) -> stack id */
+};
+
+nt_status
+nt_stacks_new(const nt_alloc *alloc, nt_stacks **out, nt_error *err)
+{
+    nt_stacks *stacks = nt_allocate(alloc, sizeof *stacks);
+    if (stacks == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *stacks = (nt_stacks){.alloc = *alloc};
+    nt_map_init(&stacks->children, *alloc);
+    nt_status status = nt_grow(alloc, (void **)&stacks->innermost,
+                               &stacks->innermost_capacity, 1, sizeof(uint32_t), err);
+    if (status == NT_OK) {
+        status = nt_grow(alloc, (void **)&stacks->parent, &stacks->parent_capacity, 1,
+                         sizeof(uint32_t), err);
+    }
+    if (status != NT_OK) {
+        nt_stacks_free(stacks);
+        return status;
+    }
+    stacks->innermost[NT_EMPTY_STACK] = NT_NONE;
+    stacks->parent[NT_EMPTY_STACK] = NT_EMPTY_STACK;
+    stacks->count = 1;
+    *out = stacks;
+    return NT_OK;
+}
+
+void
+nt_stacks_free(nt_stacks *stacks)
+{
+    if (stacks == NULL) {
+        return;
+    }
+    const nt_alloc alloc = stacks->alloc;
+    nt_map_clear(&stacks->children);
+    nt_release(&alloc, stacks->frames, stacks->frame_capacity * sizeof(nt_frame));
+    nt_release(&alloc, stacks->frame_slots, stacks->frame_slot_count * sizeof(uint32_t));
+    nt_release(&alloc, stacks->innermost, stacks->innermost_capacity * sizeof(uint32_t));
+    nt_release(&alloc, stacks->parent, stacks->parent_capacity * sizeof(uint32_t));
+    nt_release(&alloc, stacks, sizeof *stacks);
+}
+
+static uint64_t
+stack_frame_hash(const nt_stacks *stacks, nt_frame frame)
+{
+    const uint64_t seed = (uint64_t)(uintptr_t)stacks;
+    const uint64_t names = (uint64_t)frame.name << 32 | frame.filename;
+    return nt_mix64(nt_mix64(names ^ seed) ^ (uint64_t)frame.line);
+}
+
+/* The slot that holds `frame`, or the empty one where it belongs. */
+static size_t
+stack_frame_slot(const nt_stacks *stacks, nt_frame frame)
+{
+    const size_t mask = stacks->frame_slot_count - 1;
+    size_t slot = (size_t)stack_frame_hash(stacks, frame) & mask;
+    for (;;) {
+        const uint32_t id = stacks->frame_slots[slot];
+        if (id == NT_NONE) {
+            return slot;
+        }
+        const nt_frame *known = &stacks->frames[id];
+        if (known->name == frame.name && known->filename == frame.filename &&
+            known->line == frame.line) {
+            return slot;
+        }
+        slot = (slot + 1) & mask;
+    }
+}
+
+static nt_status
+stack_enlarge_frame_slots(nt_stacks *stacks, nt_error *err)
+{
+    const size_t old_count = stacks->frame_slot_count;
+    const size_t new_count = old_count == 0 ? 64 : old_count * 2;
+    size_t bytes;
+    if (!nt_size_mul(new_count, sizeof(uint32_t), &bytes)) {
+        return nt_fail_nomem(err);
+    }
+    uint32_t *slots = nt_allocate(&stacks->alloc, bytes);
+    if (slots == NULL) {
+        return nt_fail_nomem(err);
+    }
+    memset(slots, 0xff, bytes);
+    nt_release(&stacks->alloc, stacks->frame_slots, old_count * sizeof(uint32_t));
+    stacks->frame_slots = slots;
+    stacks->frame_slot_count = new_count;
+    for (uint32_t id = 0; id < stacks->frame_count; id++) {
+        slots[stack_frame_slot(stacks, stacks->frames[id])] = id;
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_stacks_intern_frame(nt_stacks *stacks, nt_frame frame, uint32_t *out, nt_error *err)
+{
+    if (stacks->frame_count * 2 >= stacks->frame_slot_count) {
+        NT_TRY(stack_enlarge_frame_slots(stacks, err));
+    }
+    const size_t slot = stack_frame_slot(stacks, frame);
+    if (stacks->frame_slots[slot] == NT_NONE) {
+        if (stacks->frame_count >= NT_NONE) {
+            return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 frames");
+        }
+        NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->frames, &stacks->frame_capacity,
+                       stacks->frame_count + 1, sizeof(nt_frame), err));
+        stacks->frames[stacks->frame_count] = frame;
+        stacks->frame_slots[slot] = (uint32_t)stacks->frame_count++;
+    }
+    *out = stacks->frame_slots[slot];
+    return NT_OK;
+}
+
+/* The stack that `frame` makes on top of `parent`. */
+static nt_status
+stack_child(nt_stacks *stacks, uint32_t parent, uint32_t frame, uint32_t *out,
+            nt_error *err)
+{
+    const uint64_t key = (uint64_t)parent << 32 | frame;
+    const uint32_t known = nt_map_find(&stacks->children, key);
+    if (known != NT_NONE) {
+        *out = known;
+        return NT_OK;
+    }
+    if (stacks->count >= NT_NONE) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 stacks");
+    }
+    NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->innermost,
+                   &stacks->innermost_capacity, stacks->count + 1, sizeof(uint32_t),
+                   err));
+    NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->parent, &stacks->parent_capacity,
+                   stacks->count + 1, sizeof(uint32_t), err));
+    const uint32_t id = (uint32_t)stacks->count;
+    NT_TRY(nt_map_set(&stacks->children, key, id, err));
+    stacks->innermost[id] = frame;
+    stacks->parent[id] = parent;
+    stacks->count++;
+    *out = id;
+    return NT_OK;
+}
+
+nt_status
+nt_stacks_intern(nt_stacks *stacks, const uint32_t *frames, size_t count, uint32_t *out,
+                 nt_error *err)
+{
+    uint32_t stack = NT_EMPTY_STACK;
+    for (size_t i = count; i-- > 0;) {
+        NT_TRY(stack_child(stacks, stack, frames[i], &stack, err));
+    }
+    *out = stack;
+    return NT_OK;
+}
+
+size_t
+nt_stacks_count(const nt_stacks *stacks)
+{
+    return stacks->count;
+}
+
+size_t
+nt_stacks_frame_count(const nt_stacks *stacks)
+{
+    return stacks->frame_count;
+}
+
+const uint32_t *
+nt_stacks_innermost(const nt_stacks *stacks)
+{
+    return stacks->innermost;
+}
+
+const uint32_t *
+nt_stacks_parent(const nt_stacks *stacks)
+{
+    return stacks->parent;
+}
+
+const nt_frame *
+nt_stacks_frames(const nt_stacks *stacks)
+{
+    return stacks->frames;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Columns back to a pickle in PyTorch's own format: protocol 4, keys and types
+ * as PyTorch writes them, equal strings, frames and stacks shared through the
+ * memo, integers of at most eight bytes, so that PyTorch's viewer opens it.
+ */
+#ifndef NT_WRITER_H
+#define NT_WRITER_H
+
+#include "base/nt_base.h"
+#include "trace/nt_snapshot.h"
+#include "trace/nt_timeline.h"
+
+/* Where the bytes go. `write` returns 0, or another value to stop with NT_IO. */
+typedef struct nt_sink {
+    int (*write)(void *ctx, const void *bytes, size_t count);
+    void *ctx;
+} nt_sink;
+
+/* The whole snapshot; only keys that it has (nt_snapshot_keys) are written. */
+nt_status
+nt_writer_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *sink,
+               const nt_progress *progress, nt_error *err) NT_CHECKED;
+
+/*
+ * The events first .. end-1 of one device's timeline, and that device's segments
+ * as they stood after event end-1 (at the beginning for end 0). Traces of other
+ * devices are written empty.
+ */
+nt_status
+nt_writer_save_range(const nt_alloc *alloc, const nt_timeline *timeline, int32_t device,
+                     size_t first, size_t end, const nt_sink *sink,
+                     const nt_progress *progress, nt_error *err) NT_CHECKED;
+
+#endif

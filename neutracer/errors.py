@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions and warnings of neutracer.
+
+Every exception that neutracer raises on purpose is a `NeutracerError`, and at the same
+time the built-in kind that a caller would expect (`ValueError`, `RuntimeError`).
+A wrong argument of a function is a plain `ValueError` or `TypeError`.
+
+Example:
+    >>> try:
+    ...     raise SnapshotError("not a pickle", 0)
+    ... except ValueError as error:
+    ...     print(error)
+    not a pickle (at byte 0)
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "HistoryWarning",
+    "LimitError",
+    "NeutracerError",
+    "SettingsError",
+    "SnapshotError",
+    "TensorCycleWarning",
+    "UnavailableError",
+]
+
+
+class NeutracerError(Exception):
+    """The base of every exception that neutracer raises on purpose."""
+
+
+class SnapshotError(NeutracerError, ValueError):
+    """A file or a buffer that can't be read as a snapshot.
+
+    Attributes:
+        reason: What is wrong, in one sentence without the place.
+        offset: The byte of the (decompressed) input where it was seen, or None.
+    """
+
+    def __init__(self, reason: str, offset: int | None = None) -> None:
+        super().__init__(reason, offset)
+        self.reason = reason
+        self.offset = offset
+
+    def __str__(self) -> str:
+        if self.offset is None:
+            return self.reason
+        return f"{self.reason} (at byte {self.offset:,})"
+
+
+class LimitError(SnapshotError):
+    """An input that would need more memory, depth or time than it was allowed."""
+
+
+class UnavailableError(NeutracerError, RuntimeError):
+    """Something that this call needs is not on this machine.
+
+    Attributes:
+        what: The missing thing, as a noun: "torch", "a CUDA device".
+        install: How to get it, as a clause: "install it with 'pip install torch'".
+            It is empty where nothing can be installed.
+    """
+
+    def __init__(self, what: str, install: str = "") -> None:
+        super().__init__(what, install)
+        self.what = what
+        self.install = install
+
+    def __str__(self) -> str:
+        sentence = f"{self.what} is not available"
+        return f"{sentence}: {self.install}" if self.install else sentence
+
+
+class SettingsError(NeutracerError, ValueError):
+    """An allocator settings string that PyTorch would not accept.
+
+    Attributes:
+        reason: What is wrong, in one sentence without the place.
+        position: The character of the string where it was seen, from 0, or None.
+    """
+
+    def __init__(self, reason: str, position: int | None = None) -> None:
+        super().__init__(reason, position)
+        self.reason = reason
+        self.position = position
+
+    def __str__(self) -> str:
+        if self.position is None:
+            return self.reason
+        return f"{self.reason} (at character {self.position})"
+
+
+class TensorCycleWarning(UserWarning):
+    """A reference cycle keeps tensors until the garbage collector runs."""
+
+
+class HistoryWarning(UserWarning):
+    """A trace that is not whole: its ring wrapped, or only a part of the file was read."""

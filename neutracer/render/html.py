@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A document as HTML: a small fragment for a notebook, or a page that stands alone.
+
+Every string is escaped, and made visible first where it holds control or BiDi characters.
+Nothing is loaded and nothing runs: a page says so in its content security policy.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+
+from neutracer.render.document import (
+    Block,
+    Cell,
+    Document,
+    Entry,
+    Figure,
+    Findings,
+    Heading,
+    KeyValues,
+    Note,
+    Paragraph,
+    Place,
+    Table,
+)
+from neutracer.render.escape import clean, sentence, shorten_left
+from neutracer.render.palette import DARK, LIGHT, Palette
+
+__all__ = ["page_shell", "render_html", "render_page"]
+
+# A fragment stays small whatever the names in a file are.
+_MOST_NAME = 120
+
+
+def _variables(palette: Palette) -> str:
+    return (
+        f"--nt-page:{palette.page};--nt-ink:{palette.ink};--nt-grey:{palette.grey};"
+        f"--nt-line:{palette.line};--nt-free:{palette.sand_ink};--nt-red:{palette.red};"
+        f"--nt-blue:{palette.allocated[2]}"
+    )
+
+
+# Notebooks tell their theme by attributes of the page, browsers by a media query.
+_STYLE = (
+    f".neutracer{{{_variables(LIGHT)};color:var(--nt-ink);background:var(--nt-page);"
+    "font:13px/1.45 system-ui,sans-serif;padding:.6em .8em;max-width:64em}"
+    "@media (prefers-color-scheme:dark){"
+    f"body:not([data-jp-theme-light]):not(.vscode-light) .neutracer{{{_variables(DARK)}}}}}"
+    f"[data-jp-theme-light=false] .neutracer,.vscode-dark .neutracer{{{_variables(DARK)}}}"
+    ".neutracer h2{font-size:1.15em;margin:0 .8em 0 0;display:inline}"
+    ".neutracer h3,.neutracer caption{font-size:1em;font-weight:600;text-align:left;"
+    "margin:1em 0 .2em;caption-side:top}"
+    ".neutracer .nt-muted,.neutracer th{color:var(--nt-grey);font-weight:400}"
+    ".neutracer table{border-collapse:collapse;margin:1em 0 0;background:none}"
+    ".neutracer td,.neutracer th{padding:.1em 1.2em .1em 0;text-align:left;vertical-align:top;"
+    "unicode-bidi:isolate;overflow-wrap:anywhere}"
+    ".neutracer .nt-figure{text-align:right;white-space:nowrap;"
+    "font-variant-numeric:tabular-nums}"
+    ".neutracer code{font:12px/1.4 ui-monospace,monospace;unicode-bidi:isolate;"
+    "overflow-wrap:anywhere;color:inherit;background:none}"
+    ".neutracer article{border-left:3px solid var(--nt-grey);padding:0 0 0 .8em;margin:1em 0}"
+    ".neutracer article p{margin:.15em 0}"
+    ".neutracer .nt-word{font-variant:all-small-caps;letter-spacing:.05em;margin-right:.7em}"
+    ".neutracer .nt-severe,.neutracer .nt-serious{border-color:var(--nt-red)}"
+    ".neutracer .nt-severe .nt-word,.neutracer .nt-serious .nt-word{color:var(--nt-red)}"
+    ".neutracer .nt-moderate{border-color:var(--nt-free)}"
+    ".neutracer .nt-moderate .nt-word{color:var(--nt-free)}"
+    ".neutracer .nt-info{border-color:var(--nt-blue)}"
+)
+
+# The page around a fragment takes the fragment's background, so that it has no frame.
+_PAGE_STYLE = (
+    f"body{{margin:0;background:{LIGHT.page}}}"
+    f"@media (prefers-color-scheme:dark){{body{{background:{DARK.page}}}}}"
+)
+
+
+def render_html(document: Document) -> str:
+    """Write a document as an HTML fragment with its own style.
+
+    The fragment is one `<div class="neutracer">`; its style touches nothing outside.
+
+    Example:
+        >>> "<script>" in render_html(Document("<script>"))
+        False
+    """
+    return f'<div class="neutracer"><style>{_STYLE}</style>{_body(document)}</div>'
+
+
+def render_page(document: Document) -> str:
+    """Write a document as an HTML page that needs nothing else and loads nothing."""
+    body = f'<div class="neutracer">{_body(document)}</div>'
+    return page_shell(document.title, body, _PAGE_STYLE + _STYLE)
+
+
+def page_shell(title: str, body: str, style: str) -> str:
+    """The page around a body, under a policy that allows its own style and nothing else.
+
+    Args:
+        title: The title, as data; it is escaped here.
+        body: HTML that is safe already; attributes of style in it would not apply.
+        style: The style sheet. The policy names its hash.
+
+    Raises:
+        ValueError: The style would end its own element.
+    """
+    if "</" in style:
+        raise ValueError("a style sheet can't hold '</'")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">'
+        f"<title>{_text(title)}</title><style>{style}</style></head>\n<body>{body}</body></html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    return escape(sentence(text))
+
+
+def _body(document: Document) -> str:
+    facts = " · ".join(_text(fact) for fact in document.facts)
+    head = f'<h2>{_text(document.title)}</h2><span class="nt-muted">{facts}</span>'
+    return head + "".join(_block(block) for block in document.blocks)
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Findings):
+        return "".join(_entry(entry) for entry in block.entries)
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, KeyValues):
+        return _table(Table(block.title, block.pairs))
+    if isinstance(block, Heading):
+        return f"<h3>{_text(block.text)}</h3>"
+    return _paragraph(block)
+
+
+def _paragraph(block: Paragraph) -> str:
+    return f"<p>{_text(block.text)}</p>"
+
+
+def _entry(entry: Entry) -> str:
+    severity = entry.severity.value
+    when = f' <span class="nt-muted">{_text(entry.when)}</span>' if entry.when else ""
+    return (
+        f'<article class="nt-{severity}"><p><span class="nt-word">{severity}</span>'
+        f"<strong>{_text(entry.headline)}</strong>{when}</p>"
+        + "".join(_note(note) for note in entry.notes)
+        + "</article>"
+    )
+
+
+def _note(note: Note) -> str:
+    aside = _place(note.place) if note.place else _text(note.detail)
+    return f"<p>{_text(note.text)} {aside}</p>" if aside else f"<p>{_text(note.text)}</p>"
+
+
+def _place(place: Place) -> str:
+    function = sentence(place.function, _MOST_NAME)
+    location = shorten_left(clean(place.location), _MOST_NAME)
+    return f"<code>{escape(function)}</code> <code>{escape(location)}</code>"
+
+
+def _table(table: Table) -> str:
+    caption = f"<caption>{_text(table.title)}</caption>" if table.title else ""
+    figures = [
+        any(isinstance(cell, Figure) for cell in column) for column in zip(*table.rows, strict=True)
+    ]
+    figures = figures or [False] * len(table.columns)
+    heads = "".join(
+        f"<th{_figure_class(is_figure)}>{_text(heading)}</th>"
+        for heading, is_figure in zip(table.columns, figures, strict=bool(table.columns))
+    )
+    rows = "".join("<tr>" + "".join(map(_cell, row, figures)) + "</tr>" for row in table.rows)
+    notes = "".join(f"<p>{_text(note)}</p>" for note in table.notes)
+    head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
+    return f"<table>{caption}{head}<tbody>{rows}</tbody></table>{notes}"
+
+
+def _cell(cell: Cell, is_figure: bool) -> str:
+    content = _place(cell) if isinstance(cell, Place) else _text(str(cell))
+    return f"<td{_figure_class(is_figure)}>{content}</td>"
+
+
+def _figure_class(is_figure: bool) -> str:
+    return ' class="nt-figure"' if is_figure else ""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports as JSON: stable, exact, and only of types that JSON has a word for.
+
+Integers stay integers (a device address needs all of its 64 bits), the order of the keys
+is the order of the fields, and what is not ASCII is escaped, so that the text is safe to
+print anywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+__all__ = ["dumps", "to_plain"]
+
+
+def to_plain(value: object, where: str = "value") -> Any:
+    """Turn a value into dicts, lists, strings, numbers, booleans and None.
+
+    Tuples become lists, enums their values, dataclasses dicts of their fields, columns
+    (memoryviews of numbers) lists, and objects with `to_dict()` what that returns.
+
+    Args:
+        value: The value.
+        where: What the value is called in an error.
+
+    Raises:
+        TypeError: The value, or one inside it, is of another type, or a key is not a string.
+        ValueError: A number is not finite.
+
+    Example:
+        >>> to_plain({"range": (1, 2)})
+        {'range': [1, 2]}
+    """
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value, where)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where}: JSON has no {value}")
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key, where): to_plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    return _plain_object(value, where)
+
+
+def _plain_object(value: object, where: str) -> Any:
+    to_dict = getattr(value, "to_dict", None)
+    if callable(to_dict) and not isinstance(value, type):
+        return to_plain(to_dict(), where)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: to_plain(getattr(value, field.name), f"{where}.{field.name}")
+            for field in fields(value)
+            if not field.name.startswith("_")
+        }
+    if isinstance(value, memoryview):
+        return to_plain(value.tolist(), where)
+    raise TypeError(f"{where}: a {type(value).__name__} can't be written as JSON")
+
+
+def _key(key: object, where: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{where}: a key of JSON is a string, not a {type(key).__name__}")
+    return str(key)
+
+
+def dumps(value: object, *, indent: int | None = 2) -> str:
+    """Write a value as JSON text.
+
+    Args:
+        value: Anything that `to_plain` takes; at the top it is a dict with "schema".
+        indent: Spaces a level, or None for one line.
+
+    Raises:
+        TypeError: The value can't be written, or has no "schema".
+        ValueError: A number is not finite.
+
+    Example:
+        >>> dumps({"schema": "neutracer.example/1", "bytes": 1 << 60}, indent=None)
+        '{"schema": "neutracer.example/1", "bytes": 1152921504606846976}'
+    """
+    plain = to_plain(value)
+    if not isinstance(plain, dict) or not isinstance(plain.get("schema"), str):
+        raise TypeError("a document of JSON is a dict with a 'schema'")
+    return json.dumps(plain, indent=indent, allow_nan=False)

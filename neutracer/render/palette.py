@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one palette of every text, plot, graph and page.
+
+Allocated memory is blue, darker where a block is larger; reserved but free memory is sand;
+never reserved memory is blank; trouble is red. Blue, sand and red differ in lightness as
+well as in hue, so that they survive greyscale print and the usual colour blindnesses.
+
+Example:
+    >>> LIGHT.ink
+    '#22303c'
+    >>> LIGHT.blue(1.0) == LIGHT.allocated[-1]
+    True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DARK", "LIGHT", "TERMINAL_STYLES", "Palette"]
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours as `#rrggbb`, for one kind of page.
+
+    Attributes:
+        page: The background, which is also memory that was never reserved.
+        ink: Text.
+        grey: Text of second rank, axes.
+        line: Hairlines: borders of segments, rules between rows.
+        allocated: The blue scale, from the smallest block to the largest.
+        sand: Reserved but free.
+        sand_ink: Lines and words about what is free.
+        red: Trouble: running out of memory, cycles.
+    """
+
+    page: str
+    ink: str
+    grey: str
+    line: str
+    allocated: tuple[str, ...]
+    sand: str
+    sand_ink: str
+    red: str
+
+    def blue(self, share: float) -> str:
+        """The blue of a block, between the smallest (0.0) and the largest (1.0)."""
+        position = min(max(share, 0.0), 1.0) * (len(self.allocated) - 1)
+        index = min(int(position), len(self.allocated) - 2)
+        low, high = (_channels(self.allocated[index + step]) for step in (0, 1))
+        mixed = (a + (b - a) * (position - index) for a, b in zip(low, high, strict=True))
+        return "#" + "".join(f"{round(channel):02x}" for channel in mixed)
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(colour[1:])
+    return red, green, blue
+
+
+LIGHT = Palette(
+    page="#ffffff",
+    ink="#22303c",
+    grey="#5b6770",
+    line="#d9dfe4",
+    allocated=("#c3daee", "#82b4db", "#3f83c0", "#1a5a9e", "#0b2f66"),
+    sand="#fae3c6",
+    sand_ink="#8a5a12",
+    red="#b3202a",
+)
+
+DARK = Palette(
+    page="#12181e",
+    ink="#dfe6ec",
+    grey="#98a6b2",
+    line="#33404b",
+    allocated=("#d6e8f8", "#a5cdef", "#72abe0", "#4f8ccb", "#3d76b5"),
+    sand="#5c4a30",
+    sand_ink="#e5b878",
+    red="#ff7a73",
+)
+
+# A terminal has its own background, which can't be asked for; its named colours are
+# readable on it, so the roles of a text are given by name.
+TERMINAL_STYLES = {
+    "strong": "bold",
+    "muted": "dim",
+    "info": "blue",
+    "moderate": "yellow",
+    "serious": "red",
+    "severe": "bold red",
+}
