@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CPython binding: parse, call, convert. One file a type; what they share is
+ * declared here. Types are made from specs into the module's state; none of them
+ * can be part of a reference cycle, because they only own one another downwards
+ * (column -> layout -> timeline -> snapshot).
+ */
+#ifndef NT_PY_H
+#define NT_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "base/nt_base.h"
+#include "trace/nt_snapshot.h"
+#include "trace/nt_timeline.h"
+
+typedef struct nt_py_state {
+    PyTypeObject *column_type;
+    PyTypeObject *snapshot_type;
+    PyTypeObject *timeline_type;
+    PyTypeObject *layout_type;
+    PyTypeObject *fragment_type;
+} nt_py_state;
+
+/* The state of the module that made `type`; NULL with an exception otherwise. */
+nt_py_state *
+nt_py_state_of(PyTypeObject *type);
+
+/*
+ * Sets the exception that stands for a failed call and returns NULL: MemoryError,
+ * LimitError, KeyboardInterrupt or whatever a callback raised, ValueError for
+ * NT_ARGUMENT, else SnapshotError with reason and offset.
+ */
+PyObject *
+nt_py_raise(nt_status status, const nt_error *err);
+
+/* An instance of neutracer.errors.<name> made of `args` (stolen) is raised. */
+void
+nt_py_raise_named(const char *name, PyObject *args);
+
+/* nt_py_column.c: a read-only buffer on memory that `owner` keeps alive. */
+
+extern PyType_Spec nt_py_column_spec;
+
+/* `format` is one of struct's B i I q Q. `data` may be NULL when count is 0. */
+PyObject *
+nt_py_column(nt_py_state *state, PyObject *owner, const void *data, Py_ssize_t count,
+             char format);
+
+/* One column of a table, for nt_py_columns. */
+typedef struct nt_py_column_def {
+    const char *name;
+    size_t offset; /* of the pointer in the struct of columns */
+    char format;
+} nt_py_column_def;
+
+/* A dict name -> column of the columns that are there (not NULL, or no rows). */
+PyObject *
+nt_py_columns(nt_py_state *state, PyObject *owner, const void *columns, size_t count,
+              const nt_py_column_def *defs, size_t def_count);
+
+/* nt_py_progress.c: interruption and progress without the GIL. */
+
+typedef struct nt_py_progress {
+    PyThreadState *thread; /* saved while the GIL is given up */
+    PyObject *callback;    /* borrowed; NULL or None: no calls */
+    nt_progress progress;  /* to hand to the core */
+} nt_py_progress;
+
+/* Gives up the GIL; progress reports take it for a moment. */
+void
+nt_py_begin(nt_py_progress *p, PyObject *callback);
+void
+nt_py_end(nt_py_progress *p);
+
+/* nt_py_snapshot.c */
+
+extern PyType_Spec nt_py_snapshot_spec;
+
+typedef struct nt_py_snapshot {
+    PyObject_HEAD
+    nt_budget budget; /* what the snapshot's memory is drawn from */
+    nt_snapshot *snapshot;
+} nt_py_snapshot;
+
+/* A new object without a snapshot in it, its budget set to `limit` bytes. */
+nt_py_snapshot *
+nt_py_snapshot_new(nt_py_state *state, size_t limit);
+
+PyObject *
+nt_py_settings_dict(const nt_settings *settings);
+
+/* A str of UTF-8 in which surrogates are let through. */
+PyObject *
+nt_py_text(const char *text, size_t length);
+
+/* nt_py_load.c */
+PyObject *
+nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* nt_py_timeline.c */
+
+extern PyType_Spec nt_py_timeline_spec;
+
+typedef struct nt_py_timeline {
+    PyObject_HEAD
+    nt_py_snapshot *snapshot; /* owned */
+    nt_timeline *timeline;
+    int32_t device;
+} nt_py_timeline;
+
+/* nt_py_layout.c */
+
+extern PyType_Spec nt_py_layout_spec;
+
+typedef struct nt_py_layout {
+    PyObject_HEAD
+    nt_py_timeline *timeline; /* owned: the layout is its */
+    nt_layout *layout;
+} nt_py_layout;
+
+PyObject *
+nt_py_layout_new(nt_py_state *state, nt_py_timeline *timeline, int32_t event);
+
+/* A dict with the tables "segments" and "blocks" of a layout that `owner` owns. */
+PyObject *
+nt_py_layout_tables(nt_py_state *state, PyObject *owner, const nt_layout *layout);
+
+/* nt_py_fragment.c */
+extern PyType_Spec nt_py_fragment_spec;
+
+PyObject *
+nt_py_fragment_ratios(PyObject *module, PyObject *args);
+
+/* nt_py_save.c */
+PyObject *
+nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* nt_py_arrow.c */
+PyObject *
+nt_py_arrow_stream(PyObject *module, PyObject *args);
+
+#endif

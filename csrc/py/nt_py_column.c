@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nt_py.h"
+
+#include <string.h>
+
+typedef struct py_column {
+    PyObject_HEAD
+    PyObject *owner; /* keeps `data` alive */
+    const void *data;
+    Py_ssize_t shape, stride; /* items, and bytes of one */
+    char format[2];
+} py_column;
+
+static Py_ssize_t
+column_item_size(char format)
+{
+    switch (format) {
+    case 'B': return 1;
+    case 'i':
+    case 'I': return 4;
+    default: return 8;
+    }
+}
+
+PyObject *
+nt_py_column(nt_py_state *state, PyObject *owner, const void *data, Py_ssize_t count,
+             char format)
+{
+    py_column *column = PyObject_New(py_column, state->column_type);
+    if (column == NULL) {
+        return NULL;
+    }
+    column->owner = Py_NewRef(owner);
+    column->data = data;
+    column->shape = count;
+    column->stride = column_item_size(format);
+    column->format[0] = format;
+    column->format[1] = '\0';
+    return (PyObject *)column;
+}
+
+static void
+column_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_CLEAR(((py_column *)self)->owner);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static int
+column_get_buffer(PyObject *self, Py_buffer *view, int flags)
+{
+    static const char nothing[1];
+    py_column *column = (py_column *)self;
+    const Py_ssize_t bytes = column->shape * column->stride;
+    void *data = column->data == NULL ? (void *)nothing : (void *)column->data;
+    if (PyBuffer_FillInfo(view, self, data, bytes, 1, flags) < 0) {
+        return -1;
+    }
+    view->itemsize = column->stride;
+    view->format = (flags & PyBUF_FORMAT) != 0 ? column->format : NULL;
+    if ((flags & PyBUF_ND) == PyBUF_ND) {
+        view->shape = &column->shape;
+    }
+    if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES) {
+        view->strides = &column->stride;
+    }
+    return 0;
+}
+
+static Py_ssize_t
+column_length(PyObject *self)
+{
+    return ((py_column *)self)->shape;
+}
+
+static PyType_Slot column_slots[] = {
+    {Py_tp_dealloc, column_dealloc},
+    {Py_bf_getbuffer, column_get_buffer},
+    {Py_sq_length, column_length},
+    {0, NULL},
+};
+
+PyType_Spec nt_py_column_spec = {
+    .name = "neutracer._core.Column",
+    .basicsize = sizeof(py_column),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = column_slots,
+};
+
+PyObject *
+nt_py_columns(nt_py_state *state, PyObject *owner, const void *columns, size_t count,
+              const nt_py_column_def *defs, size_t def_count)
+{
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < def_count; i++) {
+        const void *data;
+        memcpy(&data, (const char *)columns + defs[i].offset, sizeof data);
+        if (data == NULL && count != 0) {
+            continue;
+        }
+        PyObject *column =
+            nt_py_column(state, owner, data, (Py_ssize_t)count, defs[i].format);
+        if (column == NULL || PyDict_SetItemString(dict, defs[i].name, column) < 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(column);
+    }
+    return dict;
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nt_py.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "trace/nt_reader.h"
+#include "trace/nt_source.h"
+
+/* Where the bytes come from, and the progress that holds the thread's state. */
+typedef struct load_input {
+    int fd;
+    PyObject *reader; /* borrowed */
+    nt_py_progress *progress;
+    int error; /* of read(2), 0 for none */
+} load_input;
+
+/* A file descriptor, read without the GIL. */
+static int
+load_read_fd(void *ctx, void *buffer, size_t capacity, size_t *count)
+{
+    load_input *input = ctx;
+    ssize_t got;
+    do {
+        got = read(input->fd, buffer, capacity);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0) {
+        input->error = errno;
+        return 1;
+    }
+    *count = (size_t)got;
+    return 0;
+}
+
+/* A Python object's read(n), which must give bytes. */
+static int
+load_read_object(void *ctx, void *buffer, size_t capacity, size_t *count)
+{
+    load_input *input = ctx;
+    PyEval_RestoreThread(input->progress->thread);
+    PyObject *bytes =
+        PyObject_CallMethod(input->reader, "read", "n", (Py_ssize_t)capacity);
+    int failed = bytes == NULL;
+    if (!failed && (!PyBytes_Check(bytes) || (size_t)PyBytes_GET_SIZE(bytes) > capacity)) {
+        PyErr_SetString(PyExc_TypeError, "read(n) must return at most n bytes");
+        failed = 1;
+    }
+    if (!failed) {
+        *count = (size_t)PyBytes_GET_SIZE(bytes);
+        memcpy(buffer, PyBytes_AS_STRING(bytes), *count);
+    }
+    Py_XDECREF(bytes);
+    input->progress->thread = PyEval_SaveThread();
+    return failed;
+}
+
+/* Reads `source`, whose window is set up, into `object`. */
+static PyObject *
+load_run(nt_py_snapshot *object, nt_source *source, nt_py_progress *progress,
+         PyObject *callback, const load_input *input)
+{
+    nt_error err = {.offset = NT_NO_OFFSET};
+    const nt_alloc alloc = nt_budget_alloc(&object->budget);
+    source->progress = &progress->progress;
+    nt_py_begin(progress, callback);
+    nt_status status = nt_reader_load(&alloc, source, &object->snapshot, &err);
+    nt_source_clear(source);
+    nt_py_end(progress);
+    if (status == NT_OK) {
+        return (PyObject *)object;
+    }
+    if (input->error != 0) {
+        errno = input->error;
+        PyErr_SetFromErrno(PyExc_OSError);
+    } else if (status == NT_NOMEM && object->budget.exceeded) {
+        status = nt_fail(&err, NT_LIMIT, NT_NO_OFFSET,
+                         "reading it takes more than the %zu bytes that max_memory allows",
+                         object->budget.limit);
+    }
+    Py_DECREF(object);
+    return nt_py_raise(status, &err);
+}
+
+static PyObject *
+load_buffer(nt_py_snapshot *object, PyObject *from, PyObject *callback)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(from, &view, PyBUF_SIMPLE) < 0) {
+        Py_DECREF(object);
+        return NULL;
+    }
+    nt_py_progress progress;
+    const load_input input = {.error = 0};
+    nt_source source;
+    nt_source_init_memory(&source, view.buf, (size_t)view.len, NULL);
+    PyObject *result = load_run(object, &source, &progress, callback, &input);
+    PyBuffer_Release(&view);
+    return result;
+}
+
+PyObject *
+nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"source", "max_memory", "progress", NULL};
+    PyObject *from, *callback = Py_None;
+    unsigned long long limit;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OK|O:load", names, &from, &limit,
+                                     &callback)) {
+        return NULL;
+    }
+    nt_py_snapshot *object = nt_py_snapshot_new(PyModule_GetState(module), (size_t)limit);
+    if (object == NULL) {
+        return NULL;
+    }
+    if (PyObject_CheckBuffer(from)) {
+        return load_buffer(object, from, callback);
+    }
+    nt_py_progress progress;
+    load_input input = {.fd = -1, .reader = from, .progress = &progress};
+    nt_input read = {.read = load_read_object, .ctx = &input};
+    if (PyLong_Check(from)) {
+        input.fd = (int)PyLong_AsLong(from);
+        read.read = load_read_fd;
+    }
+    nt_source source;
+    nt_source_init_input(&source, nt_budget_alloc(&object->budget), read, NULL);
+    return load_run(object, &source, &progress, callback, &input);
+}

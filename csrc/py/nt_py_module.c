@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nt_py.h"
+
+#include <string.h>
+
+#include "trace/nt_rounding.h"
+
+static struct PyModuleDef module_def;
+
+nt_py_state *
+nt_py_state_of(PyTypeObject *type)
+{
+    PyObject *module = PyType_GetModule(type);
+    return module == NULL ? NULL : PyModule_GetState(module);
+}
+
+void
+nt_py_raise_named(const char *name, PyObject *args)
+{
+    PyObject *errors = args == NULL ? NULL : PyImport_ImportModule("neutracer.errors");
+    PyObject *type = errors == NULL ? NULL : PyObject_GetAttrString(errors, name);
+    PyObject *error = type == NULL ? NULL : PyObject_CallObject(type, args);
+    if (error != NULL) {
+        PyErr_SetObject(type, error);
+    }
+    Py_XDECREF(error);
+    Py_XDECREF(type);
+    Py_XDECREF(errors);
+    Py_XDECREF(args);
+}
+
+PyObject *
+nt_py_raise(nt_status status, const nt_error *err)
+{
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (status == NT_NOMEM) {
+        return PyErr_NoMemory();
+    }
+    if (status == NT_ARGUMENT) {
+        PyErr_SetString(PyExc_ValueError, err->message);
+        return NULL;
+    }
+    const char *name = status == NT_LIMIT ? "LimitError" : "SnapshotError";
+    PyObject *args = err->offset == NT_NO_OFFSET
+                         ? Py_BuildValue("(s)", err->message)
+                         : Py_BuildValue("(sK)", err->message,
+                                         (unsigned long long)err->offset);
+    nt_py_raise_named(name, args);
+    return NULL;
+}
+
+/* The settings that `text` stands for; SettingsError with the position otherwise. */
+static int
+module_parse_settings(PyObject *text, nt_settings *out)
+{
+    Py_ssize_t length;
+    const char *utf8 = PyUnicode_AsUTF8AndSize(text, &length);
+    nt_error err;
+    if (utf8 == NULL) {
+        return -1;
+    }
+    if (nt_settings_parse(utf8, (size_t)length, out, &err) != NT_OK) {
+        nt_py_raise_named("SettingsError",
+                          Py_BuildValue("(sK)", err.message,
+                                        (unsigned long long)err.offset));
+        return -1;
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(parse_settings_doc,
+             "parse_settings(text, /)\n--\n\n"
+             "The settings of a PYTORCH_CUDA_ALLOC_CONF text as a dict; sizes in bytes.\n\n"
+             "Raises neutracer.SettingsError with the position of what is wrong.");
+
+static PyObject *
+module_settings(PyObject *module, PyObject *text)
+{
+    (void)module;
+    nt_settings settings;
+    return module_parse_settings(text, &settings) < 0 ? NULL
+                                                      : nt_py_settings_dict(&settings);
+}
+
+PyDoc_STRVAR(round_size_doc,
+             "round_size(nbytes, settings='', /)\n--\n\n"
+             "The block size in bytes that the allocator looks for when asked for nbytes.");
+
+static PyObject *
+module_round_size(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long nbytes;
+    PyObject *text = NULL;
+    nt_settings settings = nt_settings_default();
+    if (!PyArg_ParseTuple(args, "K|U", &nbytes, &text) ||
+        (text != NULL && module_parse_settings(text, &settings) < 0)) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(nt_round_size(&settings, nbytes));
+}
+
+PyDoc_STRVAR(load_doc,
+             "load(source, max_memory, progress=None)\n--\n\n"
+             "A Snapshot from bytes, a file descriptor, or an object with read(n).");
+PyDoc_STRVAR(save_doc,
+             "save(source, write, first=None, end=None, progress=None)\n--\n\n"
+             "Writes a Snapshot, or events first .. end - 1 of a Timeline, through write(bytes).");
+PyDoc_STRVAR(arrow_doc,
+             "arrow_stream(columns, count, /)\n--\n\n"
+             "A capsule 'arrow_array_stream' of one batch. Each column is a tuple (name,\n"
+             "buffer, first item, dictionary or None, code that stands for null or None).");
+
+PyDoc_STRVAR(ratios_doc,
+             "ratios(allocated, reserved, /)\n--\n\n"
+             "(reserved - allocated) / reserved after each event as native doubles, the\n"
+             "largest, its event (-1: none), the mean, and the last.");
+
+static PyMethodDef module_methods[] = {
+    {"load", (PyCFunction)(void (*)(void))nt_py_load, METH_VARARGS | METH_KEYWORDS,
+     load_doc},
+    {"save", (PyCFunction)(void (*)(void))nt_py_save, METH_VARARGS | METH_KEYWORDS,
+     save_doc},
+    {"arrow_stream", nt_py_arrow_stream, METH_VARARGS, arrow_doc},
+    {"ratios", nt_py_fragment_ratios, METH_VARARGS, ratios_doc},
+    {"parse_settings", module_settings, METH_O, parse_settings_doc},
+    {"round_size", module_round_size, METH_VARARGS, round_size_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+module_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
+{
+    *out = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *out == NULL ? -1 : PyModule_AddType(module, *out);
+}
+
+static int
+module_exec(PyObject *module)
+{
+    nt_py_state *state = PyModule_GetState(module);
+    return module_add_type(module, &nt_py_column_spec, &state->column_type) < 0 ||
+                   module_add_type(module, &nt_py_snapshot_spec,
+                                   &state->snapshot_type) < 0 ||
+                   module_add_type(module, &nt_py_timeline_spec,
+                                   &state->timeline_type) < 0 ||
+                   module_add_type(module, &nt_py_layout_spec, &state->layout_type) < 0 ||
+                   module_add_type(module, &nt_py_fragment_spec,
+                                   &state->fragment_type) < 0
+               ? -1
+               : 0;
+}
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    nt_py_state *state = PyModule_GetState(module);
+    Py_VISIT(state->column_type);
+    Py_VISIT(state->snapshot_type);
+    Py_VISIT(state->timeline_type);
+    Py_VISIT(state->layout_type);
+    Py_VISIT(state->fragment_type);
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    nt_py_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->column_type);
+    Py_CLEAR(state->snapshot_type);
+    Py_CLEAR(state->timeline_type);
+    Py_CLEAR(state->layout_type);
+    Py_CLEAR(state->fragment_type);
+    return 0;
+}
+
+static void
+module_free(void *module)
+{
+    (void)module_clear(module);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "neutracer._core",
+    .m_doc = "The C core of neutracer. Use the names in neutracer instead.",
+    .m_size = sizeof(nt_py_state),
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&module_def);
+}

@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nt_py.h"
+
+#define DEF(type, field, letter)                                                         \
+    {                                                                                    \
+#field, offsetof(type, field), letter                                            \
+    }
+
+static const nt_py_column_def event_defs[] = {
+    DEF(nt_event_columns, action, 'B'),          DEF(nt_event_columns, addr, 'Q'),
+    DEF(nt_event_columns, size, 'Q'),            DEF(nt_event_columns, stream, 'Q'),
+    DEF(nt_event_columns, stack, 'I'),           DEF(nt_event_columns, time_us, 'q'),
+    DEF(nt_event_columns, device_free, 'Q'),     DEF(nt_event_columns, pool_first, 'Q'),
+    DEF(nt_event_columns, pool_second, 'Q'),     DEF(nt_event_columns, compile_context, 'I'),
+    DEF(nt_event_columns, user_metadata, 'I'),
+};
+
+static const nt_py_column_def segment_defs[] = {
+    DEF(nt_segment_columns, device, 'i'),         DEF(nt_segment_columns, address, 'Q'),
+    DEF(nt_segment_columns, total_size, 'Q'),     DEF(nt_segment_columns, allocated_size, 'Q'),
+    DEF(nt_segment_columns, active_size, 'Q'),    DEF(nt_segment_columns, requested_size, 'Q'),
+    DEF(nt_segment_columns, stream, 'Q'),         DEF(nt_segment_columns, pool_first, 'Q'),
+    DEF(nt_segment_columns, pool_second, 'Q'),    DEF(nt_segment_columns, kind, 'B'),
+    DEF(nt_segment_columns, is_expandable, 'B'),  DEF(nt_segment_columns, stack, 'I'),
+    DEF(nt_segment_columns, block_first, 'I'),    DEF(nt_segment_columns, block_count, 'I'),
+};
+
+static const nt_py_column_def block_defs[] = {
+    DEF(nt_block_columns, segment, 'I'), DEF(nt_block_columns, address, 'Q'),
+    DEF(nt_block_columns, size, 'Q'),    DEF(nt_block_columns, requested_size, 'Q'),
+    DEF(nt_block_columns, state, 'B'),   DEF(nt_block_columns, stack, 'I'),
+};
+
+static const nt_py_column_def annotation_defs[] = {
+    DEF(nt_annotation_columns, stage, 'B'),
+    DEF(nt_annotation_columns, name, 'I'),
+    DEF(nt_annotation_columns, device, 'i'),
+    DEF(nt_annotation_columns, time_us, 'q'),
+};
+
+#define LENGTH(array) (sizeof(array) / sizeof *(array))
+
+/* Adds `value` (stolen) under `key`; clears the dict on failure. */
+static void
+snapshot_put(PyObject **dict, const char *key, PyObject *value)
+{
+    if (*dict != NULL && (value == NULL || PyDict_SetItemString(*dict, key, value) < 0)) {
+        Py_CLEAR(*dict);
+    }
+    Py_XDECREF(value);
+}
+
+PyObject *
+nt_py_layout_tables(nt_py_state *state, PyObject *owner, const nt_layout *layout)
+{
+    PyObject *dict = PyDict_New();
+    snapshot_put(&dict, "segments",
+                 nt_py_columns(state, owner, &layout->segments, layout->segments.count,
+                               segment_defs, LENGTH(segment_defs)));
+    snapshot_put(&dict, "blocks",
+                 nt_py_columns(state, owner, &layout->blocks, layout->blocks.count,
+                               block_defs, LENGTH(block_defs)));
+    return dict;
+}
+
+PyObject *
+nt_py_text(const char *text, size_t length)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)length, "surrogatepass");
+}
+
+nt_py_snapshot *
+nt_py_snapshot_new(nt_py_state *state, size_t limit)
+{
+    nt_py_snapshot *self = PyObject_New(nt_py_snapshot, state->snapshot_type);
+    if (self != NULL) {
+        self->snapshot = NULL;
+        nt_budget_init(&self->budget, nt_alloc_system(), limit);
+    }
+    return self;
+}
+
+static void
+snapshot_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    nt_snapshot_free(((nt_py_snapshot *)self)->snapshot);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static const nt_snapshot *
+snapshot_of(PyObject *self)
+{
+    return ((nt_py_snapshot *)self)->snapshot;
+}
+
+PyDoc_STRVAR(tables_doc, "tables()\n--\n\n"
+                         "A dict of the tables events, segments, blocks, annotations: each a\n"
+                         "dict name -> Column.");
+
+static PyObject *
+snapshot_tables(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    nt_py_state *state = nt_py_state_of(Py_TYPE(self));
+    const nt_snapshot *s = snapshot_of(self);
+    PyObject *dict = nt_py_layout_tables(state, self, nt_snapshot_layout(s));
+    snapshot_put(&dict, "events",
+                 nt_py_columns(state, self, nt_snapshot_events(s),
+                               nt_snapshot_events(s)->count, event_defs,
+                               LENGTH(event_defs)));
+    snapshot_put(&dict, "annotations",
+                 nt_py_columns(state, self, nt_snapshot_annotations(s),
+                               nt_snapshot_annotations(s)->count, annotation_defs,
+                               LENGTH(annotation_defs)));
+    return dict;
+}
+
+PyDoc_STRVAR(strings_doc, "strings()\n--\n\nThe interned strings, by id.");
+
+static PyObject *
+snapshot_strings(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const nt_strings *strings = nt_snapshot_strings(snapshot_of(self));
+    const size_t count = nt_strings_count(strings);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t id = 0; list != NULL && id < count; id++) {
+        size_t length;
+        const char *text = nt_strings_get(strings, (uint32_t)id, &length);
+        PyObject *item = nt_py_text(text, length);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, (Py_ssize_t)id, item);
+        }
+    }
+    return list;
+}
+
+PyDoc_STRVAR(frames_doc, "frames()\n--\n\n"
+                         "The frames by id: tuples (string id of the name, of the file, line).");
+
+static PyObject *
+snapshot_frames(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const nt_stacks *stacks = nt_snapshot_stacks(snapshot_of(self));
+    const size_t count = nt_stacks_frame_count(stacks);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t id = 0; list != NULL && id < count; id++) {
+        const nt_frame *frame = &nt_stacks_frames(stacks)[id];
+        PyObject *item =
+            Py_BuildValue("IIL", frame->name, frame->filename, (long long)frame->line);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, (Py_ssize_t)id, item);
+        }
+    }
+    return list;
+}
+
+PyDoc_STRVAR(stacks_doc, "stacks()\n--\n\n"
+                         "Two Columns by stack id: the innermost frame's id, and the id of\n"
+                         "the stack it was called from. Stack 0 is empty.");
+
+static PyObject *
+snapshot_stacks(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    nt_py_state *state = nt_py_state_of(Py_TYPE(self));
+    const nt_stacks *stacks = nt_snapshot_stacks(snapshot_of(self));
+    const Py_ssize_t count = (Py_ssize_t)nt_stacks_count(stacks);
+    PyObject *innermost =
+        nt_py_column(state, self, nt_stacks_innermost(stacks), count, 'I');
+    PyObject *parent = nt_py_column(state, self, nt_stacks_parent(stacks), count, 'I');
+    PyObject *pair = innermost == NULL || parent == NULL
+                         ? NULL
+                         : PyTuple_Pack(2, innermost, parent);
+    Py_XDECREF(innermost);
+    Py_XDECREF(parent);
+    return pair;
+}
+
+PyDoc_STRVAR(actions_doc, "actions()\n--\n\nThe names of the trace actions, by code.");
+
+static PyObject *
+snapshot_actions(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const size_t count = nt_snapshot_action_count(snapshot_of(self));
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t code = 0; list != NULL && code < count; code++) {
+        size_t length;
+        const char *text =
+            nt_snapshot_action_name(snapshot_of(self), (uint8_t)code, &length);
+        PyObject *item = nt_py_text(text, length);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, (Py_ssize_t)code, item);
+        }
+    }
+    return list;
+}
+
+PyDoc_STRVAR(traces_doc, "traces()\n--\n\n"
+                         "By device: (row of its first event, number of its events).");
+
+static PyObject *
+snapshot_traces(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const size_t count = nt_snapshot_trace_count(snapshot_of(self));
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t device = 0; list != NULL && device < count; device++) {
+        size_t first, events;
+        nt_snapshot_trace(snapshot_of(self), device, &first, &events);
+        PyObject *item = Py_BuildValue("nn", (Py_ssize_t)first, (Py_ssize_t)events);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, (Py_ssize_t)device, item);
+        }
+    }
+    return list;
+}
+
+/* A scalar setting, or an empty dict or list that its children go into. */
+static PyObject *
+snapshot_setting_value(const nt_snapshot *s, const nt_setting *row)
+{
+    size_t length;
+    const char *text;
+    switch (row->kind) {
+    case NT_SETTING_BOOL: return PyBool_FromLong(row->integer != 0);
+    case NT_SETTING_INT: return PyLong_FromLongLong(row->integer);
+    case NT_SETTING_FLOAT: return PyFloat_FromDouble(row->real);
+    case NT_SETTING_STRING:
+        text = nt_strings_get(nt_snapshot_strings(s), row->string, &length);
+        return nt_py_text(text, length);
+    case NT_SETTING_DICT: return PyDict_New();
+    case NT_SETTING_LIST: return PyList_New(0);
+    default: return Py_NewRef(Py_None);
+    }
+}
+
+/* Puts row `i` into its parent, of which `made` holds the object. */
+static int
+snapshot_place_setting(const nt_snapshot *s, const nt_setting *row, PyObject *parent,
+                       PyObject *value)
+{
+    if (PyList_Check(parent)) {
+        return PyList_Append(parent, value);
+    }
+    size_t length;
+    const char *text = nt_strings_get(nt_snapshot_strings(s), row->key, &length);
+    PyObject *key = nt_py_text(text, length);
+    const int failed = key == NULL ? -1 : PyDict_SetItem(parent, key, value);
+    Py_XDECREF(key);
+    return failed;
+}
+
+PyDoc_STRVAR(settings_doc, "settings()\n--\n\n"
+                           "allocator_settings as the file has it: a dict.");
+
+static PyObject *
+snapshot_settings(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    size_t count;
+    const nt_snapshot *s = snapshot_of(self);
+    const nt_setting *rows = nt_snapshot_setting_rows(s, &count);
+    PyObject *top = PyDict_New();
+    PyObject *made = PyList_New(0); /* the value of each row, for its children */
+    for (size_t i = 0; top != NULL && made != NULL && i < count; i++) {
+        PyObject *value = snapshot_setting_value(s, &rows[i]);
+        PyObject *parent = rows[i].parent == NT_NONE
+                               ? top
+                               : PyList_GET_ITEM(made, (Py_ssize_t)rows[i].parent);
+        if (value == NULL || PyList_Append(made, value) < 0 ||
+            snapshot_place_setting(s, &rows[i], parent, value) < 0) {
+            Py_CLEAR(top);
+        }
+        Py_XDECREF(value);
+    }
+    if (made == NULL) {
+        Py_CLEAR(top);
+    }
+    Py_XDECREF(made);
+    return top;
+}
+
+PyObject *
+nt_py_settings_dict(const nt_settings *settings)
+{
+    PyObject *roundup = PyTuple_New(NT_ROUNDUP_INTERVALS);
+    for (Py_ssize_t i = 0; roundup != NULL && i < NT_ROUNDUP_INTERVALS; i++) {
+        PyObject *item = PyLong_FromUnsignedLong(settings->roundup_power2_divisions[i]);
+        if (item == NULL) {
+            Py_CLEAR(roundup);
+        } else {
+            PyTuple_SET_ITEM(roundup, i, item);
+        }
+    }
+    char text[512];
+    (void)nt_settings_format(settings, text, sizeof text);
+    PyObject *dict = PyDict_New();
+    snapshot_put(&dict, "roundup_power2_divisions", roundup);
+    snapshot_put(&dict, "max_split_size",
+                 settings->max_split_size == NT_UNLIMITED
+                     ? Py_NewRef(Py_None)
+                     : PyLong_FromUnsignedLongLong(settings->max_split_size));
+    snapshot_put(&dict, "max_non_split_rounding",
+                 PyLong_FromUnsignedLongLong(settings->max_non_split_rounding));
+    snapshot_put(&dict, "large_segment_size",
+                 PyLong_FromUnsignedLongLong(settings->large_segment_size));
+    snapshot_put(&dict, "garbage_collection_threshold",
+                 PyFloat_FromDouble(settings->garbage_collection_threshold));
+    snapshot_put(&dict, "per_process_memory_fraction",
+                 PyFloat_FromDouble(settings->per_process_memory_fraction));
+    snapshot_put(&dict, "expandable_segments",
+                 PyBool_FromLong(settings->expandable_segments));
+    snapshot_put(&dict, "native_backend", PyBool_FromLong(settings->native_backend));
+    snapshot_put(&dict, "text", PyUnicode_FromString(text));
+    return dict;
+}
+
+PyDoc_STRVAR(in_force_doc, "settings_in_force()\n--\n\n"
+                           "The allocator's settings as the core understands them: a dict;\n"
+                           "sizes in bytes, max_split_size None where unlimited.");
+
+static PyObject *
+snapshot_in_force(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return nt_py_settings_dict(nt_snapshot_settings(snapshot_of(self)));
+}
+
+PyDoc_STRVAR(ignored_doc, "ignored()\n--\n\nString ids of top-level keys that are not read.");
+
+static PyObject *
+snapshot_ignored(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    size_t count;
+    const uint32_t *ids = nt_snapshot_ignored(snapshot_of(self), &count);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *id = PyLong_FromUnsignedLong(ids[i]);
+        if (id == NULL || PyList_Append(list, id) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(id);
+    }
+    return list;
+}
+
+PyDoc_STRVAR(stats_doc, "pool_stats(device, /)\n--\n\n"
+                        "(small pool, large pool): each a tuple of the counts allocation,\n"
+                        "segment, active, inactive_split and the bytes allocated, reserved,\n"
+                        "active, inactive_split, requested.");
+
+static PyObject *
+snapshot_pool_stats(PyObject *self, PyObject *arg)
+{
+    const long device = PyLong_AsLong(arg);
+    if (device == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    nt_pool_stats stats[NT_POOL_KIND_COUNT];
+    nt_layout_stats(nt_snapshot_layout(snapshot_of(self)), (int32_t)device, stats);
+    PyObject *pools[NT_POOL_KIND_COUNT];
+    for (int kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
+        const nt_pool_stats *p = &stats[kind];
+        pools[kind] = Py_BuildValue(
+            "KKKKKKKKK", (unsigned long long)p->allocation,
+            (unsigned long long)p->segment, (unsigned long long)p->active,
+            (unsigned long long)p->inactive_split,
+            (unsigned long long)p->allocated_bytes,
+            (unsigned long long)p->reserved_bytes, (unsigned long long)p->active_bytes,
+            (unsigned long long)p->inactive_split_bytes,
+            (unsigned long long)p->requested_bytes);
+    }
+    return Py_BuildValue("NN", pools[NT_POOL_SMALL], pools[NT_POOL_LARGE]);
+}
+
+PyDoc_STRVAR(check_doc, "check_layout()\n--\n\n"
+                        "The first segment row that breaks the allocator's invariants, or None.");
+
+static PyObject *
+snapshot_check_layout(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const uint32_t row = nt_layout_check(nt_snapshot_layout(snapshot_of(self)));
+    return row == NT_NONE ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(row);
+}
+
+static PyObject *
+snapshot_get_keys(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(nt_snapshot_keys(snapshot_of(self)));
+}
+
+static PyObject *
+snapshot_get_partial(PyObject *self, void *unused)
+{
+    (void)unused;
+    const char *reason = nt_snapshot_partial(snapshot_of(self));
+    return reason == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(reason);
+}
+
+static PyObject *
+snapshot_get_nbytes(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromSize_t(((nt_py_snapshot *)self)->budget.used);
+}
+
+static PyMethodDef snapshot_methods[] = {
+    {"tables", snapshot_tables, METH_NOARGS, tables_doc},
+    {"strings", snapshot_strings, METH_NOARGS, strings_doc},
+    {"frames", snapshot_frames, METH_NOARGS, frames_doc},
+    {"stacks", snapshot_stacks, METH_NOARGS, stacks_doc},
+    {"actions", snapshot_actions, METH_NOARGS, actions_doc},
+    {"traces", snapshot_traces, METH_NOARGS, traces_doc},
+    {"settings", snapshot_settings, METH_NOARGS, settings_doc},
+    {"settings_in_force", snapshot_in_force, METH_NOARGS, in_force_doc},
+    {"ignored", snapshot_ignored, METH_NOARGS, ignored_doc},
+    {"pool_stats", snapshot_pool_stats, METH_O, stats_doc},
+    {"check_layout", snapshot_check_layout, METH_NOARGS, check_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef snapshot_getset[] = {
+    {"keys", snapshot_get_keys, NULL, "Bits of the optional keys that the file had.", NULL},
+    {"partial", snapshot_get_partial, NULL, "Why only a part was read, or None.", NULL},
+    {"nbytes", snapshot_get_nbytes, NULL, "Memory that the columns take, in bytes.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot snapshot_slots[] = {
+    {Py_tp_dealloc, snapshot_dealloc},
+    {Py_tp_methods, snapshot_methods},
+    {Py_tp_getset, snapshot_getset},
+    {0, NULL},
+};
+
+PyType_Spec nt_py_snapshot_spec = {
+    .name = "neutracer._core.Snapshot",
+    .basicsize = sizeof(nt_py_snapshot),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = snapshot_slots,
+};

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nt_py.h"
+
+#define DEF(type, field, letter)                                                         \
+    {                                                                                    \
+#field, offsetof(type, field), letter                                            \
+    }
+
+static const nt_py_column_def allocation_defs[] = {
+    DEF(nt_allocation_columns, address, 'Q'),
+    DEF(nt_allocation_columns, size, 'Q'),
+    DEF(nt_allocation_columns, requested_size, 'Q'),
+    DEF(nt_allocation_columns, stream, 'Q'),
+    DEF(nt_allocation_columns, alloc_event, 'i'),
+    DEF(nt_allocation_columns, free_event, 'i'),
+    DEF(nt_allocation_columns, completed_event, 'i'),
+    DEF(nt_allocation_columns, stack, 'I'),
+};
+
+static const nt_py_column_def life_defs[] = {
+    DEF(nt_segment_life_columns, address, 'Q'),
+    DEF(nt_segment_life_columns, size, 'Q'),
+    DEF(nt_segment_life_columns, stream, 'Q'),
+    DEF(nt_segment_life_columns, pool_first, 'Q'),
+    DEF(nt_segment_life_columns, pool_second, 'Q'),
+    DEF(nt_segment_life_columns, kind, 'B'),
+    DEF(nt_segment_life_columns, is_expandable, 'B'),
+    DEF(nt_segment_life_columns, pool_known, 'B'),
+    DEF(nt_segment_life_columns, alloc_event, 'i'),
+    DEF(nt_segment_life_columns, free_event, 'i'),
+    DEF(nt_segment_life_columns, stack, 'I'),
+};
+
+#define LENGTH(array) (sizeof(array) / sizeof *(array))
+
+static nt_py_timeline *
+timeline_of(PyObject *self)
+{
+    return (nt_py_timeline *)self;
+}
+
+PyDoc_STRVAR(timeline_doc, "Timeline(snapshot, device, progress=None)\n--\n\n"
+                           "One device's trace replayed. Released from the GIL while it is.");
+
+static PyObject *
+timeline_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"snapshot", "device", "progress", NULL};
+    nt_py_state *state = nt_py_state_of(type);
+    PyObject *snapshot, *callback = Py_None;
+    int device;
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!i|O:Timeline", names,
+                                     state->snapshot_type, &snapshot, &device,
+                                     &callback)) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_timeline *timeline = NULL;
+    const nt_alloc alloc = nt_alloc_system();
+    nt_py_progress progress;
+    nt_py_begin(&progress, callback);
+    const nt_status status =
+        nt_timeline_new(&alloc, ((nt_py_snapshot *)snapshot)->snapshot, device,
+                        &progress.progress, &timeline, &err);
+    nt_py_end(&progress);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    nt_py_timeline *self = PyObject_New(nt_py_timeline, type);
+    if (self == NULL) {
+        nt_timeline_free(timeline);
+        return NULL;
+    }
+    self->snapshot = (nt_py_snapshot *)Py_NewRef(snapshot);
+    self->timeline = timeline;
+    self->device = device;
+    return (PyObject *)self;
+}
+
+static void
+timeline_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    nt_timeline_free(timeline_of(self)->timeline);
+    Py_DECREF(timeline_of(self)->snapshot);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(tables_doc, "tables()\n--\n\n"
+                         "A dict of the tables allocations and segments: each a dict\n"
+                         "name -> Column.");
+
+static PyObject *
+timeline_tables(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    nt_py_state *state = nt_py_state_of(Py_TYPE(self));
+    const nt_timeline *t = timeline_of(self)->timeline;
+    const nt_allocation_columns *a = nt_timeline_allocations(t);
+    const nt_segment_life_columns *s = nt_timeline_segments(t);
+    PyObject *allocations = nt_py_columns(state, self, a, a->count, allocation_defs,
+                                          LENGTH(allocation_defs));
+    PyObject *segments =
+        nt_py_columns(state, self, s, s->count, life_defs, LENGTH(life_defs));
+    if (allocations == NULL || segments == NULL) {
+        Py_XDECREF(allocations);
+        Py_XDECREF(segments);
+        return NULL;
+    }
+    return Py_BuildValue("{sNsN}", "allocations", allocations, "segments", segments);
+}
+
+PyDoc_STRVAR(event_allocations_doc,
+             "event_allocations()\n--\n\n"
+             "A Column: the row of allocations that each event concerns, or 2**32 - 1.");
+
+static PyObject *
+timeline_event_allocations(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const nt_timeline *t = timeline_of(self)->timeline;
+    return nt_py_column(nt_py_state_of(Py_TYPE(self)), self,
+                        nt_timeline_event_allocations(t),
+                        (Py_ssize_t)nt_timeline_event_count(t), 'I');
+}
+
+/* 0 and *out set, or -1 with an exception. */
+static int
+timeline_metric(PyObject *arg, nt_metric *out)
+{
+    const long metric = PyLong_AsLong(arg);
+    if (metric < 0 || metric >= NT_METRIC_COUNT) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "no such metric");
+        }
+        return -1;
+    }
+    *out = (nt_metric)metric;
+    return 0;
+}
+
+PyDoc_STRVAR(series_doc, "series(metric, /)\n--\n\n"
+                         "The bytes after each event, as native 64-bit unsigned integers.");
+
+static PyObject *
+timeline_series(PyObject *self, PyObject *arg)
+{
+    nt_metric metric;
+    const nt_timeline *t = timeline_of(self)->timeline;
+    const Py_ssize_t count = (Py_ssize_t)nt_timeline_event_count(t);
+    if (timeline_metric(arg, &metric) < 0) {
+        return NULL;
+    }
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, count * 8);
+    if (bytes != NULL) {
+        /* The data of a bytes object is aligned for any type. */
+        uint64_t *out = (uint64_t *)(void *)PyBytes_AS_STRING(bytes);
+        Py_BEGIN_ALLOW_THREADS
+        nt_timeline_series(t, metric, out);
+        Py_END_ALLOW_THREADS
+    }
+    return bytes;
+}
+
+PyDoc_STRVAR(peak_doc, "peak(metric, /)\n--\n\n(event, bytes) of the largest value.");
+
+static PyObject *
+timeline_peak(PyObject *self, PyObject *arg)
+{
+    nt_metric metric;
+    if (timeline_metric(arg, &metric) < 0) {
+        return NULL;
+    }
+    const nt_moment peak = nt_timeline_peak(timeline_of(self)->timeline, metric);
+    return Py_BuildValue("iK", (int)peak.event, (unsigned long long)peak.bytes);
+}
+
+PyDoc_STRVAR(facts_doc, "facts()\n--\n\nWhat the replay found out about the trace: a dict.");
+
+static PyObject *
+timeline_facts(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const nt_trace_facts *f = nt_timeline_facts(timeline_of(self)->timeline);
+    return Py_BuildValue(
+        "{sOs(KKKK)sKsIsIsIsIsIsO}", "complete", f->complete ? Py_True : Py_False,
+        "start_bytes", (unsigned long long)f->start_bytes[NT_METRIC_ALLOCATED],
+        (unsigned long long)f->start_bytes[NT_METRIC_ACTIVE],
+        (unsigned long long)f->start_bytes[NT_METRIC_RESERVED],
+        (unsigned long long)f->start_bytes[NT_METRIC_REQUESTED], "slack_bound",
+        (unsigned long long)f->slack_bound, "preexisting", f->preexisting, "unmatched",
+        f->unmatched, "oom_count", f->oom_count, "release_runs", f->release_runs,
+        "retries", f->retries, "retries_known", f->retries_known ? Py_True : Py_False);
+}
+
+PyDoc_STRVAR(layout_doc, "layout(event, /)\n--\n\nThe Layout after an event; -1: before all.");
+
+static PyObject *
+timeline_layout(PyObject *self, PyObject *arg)
+{
+    const long event = PyLong_AsLong(arg);
+    if (event == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (event < -1 || event > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "no such event");
+        return NULL;
+    }
+    return nt_py_layout_new(nt_py_state_of(Py_TYPE(self)), timeline_of(self),
+                            (int32_t)event);
+}
+
+static PyObject *
+timeline_holder_list(const nt_holder *holders, size_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *item = Py_BuildValue("IIKK", holders[i].key, holders[i].count,
+                                       (unsigned long long)holders[i].bytes,
+                                       (unsigned long long)holders[i].requested_bytes);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
+        }
+    }
+    return list;
+}
+
+PyDoc_STRVAR(holders_doc, "holders(event, by, /)\n--\n\n"
+                          "Tuples (key, count, bytes, requested bytes), largest first; by is 0\n"
+                          "for stacks, 1 for lines, 2 for functions; key 2**32 - 1: no stack.");
+
+static PyObject *
+timeline_holders(PyObject *self, PyObject *args)
+{
+    int event, by;
+    if (!PyArg_ParseTuple(args, "ii", &event, &by)) {
+        return NULL;
+    }
+    if (by < NT_BY_STACK || by > NT_BY_FUNCTION) {
+        PyErr_SetString(PyExc_ValueError, "no such grouping");
+        return NULL;
+    }
+    const nt_timeline *t = timeline_of(self)->timeline;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_holder *holders = NULL;
+    size_t count = 0;
+    nt_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = nt_timeline_holders(t, event, (nt_holder_key)by, &holders, &count, &err);
+    Py_END_ALLOW_THREADS
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    PyObject *list = timeline_holder_list(holders, count);
+    nt_timeline_holders_free(t, holders, count);
+    return list;
+}
+
+PyDoc_STRVAR(churn_doc, "churn()\n--\n\n"
+                        "Tuples (stack, allocations, bytes, peak bytes, peak event) by stack.");
+
+static PyObject *
+timeline_churn(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const nt_timeline *t = timeline_of(self)->timeline;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_churn *churn = NULL;
+    size_t count = 0;
+    nt_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = nt_timeline_churn(t, &churn, &count, &err);
+    Py_END_ALLOW_THREADS
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *item =
+            Py_BuildValue("IIKKi", churn[i].stack, churn[i].count,
+                          (unsigned long long)churn[i].bytes,
+                          (unsigned long long)churn[i].peak_bytes,
+                          (int)churn[i].peak_event);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    nt_timeline_churn_free(t, churn, count);
+    return list;
+}
+
+static PyMethodDef timeline_methods[] = {
+    {"tables", timeline_tables, METH_NOARGS, tables_doc},
+    {"event_allocations", timeline_event_allocations, METH_NOARGS, event_allocations_doc},
+    {"series", timeline_series, METH_O, series_doc},
+    {"peak", timeline_peak, METH_O, peak_doc},
+    {"facts", timeline_facts, METH_NOARGS, facts_doc},
+    {"layout", timeline_layout, METH_O, layout_doc},
+    {"holders", timeline_holders, METH_VARARGS, holders_doc},
+    {"churn", timeline_churn, METH_NOARGS, churn_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot timeline_slots[] = {
+    {Py_tp_new, timeline_new},
+    {Py_tp_dealloc, timeline_dealloc},
+    {Py_tp_methods, timeline_methods},
+    {Py_tp_doc, (void *)timeline_doc},
+    {0, NULL},
+};
+
+PyType_Spec nt_py_timeline_spec = {
+    .name = "neutracer._core.Timeline",
+    .basicsize = sizeof(nt_py_timeline),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = timeline_slots,
+};

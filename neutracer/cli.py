@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: parse, call, show."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import neutracer
+from neutracer.diagnose.environment import environment
+from neutracer.diagnose.overview import OverviewReport, overview
+from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.render.document import Severity
+from neutracer.render.json import dumps
+from neutracer.render.terminal import show, write
+from neutracer.trace.snapshot import load
+
+__all__ = ["main"]
+
+_REPORT_EXAMPLE = """example:
+  neutracer report snapshot.pickle
+  neutracer report --json rank*.pickle.gz > report.json
+  neutracer report --fail-on severe snapshot.pickle   # exit code 1 if it finds that
+
+exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="neutracer", description="Explains the GPU memory of PyTorch programs."
+    )
+    parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    raw = argparse.RawDescriptionHelpFormatter
+    report = commands.add_parser(
+        "report",
+        help="what a snapshot shows, on one page",
+        description="Says what each snapshot shows: totals, peak and who holds it, findings.",
+        epilog=_REPORT_EXAMPLE,
+        formatter_class=raw,
+    )
+    report.add_argument("files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input')
+    report.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    report.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    report.add_argument(
+        "--fail-on",
+        choices=[str(severity) for severity in Severity],
+        metavar="SEVERITY",
+        help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
+    )
+    report.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    report.set_defaults(run=_report)
+    env = commands.add_parser(
+        "env",
+        help="versions, what is available, what is missing and how to get it",
+        epilog="example:\n  neutracer env",
+        formatter_class=raw,
+    )
+    env.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    env.set_defaults(run=_env)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Without the program's name; None is those of the process.
+
+    Returns:
+        The exit code.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read has seen enough; nothing more is to be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _complain(text: str) -> None:
+    write(f"neutracer: {text}\n", sys.stderr)
+
+
+def _report(options: argparse.Namespace) -> int:
+    reports = []
+    code = 0
+    for file in options.files:
+        report = _read(file, options.max_memory)
+        if report is None:
+            code = 2
+        else:
+            reports.append(report)
+    if options.output:
+        with open(options.output, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            _print(reports, options.json, stream)
+    else:
+        _print(reports, options.json, sys.stdout)
+    if code == 0 and options.fail_on:
+        bad = [r for r in reports if r.worst is not None and r.worst >= options.fail_on]
+        code = 1 if bad else 0
+    return code
+
+
+def _read(file: str, max_memory: str | None) -> OverviewReport | None:
+    """The report on one file; None, with a word on standard error, if it can't be read."""
+    try:
+        with warnings.catch_warnings():
+            # A partial file is told on the page.
+            warnings.simplefilter("ignore", HistoryWarning)
+            snap = load(file, max_memory=max_memory)
+        return overview(snap, "standard input" if file == "-" else file)
+    except (NeutracerError, OSError, ValueError) as error:
+        _complain(f"{file}: {error.strerror or error}" if isinstance(error, OSError) else f"{file}: {error}")
+        return None
+
+
+def _print(reports: list[OverviewReport], as_json: bool, stream: object) -> None:
+    from typing import TextIO, cast
+
+    out = cast(TextIO, stream)
+    if as_json:
+        plain = [report.to_dict() for report in reports]
+        out.write(dumps(plain[0] if len(plain) == 1 else plain) + "\n")
+        return
+    for number, report in enumerate(reports):
+        if number:
+            out.write("\n")
+        show(report.document(), out, max_lines=None)
+
+
+def _env(options: argparse.Namespace) -> int:
+    report = environment()
+    if options.json:
+        sys.stdout.write(dumps(report.to_dict()) + "\n")
+    else:
+        show(report.document(), sys.stdout)
+    return 0

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What neutracer has to work with here: versions, what is missing, how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+from neutracer.render.document import Document, Table
+from neutracer.render.report import Report
+
+__all__ = ["EnvironmentReport", "Part", "environment"]
+
+# Packages that neutracer can use, what for, and how to get them.
+_PACKAGES = (
+    ("torch", "live snapshots", "install torch for your CUDA version"),
+    ("rich", "colours on a terminal", "pip install 'neutracer[cli]'"),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that neutracer can use.
+
+    Attributes:
+        name: Its name.
+        version: Its version, "" where it is missing.
+        use: What it is good for.
+        install: How to get it.
+    """
+
+    name: str
+    version: str
+    use: str
+    install: str
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EnvironmentReport(Report):
+    """What `neutracer env` prints.
+
+    Attributes:
+        neutracer: Its version.
+        python: The interpreter and its version.
+        machine: The operating system and processor.
+        parts: What can be used, and what is missing.
+    """
+
+    schema = "neutracer.env/1"
+
+    neutracer: str
+    python: str
+    machine: str
+    parts: tuple[Part, ...]
+
+    def document(self) -> Document:
+        """The report as a page."""
+        rows = tuple(
+            (part.name, part.version or "missing", part.use, "" if part.version else part.install)
+            for part in self.parts
+        )
+        facts = (self.python, self.machine)
+        return Document(f"neutracer {self.neutracer}", facts, (Table("What it can use", rows),))
+
+
+def environment() -> EnvironmentReport:
+    """Look at what is installed; nothing is imported, and CUDA is not touched.
+
+    Example:
+        >>> environment().python.startswith(platform.python_implementation())
+        True
+    """
+    parts = [Part(name, _version(name), use, install) for name, use, install in _PACKAGES]
+    parts.append(_zstd())
+    return EnvironmentReport(
+        neutracer=_version("neutracer") or "not installed",
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        machine=f"{platform.system()} {platform.machine()}",
+        parts=tuple(parts),
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _zstd() -> Part:
+    version = _version("zstandard")
+    if not version and importlib.util.find_spec("compression") is not None:
+        version = platform.python_version()
+    return Part("zstd", version, ".zst files", "pip install 'neutracer[zstd]'")

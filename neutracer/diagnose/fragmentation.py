@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the reserved memory used? Where are the free bytes, and what keeps them apart?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from neutracer._native import core
+from neutracer.diagnose.fragmentation_findings import findings_of
+from neutracer.live.capture import snapshot
+from neutracer.render.document import Document, Figure, Place, Table
+from neutracer.render.report import Report
+from neutracer.trace.places import UNKNOWN_PLACE, place_of
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+from neutracer.trace.table import NONE
+
+__all__ = [
+    "FragmentationReport",
+    "Hole",
+    "PoolFragmentation",
+    "SegmentFragmentation",
+    "band",
+    "fragmentation_report",
+]
+
+# The usual bands of the ratio (reserved - allocated) / reserved.
+_BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
+
+# Holes of the printed report; all of them are in `.holes`.
+_SHOWN_HOLES = 5
+
+
+def band(ratio: float) -> str:
+    """The word for a ratio: good < 0.15 <= moderate < 0.30 <= serious <= 0.40 < severe.
+
+    Example:
+        >>> band(0.1), band(0.15), band(0.4), band(0.41)
+        ('good', 'moderate', 'serious', 'severe')
+    """
+    for limit, word in _BANDS:
+        if ratio < limit or (word == "serious" and ratio == limit):
+            return word
+    return "severe"
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A free block between others.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes.
+        segment: Row of the snapshot's `segments` it lies in.
+        before: Who allocated the block at its lower end; None at the segment's border.
+        after: The same at its upper end.
+        before_bytes: That block's size, 0 at the border.
+        after_bytes: The same at its upper end.
+    """
+
+    address: int
+    size: int
+    segment: int
+    before: Place | None
+    after: Place | None
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class PoolFragmentation:
+    """One pool of one stream. All sizes in bytes.
+
+    Attributes:
+        kind: "small" (requests up to 1 MiB) or "large".
+        pool: The private pool's id; (0, 0) is the default pool.
+        stream: The raw stream.
+        segments: How many segments it has.
+        holes: How many free blocks.
+        reserved_bytes: Taken from the device.
+        allocated_bytes: In allocated blocks.
+        pending_bytes: Freed, but waiting for another stream.
+        requested_bytes: What the active blocks were asked for.
+        reclaimable_bytes: What empty_cache() would give back of it.
+        largest_hole: The largest free block.
+        largest_request: The largest request that succeeds without asking the device.
+    """
+
+    kind: str
+    pool: tuple[int, int]
+    stream: int
+    segments: int
+    holes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    pending_bytes: int
+    requested_bytes: int
+    reclaimable_bytes: int
+    largest_hole: int
+    largest_request: int
+
+    @property
+    def ratio(self) -> float:
+        """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+        return _ratio(self.reserved_bytes, self.allocated_bytes)
+
+
+@dataclass(frozen=True)
+class SegmentFragmentation:
+    """One segment. All sizes in bytes.
+
+    Attributes:
+        address: Where it begins.
+        total_size: Its size.
+        free_bytes: In holes.
+        holes: How many.
+        largest_hole: The largest of them.
+        reclaimable_bytes: What empty_cache() would give back of it.
+        opened_by: Who made the request that opened it.
+        pinned_by: Who allocated the smallest block in it; None if it is all free.
+        pinned_bytes: That block's size.
+    """
+
+    address: int
+    total_size: int
+    free_bytes: int
+    holes: int
+    largest_hole: int
+    reclaimable_bytes: int
+    opened_by: Place
+    pinned_by: Place | None
+    pinned_bytes: int
+
+
+def _ratio(reserved: int, allocated: int) -> float:
+    return (reserved - allocated) / reserved if reserved else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FragmentationReport(Report):
+    """How much of the reserved memory is used, and what keeps the rest from use.
+
+    Also a mapping of the figures of the usual guide: `report["max_fragmentation"]`,
+    `["avg_fragmentation"]`, `["current_fragmentation"]`, `["fragmentation_history"]`.
+
+    Attributes:
+        device: The device.
+        reserved_bytes: Taken from the device: PyTorch's reserved_bytes.all.current.
+        allocated_bytes: In allocated blocks: allocated_bytes.all.current.
+        active_bytes: And in those waiting for a stream: active_bytes.all.current.
+        requested_bytes: What active blocks were asked for: requested_bytes.all.current.
+        internal_bytes: Active beyond what was asked for: rounding and unsplit rests.
+        external_bytes: Reserved and not active: in holes and cached segments.
+        reclaimable_bytes: What torch.cuda.empty_cache() would give back now.
+        largest_request: The largest request on any stream that succeeds without the
+            device; each pool has its own in `pools`.
+        max_fragmentation: The largest ratio after any event of the trace, and now.
+        max_event: The event it was first reached at; None where it is now.
+        avg_fragmentation: The mean of the ratio over the events of the trace.
+        oom_count: Out-of-memory events in the trace.
+        retries: How often the allocator gave its cache back to try again; None where
+            the trace can't tell.
+        pools: By pool and stream, the most reserved bytes first.
+        segments: By segment, in the order of the snapshot.
+        holes: The free blocks, the largest first.
+    """
+
+    schema = "neutracer.fragmentation/1"
+    derived = ("ratio", "severity", "current_fragmentation")
+
+    device: int
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    requested_bytes: int
+    internal_bytes: int
+    external_bytes: int
+    reclaimable_bytes: int
+    largest_request: int
+    max_fragmentation: float
+    max_event: int | None
+    avg_fragmentation: float
+    oom_count: int
+    retries: int | None
+    pools: tuple[PoolFragmentation, ...]
+    segments: tuple[SegmentFragmentation, ...]
+    holes: tuple[Hole, ...]
+    _fragment: core.Fragment = field(compare=False)
+    _history: bytes = field(compare=False)
+
+    @property
+    def ratio(self) -> float:
+        """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+        return _ratio(self.reserved_bytes, self.allocated_bytes)
+
+    @property
+    def severity(self) -> str:
+        """The band of the ratio now: "good", "moderate", "serious" or "severe"."""
+        return band(self.ratio)
+
+    @property
+    def current_fragmentation(self) -> float:
+        """The ratio now."""
+        return self.ratio
+
+    @cached_property
+    def fragmentation_history(self) -> memoryview:
+        """The ratio after each event of the trace."""
+        return memoryview(self._history).cast("d")
+
+    def fits(self, nbytes: int, stream: int = 0, pool: tuple[int, int] = (0, 0)) -> bool:
+        """Whether a request would succeed now without asking the device.
+
+        Args:
+            nbytes: The request in bytes.
+            stream: The raw stream; 0 is the default stream.
+            pool: The private pool; (0, 0) is the default pool.
+        """
+        if nbytes < 0:
+            raise ValueError(f"a request has no negative size: {nbytes}")
+        return self._fragment.fits(self.device, pool, stream, nbytes)
+
+    def __getitem__(self, key: str) -> Any:
+        """A figure by its name, for programs written for the usual guide."""
+        if key.startswith("_") or not hasattr(self, key):
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts = (f"cuda:{self.device}", f"{self.severity}, {self.ratio:.1%} unused")
+        return Document(
+            "Fragmentation",
+            facts,
+            (*self.finding_blocks(), self._totals(), self._pool_table(), *self._hole_table()),
+        )
+
+    def _totals(self) -> Table:
+        rows = (
+            ("reserved", Figure.bytes(self.reserved_bytes), "taken from the device"),
+            ("allocated", Figure.bytes(self.allocated_bytes), "in live blocks"),
+            ("requested", Figure.bytes(self.requested_bytes), "what they were asked for"),
+            ("internal", Figure.bytes(self.internal_bytes), "rounding and unsplit rests"),
+            ("external", Figure.bytes(self.external_bytes), "in holes and cached segments"),
+            ("reclaimable", Figure.bytes(self.reclaimable_bytes), "by empty_cache()"),
+            ("largest request", Figure.bytes(self.largest_request), "that needs no new segment"),
+        )
+        return Table("Bytes", rows)
+
+    def _pool_table(self) -> Table:
+        rows = tuple(
+            (
+                pool.kind if pool.pool == (0, 0) else f"{pool.kind}, private {pool.pool}",
+                f"stream {pool.stream:#x}" if pool.stream else "default stream",
+                Figure.bytes(pool.reserved_bytes),
+                Figure.bytes(pool.allocated_bytes),
+                Figure.share(pool.ratio),
+                Figure.bytes(pool.largest_request),
+            )
+            for pool in self.pools
+        )
+        heads = ("", "", "reserved", "allocated", "unused", "largest request")
+        return Table("Pools", rows, heads)
+
+    def _hole_table(self) -> tuple[Table, ...]:
+        shown = self.holes[:_SHOWN_HOLES]
+        if not shown:
+            return ()
+        rows = tuple(
+            (Figure.bytes(hole.size), f"{hole.address:#x}", hole.before or hole.after or "")
+            for hole in shown
+        )
+        title = f"Largest holes ({len(shown)} of {len(self.holes)}), and who is beside them"
+        return (Table(title, rows),)
+
+
+def fragmentation_report(
+    source: Snapshot | SnapshotSource | None = None, *, device: int | None = None
+) -> FragmentationReport:
+    """How much of the reserved memory is used, and what keeps the rest from use.
+
+    Args:
+        source: A Snapshot or what `load` takes; None is this process's device, now.
+        device: The device; None is the only one.
+
+    Returns:
+        The report; `str(report)` is one screen.
+
+    Raises:
+        SnapshotError: The file can't be read.
+        UnavailableError: There is no source, and no CUDA in use in this process.
+        ValueError: There is no such device.
+
+    Example:
+        >>> import neutracer
+        >>> report = neutracer.fragmentation_report("tests/data/frag_default.pickle")
+        >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
+        ('moderate', 0.248, True)
+    """
+    if source is None:
+        source = snapshot()
+    snap = source if isinstance(source, Snapshot) else load(source)
+    number = snap.device(device)
+    fragment = core.Fragment(snap.native, None, number)
+    groups = fragment.groups()
+    figures = _figures(snap.memory_stats(number), groups)
+    timeline = snap.timeline(number)
+    history, largest, at, mean, _ = core.ratios(timeline.allocated, timeline.reserved)
+    now = _ratio(figures["reserved_bytes"], figures["allocated_bytes"])
+    is_now = at < 0 or now > largest
+    return FragmentationReport(
+        device=number,
+        **figures,
+        max_fragmentation=max(largest, now),
+        max_event=None if is_now else at,
+        avg_fragmentation=mean if len(timeline) else now,
+        oom_count=timeline.facts["oom_count"],
+        retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
+        pools=tuple(_pool(group) for group in groups),
+        segments=_segments(snap, fragment),
+        holes=_holes(snap, fragment),
+        findings=findings_of(snap, number, fragment),
+        _fragment=fragment,
+        _history=history,
+    )
+
+
+def _figures(stats: Mapping[str, int], groups: list[dict[str, Any]]) -> dict[str, int]:
+    names = ("reserved_bytes", "allocated_bytes", "active_bytes", "requested_bytes")
+    figures = {name: stats[f"{name}.all.current"] for name in names}
+    figures["internal_bytes"] = figures["active_bytes"] - figures["requested_bytes"]
+    figures["external_bytes"] = figures["reserved_bytes"] - figures["active_bytes"]
+    figures["reclaimable_bytes"] = sum(group["reclaimable_bytes"] for group in groups)
+    figures["largest_request"] = max((group["largest_request"] for group in groups), default=0)
+    return figures
+
+
+def _pool(group: dict[str, Any]) -> PoolFragmentation:
+    kind = "small" if group["small"] else "large"
+    names = PoolFragmentation.__dataclass_fields__
+    return PoolFragmentation(kind=kind, **{k: v for k, v in group.items() if k in names})
+
+
+def _segments(snap: Snapshot, fragment: core.Fragment) -> tuple[SegmentFragmentation, ...]:
+    segments, blocks = snap.segments, snap.blocks
+    rows = []
+    for row, holes, free, largest, reclaimable, pin in fragment.segments():
+        segment = segments[row]
+        pinned = None if pin == NONE else blocks[pin]
+        rows.append(
+            SegmentFragmentation(
+                address=segment.address,
+                total_size=segment.total_size,
+                free_bytes=free,
+                holes=holes,
+                largest_hole=largest,
+                reclaimable_bytes=reclaimable,
+                opened_by=place_of(segment.stack),
+                pinned_by=None if pinned is None else place_of(pinned.stack),
+                pinned_bytes=0 if pinned is None else pinned.size,
+            )
+        )
+    return tuple(rows)
+
+
+def _holes(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
+    stacks = snap.stacks
+    ids, sizes = snap.blocks["stack"], snap.blocks["size"]
+    known: dict[Any, Place] = {}
+
+    def place(row: int) -> Place | None:
+        if row == NONE:
+            return None
+        if ids[row] not in known:
+            known[ids[row]] = place_of(stacks[ids[row]]) if ids[row] != NONE else UNKNOWN_PLACE
+        return known[ids[row]]
+
+    def size(row: int) -> int:
+        return 0 if row == NONE else int(sizes[row])
+
+    return tuple(
+        Hole(address, nbytes, segment, place(before), place(after), size(before), size(after))
+        for _, segment, address, nbytes, before, after in fragment.holes()
+    )

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device's fragmentation amounts to: findings, each with its evidence and next step.
+
+Advice knows the settings in force: nothing is advised that is on already, and nothing that
+does not move device addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from neutracer._native import core
+from neutracer.render.document import Note, Place, Severity
+from neutracer.render.report import Finding, ranked
+from neutracer.trace.places import grouped, place_of
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.table import NONE
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes, format_count, format_share
+
+__all__ = ["findings_of", "static_pool"]
+
+# Unused bytes below this are told, but alarm nobody.
+_SMALL = 64 << 20
+
+# A static pool is so few blocks, holding at least this share of what is reserved, since the
+# first events of a trace that is long enough to tell.
+_POOL_BLOCKS = 16
+_POOL_SHARE = 0.5
+_POOL_BEGIN = 0.05
+_POOL_EVENTS = 100
+
+
+def _mib(nbytes: int) -> str:
+    return format_bytes(nbytes, "MiB", decimals=None) if nbytes < 10_000 << 20 else _auto(nbytes)
+
+
+def _auto(nbytes: int) -> str:
+    return format_bytes(nbytes)
+
+
+@dataclass(frozen=True)
+class _Unused:
+    """Where the free bytes of one layout are."""
+
+    reserved: int
+    allocated: int
+    cached: int
+    cached_segments: int
+    cached_by: Place | None
+    in_holes: int
+    holes: int
+    largest_hole: int
+    kept_by: Place | None
+
+    @property
+    def total(self) -> int:
+        return self.reserved - self.allocated
+
+    @property
+    def ratio(self) -> float:
+        return self.total / self.reserved if self.reserved else 0.0
+
+
+def _look(snap: Snapshot, fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
+    """Sums of a layout's free bytes: in wholly free segments, and in holes of others."""
+    cached, holed, kept, holes, largest = [], 0, [], 0, 0
+    for row, count, free, biggest, _, pin in fragment.segments():
+        if pin == NONE:
+            cached.append((segments[row].stack, free, 1))
+        elif free:
+            holed += free
+            holes += count
+            largest = max(largest, biggest)
+            kept.append((blocks[pin].stack, free, 1))
+    groups = fragment.groups()
+    by_cached, by_kept = grouped(cached), grouped(kept)
+    return _Unused(
+        reserved=sum(group["reserved_bytes"] for group in groups),
+        allocated=sum(group["allocated_bytes"] for group in groups),
+        cached=sum(nbytes for _, nbytes, _ in cached),
+        cached_segments=len(cached),
+        cached_by=by_cached[0][0] if by_cached else None,
+        in_holes=holed,
+        holes=holes,
+        largest_hole=largest,
+        kept_by=by_kept[0][0] if by_kept else None,
+    )
+
+
+def _look_at(snap: Snapshot, timeline: Timeline, event: int) -> _Unused:
+    layout = timeline.at(event)
+    fragment = core.Fragment(snap.native, layout.native, timeline.device)
+    return _look(snap, fragment, layout.segments, layout.blocks)
+
+
+def _severity(unused: _Unused, bytes_that_count: int) -> Severity | None:
+    """The band of the ratio; `info` where few bytes are at stake."""
+    if unused.ratio < 0.15:
+        return None
+    if bytes_that_count < _SMALL:
+        return Severity.INFO
+    if unused.ratio < 0.30:
+        return Severity.MODERATE
+    return Severity.SERIOUS if unused.ratio <= 0.40 else Severity.SEVERE
+
+
+def _evidence(unused: _Unused) -> tuple[Note, ...]:
+    notes = []
+    if unused.cached:
+        segments = format_count(unused.cached_segments, "cached segment")
+        notes.append(
+            Note(f"{_mib(unused.cached)} in {segments} with nothing in them, opened by", unused.cached_by)
+        )
+    if unused.in_holes:
+        holes = format_count(unused.holes, "hole")
+        notes.append(
+            Note(
+                f"{_mib(unused.in_holes)} in {holes} of at most {_mib(unused.largest_hole)}, "
+                "in segments kept by blocks of",
+                unused.kept_by,
+            )
+        )
+    return tuple(notes)
+
+
+def _expandable_advice(snap: Snapshot, unused: _Unused) -> tuple[Note, ...]:
+    settings = snap.settings_in_force
+    if settings["expandable_segments"] or not settings["native_backend"]:
+        return ()
+    segments = snap.native.tables()["segments"]
+    if any(memoryview(segments["is_expandable"])):
+        return ()
+    why = "free ranges then serve any size" if unused.cached else "segments then grow as needed"
+    return (Note("try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", detail=why),)
+
+
+def _peak_finding(snap: Snapshot, timeline: Timeline, now: _Unused) -> tuple[Finding, ...]:
+    """The state at the peak of reserved, where that is behind us."""
+    peak = timeline.peak("reserved")
+    if peak.event < 0 or peak.bytes <= now.reserved:
+        return ()
+    then = _look_at(snap, timeline, peak.event)
+    severity = _severity(then, then.total)
+    if severity is None:
+        return ()
+    message = (
+        f"at its peak {format_share(then.ratio)} of the {_mib(then.reserved)} reserved was unused"
+    )
+    return (
+        Finding(
+            "fragmentation_peak",
+            severity,
+            then.total,
+            message,
+            _evidence(then),
+            _expandable_advice(snap, then),
+            peak.event,
+        ),
+    )
+
+
+def _now_finding(snap: Snapshot, now: _Unused, reclaimable: int) -> tuple[Finding, ...]:
+    """The state at the end. What empty_cache() would give back is a cache, not damage."""
+    stuck = now.total - reclaimable
+    severity = _severity(now, stuck)
+    if severity is None:
+        return ()
+    advice: tuple[Note, ...] = ()
+    if stuck >= _SMALL:
+        advice += _expandable_advice(snap, now)
+    if reclaimable:
+        advice += (Note(f"torch.cuda.empty_cache() gives {_mib(reclaimable)} back to the device"),)
+    message = f"{format_share(now.ratio)} of the {_mib(now.reserved)} reserved is unused now"
+    return (Finding("fragmentation", severity, now.total, message, _evidence(now), advice),)
+
+
+def _oom_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
+    """One finding for the out-of-memory events of each place, the largest request told."""
+    if not timeline.facts["oom_count"]:
+        return ()
+    action = timeline.events["action"]
+    by_place: dict[Place, list[int]] = {}
+    for event, name in enumerate(action):
+        if name == "oom":
+            by_place.setdefault(place_of(timeline.events[event].stack), []).append(event)
+    sizes = timeline.events["size"]
+    found = []
+    for place, events in by_place.items():
+        event = max(events, key=lambda number: int(sizes[number] or 0))
+        found.append(_one_oom(snap, timeline, event, place, len(events)))
+    return tuple(found)
+
+
+def _one_oom(
+    snap: Snapshot, timeline: Timeline, event: int, place: Place, count: int
+) -> Finding:
+    row = timeline.events[event]
+    then = _look_at(snap, timeline, event)
+    if row.device_free >= row.size:
+        left = f"Not the device: {_auto(row.device_free)} were free there; this process is capped."
+    else:
+        left = f"The device had {_auto(row.device_free)} left."
+    notes = [Note(left), Note("asked for by", place)]
+    if then.in_holes or then.cached:
+        free = then.total
+        notes.append(
+            Note(
+                f"Inside its segments {_mib(free)} were free, in "
+                f"{format_count(then.holes + then.cached_segments, 'hole')} of at most "
+                f"{_mib(then.largest_hole)}, kept by blocks of",
+                then.kept_by,
+            )
+        )
+    times = f", {format_count(count)} times from one place" if count > 1 else ""
+    message = f"out of memory: asked {_mib(row.size)}{times}"
+    advice = _expandable_advice(snap, then) if then.in_holes >= row.size else ()
+    return Finding(
+        "out_of_memory", Severity.SEVERE, row.size, message, tuple(notes), advice, event
+    )
+
+
+def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
+    """Rows of the allocations that are a static pool: few, large, there from the start.
+
+    A serving engine takes most of the memory once and never gives it back; such blocks
+    pin nothing that anybody else could have used.
+
+    Returns:
+        The rows, or nothing where there is no such pool.
+    """
+    if len(timeline) < _POOL_EVENTS:
+        return []
+    c = timeline.allocations
+    freed, made, sizes = c["free_event"], c["alloc_event"], c["size"]
+    begin = len(timeline) * _POOL_BEGIN
+    kept = [
+        row for row, event in enumerate(freed) if event == -1 and int(made[row] or 0) <= begin
+    ]
+    largest = sorted(kept, key=lambda row: -int(sizes[row] or 0))[:_POOL_BLOCKS]
+    reserved = snap.memory_stats(timeline.device)["reserved_bytes.all.current"]
+    held = 0
+    for count, row in enumerate(largest, 1):
+        held += int(sizes[row] or 0)
+        if held >= _POOL_SHARE * reserved:
+            return largest[:count]
+    return []
+
+
+def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
+    rows = static_pool(snap, timeline)
+    if not rows:
+        return ()
+    blocks = [timeline.allocations[row] for row in rows]
+    held = sum(block.size for block in blocks)
+    place = grouped((block.stack, block.size, 1) for block in blocks)[0][0]
+    message = (
+        f"{format_count(len(blocks), 'block')} of {_mib(held)} in all never changed since the start"
+    )
+    note = Note("A static pool (weights, a KV cache): no leak, and no cause of holes. From", place)
+    return (Finding("static_pool", Severity.INFO, held, message, (note,)),)
+
+
+def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[Finding, ...]:
+    """The findings about one device, the worst first.
+
+    Args:
+        snap: The snapshot.
+        device: The device.
+        fragment: Of the snapshot's own end state.
+    """
+    timeline = snap.timeline(device)
+    now = _look(snap, fragment, snap.segments, snap.blocks)
+    reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
+    return ranked(
+        (
+            *_oom_finding(snap, timeline),
+            *_peak_finding(snap, timeline, now),
+            *_now_finding(snap, now, reclaimable),
+            *_pool_finding(snap, timeline),
+        )
+    )

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A snapshot of this process, through PyTorch's own dump."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+from neutracer.errors import UnavailableError
+from neutracer.trace.snapshot import Snapshot, load
+
+__all__ = ["snapshot"]
+
+
+def snapshot() -> Snapshot:
+    """The allocator's state now, with the trace if recording is on.
+
+    CUDA is not initialised by this, and nothing is allocated on a device.
+
+    Returns:
+        The snapshot, as `load` would give it from PyTorch's own dump.
+
+    Raises:
+        UnavailableError: torch is not imported or has no CUDA, or CUDA was not
+            initialised in this process; `.what` and `.install` say which, and what to do.
+    """
+    cuda = _initialised_cuda()
+    # Protocol 4 whatever the Python: what is read back is what a file would hold.
+    return load(pickle.dumps(cuda.memory._snapshot(), protocol=4))
+
+
+def _initialised_cuda() -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise UnavailableError(
+            "torch in this process", "import torch and use a CUDA device first"
+        )
+    if getattr(torch.version, "cuda", None) is None or not hasattr(
+        torch._C, "_cuda_memorySnapshot"
+    ):
+        raise UnavailableError(
+            "CUDA in this build of torch", "install a torch that is built for CUDA"
+        )
+    if not torch.cuda.is_initialized():
+        raise UnavailableError(
+            "an initialised CUDA device in this process",
+            "allocate a tensor on the device first; neutracer does not initialise CUDA",
+        )
+    return torch.cuda

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nouns of a trace: snapshot, timeline, layout, table."""

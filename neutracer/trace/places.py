@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which line of the user's program stands for a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from neutracer.render.document import Place
+from neutracer.trace.table import Frame
+
+__all__ = ["UNKNOWN_PLACE", "base_name", "place_of", "user_frame"]
+
+UNKNOWN_PLACE = Place("(no stack recorded)", "")
+
+# Folders of files that are not the user's: PyTorch's own Python code.
+_LIBRARY = ("/torch/", "\\torch\\")
+_NATIVE = (".cpp", ".h", ".hpp", ".cu", ".cuh", ".c", ".S")
+
+
+def user_frame(stack: Sequence[Frame]) -> Frame | None:
+    """The innermost Python frame that is not PyTorch's own, or else the innermost frame.
+
+    Args:
+        stack: Frames, innermost first.
+
+    Returns:
+        The frame, or None for a stack without frames.
+    """
+    for frame in stack:
+        is_python = frame.line > 0 and not frame.filename.endswith(_NATIVE)
+        if is_python and not any(folder in frame.filename for folder in _LIBRARY):
+            return frame
+    return stack[0] if stack else None
+
+
+def place_of(stack: Sequence[Frame]) -> Place:
+    """The line that stands for a stack, with the file's name without its folders."""
+    frame = user_frame(stack)
+    if frame is None:
+        return UNKNOWN_PLACE
+    return Place(frame.name, base_name(frame.filename), frame.line)
+
+
+def base_name(filename: str) -> str:
+    """A file's name without its folders."""
+    return filename.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def grouped(items: Iterable[tuple[Sequence[Frame], int, int]]) -> list[tuple[Place, int, int]]:
+    """Bytes and counts put together by place, the most bytes first.
+
+    Args:
+        items: Tuples of a stack, bytes and a count.
+
+    Returns:
+        Tuples of a place, bytes and a count.
+    """
+    sums: dict[Place, tuple[int, int]] = {}
+    for stack, nbytes, count in items:
+        place = place_of(stack)
+        held, counted = sums.get(place, (0, 0))
+        sums[place] = (held + nbytes, counted + count)
+    ranked = [(place, held, counted) for place, (held, counted) in sums.items()]
+    return sorted(ranked, key=lambda item: -item[1])

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A snapshot of PyTorch's CUDA caching allocator: load, look, save."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from neutracer import units
+from neutracer._native import core
+from neutracer.errors import HistoryWarning
+from neutracer.render.document import Document, Figure, KeyValues
+from neutracer.render.html import render_html
+from neutracer.trace.layout import block_table, segment_table
+from neutracer.trace.source import SnapshotSource, compressed_writer, open_source
+from neutracer.trace.table import NONE, Column, Stacks, Table, constant
+from neutracer.trace.timeline import Timeline
+
+__all__ = ["Snapshot", "load"]
+
+# What reading may take unless the caller says otherwise: more than any honest snapshot.
+DEFAULT_MAX_MEMORY = 16 << 30
+
+# From this size on, loading tells on a terminal how far it is.
+_LONG_FILE = 256 << 20
+
+_STAGES = ("START", "END")
+
+# The order of the core's pool statistics.
+_METRICS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+
+
+def load(
+    source: SnapshotSource,
+    *,
+    max_memory: int | str | None = None,
+    progress: Callable[[int], object] | bool | None = None,
+) -> Snapshot:
+    """Read a snapshot. Nothing in the file is executed, whatever it holds.
+
+    Args:
+        source: A path, "-" for standard input, bytes, or a file open in binary mode;
+            plain or compressed with gzip, xz or zstd.
+        max_memory: The most memory that reading may take: bytes, or a text as "4GiB".
+            None is 16 GiB.
+        progress: Called with the number of bytes read so far, every few milliseconds;
+            True writes it to standard error; None does so for long files on a terminal.
+
+    Returns:
+        The snapshot. A file that breaks off gives what was whole, `.partial` says why.
+
+    Raises:
+        SnapshotError: It is no snapshot, or damaged; `.offset` is the byte.
+        LimitError: It would take more than `max_memory`, or unfolds without end.
+        UnavailableError: It is compressed with zstd, and nothing here unpacks that.
+        OSError: It can't be opened or read.
+
+    Example:
+        >>> import neutracer
+        >>> neutracer.load("tests/data/frag_default.pickle")
+        <Snapshot: 1 device, 18 segments, 83 blocks, 2,375 events>
+    """
+    limit = DEFAULT_MAX_MEMORY if max_memory is None else units.parse_bytes(max_memory)
+    with _reporting(source, progress) as report, open_source(source) as opened:
+        native = core.load(opened, limit, report)
+    if native.partial is not None:
+        warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
+    return Snapshot(native)
+
+
+@contextlib.contextmanager
+def _reporting(
+    source: SnapshotSource, progress: Callable[[int], object] | bool | None
+) -> Iterator[Callable[[int], object] | None]:
+    """The progress callback, and the end of its line on the terminal."""
+    if progress is None:
+        is_long = False
+        if isinstance(source, (str, os.PathLike)):
+            with contextlib.suppress(OSError):
+                is_long = os.stat(source).st_size >= _LONG_FILE
+        progress = is_long and sys.stderr.isatty()
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    if not progress:
+        yield None
+        return
+    shown = [-1]
+
+    def show(done: int) -> None:
+        # Once for every 16 MiB: more would cost more than the reading.
+        if done >> 24 != shown[0]:
+            shown[0] = done >> 24
+            sys.stderr.write(f"\rread {units.format_bytes(done)} ")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write("\r" + " " * 30 + "\r")
+
+
+class Snapshot:
+    """What the allocator held, and the trace of how it came to that.
+
+    Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
+    """
+
+    def __init__(self, native: core.Snapshot) -> None:
+        """Made by `load`; not by users."""
+        self._native = native
+        self._strings = native.strings()
+        self._stacks = Stacks(native, self._strings)
+        self._columns = native.tables()
+        self._traces = native.traces()
+        self._timelines: dict[int, Timeline] = {}
+
+    @property
+    def native(self) -> core.Snapshot:
+        """The core's object, for other parts of neutracer."""
+        return self._native
+
+    @property
+    def stacks(self) -> Stacks:
+        """The stacks by id, for other parts of neutracer."""
+        return self._stacks
+
+    @property
+    def strings(self) -> list[str]:
+        """The strings by id, for other parts of neutracer."""
+        return self._strings
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that have segments or events."""
+        used = {device for device, (_, events) in enumerate(self._traces) if events}
+        return tuple(sorted(used | set(memoryview(self._columns["segments"]["device"]))))
+
+    def device(self, device: int | None) -> int:
+        """`device`, or the only one there is.
+
+        Raises:
+            ValueError: There is no such device, or there are several and None was asked.
+        """
+        devices = self.devices
+        if device is None:
+            if len(devices) > 1:
+                raise ValueError(f"the snapshot has several devices, say which: {devices}")
+            return devices[0] if devices else 0
+        if device not in devices and not 0 <= device < len(self._traces):
+            raise ValueError(f"the snapshot has no device {device}, only {devices}")
+        return device
+
+    @property
+    def segments(self) -> Table:
+        """The segments at the end, one row each.
+
+        Columns: device, address, total_size, allocated_size, active_size, requested_size
+        (bytes), stream, segment_type, segment_pool_id (as pool_first, pool_second),
+        is_expandable, stack, block_first and block_count (rows of `blocks`).
+        """
+        return segment_table(self._columns["segments"], self._stacks)
+
+    @property
+    def blocks(self) -> Table:
+        """The blocks at the end, one row each.
+
+        Columns: segment (row of `segments`), address, size, requested_size (bytes; stale
+        for inactive blocks, as PyTorch writes it), state, stack.
+        """
+        return block_table(self._columns["blocks"], self._stacks)
+
+    @property
+    def events(self) -> Table:
+        """The trace, one row an event, device by device.
+
+        Columns: device, action, addr, size (bytes), stream, time_us (since the epoch, 0
+        where unknown), device_free (bytes, of oom events), pool_id (as pool_first,
+        pool_second), compile_context, user_metadata, stack.
+        """
+        c = self._columns["events"]
+        count = len(c["action"]) if "action" in c else 0
+
+        def optional(name: str, code: str, absent: int) -> Callable[[], Any]:
+            if name in c:
+                return lambda: c[name]
+            return constant(code, absent, count)
+
+        columns = {
+            "device": Column(self._event_devices),
+            "action": Column(lambda: c["action"], names=self._native.actions()),
+            "addr": Column(lambda: c["addr"]),
+            "size": Column(lambda: c["size"]),
+            "stream": Column(lambda: c["stream"]),
+            "time_us": Column(optional("time_us", "q", 0)),
+            "device_free": Column(optional("device_free", "Q", 0)),
+            "pool_first": Column(optional("pool_first", "Q", 0)),
+            "pool_second": Column(optional("pool_second", "Q", 0)),
+            "compile_context": Column(optional("compile_context", "I", NONE), self._strings, NONE),
+            "user_metadata": Column(optional("user_metadata", "I", NONE), self._strings, NONE),
+            "stack": Column(lambda: c["stack"], null=NONE),
+        }
+        pairs = {"pool_id": ("pool_first", "pool_second")}
+        return Table("event", columns, count, self._stacks, pairs)
+
+    def _event_devices(self) -> Any:
+        devices = constant("i", 0, 0)()
+        for device, (_, events) in enumerate(self._traces):
+            devices += constant("i", device, events)()
+        return devices
+
+    @property
+    def annotations(self) -> Table:
+        """Ranges that the program named: stage, name, device, time_us."""
+        c = self._columns["annotations"]
+        columns = {
+            "stage": Column(lambda: c["stage"], names=_STAGES),
+            "name": Column(lambda: c["name"], names=self._strings, null=NONE),
+            "device": Column(lambda: c["device"]),
+            "time_us": Column(lambda: c["time_us"]),
+        }
+        return Table("annotation", columns, len(c["stage"]), self._stacks)
+
+    def memory_stats(self, device: int | None = None) -> dict[str, int]:
+        """What torch.cuda.memory_stats() said at that moment, under PyTorch's own keys.
+
+        Args:
+            device: The device; None is the only one.
+
+        Returns:
+            `<metric>.<pool>.current` for the pools all, small_pool and large_pool;
+            counts, or bytes where the metric ends in `_bytes`.
+
+        Example:
+            >>> import neutracer
+            >>> stats = neutracer.load("tests/data/frag_default.pickle").memory_stats()
+            >>> stats["allocated_bytes.all.current"]
+            425710592
+        """
+        small, large = self._native.pool_stats(self.device(device))
+        stats = {}
+        for metric, in_small, in_large in zip(_METRICS, small, large, strict=True):
+            stats[f"{metric}.all.current"] = in_small + in_large
+            stats[f"{metric}.small_pool.current"] = in_small
+            stats[f"{metric}.large_pool.current"] = in_large
+        return stats
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The allocator's settings as the file has them; empty before torch 2.3."""
+        return MappingProxyType(self._native.settings())
+
+    @property
+    def settings_in_force(self) -> Mapping[str, Any]:
+        """The settings as neutracer understands them, defaults filled in; sizes in bytes.
+
+        `text` is the PYTORCH_CUDA_ALLOC_CONF that stands for them.
+        """
+        return MappingProxyType(self._native.settings_in_force())
+
+    def history_overflowed(self, device: int | None = None) -> bool | None:
+        """Whether PyTorch says that its ring of events wrapped; None where it doesn't say."""
+        said = self._native.settings().get("trace_alloc_overflowed")
+        number = self.device(device)
+        if isinstance(said, dict):
+            said = said.get(str(number))
+        elif isinstance(said, list):
+            said = said[number] if number < len(said) else None
+        return None if said is None else bool(said)
+
+    def history_complete(self, device: int | None = None) -> bool | None:
+        """Whether the trace goes back to the device's first allocation.
+
+        Args:
+            device: The device; None is the only one.
+
+        Returns:
+            True if it does; False if the ring wrapped or recording began late; None
+            where there is no trace to tell from.
+        """
+        if self.history_overflowed(device):
+            return False
+        if not self.trace_length(device):
+            return None
+        return bool(self.timeline(device).facts["complete"])
+
+    def trace_length(self, device: int | None = None) -> int:
+        """The number of events of a device."""
+        number = self.device(device)
+        return self._traces[number][1] if number < len(self._traces) else 0
+
+    @property
+    def partial(self) -> str | None:
+        """Why only a part of the file could be read, or None."""
+        return self._native.partial
+
+    @property
+    def ignored_keys(self) -> tuple[str, ...]:
+        """Keys at the top of the file that neutracer does not read."""
+        return tuple(self._strings[name] for name in self._native.ignored())
+
+    def timeline(self, device: int | None = None) -> Timeline:
+        """The device's trace replayed; made once and kept.
+
+        Args:
+            device: The device; None is the only one.
+        """
+        number = self.device(device)
+        if number not in self._timelines:
+            first, count = self._traces[number] if number < len(self._traces) else (0, 0)
+            self._timelines[number] = Timeline(
+                self._native, number, self.events[first : first + count], self._stacks
+            )
+        return self._timelines[number]
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        events: slice | tuple[int, int] | None = None,
+        device: int | None = None,
+    ) -> None:
+        """Write the snapshot in PyTorch's own format, so that PyTorch's viewer opens it.
+
+        The file appears whole or not at all.
+
+        Args:
+            path: Where to; compressed if it ends in .gz, .xz or .zst.
+            events: Only these events of one device, with the segments as they stood
+                after the last of them. None writes everything.
+            device: The device of `events`; None is the only one.
+
+        Raises:
+            ValueError: There are no such events.
+            UnavailableError: The path ends in .zst and nothing here writes that.
+            OSError: It can't be written.
+        """
+        name = os.fspath(path)
+        folder = os.path.dirname(name) or "."
+        handle, temporary = tempfile.mkstemp(prefix=".neutracer-", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                with compressed_writer(file, name) as packed:
+                    self._write(packed.write, events, device)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _write(
+        self,
+        write: Callable[[bytes], object],
+        events: slice | tuple[int, int] | None,
+        device: int | None,
+    ) -> None:
+        if events is None:
+            core.save(self._native, write)
+            return
+        count = self.trace_length(device)
+        if isinstance(events, slice):
+            first, end, step = events.indices(count)
+            if step != 1:
+                raise ValueError("a range of events has a step of 1")
+        else:
+            first, end = events
+        if not 0 <= first <= end <= count:
+            raise ValueError(f"events {first} to {end} are not among the {count} there are")
+        core.save(self.timeline(device).native, write, first, end)
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes, as bytes."""
+        buffer = io.BytesIO()
+        core.save(self._native, buffer.write)
+        return buffer.getvalue()
+
+    def to_dict(self) -> Any:
+        """The snapshot as PyTorch's own structure of dicts and lists."""
+        # Our own bytes, in which no opcode names a class.
+        return pickle.loads(self.to_bytes())
+
+    def __repr__(self) -> str:
+        parts = [
+            units.format_count(len(self.devices), "device"),
+            units.format_count(len(self.segments), "segment"),
+            units.format_count(len(self.blocks), "block"),
+            units.format_count(len(self.events), "event"),
+        ]
+        return f"<Snapshot: {', '.join(parts)}{', partial' if self.partial else ''}>"
+
+    def _repr_html_(self) -> str:
+        blocks = []
+        for device in self.devices:
+            stats = self.memory_stats(device)
+            blocks.append(
+                KeyValues(
+                    f"cuda:{device}",
+                    (
+                        ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
+                        ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
+                        ("events", Figure.count(self.trace_length(device))),
+                    ),
+                )
+            )
+        return render_html(Document("PyTorch snapshot", blocks=tuple(blocks)))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One device's trace replayed: the series, their peaks, who held what, and where it lay."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, cast
+
+from neutracer import units
+from neutracer._native import core
+from neutracer.trace.layout import Layout
+from neutracer.trace.table import NONE, Column, Frame, Stacks, Table
+
+__all__ = ["Churn", "Holder", "Moment", "Timeline"]
+
+# The core's numbers of the metrics and of the groupings.
+_METRICS = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
+_GROUPINGS = {"stack": 0, "line": 1, "function": 2}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a series had a value.
+
+    Attributes:
+        event: The event after which it did, counted within the device's trace; -1 is
+            before the first.
+        time_us: When that was, in microseconds since the epoch; None where unknown.
+        bytes: The value.
+    """
+
+    event: int
+    time_us: int | None
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds bytes at one moment.
+
+    Attributes:
+        bytes: The sum of its blocks' sizes, as the allocator rounded them.
+        requested_bytes: The sum of what was asked for.
+        count: How many allocations that is.
+        key: The stack, innermost first; of a line or function a stack of one frame.
+            Empty where no stack was recorded.
+        share: Its share of all allocated bytes at that moment.
+    """
+
+    bytes: int
+    requested_bytes: int
+    count: int
+    key: tuple[Frame, ...]
+    share: float
+
+
+@dataclass(frozen=True)
+class Churn:
+    """What one stack allocated over the whole trace.
+
+    Attributes:
+        stack: Where, innermost first; empty where none was recorded.
+        count: Allocations made in the trace.
+        bytes: Their sizes added up.
+        peak_bytes: The most that it held at once.
+        peak_event: When that was.
+    """
+
+    stack: tuple[Frame, ...]
+    count: int
+    bytes: int
+    peak_bytes: int
+    peak_event: int
+
+
+class Timeline:
+    """One device's trace. Events are counted within it, from 0.
+
+    Example:
+        >>> import neutracer
+        >>> tl = neutracer.load("tests/data/frag_default.pickle").timeline()
+        >>> tl.peak("allocated").bytes, tl.peak("reserved").bytes
+        (619585536, 2126512128)
+    """
+
+    def __init__(
+        self, snapshot: core.Snapshot, device: int, events: Table, stacks: Stacks
+    ) -> None:
+        """Made by `Snapshot.timeline`; not by users."""
+        self.device = device
+        self.events = events
+        self._stacks = stacks
+        self._native = core.Timeline(snapshot, device)
+        self._columns = self._native.tables()
+
+    @property
+    def native(self) -> core.Timeline:
+        """The core's object, for other parts of neutracer."""
+        return self._native
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """What the replay found out: complete, start_bytes, slack_bound, preexisting,
+        unmatched, oom_count, release_runs, retries, retries_known."""
+        return MappingProxyType(self._native.facts())
+
+    def _series(self, metric: str) -> memoryview:
+        return memoryview(self._native.series(_METRICS[metric])).cast("Q")
+
+    @cached_property
+    def allocated(self) -> memoryview:
+        """Bytes in allocated blocks after each event."""
+        return self._series("allocated")
+
+    @cached_property
+    def active(self) -> memoryview:
+        """Bytes in allocated blocks and in those waiting for a stream, after each event."""
+        return self._series("active")
+
+    @cached_property
+    def reserved(self) -> memoryview:
+        """Bytes taken from the device after each event."""
+        return self._series("reserved")
+
+    @cached_property
+    def requested(self) -> memoryview:
+        """Bytes that active blocks were asked for, after each event."""
+        return self._series("requested")
+
+    @property
+    def time_us(self) -> memoryview:
+        """When each event was, in microseconds since the epoch; 0 where unknown."""
+        return cast(memoryview, self.events["time_us"])
+
+    def peak(self, metric: str = "allocated") -> Moment:
+        """The largest value of a series, the state before the first event included.
+
+        Args:
+            metric: "allocated", "active", "reserved" or "requested".
+
+        Raises:
+            ValueError: There is no such series.
+        """
+        if metric not in _METRICS:
+            raise ValueError(f"no series {metric!r}; there are {', '.join(_METRICS)}")
+        event, nbytes = self._native.peak(_METRICS[metric])
+        time_us = self.time_us[event] if event >= 0 else 0
+        return Moment(event, time_us or None, nbytes)
+
+    def _event(self, event: int) -> int:
+        if not -1 <= event < len(self):
+            raise ValueError(f"event {event} is not among the {len(self)} of the trace")
+        return event
+
+    def event_at(self, time_us: int) -> int:
+        """The last event up to a time in microseconds since the epoch; -1: none."""
+        return bisect_right(self.time_us, time_us) - 1
+
+    def at(self, event: int) -> Layout:
+        """The layout after an event; -1 is before the first.
+
+        Raises:
+            ValueError: There is no such event.
+        """
+        return Layout(self._native.layout(self._event(event)), self._stacks)
+
+    @cached_property
+    def allocations(self) -> Table:
+        """One row an allocation, those from before the trace first.
+
+        Columns: address, size (of the block), requested_size (bytes), stream,
+        alloc_event (-1: before the trace), free_event (of free_requested; -1: not in the
+        trace, -2: before it), completed_event (of free_completed; -1: not in the trace),
+        stack.
+        """
+        c = self._columns["allocations"]
+        columns = {
+            name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
+            for name in c
+            if name != "stack"
+        }
+        columns["stack"] = Column(lambda: c["stack"], null=NONE)
+        return Table("allocation", columns, len(c["address"]), self._stacks)
+
+    @cached_property
+    def segments(self) -> Table:
+        """One row a segment, or a range of an expandable one, with its life.
+
+        Columns: address, size (bytes), stream, segment_type, pool_first, pool_second,
+        is_expandable, pool_known, alloc_event (-1: before the trace), free_event (-1:
+        not in the trace), stack.
+        """
+        c = self._columns["segments"]
+        columns = {
+            name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
+            for name in ("address", "size", "stream", "pool_first", "pool_second")
+        }
+        columns["segment_type"] = Column(lambda: c["kind"], names=("small", "large"))
+        columns["is_expandable"] = Column(lambda: c["is_expandable"], is_flag=True)
+        columns["pool_known"] = Column(lambda: c["pool_known"], is_flag=True)
+        columns["alloc_event"] = Column(lambda: c["alloc_event"])
+        columns["free_event"] = Column(lambda: c["free_event"])
+        columns["stack"] = Column(lambda: c["stack"], null=NONE)
+        pairs = {"segment_pool_id": ("pool_first", "pool_second")}
+        return Table("segment", columns, len(c["address"]), self._stacks, pairs)
+
+    def holders(
+        self, event: int | None = None, by: str = "stack", limit: int | None = 10
+    ) -> list[Holder]:
+        """Who holds the allocated bytes after an event, the largest first.
+
+        Args:
+            event: The event; None is the peak of allocated, -1 before the first.
+            by: "stack", "line" (file and line of the innermost frame) or "function".
+            limit: How many at most; None is all.
+
+        Raises:
+            ValueError: There is no such event, or no such grouping.
+        """
+        if by not in _GROUPINGS:
+            raise ValueError(f"holders by {by!r} are not known; by {', '.join(_GROUPINGS)}")
+        at = self._native.peak(0)[0] if event is None else self._event(event)
+        found = self._native.holders(at, _GROUPINGS[by])
+        total = sum(nbytes for _, _, nbytes, _ in found)
+        return [
+            Holder(nbytes, requested, count, self._key(by, key), nbytes / total if total else 0.0)
+            for key, count, nbytes, requested in found[:limit]
+        ]
+
+    def _key(self, by: str, key: int) -> tuple[Frame, ...]:
+        if key == NONE or by == "stack":
+            return self._stacks[key]
+        frame = self._stacks.frame(key)
+        return (frame if by == "line" else frame._replace(line=0),)
+
+    def churn(self) -> list[Churn]:
+        """What each stack allocated over the trace, the most bytes first."""
+        rows = [
+            Churn(self._stacks[stack], count, nbytes, peak, event)
+            for stack, count, nbytes, peak, event in self._native.churn()
+        ]
+        return sorted(rows, key=lambda row: -row.bytes)
+
+    def __repr__(self) -> str:
+        peak = units.format_bytes(self.peak().bytes)
+        return f"<Timeline of cuda:{self.device}: {len(self):,} events, peak {peak}>"
