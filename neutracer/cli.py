@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 import neutracer
 from neutracer.diagnose.environment import environment
@@ -43,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_REPORT_EXAMPLE,
         formatter_class=raw,
     )
-    report.add_argument("files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input')
+    report.add_argument(
+        "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
+    )
     report.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     report.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
     report.add_argument(
@@ -120,14 +123,12 @@ def _read(file: str, max_memory: str | None) -> OverviewReport | None:
             snap = load(file, max_memory=max_memory)
         return overview(snap, "standard input" if file == "-" else file)
     except (NeutracerError, OSError, ValueError) as error:
-        _complain(f"{file}: {error.strerror or error}" if isinstance(error, OSError) else f"{file}: {error}")
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        _complain(f"{file}: {reason}")
         return None
 
 
-def _print(reports: list[OverviewReport], as_json: bool, stream: object) -> None:
-    from typing import TextIO, cast
-
-    out = cast(TextIO, stream)
+def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
     if as_json:
         plain = [report.to_dict() for report in reports]
         out.write(dumps(plain[0] if len(plain) == 1 else plain) + "\n")

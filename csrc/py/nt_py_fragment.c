@@ -173,13 +173,13 @@ PyObject *
 nt_py_fragment_ratios(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer allocated, reserved;
-    if (!PyArg_ParseTuple(args, "y*y*", &allocated, &reserved)) {
+    Py_buffer allocated, reserved, action;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &allocated, &reserved, &action)) {
         return NULL;
     }
-    const Py_ssize_t count = allocated.len / 8;
+    const Py_ssize_t count = action.len;
     PyObject *ratios = NULL, *result = NULL;
-    if (allocated.len != reserved.len) {
+    if (allocated.len != count * 8 || reserved.len != count * 8) {
         PyErr_SetString(PyExc_ValueError, "the series differ in length");
     } else {
         ratios = PyBytes_FromStringAndSize(NULL, count * 8);
@@ -188,7 +188,8 @@ nt_py_fragment_ratios(PyObject *module, PyObject *args)
         nt_ratio_summary summary;
         double *out = (double *)(void *)PyBytes_AS_STRING(ratios);
         Py_BEGIN_ALLOW_THREADS
-        summary = nt_fragment_ratios(allocated.buf, reserved.buf, (size_t)count, out);
+        summary = nt_fragment_ratios(allocated.buf, reserved.buf, action.buf,
+                                     (size_t)count, out);
         Py_END_ALLOW_THREADS
         result = Py_BuildValue("NdLdd", ratios, summary.largest,
                                (long long)summary.largest_event, summary.mean,
@@ -196,6 +197,7 @@ nt_py_fragment_ratios(PyObject *module, PyObject *args)
     }
     PyBuffer_Release(&allocated);
     PyBuffer_Release(&reserved);
+    PyBuffer_Release(&action);
     return result;
 }
 

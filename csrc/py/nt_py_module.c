@@ -114,7 +114,7 @@ PyDoc_STRVAR(arrow_doc,
              "buffer, first item, dictionary or None, code that stands for null or None).");
 
 PyDoc_STRVAR(ratios_doc,
-             "ratios(allocated, reserved, /)\n--\n\n"
+             "ratios(allocated, reserved, action, /)\n--\n\n"
              "(reserved - allocated) / reserved after each event as native doubles, the\n"
              "largest, its event (-1: none), the mean, and the last.");
 

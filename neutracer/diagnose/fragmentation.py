@@ -17,6 +17,7 @@ from neutracer.trace.places import UNKNOWN_PLACE, place_of
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.table import NONE
+from neutracer.trace.timeline import Timeline
 
 __all__ = [
     "FragmentationReport",
@@ -207,7 +208,7 @@ class FragmentationReport(Report):
         return self.ratio
 
     @cached_property
-    def fragmentation_history(self) -> memoryview:
+    def fragmentation_history(self) -> memoryview[float]:
         """The ratio after each event of the trace."""
         return memoryview(self._history).cast("d")
 
@@ -308,7 +309,9 @@ def fragmentation_report(
     groups = fragment.groups()
     figures = _figures(snap.memory_stats(number), groups)
     timeline = snap.timeline(number)
-    history, largest, at, mean, _ = core.ratios(timeline.allocated, timeline.reserved)
+    history, largest, at, mean, _ = core.ratios(
+        timeline.allocated, timeline.reserved, timeline.events.codes("action")
+    )
     now = _ratio(figures["reserved_bytes"], figures["allocated_bytes"])
     is_now = at < 0 or now > largest
     return FragmentationReport(
@@ -322,10 +325,16 @@ def fragmentation_report(
         pools=tuple(_pool(group) for group in groups),
         segments=_segments(snap, fragment),
         holes=_holes(snap, fragment),
-        findings=findings_of(snap, number, fragment),
+        findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         _fragment=fragment,
         _history=history,
     )
+
+
+def _used_at_peak(timeline: Timeline, history: bytes) -> float | None:
+    """The ratio at the peak of allocated; None where that is before the trace."""
+    event = timeline.peak("allocated").event
+    return None if event < 0 else float(memoryview(history).cast("d")[event])
 
 
 def _figures(stats: Mapping[str, int], groups: list[dict[str, Any]]) -> dict[str, int]:
@@ -368,8 +377,8 @@ def _segments(snap: Snapshot, fragment: core.Fragment) -> tuple[SegmentFragmenta
 
 def _holes(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
     stacks = snap.stacks
-    ids, sizes = snap.blocks["stack"], snap.blocks["size"]
-    known: dict[Any, Place] = {}
+    ids, sizes = snap.blocks.codes("stack"), snap.blocks.codes("size")
+    known: dict[int, Place] = {}
 
     def place(row: int) -> Place | None:
         if row == NONE:
@@ -379,7 +388,7 @@ def _holes(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
         return known[ids[row]]
 
     def size(row: int) -> int:
-        return 0 if row == NONE else int(sizes[row])
+        return 0 if row == NONE else sizes[row]
 
     return tuple(
         Hole(address, nbytes, segment, place(before), place(after), size(before), size(after))

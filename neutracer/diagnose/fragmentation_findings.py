@@ -32,14 +32,6 @@ _POOL_BEGIN = 0.05
 _POOL_EVENTS = 100
 
 
-def _mib(nbytes: int) -> str:
-    return format_bytes(nbytes, "MiB", decimals=None) if nbytes < 10_000 << 20 else _auto(nbytes)
-
-
-def _auto(nbytes: int) -> str:
-    return format_bytes(nbytes)
-
-
 @dataclass(frozen=True)
 class _Unused:
     """Where the free bytes of one layout are."""
@@ -63,7 +55,7 @@ class _Unused:
         return self.total / self.reserved if self.reserved else 0.0
 
 
-def _look(snap: Snapshot, fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
+def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
     """Sums of a layout's free bytes: in wholly free segments, and in holes of others."""
     cached, holed, kept, holes, largest = [], 0, [], 0, 0
     for row, count, free, biggest, _, pin in fragment.segments():
@@ -92,32 +84,29 @@ def _look(snap: Snapshot, fragment: core.Fragment, segments: Any, blocks: Any) -
 def _look_at(snap: Snapshot, timeline: Timeline, event: int) -> _Unused:
     layout = timeline.at(event)
     fragment = core.Fragment(snap.native, layout.native, timeline.device)
-    return _look(snap, fragment, layout.segments, layout.blocks)
+    return _look(fragment, layout.segments, layout.blocks)
 
 
-def _severity(unused: _Unused, bytes_that_count: int) -> Severity | None:
-    """The band of the ratio; `info` where few bytes are at stake."""
-    if unused.ratio < 0.15:
-        return None
-    if bytes_that_count < _SMALL:
+def _severity(ratio: float, nbytes: int) -> Severity:
+    """The band of a ratio as a severity; `info` where it is good or few bytes are at stake."""
+    if ratio < 0.15 or nbytes < _SMALL:
         return Severity.INFO
-    if unused.ratio < 0.30:
+    if ratio < 0.30:
         return Severity.MODERATE
-    return Severity.SERIOUS if unused.ratio <= 0.40 else Severity.SEVERE
+    return Severity.SERIOUS if ratio <= 0.40 else Severity.SEVERE
 
 
 def _evidence(unused: _Unused) -> tuple[Note, ...]:
     notes = []
     if unused.cached:
         segments = format_count(unused.cached_segments, "cached segment")
-        notes.append(
-            Note(f"{_mib(unused.cached)} in {segments} with nothing in them, opened by", unused.cached_by)
-        )
+        text = f"{format_bytes(unused.cached)} in {segments} with nothing in them, opened by"
+        notes.append(Note(text, unused.cached_by))
     if unused.in_holes:
         holes = format_count(unused.holes, "hole")
         notes.append(
             Note(
-                f"{_mib(unused.in_holes)} in {holes} of at most {_mib(unused.largest_hole)}, "
+                f"{format_bytes(unused.in_holes)} in {holes} of at most {format_bytes(unused.largest_hole)}, "
                 "in segments kept by blocks of",
                 unused.kept_by,
             )
@@ -136,18 +125,24 @@ def _expandable_advice(snap: Snapshot, unused: _Unused) -> tuple[Note, ...]:
     return (Note("try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", detail=why),)
 
 
+def _whole_call(timeline: Timeline, event: int) -> int:
+    """The event that ends the call of which a new segment is the first half."""
+    rows = timeline.events
+    while event + 1 < len(rows) and rows[event].action in ("segment_alloc", "segment_map"):
+        event += 1
+    return event
+
+
 def _peak_finding(snap: Snapshot, timeline: Timeline, now: _Unused) -> tuple[Finding, ...]:
     """The state at the peak of reserved, where that is behind us."""
     peak = timeline.peak("reserved")
     if peak.event < 0 or peak.bytes <= now.reserved:
         return ()
-    then = _look_at(snap, timeline, peak.event)
-    severity = _severity(then, then.total)
-    if severity is None:
+    then = _look_at(snap, timeline, _whole_call(timeline, peak.event))
+    severity = _severity(then.ratio, then.total)
+    if severity is Severity.INFO:
         return ()
-    message = (
-        f"at its peak {format_share(then.ratio)} of the {_mib(then.reserved)} reserved was unused"
-    )
+    message = f"at its peak {format_share(then.ratio)} of the {format_bytes(then.reserved)} reserved was unused"
     return (
         Finding(
             "fragmentation_peak",
@@ -161,19 +156,34 @@ def _peak_finding(snap: Snapshot, timeline: Timeline, now: _Unused) -> tuple[Fin
     )
 
 
-def _now_finding(snap: Snapshot, now: _Unused, reclaimable: int) -> tuple[Finding, ...]:
-    """The state at the end. What empty_cache() would give back is a cache, not damage."""
-    stuck = now.total - reclaimable
-    severity = _severity(now, stuck)
-    if severity is None:
+def _now_finding(
+    snap: Snapshot, now: _Unused, reclaimable: int, at_peak: float | None
+) -> tuple[Finding, ...]:
+    """The state at the end.
+
+    What empty_cache() would give back is a cache and no damage; and what was used at the
+    peak of allocated will be used again. So the severity is that of the rest, and not
+    worse than at that peak.
+    """
+    if now.ratio < 0.15:
         return ()
+    stuck = now.total - reclaimable
+    severity = _severity(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
+    notes = _evidence(now)
+    if at_peak is not None:
+        severity = min(severity, _severity(at_peak, stuck), key=lambda word: word.rank)
+        notes += (Note(f"At the peak of allocated {format_share(at_peak)} was unused."),)
     advice: tuple[Note, ...] = ()
-    if stuck >= _SMALL:
+    if severity is not Severity.INFO:
         advice += _expandable_advice(snap, now)
     if reclaimable:
-        advice += (Note(f"torch.cuda.empty_cache() gives {_mib(reclaimable)} back to the device"),)
-    message = f"{format_share(now.ratio)} of the {_mib(now.reserved)} reserved is unused now"
-    return (Finding("fragmentation", severity, now.total, message, _evidence(now), advice),)
+        advice += (
+            Note(f"torch.cuda.empty_cache() gives {format_bytes(reclaimable)} back to the device"),
+        )
+    message = (
+        f"{format_share(now.ratio)} of the {format_bytes(now.reserved)} reserved is unused now"
+    )
+    return (Finding("fragmentation", severity, now.total, message, notes, advice),)
 
 
 def _oom_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
@@ -185,40 +195,36 @@ def _oom_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
     for event, name in enumerate(action):
         if name == "oom":
             by_place.setdefault(place_of(timeline.events[event].stack), []).append(event)
-    sizes = timeline.events["size"]
+    sizes = timeline.events.codes("size")
     found = []
     for place, events in by_place.items():
-        event = max(events, key=lambda number: int(sizes[number] or 0))
+        event = max(events, key=lambda number: sizes[number])
         found.append(_one_oom(snap, timeline, event, place, len(events)))
     return tuple(found)
 
 
-def _one_oom(
-    snap: Snapshot, timeline: Timeline, event: int, place: Place, count: int
-) -> Finding:
+def _one_oom(snap: Snapshot, timeline: Timeline, event: int, place: Place, count: int) -> Finding:
     row = timeline.events[event]
     then = _look_at(snap, timeline, event)
     if row.device_free >= row.size:
-        left = f"Not the device: {_auto(row.device_free)} were free there; this process is capped."
+        left = f"Not the device: {format_bytes(row.device_free)} were free there; this process is capped."
     else:
-        left = f"The device had {_auto(row.device_free)} left."
+        left = f"The device had {format_bytes(row.device_free)} left."
     notes = [Note(left), Note("asked for by", place)]
     if then.in_holes or then.cached:
         free = then.total
         notes.append(
             Note(
-                f"Inside its segments {_mib(free)} were free, in "
+                f"Inside its segments {format_bytes(free)} were free, in "
                 f"{format_count(then.holes + then.cached_segments, 'hole')} of at most "
-                f"{_mib(then.largest_hole)}, kept by blocks of",
+                f"{format_bytes(then.largest_hole)}, kept by blocks of",
                 then.kept_by,
             )
         )
     times = f", {format_count(count)} times from one place" if count > 1 else ""
-    message = f"out of memory: asked {_mib(row.size)}{times}"
+    message = f"out of memory: asked {format_bytes(row.size)}{times}"
     advice = _expandable_advice(snap, then) if then.in_holes >= row.size else ()
-    return Finding(
-        "out_of_memory", Severity.SEVERE, row.size, message, tuple(notes), advice, event
-    )
+    return Finding("out_of_memory", Severity.SEVERE, row.size, message, tuple(notes), advice, event)
 
 
 def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
@@ -233,16 +239,14 @@ def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
     if len(timeline) < _POOL_EVENTS:
         return []
     c = timeline.allocations
-    freed, made, sizes = c["free_event"], c["alloc_event"], c["size"]
+    freed, made, sizes = c.codes("free_event"), c.codes("alloc_event"), c.codes("size")
     begin = len(timeline) * _POOL_BEGIN
-    kept = [
-        row for row, event in enumerate(freed) if event == -1 and int(made[row] or 0) <= begin
-    ]
-    largest = sorted(kept, key=lambda row: -int(sizes[row] or 0))[:_POOL_BLOCKS]
+    kept = [row for row, event in enumerate(freed) if event == -1 and made[row] <= begin]
+    largest = sorted(kept, key=lambda row: -sizes[row])[:_POOL_BLOCKS]
     reserved = snap.memory_stats(timeline.device)["reserved_bytes.all.current"]
     held = 0
     for count, row in enumerate(largest, 1):
-        held += int(sizes[row] or 0)
+        held += sizes[row]
         if held >= _POOL_SHARE * reserved:
             return largest[:count]
     return []
@@ -255,29 +259,30 @@ def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
     blocks = [timeline.allocations[row] for row in rows]
     held = sum(block.size for block in blocks)
     place = grouped((block.stack, block.size, 1) for block in blocks)[0][0]
-    message = (
-        f"{format_count(len(blocks), 'block')} of {_mib(held)} in all never changed since the start"
-    )
+    message = f"{format_count(len(blocks), 'block')} of {format_bytes(held)} in all never changed since the start"
     note = Note("A static pool (weights, a KV cache): no leak, and no cause of holes. From", place)
     return (Finding("static_pool", Severity.INFO, held, message, (note,)),)
 
 
-def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[Finding, ...]:
+def findings_of(
+    snap: Snapshot, device: int, fragment: core.Fragment, at_peak: float | None
+) -> tuple[Finding, ...]:
     """The findings about one device, the worst first.
 
     Args:
         snap: The snapshot.
         device: The device.
         fragment: Of the snapshot's own end state.
+        at_peak: The ratio at the peak of allocated; None where that is unknown.
     """
     timeline = snap.timeline(device)
-    now = _look(snap, fragment, snap.segments, snap.blocks)
+    now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
     return ranked(
         (
             *_oom_finding(snap, timeline),
             *_peak_finding(snap, timeline, now),
-            *_now_finding(snap, now, reclaimable),
+            *_now_finding(snap, now, reclaimable, at_peak),
             *_pool_finding(snap, timeline),
         )
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neutracer.diagnose.fragmentation import FragmentationReport, band, fragmentation_report
-from neutracer.render.document import Block, Document, Figure, KeyValues, Table
+from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
@@ -29,15 +29,15 @@ class Holding:
         function: The function's name.
         filename: The file's name without its folders.
         line: The line.
-        bytes: In its blocks.
-        count: How many blocks.
-        share: Of all allocated bytes then.
+        requested_bytes: What it asked for.
+        count: How many blocks that is.
+        share: Of all that live blocks were asked for then.
     """
 
     function: str
     filename: str
     line: int
-    bytes: int
+    requested_bytes: int
     count: int
     share: float
 
@@ -166,10 +166,17 @@ def _device(snap: Snapshot, device: int) -> DeviceOverview:
     timeline = snap.timeline(device)
     peak, reserved = timeline.peak("allocated"), timeline.peak("reserved")
     held = timeline.holders(limit=None)
-    by_line = grouped((holder.key, holder.bytes, holder.count) for holder in held)
-    total = sum(holder.bytes for holder in held)
+    by_line = grouped((holder.key, holder.requested_bytes, holder.count) for holder in held)
+    total = sum(holder.requested_bytes for holder in held)
     holders = tuple(
-        Holding(place.function, place.filename, place.line, nbytes, count, nbytes / total)
+        Holding(
+            place.function,
+            place.filename,
+            place.line,
+            nbytes,
+            count,
+            nbytes / total if total else 0.0,
+        )
         for place, nbytes, count in by_line[:_MOST_HOLDERS]
     )
     times = timeline.time_us
@@ -180,7 +187,7 @@ def _device(snap: Snapshot, device: int) -> DeviceOverview:
         peak={
             "allocated_bytes": peak.bytes,
             "event": peak.event,
-            "requested_bytes": sum(holder.requested_bytes for holder in held),
+            "requested_bytes": total,
             "holders": holders,
         },
         reserved_peak={"reserved_bytes": reserved.bytes, "event": reserved.event},
@@ -198,9 +205,7 @@ def _ooms(snap: Snapshot, device: int) -> tuple[OutOfMemory, ...]:
         return ()
     rows = timeline.events
     return tuple(
-        OutOfMemory(
-            event, rows[event].time_us or None, rows[event].size, rows[event].device_free
-        )
+        OutOfMemory(event, rows[event].time_us or None, rows[event].size, rows[event].device_free)
         for event, action in enumerate(rows["action"])
         if action == "oom"
     )
@@ -255,9 +260,9 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     rows = tuple(
         (
             Figure.share(holder.share),
-            Figure.bytes(holder.bytes),
+            Figure.bytes(holder.requested_bytes),
             Figure.count(holder.count, "block"),
-            _place(holder),
+            Place(holder.function, holder.filename, holder.line),
         )
         for holder in shown
     )
@@ -268,12 +273,6 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     notes = (f"and {format_count(rest, 'more line')}",) if rest else ()
     title = f"Who holds the peak{where} ({asked} asked for, {allocated} allocated)"
     return (Table(title, rows, notes=notes),)
-
-
-def _place(holder: Holding) -> Any:
-    from neutracer.render.document import Place
-
-    return Place(holder.function, holder.filename, holder.line)
 
 
 def _odd(snap: Snapshot, devices: tuple[DeviceOverview, ...]) -> tuple[tuple[str, str], ...]:
@@ -300,7 +299,9 @@ def _odd_device(snap: Snapshot, device: DeviceOverview) -> list[tuple[str, str]]
         bound = format_bytes(facts["slack_bound"])
         odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))
     if facts["unmatched"]:
-        odd.append(("gaps", f"{format_count(facts['unmatched'], 'event')} fit nothing in the trace"))
+        odd.append(
+            ("gaps", f"{format_count(facts['unmatched'], 'event')} fit nothing in the trace")
+        )
     pools = device.fragmentation.pools
     private = [pool for pool in pools if pool.pool != (0, 0)]
     if private:

@@ -33,9 +33,7 @@ def snapshot() -> Snapshot:
 def _initialised_cuda() -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
-        raise UnavailableError(
-            "torch in this process", "import torch and use a CUDA device first"
-        )
+        raise UnavailableError("torch in this process", "import torch and use a CUDA device first")
     if getattr(torch.version, "cuda", None) is None or not hasattr(
         torch._C, "_cuda_memorySnapshot"
     ):

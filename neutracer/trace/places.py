@@ -10,15 +10,26 @@ from neutracer.trace.table import Frame
 
 __all__ = ["UNKNOWN_PLACE", "base_name", "place_of", "user_frame"]
 
-UNKNOWN_PLACE = Place("(no stack recorded)", "")
+UNKNOWN_PLACE = Place("(no Python stack)", "")
 
 # Folders of files that are not the user's: PyTorch's own Python code.
 _LIBRARY = ("/torch/", "\\torch\\")
+
+# Frames of the recording itself and of the allocator: they are in every C++ stack.
+_PLUMBING = (
+    "torch::unwind",
+    "torch::CapturedTraceback",
+    "torch::cuda::",
+    "c10::",
+    "at::detail::",
+    "at::(anonymous namespace)::create_out",
+)
 _NATIVE = (".cpp", ".h", ".hpp", ".cu", ".cuh", ".c", ".S")
 
 
 def user_frame(stack: Sequence[Frame]) -> Frame | None:
-    """The innermost Python frame that is not PyTorch's own, or else the innermost frame.
+    """The innermost Python frame that is not PyTorch's own, or else the innermost frame that
+    is neither the recording's nor the allocator's.
 
     Args:
         stack: Frames, innermost first.
@@ -29,6 +40,9 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
     for frame in stack:
         is_python = frame.line > 0 and not frame.filename.endswith(_NATIVE)
         if is_python and not any(folder in frame.filename for folder in _LIBRARY):
+            return frame
+    for frame in stack:
+        if not frame.name.startswith(_PLUMBING):
             return frame
     return stack[0] if stack else None
 

@@ -132,15 +132,14 @@ def check_head(head: bytes) -> None:
         raise SnapshotError(f"the file is empty (0 bytes): {EXPECTED}", 0)
     if head.startswith(b"PK\x03\x04"):
         raise SnapshotError(
-            "this is a zip archive, most likely a checkpoint written by torch.save(): "
-            f"{EXPECTED}",
+            f"this is a zip archive, most likely a checkpoint written by torch.save(): {EXPECTED}",
             0,
         )
     if head.startswith(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."):
         raise SnapshotError(
             f"this is a checkpoint in the old format of torch.save(): {EXPECTED}", 0
         )
-    if head[:1] not in b"(}]\x80" and all(byte in b"\t\n\r" or 32 <= byte for byte in head):
+    if head[:1] not in b"(}]\x80" and all(byte in b"\t\n\r" or byte >= 32 for byte in head):
         start = head.lstrip()[:1]
         kind = {b"{": "JSON text", b"[": "JSON text", b"<": "an HTML or XML page"}.get(
             start, "a text file"

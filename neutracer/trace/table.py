@@ -248,6 +248,14 @@ class Table:
         names = column.names
         return [None if code == column.null else names[code] for code in numbers]
 
+    def codes(self, name: str) -> memoryview:
+        """A column's numbers, also where they stand for strings.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        return self._columns[name].numbers[self._first : self._first + self._count]
+
     def __iter__(self) -> Iterator[Row]:
         return (Row(self, index) for index in range(self._count))
 
@@ -268,8 +276,6 @@ class Table:
 
     def _repr_html_(self) -> str:
         names = [name for name in self._row_names() if name != "stack"]
-        rows = tuple(
-            tuple(str(getattr(row, name)) for name in names) for row in self[:_SHOWN_ROWS]
-        )
+        rows = tuple(tuple(str(getattr(row, name)) for name in names) for row in self[:_SHOWN_ROWS])
         title = f"{self._count:,} {self.name}s, the first {len(rows)}"
         return render_html(Document(title, blocks=(TableBlock("", rows, tuple(names)),)))

@@ -87,9 +87,7 @@ class Timeline:
         (619585536, 2126512128)
     """
 
-    def __init__(
-        self, snapshot: core.Snapshot, device: int, events: Table, stacks: Stacks
-    ) -> None:
+    def __init__(self, snapshot: core.Snapshot, device: int, events: Table, stacks: Stacks) -> None:
         """Made by `Snapshot.timeline`; not by users."""
         self.device = device
         self.events = events

@@ -57,7 +57,7 @@ nt_round_size(const nt_settings *settings, uint64_t nbytes)
     if (nbytes < NT_MIN_BLOCK_SIZE) {
         return NT_MIN_BLOCK_SIZE;
     }
-    /* PyTorch refuses requests above 1 EiB; here they only must not wrap. */
+    /* PyTorch refuses requests above this; here they only must not wrap. */
     if (nbytes > NT_LARGEST_REQUEST) {
         return NT_LARGEST_REQUEST;
     }
@@ -121,8 +121,9 @@ nt_largest_request(const nt_settings *settings, uint64_t block_size, bool small)
 {
     /* Rounding grows with the request, and so does the chance that the oversize
      * rules allow it: what rounds to the most is the only one to look at. */
+    const uint64_t most = small ? NT_SMALL_SIZE : NT_LARGEST_REQUEST;
     uint64_t low = 0;
-    uint64_t high = small && block_size > NT_SMALL_SIZE ? NT_SMALL_SIZE : block_size;
+    uint64_t high = block_size < most ? block_size : most;
     while (high > low) {
         const uint64_t middle = high - (high - low) / 2;
         if (nt_round_size(settings, middle) <= block_size) {

@@ -17,7 +17,8 @@
 #define NT_ROUND_LARGE UINT64_C(2097152)    /* such segments are multiples */
 #define NT_LARGEST_REQUEST (UINT64_C(1) << 60) /* PyTorch refuses more than 1 EiB */
 
-/* The block size asked for by a request of `nbytes` (round_size): at least 512. */
+/* The block size asked for by a request of `nbytes`: 512 at least, NT_LARGEST_REQUEST
+ * at most (callers refuse larger requests before), and never less for a larger one. */
 uint64_t
 nt_round_size(const nt_settings *settings, uint64_t nbytes);
 
@@ -25,7 +26,8 @@ nt_round_size(const nt_settings *settings, uint64_t nbytes);
 bool
 nt_is_small(uint64_t rounded);
 
-/* The segment that a rounded request opens when no block fits (not expandable). */
+/* The segment that a rounded request opens when no block fits (not expandable).
+ * `rounded`, here and below, is what nt_round_size returns. */
 uint64_t
 nt_segment_size(const nt_settings *settings, uint64_t rounded);
 
@@ -34,9 +36,9 @@ uint64_t
 nt_page_size(const nt_settings *settings, bool small);
 
 /*
- * Whether a free block of `block_size` bytes is split for a request of `rounded`
- * bytes; if not, the request gets the whole block. `expandable` tells whether
- * the block lies in an expandable segment.
+ * Whether a free block of `block_size` bytes (`rounded` or more) is split for a
+ * request of `rounded` bytes; if not, the request gets the whole block. `expandable`
+ * tells whether the pool's segments are expandable now, not whether this one is.
  */
 bool
 nt_should_split(const nt_settings *settings, uint64_t block_size, uint64_t rounded,
@@ -51,8 +53,9 @@ bool
 nt_may_use(const nt_settings *settings, uint64_t block_size, uint64_t rounded);
 
 /*
- * The largest request in bytes that a free block of `block_size` bytes serves
- * without the device; 0 if none. Inverse of nt_round_size under nt_may_use.
+ * The largest request in bytes that a free block of `block_size` bytes in a small or
+ * a large pool serves without the device; 0 if none. Inverse of nt_round_size under
+ * nt_is_small and nt_may_use.
  */
 uint64_t
 nt_largest_request(const nt_settings *settings, uint64_t block_size, bool small);

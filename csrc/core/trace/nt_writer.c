@@ -3,285 +3,88 @@
 
 #include <string.h>
 
-/* CPython closes a frame when it has grown to this. */
-#define WRITER_FRAME ((size_t)64 * 1024)
-
-/* The longest piece that is put into a frame at once; longer strings stand alone. */
-#define WRITER_MOST_PIECE ((size_t)1024)
-
-/* Lists and dicts are written in batches of so many items, as CPython does. */
-#define WRITER_BATCH 1000
+#include "trace/nt_writer_opcodes.h"
 
 /* Events between two calls of the progress function. */
 #define WRITER_TICK ((size_t)1 << 16)
 
+/* The words of the schema: its keys, then values that are one of a few. */
 enum {
-    KEY_SEGMENTS,
-    KEY_DEVICE_TRACES,
-    KEY_ALLOCATOR_SETTINGS,
-    KEY_EXTERNAL_ANNOTATIONS,
-    KEY_DEVICE,
-    KEY_ADDRESS,
-    KEY_TOTAL_SIZE,
-    KEY_ALLOCATED_SIZE,
-    KEY_ACTIVE_SIZE,
-    KEY_REQUESTED_SIZE,
-    KEY_STREAM,
-    KEY_SEGMENT_TYPE,
-    KEY_SEGMENT_POOL_ID,
-    KEY_IS_EXPANDABLE,
-    KEY_FRAMES,
-    KEY_BLOCKS,
-    KEY_SIZE,
-    KEY_STATE,
-    KEY_NAME,
-    KEY_FILENAME,
-    KEY_LINE,
-    KEY_ACTION,
-    KEY_ADDR,
-    KEY_DEVICE_FREE,
-    KEY_TIME_US,
-    KEY_POOL_ID,
-    KEY_COMPILE_CONTEXT,
-    KEY_USER_METADATA,
-    KEY_STAGE,
-    WORD_SMALL,
-    WORD_LARGE,
-    WORD_INACTIVE,
-    WORD_ACTIVE_ALLOCATED,
-    WORD_ACTIVE_PENDING_FREE,
-    WORD_START,
-    WORD_END,
-    WORDS,
+    KEY_SEGMENTS, KEY_DEVICE_TRACES, KEY_ALLOCATOR_SETTINGS, KEY_EXTERNAL_ANNOTATIONS,
+    KEY_DEVICE, KEY_ADDRESS, KEY_TOTAL_SIZE, KEY_ALLOCATED_SIZE, KEY_ACTIVE_SIZE,
+    KEY_REQUESTED_SIZE, KEY_STREAM, KEY_SEGMENT_TYPE, KEY_SEGMENT_POOL_ID,
+    KEY_IS_EXPANDABLE, KEY_FRAMES, KEY_BLOCKS, KEY_SIZE, KEY_STATE, KEY_NAME,
+    KEY_FILENAME, KEY_LINE, KEY_ACTION, KEY_ADDR, KEY_DEVICE_FREE, KEY_TIME_US,
+    KEY_POOL_ID, KEY_COMPILE_CONTEXT, KEY_USER_METADATA, KEY_STAGE, WORD_SMALL,
+    WORD_LARGE, WORD_INACTIVE, WORD_ACTIVE_ALLOCATED, WORD_ACTIVE_PENDING_FREE,
+    WORD_START, WORD_END, WORDS
 };
 
 static const char *const writer_words[WORDS] = {
-    "segments",
-    "device_traces",
-    "allocator_settings",
-    "external_annotations",
-    "device",
-    "address",
-    "total_size",
-    "allocated_size",
-    "active_size",
-    "requested_size",
-    "stream",
-    "segment_type",
-    "segment_pool_id",
-    "is_expandable",
-    "frames",
-    "blocks",
-    "size",
-    "state",
-    "name",
-    "filename",
-    "line",
-    "action",
-    "addr",
-    "device_free",
-    "time_us",
-    "pool_id",
-    "compile_context",
-    "user_metadata",
-    "stage",
-    "small",
-    "large",
-    "inactive",
-    "active_allocated",
-    "active_pending_free",
-    "START",
-    "END",
+    [KEY_SEGMENTS] = "segments",
+    [KEY_DEVICE_TRACES] = "device_traces",
+    [KEY_ALLOCATOR_SETTINGS] = "allocator_settings",
+    [KEY_EXTERNAL_ANNOTATIONS] = "external_annotations",
+    [KEY_DEVICE] = "device",
+    [KEY_ADDRESS] = "address",
+    [KEY_TOTAL_SIZE] = "total_size",
+    [KEY_ALLOCATED_SIZE] = "allocated_size",
+    [KEY_ACTIVE_SIZE] = "active_size",
+    [KEY_REQUESTED_SIZE] = "requested_size",
+    [KEY_STREAM] = "stream",
+    [KEY_SEGMENT_TYPE] = "segment_type",
+    [KEY_SEGMENT_POOL_ID] = "segment_pool_id",
+    [KEY_IS_EXPANDABLE] = "is_expandable",
+    [KEY_FRAMES] = "frames",
+    [KEY_BLOCKS] = "blocks",
+    [KEY_SIZE] = "size",
+    [KEY_STATE] = "state",
+    [KEY_NAME] = "name",
+    [KEY_FILENAME] = "filename",
+    [KEY_LINE] = "line",
+    [KEY_ACTION] = "action",
+    [KEY_ADDR] = "addr",
+    [KEY_DEVICE_FREE] = "device_free",
+    [KEY_TIME_US] = "time_us",
+    [KEY_POOL_ID] = "pool_id",
+    [KEY_COMPILE_CONTEXT] = "compile_context",
+    [KEY_USER_METADATA] = "user_metadata",
+    [KEY_STAGE] = "stage",
+    [WORD_SMALL] = "small",
+    [WORD_LARGE] = "large",
+    [WORD_INACTIVE] = "inactive",
+    [WORD_ACTIVE_ALLOCATED] = "active_allocated",
+    [WORD_ACTIVE_PENDING_FREE] = "active_pending_free",
+    [WORD_START] = "START",
+    [WORD_END] = "END",
 };
 
-/* Memo indexes of what was written already, NT_NONE for what was not. */
-typedef struct writer_memo {
-    uint32_t *index;
-    size_t count;
-} writer_memo;
-
-/* The first failure stays in `status`; from then on nothing more is written. */
+/* The first failure stays in out.status; from then on nothing more is written. */
 typedef struct writer {
+    nt_writer_out out;
     nt_alloc alloc;
     const nt_snapshot *snapshot;
-    const nt_sink *sink;
     const nt_progress *progress;
     uint32_t keys;
-    uint8_t *frame; /* WRITER_FRAME + WRITER_MOST_PIECE bytes */
-    size_t length;
-    uint32_t memoized;
-    writer_memo words, strings, actions, frames, stacks;
     uint64_t done; /* events written */
-    nt_status status;
-    nt_error *err;
+
+    /* Memo indexes by id, NT_NONE for what was not written yet. */
+    uint32_t *strings, *frames, *stacks;
+    size_t string_count, frame_count, stack_count;
+
+    /* Of words and actions: the string's own place above, or the spare one of a
+     * word that is none of the snapshot's strings. */
+    uint32_t *words[WORDS], spare_words[WORDS];
+    uint32_t *actions[UINT8_MAX + 1], spare_actions[UINT8_MAX + 1];
 } writer;
-
-static void
-writer_emit(writer *w, const void *bytes, size_t count)
-{
-    if (w->status == NT_OK && w->sink->write(w->sink->ctx, bytes, count) != 0) {
-        w->status = nt_fail(w->err, NT_IO, NT_NO_OFFSET, "writing failed");
-    }
-}
-
-/* Writes the frame gathered so far: its opcode, its length, its bytes. */
-static void
-writer_flush(writer *w)
-{
-    if (w->length == 0) {
-        return;
-    }
-    uint8_t head[9] = {0x95};
-    for (size_t i = 0; i < 8; i++) {
-        head[1 + i] = (uint8_t)((uint64_t)w->length >> 8 * i);
-    }
-    writer_emit(w, head, sizeof head);
-    writer_emit(w, w->frame, w->length);
-    w->length = 0;
-}
-
-/* Puts one opcode with its argument, at most WRITER_MOST_PIECE bytes. */
-static inline void
-writer_put(writer *w, const void *bytes, size_t count)
-{
-    memcpy(w->frame + w->length, bytes, count);
-    w->length += count;
-    if (w->length >= WRITER_FRAME) {
-        writer_flush(w);
-    }
-}
-
-static inline void
-writer_opcode(writer *w, uint8_t opcode)
-{
-    writer_put(w, &opcode, 1);
-}
-
-/* An opcode with the low `width` bytes of `number`. */
-static inline void
-writer_number(writer *w, uint8_t opcode, uint64_t number, size_t width)
-{
-    uint8_t bytes[9] = {opcode};
-    for (size_t i = 0; i < width; i++) {
-        bytes[1 + i] = (uint8_t)(number >> 8 * i);
-    }
-    writer_put(w, bytes, 1 + width);
-}
-
-/* LONG1 with as few bytes as the two's complement needs. */
-static void
-writer_long(writer *w, uint64_t bits, bool negative)
-{
-    uint8_t bytes[11] = {0x8a};
-    size_t count = 0;
-    const uint8_t sign = negative ? 0xff : 0;
-    for (; count < 9; count++) {
-        bytes[2 + count] = count < 8 ? (uint8_t)(bits >> 8 * count) : sign;
-        const uint64_t rest = count < 7 ? bits >> 8 * (count + 1) : 0;
-        const uint64_t rest_of_sign =
-            negative && count < 7 ? UINT64_MAX >> 8 * (count + 1) : 0;
-        if (rest == rest_of_sign && (bytes[2 + count] & 0x80) == (sign & 0x80)) {
-            break;
-        }
-    }
-    bytes[1] = (uint8_t)(count + 1);
-    writer_put(w, bytes, 3 + count);
-}
-
-static void
-writer_unsigned(writer *w, uint64_t number)
-{
-    if (number <= UINT8_MAX) {
-        writer_number(w, 'K', number, 1);
-    } else if (number <= UINT16_MAX) {
-        writer_number(w, 'M', number, 2);
-    } else if (number <= INT32_MAX) {
-        writer_number(w, 'J', number, 4);
-    } else {
-        writer_long(w, number, false);
-    }
-}
-
-static void
-writer_signed(writer *w, int64_t number)
-{
-    if (number >= 0) {
-        writer_unsigned(w, (uint64_t)number);
-    } else if (number >= INT32_MIN) {
-        writer_number(w, 'J', (uint64_t)number, 4);
-    } else {
-        writer_long(w, (uint64_t)number, true);
-    }
-}
-
-static void
-writer_float(writer *w, double real)
-{
-    uint64_t bits;
-    memcpy(&bits, &real, sizeof bits);
-    uint8_t bytes[9] = {'G'};
-    for (size_t i = 0; i < 8; i++) {
-        bytes[1 + i] = (uint8_t)(bits >> 8 * (7 - i));
-    }
-    writer_put(w, bytes, sizeof bytes);
-}
-
-static void
-writer_text(writer *w, const char *text, size_t length)
-{
-    if (length <= UINT8_MAX) {
-        uint8_t bytes[2 + UINT8_MAX] = {0x8c, (uint8_t)length};
-        memcpy(bytes + 2, text, length);
-        writer_put(w, bytes, 2 + length);
-        return;
-    }
-    const bool fits = length <= UINT32_MAX;
-    writer_number(w, fits ? 'X' : 0x8d, length, fits ? 4 : 8);
-    if (length <= WRITER_MOST_PIECE) {
-        writer_put(w, text, length);
-    } else if (w->length < 5 + (fits ? 0u : 4u)) {
-        /* The opcode went out with the frame before: it may not be cut off. */
-        writer_emit(w, text, length);
-    } else {
-        /* Opcode and text stand outside of any frame. */
-        const size_t head = fits ? 5 : 9;
-        uint8_t opcode[9];
-        w->length -= head;
-        memcpy(opcode, w->frame + w->length, head);
-        writer_flush(w);
-        writer_emit(w, opcode, head);
-        writer_emit(w, text, length);
-    }
-}
-
-static void
-writer_memoize(writer *w, writer_memo *memo, uint32_t id)
-{
-    writer_opcode(w, 0x94);
-    if (memo != NULL) {
-        memo->index[id] = w->memoized;
-    }
-    w->memoized++;
-}
-
-/* Fetches what was written before; false if it was not. */
-static bool
-writer_fetch(writer *w, const writer_memo *memo, uint32_t id)
-{
-    const uint32_t index = memo->index[id];
-    if (index == NT_NONE) {
-        return false;
-    }
-    writer_number(w, index <= UINT8_MAX ? 'h' : 'j', index, index <= UINT8_MAX ? 1 : 4);
-    return true;
-}
 
 static void
 writer_word(writer *w, uint32_t word)
 {
-    if (!writer_fetch(w, &w->words, word)) {
-        writer_text(w, writer_words[word], strlen(writer_words[word]));
-        writer_memoize(w, &w->words, word);
+    uint32_t *slot = w->words[word];
+    if (!nt_writer_fetch(&w->out, *slot)) {
+        nt_writer_text(&w->out, writer_words[word], strlen(writer_words[word]));
+        nt_writer_memoize(&w->out, slot);
     }
 }
 
@@ -290,84 +93,73 @@ static void
 writer_string(writer *w, uint32_t id)
 {
     if (id == NT_NONE) {
-        writer_opcode(w, 'N');
-    } else if (!writer_fetch(w, &w->strings, id)) {
+        nt_writer_none(&w->out);
+    } else if (!nt_writer_fetch(&w->out, w->strings[id])) {
         size_t length;
-        const char *text =
-            nt_strings_get(nt_snapshot_strings(w->snapshot), id, &length);
-        writer_text(w, text, length);
-        writer_memoize(w, &w->strings, id);
+        const nt_strings *strings = nt_snapshot_strings(w->snapshot);
+        const char *text = nt_strings_get(strings, id, &length);
+        nt_writer_text(&w->out, text, length);
+        nt_writer_memoize(&w->out, &w->strings[id]);
     }
 }
 
+/* A number of 64 bits; from 2^63 on as the negative one with the same bits, because
+ * PyTorch's viewer takes no integer of nine bytes. */
 static void
-writer_key_unsigned(writer *w, uint32_t key, uint64_t number)
+writer_unsigned(writer *w, uint32_t key, uint64_t number)
 {
     writer_word(w, key);
-    writer_unsigned(w, number);
+    nt_writer_integer(&w->out, (int64_t)number);
 }
 
 static void
-writer_bool(writer *w, bool value)
+writer_signed(writer *w, uint32_t key, int64_t number)
 {
-    writer_opcode(w, value ? 0x88 : 0x89);
+    writer_word(w, key);
+    nt_writer_integer(&w->out, number);
 }
 
 static void
-writer_begin(writer *w, uint8_t opcode)
+writer_text(writer *w, uint32_t key, uint32_t id)
 {
-    writer_opcode(w, opcode);
-    writer_memoize(w, NULL, 0);
+    writer_word(w, key);
+    writer_string(w, id);
+}
+
+/* A dict of fewer keys than a batch, from here to writer_end_dict. */
+static void
+writer_begin_dict(writer *w, uint32_t *slot)
+{
+    nt_writer_dict(&w->out, slot);
+    nt_writer_opcode(&w->out, '(');
 }
 
 static void
-writer_begin_dict(writer *w)
+writer_end_dict(writer *w)
 {
-    writer_begin(w, '}');
-    writer_opcode(w, '(');
-}
-
-/* Before item `i` of a list of `count`, and behind the last: batch borders. */
-static void
-writer_item(writer *w, size_t i, size_t count)
-{
-    if (i % WRITER_BATCH == 0 && i != 0) {
-        writer_opcode(w, 'e');
-    }
-    if (i % WRITER_BATCH == 0 && i < count) {
-        writer_opcode(w, '(');
-    } else if (i == count && i % WRITER_BATCH != 0) {
-        writer_opcode(w, 'e');
-    }
+    nt_writer_opcode(&w->out, 'u');
 }
 
 static void
 writer_pool(writer *w, uint32_t key, uint64_t first, uint64_t second)
 {
-    writer_word(w, key);
-    writer_unsigned(w, first);
-    writer_unsigned(w, second);
-    writer_opcode(w, 0x86);
-    writer_memoize(w, NULL, 0);
+    writer_unsigned(w, key, first);
+    nt_writer_integer(&w->out, (int64_t)second);
+    nt_writer_pair(&w->out);
 }
 
 static void
 writer_frame(writer *w, uint32_t id)
 {
-    if (writer_fetch(w, &w->frames, id)) {
+    if (nt_writer_fetch(&w->out, w->frames[id])) {
         return;
     }
     const nt_frame *frame = &nt_stacks_frames(nt_snapshot_stacks(w->snapshot))[id];
-    writer_opcode(w, '}');
-    writer_memoize(w, &w->frames, id);
-    writer_opcode(w, '(');
-    writer_word(w, KEY_NAME);
-    writer_string(w, frame->name);
-    writer_word(w, KEY_FILENAME);
-    writer_string(w, frame->filename);
-    writer_word(w, KEY_LINE);
-    writer_signed(w, frame->line);
-    writer_opcode(w, 'u');
+    writer_begin_dict(w, &w->frames[id]);
+    writer_text(w, KEY_NAME, frame->name);
+    writer_text(w, KEY_FILENAME, frame->filename);
+    writer_signed(w, KEY_LINE, frame->line);
+    writer_end_dict(w);
 }
 
 /* The key `frames` with the stack, where one was recorded. */
@@ -378,22 +170,17 @@ writer_stack(writer *w, uint32_t stack)
         return;
     }
     writer_word(w, KEY_FRAMES);
-    if (writer_fetch(w, &w->stacks, stack)) {
+    if (nt_writer_fetch(&w->out, w->stacks[stack])) {
         return;
     }
     const nt_stacks *stacks = nt_snapshot_stacks(w->snapshot);
-    writer_opcode(w, ']');
-    writer_memoize(w, &w->stacks, stack);
+    nt_writer_list(&w->out, &w->stacks[stack]);
     size_t count = 0;
     for (uint32_t s = stack; s != NT_EMPTY_STACK; s = nt_stacks_parent(stacks)[s]) {
-        count++;
-    }
-    size_t i = 0;
-    for (uint32_t s = stack; s != NT_EMPTY_STACK; s = nt_stacks_parent(stacks)[s]) {
-        writer_item(w, i++, count);
+        nt_writer_item(&w->out, count++);
         writer_frame(w, nt_stacks_innermost(stacks)[s]);
     }
-    writer_item(w, i, count);
+    nt_writer_items_end(&w->out, count);
 }
 
 static void
@@ -404,34 +191,46 @@ writer_block(writer *w, const nt_block_columns *b, size_t row)
         [NT_BLOCK_ACTIVE_ALLOCATED] = WORD_ACTIVE_ALLOCATED,
         [NT_BLOCK_ACTIVE_PENDING_FREE] = WORD_ACTIVE_PENDING_FREE,
     };
-    writer_begin_dict(w);
+    writer_begin_dict(w, NULL);
     if ((w->keys & NT_HAS_BLOCK_ADDRESS) != 0) {
-        writer_key_unsigned(w, KEY_ADDRESS, b->address[row]);
+        writer_unsigned(w, KEY_ADDRESS, b->address[row]);
     }
-    writer_key_unsigned(w, KEY_SIZE, b->size[row]);
+    writer_unsigned(w, KEY_SIZE, b->size[row]);
     if ((w->keys & NT_HAS_BLOCK_REQUESTED) != 0) {
-        writer_key_unsigned(w, KEY_REQUESTED_SIZE, b->requested_size[row]);
+        writer_unsigned(w, KEY_REQUESTED_SIZE, b->requested_size[row]);
     }
     writer_word(w, KEY_STATE);
     writer_word(w, states[b->state[row]]);
     writer_stack(w, b->stack[row]);
-    writer_opcode(w, 'u');
+    writer_end_dict(w);
+}
+
+static void
+writer_blocks(writer *w, const nt_block_columns *b, size_t first, size_t count)
+{
+    writer_word(w, KEY_BLOCKS);
+    nt_writer_list(&w->out, NULL);
+    for (size_t i = 0; i < count && w->out.status == NT_OK; i++) {
+        nt_writer_item(&w->out, i);
+        writer_block(w, b, first + i);
+    }
+    nt_writer_items_end(&w->out, count);
 }
 
 static void
 writer_segment(writer *w, const nt_layout *layout, size_t row)
 {
     const nt_segment_columns *s = &layout->segments;
-    writer_begin_dict(w);
-    writer_key_unsigned(w, KEY_DEVICE, (uint64_t)s->device[row]);
-    writer_key_unsigned(w, KEY_ADDRESS, s->address[row]);
-    writer_key_unsigned(w, KEY_TOTAL_SIZE, s->total_size[row]);
-    writer_key_unsigned(w, KEY_ALLOCATED_SIZE, s->allocated_size[row]);
-    writer_key_unsigned(w, KEY_ACTIVE_SIZE, s->active_size[row]);
+    writer_begin_dict(w, NULL);
+    writer_signed(w, KEY_DEVICE, s->device[row]);
+    writer_unsigned(w, KEY_ADDRESS, s->address[row]);
+    writer_unsigned(w, KEY_TOTAL_SIZE, s->total_size[row]);
+    writer_unsigned(w, KEY_ALLOCATED_SIZE, s->allocated_size[row]);
+    writer_unsigned(w, KEY_ACTIVE_SIZE, s->active_size[row]);
     if ((w->keys & NT_HAS_SEGMENT_REQUESTED) != 0) {
-        writer_key_unsigned(w, KEY_REQUESTED_SIZE, s->requested_size[row]);
+        writer_unsigned(w, KEY_REQUESTED_SIZE, s->requested_size[row]);
     }
-    writer_key_unsigned(w, KEY_STREAM, s->stream[row]);
+    writer_unsigned(w, KEY_STREAM, s->stream[row]);
     writer_word(w, KEY_SEGMENT_TYPE);
     writer_word(w, s->kind[row] == NT_POOL_SMALL ? WORD_SMALL : WORD_LARGE);
     if ((w->keys & NT_HAS_SEGMENT_POOL) != 0) {
@@ -439,76 +238,86 @@ writer_segment(writer *w, const nt_layout *layout, size_t row)
     }
     if ((w->keys & NT_HAS_SEGMENT_EXPANDABLE) != 0) {
         writer_word(w, KEY_IS_EXPANDABLE);
-        writer_bool(w, s->is_expandable[row] != 0);
+        nt_writer_bool(&w->out, s->is_expandable[row] != 0);
     }
     writer_stack(w, s->stack[row]);
-    writer_word(w, KEY_BLOCKS);
-    writer_begin(w, ']');
-    for (size_t i = 0; i < s->block_count[row]; i++) {
-        writer_item(w, i, s->block_count[row]);
-        writer_block(w, &layout->blocks, s->block_first[row] + i);
-    }
-    writer_item(w, s->block_count[row], s->block_count[row]);
-    writer_opcode(w, 'u');
+    writer_blocks(w, &layout->blocks, s->block_first[row], s->block_count[row]);
+    writer_end_dict(w);
 }
 
 static void
 writer_segments(writer *w, const nt_layout *layout)
 {
     const size_t count = layout->segments.count;
-    writer_begin(w, ']');
-    for (size_t row = 0; row < count && w->status == NT_OK; row++) {
-        writer_item(w, row, count);
+    nt_writer_list(&w->out, NULL);
+    for (size_t row = 0; row < count && w->out.status == NT_OK; row++) {
+        nt_writer_item(&w->out, row);
         writer_segment(w, layout, row);
     }
-    writer_item(w, count, count);
+    nt_writer_items_end(&w->out, count);
 }
 
 static void
 writer_action(writer *w, uint8_t action)
 {
     writer_word(w, KEY_ACTION);
-    if (!writer_fetch(w, &w->actions, action)) {
+    uint32_t *slot = w->actions[action];
+    if (!nt_writer_fetch(&w->out, *slot)) {
         size_t length;
         const char *name = nt_snapshot_action_name(w->snapshot, action, &length);
-        writer_text(w, name, length);
-        writer_memoize(w, &w->actions, action);
+        nt_writer_text(&w->out, name, length);
+        nt_writer_memoize(&w->out, slot);
     }
 }
 
-/* A string under `key`, where this event has one. */
+/* An oom event has `device_free` in place of `addr`; what else a file put into
+ * either is kept. */
 static void
-writer_optional(writer *w, uint32_t key, const uint32_t *column, size_t row)
+writer_event_place(writer *w, const nt_event_columns *e, size_t row)
 {
-    if (column != NULL && column[row] != NT_NONE) {
-        writer_word(w, key);
-        writer_string(w, column[row]);
+    const uint64_t device_free = e->device_free == NULL ? 0 : e->device_free[row];
+    const bool is_oom = e->action[row] == NT_ACTION_OOM && e->device_free != NULL;
+    if (!is_oom || e->addr[row] != 0) {
+        writer_unsigned(w, KEY_ADDR, e->addr[row]);
+    }
+    if (is_oom || device_free != 0) {
+        writer_unsigned(w, KEY_DEVICE_FREE, device_free);
     }
 }
 
 static void
 writer_event(writer *w, const nt_event_columns *e, size_t row)
 {
-    writer_begin_dict(w);
+    writer_begin_dict(w, NULL);
     writer_action(w, e->action[row]);
-    if (e->action[row] == NT_ACTION_OOM && e->device_free != NULL) {
-        writer_key_unsigned(w, KEY_DEVICE_FREE, e->device_free[row]);
-    } else {
-        writer_key_unsigned(w, KEY_ADDR, e->addr[row]);
-    }
-    writer_key_unsigned(w, KEY_SIZE, e->size[row]);
-    writer_key_unsigned(w, KEY_STREAM, e->stream[row]);
+    writer_event_place(w, e, row);
+    writer_unsigned(w, KEY_SIZE, e->size[row]);
+    writer_unsigned(w, KEY_STREAM, e->stream[row]);
     if (e->time_us != NULL) {
-        writer_word(w, KEY_TIME_US);
-        writer_signed(w, e->time_us[row]);
+        writer_signed(w, KEY_TIME_US, e->time_us[row]);
     }
     if (e->pool_first != NULL) {
         writer_pool(w, KEY_POOL_ID, e->pool_first[row], e->pool_second[row]);
     }
-    writer_optional(w, KEY_COMPILE_CONTEXT, e->compile_context, row);
-    writer_optional(w, KEY_USER_METADATA, e->user_metadata, row);
+    if (e->compile_context != NULL && e->compile_context[row] != NT_NONE) {
+        writer_text(w, KEY_COMPILE_CONTEXT, e->compile_context[row]);
+    }
+    if (e->user_metadata != NULL && e->user_metadata[row] != NT_NONE) {
+        writer_text(w, KEY_USER_METADATA, e->user_metadata[row]);
+    }
     writer_stack(w, e->stack[row]);
-    writer_opcode(w, 'u');
+    writer_end_dict(w);
+}
+
+/* Tells how far it has come; sets the status when the caller wants to stop. */
+static void
+writer_report(writer *w)
+{
+    if (w->progress != NULL && w->done % WRITER_TICK == 0 && w->out.status == NT_OK &&
+        w->progress->report(w->progress->ctx, w->done) != 0) {
+        w->out.status = nt_fail(w->out.err, NT_CANCELLED, NT_NO_OFFSET, "cancelled");
+    }
+    w->done++;
 }
 
 /* The list of the events first .. end - 1, as rows of the snapshot. */
@@ -516,61 +325,78 @@ static void
 writer_trace(writer *w, size_t first, size_t end)
 {
     const nt_event_columns *e = nt_snapshot_events(w->snapshot);
-    const size_t count = end - first;
-    writer_begin(w, ']');
-    for (size_t i = 0; i < count && w->status == NT_OK; i++, w->done++) {
-        if (w->done % WRITER_TICK == 0 && w->progress != NULL &&
-            w->progress->report(w->progress->ctx, w->done) != 0) {
-            w->status = nt_fail(w->err, NT_CANCELLED, NT_NO_OFFSET, "cancelled");
-        }
-        writer_item(w, i, count);
-        writer_event(w, e, first + i);
+    nt_writer_list(&w->out, NULL);
+    for (size_t row = first; row < end && w->out.status == NT_OK; row++) {
+        writer_report(w);
+        nt_writer_item(&w->out, row - first);
+        writer_event(w, e, row);
     }
-    writer_item(w, count, count);
+    nt_writer_items_end(&w->out, end - first);
 }
 
-/* The value of a setting; children of dicts and lists follow their row. */
+/* The rows of allocator_settings, depth first: what is in a dict or list follows
+ * its own row. `next` is the row to be written next. */
+typedef struct writer_tree {
+    const nt_setting *rows;
+    size_t count, next;
+} writer_tree;
+
 static void
-writer_setting(writer *w, const nt_setting *rows, size_t count, size_t row)
+writer_setting(writer *w, writer_tree *tree);
+
+/* The rows of one parent, of which the first is tree->next. */
+static void
+writer_children(writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
 {
-    const nt_setting *setting = &rows[row];
-    switch (setting->kind) {
-    case NT_SETTING_BOOL: writer_bool(w, setting->integer != 0); return;
-    case NT_SETTING_INT: writer_signed(w, setting->integer); return;
-    case NT_SETTING_FLOAT: writer_float(w, setting->real); return;
-    case NT_SETTING_STRING: writer_string(w, setting->string); return;
-    case NT_SETTING_NONE: writer_opcode(w, 'N'); return;
-    default: break;
-    }
-    /* The reader bounds the depth, so this recursion is bounded as well. */
-    const bool is_dict = setting->kind == NT_SETTING_DICT;
-    writer_begin(w, is_dict ? '}' : ']');
-    writer_opcode(w, '(');
-    for (size_t child = row + 1; child < count; child++) {
-        if (rows[child].parent == row) {
-            if (is_dict) {
-                writer_string(w, rows[child].key);
-            }
-            writer_setting(w, rows, count, child);
+    size_t done = 0;
+    while (tree->next < tree->count && tree->rows[tree->next].parent == parent) {
+        if (is_dict) {
+            nt_writer_key(&w->out, done++);
+            writer_string(w, tree->rows[tree->next].key);
+        } else {
+            nt_writer_item(&w->out, done++);
         }
+        writer_setting(w, tree);
     }
-    writer_opcode(w, is_dict ? 'u' : 'e');
+    if (is_dict) {
+        nt_writer_keys_end(&w->out, done);
+    } else {
+        nt_writer_items_end(&w->out, done);
+    }
+}
+
+/* One row's value with all that is in it. The reader bounds the depth, so the
+ * recursion is bounded as well. */
+static void
+writer_setting(writer *w, writer_tree *tree)
+{
+    const uint32_t row = (uint32_t)tree->next++;
+    const nt_setting *setting = &tree->rows[row];
+    switch (setting->kind) {
+    case NT_SETTING_BOOL: nt_writer_bool(&w->out, setting->integer != 0); break;
+    case NT_SETTING_INT: nt_writer_integer(&w->out, setting->integer); break;
+    case NT_SETTING_FLOAT: nt_writer_float(&w->out, setting->real); break;
+    case NT_SETTING_STRING: writer_string(w, setting->string); break;
+    case NT_SETTING_DICT:
+        nt_writer_dict(&w->out, NULL);
+        writer_children(w, tree, row, true);
+        break;
+    case NT_SETTING_LIST:
+        nt_writer_list(&w->out, NULL);
+        writer_children(w, tree, row, false);
+        break;
+    default: nt_writer_none(&w->out); break;
+    }
 }
 
 static void
 writer_settings(writer *w)
 {
-    size_t count;
-    const nt_setting *rows = nt_snapshot_setting_rows(w->snapshot, &count);
+    writer_tree tree = {.next = 0};
+    tree.rows = nt_snapshot_setting_rows(w->snapshot, &tree.count);
     writer_word(w, KEY_ALLOCATOR_SETTINGS);
-    writer_begin_dict(w);
-    for (size_t row = 0; row < count; row++) {
-        if (rows[row].parent == NT_NONE) {
-            writer_string(w, rows[row].key);
-            writer_setting(w, rows, count, row);
-        }
-    }
-    writer_opcode(w, 'u');
+    nt_writer_dict(&w->out, NULL);
+    writer_children(w, &tree, NT_NONE, true);
 }
 
 static void
@@ -578,20 +404,18 @@ writer_annotations(writer *w)
 {
     const nt_annotation_columns *a = nt_snapshot_annotations(w->snapshot);
     writer_word(w, KEY_EXTERNAL_ANNOTATIONS);
-    writer_begin(w, ']');
-    for (size_t row = 0; row < a->count; row++) {
-        writer_item(w, row, a->count);
-        writer_begin_dict(w);
+    nt_writer_list(&w->out, NULL);
+    for (size_t row = 0; row < a->count && w->out.status == NT_OK; row++) {
+        nt_writer_item(&w->out, row);
+        writer_begin_dict(w, NULL);
         writer_word(w, KEY_STAGE);
         writer_word(w, a->stage[row] == NT_STAGE_START ? WORD_START : WORD_END);
-        writer_word(w, KEY_NAME);
-        writer_string(w, a->name[row]);
-        writer_key_unsigned(w, KEY_DEVICE, (uint64_t)a->device[row]);
-        writer_word(w, KEY_TIME_US);
-        writer_signed(w, a->time_us[row]);
-        writer_opcode(w, 'u');
+        writer_text(w, KEY_NAME, a->name[row]);
+        writer_signed(w, KEY_DEVICE, a->device[row]);
+        writer_signed(w, KEY_TIME_US, a->time_us[row]);
+        writer_end_dict(w);
     }
-    writer_item(w, a->count, a->count);
+    nt_writer_items_end(&w->out, a->count);
 }
 
 /* Which events are written: all, or a range of one device. */
@@ -605,11 +429,11 @@ writer_traces(writer *w, const writer_range *range)
 {
     const size_t count = nt_snapshot_trace_count(w->snapshot);
     writer_word(w, KEY_DEVICE_TRACES);
-    writer_begin(w, ']');
+    nt_writer_list(&w->out, NULL);
     for (size_t device = 0; device < count; device++) {
         size_t first, events;
         nt_snapshot_trace(w->snapshot, device, &first, &events);
-        writer_item(w, device, count);
+        nt_writer_item(&w->out, device);
         if (range->is_whole) {
             writer_trace(w, first, first + events);
         } else if (device == range->device) {
@@ -618,87 +442,97 @@ writer_traces(writer *w, const writer_range *range)
             writer_trace(w, first, first);
         }
     }
-    writer_item(w, count, count);
+    nt_writer_items_end(&w->out, count);
 }
 
-static nt_status
+static void
 writer_run(writer *w, const nt_layout *layout, const writer_range *range)
 {
-    const uint8_t proto[2] = {0x80, 4};
-    writer_emit(w, proto, sizeof proto);
+    nt_writer_begin(&w->out);
     if ((w->keys & NT_SEGMENTS_ONLY) != 0) {
         writer_segments(w, layout);
-    } else {
-        writer_begin_dict(w);
-        writer_word(w, KEY_SEGMENTS);
-        writer_segments(w, layout);
-        if ((w->keys & NT_HAS_TRACES) != 0) {
-            writer_traces(w, range);
-        }
-        if ((w->keys & NT_HAS_SETTINGS) != 0) {
-            writer_settings(w);
-        }
-        if ((w->keys & NT_HAS_ANNOTATIONS) != 0) {
-            writer_annotations(w);
-        }
-        writer_opcode(w, 'u');
+        nt_writer_end(&w->out);
+        return;
     }
-    writer_opcode(w, '.');
-    writer_flush(w);
-    return w->status;
+    writer_begin_dict(w, NULL);
+    writer_word(w, KEY_SEGMENTS);
+    writer_segments(w, layout);
+    if ((w->keys & NT_HAS_TRACES) != 0) {
+        writer_traces(w, range);
+    }
+    if ((w->keys & NT_HAS_SETTINGS) != 0) {
+        writer_settings(w);
+    }
+    if ((w->keys & NT_HAS_ANNOTATIONS) != 0) {
+        writer_annotations(w);
+    }
+    writer_end_dict(w);
+    nt_writer_end(&w->out);
 }
 
+/* The place of the string with these bytes, or `spare` where it is none. */
+static uint32_t *
+writer_find_slot(writer *w, const char *text, size_t length, uint32_t *spare)
+{
+    const nt_strings *strings = nt_snapshot_strings(w->snapshot);
+    const uint32_t id = nt_strings_find(strings, text, length);
+    *spare = NT_NONE;
+    return id == NT_NONE ? spare : &w->strings[id];
+}
+
+/* `count` memo indexes, none of them set. */
 static nt_status
-writer_make_memo(writer *w, writer_memo *memo, size_t count)
+writer_make_slots(writer *w, size_t count, uint32_t **slots)
 {
     size_t bytes;
-    memo->index = nt_size_mul(count, sizeof(uint32_t), &bytes)
-                      ? nt_allocate(&w->alloc, bytes)
-                      : NULL;
-    if (memo->index == NULL && count != 0) {
-        return nt_fail_nomem(w->err);
+    *slots = nt_size_mul(count, sizeof **slots, &bytes) ? nt_allocate(&w->alloc, bytes)
+                                                        : NULL;
+    if (*slots == NULL) {
+        return count == 0 ? NT_OK : nt_fail_nomem(w->out.err);
     }
-    memo->count = count;
-    if (count != 0) {
-        memset(memo->index, 0xff, bytes);
-    }
+    memset(*slots, 0xff, bytes);
     return NT_OK;
 }
 
 static nt_status
 writer_prepare(writer *w)
 {
-    const nt_snapshot *s = w->snapshot;
-    w->frame = nt_allocate(&w->alloc, WRITER_FRAME + WRITER_MOST_PIECE);
-    if (w->frame == NULL) {
-        return nt_fail_nomem(w->err);
+    w->out.frame = nt_allocate(&w->alloc, NT_WRITER_FRAME);
+    if (w->out.frame == NULL) {
+        return nt_fail_nomem(w->out.err);
     }
-    NT_TRY(writer_make_memo(w, &w->words, WORDS));
-    NT_TRY(writer_make_memo(w, &w->strings, nt_strings_count(nt_snapshot_strings(s))));
-    NT_TRY(writer_make_memo(w, &w->actions, nt_snapshot_action_count(s)));
-    NT_TRY(writer_make_memo(w, &w->frames, nt_stacks_frame_count(nt_snapshot_stacks(s))));
-    return writer_make_memo(w, &w->stacks, nt_stacks_count(nt_snapshot_stacks(s)));
+    NT_TRY(writer_make_slots(w, w->string_count, &w->strings));
+    NT_TRY(writer_make_slots(w, w->frame_count, &w->frames));
+    NT_TRY(writer_make_slots(w, w->stack_count, &w->stacks));
+    for (size_t i = 0; i < WORDS; i++) {
+        w->words[i] = writer_find_slot(w, writer_words[i], strlen(writer_words[i]),
+                                       &w->spare_words[i]);
+    }
+    for (size_t code = 0; code < nt_snapshot_action_count(w->snapshot); code++) {
+        size_t length;
+        const char *name = nt_snapshot_action_name(w->snapshot, (uint8_t)code, &length);
+        w->actions[code] = writer_find_slot(w, name, length, &w->spare_actions[code]);
+    }
+    return NT_OK;
 }
 
-static void
-writer_release_memo(writer *w, writer_memo *memo)
-{
-    nt_release(&w->alloc, memo->index, memo->count * sizeof(uint32_t));
-}
-
+/* Writes the snapshot with `layout` in place of its own. */
 static nt_status
 writer_save(writer *w, const nt_layout *layout, const writer_range *range)
 {
+    const nt_stacks *stacks = nt_snapshot_stacks(w->snapshot);
+    w->string_count = nt_strings_count(nt_snapshot_strings(w->snapshot));
+    w->frame_count = nt_stacks_frame_count(stacks);
+    w->stack_count = nt_stacks_count(stacks);
     nt_status status = writer_prepare(w);
     if (status == NT_OK) {
-        status = writer_run(w, layout, range);
+        writer_run(w, layout, range);
+        status = w->out.status;
     }
-    nt_release(&w->alloc, w->frame, WRITER_FRAME + WRITER_MOST_PIECE);
-    writer_release_memo(w, &w->words);
-    writer_release_memo(w, &w->strings);
-    writer_release_memo(w, &w->actions);
-    writer_release_memo(w, &w->frames);
-    writer_release_memo(w, &w->stacks);
+    nt_release(&w->alloc, w->out.frame, NT_WRITER_FRAME);
+    nt_release(&w->alloc, w->strings, w->string_count * sizeof *w->strings);
+    nt_release(&w->alloc, w->frames, w->frame_count * sizeof *w->frames);
+    nt_release(&w->alloc, w->stacks, w->stack_count * sizeof *w->stacks);
     return status;
 }
 
@@ -707,12 +541,11 @@ nt_writer_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink
                const nt_progress *progress, nt_error *err)
 {
     writer w = {
+        .out = {.sink = sink, .err = err},
         .alloc = *alloc,
         .snapshot = snapshot,
-        .sink = sink,
         .progress = progress,
         .keys = nt_snapshot_keys(snapshot),
-        .err = err,
     };
     const writer_range whole = {.is_whole = true};
     return writer_save(&w, nt_snapshot_layout(snapshot), &whole);
@@ -723,22 +556,22 @@ nt_writer_save_range(const nt_alloc *alloc, const nt_timeline *timeline, int32_t
                      size_t first, size_t end, const nt_sink *sink,
                      const nt_progress *progress, nt_error *err)
 {
-    if (first > end || end > nt_timeline_event_count(timeline) || device < 0) {
+    const size_t count = nt_timeline_event_count(timeline);
+    if (first > end || end > count || device < 0) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "events %zu to %zu are not a range of the %zu there are", first,
-                       end, nt_timeline_event_count(timeline));
+                       "events %zu to %zu are not a range of the %zu events there are",
+                       first, end, count);
     }
     const nt_snapshot *snapshot = nt_timeline_snapshot(timeline);
     writer w = {
+        .out = {.sink = sink, .err = err},
         .alloc = *alloc,
         .snapshot = snapshot,
-        .sink = sink,
         .progress = progress,
         /* The layout is worked out here, so it has all of its keys. */
         .keys = nt_snapshot_keys(snapshot) | NT_HAS_BLOCK_ADDRESS |
                 NT_HAS_BLOCK_REQUESTED | NT_HAS_SEGMENT_REQUESTED |
                 NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE,
-        .err = err,
     };
     nt_layout *layout;
     NT_TRY(nt_timeline_layout(timeline, (int32_t)end - 1, &layout, err));

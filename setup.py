@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the compiled modules; everything else about the package is in pyproject.toml.
+
+The core is compiled first, as a static library with nothing but its own headers on its
+include path; the modules that need Python.h are linked with it.
+
+Switches, from the environment, all off unless set to 1:
+    NEUTRACER_WERROR     warnings are errors
+    NEUTRACER_DEBUG      no optimisation, the core's own assertions on
+    NEUTRACER_SANITIZE   AddressSanitizer and UndefinedBehaviorSanitizer
+    NEUTRACER_COVERAGE   gcov
+    NEUTRACER_SELFTEST   builds `neutracer._selftest` too: the core's own cases in tests/c
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_clib import build_clib
+from setuptools.command.build_ext import build_ext
+
+os.chdir(Path(__file__).parent)
+
+SANITIZERS = "-fsanitize=address,undefined"
+
+
+def on(switch: str) -> bool:
+    return os.environ.get(f"NEUTRACER_{switch}") == "1"
+
+
+def files(*patterns: str) -> list[str]:
+    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+
+
+def compile_flags() -> list[str]:
+    """What every C file is compiled with; later flags win over earlier ones."""
+    flags = ["-std=c11", "-Wall", "-Wextra", "-O2", "-fvisibility=hidden", "-fPIC"]
+    if on("WERROR"):
+        flags.append("-Werror")
+    if on("DEBUG"):
+        flags += ["-O0", "-g", "-DNT_DEBUG", "-UNDEBUG"]
+    if on("SANITIZE"):
+        flags += ["-O1", "-g", SANITIZERS, "-fno-omit-frame-pointer"]
+        flags.append("-fno-sanitize-recover=undefined")
+    if on("COVERAGE"):
+        flags += ["-O0", "-g", "--coverage"]
+    return flags
+
+
+def link_flags() -> list[str]:
+    return [SANITIZERS] * on("SANITIZE") + ["--coverage"] * on("COVERAGE")
+
+
+def selftest_list() -> str:
+    """The header that `tests/c/selftest_module.c` reads: one suite for each test file."""
+    modules = [Path(path).stem.removeprefix("test_") for path in files("tests/c/test_nt_*.c")]
+    lines = ["typedef struct selftest_suite {"]
+    lines += ["    const char *module;", "    const nt_test_case *cases;", "} selftest_suite;"]
+    lines += [f"extern const nt_test_case {module}_tests[];" for module in modules]
+    lines += ["static const selftest_suite selftest_suites[] = {"]
+    lines += [f'    {{"{module}", {module}_tests}},' for module in modules]
+    lines += ["    {NULL, NULL},", "};"]
+    return "\n".join(lines) + "\n"
+
+
+def write_if_changed(path: Path, text: str) -> str:
+    """Writes `text` unless it stands there already, so that nothing is built again."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(path)
+
+
+def switches_file(build_temp: str) -> str:
+    """A file that is newer than what was built under other switches or another compiler."""
+    words = [os.environ.get("CC", ""), *compile_flags(), *link_flags()]
+    return write_if_changed(Path(build_temp, "switches.txt"), "\n".join(words) + "\n")
+
+
+class BuildCore(build_clib):
+    """The core as an archive made anew each time: no object of a removed file stays in it."""
+
+    def build_libraries(self, libraries: list) -> None:
+        for name, core in libraries:
+            core["obj_deps"] = {"": [*files("csrc/core/**/*.h"), switches_file(self.build_temp)]}
+            archive = self.compiler.library_filename(name, output_dir=self.build_clib)
+            Path(archive).unlink(missing_ok=True)
+        super().build_libraries(libraries)
+
+
+class BuildModules(build_ext):
+    """Builds the core first, and the list of the C tests where they are asked for."""
+
+    def run(self) -> None:
+        self.run_command("build_clib")
+        for extension in self.extensions:
+            extension.depends.append(switches_file(self.build_temp))
+            if extension.name == "neutracer._selftest":
+                header = Path(self.build_temp, "generated", "nt_selftest_list.h")
+                extension.depends.append(write_if_changed(header, selftest_list()))
+                extension.include_dirs.append(str(header.parent))
+        super().run()
+
+
+def extension(name: str, sources: list[str], include_dirs: list[str]) -> Extension:
+    return Extension(
+        f"neutracer.{name}",
+        sources,
+        include_dirs=["csrc/core", *include_dirs],
+        depends=files("csrc/core/**/*.[ch]", *(f"{folder}/*.h" for folder in include_dirs)),
+        extra_compile_args=compile_flags(),
+        extra_link_args=link_flags(),
+    )
+
+
+core = {
+    "sources": files("csrc/core/**/*.c"),
+    "include_dirs": ["csrc/core"],
+    "cflags": compile_flags(),
+}
+modules = [extension("_core", files("csrc/py/*.c"), ["csrc/py"])]
+if on("SELFTEST"):
+    modules.append(extension("_selftest", files("tests/c/*.c"), ["tests/c"]))
+
+setup(
+    libraries=[("nt_core", core)],
+    ext_modules=modules,
+    cmdclass={"build_clib": BuildCore, "build_ext": BuildModules},
+)
