@@ -131,7 +131,8 @@ def _read(file: str, max_memory: str | None) -> OverviewReport | None:
 def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
     if as_json:
         plain = [report.to_dict() for report in reports]
-        out.write(dumps(plain[0] if len(plain) == 1 else plain) + "\n")
+        several = {"schema": "neutracer.reports/1", "reports": plain}
+        out.write(dumps(plain[0] if len(plain) == 1 else several) + "\n")
         return
     for number, report in enumerate(reports):
         if number:

@@ -106,8 +106,8 @@ def _evidence(unused: _Unused) -> tuple[Note, ...]:
         holes = format_count(unused.holes, "hole")
         notes.append(
             Note(
-                f"{format_bytes(unused.in_holes)} in {holes} of at most {format_bytes(unused.largest_hole)}, "
-                "in segments kept by blocks of",
+                f"{format_bytes(unused.in_holes)} in {holes} of at most "
+                f"{format_bytes(unused.largest_hole)}, in segments kept by blocks of",
                 unused.kept_by,
             )
         )
@@ -142,7 +142,8 @@ def _peak_finding(snap: Snapshot, timeline: Timeline, now: _Unused) -> tuple[Fin
     severity = _severity(then.ratio, then.total)
     if severity is Severity.INFO:
         return ()
-    message = f"at its peak {format_share(then.ratio)} of the {format_bytes(then.reserved)} reserved was unused"
+    share, reserved = format_share(then.ratio), format_bytes(then.reserved)
+    message = f"at its peak {share} of the {reserved} reserved was unused"
     return (
         Finding(
             "fragmentation_peak",
@@ -206,16 +207,17 @@ def _oom_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
 def _one_oom(snap: Snapshot, timeline: Timeline, event: int, place: Place, count: int) -> Finding:
     row = timeline.events[event]
     then = _look_at(snap, timeline, event)
+    free = format_bytes(row.device_free)
     if row.device_free >= row.size:
-        left = f"Not the device: {format_bytes(row.device_free)} were free there; this process is capped."
+        left = f"Not the device: {free} were free there; this process is capped."
     else:
-        left = f"The device had {format_bytes(row.device_free)} left."
+        left = f"The device had {free} left."
     notes = [Note(left), Note("asked for by", place)]
     if then.in_holes or then.cached:
-        free = then.total
+        inside = format_bytes(then.total)
         notes.append(
             Note(
-                f"Inside its segments {format_bytes(free)} were free, in "
+                f"Inside its segments {inside} were free, in "
                 f"{format_count(then.holes + then.cached_segments, 'hole')} of at most "
                 f"{format_bytes(then.largest_hole)}, kept by blocks of",
                 then.kept_by,
@@ -259,7 +261,8 @@ def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
     blocks = [timeline.allocations[row] for row in rows]
     held = sum(block.size for block in blocks)
     place = grouped((block.stack, block.size, 1) for block in blocks)[0][0]
-    message = f"{format_count(len(blocks), 'block')} of {format_bytes(held)} in all never changed since the start"
+    count = format_count(len(blocks), "block")
+    message = f"{count} of {format_bytes(held)} in all never changed since the start"
     note = Note("A static pool (weights, a KV cache): no leak, and no cause of holes. From", place)
     return (Finding("static_pool", Severity.INFO, held, message, (note,)),)
 

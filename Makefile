@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything that is done with this tree. What a target needs, it installs by itself:
+# Debian packages where this user may, Python packages into .venv.
+#
+# PYTHON  the interpreter of .venv       (default: python3.11, else python3)
+# TORCH   the torch that the tests get   (an installed one is used as it is; empty: none)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3; do $$p -c 'import sys; \
+    sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+endif
+TORCH ?= torch==2.13.0
+
+# The checks of `make lint` change with every release of these: one version for everybody.
+LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
+C_WARNINGS := -std=c11 -Wall -Wextra -Werror -O2 -fvisibility=hidden
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+export PIP_NO_INPUT := 1
+
+C_SOURCES := $(shell find csrc tests/c -name '*.c' 2>/dev/null)
+C_FILES := $(C_SOURCES) $(shell find csrc tests/c -name '*.h' 2>/dev/null)
+PY_FILES := $(shell find neutracer -name '*.py' -o -name '*.pyi')
+
+FUZZ_SECONDS ?= 60
+
+.PHONY: help demo test build lint format sanitize fuzz bench matrix coverage valgrind \
+    dist clean setup-test torch
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
+
+# ---- set-up ----------------------------------------------------------------------------
+# .venv is made anew when PYTHON is another version than the one that it was made with. It
+# sees PYTHON's own packages if torch is among them.
+
+PYVER := $(if $(PYTHON),$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
+
+$(VENV)/.python-$(PYVER):
+	@[ -n "$(PYVER)" ] || { echo "neutracer needs Python 3.10 or later"; exit 1; }
+	@tools/need $(PYTHON) gcc headers venv
+	@rm -f $(VENV)/.python-* $(VENV)/.package $(VENV)/.modules $(VENV)/.tools $(VENV)/.torch*
+	@has_torch='import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)'; \
+	if [ "$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
+	    2>/dev/null)" != "$(PYVER)" ]; then \
+	    $(PYTHON) -m venv --clear $(VENV) \
+	        $$($(PYTHON) -c "$$has_torch" && echo --system-site-packages); \
+	fi
+	@$(PIP) install 'pip>=23' 'setuptools>=77'
+	@touch $@
+
+# The compiled modules, in place, with the C tests among them.
+$(VENV)/.modules: $(C_FILES) setup.py pyproject.toml | $(VENV)/.python-$(PYVER)
+	@if [ $(VENV)/.package -nt pyproject.toml ]; then \
+	    NEUTRACER_SELFTEST=1 $(BIN)/python setup.py -q build_ext --inplace; \
+	else \
+	    NEUTRACER_SELFTEST=1 $(PIP) install --no-build-isolation --no-deps -e . ; \
+	    touch $(VENV)/.package; \
+	fi
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml Makefile | $(VENV)/.modules
+	@$(PIP) install 'neutracer[test]' $(LINTERS)
+	@touch $@
+
+# Once for each value of TORCH; a Python for which there is no such torch goes without.
+TORCH_STAMP := $(VENV)/.torch$(subst /,_,$(subst $(eval) ,_,$(TORCH)))
+
+$(TORCH_STAMP): | $(VENV)/.python-$(PYVER)
+	@$(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)' \
+	    || [ -z "$(TORCH)" ] || $(PIP) install $(TORCH) \
+	    || echo "no $(TORCH) for $(PYTHON): the tests that need torch are skipped"
+	@touch $@
+
+setup-test: $(VENV)/.modules $(VENV)/.tools $(TORCH_STAMP)
+
+# ---- every day -------------------------------------------------------------------------
+
+demo: $(VENV)/.modules  ## build, and report on a bundled snapshot of a real run
+	@$(BIN)/neutracer report tests/data/frag_default.pickle
+
+build: $(VENV)/.modules  ## build the compiled modules in place
+	@ls neutracer/*.so
+
+test: setup-test build/.lint  ## lint, and all tests but the long ones
+	@$(BIN)/pytest
+
+lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warnings as errors
+	@tools/need $(PYTHON) clang
+	@rm -f build/.lint
+	@$(MAKE) build/.lint
+
+# gcc always, clang where it is: `make lint` sees to it that it is.
+build/.lint: $(C_FILES) $(PY_FILES) $(wildcard tests/*.py benchmarks/*.py) \
+    setup.py pyproject.toml .clang-format | $(VENV)/.tools
+	@mkdir -p build
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format -q --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	for compiler in gcc $$(command -v clang >/dev/null && echo clang); do \
+	    echo "$$compiler -Werror, csrc/core, csrc/py"; \
+	    for file in $(filter csrc/core/%,$(C_SOURCES)); do \
+	        $$compiler $(C_WARNINGS) -Icsrc/core -c $$file -o /dev/null; \
+	    done; \
+	    for file in $(filter csrc/py/%,$(C_SOURCES)); do \
+	        $$compiler $(C_WARNINGS) -Icsrc/core -isystem $$include -c $$file -o /dev/null; \
+	    done; \
+	done
+	@touch $@
+
+format: $(VENV)/.tools  ## lay out all C and Python files
+	@$(BIN)/ruff check -q --fix . || true
+	@$(BIN)/ruff format -q .
+	@$(BIN)/clang-format -i $(C_FILES)
+
+# ---- the long ones ---------------------------------------------------------------------
+# Each builds with its own switches into build/<target>, and tests what is there instead of
+# the modules in place.
+
+sanitize: setup-test  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@NEUTRACER_SELFTEST=1 NEUTRACER_SANITIZE=1 NEUTRACER_DEBUG=1 NEUTRACER_WERROR=1 \
+	    $(BIN)/python setup.py -q build --build-base build/sanitize
+	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)"; \
+	LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH=$$(echo build/sanitize/lib.*) \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	    UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/pytest -p no:cacheprovider
+
+coverage: setup-test  ## the lines that the tests reach, in Python and in C: 90 % at least
+	@$(PIP) install 'gcovr>=8'
+	@NEUTRACER_SELFTEST=1 NEUTRACER_COVERAGE=1 \
+	    $(BIN)/python setup.py -q build --build-base build/coverage
+	@find build/coverage -name '*.gcda' -delete
+	@PYTHONPATH=$$(echo build/coverage/lib.*) $(BIN)/pytest -p no:cacheprovider -q \
+	    --cov --cov-report=term --cov-fail-under=90
+	@$(BIN)/gcovr --root . --filter 'csrc/' --object-directory build/coverage \
+	    --exclude-unreachable-branches --fail-under-line 90 build/coverage
+
+valgrind: setup-test  ## leaks and wrong accesses while snapshots are loaded and closed
+	@tools/need $(PYTHON) valgrind
+	@NEUTRACER_DEBUG=1 $(BIN)/python setup.py -q build --build-base build/valgrind
+	@PYTHONMALLOC=malloc PYTHONPATH=$$(echo build/valgrind/lib.*) \
+	    valgrind -q --leak-check=full --show-leak-kinds=definite,possible \
+	    --log-file=build/valgrind/log $(BIN)/python tests/leaks/load_and_close.py
+	@if grep -q 'csrc/' build/valgrind/log; then cat build/valgrind/log; exit 1; fi
+	@echo "valgrind found nothing that goes through csrc/"
+
+fuzz: setup-test  ## each fuzz target for FUZZ_SECONDS (60), under ASan and UBSan
+	@tools/need $(PYTHON) clang
+	@mkdir -p build/fuzz
+	@for source in tests/fuzz/fuzz_*.c; do \
+	    name=$$(basename $$source .c); seeds=tests/fuzz/corpus/$${name#fuzz_}; \
+	    clang -std=c11 -O1 -g -DNT_DEBUG -Icsrc/core \
+	        -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	        $$source $(filter csrc/core/%,$(C_SOURCES)) -o build/fuzz/$$name; \
+	    mkdir -p build/fuzz/corpus/$$name; \
+	    (cd build/fuzz && ./$$name -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
+	        $$([ -f ../../tests/fuzz/$${name#fuzz_}.dict ] && \
+	            echo -dict=../../tests/fuzz/$${name#fuzz_}.dict) \
+	        corpus/$$name $$([ -d ../../$$seeds ] && echo ../../$$seeds)); \
+	done
+
+bench: $(VENV)/.tools  ## what loading and the questions cost, beside pickle.load
+	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+
+matrix:  ## the package built and tested under every Python that is here
+	@tools/matrix
+
+dist: $(VENV)/.tools  ## sdist and wheel in dist/, and the wheel tried in a clean venv
+	@rm -rf dist build/lib.* build/bdist.* build/dist-venv
+	@$(BIN)/python -m build -q --no-isolation
+	@$(BIN)/python -m venv build/dist-venv
+	@build/dist-venv/bin/python -m pip --disable-pip-version-check -q install \
+	    --no-index --no-deps dist/*.whl
+	@cd build && dist-venv/bin/neutracer report ../tests/data/frag_default.pickle >/dev/null
+	@ls dist/*
+
+clean:  ## remove all that was built; .venv stays
+	@rm -rf build dist *.egg-info neutracer/*.so .pytest_cache .mypy_cache .ruff_cache \
+	    .hypothesis .coverage $(VENV)/.modules $(VENV)/.package
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0r rm -rf
