@@ -2,8 +2,9 @@
 # Everything that is done with this tree. What a target needs, it installs by itself:
 # Debian packages where this user may, Python packages into .venv.
 #
-# PYTHON  the interpreter of .venv       (default: python3.11, else python3)
-# TORCH   the torch that the tests get   (an installed one is used as it is; empty: none)
+# PYTHON        the interpreter of .venv      (default: python3.11, else python3)
+# TORCH         the torch that the tests get  (an installed one is used as it is; empty: none)
+# FUZZ_SECONDS  how long `make fuzz` runs     (60)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -28,6 +29,7 @@ export PIP_NO_INPUT := 1
 
 C_SOURCES := $(shell find csrc tests/c -name '*.c' 2>/dev/null)
 C_FILES := $(C_SOURCES) $(shell find csrc tests/c -name '*.h' 2>/dev/null)
+ALL_C_FILES := $(shell find csrc tests -name '*.[ch]')
 PY_FILES := $(shell find neutracer -name '*.py' -o -name '*.pyi')
 
 FUZZ_SECONDS ?= 60
@@ -99,13 +101,13 @@ lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warni
 	@$(MAKE) build/.lint
 
 # gcc always, clang where it is: `make lint` sees to it that it is.
-build/.lint: $(C_FILES) $(PY_FILES) $(wildcard tests/*.py benchmarks/*.py) \
+build/.lint: $(ALL_C_FILES) $(PY_FILES) $(wildcard tests/*.py benchmarks/*.py) \
     setup.py pyproject.toml .clang-format | $(VENV)/.tools
 	@mkdir -p build
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format -q --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	$(BIN)/clang-format --dry-run -Werror $(ALL_C_FILES)
 	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
 	for compiler in gcc $$(command -v clang >/dev/null && echo clang); do \
 	    echo "$$compiler -Werror, csrc/core, csrc/py"; \
@@ -121,27 +123,29 @@ build/.lint: $(C_FILES) $(PY_FILES) $(wildcard tests/*.py benchmarks/*.py) \
 format: $(VENV)/.tools  ## lay out all C and Python files
 	@$(BIN)/ruff check -q --fix . || true
 	@$(BIN)/ruff format -q .
-	@$(BIN)/clang-format -i $(C_FILES)
+	@$(BIN)/clang-format -i $(ALL_C_FILES)
 
 # ---- the long ones ---------------------------------------------------------------------
-# Each builds with its own switches into build/<target>, and tests what is there instead of
-# the modules in place.
+# Each builds with its own switches into build/<target>, and tests what is there: run from
+# tests/, where the tree does not stand in for it.
 
 sanitize: setup-test  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@NEUTRACER_SELFTEST=1 NEUTRACER_SANITIZE=1 NEUTRACER_DEBUG=1 NEUTRACER_WERROR=1 \
 	    $(BIN)/python setup.py -q build --build-base build/sanitize
 	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)"; \
-	LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH=$$(echo build/sanitize/lib.*) \
+	cd tests && LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc \
+	    PYTHONPATH=$$(echo $(CURDIR)/build/sanitize/lib.*) \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	    UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/pytest -p no:cacheprovider
+	    UBSAN_OPTIONS=print_stacktrace=1 ../$(BIN)/pytest -p no:cacheprovider
 
 coverage: setup-test  ## the lines that the tests reach, in Python and in C: 90 % at least
 	@$(PIP) install 'gcovr>=8'
 	@NEUTRACER_SELFTEST=1 NEUTRACER_COVERAGE=1 \
 	    $(BIN)/python setup.py -q build --build-base build/coverage
 	@find build/coverage -name '*.gcda' -delete
-	@PYTHONPATH=$$(echo build/coverage/lib.*) $(BIN)/pytest -p no:cacheprovider -q \
-	    --cov --cov-report=term --cov-fail-under=90
+	@cd tests && PYTHONPATH=$$(echo $(CURDIR)/build/coverage/lib.*) \
+	    COVERAGE_FILE=$(CURDIR)/build/coverage/data ../$(BIN)/pytest -p no:cacheprovider -q \
+	    --cov --cov-config=$(CURDIR)/pyproject.toml --cov-report=term --cov-fail-under=90
 	@$(BIN)/gcovr --root . --filter 'csrc/' --object-directory build/coverage \
 	    --exclude-unreachable-branches --fail-under-line 90 build/coverage
 
@@ -154,20 +158,9 @@ valgrind: setup-test  ## leaks and wrong accesses while snapshots are loaded and
 	@if grep -q 'csrc/' build/valgrind/log; then cat build/valgrind/log; exit 1; fi
 	@echo "valgrind found nothing that goes through csrc/"
 
-fuzz: setup-test  ## each fuzz target for FUZZ_SECONDS (60), under ASan and UBSan
+fuzz: setup-test  ## the fuzz targets for FUZZ_SECONDS (60) in all, under ASan and UBSan
 	@tools/need $(PYTHON) clang
-	@mkdir -p build/fuzz
-	@for source in tests/fuzz/fuzz_*.c; do \
-	    name=$$(basename $$source .c); seeds=tests/fuzz/corpus/$${name#fuzz_}; \
-	    clang -std=c11 -O1 -g -DNT_DEBUG -Icsrc/core \
-	        -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	        $$source $(filter csrc/core/%,$(C_SOURCES)) -o build/fuzz/$$name; \
-	    mkdir -p build/fuzz/corpus/$$name; \
-	    (cd build/fuzz && ./$$name -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
-	        $$([ -f ../../tests/fuzz/$${name#fuzz_}.dict ] && \
-	            echo -dict=../../tests/fuzz/$${name#fuzz_}.dict) \
-	        corpus/$$name $$([ -d ../../$$seeds ] && echo ../../$$seeds)); \
-	done
+	@$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 bench: $(VENV)/.tools  ## what loading and the questions cost, beside pickle.load
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done

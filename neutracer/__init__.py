@@ -7,7 +7,7 @@ Example:
     >>> import neutracer
     >>> snap = neutracer.load("tests/data/frag_default.pickle")
     >>> round(neutracer.fragmentation_report(snap)["max_fragmentation"], 2)
-    0.97
+    0.83
 """
 
 from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report

@@ -141,7 +141,7 @@ def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
 
 
 def _env(options: argparse.Namespace) -> int:
-    report = environment()
+    report = environment(neutracer.__version__)
     if options.json:
         sys.stdout.write(dumps(report.to_dict()) + "\n")
     else:

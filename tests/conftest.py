@@ -9,7 +9,7 @@ import lzma
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def snapshot_bytes(name: str) -> bytes:
     return lzma.decompress((DATA / f"{name}.pickle.xz").read_bytes())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _expected(name: str) -> str:
     return (DATA / f"{name}.json").read_text(encoding="utf-8")
 
@@ -73,7 +73,7 @@ def snapshot_file(snapshot_name: str, snapshot_path: Callable[[str], Path]) -> P
     return snapshot_path(snapshot_name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _has_cuda() -> bool:
     """Whether torch sees a GPU, found out in a process of its own."""
     if importlib.util.find_spec("torch") is None:

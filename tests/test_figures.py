@@ -76,7 +76,8 @@ def test_layouts_add_up_at_any_event(name):
             assert sum(layout.segments["active_size"]) == timeline.active[event]
             assert sum(layout.segments["requested_size"]) == timeline.requested[event]
         ends = [segment.address + segment.total_size for segment in layout.segments]
-        assert all(end <= start for end, start in zip(ends, layout.segments["address"][1:]))
+        starts = layout.segments["address"][1:]
+        assert all(end <= start for end, start in zip(ends, starts, strict=False))
         for segment in layout.segments:
             first = segment.block_first
             blocks = layout.blocks[first : first + segment.block_count]

@@ -30,7 +30,7 @@ nt_py_state_of(PyTypeObject *type);
 /*
  * Sets the exception that stands for a failed call and returns NULL: MemoryError,
  * LimitError, KeyboardInterrupt or whatever a callback raised, ValueError for
- * NT_ARGUMENT, else SnapshotError with reason and offset.
+ * NT_ARGUMENT, OSError for NT_IO, else SnapshotError with reason and offset.
  */
 PyObject *
 nt_py_raise(nt_status status, const nt_error *err);
@@ -66,9 +66,10 @@ typedef struct nt_py_progress {
     PyThreadState *thread; /* saved while the GIL is given up */
     PyObject *callback;    /* borrowed; NULL or None: no calls */
     nt_progress progress;  /* to hand to the core */
+    uint64_t last_ns;      /* when Python was last visited */
 } nt_py_progress;
 
-/* Gives up the GIL; progress reports take it for a moment. */
+/* Gives up the GIL; progress reports take it for a moment, some 20 times a second. */
 void
 nt_py_begin(nt_py_progress *p, PyObject *callback);
 void
@@ -87,6 +88,10 @@ typedef struct nt_py_snapshot {
 /* A new object without a snapshot in it, its budget set to `limit` bytes. */
 nt_py_snapshot *
 nt_py_snapshot_new(nt_py_state *state, size_t limit);
+
+/* A message of the core as str: it may have been cut inside of a character. */
+PyObject *
+nt_py_message(const char *text);
 
 PyObject *
 nt_py_settings_dict(const nt_settings *settings);

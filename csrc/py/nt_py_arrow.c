@@ -47,7 +47,8 @@ typedef struct arrow_column {
     int64_t text_count;
     uint8_t *valid; /* bitmap, NULL: no nulls */
     int64_t null_count;
-    const void *data; /* first item */
+    const void *data; /* first item, as Python has it */
+    int16_t *wide;    /* what Arrow gets in its place; NULL: `data` itself */
 } arrow_column;
 
 typedef struct arrow_table {
@@ -72,6 +73,7 @@ arrow_drop(arrow_table *table)
         PyMem_RawFree(c->text);
         PyMem_RawFree(c->text_ends);
         PyMem_RawFree(c->valid);
+        PyMem_RawFree(c->wide);
         if (c->view.obj != NULL) {
             PyBuffer_Release(&c->view);
         }
@@ -209,7 +211,7 @@ arrow_make_child(arrow_table *table, const arrow_column *c, arrow_array *out)
     }
     out->null_count = c->null_count;
     out->buffers[0] = c->valid;
-    out->buffers[1] = c->data;
+    out->buffers[1] = c->wide != NULL ? (const void *)c->wide : c->data;
     if (c->text_ends == NULL) {
         return true;
     }
@@ -293,8 +295,8 @@ arrow_set_text(arrow_column *c, PyObject *strings)
     c->text_ends = PyMem_RawCalloc((size_t)count + 1, sizeof *c->text_ends);
     for (Py_ssize_t i = 0; c->text_ends != NULL && !failed && i < count; i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(list, i);
-        /* Arrow's strings are UTF-8 proper: lone surrogates become '?'. */
-        PyObject *utf8 = PyUnicode_AsEncodedString(item, "utf-8", "replace");
+        /* Arrow's strings are UTF-8 proper: lone surrogates are spelt out. */
+        PyObject *utf8 = PyUnicode_AsEncodedString(item, "utf-8", "backslashreplace");
         const size_t more = utf8 == NULL ? 0 : (size_t)PyBytes_GET_SIZE(utf8);
         char *grown = PyMem_RawRealloc(c->text, length + more + 1);
         failed = utf8 == NULL || grown == NULL || length + more > INT32_MAX;
@@ -344,6 +346,47 @@ arrow_set_valid(arrow_column *c, int64_t count, uint64_t null)
     return 0;
 }
 
+/* Codes of one byte as int16: a dictionary may be too long for int8. */
+static int
+arrow_set_wide(arrow_column *c, int64_t count)
+{
+    c->wide = PyMem_RawCalloc((size_t)count + 1, sizeof *c->wide);
+    if (c->wide == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        c->wide[i] = ((const uint8_t *)c->data)[i];
+    }
+    return 0;
+}
+
+/*
+ * The dictionary, and the codes into it as signed integers, because not every consumer
+ * takes unsigned ones there. Each code that is no null must have its string.
+ */
+static int
+arrow_set_dictionary(arrow_column *c, PyObject *strings, int64_t count)
+{
+    if (c->view.itemsize > 4) {
+        PyErr_SetString(PyExc_ValueError, "codes of strings have one or four bytes");
+        return -1;
+    }
+    if (arrow_set_text(c, strings) < 0) {
+        return -1;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const bool is_null = c->valid != NULL && !(c->valid[i / 8] >> i % 8 & 1);
+        if (!is_null && arrow_item(c, i) >= (uint64_t)c->text_count) {
+            PyErr_Format(PyExc_ValueError, "column '%s' has a code without a string",
+                         c->name);
+            return -1;
+        }
+    }
+    c->format[0] = c->view.itemsize == 4 ? 'i' : 's';
+    return c->view.itemsize == 4 ? 0 : arrow_set_wide(c, count);
+}
+
 /* One column from its tuple (name, buffer, first, dictionary, null). */
 static int
 arrow_set_column(arrow_column *c, PyObject *spec, int64_t count)
@@ -360,8 +403,8 @@ arrow_set_column(arrow_column *c, PyObject *spec, int64_t count)
         return -1;
     }
     c->format[0] = arrow_letter(c->view.format);
-    if (c->format[0] == 0 || first < 0 ||
-        (first + count) * c->view.itemsize > c->view.len) {
+    const Py_ssize_t items = c->view.len / c->view.itemsize;
+    if (c->format[0] == 0 || first < 0 || first > items || count > items - first) {
         PyErr_SetString(PyExc_ValueError, "a column's format or length does not fit");
         return -1;
     }
@@ -378,7 +421,7 @@ arrow_set_column(arrow_column *c, PyObject *spec, int64_t count)
             return -1;
         }
     }
-    return dictionary == Py_None ? 0 : arrow_set_text(c, dictionary);
+    return dictionary == Py_None ? 0 : arrow_set_dictionary(c, dictionary, count);
 }
 
 static void
@@ -424,6 +467,10 @@ nt_py_arrow_stream(PyObject *module, PyObject *args)
     PyObject *specs;
     Py_ssize_t count;
     if (!PyArg_ParseTuple(args, "On", &specs, &count)) {
+        return NULL;
+    }
+    if (count < 0) {
+        PyErr_SetString(PyExc_ValueError, "a negative number of rows");
         return NULL;
     }
     PyObject *list = PySequence_Fast(specs, "columns is a sequence of tuples");

@@ -13,24 +13,39 @@ typedef struct load_input {
     int fd;
     PyObject *reader; /* borrowed */
     nt_py_progress *progress;
-    int error; /* of read(2), 0 for none */
 } load_input;
 
-/* A file descriptor, read without the GIL. */
+/* With the GIL, after read(2) failed: 0 to try again, or an exception is set. */
+static int
+load_after_error(int error)
+{
+    if (error == EINTR) {
+        return PyErr_CheckSignals();
+    }
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
+
+/* A file descriptor, read without the GIL. A signal ends the wait for a pipe. */
 static int
 load_read_fd(void *ctx, void *buffer, size_t capacity, size_t *count)
 {
     load_input *input = ctx;
-    ssize_t got;
-    do {
-        got = read(input->fd, buffer, capacity);
-    } while (got < 0 && errno == EINTR);
-    if (got < 0) {
-        input->error = errno;
-        return 1;
+    for (;;) {
+        const ssize_t got = read(input->fd, buffer, capacity);
+        if (got >= 0) {
+            *count = (size_t)got;
+            return 0;
+        }
+        const int error = errno;
+        PyEval_RestoreThread(input->progress->thread);
+        const int failed = load_after_error(error);
+        input->progress->thread = PyEval_SaveThread();
+        if (failed) {
+            return 1;
+        }
     }
-    *count = (size_t)got;
-    return 0;
 }
 
 /* A Python object's read(n), which must give bytes. */
@@ -58,7 +73,7 @@ load_read_object(void *ctx, void *buffer, size_t capacity, size_t *count)
 /* Reads `source`, whose window is set up, into `object`. */
 static PyObject *
 load_run(nt_py_snapshot *object, nt_source *source, nt_py_progress *progress,
-         PyObject *callback, const load_input *input)
+         PyObject *callback)
 {
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_alloc alloc = nt_budget_alloc(&object->budget);
@@ -70,10 +85,7 @@ load_run(nt_py_snapshot *object, nt_source *source, nt_py_progress *progress,
     if (status == NT_OK) {
         return (PyObject *)object;
     }
-    if (input->error != 0) {
-        errno = input->error;
-        PyErr_SetFromErrno(PyExc_OSError);
-    } else if (status == NT_NOMEM && object->budget.exceeded) {
+    if (status == NT_NOMEM && object->budget.exceeded) {
         status = nt_fail(&err, NT_LIMIT, NT_NO_OFFSET,
                          "reading it takes more than the %zu bytes that max_memory allows",
                          object->budget.limit);
@@ -91,10 +103,9 @@ load_buffer(nt_py_snapshot *object, PyObject *from, PyObject *callback)
         return NULL;
     }
     nt_py_progress progress;
-    const load_input input = {.error = 0};
     nt_source source;
     nt_source_init_memory(&source, view.buf, (size_t)view.len, NULL);
-    PyObject *result = load_run(object, &source, &progress, callback, &input);
+    PyObject *result = load_run(object, &source, &progress, callback);
     PyBuffer_Release(&view);
     return result;
 }
@@ -120,10 +131,14 @@ nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs)
     load_input input = {.fd = -1, .reader = from, .progress = &progress};
     nt_input read = {.read = load_read_object, .ctx = &input};
     if (PyLong_Check(from)) {
-        input.fd = (int)PyLong_AsLong(from);
+        input.fd = PyObject_AsFileDescriptor(from);
         read.read = load_read_fd;
+        if (input.fd < 0) {
+            Py_DECREF(object);
+            return NULL;
+        }
     }
     nt_source source;
     nt_source_init_input(&source, nt_budget_alloc(&object->budget), read, NULL);
-    return load_run(object, &source, &progress, callback, &input);
+    return load_run(object, &source, &progress, callback);
 }

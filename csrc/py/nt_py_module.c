@@ -30,6 +30,22 @@ nt_py_raise_named(const char *name, PyObject *args)
 }
 
 PyObject *
+nt_py_message(const char *text)
+{
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+static void
+module_raise_builtin(PyObject *type, const nt_error *err)
+{
+    PyObject *message = nt_py_message(err->message);
+    if (message != NULL) {
+        PyErr_SetObject(type, message);
+        Py_DECREF(message);
+    }
+}
+
+PyObject *
 nt_py_raise(nt_status status, const nt_error *err)
 {
     if (PyErr_Occurred()) {
@@ -39,16 +55,36 @@ nt_py_raise(nt_status status, const nt_error *err)
         return PyErr_NoMemory();
     }
     if (status == NT_ARGUMENT) {
-        PyErr_SetString(PyExc_ValueError, err->message);
+        module_raise_builtin(PyExc_ValueError, err);
+        return NULL;
+    }
+    if (status == NT_IO) {
+        module_raise_builtin(PyExc_OSError, err);
         return NULL;
     }
     const char *name = status == NT_LIMIT ? "LimitError" : "SnapshotError";
     PyObject *args = err->offset == NT_NO_OFFSET
-                         ? Py_BuildValue("(s)", err->message)
-                         : Py_BuildValue("(sK)", err->message,
+                         ? Py_BuildValue("(N)", nt_py_message(err->message))
+                         : Py_BuildValue("(NK)", nt_py_message(err->message),
                                          (unsigned long long)err->offset);
     nt_py_raise_named(name, args);
     return NULL;
+}
+
+/* SettingsError, with the position counted in characters of `utf8`. */
+static void
+module_raise_settings(const char *utf8, Py_ssize_t length, const nt_error *err)
+{
+    PyObject *message = nt_py_message(err->message);
+    if (err->offset > (uint64_t)length) {
+        nt_py_raise_named("SettingsError", Py_BuildValue("(N)", message));
+        return;
+    }
+    Py_ssize_t position = 0;
+    for (uint64_t i = 0; i < err->offset; i++) {
+        position += ((unsigned char)utf8[i] & 0xC0) != 0x80;
+    }
+    nt_py_raise_named("SettingsError", Py_BuildValue("(Nn)", message, position));
 }
 
 /* The settings that `text` stands for; SettingsError with the position otherwise. */
@@ -57,14 +93,12 @@ module_parse_settings(PyObject *text, nt_settings *out)
 {
     Py_ssize_t length;
     const char *utf8 = PyUnicode_AsUTF8AndSize(text, &length);
-    nt_error err;
+    nt_error err = {.offset = NT_NO_OFFSET};
     if (utf8 == NULL) {
         return -1;
     }
     if (nt_settings_parse(utf8, (size_t)length, out, &err) != NT_OK) {
-        nt_py_raise_named("SettingsError",
-                          Py_BuildValue("(sK)", err.message,
-                                        (unsigned long long)err.offset));
+        module_raise_settings(utf8, length, &err);
         return -1;
     }
     return 0;

@@ -410,7 +410,7 @@ snapshot_get_partial(PyObject *self, void *unused)
 {
     (void)unused;
     const char *reason = nt_snapshot_partial(snapshot_of(self));
-    return reason == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(reason);
+    return reason == NULL ? Py_NewRef(Py_None) : nt_py_message(reason);
 }
 
 static PyObject *

@@ -65,17 +65,20 @@ class EnvironmentReport(Report):
         return Document(f"neutracer {self.neutracer}", facts, (Table("What it can use", rows),))
 
 
-def environment() -> EnvironmentReport:
+def environment(version: str) -> EnvironmentReport:
     """Look at what is installed; nothing is imported, and CUDA is not touched.
 
+    Args:
+        version: That of neutracer.
+
     Example:
-        >>> environment().python.startswith(platform.python_implementation())
+        >>> environment("0.1.0").python.startswith(platform.python_implementation())
         True
     """
     parts = [Part(name, _version(name), use, install) for name, use, install in _PACKAGES]
     parts.append(_zstd())
     return EnvironmentReport(
-        neutracer=_version("neutracer") or "not installed",
+        neutracer=version,
         python=f"{platform.python_implementation()} {platform.python_version()}",
         machine=f"{platform.system()} {platform.machine()}",
         parts=tuple(parts),

@@ -10,6 +10,13 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.diagnose.fragmentation_findings import findings_of
+from neutracer.diagnose.fragmentation_parts import (
+    Hole,
+    PoolFragmentation,
+    SegmentFragmentation,
+    band,
+    unused_share,
+)
 from neutracer.live.capture import snapshot
 from neutracer.render.document import Document, Figure, Place, Table
 from neutracer.render.report import Report
@@ -28,116 +35,8 @@ __all__ = [
     "fragmentation_report",
 ]
 
-# The usual bands of the ratio (reserved - allocated) / reserved.
-_BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
-
 # Holes of the printed report; all of them are in `.holes`.
 _SHOWN_HOLES = 5
-
-
-def band(ratio: float) -> str:
-    """The word for a ratio: good < 0.15 <= moderate < 0.30 <= serious <= 0.40 < severe.
-
-    Example:
-        >>> band(0.1), band(0.15), band(0.4), band(0.41)
-        ('good', 'moderate', 'serious', 'severe')
-    """
-    for limit, word in _BANDS:
-        if ratio < limit or (word == "serious" and ratio == limit):
-            return word
-    return "severe"
-
-
-@dataclass(frozen=True)
-class Hole:
-    """A free block between others.
-
-    Attributes:
-        address: Where it begins.
-        size: Its bytes.
-        segment: Row of the snapshot's `segments` it lies in.
-        before: Who allocated the block at its lower end; None at the segment's border.
-        after: The same at its upper end.
-        before_bytes: That block's size, 0 at the border.
-        after_bytes: The same at its upper end.
-    """
-
-    address: int
-    size: int
-    segment: int
-    before: Place | None
-    after: Place | None
-    before_bytes: int
-    after_bytes: int
-
-
-@dataclass(frozen=True)
-class PoolFragmentation:
-    """One pool of one stream. All sizes in bytes.
-
-    Attributes:
-        kind: "small" (requests up to 1 MiB) or "large".
-        pool: The private pool's id; (0, 0) is the default pool.
-        stream: The raw stream.
-        segments: How many segments it has.
-        holes: How many free blocks.
-        reserved_bytes: Taken from the device.
-        allocated_bytes: In allocated blocks.
-        pending_bytes: Freed, but waiting for another stream.
-        requested_bytes: What the active blocks were asked for.
-        reclaimable_bytes: What empty_cache() would give back of it.
-        largest_hole: The largest free block.
-        largest_request: The largest request that succeeds without asking the device.
-    """
-
-    kind: str
-    pool: tuple[int, int]
-    stream: int
-    segments: int
-    holes: int
-    reserved_bytes: int
-    allocated_bytes: int
-    pending_bytes: int
-    requested_bytes: int
-    reclaimable_bytes: int
-    largest_hole: int
-    largest_request: int
-
-    @property
-    def ratio(self) -> float:
-        """(reserved - allocated) / reserved; 0 where nothing is reserved."""
-        return _ratio(self.reserved_bytes, self.allocated_bytes)
-
-
-@dataclass(frozen=True)
-class SegmentFragmentation:
-    """One segment. All sizes in bytes.
-
-    Attributes:
-        address: Where it begins.
-        total_size: Its size.
-        free_bytes: In holes.
-        holes: How many.
-        largest_hole: The largest of them.
-        reclaimable_bytes: What empty_cache() would give back of it.
-        opened_by: Who made the request that opened it.
-        pinned_by: Who allocated the smallest block in it; None if it is all free.
-        pinned_bytes: That block's size.
-    """
-
-    address: int
-    total_size: int
-    free_bytes: int
-    holes: int
-    largest_hole: int
-    reclaimable_bytes: int
-    opened_by: Place
-    pinned_by: Place | None
-    pinned_bytes: int
-
-
-def _ratio(reserved: int, allocated: int) -> float:
-    return (reserved - allocated) / reserved if reserved else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -195,7 +94,7 @@ class FragmentationReport(Report):
     @property
     def ratio(self) -> float:
         """(reserved - allocated) / reserved; 0 where nothing is reserved."""
-        return _ratio(self.reserved_bytes, self.allocated_bytes)
+        return unused_share(self.reserved_bytes, self.allocated_bytes)
 
     @property
     def severity(self) -> str:
@@ -312,7 +211,7 @@ def fragmentation_report(
     history, largest, at, mean, _ = core.ratios(
         timeline.allocated, timeline.reserved, timeline.events.codes("action")
     )
-    now = _ratio(figures["reserved_bytes"], figures["allocated_bytes"])
+    now = unused_share(figures["reserved_bytes"], figures["allocated_bytes"])
     is_now = at < 0 or now > largest
     return FragmentationReport(
         device=number,
@@ -323,7 +222,7 @@ def fragmentation_report(
         oom_count=timeline.facts["oom_count"],
         retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
         pools=tuple(_pool(group) for group in groups),
-        segments=_segments(snap, fragment),
+        segments=_segments(snap, fragment, timeline),
         holes=_holes(snap, fragment),
         findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         _fragment=fragment,
@@ -353,8 +252,14 @@ def _pool(group: dict[str, Any]) -> PoolFragmentation:
     return PoolFragmentation(kind=kind, **{k: v for k, v in group.items() if k in names})
 
 
-def _segments(snap: Snapshot, fragment: core.Fragment) -> tuple[SegmentFragmentation, ...]:
+def _segments(
+    snap: Snapshot, fragment: core.Fragment, timeline: Timeline
+) -> tuple[SegmentFragmentation, ...]:
     segments, blocks = snap.segments, snap.blocks
+    # The trace knows who opened a segment also where the segment itself does not.
+    lives = timeline.segments
+    stays = [row for row, event in enumerate(lives.codes("free_event")) if event == -1]
+    opened = {lives.codes("address")[row]: lives.codes("stack")[row] for row in stays}
     rows = []
     for row, holes, free, largest, reclaimable, pin in fragment.segments():
         segment = segments[row]
@@ -367,7 +272,7 @@ def _segments(snap: Snapshot, fragment: core.Fragment) -> tuple[SegmentFragmenta
                 holes=holes,
                 largest_hole=largest,
                 reclaimable_bytes=reclaimable,
-                opened_by=place_of(segment.stack),
+                opened_by=place_of(segment.stack or snap.stacks[opened.get(segment.address, NONE)]),
                 pinned_by=None if pinned is None else place_of(pinned.stack),
                 pinned_bytes=0 if pinned is None else pinned.size,
             )

@@ -279,7 +279,11 @@ def findings_of(
         at_peak: The ratio at the peak of allocated; None where that is unknown.
     """
     timeline = snap.timeline(device)
-    now = _look(fragment, snap.segments, snap.blocks)
+    if len(timeline):
+        # The trace knows who opened a segment also where the segment itself does not.
+        now = _look_at(snap, timeline, len(timeline) - 1)
+    else:
+        now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
     return ranked(
         (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import sys
 from typing import Any
@@ -32,6 +33,8 @@ def snapshot() -> Snapshot:
 
 def _initialised_cuda() -> Any:
     torch = sys.modules.get("torch")
+    if torch is None and importlib.util.find_spec("torch") is None:
+        raise UnavailableError("torch", "install it with 'pip install torch'")
     if torch is None:
         raise UnavailableError("torch in this process", "import torch and use a CUDA device first")
     if getattr(torch.version, "cuda", None) is None or not hasattr(
@@ -44,5 +47,11 @@ def _initialised_cuda() -> Any:
         raise UnavailableError(
             "an initialised CUDA device in this process",
             "allocate a tensor on the device first; neutracer does not initialise CUDA",
+        )
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "native":
+        raise UnavailableError(
+            "a snapshot of another allocator than PyTorch's own",
+            f"this process uses {backend}; unset 'backend' in PYTORCH_CUDA_ALLOC_CONF",
         )
     return torch.cuda

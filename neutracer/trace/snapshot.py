@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import pickle
-import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,20 +16,18 @@ from neutracer._native import core
 from neutracer.errors import HistoryWarning
 from neutracer.render.document import Document, Figure, KeyValues
 from neutracer.render.html import render_html
+from neutracer.trace.events import annotation_table, event_table
 from neutracer.trace.layout import block_table, segment_table
-from neutracer.trace.source import SnapshotSource, compressed_writer, open_source
-from neutracer.trace.table import NONE, Column, Stacks, Table, constant
+from neutracer.trace.progress import reporting
+from neutracer.trace.saving import atomic_file
+from neutracer.trace.source import SnapshotSource, open_source
+from neutracer.trace.table import Stacks, Table
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Snapshot", "load"]
 
 # What reading may take unless the caller says otherwise: more than any honest snapshot.
 DEFAULT_MAX_MEMORY = 16 << 30
-
-# From this size on, loading tells on a terminal how far it is.
-_LONG_FILE = 256 << 20
-
-_STAGES = ("START", "END")
 
 # The order of the core's pool statistics.
 _METRICS = (
@@ -61,7 +56,7 @@ def load(
             plain or compressed with gzip, xz or zstd.
         max_memory: The most memory that reading may take: bytes, or a text as "4GiB".
             None is 16 GiB.
-        progress: Called with the number of bytes read so far, every few milliseconds;
+        progress: Called with the number of bytes read so far, some 20 times a second;
             True writes it to standard error; None does so for long files on a terminal.
 
     Returns:
@@ -70,7 +65,7 @@ def load(
     Raises:
         SnapshotError: It is no snapshot, or damaged; `.offset` is the byte.
         LimitError: It would take more than `max_memory`, or unfolds without end.
-        UnavailableError: It is compressed with zstd, and nothing here unpacks that.
+        UnavailableError: It is compressed, and nothing here unpacks that.
         OSError: It can't be opened or read.
 
     Example:
@@ -79,43 +74,11 @@ def load(
         <Snapshot: 1 device, 18 segments, 83 blocks, 2,375 events>
     """
     limit = DEFAULT_MAX_MEMORY if max_memory is None else units.parse_bytes(max_memory)
-    with _reporting(source, progress) as report, open_source(source) as opened:
+    with reporting(source, progress) as report, open_source(source) as opened:
         native = core.load(opened, limit, report)
     if native.partial is not None:
         warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
     return Snapshot(native)
-
-
-@contextlib.contextmanager
-def _reporting(
-    source: SnapshotSource, progress: Callable[[int], object] | bool | None
-) -> Iterator[Callable[[int], object] | None]:
-    """The progress callback, and the end of its line on the terminal."""
-    if progress is None:
-        is_long = False
-        if isinstance(source, (str, os.PathLike)):
-            with contextlib.suppress(OSError):
-                is_long = os.stat(source).st_size >= _LONG_FILE
-        progress = is_long and sys.stderr.isatty()
-    if not isinstance(progress, bool):
-        yield progress
-        return
-    if not progress:
-        yield None
-        return
-    shown = [-1]
-
-    def show(done: int) -> None:
-        # Once for every 16 MiB: more would cost more than the reading.
-        if done >> 24 != shown[0]:
-            shown[0] = done >> 24
-            sys.stderr.write(f"\rread {units.format_bytes(done)} ")
-            sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        sys.stderr.write("\r" + " " * 30 + "\r")
 
 
 class Snapshot:
@@ -196,48 +159,18 @@ class Snapshot:
         where unknown), device_free (bytes, of oom events), pool_id (as pool_first,
         pool_second), compile_context, user_metadata, stack.
         """
-        c = self._columns["events"]
-        count = len(c["action"]) if "action" in c else 0
-
-        def optional(name: str, code: str, absent: int) -> Callable[[], Any]:
-            if name in c:
-                return lambda: c[name]
-            return constant(code, absent, count)
-
-        columns = {
-            "device": Column(self._event_devices),
-            "action": Column(lambda: c["action"], names=self._native.actions()),
-            "addr": Column(lambda: c["addr"]),
-            "size": Column(lambda: c["size"]),
-            "stream": Column(lambda: c["stream"]),
-            "time_us": Column(optional("time_us", "q", 0)),
-            "device_free": Column(optional("device_free", "Q", 0)),
-            "pool_first": Column(optional("pool_first", "Q", 0)),
-            "pool_second": Column(optional("pool_second", "Q", 0)),
-            "compile_context": Column(optional("compile_context", "I", NONE), self._strings, NONE),
-            "user_metadata": Column(optional("user_metadata", "I", NONE), self._strings, NONE),
-            "stack": Column(lambda: c["stack"], null=NONE),
-        }
-        pairs = {"pool_id": ("pool_first", "pool_second")}
-        return Table("event", columns, count, self._stacks, pairs)
-
-    def _event_devices(self) -> Any:
-        devices = constant("i", 0, 0)()
-        for device, (_, events) in enumerate(self._traces):
-            devices += constant("i", device, events)()
-        return devices
+        return event_table(
+            self._columns["events"],
+            self._traces,
+            self._native.actions(),
+            self._strings,
+            self._stacks,
+        )
 
     @property
     def annotations(self) -> Table:
         """Ranges that the program named: stage, name, device, time_us."""
-        c = self._columns["annotations"]
-        columns = {
-            "stage": Column(lambda: c["stage"], names=_STAGES),
-            "name": Column(lambda: c["name"], names=self._strings, null=NONE),
-            "device": Column(lambda: c["device"]),
-            "time_us": Column(lambda: c["time_us"]),
-        }
-        return Table("annotation", columns, len(c["stage"]), self._stacks)
+        return annotation_table(self._columns["annotations"], self._strings, self._stacks)
 
     def memory_stats(self, device: int | None = None) -> dict[str, int]:
         """What torch.cuda.memory_stats() said at that moment, under PyTorch's own keys.
@@ -335,7 +268,7 @@ class Snapshot:
         self,
         path: str | os.PathLike[str],
         *,
-        events: slice | tuple[int, int] | None = None,
+        events: range | slice | tuple[int, int] | None = None,
         device: int | None = None,
     ) -> None:
         """Write the snapshot in PyTorch's own format, so that PyTorch's viewer opens it.
@@ -345,49 +278,21 @@ class Snapshot:
         Args:
             path: Where to; compressed if it ends in .gz, .xz or .zst.
             events: Only these events of one device, with the segments as they stood
-                after the last of them. None writes everything.
+                after the last of them: a range, a slice, or the first one and the one
+                behind the last. None writes everything.
             device: The device of `events`; None is the only one.
 
         Raises:
             ValueError: There are no such events.
-            UnavailableError: The path ends in .zst and nothing here writes that.
+            UnavailableError: The path asks for a compression that nothing here writes.
             OSError: It can't be written.
         """
-        name = os.fspath(path)
-        folder = os.path.dirname(name) or "."
-        handle, temporary = tempfile.mkstemp(prefix=".neutracer-", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                with compressed_writer(file, name) as packed:
-                    self._write(packed.write, events, device)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-    def _write(
-        self,
-        write: Callable[[bytes], object],
-        events: slice | tuple[int, int] | None,
-        device: int | None,
-    ) -> None:
-        if events is None:
-            core.save(self._native, write)
-            return
-        count = self.trace_length(device)
-        if isinstance(events, slice):
-            first, end, step = events.indices(count)
-            if step != 1:
-                raise ValueError("a range of events has a step of 1")
-        else:
-            first, end = events
-        if not 0 <= first <= end <= count:
-            raise ValueError(f"events {first} to {end} are not among the {count} there are")
-        core.save(self.timeline(device).native, write, first, end)
+        chosen = None if events is None else _event_range(events, self.trace_length(device))
+        with atomic_file(path) as file:
+            if chosen is None:
+                core.save(self._native, file.write)
+            else:
+                core.save(self.timeline(device).native, file.write, *chosen)
 
     def to_bytes(self) -> bytes:
         """What `save` writes, as bytes."""
@@ -426,7 +331,19 @@ class Snapshot:
         return render_html(Document("PyTorch snapshot", blocks=tuple(blocks)))
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:
+    """The first event of a range and the one behind its last.
+
+    Raises:
+        ValueError: It has gaps, or is not among the `count` events there are.
+    """
+    if isinstance(events, slice):
+        events = range(*events.indices(count))
+    if isinstance(events, range):
+        if events.step != 1:
+            raise ValueError("a range of events has a step of 1")
+        events = (events.start, max(events.start, events.stop))
+    first, end = events
+    if not 0 <= first <= end <= count:
+        raise ValueError(f"events {first} to {end} are not among the {count} there are")
+    return first, end

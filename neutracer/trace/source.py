@@ -7,19 +7,17 @@ told apart in words before the reader sees it.
 
 from __future__ import annotations
 
-import gzip
 import io
-import lzma
 import os
 import sys
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
-from neutracer.errors import LimitError, SnapshotError, UnavailableError
+from neutracer.errors import SnapshotError
+from neutracer.trace.unpack import Reader, packed_kind, unpack
 
-__all__ = ["SnapshotSource", "compressed_writer", "open_source"]
+__all__ = ["SnapshotSource", "check_head", "open_source"]
 
 SnapshotSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -27,139 +25,85 @@ EXPECTED = "expected a PyTorch memory snapshot, as torch.cuda.memory._dump_snaps
 
 _PEEK = 512
 
-# An honest snapshot shrinks 10 to 100 times. What unfolds more is built to exhaust memory;
-# below the floor nobody is harmed.
-_MOST_RATIO = 1000
-_RATIO_FLOOR = 64 << 20
-_MOST_BYTES = 1 << 40
-
-
-class Reader(Protocol):
-    """Anything with a binary `read(n)`."""
-
-    def read(self, count: int, /) -> bytes: ...
+# Files that are taken for snapshots, by their first bytes.
+_OTHER_FILES = (
+    (b"PK\x03\x04", "a zip archive, most likely a checkpoint written by torch.save()"),
+    (
+        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
+        "a checkpoint in the old format of torch.save()",
+    ),
+    (b"BZh", "compressed with bzip2 (gzip, xz and zstd are read)"),
+    (b"\x7fELF", "a program or a library"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"SQLite format 3", "an SQLite database"),
+)
 
 
 class _Joined:
-    """The peeked head of a stream, then the rest of it. Counts what was read."""
+    """The peeked head of a stream, then the rest of it."""
 
     def __init__(self, head: bytes, rest: Reader) -> None:
         self._head = head
         self._rest = rest
-        self.count = 0
-
-    def read(self, count: int = -1, /) -> bytes:
-        if self._head:
-            taken = self._head if count < 0 else self._head[:count]
-            self._head = self._head[len(taken) :]
-        else:
-            taken = self._rest.read(count)
-        self.count += len(taken)
-        return taken
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-
-class _Unfolded:
-    """A decompressor with caps. A stream that breaks off ends there: the reader then says
-    what was readable."""
-
-    def __init__(self, stream: Reader, compressed: _Joined, kind: str) -> None:
-        self._stream = stream
-        self._compressed = compressed
-        self._kind = kind
-        self._count = 0
 
     def read(self, count: int, /) -> bytes:
-        try:
-            chunk = self._stream.read(count)
-        except EOFError:
-            return b""
-        except (lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-            raise SnapshotError(f"the {self._kind} data is damaged: {error}") from error
-        self._count += len(chunk)
-        ratio = self._count / max(self._compressed.count, 1)
-        if (self._count > _RATIO_FLOOR and ratio > _MOST_RATIO) or self._count > _MOST_BYTES:
-            raise LimitError(
-                f"the {self._kind} data unfolds to more than {_MOST_RATIO:,} times its size",
-            )
-        return chunk
+        if not self._head:
+            return self._rest.read(count)
+        taken, self._head = self._head[:count], self._head[count:]
+        return taken
 
 
-def _zstd_reader(stream: _Joined) -> Reader:
-    raw = cast(BinaryIO, stream)
-    try:
-        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
-
-        return cast(Reader, zstd.ZstdFile(raw))
-    except ImportError:
-        pass
-    try:
-        import zstandard  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise UnavailableError(
-            "zstd decompression", "pip install 'neutracer[zstd]' (or Python 3.14)"
-        ) from None
-    return cast(Reader, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-
-
-def _unfold(head: bytes, stream: _Joined) -> Reader:
-    """The stream itself, or what decompresses it."""
-    if head.startswith(b"\x1f\x8b"):
-        return _Unfolded(cast(Reader, gzip.GzipFile(fileobj=cast(Any, stream))), stream, "gzip")
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return _Unfolded(cast(Reader, lzma.LZMAFile(cast(Any, stream))), stream, "xz")
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return _Unfolded(_zstd_reader(stream), stream, "zstd")
-    return stream
-
-
-def _is_compressed(head: bytes) -> bool:
-    return head.startswith((b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"))
-
-
-def check_head(head: bytes) -> None:
+def check_head(head: bytes, packed: str | None = None) -> None:
     """Tell what is not a pickle, by its first bytes.
 
+    Args:
+        head: The first bytes, at least 16 where there are as many.
+        packed: The kind of compression they were in, or None.
+
     Raises:
-        SnapshotError: It is empty, an archive, a checkpoint, or text.
+        SnapshotError: It is empty, text, or a file of another kind.
     """
     if not head:
-        raise SnapshotError(f"the file is empty (0 bytes): {EXPECTED}", 0)
-    if head.startswith(b"PK\x03\x04"):
-        raise SnapshotError(
-            f"this is a zip archive, most likely a checkpoint written by torch.save(): {EXPECTED}",
-            0,
-        )
-    if head.startswith(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."):
-        raise SnapshotError(
-            f"this is a checkpoint in the old format of torch.save(): {EXPECTED}", 0
-        )
-    if head[:1] not in b"(}]\x80" and all(byte in b"\t\n\r" or byte >= 32 for byte in head):
-        start = head.lstrip()[:1]
-        kind = {b"{": "JSON text", b"[": "JSON text", b"<": "an HTML or XML page"}.get(
-            start, "a text file"
-        )
-        raise SnapshotError(f"this is {kind}: {EXPECTED}", 0)
+        empty = "the file is empty (0 bytes)"
+        if packed:
+            empty = f"the {packed} data is empty, or breaks off before anything can be unpacked"
+        raise SnapshotError(f"{empty}: {EXPECTED}", 0)
+    kind = next((name for magic, name in _OTHER_FILES if head.startswith(magic)), None)
+    if packed and packed_kind(head):
+        kind = f"{packed_kind(head)} data again"
+    kind = kind or _text_kind(head)
+    if kind:
+        subject = f"what is packed with {packed}" if packed else "this"
+        raise SnapshotError(f"{subject} is {kind}: {EXPECTED}", 0)
+
+
+def _text_kind(head: bytes) -> str | None:
+    """What text it is, or None for what may be a pickle."""
+    # The text pickles of protocol 0 begin with a dict or a list.
+    if head.startswith((b"(d", b"(l")) or any(b < 32 and b not in b"\t\n\r" for b in head):
+        return None
+    if head[:1] == b"\x80":
+        return None
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if start in (b"{", b"["):
+        return "a profiler's trace" if b'"traceEvents"' in head else "JSON text"
+    return "an HTML or XML page" if start == b"<" else "a text file"
 
 
 @contextmanager
-def _open_binary(source: SnapshotSource) -> Iterator[BinaryIO]:
-    if isinstance(source, (str, os.PathLike)):
-        path = os.fspath(source)
-        if path == "-":
-            yield sys.stdin.buffer
-            return
-        if os.path.isdir(path):
-            raise SnapshotError(f"{path} is a directory: {EXPECTED}")
-        with open(path, "rb", buffering=0) as file:
-            yield cast(BinaryIO, file)
-    else:
-        yield cast(BinaryIO, source)
+def _open_binary(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
+    if not isinstance(source, (str, os.PathLike)):
+        yield source
+        return
+    path = os.fspath(source)
+    if path == "-":
+        yield sys.stdin.buffer
+        return
+    if os.path.isdir(path):
+        raise SnapshotError(f"{path} is a directory: {EXPECTED}")
+    with open(path, "rb", buffering=0) as file:
+        yield cast(BinaryIO, file)
 
 
 @contextmanager
@@ -167,18 +111,18 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
     """What the core reads: bytes, a file descriptor, or an object with `read(n)`.
 
     Args:
-        source: A path, "-" for standard input, bytes, or a binary file.
+        source: A path, "-" for standard input, bytes, or a binary file, which is read from
+            where it stands.
 
     Raises:
-        SnapshotError: It is a directory, empty, text, an archive or a checkpoint.
-        UnavailableError: It is zstd-compressed and nothing here unpacks that.
+        SnapshotError: It is a directory, empty, text, or a file of another kind.
+        UnavailableError: It is compressed, and nothing here unpacks that.
         OSError: It can't be opened.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        head = bytes(memoryview(source)[:_PEEK])
-        check_head(head)
-        compressed = _is_compressed(head)
-        yield _checked(head, _Joined(b"", io.BytesIO(source))) if compressed else source
+        # What others can write to while it is read without the GIL is copied.
+        data = source if isinstance(source, bytes) else bytes(source)
+        yield _opened(data[:_PEEK], _Joined(b"", io.BytesIO(data)), data)
         return
     if not isinstance(source, (str, os.PathLike)) and not hasattr(source, "read"):
         raise TypeError(
@@ -188,56 +132,23 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
         head = file.read(_PEEK)
         if not isinstance(head, bytes):
             raise TypeError("the file is not open in binary mode")
-        check_head(head)
-        is_plain_path = isinstance(file, io.FileIO) and not _is_compressed(head)
-        if is_plain_path and file.seekable():
+        stream = _Joined(head, file)
+        plain: Any = stream
+        if isinstance(file, io.FileIO) and file is not source and file.seekable():
+            plain = file.fileno()
+        opened = _opened(head, stream, plain)
+        if opened is plain and plain is not stream:
             file.seek(0)
-            yield file.fileno()
-        else:
-            yield _checked(head, _Joined(head, file))
+        yield opened
 
 
-def _checked(head: bytes, stream: _Joined) -> Reader:
-    """The decompressed stream, its own head checked; or the stream itself."""
-    unfolded = _unfold(head, stream)
-    if unfolded is stream:
-        return stream
-    inner = unfolded.read(_PEEK)
-    check_head(inner)
-    return _Joined(inner, unfolded)
-
-
-@contextmanager
-def compressed_writer(file: BinaryIO, name: str) -> Iterator[Any]:
-    """A binary stream onto `file`, compressed as the ending of `name` says.
-
-    Raises:
-        UnavailableError: The ending is .zst and nothing here writes that.
-    """
-    if name.endswith(".gz"):
-        with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
-            yield packed
-    elif name.endswith(".xz"):
-        with lzma.LZMAFile(file, "wb") as packed_xz:
-            yield packed_xz
-    elif name.endswith(".zst"):
-        with _zstd_writer(file) as packed_zst:
-            yield packed_zst
-    else:
-        yield file
-
-
-def _zstd_writer(file: BinaryIO) -> Any:
-    try:
-        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
-
-        return zstd.ZstdFile(file, "wb")
-    except ImportError:
-        pass
-    try:
-        import zstandard  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise UnavailableError(
-            "zstd compression", "pip install 'neutracer[zstd]' (or Python 3.14)"
-        ) from None
-    return zstandard.ZstdCompressor().stream_writer(file, closefd=False)
+def _opened(head: bytes, stream: _Joined, plain: Any) -> Any:
+    """`plain`, or a reader of what `stream` holds where that is compressed."""
+    check_head(head)
+    kind = packed_kind(head)
+    if kind is None:
+        return plain
+    unpacked = unpack(kind, stream)
+    inner = unpacked.read(_PEEK)
+    check_head(inner, kind)
+    return _Joined(inner, unpacked)

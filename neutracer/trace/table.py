@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,7 +229,8 @@ class Table:
             if step != 1:
                 raise ValueError("a table is sliced with a step of 1")
             return self._part(start, max(stop, start))
-        index = key + self._count if key < 0 else key
+        number = operator.index(key)
+        index = number + self._count if number < 0 else number
         if not 0 <= index < self._count:
             raise IndexError(f"row {key} of a table of {self._count}")
         return Row(self, index)

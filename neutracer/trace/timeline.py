@@ -158,7 +158,13 @@ class Timeline:
         return event
 
     def event_at(self, time_us: int) -> int:
-        """The last event up to a time in microseconds since the epoch; -1: none."""
+        """The last event up to a time in microseconds since the epoch; -1: none.
+
+        Raises:
+            ValueError: The file has no times (before torch 2.2).
+        """
+        if len(self) and not self.time_us[-1]:
+            raise ValueError("the events of this snapshot have no times")
         return bisect_right(self.time_us, time_us) - 1
 
     def at(self, event: int) -> Layout:
@@ -186,6 +192,19 @@ class Timeline:
         }
         columns["stack"] = Column(lambda: c["stack"], null=NONE)
         return Table("allocation", columns, len(c["address"]), self._stacks)
+
+    def lifetimes_us(self) -> list[int | None]:
+        """How long each row of `allocations` lived, in microseconds.
+
+        From its alloc to its free_requested; None where one of them is not in the trace,
+        or the file has no times.
+        """
+        times = self.time_us
+        rows = zip(self.allocations["alloc_event"], self.allocations["free_event"], strict=True)
+        return [
+            times[freed] - times[made] if made >= 0 and freed >= 0 and times[made] else None
+            for made, freed in cast("list[tuple[int, int]]", list(rows))
+        ]
 
     @cached_property
     def segments(self) -> Table:

@@ -51,7 +51,8 @@ nt_file_intern(nt_test *t, nt_snapshot *snapshot, const char *text, size_t lengt
 {
     uint32_t id = NT_NONE;
     (void)NT_CHECK_OK(
-        nt_strings_intern(nt_snapshot_strings(snapshot), text, length, &id, NULL), NULL);
+        nt_strings_intern(nt_snapshot_strings(snapshot), text, length, &id, NULL),
+        NULL);
     return id;
 }
 

@@ -102,22 +102,22 @@ same_stack(same *s, uint32_t in_a, uint32_t in_b)
 }
 
 /* Leaves the function with the difference, if there is one. */
-#define SAME(table, row, column, holds)                                                  \
-    do {                                                                                 \
-        if (!(holds)) {                                                                  \
-            return same_differs(table, #column, row);                                    \
-        }                                                                                \
+#define SAME(table, row, column, holds)                                                \
+    do {                                                                               \
+        if (!(holds)) {                                                                \
+            return same_differs(table, #column, row);                                  \
+        }                                                                              \
     } while (0)
 
 /* The value of a column in both, the default where a side has no such column. */
-#define SAME_NUMBER(table, row, column, missing)                                         \
-    SAME(table, row, column,                                                             \
-         (a->column == NULL ? (missing) : a->column[row]) ==                             \
+#define SAME_NUMBER(table, row, column, missing)                                       \
+    SAME(table, row, column,                                                           \
+         (a->column == NULL ? (missing) : a->column[row]) ==                           \
              (b->column == NULL ? (missing) : b->column[row]))
 
-#define SAME_STRING(table, row, column)                                                  \
-    SAME(table, row, column,                                                             \
-         same_string(s, a->column == NULL ? NT_NONE : a->column[row],                    \
+#define SAME_STRING(table, row, column)                                                \
+    SAME(table, row, column,                                                           \
+         same_string(s, a->column == NULL ? NT_NONE : a->column[row],                  \
                      b->column == NULL ? NT_NONE : b->column[row]))
 
 static bool

@@ -84,8 +84,8 @@ NT_TEST(growing_one_by_one_is_cheap)
     size_t capacity = 0;
     nt_hostile_init(&hostile, t);
     for (uint64_t i = 0; i < 100000; i++) {
-        NT_REQUIRE(NT_CHECK_OK(nt_grow(&hostile.alloc, (void **)&array, &capacity, i + 1,
-                                       sizeof *array, NULL),
+        NT_REQUIRE(NT_CHECK_OK(nt_grow(&hostile.alloc, (void **)&array, &capacity,
+                                       i + 1, sizeof *array, NULL),
                                NULL));
         array[i] = i * i;
     }
@@ -105,9 +105,9 @@ NT_TEST(growing_beyond_all_sizes_changes_nothing)
     size_t capacity = 0;
     nt_error err = {0};
     nt_hostile_init(&hostile, t);
-    NT_CHECK_STATUS(nt_grow(&hostile.alloc, (void **)&array, &capacity, SIZE_MAX / 8, 16,
-                            &err),
-                    NT_NOMEM, &err);
+    NT_CHECK_STATUS(
+        nt_grow(&hostile.alloc, (void **)&array, &capacity, SIZE_MAX / 8, 16, &err),
+        NT_NOMEM, &err);
     NT_CHECK_INT(err.status, NT_NOMEM);
     NT_CHECK(array == NULL && capacity == 0);
     NT_CHECK_UINT(hostile.requests, 0);
@@ -230,8 +230,8 @@ NT_TEST(budget_tells_limit_from_exhaustion)
 
 NT_TEST(sizes_that_wrap_are_refused)
 {
-    static const size_t edges[] = {0, 1, 2, 3, SIZE_MAX / 2, SIZE_MAX / 2 + 1,
-                                   SIZE_MAX - 1, SIZE_MAX};
+    static const size_t edges[] = {
+        0, 1, 2, 3, SIZE_MAX / 2, SIZE_MAX / 2 + 1, SIZE_MAX - 1, SIZE_MAX};
     const size_t count = sizeof edges / sizeof *edges;
     for (size_t i = 0; i < count * count; i++) {
         const size_t a = edges[i / count], b = edges[i % count];
@@ -250,7 +250,7 @@ NT_TEST(mixing_spreads_every_single_bit)
     uint64_t seed = 20;
     for (int bit = 0; bit < 64; bit++) {
         uint64_t changed = 0;
-        for (int i = 0; i < 256; i++) {
+        for (int i = 0; i < 4096; i++) {
             const uint64_t x = nt_test_random(&seed);
             changed |= nt_mix64(x) ^ nt_mix64(x ^ UINT64_C(1) << bit);
         }
@@ -278,9 +278,9 @@ NT_TEST(random_growing_follows_a_model)
                 NT_CHECK_UINT(capacity, count);
                 continue;
             }
-            NT_REQUIRE(NT_CHECK_OK(nt_grow(&hostile.alloc, (void **)&array, &capacity,
-                                           wanted, 8, NULL),
-                                   NULL));
+            NT_REQUIRE(NT_CHECK_OK(
+                nt_grow(&hostile.alloc, (void **)&array, &capacity, wanted, 8, NULL),
+                NULL));
             NT_CHECK(capacity >= wanted);
             for (; count < wanted; count++) {
                 array[count] = model[count] = nt_test_random(&seed);

@@ -158,7 +158,8 @@ writer_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
             .device = (int32_t)(nt_test_random(seed) % 9),
             .time_us = (int64_t)writer_random_number(seed),
         };
-        (void)NT_CHECK_OK(nt_snapshot_add_annotation(snapshot, &annotation, NULL), NULL);
+        (void)NT_CHECK_OK(nt_snapshot_add_annotation(snapshot, &annotation, NULL),
+                          NULL);
     }
     writer_add_settings(t, snapshot, 3);
     (void)NT_CHECK_OK(nt_snapshot_seal(snapshot, NULL), NULL);
@@ -168,12 +169,11 @@ writer_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
 /* Every key that a row can lack and still be the same after a round trip. */
 enum {
     ALL_KEYS = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL | NT_HAS_EVENT_USER_METADATA |
-               NT_HAS_EVENT_DEVICE_FREE | NT_HAS_BLOCK_ADDRESS | NT_HAS_BLOCK_REQUESTED |
-               NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_POOL |
-               NT_HAS_SEGMENT_EXPANDABLE | NT_HAS_SETTINGS | NT_HAS_ANNOTATIONS |
-               NT_HAS_TRACES,
+        NT_HAS_EVENT_DEVICE_FREE | NT_HAS_BLOCK_ADDRESS | NT_HAS_BLOCK_REQUESTED |
+        NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE |
+        NT_HAS_SETTINGS | NT_HAS_ANNOTATIONS | NT_HAS_TRACES,
     OPTIONAL_EVENT_KEYS = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL |
-                          NT_HAS_EVENT_USER_METADATA | NT_HAS_EVENT_DEVICE_FREE,
+        NT_HAS_EVENT_USER_METADATA | NT_HAS_EVENT_DEVICE_FREE,
 };
 
 NT_TEST(random_snapshots_survive_a_round_trip)
@@ -210,7 +210,7 @@ NT_TEST(real_snapshots_survive_a_round_trip)
 NT_TEST(a_bare_list_stays_one)
 {
     /* PROTO 4, FRAME of 3 bytes, EMPTY_LIST, MEMOIZE, STOP. */
-    static const uint8_t expected[] = {0x80, 4, 0x95, 3, 0, 0,    0,
+    static const uint8_t expected[] = {0x80, 4, 0x95, 3, 0,   0,    0,
                                        0,    0, 0,    0, ']', 0x94, '.'};
     nt_file file = {.size = 0};
     nt_snapshot *snapshot = nt_file_begin(t, NT_SEGMENTS_ONLY);
@@ -234,8 +234,7 @@ NT_TEST(long_settings_survive_a_round_trip)
 
 NT_TEST(oom_events_have_device_free)
 {
-    nt_snapshot *snapshot =
-        nt_file_begin(t, NT_HAS_TRACES | NT_HAS_EVENT_DEVICE_FREE);
+    nt_snapshot *snapshot = nt_file_begin(t, NT_HAS_TRACES | NT_HAS_EVENT_DEVICE_FREE);
     const nt_event event = {
         .action = NT_ACTION_OOM,
         .size = 512,
@@ -262,7 +261,8 @@ NT_TEST(equal_strings_are_written_once)
     nt_snapshot *snapshot = nt_file_begin(t, NT_HAS_ANNOTATIONS);
     const nt_annotation annotation = {.name = nt_file_intern(t, snapshot, "stage", 5)};
     for (int i = 0; i < 3; i++) {
-        (void)NT_CHECK_OK(nt_snapshot_add_annotation(snapshot, &annotation, NULL), NULL);
+        (void)NT_CHECK_OK(nt_snapshot_add_annotation(snapshot, &annotation, NULL),
+                          NULL);
     }
     (void)NT_CHECK_OK(nt_snapshot_seal(snapshot, NULL), NULL);
     nt_file file = {.size = 0};

@@ -115,7 +115,8 @@ writer_check_names(nt_test *t, const size_t *lengths, size_t count, size_t outsi
         const nt_annotation annotation = {
             .name = nt_file_intern(t, snapshot, text, lengths[i])};
         free(text);
-        (void)NT_CHECK_OK(nt_snapshot_add_annotation(snapshot, &annotation, NULL), NULL);
+        (void)NT_CHECK_OK(nt_snapshot_add_annotation(snapshot, &annotation, NULL),
+                          NULL);
     }
     (void)NT_CHECK_OK(nt_snapshot_seal(snapshot, NULL), NULL);
     nt_file file = {.size = 0};

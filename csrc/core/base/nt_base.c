@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#if defined(__linux__)
+#define _GNU_SOURCE /* mremap, MADV_HUGEPAGE */
+#endif
 #include "base/nt_base.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,6 +33,96 @@ nt_fail_nomem(nt_error *err)
     return nt_fail(err, NT_NOMEM, NT_NO_OFFSET, "out of memory");
 }
 
+#if defined(__linux__)
+
+/*
+ * Columns of a long trace are pages of their own: they grow by moving the pages
+ * and not the bytes, and huge pages spare most of the faults. Below this a block
+ * comes from malloc.
+ */
+#define BASE_PAGED ((size_t)1 << 20)
+#define BASE_PAGE ((size_t)2 << 20)
+
+/* Whole huge pages; 0 where that would wrap. */
+static size_t
+base_paged_size(size_t size)
+{
+    return size > SIZE_MAX - BASE_PAGE ? 0 : (size + BASE_PAGE - 1) & ~(BASE_PAGE - 1);
+}
+
+static void *
+base_map(size_t size)
+{
+    const size_t bytes = base_paged_size(size);
+    if (bytes == 0) {
+        return NULL;
+    }
+    void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                       -1, 0);
+    if (pages == MAP_FAILED) {
+        return NULL;
+    }
+    (void)madvise(pages, bytes, MADV_HUGEPAGE);
+    return pages;
+}
+
+static void *
+base_remap(void *ptr, size_t old_size, size_t new_size)
+{
+    const size_t bytes = base_paged_size(new_size);
+    if (bytes == 0) {
+        return NULL;
+    }
+    void *pages = mremap(ptr, base_paged_size(old_size), bytes, MREMAP_MAYMOVE);
+    if (pages == MAP_FAILED) {
+        return NULL;
+    }
+    (void)madvise(pages, bytes, MADV_HUGEPAGE);
+    return pages;
+}
+
+/* From malloc to pages, or the other way round. */
+static void *
+base_move(void *ptr, size_t old_size, size_t new_size)
+{
+    void *moved = new_size >= BASE_PAGED ? base_map(new_size) : malloc(new_size);
+    if (moved == NULL) {
+        return NULL;
+    }
+    if (ptr != NULL) {
+        memcpy(moved, ptr, old_size < new_size ? old_size : new_size);
+    }
+    if (old_size >= BASE_PAGED) {
+        (void)munmap(ptr, base_paged_size(old_size));
+    } else {
+        free(ptr);
+    }
+    return moved;
+}
+
+static void *
+base_system_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
+{
+    (void)ctx;
+    if (new_size == 0) {
+        if (old_size >= BASE_PAGED) {
+            (void)munmap(ptr, base_paged_size(old_size));
+        } else {
+            free(ptr);
+        }
+        return NULL;
+    }
+    if (old_size < BASE_PAGED && new_size < BASE_PAGED) {
+        return realloc(ptr, new_size);
+    }
+    if (old_size >= BASE_PAGED && new_size >= BASE_PAGED) {
+        return base_remap(ptr, old_size, new_size);
+    }
+    return base_move(ptr, old_size, new_size);
+}
+
+#else
+
 static void *
 base_system_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
 {
@@ -37,6 +134,8 @@ base_system_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
     }
     return realloc(ptr, new_size);
 }
+
+#endif
 
 nt_alloc
 nt_alloc_system(void)
@@ -66,7 +165,7 @@ nt_grow(const nt_alloc *alloc, void **array, size_t *capacity, size_t need,
         return NT_OK;
     }
     /* Eight at least, so that short arrays do not grow one by one. */
-    size_t wanted = *capacity + *capacity / 2 + 8;
+    size_t wanted = *capacity * 2 + 8;
     if (wanted < need) {
         wanted = need;
     }

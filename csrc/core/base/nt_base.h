@@ -92,7 +92,7 @@ typedef struct nt_alloc {
     void *ctx;
 } nt_alloc;
 
-/* The C library's allocator. */
+/* The operating system's memory: malloc, and whole pages for large blocks. */
 nt_alloc
 nt_alloc_system(void);
 
@@ -106,7 +106,7 @@ nt_release(const nt_alloc *alloc, void *ptr, size_t size);
 
 /*
  * Makes room for `need` elements of `element` bytes in *array (capacity
- * *capacity), growing by half again at least. On failure nothing changed.
+ * *capacity), at least doubling it when it grows. On failure nothing changed.
  */
 nt_status
 nt_grow(const nt_alloc *alloc, void **array, size_t *capacity, size_t need,

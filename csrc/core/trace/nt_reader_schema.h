@@ -2,7 +2,8 @@
 /*
  * The words of PyTorch's snapshot schema and how its fields are read, shared by
  * nt_reader.c (what stands in the finished pickle) and nt_reader_fields.c (single
- * fields, frames and events as they come), and by nobody else.
+ * fields, frames and events as they come). nt_writer.c takes the words; nobody else
+ * takes anything.
  */
 #ifndef NT_READER_SCHEMA_H
 #define NT_READER_SCHEMA_H

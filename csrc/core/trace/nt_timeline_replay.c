@@ -215,6 +215,38 @@ replay_free_completed(replay *r, size_t i)
     chain_remove(r, row);
 }
 
+/*
+ * Nearly every free is requested and completed by two events in a row: both are
+ * replayed at once, with one look at the map. False where it is not so.
+ */
+static inline bool
+replay_free_pair(replay *r, size_t i)
+{
+    nt_timeline *t = r->t;
+    const size_t at = t->first + i;
+    if (i + 1 >= t->count || r->events->action[at] != NT_ACTION_FREE_REQUESTED ||
+        r->events->action[at + 1] != NT_ACTION_FREE_COMPLETED ||
+        r->events->addr[at] != r->events->addr[at + 1]) {
+        return false;
+    }
+    const uint32_t row = nt_map_remove(&r->live, r->events->addr[at]);
+    t->event_allocations[i] = row;
+    t->event_allocations[i + 1] = row;
+    if (row == NT_NONE) {
+        t->facts.unmatched += 2;
+        return true;
+    }
+    nt_allocation_columns *a = &t->allocations;
+    if (a->free_event[row] == NT_EVENT_NEVER) {
+        a->free_event[row] = (int32_t)i;
+    } else {
+        t->facts.unmatched++;
+    }
+    a->completed_event[row] = (int32_t)i + 1;
+    chain_remove(r, row);
+    return true;
+}
+
 /* An ordinary segment that event `i` allocates can be the head of a chain. */
 static nt_status
 replay_segment_alloc(replay *r, size_t i)
@@ -366,11 +398,17 @@ replay_run(replay *r)
     }
     NT_TRY(replay_allocate(r));
     NT_TRY(replay_set_start(r));
+    size_t tick = 0;
     for (size_t i = 0; i < t->count; i++) {
-        if (i % NT_TIMELINE_TICK == 0) {
+        if (i >= tick) {
             NT_TRY(nt_timeline_tick(t, i, r->err));
+            tick = i + NT_TIMELINE_TICK;
         }
-        NT_TRY(replay_event(r, i));
+        if (replay_free_pair(r, i)) {
+            i++;
+        } else {
+            NT_TRY(replay_event(r, i));
+        }
     }
     return replay_match_end(r);
 }

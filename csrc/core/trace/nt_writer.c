@@ -3,61 +3,11 @@
 
 #include <string.h>
 
+#include "trace/nt_reader_schema.h"
 #include "trace/nt_writer_opcodes.h"
 
 /* Events between two calls of the progress function. */
 #define WRITER_TICK ((size_t)1 << 16)
-
-/* The words of the schema: its keys, then values that are one of a few. */
-enum {
-    KEY_SEGMENTS, KEY_DEVICE_TRACES, KEY_ALLOCATOR_SETTINGS, KEY_EXTERNAL_ANNOTATIONS,
-    KEY_DEVICE, KEY_ADDRESS, KEY_TOTAL_SIZE, KEY_ALLOCATED_SIZE, KEY_ACTIVE_SIZE,
-    KEY_REQUESTED_SIZE, KEY_STREAM, KEY_SEGMENT_TYPE, KEY_SEGMENT_POOL_ID,
-    KEY_IS_EXPANDABLE, KEY_FRAMES, KEY_BLOCKS, KEY_SIZE, KEY_STATE, KEY_NAME,
-    KEY_FILENAME, KEY_LINE, KEY_ACTION, KEY_ADDR, KEY_DEVICE_FREE, KEY_TIME_US,
-    KEY_POOL_ID, KEY_COMPILE_CONTEXT, KEY_USER_METADATA, KEY_STAGE, WORD_SMALL,
-    WORD_LARGE, WORD_INACTIVE, WORD_ACTIVE_ALLOCATED, WORD_ACTIVE_PENDING_FREE,
-    WORD_START, WORD_END, WORDS
-};
-
-static const char *const writer_words[WORDS] = {
-    [KEY_SEGMENTS] = "segments",
-    [KEY_DEVICE_TRACES] = "device_traces",
-    [KEY_ALLOCATOR_SETTINGS] = "allocator_settings",
-    [KEY_EXTERNAL_ANNOTATIONS] = "external_annotations",
-    [KEY_DEVICE] = "device",
-    [KEY_ADDRESS] = "address",
-    [KEY_TOTAL_SIZE] = "total_size",
-    [KEY_ALLOCATED_SIZE] = "allocated_size",
-    [KEY_ACTIVE_SIZE] = "active_size",
-    [KEY_REQUESTED_SIZE] = "requested_size",
-    [KEY_STREAM] = "stream",
-    [KEY_SEGMENT_TYPE] = "segment_type",
-    [KEY_SEGMENT_POOL_ID] = "segment_pool_id",
-    [KEY_IS_EXPANDABLE] = "is_expandable",
-    [KEY_FRAMES] = "frames",
-    [KEY_BLOCKS] = "blocks",
-    [KEY_SIZE] = "size",
-    [KEY_STATE] = "state",
-    [KEY_NAME] = "name",
-    [KEY_FILENAME] = "filename",
-    [KEY_LINE] = "line",
-    [KEY_ACTION] = "action",
-    [KEY_ADDR] = "addr",
-    [KEY_DEVICE_FREE] = "device_free",
-    [KEY_TIME_US] = "time_us",
-    [KEY_POOL_ID] = "pool_id",
-    [KEY_COMPILE_CONTEXT] = "compile_context",
-    [KEY_USER_METADATA] = "user_metadata",
-    [KEY_STAGE] = "stage",
-    [WORD_SMALL] = "small",
-    [WORD_LARGE] = "large",
-    [WORD_INACTIVE] = "inactive",
-    [WORD_ACTIVE_ALLOCATED] = "active_allocated",
-    [WORD_ACTIVE_PENDING_FREE] = "active_pending_free",
-    [WORD_START] = "START",
-    [WORD_END] = "END",
-};
 
 /* The first failure stays in out.status; from then on nothing more is written. */
 typedef struct writer {
@@ -83,7 +33,7 @@ writer_word(writer *w, uint32_t word)
 {
     uint32_t *slot = w->words[word];
     if (!nt_writer_fetch(&w->out, *slot)) {
-        nt_writer_text(&w->out, writer_words[word], strlen(writer_words[word]));
+        nt_writer_text(&w->out, nt_reader_words[word], strlen(nt_reader_words[word]));
         nt_writer_memoize(&w->out, slot);
     }
 }
@@ -505,8 +455,8 @@ writer_prepare(writer *w)
     NT_TRY(writer_make_slots(w, w->frame_count, &w->frames));
     NT_TRY(writer_make_slots(w, w->stack_count, &w->stacks));
     for (size_t i = 0; i < WORDS; i++) {
-        w->words[i] = writer_find_slot(w, writer_words[i], strlen(writer_words[i]),
-                                       &w->spare_words[i]);
+        w->words[i] = writer_find_slot(w, nt_reader_words[i],
+                                       strlen(nt_reader_words[i]), &w->spare_words[i]);
     }
     for (size_t code = 0; code < nt_snapshot_action_count(w->snapshot); code++) {
         size_t length;

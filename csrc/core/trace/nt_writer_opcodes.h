@@ -24,8 +24,8 @@
  */
 typedef struct nt_writer_out {
     const nt_sink *sink;
-    uint8_t *frame; /* NT_WRITER_FRAME bytes, owned by the caller */
-    size_t length;  /* bytes of `frame` in use */
+    uint8_t *frame;    /* NT_WRITER_FRAME bytes, owned by the caller */
+    size_t length;     /* bytes of `frame` in use */
     uint32_t memoized; /* MEMOIZE opcodes so far; stays at NT_NONE once there */
     nt_status status;
     nt_error *err;

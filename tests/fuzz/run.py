@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the fuzz targets with AddressSanitizer and UndefinedBehaviorSanitizer, and runs them.
+
+Example:
+    $ python tests/fuzz/run.py --seconds 60
+    $ python tests/fuzz/run.py --executions 50000000 --target fuzz_snapshot
+    $ python tests/fuzz/run.py --replay         # no libFuzzer: the corpus, once
+    $ python tests/fuzz/run.py --keep           # what is new goes into the corpus
+
+Every target fuzz_<name>.c holds one property, and all of them take a snapshot's bytes,
+so they share the corpus: `corpus/seeds` (from make_seeds.py) and `corpus/found` (what
+reached new code, kept by --keep). A run works on copies under build/fuzz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CORPUS = HERE / "corpus"
+DICTIONARY = HERE / "snapshot.dict"
+BUILD = ROOT / "build" / "fuzz"
+
+FLAGS = ["-std=c11", "-g", "-O1", "-DNT_DEBUG", "-fno-omit-frame-pointer", "-Wall", "-Wextra"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+INCLUDES = [f"-I{ROOT / folder}" for folder in ("csrc/core", "tests/c", "tests/fuzz")]
+
+# Longer inputs only make every run slower: all of the format fits this.
+MOST_BYTES = 4096
+MOST_SECONDS_AN_INPUT = 10
+
+
+def targets() -> list[str]:
+    """The targets' names."""
+    return sorted(path.stem for path in HERE.glob("fuzz_*.c"))
+
+
+def compile_objects(compiler: str, flags: list[str], folder: Path) -> list[Path]:
+    """Compiles the core and what the targets share; as many at once as there are cores."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [
+        *sorted(ROOT.glob("csrc/core/*/*.c")),
+        ROOT / "tests/c/nt_same.c",
+        HERE / "nt_fuzz.c",
+    ]
+
+    def compile_one(source: Path) -> Path:
+        made = folder / f"{source.stem}.o"
+        command = [compiler, *FLAGS, *flags, *INCLUDES, "-c", str(source), "-o", str(made)]
+        subprocess.run(command, check=True)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+def build(names: list[str], compiler: str, *, standalone: bool, sanitize: bool = True) -> Path:
+    """Builds the targets.
+
+    Args:
+        names: Which ones.
+        compiler: clang, or with `standalone` any C11 compiler.
+        standalone: With standalone_main.c in place of libFuzzer.
+        sanitize: With the sanitizers.
+
+    Returns:
+        The folder with one program a target.
+    """
+    folder = BUILD / ("standalone" if standalone else "libfuzzer")
+    flags = list(SANITIZERS) if sanitize else []
+    instrument = [] if standalone else ["-fsanitize=fuzzer-no-link"]
+    objects = [str(path) for path in compile_objects(compiler, flags + instrument, folder)]
+    for name in names:
+        main = [str(HERE / "standalone_main.c")] if standalone else ["-fsanitize=fuzzer"]
+        command = [compiler, *FLAGS, *flags, *INCLUDES, str(HERE / f"{name}.c"), *main]
+        subprocess.run([*command, *objects, "-o", str(folder / name)], check=True)
+    return folder
+
+
+@dataclass
+class Outcome:
+    """What one target's run came to."""
+
+    executions: int = 0
+    new_units: int = 0
+    coverage: int = 0
+    last_new: float = 0.0
+    failed: bool = False
+
+
+def worker_command(
+    program: Path, units: Path, seconds: float | None, executions: int | None, number: int
+) -> list[str]:
+    """The command of one of a target's processes, which share the folder `units`."""
+    command = [str(program), str(units), str(CORPUS), f"-dict={DICTIONARY}", "-reload=5"]
+    command += [f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS_AN_INPUT}"]
+    command += [
+        "-print_final_stats=1",
+        "-use_value_profile=1",
+        f"-seed={int(time.time()) + number}",
+    ]
+    command.append(f"-artifact_prefix={BUILD / 'failed'}/{program.name}-")
+    if seconds is not None:
+        command.append(f"-max_total_time={max(1, round(seconds))}")
+    if executions is not None:
+        command.append(f"-runs={executions}")
+    return command
+
+
+def read_log(log: Path, outcome: Outcome) -> None:
+    """Adds what one process wrote to the outcome."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    for key, name in (("executed", "executions"), ("new", "new_units")):
+        found = re.search(rf"stat::(?:number_of_)?{key}_units(?:_added)?:\s+(\d+)", text)
+        setattr(outcome, name, getattr(outcome, name) + (int(found[1]) if found else 0))
+    best, last, total = 0, 0, 1
+    for at, coverage in re.findall(r"^#(\d+)\s+\w+\s+cov: (\d+)", text, re.MULTILINE):
+        total = int(at)
+        if int(coverage) > best:
+            best, last = int(coverage), total
+    outcome.coverage = max(outcome.coverage, best)
+    outcome.last_new = max(outcome.last_new, last / total)
+
+
+def run_target(program: Path, seconds: float | None, executions: int | None) -> Outcome:
+    """Runs one target with a process a core until its time or its executions are over."""
+    units = BUILD / "units" / program.name
+    units.mkdir(parents=True, exist_ok=True)
+    (BUILD / "failed").mkdir(exist_ok=True)
+    cores = os.cpu_count() or 1
+    share = None if executions is None else -(-executions // cores)
+    running = []
+    for number in range(cores):
+        log = BUILD / f"{program.name}-{number}.log"
+        with log.open("wb") as out:
+            command = worker_command(program, units, seconds, share, number)
+            running.append((subprocess.Popen(command, stdout=out, stderr=out), log))
+    outcome = Outcome()
+    for process, log in running:
+        outcome.failed |= process.wait() != 0
+        read_log(log, outcome)
+        if process.returncode != 0:
+            sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-4000:])
+    return outcome
+
+
+def fuzz(names: list[str], seconds: float | None, executions: int | None) -> bool:
+    """Runs the targets one after the other; prints a line for each.
+
+    Returns:
+        Whether every property held.
+    """
+    folder = build(names, os.environ.get("CLANG", "clang"), standalone=False)
+    held = True
+    print(f"{'target':<16}{'executions':>12}{'coverage':>10}{'new units':>11}  last new coverage")
+    for name in names:
+        share = None if seconds is None else seconds / len(names)
+        outcome = run_target(folder / name, share, executions)
+        held &= not outcome.failed
+        print(
+            f"{name:<16}{outcome.executions:>12,}{outcome.coverage:>10,}{outcome.new_units:>11,}"
+            f"  at {outcome.last_new:.0%} of the run{'  FAILED' if outcome.failed else ''}",
+            flush=True,
+        )
+    if not held:
+        print(f"inputs that break a property: {BUILD / 'failed'}")
+    return held
+
+
+def replay(names: list[str]) -> bool:
+    """Runs the corpus through every target once, built with $CC (cc) and its sanitizers."""
+    folder = build(names, os.environ.get("CC", "cc"), standalone=True)
+    files = sorted(str(path) for path in CORPUS.rglob("*") if path.is_file())
+    return all(
+        subprocess.run([str(folder / name), *files], check=False).returncode == 0 for name in names
+    )
+
+
+def keep(names: list[str]) -> None:
+    """Puts what the runs found into corpus/found: the fewest inputs that reach the same code."""
+    folder = build(names, os.environ.get("CLANG", "clang"), standalone=False)
+    found = CORPUS / "found"
+    merged = BUILD / "merged"
+    shutil.rmtree(merged, ignore_errors=True)
+    for name in names:
+        # What an earlier target kept counts as well, so that the whole stays small.
+        made = merged / name
+        made.mkdir(parents=True)
+        sources = [str(CORPUS / "seeds"), *map(str, merged.iterdir()), str(found)]
+        sources.append(str(BUILD / "units" / name))
+        command = [str(folder / name), "-merge=1", f"-max_len={MOST_BYTES}", str(made)]
+        subprocess.run(
+            [*command, *(path for path in sources if Path(path).is_dir())],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+    seeds = {path.read_bytes() for path in (CORPUS / "seeds").iterdir()}
+    shutil.rmtree(found, ignore_errors=True)
+    found.mkdir()
+    for path in merged.rglob("*"):
+        if path.is_file() and path.read_bytes() not in seeds:
+            shutil.copy(path, found / path.name)
+    size = sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file())
+    print(f"{len(list(found.iterdir()))} inputs found; the corpus is {size:,} bytes")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, help="for all targets together")
+    parser.add_argument("--executions", type=int, help="for each target, all cores together")
+    parser.add_argument("--target", action="append", choices=targets(), help="default: all")
+    parser.add_argument("--replay", action="store_true", help="run the corpus once, with $CC")
+    parser.add_argument("--keep", action="store_true", help="put what was found into the corpus")
+    arguments = parser.parse_args()
+    names = arguments.target or targets()
+    if arguments.replay:
+        return 0 if replay(names) else 1
+    if arguments.keep:
+        keep(names)
+        return 0
+    seconds = arguments.seconds
+    if seconds is None and arguments.executions is None:
+        seconds = 60.0
+    return 0 if fuzz(names, seconds, arguments.executions) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
