@@ -74,7 +74,7 @@ $(VENV)/.tools: pyproject.toml Makefile | $(VENV)/.modules
 	@touch $@
 
 # Once for each value of TORCH; a Python for which there is no such torch goes without.
-TORCH_STAMP := $(VENV)/.torch$(subst /,_,$(subst $(eval) ,_,$(TORCH)))
+TORCH_STAMP := $(VENV)/.torch-$(subst /,_,$(subst $(eval) ,_,$(TORCH)))
 
 $(TORCH_STAMP): | $(VENV)/.python-$(PYVER)
 	@$(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)' \
@@ -127,36 +127,40 @@ format: $(VENV)/.tools  ## lay out all C and Python files
 
 # ---- the long ones ---------------------------------------------------------------------
 # Each builds with its own switches into build/<target>, and tests what is there: run from
-# tests/, where the tree does not stand in for it.
+# that folder, so that the tree does not stand in for it.
+
+BUILD_IN = $(BIN)/python setup.py -q build --build-base build/$@ --build-lib build/$@/lib
+PYTEST_IN = cd build/$@ && PYTHONPATH=$(CURDIR)/build/$@/lib $(1) \
+    ../../$(BIN)/pytest -p no:cacheprovider ../../tests
 
 sanitize: setup-test  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@NEUTRACER_SELFTEST=1 NEUTRACER_SANITIZE=1 NEUTRACER_DEBUG=1 NEUTRACER_WERROR=1 \
-	    $(BIN)/python setup.py -q build --build-base build/sanitize
+	    $(BUILD_IN)
 	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)"; \
-	cd tests && LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc \
-	    PYTHONPATH=$$(echo $(CURDIR)/build/sanitize/lib.*) \
+	$(call PYTEST_IN,LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	    UBSAN_OPTIONS=print_stacktrace=1 ../$(BIN)/pytest -p no:cacheprovider
+	    UBSAN_OPTIONS=print_stacktrace=1)
 
 coverage: setup-test  ## the lines that the tests reach, in Python and in C: 90 % at least
 	@$(PIP) install 'gcovr>=8'
-	@NEUTRACER_SELFTEST=1 NEUTRACER_COVERAGE=1 \
-	    $(BIN)/python setup.py -q build --build-base build/coverage
+	@NEUTRACER_SELFTEST=1 NEUTRACER_COVERAGE=1 $(BUILD_IN)
 	@find build/coverage -name '*.gcda' -delete
-	@cd tests && PYTHONPATH=$$(echo $(CURDIR)/build/coverage/lib.*) \
-	    COVERAGE_FILE=$(CURDIR)/build/coverage/data ../$(BIN)/pytest -p no:cacheprovider -q \
-	    --cov --cov-config=$(CURDIR)/pyproject.toml --cov-report=term --cov-fail-under=90
-	@$(BIN)/gcovr --root . --filter 'csrc/' --object-directory build/coverage \
-	    --exclude-unreachable-branches --fail-under-line 90 build/coverage
+	@failed=0; \
+	($(PYTEST_IN) -q --cov --cov-config=../../pyproject.toml --cov-report=term \
+	    --cov-fail-under=90) || failed=1; \
+	$(BIN)/gcovr --root . --filter csrc/ --fail-under-line 90 build/coverage || failed=1; \
+	exit $$failed
 
 valgrind: setup-test  ## leaks and wrong accesses while snapshots are loaded and closed
 	@tools/need $(PYTHON) valgrind
-	@NEUTRACER_DEBUG=1 $(BIN)/python setup.py -q build --build-base build/valgrind
-	@PYTHONMALLOC=malloc PYTHONPATH=$$(echo build/valgrind/lib.*) \
+	@NEUTRACER_DEBUG=1 $(BUILD_IN)
+	@PYTHONMALLOC=malloc PYTHONPATH=build/valgrind/lib \
 	    valgrind -q --leak-check=full --show-leak-kinds=definite,possible \
 	    --log-file=build/valgrind/log $(BIN)/python tests/leaks/load_and_close.py
-	@if grep -q 'csrc/' build/valgrind/log; then cat build/valgrind/log; exit 1; fi
-	@echo "valgrind found nothing that goes through csrc/"
+	@if grep -q '(nt_[a-z0-9_]*\.c:' build/valgrind/log; then \
+	    cat build/valgrind/log; exit 1; \
+	fi
+	@echo "nothing that valgrind says of Python goes through neutracer's code"
 
 fuzz: setup-test  ## the fuzz targets for FUZZ_SECONDS (60) in all, under ASan and UBSan
 	@tools/need $(PYTHON) clang

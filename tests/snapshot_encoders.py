@@ -130,9 +130,10 @@ def cpp_encoder(value: Any) -> bytes:
 class _Scrambler:
     """Takes any opcode that means the same, by chance."""
 
-    def __init__(self, chance: random.Random, framed: bool) -> None:
+    def __init__(self, chance: random.Random, *, framed: bool, closing: bool) -> None:
         self.chance = chance
         self.framed = framed
+        self.closing = closing
         self.pieces: list[bytes] = []  # one opcode each
         self.memo: dict[int, int] = {}
         self.free_indexes = list(range(chance.choice([8, 300])))
@@ -215,7 +216,7 @@ class _Scrambler:
             )
 
     def list(self, value: list[Any]) -> None:
-        if value and self.chance.random() < 0.1:
+        if value and self.closing and self.chance.random() < 0.1:
             self.pieces.append(b"(")
             self.values(value)
             self.pieces.append(b"l")
@@ -237,7 +238,7 @@ class _Scrambler:
 
     def dict(self, value: dict[Any, Any]) -> None:
         pairs = list(value.items())
-        if pairs and self.chance.random() < 0.1:
+        if pairs and self.closing and self.chance.random() < 0.1:
             self.pieces.append(b"(")
             self.values([part for pair in pairs for part in pair])
             self.pieces.append(b"d")
@@ -288,17 +289,24 @@ class _Scrambler:
             {list: self.list, dict: self.dict, tuple: self.tuple}[type(value)](value)
 
 
-def scrambled_encoder(seed: int) -> Encoder:
-    """Any opcodes that mean the same, chosen by `seed`; half of the seeds with frames."""
+def scrambled_encoder(seed: int, *, closing: bool = True) -> Encoder:
+    """Any opcodes that mean the same, chosen by `seed`; half of the seeds with frames.
+
+    Args:
+        seed: Stands for the choices.
+        closing: Whether LIST and DICT may stand behind what they hold. No pickler does
+            that, and in a file that breaks off nobody can tell what it was to be.
+    """
 
     def encode(value: Any) -> bytes:
         chance = random.Random(seed)
         framed = seed % 2 == 0
-        scrambler = _Scrambler(chance, framed)
+        scrambler = _Scrambler(chance, framed=framed, closing=closing)
         scrambler.value(value)
         pieces = [*scrambler.pieces, b"."]
         if not framed:
-            return b"".join(pieces)
+            # The opcode at the front tells it from text, which it may be otherwise.
+            return b"\x80\x02" + b"".join(pieces)
         out = b"\x80\x05"
         while pieces:
             count = chance.randint(1, 40)

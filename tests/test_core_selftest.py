@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from conftest import SNAPSHOTS, snapshot_bytes
+from conftest import ALL_SNAPSHOTS, snapshot_bytes
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ needs_selftest = pytest.mark.skipif(
 
 
 def sample(name: str) -> bytes:
-    assert name in SNAPSHOTS
+    assert name in ALL_SNAPSHOTS
     return snapshot_bytes(name)
 
 

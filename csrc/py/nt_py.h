@@ -39,6 +39,13 @@ nt_py_raise(nt_status status, const nt_error *err);
 void
 nt_py_raise_named(const char *name, PyObject *args);
 
+/* __reduce__ of every type: what is memory of this process is not pickled or copied,
+ * under no protocol. */
+PyObject *
+nt_py_refuse_pickle(PyObject *self, PyObject *unused);
+
+#define NT_PY_NO_PICKLE {"__reduce__", nt_py_refuse_pickle, METH_NOARGS, NULL}
+
 /* nt_py_column.c: a read-only buffer on memory that `owner` keeps alive. */
 
 extern PyType_Spec nt_py_column_spec;
@@ -80,8 +87,7 @@ nt_py_end(nt_py_progress *p);
 extern PyType_Spec nt_py_snapshot_spec;
 
 typedef struct nt_py_snapshot {
-    PyObject_HEAD
-    nt_budget budget; /* what the snapshot's memory is drawn from */
+    PyObject_HEAD nt_budget budget; /* what the snapshot's memory is drawn from */
     nt_snapshot *snapshot;
 } nt_py_snapshot;
 
@@ -109,8 +115,7 @@ nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs);
 extern PyType_Spec nt_py_timeline_spec;
 
 typedef struct nt_py_timeline {
-    PyObject_HEAD
-    nt_py_snapshot *snapshot; /* owned */
+    PyObject_HEAD nt_py_snapshot *snapshot; /* owned */
     nt_timeline *timeline;
     int32_t device;
 } nt_py_timeline;
@@ -120,8 +125,7 @@ typedef struct nt_py_timeline {
 extern PyType_Spec nt_py_layout_spec;
 
 typedef struct nt_py_layout {
-    PyObject_HEAD
-    nt_py_timeline *timeline; /* owned: the layout is its */
+    PyObject_HEAD nt_py_timeline *timeline; /* owned: the layout is its */
     nt_layout *layout;
 } nt_py_layout;
 

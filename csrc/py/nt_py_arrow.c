@@ -451,8 +451,8 @@ arrow_make_table(PyObject *list, Py_ssize_t count)
     table->columns = columns;
     table->column_count = column_count;
     for (size_t i = 0; i < column_count; i++) {
-        if (arrow_set_column(&columns[i],
-                             PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i), count) < 0) {
+        if (arrow_set_column(&columns[i], PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i),
+                             count) < 0) {
             arrow_drop(table);
             return NULL;
         }

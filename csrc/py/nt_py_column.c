@@ -4,8 +4,7 @@
 #include <string.h>
 
 typedef struct py_column {
-    PyObject_HEAD
-    PyObject *owner; /* keeps `data` alive */
+    PyObject_HEAD PyObject *owner; /* keeps `data` alive */
     const void *data;
     Py_ssize_t shape, stride; /* items, and bytes of one */
     char format[2];
@@ -75,10 +74,16 @@ column_length(PyObject *self)
     return ((py_column *)self)->shape;
 }
 
+static PyMethodDef column_methods[] = {
+    NT_PY_NO_PICKLE,
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot column_slots[] = {
     {Py_tp_dealloc, column_dealloc},
     {Py_bf_getbuffer, column_get_buffer},
     {Py_sq_length, column_length},
+    {Py_tp_methods, column_methods},
     {0, NULL},
 };
 

@@ -4,13 +4,13 @@
 #include "analysis/nt_fragment.h"
 
 typedef struct py_fragment {
-    PyObject_HEAD
-    nt_fragment *fragment;
+    PyObject_HEAD nt_fragment *fragment;
 } py_fragment;
 
-PyDoc_STRVAR(fragment_doc, "Fragment(snapshot, layout, device)\n--\n\n"
-                           "Where the free bytes of a device are: in the Layout, or in the\n"
-                           "snapshot's own end state where that is None.");
+PyDoc_STRVAR(fragment_doc,
+             "Fragment(snapshot, layout, device)\n--\n\n"
+             "Where the free bytes of a device are: in the Layout, or in the\n"
+             "snapshot's own end state where that is None.");
 
 static PyObject *
 fragment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -36,11 +36,10 @@ fragment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     nt_fragment *fragment = NULL;
     const nt_alloc alloc = nt_alloc_system();
     nt_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        nt_fragment_new(&alloc, layout, nt_snapshot_settings(s), device, &fragment, &err);
-    Py_END_ALLOW_THREADS
-    if (status != NT_OK) {
+    Py_BEGIN_ALLOW_THREADS status = nt_fragment_new(
+        &alloc, layout, nt_snapshot_settings(s), device, &fragment, &err);
+    Py_END_ALLOW_THREADS if (status != NT_OK)
+    {
         return nt_py_raise(status, &err);
     }
     py_fragment *self = PyObject_New(py_fragment, type);
@@ -71,10 +70,11 @@ fragment_append(PyObject **list, PyObject *item)
     Py_XDECREF(item);
 }
 
-PyDoc_STRVAR(holes_doc, "holes()\n--\n\n"
-                        "Tuples (block, segment, address, size, block before, block after),\n"
-                        "largest first; blocks and segments as rows of the layout, 2**32 - 1\n"
-                        "at a segment's border.");
+PyDoc_STRVAR(holes_doc,
+             "holes()\n--\n\n"
+             "Tuples (block, segment, address, size, block before, block after),\n"
+             "largest first; blocks and segments as rows of the layout, 2**32 - 1\n"
+             "at a segment's border.");
 
 static PyObject *
 fragment_holes(PyObject *self, PyObject *unused)
@@ -112,8 +112,9 @@ fragment_group(const nt_fragment_group *g)
         (unsigned long long)g->largest_request);
 }
 
-PyDoc_STRVAR(groups_doc, "groups()\n--\n\n"
-                         "A dict for each device, pool, stream and kind, by reserved bytes.");
+PyDoc_STRVAR(groups_doc,
+             "groups()\n--\n\n"
+             "A dict for each device, pool, stream and kind, by reserved bytes.");
 
 static PyObject *
 fragment_groups(PyObject *self, PyObject *unused)
@@ -129,9 +130,10 @@ fragment_groups(PyObject *self, PyObject *unused)
     return list;
 }
 
-PyDoc_STRVAR(segments_doc, "segments()\n--\n\n"
-                           "Tuples (segment, holes, free bytes, largest hole, reclaimable\n"
-                           "bytes, smallest active block), in the layout's order.");
+PyDoc_STRVAR(segments_doc,
+             "segments()\n--\n\n"
+             "Tuples (segment, holes, free bytes, largest hole, reclaimable\n"
+             "bytes, smallest active block), in the layout's order.");
 
 static PyObject *
 fragment_segments(PyObject *self, PyObject *unused)
@@ -143,29 +145,30 @@ fragment_segments(PyObject *self, PyObject *unused)
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
         const nt_fragment_segment *s = &segments[i];
-        fragment_append(&list,
-                        Py_BuildValue("IIKKKI", s->segment, s->holes,
-                                      (unsigned long long)s->free_bytes,
-                                      (unsigned long long)s->largest_hole,
-                                      (unsigned long long)s->reclaimable, s->pinned_by));
+        fragment_append(&list, Py_BuildValue("IIKKKI", s->segment, s->holes,
+                                             (unsigned long long)s->free_bytes,
+                                             (unsigned long long)s->largest_hole,
+                                             (unsigned long long)s->reclaimable,
+                                             s->pinned_by));
     }
     return list;
 }
 
-PyDoc_STRVAR(fits_doc, "fits(device, pool, stream, nbytes, /)\n--\n\n"
-                       "Whether a request succeeds in a free block, without the device.");
+PyDoc_STRVAR(fits_doc,
+             "fits(device, pool, stream, nbytes, /)\n--\n\n"
+             "Whether a request succeeds in a free block, without the device.");
 
 static PyObject *
 fragment_fits(PyObject *self, PyObject *args)
 {
     int device;
     unsigned long long first, second, stream, nbytes;
-    if (!PyArg_ParseTuple(args, "i(KK)KK", &device, &first, &second, &stream, &nbytes)) {
+    if (!PyArg_ParseTuple(args, "i(KK)KK", &device, &first, &second, &stream,
+                          &nbytes)) {
         return NULL;
     }
-    const bool fits =
-        nt_fragment_fits(((py_fragment *)self)->fragment, device,
-                         (nt_pool_id){first, second}, stream, nbytes);
+    const bool fits = nt_fragment_fits(((py_fragment *)self)->fragment, device,
+                                       (nt_pool_id){first, second}, stream, nbytes);
     return PyBool_FromLong(fits);
 }
 
@@ -187,13 +190,11 @@ nt_py_fragment_ratios(PyObject *module, PyObject *args)
     if (ratios != NULL) {
         nt_ratio_summary summary;
         double *out = (double *)(void *)PyBytes_AS_STRING(ratios);
-        Py_BEGIN_ALLOW_THREADS
-        summary = nt_fragment_ratios(allocated.buf, reserved.buf, action.buf,
-                                     (size_t)count, out);
-        Py_END_ALLOW_THREADS
-        result = Py_BuildValue("NdLdd", ratios, summary.largest,
-                               (long long)summary.largest_event, summary.mean,
-                               summary.last);
+        Py_BEGIN_ALLOW_THREADS summary = nt_fragment_ratios(
+            allocated.buf, reserved.buf, action.buf, (size_t)count, out);
+        Py_END_ALLOW_THREADS result =
+            Py_BuildValue("NdLdd", ratios, summary.largest,
+                          (long long)summary.largest_event, summary.mean, summary.last);
     }
     PyBuffer_Release(&allocated);
     PyBuffer_Release(&reserved);
@@ -206,6 +207,7 @@ static PyMethodDef fragment_methods[] = {
     {"groups", fragment_groups, METH_NOARGS, groups_doc},
     {"segments", fragment_segments, METH_NOARGS, segments_doc},
     {"fits", fragment_fits, METH_VARARGS, fits_doc},
+    NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };
 

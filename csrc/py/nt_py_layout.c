@@ -7,10 +7,10 @@ nt_py_layout_new(nt_py_state *state, nt_py_timeline *timeline, int32_t event)
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_layout *layout = NULL;
     nt_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = nt_timeline_layout(timeline->timeline, event, &layout, &err);
-    Py_END_ALLOW_THREADS
-    if (status != NT_OK) {
+    Py_BEGIN_ALLOW_THREADS status =
+        nt_timeline_layout(timeline->timeline, event, &layout, &err);
+    Py_END_ALLOW_THREADS if (status != NT_OK)
+    {
         return nt_py_raise(status, &err);
     }
     nt_py_layout *self = PyObject_New(nt_py_layout, state->layout_type);
@@ -34,8 +34,9 @@ layout_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(tables_doc, "tables()\n--\n\n"
-                         "A dict of the tables segments and blocks: each a dict name -> Column.");
+PyDoc_STRVAR(tables_doc,
+             "tables()\n--\n\n"
+             "A dict of the tables segments and blocks: each a dict name -> Column.");
 
 static PyObject *
 layout_tables(PyObject *self, PyObject *unused)
@@ -47,6 +48,7 @@ layout_tables(PyObject *self, PyObject *unused)
 
 static PyMethodDef layout_methods[] = {
     {"tables", layout_tables, METH_NOARGS, tables_doc},
+    NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };
 

@@ -57,7 +57,8 @@ load_read_object(void *ctx, void *buffer, size_t capacity, size_t *count)
     PyObject *bytes =
         PyObject_CallMethod(input->reader, "read", "n", (Py_ssize_t)capacity);
     int failed = bytes == NULL;
-    if (!failed && (!PyBytes_Check(bytes) || (size_t)PyBytes_GET_SIZE(bytes) > capacity)) {
+    if (!failed &&
+        (!PyBytes_Check(bytes) || (size_t)PyBytes_GET_SIZE(bytes) > capacity)) {
         PyErr_SetString(PyExc_TypeError, "read(n) must return at most n bytes");
         failed = 1;
     }
@@ -86,9 +87,10 @@ load_run(nt_py_snapshot *object, nt_source *source, nt_py_progress *progress,
         return (PyObject *)object;
     }
     if (status == NT_NOMEM && object->budget.exceeded) {
-        status = nt_fail(&err, NT_LIMIT, NT_NO_OFFSET,
-                         "reading it takes more than the %zu bytes that max_memory allows",
-                         object->budget.limit);
+        status =
+            nt_fail(&err, NT_LIMIT, NT_NO_OFFSET,
+                    "reading it takes more than the %zu bytes that max_memory allows",
+                    object->budget.limit);
     }
     Py_DECREF(object);
     return nt_py_raise(status, &err);
@@ -120,7 +122,8 @@ nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs)
                                      &callback)) {
         return NULL;
     }
-    nt_py_snapshot *object = nt_py_snapshot_new(PyModule_GetState(module), (size_t)limit);
+    nt_py_snapshot *object =
+        nt_py_snapshot_new(PyModule_GetState(module), (size_t)limit);
     if (object == NULL) {
         return NULL;
     }

@@ -35,6 +35,14 @@ nt_py_message(const char *text)
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
+PyObject *
+nt_py_refuse_pickle(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyErr_Format(PyExc_TypeError, "cannot pickle '%.200s' object",
+                        Py_TYPE(self)->tp_name);
+}
+
 static void
 module_raise_builtin(PyObject *type, const nt_error *err)
 {
@@ -104,10 +112,11 @@ module_parse_settings(PyObject *text, nt_settings *out)
     return 0;
 }
 
-PyDoc_STRVAR(parse_settings_doc,
-             "parse_settings(text, /)\n--\n\n"
-             "The settings of a PYTORCH_CUDA_ALLOC_CONF text as a dict; sizes in bytes.\n\n"
-             "Raises neutracer.SettingsError with the position of what is wrong.");
+PyDoc_STRVAR(
+    parse_settings_doc,
+    "parse_settings(text, /)\n--\n\n"
+    "The settings of a PYTORCH_CUDA_ALLOC_CONF text as a dict; sizes in bytes.\n\n"
+    "Raises neutracer.SettingsError with the position of what is wrong.");
 
 static PyObject *
 module_settings(PyObject *module, PyObject *text)
@@ -118,9 +127,10 @@ module_settings(PyObject *module, PyObject *text)
                                                       : nt_py_settings_dict(&settings);
 }
 
-PyDoc_STRVAR(round_size_doc,
-             "round_size(nbytes, settings='', /)\n--\n\n"
-             "The block size in bytes that the allocator looks for when asked for nbytes.");
+PyDoc_STRVAR(
+    round_size_doc,
+    "round_size(nbytes, settings='', /)\n--\n\n"
+    "The block size in bytes that the allocator looks for when asked for nbytes.");
 
 static PyObject *
 module_round_size(PyObject *module, PyObject *args)
@@ -141,16 +151,19 @@ PyDoc_STRVAR(load_doc,
              "A Snapshot from bytes, a file descriptor, or an object with read(n).");
 PyDoc_STRVAR(save_doc,
              "save(source, write, first=None, end=None, progress=None)\n--\n\n"
-             "Writes a Snapshot, or events first .. end - 1 of a Timeline, through write(bytes).");
-PyDoc_STRVAR(arrow_doc,
-             "arrow_stream(columns, count, /)\n--\n\n"
-             "A capsule 'arrow_array_stream' of one batch. Each column is a tuple (name,\n"
-             "buffer, first item, dictionary or None, code that stands for null or None).");
+             "Writes a Snapshot, or events first .. end - 1 of a Timeline, through "
+             "write(bytes).");
+PyDoc_STRVAR(
+    arrow_doc,
+    "arrow_stream(columns, count, /)\n--\n\n"
+    "A capsule 'arrow_array_stream' of one batch. Each column is a tuple (name,\n"
+    "buffer, first item, dictionary or None, code that stands for null or None).");
 
-PyDoc_STRVAR(ratios_doc,
-             "ratios(allocated, reserved, action, /)\n--\n\n"
-             "(reserved - allocated) / reserved after each event as native doubles, the\n"
-             "largest, its event (-1: none), the mean, and the last.");
+PyDoc_STRVAR(
+    ratios_doc,
+    "ratios(allocated, reserved, action, /)\n--\n\n"
+    "(reserved - allocated) / reserved after each event as native doubles, the\n"
+    "largest, its event (-1: none), the mean, and the last.");
 
 static PyMethodDef module_methods[] = {
     {"load", (PyCFunction)(void (*)(void))nt_py_load, METH_VARARGS | METH_KEYWORDS,
@@ -180,7 +193,8 @@ module_exec(PyObject *module)
                                    &state->snapshot_type) < 0 ||
                    module_add_type(module, &nt_py_timeline_spec,
                                    &state->timeline_type) < 0 ||
-                   module_add_type(module, &nt_py_layout_spec, &state->layout_type) < 0 ||
+                   module_add_type(module, &nt_py_layout_spec, &state->layout_type) <
+                       0 ||
                    module_add_type(module, &nt_py_fragment_spec,
                                    &state->fragment_type) < 0
                ? -1

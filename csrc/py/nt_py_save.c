@@ -28,8 +28,8 @@ nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs)
     nt_py_state *state = PyModule_GetState(module);
     PyObject *source, *write, *callback = Py_None;
     Py_ssize_t first = 0, end = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nnO:save", names, &source, &write,
-                                     &first, &end, &callback)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nnO:save", names, &source,
+                                     &write, &first, &end, &callback)) {
         return NULL;
     }
     const bool is_range = PyObject_TypeCheck(source, state->timeline_type);

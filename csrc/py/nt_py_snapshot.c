@@ -1,28 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#define DEF(type, field, letter)                                                         \
-    {                                                                                    \
-#field, offsetof(type, field), letter                                            \
-    }
+#define DEF(type, field, letter) {#field, offsetof(type, field), letter}
 
 static const nt_py_column_def event_defs[] = {
-    DEF(nt_event_columns, action, 'B'),          DEF(nt_event_columns, addr, 'Q'),
-    DEF(nt_event_columns, size, 'Q'),            DEF(nt_event_columns, stream, 'Q'),
-    DEF(nt_event_columns, stack, 'I'),           DEF(nt_event_columns, time_us, 'q'),
-    DEF(nt_event_columns, device_free, 'Q'),     DEF(nt_event_columns, pool_first, 'Q'),
-    DEF(nt_event_columns, pool_second, 'Q'),     DEF(nt_event_columns, compile_context, 'I'),
+    DEF(nt_event_columns, action, 'B'),
+    DEF(nt_event_columns, addr, 'Q'),
+    DEF(nt_event_columns, size, 'Q'),
+    DEF(nt_event_columns, stream, 'Q'),
+    DEF(nt_event_columns, stack, 'I'),
+    DEF(nt_event_columns, time_us, 'q'),
+    DEF(nt_event_columns, device_free, 'Q'),
+    DEF(nt_event_columns, pool_first, 'Q'),
+    DEF(nt_event_columns, pool_second, 'Q'),
+    DEF(nt_event_columns, compile_context, 'I'),
     DEF(nt_event_columns, user_metadata, 'I'),
 };
 
 static const nt_py_column_def segment_defs[] = {
-    DEF(nt_segment_columns, device, 'i'),         DEF(nt_segment_columns, address, 'Q'),
-    DEF(nt_segment_columns, total_size, 'Q'),     DEF(nt_segment_columns, allocated_size, 'Q'),
-    DEF(nt_segment_columns, active_size, 'Q'),    DEF(nt_segment_columns, requested_size, 'Q'),
-    DEF(nt_segment_columns, stream, 'Q'),         DEF(nt_segment_columns, pool_first, 'Q'),
-    DEF(nt_segment_columns, pool_second, 'Q'),    DEF(nt_segment_columns, kind, 'B'),
-    DEF(nt_segment_columns, is_expandable, 'B'),  DEF(nt_segment_columns, stack, 'I'),
-    DEF(nt_segment_columns, block_first, 'I'),    DEF(nt_segment_columns, block_count, 'I'),
+    DEF(nt_segment_columns, device, 'i'),
+    DEF(nt_segment_columns, address, 'Q'),
+    DEF(nt_segment_columns, total_size, 'Q'),
+    DEF(nt_segment_columns, allocated_size, 'Q'),
+    DEF(nt_segment_columns, active_size, 'Q'),
+    DEF(nt_segment_columns, requested_size, 'Q'),
+    DEF(nt_segment_columns, stream, 'Q'),
+    DEF(nt_segment_columns, pool_first, 'Q'),
+    DEF(nt_segment_columns, pool_second, 'Q'),
+    DEF(nt_segment_columns, kind, 'B'),
+    DEF(nt_segment_columns, is_expandable, 'B'),
+    DEF(nt_segment_columns, stack, 'I'),
+    DEF(nt_segment_columns, block_first, 'I'),
+    DEF(nt_segment_columns, block_count, 'I'),
 };
 
 static const nt_py_column_def block_defs[] = {
@@ -44,7 +53,8 @@ static const nt_py_column_def annotation_defs[] = {
 static void
 snapshot_put(PyObject **dict, const char *key, PyObject *value)
 {
-    if (*dict != NULL && (value == NULL || PyDict_SetItemString(*dict, key, value) < 0)) {
+    if (*dict != NULL &&
+        (value == NULL || PyDict_SetItemString(*dict, key, value) < 0)) {
         Py_CLEAR(*dict);
     }
     Py_XDECREF(value);
@@ -95,9 +105,10 @@ snapshot_of(PyObject *self)
     return ((nt_py_snapshot *)self)->snapshot;
 }
 
-PyDoc_STRVAR(tables_doc, "tables()\n--\n\n"
-                         "A dict of the tables events, segments, blocks, annotations: each a\n"
-                         "dict name -> Column.");
+PyDoc_STRVAR(tables_doc,
+             "tables()\n--\n\n"
+             "A dict of the tables events, segments, blocks, annotations: each a\n"
+             "dict name -> Column.");
 
 static PyObject *
 snapshot_tables(PyObject *self, PyObject *unused)
@@ -139,8 +150,9 @@ snapshot_strings(PyObject *self, PyObject *unused)
     return list;
 }
 
-PyDoc_STRVAR(frames_doc, "frames()\n--\n\n"
-                         "The frames by id: tuples (string id of the name, of the file, line).");
+PyDoc_STRVAR(frames_doc,
+             "frames()\n--\n\n"
+             "The frames by id: tuples (string id of the name, of the file, line).");
 
 static PyObject *
 snapshot_frames(PyObject *self, PyObject *unused)
@@ -162,9 +174,10 @@ snapshot_frames(PyObject *self, PyObject *unused)
     return list;
 }
 
-PyDoc_STRVAR(stacks_doc, "stacks()\n--\n\n"
-                         "Two Columns by stack id: the innermost frame's id, and the id of\n"
-                         "the stack it was called from. Stack 0 is empty.");
+PyDoc_STRVAR(stacks_doc,
+             "stacks()\n--\n\n"
+             "Two Columns by stack id: the innermost frame's id, and the id of\n"
+             "the stack it was called from. Stack 0 is empty.");
 
 static PyObject *
 snapshot_stacks(PyObject *self, PyObject *unused)
@@ -176,9 +189,8 @@ snapshot_stacks(PyObject *self, PyObject *unused)
     PyObject *innermost =
         nt_py_column(state, self, nt_stacks_innermost(stacks), count, 'I');
     PyObject *parent = nt_py_column(state, self, nt_stacks_parent(stacks), count, 'I');
-    PyObject *pair = innermost == NULL || parent == NULL
-                         ? NULL
-                         : PyTuple_Pack(2, innermost, parent);
+    PyObject *pair =
+        innermost == NULL || parent == NULL ? NULL : PyTuple_Pack(2, innermost, parent);
     Py_XDECREF(innermost);
     Py_XDECREF(parent);
     return pair;
@@ -328,9 +340,10 @@ nt_py_settings_dict(const nt_settings *settings)
     return dict;
 }
 
-PyDoc_STRVAR(in_force_doc, "settings_in_force()\n--\n\n"
-                           "The allocator's settings as the core understands them: a dict;\n"
-                           "sizes in bytes, max_split_size None where unlimited.");
+PyDoc_STRVAR(in_force_doc,
+             "settings_in_force()\n--\n\n"
+             "The allocator's settings as the core understands them: a dict;\n"
+             "sizes in bytes, max_split_size None where unlimited.");
 
 static PyObject *
 snapshot_in_force(PyObject *self, PyObject *unused)
@@ -339,7 +352,8 @@ snapshot_in_force(PyObject *self, PyObject *unused)
     return nt_py_settings_dict(nt_snapshot_settings(snapshot_of(self)));
 }
 
-PyDoc_STRVAR(ignored_doc, "ignored()\n--\n\nString ids of top-level keys that are not read.");
+PyDoc_STRVAR(ignored_doc,
+             "ignored()\n--\n\nString ids of top-level keys that are not read.");
 
 static PyObject *
 snapshot_ignored(PyObject *self, PyObject *unused)
@@ -358,10 +372,11 @@ snapshot_ignored(PyObject *self, PyObject *unused)
     return list;
 }
 
-PyDoc_STRVAR(stats_doc, "pool_stats(device, /)\n--\n\n"
-                        "(small pool, large pool): each a tuple of the counts allocation,\n"
-                        "segment, active, inactive_split and the bytes allocated, reserved,\n"
-                        "active, inactive_split, requested.");
+PyDoc_STRVAR(stats_doc,
+             "pool_stats(device, /)\n--\n\n"
+             "(small pool, large pool): each a tuple of the counts allocation,\n"
+             "segment, active, inactive_split and the bytes allocated, reserved,\n"
+             "active, inactive_split, requested.");
 
 static PyObject *
 snapshot_pool_stats(PyObject *self, PyObject *arg)
@@ -387,8 +402,9 @@ snapshot_pool_stats(PyObject *self, PyObject *arg)
     return Py_BuildValue("NN", pools[NT_POOL_SMALL], pools[NT_POOL_LARGE]);
 }
 
-PyDoc_STRVAR(check_doc, "check_layout()\n--\n\n"
-                        "The first segment row that breaks the allocator's invariants, or None.");
+PyDoc_STRVAR(check_doc,
+             "check_layout()\n--\n\n"
+             "The first segment row that breaks the allocator's invariants, or None.");
 
 static PyObject *
 snapshot_check_layout(PyObject *self, PyObject *unused)
@@ -432,13 +448,16 @@ static PyMethodDef snapshot_methods[] = {
     {"ignored", snapshot_ignored, METH_NOARGS, ignored_doc},
     {"pool_stats", snapshot_pool_stats, METH_O, stats_doc},
     {"check_layout", snapshot_check_layout, METH_NOARGS, check_doc},
+    NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef snapshot_getset[] = {
-    {"keys", snapshot_get_keys, NULL, "Bits of the optional keys that the file had.", NULL},
+    {"keys", snapshot_get_keys, NULL, "Bits of the optional keys that the file had.",
+     NULL},
     {"partial", snapshot_get_partial, NULL, "Why only a part was read, or None.", NULL},
-    {"nbytes", snapshot_get_nbytes, NULL, "Memory that the columns take, in bytes.", NULL},
+    {"nbytes", snapshot_get_nbytes, NULL, "Memory that the columns take, in bytes.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#define DEF(type, field, letter)                                                         \
-    {                                                                                    \
-#field, offsetof(type, field), letter                                            \
-    }
+#define DEF(type, field, letter) {#field, offsetof(type, field), letter}
 
 static const nt_py_column_def allocation_defs[] = {
     DEF(nt_allocation_columns, address, 'Q'),
@@ -39,8 +36,9 @@ timeline_of(PyObject *self)
     return (nt_py_timeline *)self;
 }
 
-PyDoc_STRVAR(timeline_doc, "Timeline(snapshot, device, progress=None)\n--\n\n"
-                           "One device's trace replayed. Released from the GIL while it is.");
+PyDoc_STRVAR(timeline_doc,
+             "Timeline(snapshot, device, progress=None)\n--\n\n"
+             "One device's trace replayed. Released from the GIL while it is.");
 
 static PyObject *
 timeline_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -49,10 +47,9 @@ timeline_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     nt_py_state *state = nt_py_state_of(type);
     PyObject *snapshot, *callback = Py_None;
     int device;
-    if (state == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!i|O:Timeline", names,
-                                     state->snapshot_type, &snapshot, &device,
-                                     &callback)) {
+    if (state == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!i|O:Timeline",
+                                                      names, state->snapshot_type,
+                                                      &snapshot, &device, &callback)) {
         return NULL;
     }
     nt_error err = {.offset = NT_NO_OFFSET};
@@ -112,9 +109,10 @@ timeline_tables(PyObject *self, PyObject *unused)
     return Py_BuildValue("{sNsN}", "allocations", allocations, "segments", segments);
 }
 
-PyDoc_STRVAR(event_allocations_doc,
-             "event_allocations()\n--\n\n"
-             "A Column: the row of allocations that each event concerns, or 2**32 - 1.");
+PyDoc_STRVAR(
+    event_allocations_doc,
+    "event_allocations()\n--\n\n"
+    "A Column: the row of allocations that each event concerns, or 2**32 - 1.");
 
 static PyObject *
 timeline_event_allocations(PyObject *self, PyObject *unused)
@@ -141,8 +139,9 @@ timeline_metric(PyObject *arg, nt_metric *out)
     return 0;
 }
 
-PyDoc_STRVAR(series_doc, "series(metric, /)\n--\n\n"
-                         "The bytes after each event, as native 64-bit unsigned integers.");
+PyDoc_STRVAR(series_doc,
+             "series(metric, /)\n--\n\n"
+             "The bytes after each event, as native 64-bit unsigned integers.");
 
 static PyObject *
 timeline_series(PyObject *self, PyObject *arg)
@@ -157,8 +156,7 @@ timeline_series(PyObject *self, PyObject *arg)
     if (bytes != NULL) {
         /* The data of a bytes object is aligned for any type. */
         uint64_t *out = (uint64_t *)(void *)PyBytes_AS_STRING(bytes);
-        Py_BEGIN_ALLOW_THREADS
-        nt_timeline_series(t, metric, out);
+        Py_BEGIN_ALLOW_THREADS nt_timeline_series(t, metric, out);
         Py_END_ALLOW_THREADS
     }
     return bytes;
@@ -177,7 +175,8 @@ timeline_peak(PyObject *self, PyObject *arg)
     return Py_BuildValue("iK", (int)peak.event, (unsigned long long)peak.bytes);
 }
 
-PyDoc_STRVAR(facts_doc, "facts()\n--\n\nWhat the replay found out about the trace: a dict.");
+PyDoc_STRVAR(facts_doc,
+             "facts()\n--\n\nWhat the replay found out about the trace: a dict.");
 
 static PyObject *
 timeline_facts(PyObject *self, PyObject *unused)
@@ -195,7 +194,8 @@ timeline_facts(PyObject *self, PyObject *unused)
         "retries", f->retries, "retries_known", f->retries_known ? Py_True : Py_False);
 }
 
-PyDoc_STRVAR(layout_doc, "layout(event, /)\n--\n\nThe Layout after an event; -1: before all.");
+PyDoc_STRVAR(layout_doc,
+             "layout(event, /)\n--\n\nThe Layout after an event; -1: before all.");
 
 static PyObject *
 timeline_layout(PyObject *self, PyObject *arg)
@@ -229,9 +229,10 @@ timeline_holder_list(const nt_holder *holders, size_t count)
     return list;
 }
 
-PyDoc_STRVAR(holders_doc, "holders(event, by, /)\n--\n\n"
-                          "Tuples (key, count, bytes, requested bytes), largest first; by is 0\n"
-                          "for stacks, 1 for lines, 2 for functions; key 2**32 - 1: no stack.");
+PyDoc_STRVAR(holders_doc,
+             "holders(event, by, /)\n--\n\n"
+             "Tuples (key, count, bytes, requested bytes), largest first; by is 0\n"
+             "for stacks, 1 for lines, 2 for functions; key 2**32 - 1: no stack.");
 
 static PyObject *
 timeline_holders(PyObject *self, PyObject *args)
@@ -249,10 +250,10 @@ timeline_holders(PyObject *self, PyObject *args)
     nt_holder *holders = NULL;
     size_t count = 0;
     nt_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = nt_timeline_holders(t, event, (nt_holder_key)by, &holders, &count, &err);
-    Py_END_ALLOW_THREADS
-    if (status != NT_OK) {
+    Py_BEGIN_ALLOW_THREADS status =
+        nt_timeline_holders(t, event, (nt_holder_key)by, &holders, &count, &err);
+    Py_END_ALLOW_THREADS if (status != NT_OK)
+    {
         return nt_py_raise(status, &err);
     }
     PyObject *list = timeline_holder_list(holders, count);
@@ -260,8 +261,9 @@ timeline_holders(PyObject *self, PyObject *args)
     return list;
 }
 
-PyDoc_STRVAR(churn_doc, "churn()\n--\n\n"
-                        "Tuples (stack, allocations, bytes, peak bytes, peak event) by stack.");
+PyDoc_STRVAR(churn_doc,
+             "churn()\n--\n\n"
+             "Tuples (stack, allocations, bytes, peak bytes, peak event) by stack.");
 
 static PyObject *
 timeline_churn(PyObject *self, PyObject *unused)
@@ -272,19 +274,16 @@ timeline_churn(PyObject *self, PyObject *unused)
     nt_churn *churn = NULL;
     size_t count = 0;
     nt_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = nt_timeline_churn(t, &churn, &count, &err);
-    Py_END_ALLOW_THREADS
-    if (status != NT_OK) {
+    Py_BEGIN_ALLOW_THREADS status = nt_timeline_churn(t, &churn, &count, &err);
+    Py_END_ALLOW_THREADS if (status != NT_OK)
+    {
         return nt_py_raise(status, &err);
     }
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
-        PyObject *item =
-            Py_BuildValue("IIKKi", churn[i].stack, churn[i].count,
-                          (unsigned long long)churn[i].bytes,
-                          (unsigned long long)churn[i].peak_bytes,
-                          (int)churn[i].peak_event);
+        PyObject *item = Py_BuildValue(
+            "IIKKi", churn[i].stack, churn[i].count, (unsigned long long)churn[i].bytes,
+            (unsigned long long)churn[i].peak_bytes, (int)churn[i].peak_event);
         if (item == NULL || PyList_Append(list, item) < 0) {
             Py_CLEAR(list);
         }
@@ -296,13 +295,15 @@ timeline_churn(PyObject *self, PyObject *unused)
 
 static PyMethodDef timeline_methods[] = {
     {"tables", timeline_tables, METH_NOARGS, tables_doc},
-    {"event_allocations", timeline_event_allocations, METH_NOARGS, event_allocations_doc},
+    {"event_allocations", timeline_event_allocations, METH_NOARGS,
+     event_allocations_doc},
     {"series", timeline_series, METH_O, series_doc},
     {"peak", timeline_peak, METH_O, peak_doc},
     {"facts", timeline_facts, METH_NOARGS, facts_doc},
     {"layout", timeline_layout, METH_O, layout_doc},
     {"holders", timeline_holders, METH_VARARGS, holders_doc},
     {"churn", timeline_churn, METH_NOARGS, churn_doc},
+    NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };
 

@@ -129,9 +129,7 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
             f"a snapshot is loaded from a path, bytes or a binary file, not {type(source).__name__}"
         )
     with _open_binary(source) as file:
-        head = file.read(_PEEK)
-        if not isinstance(head, bytes):
-            raise TypeError("the file is not open in binary mode")
+        head = _first_bytes(file)
         stream = _Joined(head, file)
         plain: Any = stream
         if isinstance(file, io.FileIO) and file is not source and file.seekable():
@@ -140,6 +138,19 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
         if opened is plain and plain is not stream:
             file.seek(0)
         yield opened
+
+
+def _first_bytes(file: BinaryIO) -> bytes:
+    """As many as are looked at; a stream may give them in smaller pieces."""
+    head = b""
+    while len(head) < _PEEK:
+        piece = file.read(_PEEK - len(head))
+        if piece is not None and not isinstance(piece, bytes):
+            raise TypeError("the file is not open in binary mode")
+        if not piece:
+            break
+        head += piece
+    return head
 
 
 def _opened(head: bytes, stream: _Joined, plain: Any) -> Any:

@@ -83,6 +83,26 @@ NT_TEST(many_pieces_take_few_chunks)
     NT_CHECK_NO_LEAK(&hostile);
 }
 
+NT_TEST(aligned_piece_ends_in_its_chunk)
+{
+    for (size_t less = 0; less < 17; less++) {
+        nt_hostile hostile;
+        nt_arena arena;
+        nt_hostile_init(&hostile, t);
+        nt_arena_init(&arena, hostile.alloc);
+        NT_REQUIRE(NT_CHECK(nt_arena_take(&arena, 1, 1) != NULL));
+        /* 15 bytes are lost to the alignment, so that not all of the room is left. */
+        const size_t size = (size_t)(arena.end - arena.next) - less;
+        uint8_t *piece = nt_arena_take(&arena, size, 16);
+        NT_REQUIRE(NT_CHECK(piece != NULL));
+        NT_CHECK(piece + size <= arena.end);
+        NT_CHECK_UINT(hostile.live_blocks, less < 15 ? 2 : 1);
+        memset(piece, 1, size);
+        nt_arena_clear(&arena);
+        NT_CHECK_NO_LEAK(&hostile);
+    }
+}
+
 NT_TEST(piece_larger_than_chunks_fits)
 {
     nt_hostile hostile;
@@ -229,6 +249,7 @@ const nt_test_case nt_arena_tests[] = {
     NT_CASE(copy_holds_the_same_bytes),
     NT_CASE(small_content_takes_small_chunk),
     NT_CASE(many_pieces_take_few_chunks),
+    NT_CASE(aligned_piece_ends_in_its_chunk),
     NT_CASE(piece_larger_than_chunks_fits),
     NT_CASE(piece_larger_than_memory_is_refused),
     NT_CASE(cleared_arena_starts_small_again),

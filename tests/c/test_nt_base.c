@@ -43,18 +43,46 @@ NT_TEST(allocating_nothing_asks_for_nothing)
     NT_CHECK_NO_LEAK(&hostile);
 }
 
+/* Sizes on both sides of where an allocator may change its ways. */
+static const size_t base_sizes[] = {
+    1, 16, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (2 << 20) + 1, 5 << 20};
+
 NT_TEST(system_allocator_keeps_bytes_on_resize)
 {
     const nt_alloc alloc = nt_alloc_system();
-    uint8_t *block = nt_allocate(&alloc, 16);
-    NT_REQUIRE(NT_CHECK(block != NULL));
-    memset(block, 0x5a, 16);
-    uint8_t *larger = alloc.resize(alloc.ctx, block, 16, 1 << 20);
-    NT_REQUIRE(NT_CHECK(larger != NULL));
-    for (size_t i = 0; i < 16; i++) {
-        NT_CHECK_UINT(larger[i], 0x5a);
+    const size_t count = sizeof base_sizes / sizeof *base_sizes;
+    for (size_t i = 0; i < count * count; i++) {
+        const size_t old_size = base_sizes[i / count], size = base_sizes[i % count];
+        const size_t kept = old_size < size ? old_size : size;
+        uint8_t *block = nt_allocate(&alloc, old_size);
+        NT_REQUIRE(NT_CHECK(block != NULL));
+        NT_CHECK_UINT((uintptr_t)block % 16, 0);
+        memset(block, 0x11, old_size);
+        block[kept - 1] = 0x5a;
+        block = alloc.resize(alloc.ctx, block, old_size, size);
+        NT_REQUIRE(NT_CHECK(block != NULL));
+        NT_CHECK_UINT((uintptr_t)block % 16, 0);
+        NT_CHECK_UINT(block[kept - 1], 0x5a);
+        NT_CHECK(kept == 1 || (block[0] == 0x11 && block[kept / 2 - 1] == 0x11));
+        memset(block, 0x22, size);
+        NT_CHECK(alloc.resize(alloc.ctx, block, size, 0) == NULL);
     }
-    NT_CHECK(alloc.resize(alloc.ctx, larger, 1 << 20, 0) == NULL);
+}
+
+NT_TEST(system_allocator_refuses_impossible_sizes)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    for (size_t i = 0; i < sizeof base_sizes / sizeof *base_sizes; i++) {
+        const size_t size = base_sizes[i];
+        uint8_t *block = nt_allocate(&alloc, size);
+        NT_REQUIRE(NT_CHECK(block != NULL));
+        block[size - 1] = 0x5a;
+        NT_CHECK(alloc.resize(alloc.ctx, block, size, SIZE_MAX) == NULL);
+        NT_CHECK(alloc.resize(alloc.ctx, block, size, SIZE_MAX - (3 << 20)) == NULL);
+        NT_CHECK_UINT(block[size - 1], 0x5a);
+        nt_release(&alloc, block, size);
+    }
+    NT_CHECK(nt_allocate(&alloc, SIZE_MAX) == NULL);
 }
 
 NT_TEST(growing_to_what_is_there_does_nothing)
@@ -89,8 +117,8 @@ NT_TEST(growing_one_by_one_is_cheap)
                                NULL));
         array[i] = i * i;
     }
-    /* By half again each time: 24 steps from 8 to 100,000. */
-    NT_CHECK(hostile.requests <= 24);
+    /* Doubled each time: 14 steps from 8 to 100,000. */
+    NT_CHECK(hostile.requests <= 15);
     for (uint64_t i = 0; i < 100000; i++) {
         NT_REQUIRE(NT_CHECK_UINT(array[i], i * i));
     }
@@ -302,6 +330,7 @@ const nt_test_case nt_base_tests[] = {
     NT_CASE(failure_without_error_object_returns_status),
     NT_CASE(allocating_nothing_asks_for_nothing),
     NT_CASE(system_allocator_keeps_bytes_on_resize),
+    NT_CASE(system_allocator_refuses_impossible_sizes),
     NT_CASE(growing_to_what_is_there_does_nothing),
     NT_CASE(growing_one_by_one_is_cheap),
     NT_CASE(growing_beyond_all_sizes_changes_nothing),

@@ -194,6 +194,8 @@ NT_TEST(fractions_are_read_in_full)
         {"123456789e-9", 0.123456789},
         {"0.1234567890123", 0.1234567890123},
         {"5000000000e-10", 0.5},
+        {"5000000000000000000000e-22", 0.5},
+        {"0.2500000000000000000000000000", 0.25},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[128] = "garbage_collection_threshold:";

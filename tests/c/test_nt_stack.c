@@ -76,6 +76,24 @@ NT_TEST(equal_frames_share_one_id)
     NT_CHECK_NO_LEAK(&hostile);
 }
 
+NT_TEST(frames_that_hardly_differ_differ)
+{
+    /* So many that they meet in one slot, and differ in one of the three numbers. */
+    enum { FRAMES = 3000 };
+    const nt_alloc alloc = nt_alloc_system();
+    nt_stacks *stacks = NULL;
+    NT_REQUIRE(NT_CHECK_OK(nt_stacks_new(&alloc, &stacks, NULL), NULL));
+    for (uint32_t round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < FRAMES; i++) {
+            NT_CHECK_UINT(stack_frame(t, stacks, 1 + i, 1, 0), 3 * i);
+            NT_CHECK_UINT(stack_frame(t, stacks, 0, 1 + i, 0), 3 * i + 1);
+            NT_REQUIRE(NT_CHECK_UINT(stack_frame(t, stacks, 0, 0, i), 3 * i + 2));
+        }
+    }
+    NT_CHECK_UINT(nt_stacks_frame_count(stacks), 3 * FRAMES);
+    nt_stacks_free(stacks);
+}
+
 NT_TEST(stacks_with_common_bottom_share_it)
 {
     const nt_alloc alloc = nt_alloc_system();
@@ -257,6 +275,7 @@ NT_TEST(random_stacks_follow_a_list)
 const nt_test_case nt_stack_tests[] = {
     NT_CASE(new_tree_holds_empty_stack),
     NT_CASE(equal_frames_share_one_id),
+    NT_CASE(frames_that_hardly_differ_differ),
     NT_CASE(stacks_with_common_bottom_share_it),
     NT_CASE(order_of_frames_makes_difference),
     NT_CASE(parents_come_before_their_children),

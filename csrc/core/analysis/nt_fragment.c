@@ -132,8 +132,8 @@ fragment_reclaimable(const nt_fragment *f, const nt_layout *layout, uint32_t seg
             size += b->size[block++];
         }
         if (s->is_expandable[segment]) {
-            total += fragment_whole_pages(b->address[run] - s->address[segment], size,
-                                          page);
+            total +=
+                fragment_whole_pages(b->address[run] - s->address[segment], size, page);
         } else if (run == first && block == end) {
             total = size;
         }
@@ -270,8 +270,8 @@ fragment_rank_all(nt_fragment *f, nt_error *err)
     for (uint32_t i = 0; i < f->hole_count; i++) {
         order[i] = (nt_sort_item){UINT64_MAX - f->holes[i].size, i};
     }
-    nt_status status = fragment_rank(&f->alloc, f->holes, f->hole_count,
-                                     sizeof(nt_hole), order, err);
+    nt_status status =
+        fragment_rank(&f->alloc, f->holes, f->hole_count, sizeof(nt_hole), order, err);
     for (uint32_t i = 0; i < f->group_count; i++) {
         order[i] = (nt_sort_item){UINT64_MAX - f->groups[i].reserved, i};
     }

@@ -29,8 +29,8 @@ typedef struct nt_fragment_group {
     uint8_t kind; /* nt_pool_kind */
     bool has_expandable;
     uint32_t segments, blocks, holes;
-    uint64_t reserved, allocated, active, requested; /* requested: of active blocks */
-    uint64_t pending;         /* active, not allocated */
+    /* `requested` is that of the active blocks; `pending` is active, not allocated. */
+    uint64_t reserved, allocated, active, requested, pending;
     /*
      * What empty_cache() gives back: ordinary segments without an allocated block, and
      * the whole pages (nt_page_size) between the allocated blocks of expandable ones.

@@ -45,21 +45,21 @@ typedef struct nt_error {
 #endif
 
 /* Leaves the calling function with the status of a call that failed. */
-#define NT_TRY(call)                                                                     \
-    do {                                                                                 \
-        const nt_status nt_try_status = (call);                                          \
-        if (NT_UNLIKELY(nt_try_status != NT_OK)) {                                       \
-            return nt_try_status;                                                        \
-        }                                                                                \
+#define NT_TRY(call)                                                                   \
+    do {                                                                               \
+        const nt_status nt_try_status = (call);                                        \
+        if (NT_UNLIKELY(nt_try_status != NT_OK)) {                                     \
+            return nt_try_status;                                                      \
+        }                                                                              \
     } while (0)
 
 /* The same in a function that cleans up: sets `status` and goes to `done`. */
-#define NT_TRY_DONE(call)                                                                \
-    do {                                                                                 \
-        status = (call);                                                                 \
-        if (NT_UNLIKELY(status != NT_OK)) {                                              \
-            goto done;                                                                   \
-        }                                                                                \
+#define NT_TRY_DONE(call)                                                              \
+    do {                                                                               \
+        status = (call);                                                               \
+        if (NT_UNLIKELY(status != NT_OK)) {                                            \
+            goto done;                                                                 \
+        }                                                                              \
     } while (0)
 
 /* An invariant of our own code; never of input. Compiled out without NT_DEBUG. */

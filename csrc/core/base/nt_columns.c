@@ -22,7 +22,8 @@ nt_columns_release(const nt_alloc *alloc, void *columns, const nt_column_spec *s
                    size_t count, size_t capacity)
 {
     for (size_t i = 0; i < count; i++) {
-        nt_release(alloc, nt_column_get(columns, specs[i]), capacity * specs[i].element);
+        nt_release(alloc, nt_column_get(columns, specs[i]),
+                   capacity * specs[i].element);
         nt_column_put(columns, specs[i], NULL);
     }
 }

@@ -9,7 +9,7 @@ static size_t
 utf8_length(const uint8_t *at, size_t left)
 {
     const uint8_t lead = at[0];
-    const size_t length = lead < 0x80 ? 1
+    const size_t length = lead < 0x80   ? 1
                           : lead < 0xc2 ? 0
                           : lead < 0xe0 ? 2
                           : lead < 0xf0 ? 3

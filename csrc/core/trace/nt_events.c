@@ -7,11 +7,16 @@
 
 /* Optional columns follow the ones every event fills. */
 static const nt_column_spec event_specs[] = {
-    NT_COLUMN(nt_event_columns, action),          NT_COLUMN(nt_event_columns, addr),
-    NT_COLUMN(nt_event_columns, size),            NT_COLUMN(nt_event_columns, stream),
-    NT_COLUMN(nt_event_columns, stack),           NT_COLUMN(nt_event_columns, time_us),
-    NT_COLUMN(nt_event_columns, device_free),     NT_COLUMN(nt_event_columns, pool_first),
-    NT_COLUMN(nt_event_columns, pool_second),     NT_COLUMN(nt_event_columns, compile_context),
+    NT_COLUMN(nt_event_columns, action),
+    NT_COLUMN(nt_event_columns, addr),
+    NT_COLUMN(nt_event_columns, size),
+    NT_COLUMN(nt_event_columns, stream),
+    NT_COLUMN(nt_event_columns, stack),
+    NT_COLUMN(nt_event_columns, time_us),
+    NT_COLUMN(nt_event_columns, device_free),
+    NT_COLUMN(nt_event_columns, pool_first),
+    NT_COLUMN(nt_event_columns, pool_second),
+    NT_COLUMN(nt_event_columns, compile_context),
     NT_COLUMN(nt_event_columns, user_metadata),
 };
 
@@ -31,7 +36,8 @@ nt_events_clear(nt_events *events)
         nt_release(&events->alloc, nt_column_get(&events->columns, event_specs[i]),
                    events->capacity[i] * event_specs[i].element);
     }
-    nt_release(&events->alloc, events->runs, events->run_capacity * sizeof(nt_event_run));
+    nt_release(&events->alloc, events->runs,
+               events->run_capacity * sizeof(nt_event_run));
     *events = (nt_events){.alloc = events->alloc};
 }
 
@@ -142,8 +148,7 @@ nt_events_add(nt_events *events, const nt_event *event, nt_error *err)
 }
 
 nt_status
-nt_events_pick(nt_events *events, size_t first, size_t count,
-                           nt_error *err)
+nt_events_pick(nt_events *events, size_t first, size_t count, nt_error *err)
 {
     NT_ASSERT(first + count <= events->columns.count);
     NT_TRY(nt_grow(&events->alloc, (void **)&events->runs, &events->run_capacity,
@@ -172,7 +177,8 @@ events_arrange_column(nt_events *events, size_t i, nt_error *err)
     size_t row = 0;
     for (size_t run = 0; run < events->run_count; run++) {
         const nt_event_run piece = events->runs[run];
-        memcpy(fresh + row * element, old + piece.first * element, piece.count * element);
+        memcpy(fresh + row * element, old + piece.first * element,
+               piece.count * element);
         row += piece.count;
     }
     nt_release(&events->alloc, old, events->capacity[i] * element);
@@ -186,8 +192,8 @@ nt_status
 nt_events_arrange(nt_events *events, nt_error *err)
 {
     /* Nearly always all events are one run: they came in the order they stay in. */
-    const bool in_order =
-        events->run_count == 0 || (events->run_count == 1 && events->runs[0].first == 0);
+    const bool in_order = events->run_count == 0 ||
+                          (events->run_count == 1 && events->runs[0].first == 0);
     if (!in_order) {
         for (size_t i = 0; i < NT_EVENT_COLUMNS; i++) {
             if (events->capacity[i] != 0) {
@@ -221,8 +227,8 @@ events_seal_optional(nt_events *events, uint32_t keys, nt_error *err)
     };
     for (size_t i = 0; i < NT_LENGTH(optional) && events->columns.count != 0; i++) {
         if ((keys & optional[i].key) != 0) {
-            NT_TRY(events_want_column(events, optional[i].column,
-                                        events->columns.count, err));
+            NT_TRY(events_want_column(events, optional[i].column, events->columns.count,
+                                      err));
         }
     }
     return NT_OK;

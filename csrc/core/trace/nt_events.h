@@ -38,21 +38,21 @@ enum {
     NT_HAS_BLOCK_ADDRESS = 1 << 5,         /* else derived from the segment's */
     NT_HAS_BLOCK_REQUESTED = 1 << 6,       /* requested_size, else 0 */
     NT_HAS_SEGMENT_REQUESTED = 1 << 7,
-    NT_HAS_SEGMENT_POOL = 1 << 8,          /* segment_pool_id */
-    NT_HAS_SEGMENT_EXPANDABLE = 1 << 9,    /* is_expandable */
-    NT_HAS_SETTINGS = 1 << 10,             /* allocator_settings, torch 2.3 */
-    NT_HAS_ANNOTATIONS = 1 << 11,          /* external_annotations, torch 2.5 */
-    NT_HAS_TRACES = 1 << 12,               /* device_traces */
-    NT_SEGMENTS_ONLY = 1 << 13,            /* the file is a bare list of segments */
+    NT_HAS_SEGMENT_POOL = 1 << 8,       /* segment_pool_id */
+    NT_HAS_SEGMENT_EXPANDABLE = 1 << 9, /* is_expandable */
+    NT_HAS_SETTINGS = 1 << 10,          /* allocator_settings, torch 2.3 */
+    NT_HAS_ANNOTATIONS = 1 << 11,       /* external_annotations, torch 2.5 */
+    NT_HAS_TRACES = 1 << 12,            /* device_traces */
+    NT_SEGMENTS_ONLY = 1 << 13,         /* the file is a bare list of segments */
 };
 
 /* One trace entry. Ids of strings are NT_NONE where the key was absent. */
 typedef struct nt_event {
     uint8_t action;
-    uint64_t addr;        /* 0 for oom */
-    uint64_t size;        /* as requested; bytes mapped for segment_*; rounded for oom */
-    uint64_t stream;      /* the raw cudaStream_t */
-    int64_t time_us;      /* since the epoch; 0 when unknown */
+    uint64_t addr;   /* 0 for oom */
+    uint64_t size;   /* as requested; bytes mapped for segment_*; rounded for oom */
+    uint64_t stream; /* the raw cudaStream_t */
+    int64_t time_us; /* since the epoch; 0 when unknown */
     uint64_t device_free; /* oom only, else 0 */
     nt_pool_id pool;
     uint32_t stack; /* NT_NO_STACK when not recorded */
@@ -88,8 +88,8 @@ typedef struct nt_events {
     nt_alloc alloc;
     nt_event_columns columns;
     size_t capacity[NT_EVENT_COLUMNS]; /* a column at a time; 0: not in use */
-    size_t room; /* rows that every column in use has room for, or fewer */
-    nt_event_run *runs;                /* kept by nt_events_pick */
+    size_t room;        /* rows that every column in use has room for, or fewer */
+    nt_event_run *runs; /* kept by nt_events_pick */
     size_t run_count, run_capacity;
     size_t picked; /* events in the runs */
 } nt_events;

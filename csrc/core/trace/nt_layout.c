@@ -6,13 +6,20 @@
 #include "base/nt_columns.h"
 
 static const nt_column_spec segment_specs[] = {
-    NT_COLUMN(nt_segment_columns, device),         NT_COLUMN(nt_segment_columns, address),
-    NT_COLUMN(nt_segment_columns, total_size),     NT_COLUMN(nt_segment_columns, allocated_size),
-    NT_COLUMN(nt_segment_columns, active_size),    NT_COLUMN(nt_segment_columns, requested_size),
-    NT_COLUMN(nt_segment_columns, stream),         NT_COLUMN(nt_segment_columns, pool_first),
-    NT_COLUMN(nt_segment_columns, pool_second),    NT_COLUMN(nt_segment_columns, kind),
-    NT_COLUMN(nt_segment_columns, is_expandable),  NT_COLUMN(nt_segment_columns, stack),
-    NT_COLUMN(nt_segment_columns, block_first),    NT_COLUMN(nt_segment_columns, block_count),
+    NT_COLUMN(nt_segment_columns, device),
+    NT_COLUMN(nt_segment_columns, address),
+    NT_COLUMN(nt_segment_columns, total_size),
+    NT_COLUMN(nt_segment_columns, allocated_size),
+    NT_COLUMN(nt_segment_columns, active_size),
+    NT_COLUMN(nt_segment_columns, requested_size),
+    NT_COLUMN(nt_segment_columns, stream),
+    NT_COLUMN(nt_segment_columns, pool_first),
+    NT_COLUMN(nt_segment_columns, pool_second),
+    NT_COLUMN(nt_segment_columns, kind),
+    NT_COLUMN(nt_segment_columns, is_expandable),
+    NT_COLUMN(nt_segment_columns, stack),
+    NT_COLUMN(nt_segment_columns, block_first),
+    NT_COLUMN(nt_segment_columns, block_count),
 };
 
 static const nt_column_spec block_specs[] = {
@@ -30,8 +37,8 @@ nt_layout_add_segment(nt_layout *layout, const nt_alloc *alloc, size_t *capacity
     if (row >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 segments");
     }
-    NT_TRY(nt_columns_reserve(alloc, s, segment_specs, NT_LENGTH(segment_specs), row, capacity,
-                           row + 1, err));
+    NT_TRY(nt_columns_reserve(alloc, s, segment_specs, NT_LENGTH(segment_specs), row,
+                              capacity, row + 1, err));
     s->device[row] = segment->device;
     s->address[row] = segment->address;
     s->total_size[row] = segment->total_size;
@@ -62,8 +69,8 @@ nt_layout_add_block(nt_layout *layout, const nt_alloc *alloc, size_t *capacity,
     if (row >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 blocks");
     }
-    NT_TRY(nt_columns_reserve(alloc, b, block_specs, NT_LENGTH(block_specs), row, capacity,
-                           row + 1, err));
+    NT_TRY(nt_columns_reserve(alloc, b, block_specs, NT_LENGTH(block_specs), row,
+                              capacity, row + 1, err));
     b->segment[row] = (uint32_t)layout->segments.count - 1;
     b->address[row] = block->address;
     b->size[row] = block->size;
@@ -79,10 +86,10 @@ void
 nt_layout_clear(nt_layout *layout, const nt_alloc *alloc, size_t segment_capacity,
                 size_t block_capacity)
 {
-    nt_columns_release(alloc, &layout->segments, segment_specs, NT_LENGTH(segment_specs),
-                    segment_capacity);
+    nt_columns_release(alloc, &layout->segments, segment_specs,
+                       NT_LENGTH(segment_specs), segment_capacity);
     nt_columns_release(alloc, &layout->blocks, block_specs, NT_LENGTH(block_specs),
-                    block_capacity);
+                       block_capacity);
     layout->segments.count = 0;
     layout->blocks.count = 0;
 }

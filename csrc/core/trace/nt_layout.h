@@ -16,7 +16,11 @@ typedef enum nt_block_state {
     NT_BLOCK_STATE_COUNT,
 } nt_block_state;
 
-typedef enum nt_pool_kind { NT_POOL_SMALL, NT_POOL_LARGE, NT_POOL_KIND_COUNT } nt_pool_kind;
+typedef enum nt_pool_kind {
+    NT_POOL_SMALL,
+    NT_POOL_LARGE,
+    NT_POOL_KIND_COUNT
+} nt_pool_kind;
 
 /* A private pool's id as PyTorch gives it; {0, 0} is the default pool. */
 typedef struct nt_pool_id {

@@ -198,7 +198,8 @@ nt_pickle_set_from(nt_pickle *p, size_t first)
     for (size_t i = first; i < p->stack_count; i += 2) {
         nt_value item;
         NT_TRY(nt_pickle_place(p, p->stack[i + 1], &item));
-        NT_TRY(nt_values_set(p->values, p->stack[first - 1], p->stack[i], item, p->err));
+        NT_TRY(
+            nt_values_set(p->values, p->stack[first - 1], p->stack[i], item, p->err));
     }
     p->stack_count = first;
     return NT_OK;
@@ -215,8 +216,8 @@ pickle_build_from_mark(nt_pickle *p, nt_value_tag tag)
         for (size_t i = first; i < p->stack_count; i++) {
             NT_TRY(nt_pickle_place(p, p->stack[i], &p->stack[i]));
         }
-        NT_TRY(nt_values_tuple(p->values, p->stack + first, p->stack_count - first, &made,
-                               p->err));
+        NT_TRY(nt_values_tuple(p->values, p->stack + first, p->stack_count - first,
+                               &made, p->err));
         p->stack_count = first;
         return nt_pickle_push(p, made);
     }

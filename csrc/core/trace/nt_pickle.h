@@ -44,16 +44,16 @@ typedef struct nt_pickle_visitor {
                         uint32_t present, uint32_t *id, nt_error *err);
 
     /* `count` records of the sequence kind; gives the sequence's id. */
-    nt_status (*sequence)(void *ctx, const uint32_t *records, size_t count, uint32_t *id,
-                          nt_error *err);
+    nt_status (*sequence)(void *ctx, const uint32_t *records, size_t count,
+                          uint32_t *id, nt_error *err);
 } nt_pickle_visitor;
 
 /* How the reading ended, apart from errors. */
 typedef struct nt_pickle_result {
-    nt_value root;         /* what the pickle holds, resolved */
-    uint64_t end_offset;   /* byte behind STOP, or where the input ended */
-    bool truncated;        /* the input ended before STOP: what was open is closed,
-                            * and an unfinished dict in a list is left out */
+    nt_value root;       /* what the pickle holds, resolved */
+    uint64_t end_offset; /* byte behind STOP, or where the input ended */
+    bool truncated;      /* the input ended before STOP: what was open is closed,
+                          * and an unfinished dict in a list is left out */
 } nt_pickle_result;
 
 /*

@@ -114,16 +114,16 @@ typedef struct nt_pickle {
 
 /* Little-endian numbers at any address: one load on the machines that matter. */
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define NT_PICKLE_LOAD(type, at)                                                         \
-    type number;                                                                         \
-    memcpy(&number, at, sizeof number);                                                  \
+#define NT_PICKLE_LOAD(type, at)                                                       \
+    type number;                                                                       \
+    memcpy(&number, at, sizeof number);                                                \
     return number
 #else
-#define NT_PICKLE_LOAD(type, at)                                                         \
-    type number = 0;                                                                     \
-    for (size_t i = sizeof number; i-- > 0;) {                                           \
-        number = (type)(number << 8 | (at)[i]);                                          \
-    }                                                                                    \
+#define NT_PICKLE_LOAD(type, at)                                                       \
+    type number = 0;                                                                   \
+    for (size_t i = sizeof number; i-- > 0;) {                                         \
+        number = (type)(number << 8 | (at)[i]);                                        \
+    }                                                                                  \
     return number
 #endif
 

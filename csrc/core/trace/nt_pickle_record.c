@@ -14,6 +14,9 @@
 /* A key and a value of fixed size with their memo opcodes need less than this. */
 #define FAST_PAIR 48
 
+/* Bytes looked at behind a record: two opcodes with arguments of four bytes. */
+#define FAST_AHEAD 10
+
 /* Where the fast way wants the window to reach, so that records seldom straddle. */
 #define FAST_WINDOW ((size_t)4096)
 
@@ -137,12 +140,12 @@ nt_pickle_place(nt_pickle *p, nt_value value, nt_value *out)
 typedef enum fast_outcome { FAST_DONE, FAST_OTHER, FAST_FAILED } fast_outcome;
 
 /* Leaves a fast function unless the piece was read. */
-#define FAST_TRY(call)                                                                   \
-    do {                                                                                 \
-        const fast_outcome fast_try_outcome = (call);                                    \
-        if (NT_UNLIKELY(fast_try_outcome != FAST_DONE)) {                                \
-            return fast_try_outcome;                                                     \
-        }                                                                                \
+#define FAST_TRY(call)                                                                 \
+    do {                                                                               \
+        const fast_outcome fast_try_outcome = (call);                                  \
+        if (NT_UNLIKELY(fast_try_outcome != FAST_DONE)) {                              \
+            return fast_try_outcome;                                                   \
+        }                                                                              \
     } while (0)
 
 #define FAST_STATUS(call) ((call) == NT_OK ? FAST_DONE : FAST_FAILED)
@@ -364,7 +367,10 @@ fast_value(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
     case OP_LONG1: return fast_integer_or_pair(p, at, out);
     case OP_BINUNICODE: return fast_string(p, at, out);
     case OP_EMPTY_LIST: return nested ? FAST_OTHER : fast_list(p, at, out);
-    case OP_NONE: ++*at; *out = nt_value_make(NT_VALUE_NONE, 0); return FAST_DONE;
+    case OP_NONE:
+        ++*at;
+        *out = nt_value_make(NT_VALUE_NONE, 0);
+        return FAST_DONE;
     default: return FAST_OTHER;
     }
 }
@@ -451,6 +457,31 @@ fast_pairs(nt_pickle *p, const uint8_t **cursor, bool nested, fast_fields *field
     return FAST_DONE;
 }
 
+/*
+ * Whether the dict before `at` is whole: what follows its SETITEMS, and a memo opcode,
+ * is the next item or the end of a list. Anything else might be more pairs for it.
+ */
+static inline bool
+fast_is_whole(const nt_pickle *p, const uint8_t *at)
+{
+    if (NT_UNLIKELY((size_t)(p->limit - at) < FAST_AHEAD)) {
+        return false;
+    }
+    at += at[0] == OP_MEMOIZE       ? 1
+          : at[0] == OP_BINPUT      ? 2
+          : at[0] == OP_LONG_BINPUT ? 5
+                                    : 0;
+    if (NT_LIKELY(at[0] == OP_EMPTY_DICT || at[0] == OP_APPENDS ||
+                  at[0] == OP_APPEND)) {
+        return true;
+    }
+    if (at[0] != OP_BINGET && at[0] != OP_LONG_BINGET) {
+        return false;
+    }
+    const size_t index = at[0] == OP_BINGET ? at[1] : nt_pickle_u32(at + 1);
+    return index < p->memo_count && nt_value_tag_of(p->memo[index]) != NT_VALUE_STRING;
+}
+
 /* EMPTY_DICT, memo, MARK, pairs, SETITEMS: a record. */
 static fast_outcome
 fast_dict(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
@@ -465,6 +496,9 @@ fast_dict(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
     ++*at;
     fast_fields fields;
     FAST_TRY(fast_pairs(p, at, nested, &fields));
+    if (!fast_is_whole(p, *at)) {
+        return FAST_OTHER;
+    }
     const uint32_t kind = record_kind(p, fields.present);
     if (kind == NT_NONE || (nested && kind != p->visitor->sequence_kind)) {
         return FAST_OTHER;

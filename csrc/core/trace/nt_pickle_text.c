@@ -18,9 +18,9 @@ text_line(nt_pickle *p, const uint8_t **line, size_t *length)
     size_t scanned = 0;
     for (;;) {
         const size_t at_hand = (size_t)(p->limit - p->source->next);
-        const uint8_t *end = at_hand == scanned
-                                 ? NULL
-                                 : memchr(p->source->next + scanned, '\n', at_hand - scanned);
+        const uint8_t *end = at_hand == scanned ? NULL
+                                                : memchr(p->source->next + scanned,
+                                                         '\n', at_hand - scanned);
         if (end != NULL) {
             *line = p->source->next;
             *length = (size_t)(end - p->source->next);
@@ -67,7 +67,8 @@ text_decimal(const uint8_t *digits, size_t length, uint64_t *bits, bool *negativ
 static nt_status
 text_integer(nt_pickle *p, const uint8_t *line, size_t length, bool is_long)
 {
-    if (!is_long && length == 2 && line[0] == '0' && (line[1] == '0' || line[1] == '1')) {
+    if (!is_long && length == 2 && line[0] == '0' &&
+        (line[1] == '0' || line[1] == '1')) {
         return nt_pickle_push(p, nt_value_make(NT_VALUE_BOOL, line[1] == '1'));
     }
     if (is_long && length != 0 && line[length - 1] == 'L') {

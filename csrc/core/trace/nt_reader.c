@@ -45,13 +45,15 @@ reader_block_state(nt_reader *r, nt_reader_place place, nt_value value, uint8_t 
     case WORD_ACTIVE_ALLOCATED: *out = NT_BLOCK_ACTIVE_ALLOCATED; return NT_OK;
     case WORD_ACTIVE_PENDING_FREE:
     case WORD_ACTIVE_AWAITING_FREE: *out = NT_BLOCK_ACTIVE_PENDING_FREE; return NT_OK;
-    default: return nt_reader_malformed(r, place, "its 'state' is none that PyTorch has");
+    default:
+        return nt_reader_malformed(r, place, "its 'state' is none that PyTorch has");
     }
 }
 
 /* Before torch 2.1 a block tells of its allocation in its `history`'s first entry. */
 static nt_status
-reader_block_history(nt_reader *r, nt_reader_place place, nt_value dict, nt_block *block)
+reader_block_history(nt_reader *r, nt_reader_place place, nt_value dict,
+                     nt_block *block)
 {
     size_t count;
     const nt_value history = reader_get(r, dict, KEY_HISTORY);
@@ -64,11 +66,12 @@ reader_block_history(nt_reader *r, nt_reader_place place, nt_value dict, nt_bloc
     if (nt_reader_is_missing(reader_get(r, dict, KEY_REQUESTED_SIZE))) {
         const nt_value real_size = reader_get(r, first, KEY_REAL_SIZE);
         NT_TRY(nt_reader_integer(r, place, KEY_REAL_SIZE, real_size,
-                              &block->requested_size));
+                                 &block->requested_size));
         r->keys |= nt_reader_is_missing(real_size) ? 0 : NT_HAS_BLOCK_REQUESTED;
     }
     if (block->stack == NT_NO_STACK) {
-        return nt_reader_stack(r, place, reader_get(r, first, KEY_FRAMES), &block->stack);
+        return nt_reader_stack(r, place, reader_get(r, first, KEY_FRAMES),
+                               &block->stack);
     }
     return NT_OK;
 }
@@ -77,15 +80,17 @@ reader_block_history(nt_reader *r, nt_reader_place place, nt_value dict, nt_bloc
 static nt_status
 reader_block(nt_reader *r, nt_value dict, uint64_t *next)
 {
-    const nt_reader_place place = {"block", nt_snapshot_layout(r->snapshot)->blocks.count};
+    const nt_reader_place place = {"block",
+                                   nt_snapshot_layout(r->snapshot)->blocks.count};
     NT_TRY(reader_check_dict(r, place, dict));
     nt_block block = {.address = *next};
     const nt_value address = reader_get(r, dict, KEY_ADDRESS);
     const nt_value requested = reader_get(r, dict, KEY_REQUESTED_SIZE);
     NT_TRY(nt_reader_integer(r, place, KEY_ADDRESS, address, &block.address));
-    NT_TRY(nt_reader_integer(r, place, KEY_SIZE, reader_get(r, dict, KEY_SIZE), &block.size));
+    NT_TRY(nt_reader_integer(r, place, KEY_SIZE, reader_get(r, dict, KEY_SIZE),
+                             &block.size));
     NT_TRY(nt_reader_integer(r, place, KEY_REQUESTED_SIZE, requested,
-                          &block.requested_size));
+                             &block.requested_size));
     NT_TRY(reader_block_state(r, place, reader_get(r, dict, KEY_STATE), &block.state));
     NT_TRY(nt_reader_stack(r, place, reader_get(r, dict, KEY_FRAMES), &block.stack));
     NT_TRY(reader_block_history(r, place, dict, &block));
@@ -97,20 +102,23 @@ reader_block(nt_reader *r, nt_value dict, uint64_t *next)
 
 /* The pool by its name, or by the segment's size where there is no name. */
 static nt_status
-reader_segment_kind(nt_reader *r, nt_reader_place place, nt_value dict, nt_segment *segment)
+reader_segment_kind(nt_reader *r, nt_reader_place place, nt_value dict,
+                    nt_segment *segment)
 {
     uint32_t word = segment->total_size <= NT_SMALL_BUFFER ? WORD_SMALL : WORD_LARGE;
     NT_TRY(nt_reader_string(r, place, KEY_SEGMENT_TYPE,
-                         reader_get(r, dict, KEY_SEGMENT_TYPE), &word));
+                            reader_get(r, dict, KEY_SEGMENT_TYPE), &word));
     if (word != WORD_SMALL && word != WORD_LARGE) {
-        return nt_reader_malformed(r, place, "its 'segment_type' is not 'small' or 'large'");
+        return nt_reader_malformed(r, place,
+                                   "its 'segment_type' is not 'small' or 'large'");
     }
     segment->kind = word == WORD_SMALL ? NT_POOL_SMALL : NT_POOL_LARGE;
     return NT_OK;
 }
 
 static nt_status
-reader_segment_sizes(nt_reader *r, nt_reader_place place, nt_value dict, nt_segment *segment)
+reader_segment_sizes(nt_reader *r, nt_reader_place place, nt_value dict,
+                     nt_segment *segment)
 {
     const struct {
         uint32_t key;
@@ -124,18 +132,20 @@ reader_segment_sizes(nt_reader *r, nt_reader_place place, nt_value dict, nt_segm
         {KEY_STREAM, &segment->stream},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        NT_TRY(nt_reader_integer(r, place, fields[i].key, reader_get(r, dict, fields[i].key),
-                              fields[i].out));
+        NT_TRY(nt_reader_integer(r, place, fields[i].key,
+                                 reader_get(r, dict, fields[i].key), fields[i].out));
     }
     return NT_OK;
 }
 
 static nt_status
-reader_segment_fields(nt_reader *r, nt_reader_place place, nt_value dict, nt_segment *segment)
+reader_segment_fields(nt_reader *r, nt_reader_place place, nt_value dict,
+                      nt_segment *segment)
 {
     const nt_value pool = reader_get(r, dict, KEY_SEGMENT_POOL_ID);
     const nt_value expandable = reader_get(r, dict, KEY_IS_EXPANDABLE);
-    NT_TRY(nt_reader_device(r, place, reader_get(r, dict, KEY_DEVICE), &segment->device));
+    NT_TRY(
+        nt_reader_device(r, place, reader_get(r, dict, KEY_DEVICE), &segment->device));
     NT_TRY(reader_segment_sizes(r, place, dict, segment));
     NT_TRY(nt_reader_pool(r, place, KEY_SEGMENT_POOL_ID, pool, &segment->pool));
     NT_TRY(reader_segment_kind(r, place, dict, segment));
@@ -176,7 +186,7 @@ reader_segment(nt_reader *r, nt_value dict, uint64_t *unused)
 {
     (void)unused;
     const nt_reader_place place = {"segment",
-                                nt_snapshot_layout(r->snapshot)->segments.count};
+                                   nt_snapshot_layout(r->snapshot)->segments.count};
     NT_TRY(reader_check_dict(r, place, dict));
     nt_segment segment = {.stack = NT_NO_STACK};
     NT_TRY(reader_segment_fields(r, place, dict, &segment));
@@ -190,21 +200,23 @@ reader_annotation(nt_reader *r, nt_value dict, uint64_t *unused)
 {
     (void)unused;
     const nt_reader_place place = {"annotation",
-                                nt_snapshot_annotations(r->snapshot)->count};
+                                   nt_snapshot_annotations(r->snapshot)->count};
     NT_TRY(reader_check_dict(r, place, dict));
     nt_annotation annotation = {.name = NT_NONE};
     uint32_t word = WORD_START;
     uint64_t time_us = 0;
-    NT_TRY(nt_reader_string(r, place, KEY_STAGE, reader_get(r, dict, KEY_STAGE), &word));
+    NT_TRY(
+        nt_reader_string(r, place, KEY_STAGE, reader_get(r, dict, KEY_STAGE), &word));
     if (word != WORD_START && word != WORD_END) {
         return nt_reader_malformed(r, place, "its 'stage' is not 'START' or 'END'");
     }
     annotation.stage = word == WORD_START ? NT_STAGE_START : NT_STAGE_END;
     NT_TRY(nt_reader_string(r, place, KEY_NAME, reader_get(r, dict, KEY_NAME),
-                         &annotation.name));
-    NT_TRY(nt_reader_device(r, place, reader_get(r, dict, KEY_DEVICE), &annotation.device));
+                            &annotation.name));
+    NT_TRY(nt_reader_device(r, place, reader_get(r, dict, KEY_DEVICE),
+                            &annotation.device));
     NT_TRY(nt_reader_integer(r, place, KEY_TIME_US, reader_get(r, dict, KEY_TIME_US),
-                          &time_us));
+                             &time_us));
     annotation.time_us = (int64_t)time_us;
     return nt_snapshot_add_annotation(r->snapshot, &annotation, r->err);
 }
@@ -265,7 +277,8 @@ reader_settings(nt_reader *r, nt_value container, uint32_t parent, unsigned dept
         if (is_dict && reader_get(r, container, nt_value_id(key)) != value) {
             continue;
         }
-        nt_setting row = {.parent = parent, .key = is_dict ? nt_value_id(key) : NT_NONE};
+        nt_setting row = {.parent = parent,
+                          .key = is_dict ? nt_value_id(key) : NT_NONE};
         NT_TRY(reader_setting_row(r, value, &row));
         size_t rows;
         (void)nt_snapshot_setting_rows(r->snapshot, &rows);
@@ -325,9 +338,10 @@ reader_dict_root(nt_reader *r, nt_value root)
     const nt_value settings = reader_get(r, root, KEY_ALLOCATOR_SETTINGS);
     const nt_value annotations = reader_get(r, root, KEY_EXTERNAL_ANNOTATIONS);
     if (nt_reader_is_missing(segments) && nt_reader_is_missing(traces)) {
-        return nt_fail(r->err, NT_MALFORMED, NT_NO_OFFSET,
-                       "the pickle is a dict without 'segments' and 'device_traces': not "
-                       "a snapshot of the CUDA caching allocator");
+        return nt_fail(
+            r->err, NT_MALFORMED, NT_NO_OFFSET,
+            "the pickle is a dict without 'segments' and 'device_traces': not "
+            "a snapshot of the CUDA caching allocator");
     }
     uint64_t state = 0;
     const nt_reader_place top = {"snapshot", 0};
@@ -383,7 +397,8 @@ reader_run(nt_reader *r, nt_source *source)
     NT_TRY(reader_root(r, result.root));
     if (result.truncated) {
         char reason[128];
-        (void)snprintf(reason, sizeof reason, "the file ends after %llu bytes, before the pickle does",
+        (void)snprintf(reason, sizeof reason,
+                       "the file ends after %llu bytes, before the pickle does",
                        (unsigned long long)result.end_offset);
         nt_snapshot_set_partial(r->snapshot, reason);
     }

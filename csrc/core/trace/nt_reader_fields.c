@@ -62,7 +62,8 @@ static nt_status
 reader_wrong_type(nt_reader *r, nt_reader_place place, uint32_t key, const char *wanted)
 {
     (void)nt_fail(r->err, NT_MALFORMED, NT_NO_OFFSET, "%s %llu: '%s' is not %s",
-                  place.table, (unsigned long long)place.row, nt_reader_words[key], wanted);
+                  place.table, (unsigned long long)place.row, nt_reader_words[key],
+                  wanted);
     return NT_MALFORMED;
 }
 
@@ -71,9 +72,10 @@ nt_reader_charge(nt_reader *r, uint64_t units)
 {
     r->work += units;
     if (r->work > FREE_WORK + nt_source_offset(r->source)) {
-        return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET,
-                       "the file refers to the same data over and over: it would unfold "
-                       "to far more than its size");
+        return nt_fail(
+            r->err, NT_LIMIT, NT_NO_OFFSET,
+            "the file refers to the same data over and over: it would unfold "
+            "to far more than its size");
     }
     return NT_OK;
 }
@@ -87,7 +89,7 @@ nt_reader_is_missing(nt_value value)
 
 nt_status
 nt_reader_integer(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
-               uint64_t *out)
+                  uint64_t *out)
 {
     if (nt_reader_is_missing(value) || nt_values_get_integer(r->values, value, out)) {
         return NT_OK;
@@ -96,7 +98,8 @@ nt_reader_integer(nt_reader *r, nt_reader_place place, uint32_t key, nt_value va
 }
 
 nt_status
-nt_reader_string(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value, uint32_t *out)
+nt_reader_string(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+                 uint32_t *out)
 {
     if (nt_reader_is_missing(value)) {
         return NT_OK;
@@ -132,7 +135,8 @@ nt_reader_items(const nt_reader *r, nt_value value, size_t *count)
 
 /* A pool id, written as a tuple or a list of two integers. */
 nt_status
-nt_reader_pool(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value, nt_pool_id *out)
+nt_reader_pool(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+               nt_pool_id *out)
 {
     if (nt_reader_is_missing(value)) {
         return NT_OK;
@@ -167,8 +171,8 @@ reader_make_frame(nt_reader *r, const nt_value fields[3], uint32_t *id)
 
 /* A stack whose frames are not all records: dicts without a filename. */
 static nt_status
-reader_odd_stack(nt_reader *r, nt_reader_place place, const nt_value_pair *items, size_t count,
-                 uint32_t *out)
+reader_odd_stack(nt_reader *r, nt_reader_place place, const nt_value_pair *items,
+                 size_t count, uint32_t *out)
 {
     NT_TRY(nt_reader_charge(r, count));
     size_t filled = 0;
@@ -274,12 +278,12 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
     NT_TRY(nt_reader_integer(r, place, KEY_STREAM, FIELD(KEY_STREAM), &event.stream));
     NT_TRY(nt_reader_integer(r, place, KEY_TIME_US, FIELD(KEY_TIME_US), &time_us));
     NT_TRY(nt_reader_integer(r, place, KEY_DEVICE_FREE, FIELD(KEY_DEVICE_FREE),
-                          &event.device_free));
+                             &event.device_free));
     NT_TRY(nt_reader_pool(r, place, KEY_POOL_ID, FIELD(KEY_POOL_ID), &event.pool));
     NT_TRY(nt_reader_string(r, place, KEY_COMPILE_CONTEXT, FIELD(KEY_COMPILE_CONTEXT),
-                         &event.compile_context));
+                            &event.compile_context));
     NT_TRY(nt_reader_string(r, place, KEY_USER_METADATA, FIELD(KEY_USER_METADATA),
-                         &event.user_metadata));
+                            &event.user_metadata));
     NT_TRY(nt_reader_stack(r, place, FIELD(KEY_FRAMES), &event.stack));
 #undef FIELD
     event.time_us = (int64_t)time_us;
@@ -290,7 +294,7 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
 
 nt_status
 nt_reader_on_record(void *ctx, uint32_t kind, const nt_value *fields, uint32_t present,
-                 uint32_t *id, nt_error *err)
+                    uint32_t *id, nt_error *err)
 {
     nt_reader *r = ctx;
     r->err = err;
@@ -307,7 +311,7 @@ nt_reader_on_record(void *ctx, uint32_t kind, const nt_value *fields, uint32_t p
 
 nt_status
 nt_reader_on_sequence(void *ctx, const uint32_t *records, size_t count, uint32_t *id,
-                   nt_error *err)
+                      nt_error *err)
 {
     nt_reader *r = ctx;
     return nt_stacks_intern(r->stacks, records, count, id, err);

@@ -76,7 +76,7 @@ typedef struct nt_reader {
     uint8_t action_codes[ACTION_CACHE];
     const nt_source *source; /* how far it has come bounds `work` */
     uint64_t work;           /* pairs and items looked at so far */
-    uint32_t *frames;   /* ids of a stack that holds plain dicts */
+    uint32_t *frames;        /* ids of a stack that holds plain dicts */
     size_t frames_capacity;
     nt_alloc alloc;
     nt_error *err; /* never NULL */

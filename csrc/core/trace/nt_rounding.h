@@ -10,11 +10,11 @@
 #include "base/nt_base.h"
 #include "trace/nt_settings.h"
 
-#define NT_MIN_BLOCK_SIZE UINT64_C(512)     /* every block is a multiple */
-#define NT_SMALL_SIZE UINT64_C(1048576)     /* largest request of the small pool */
-#define NT_SMALL_BUFFER UINT64_C(2097152)   /* a segment of the small pool */
-#define NT_MIN_LARGE_ALLOC UINT64_C(10485760) /* from here a segment fits its request */
-#define NT_ROUND_LARGE UINT64_C(2097152)    /* such segments are multiples */
+#define NT_MIN_BLOCK_SIZE UINT64_C(512)        /* every block is a multiple */
+#define NT_SMALL_SIZE UINT64_C(1048576)        /* largest request of the small pool */
+#define NT_SMALL_BUFFER UINT64_C(2097152)      /* a segment of the small pool */
+#define NT_MIN_LARGE_ALLOC UINT64_C(10485760)  /* segments fit requests from here */
+#define NT_ROUND_LARGE UINT64_C(2097152)       /* and are multiples of this */
 #define NT_LARGEST_REQUEST (UINT64_C(1) << 60) /* PyTorch refuses more than 1 EiB */
 
 /* The block size asked for by a request of `nbytes`: 512 at least, NT_LARGEST_REQUEST

@@ -4,9 +4,9 @@
 #define SETTINGS_MIB UINT64_C(1048576)
 
 /* The keys that concern device memory, for the message about an unknown one. */
-#define SETTINGS_LEGAL                                                                   \
-    "max_split_size_mb, max_non_split_rounding_mb, garbage_collection_threshold, "       \
-    "roundup_power2_divisions, expandable_segments, large_segment_size_mb, "             \
+#define SETTINGS_LEGAL                                                                 \
+    "max_split_size_mb, max_non_split_rounding_mb, garbage_collection_threshold, "     \
+    "roundup_power2_divisions, expandable_segments, large_segment_size_mb, "           \
     "per_process_memory_fraction, backend"
 
 nt_settings

@@ -18,11 +18,11 @@
 
 /* Plain data; nt_settings_default() is PyTorch's default. Sizes in bytes. */
 typedef struct nt_settings {
-    uint64_t max_split_size;            /* NT_UNLIMITED when unset */
-    uint64_t max_non_split_rounding;    /* large_segment_size when unset */
-    uint64_t large_segment_size;        /* 20 MiB when unset */
+    uint64_t max_split_size;             /* NT_UNLIMITED when unset */
+    uint64_t max_non_split_rounding;     /* large_segment_size when unset */
+    uint64_t large_segment_size;         /* 20 MiB when unset */
     double garbage_collection_threshold; /* 0 when off, else 0 < x < 1 */
-    double per_process_memory_fraction; /* 1 when unset */
+    double per_process_memory_fraction;  /* 1 when unset */
     bool expandable_segments;
     uint32_t roundup_power2_divisions[NT_ROUNDUP_INTERVALS]; /* 0 or 1: off */
     bool native_backend; /* false: cudaMallocAsync or another backend */

@@ -72,11 +72,13 @@ nt_snapshot_free(nt_snapshot *snapshot)
     nt_layout_clear(&snapshot->layout, &alloc, snapshot->segment_capacity,
                     snapshot->block_capacity);
     nt_columns_release(&alloc, &snapshot->annotations, annotation_specs,
-                    NT_LENGTH(annotation_specs), snapshot->annotation_capacity);
+                       NT_LENGTH(annotation_specs), snapshot->annotation_capacity);
     nt_release(&alloc, snapshot->settings_rows,
                snapshot->setting_capacity * sizeof(nt_setting));
-    nt_release(&alloc, snapshot->ignored, snapshot->ignored_capacity * sizeof(uint32_t));
-    nt_release(&alloc, snapshot->trace_first, snapshot->trace_capacity * sizeof(size_t));
+    nt_release(&alloc, snapshot->ignored,
+               snapshot->ignored_capacity * sizeof(uint32_t));
+    nt_release(&alloc, snapshot->trace_first,
+               snapshot->trace_capacity * sizeof(size_t));
     nt_release(&alloc, snapshot->extra_actions,
                snapshot->extra_capacity * sizeof(uint32_t));
     nt_release(&alloc, snapshot, sizeof *snapshot);
@@ -140,8 +142,8 @@ nt_snapshot_add_annotation(nt_snapshot *snapshot, const nt_annotation *annotatio
     nt_annotation_columns *a = &snapshot->annotations;
     const size_t row = a->count;
     NT_TRY(nt_columns_reserve(&snapshot->alloc, a, annotation_specs,
-                           NT_LENGTH(annotation_specs), row, &snapshot->annotation_capacity,
-                           row + 1, err));
+                              NT_LENGTH(annotation_specs), row,
+                              &snapshot->annotation_capacity, row + 1, err));
     a->stage[row] = annotation->stage;
     a->name[row] = annotation->name;
     a->device[row] = annotation->device;
@@ -293,7 +295,8 @@ snapshot_read_settings(nt_snapshot *snapshot)
             row->integer < 0 ? NT_UNLIMITED : (uint64_t)row->integer;
     }
     row = snapshot_find_setting(snapshot, "garbage_collection_threshold", NT_NONE);
-    if (row != NULL && row->kind == NT_SETTING_FLOAT && row->real >= 0 && row->real < 1) {
+    if (row != NULL && row->kind == NT_SETTING_FLOAT && row->real >= 0 &&
+        row->real < 1) {
         settings->garbage_collection_threshold = row->real;
     }
     row = snapshot_find_setting(snapshot, "expandable_segments", NT_NONE);

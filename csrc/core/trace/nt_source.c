@@ -59,7 +59,8 @@ source_make_room(nt_source *source, nt_error *err)
     const size_t at_hand = (size_t)(source->end - source->next);
     if (source->capacity < SOURCE_WINDOW || at_hand > source->capacity / 2) {
         void *buffer = source->buffer;
-        const size_t next = source->buffer == NULL ? 0 : (size_t)(source->next - source->buffer);
+        const size_t next =
+            source->buffer == NULL ? 0 : (size_t)(source->next - source->buffer);
         const size_t need =
             source->capacity < SOURCE_WINDOW ? SOURCE_WINDOW : source->capacity * 2;
         NT_TRY(nt_grow(&source->alloc, &buffer, &source->capacity, need, 1, err));
@@ -98,7 +99,8 @@ nt_source_fill(nt_source *source, size_t count, nt_error *err)
 {
     while ((size_t)(source->end - source->next) < count && !source->exhausted) {
         if (source->progress != NULL &&
-            source->progress->report(source->progress->ctx, nt_source_offset(source)) != 0) {
+            source->progress->report(source->progress->ctx, nt_source_offset(source)) !=
+                0) {
             return nt_fail(err, NT_CANCELLED, nt_source_offset(source), "cancelled");
         }
         if (source->input.read == NULL) {

@@ -50,8 +50,10 @@ nt_stacks_free(nt_stacks *stacks)
     const nt_alloc alloc = stacks->alloc;
     nt_map_clear(&stacks->children);
     nt_release(&alloc, stacks->frames, stacks->frame_capacity * sizeof(nt_frame));
-    nt_release(&alloc, stacks->frame_slots, stacks->frame_slot_count * sizeof(uint32_t));
-    nt_release(&alloc, stacks->innermost, stacks->innermost_capacity * sizeof(uint32_t));
+    nt_release(&alloc, stacks->frame_slots,
+               stacks->frame_slot_count * sizeof(uint32_t));
+    nt_release(&alloc, stacks->innermost,
+               stacks->innermost_capacity * sizeof(uint32_t));
     nt_release(&alloc, stacks->parent, stacks->parent_capacity * sizeof(uint32_t));
     nt_release(&alloc, stacks, sizeof *stacks);
 }
@@ -118,8 +120,9 @@ nt_stacks_intern_frame(nt_stacks *stacks, nt_frame frame, uint32_t *out, nt_erro
         if (stacks->frame_count >= NT_NONE) {
             return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 frames");
         }
-        NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->frames, &stacks->frame_capacity,
-                       stacks->frame_count + 1, sizeof(nt_frame), err));
+        NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->frames,
+                       &stacks->frame_capacity, stacks->frame_count + 1,
+                       sizeof(nt_frame), err));
         stacks->frames[stacks->frame_count] = frame;
         stacks->frame_slots[slot] = (uint32_t)stacks->frame_count++;
     }

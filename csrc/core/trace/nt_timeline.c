@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/nt_columns.h"
-#include "trace/nt_timeline_start.h"
 #include "trace/nt_timeline_state.h"
 
 static const nt_column_spec allocation_specs[] = {
@@ -49,6 +48,36 @@ nt_timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *e
     return NT_OK;
 }
 
+void
+nt_timeline_correct_sizes(const nt_timeline *t, size_t block, uint64_t *size,
+                          uint64_t *requested_size)
+{
+    const nt_block_columns *b = &nt_snapshot_layout(t->snapshot)->blocks;
+    *size = b->size[block];
+    if (nt_snapshot_keys(t->snapshot) & NT_HAS_BLOCK_REQUESTED) {
+        *requested_size = b->requested_size[block];
+    }
+}
+
+nt_allocation
+nt_timeline_final_allocation(const nt_timeline *t, size_t block)
+{
+    const nt_layout *final = nt_snapshot_layout(t->snapshot);
+    const nt_block_columns *b = &final->blocks;
+    const bool pending = b->state[block] == NT_BLOCK_ACTIVE_PENDING_FREE;
+    nt_allocation row = {
+        .address = b->address[block],
+        .requested_size = b->size[block],
+        .stream = final->segments.stream[b->segment[block]],
+        .alloc_event = NT_EVENT_BEFORE,
+        .free_event = pending ? NT_EVENT_FREED_BEFORE : NT_EVENT_NEVER,
+        .completed_event = NT_EVENT_NEVER,
+        .stack = b->stack[block],
+    };
+    nt_timeline_correct_sizes(t, block, &row.size, &row.requested_size);
+    return row;
+}
+
 nt_status
 nt_timeline_tick(const nt_timeline *t, size_t done, nt_error *err)
 {
@@ -58,115 +87,44 @@ nt_timeline_tick(const nt_timeline *t, size_t done, nt_error *err)
     return NT_OK;
 }
 
-/* Whether a frame called `name` (a string id) is in the stack. */
-static bool
-timeline_has_frame(const nt_stacks *stacks, uint32_t stack, uint32_t name)
-{
-    const nt_frame *frames = nt_stacks_frames(stacks);
-    while (stack != NT_EMPTY_STACK) {
-        if (frames[nt_stacks_innermost(stacks)[stack]].name == name) {
-            return true;
-        }
-        stack = nt_stacks_parent(stacks)[stack];
-    }
-    return false;
-}
-
-/*
- * One run of segment_free and segment_unmap events, first .. end - 1: whether it
- * was the allocator's own, before another attempt. Its user's empty_cache() has
- * that frame in the stack.
- */
-static bool
-timeline_is_retry(const nt_timeline *t, size_t first, size_t end)
-{
-    const nt_event_columns *e = nt_snapshot_events(t->snapshot);
-    const uint32_t stack = e->stack[t->first + first];
-    const uint32_t name =
-        nt_strings_find(nt_snapshot_strings(t->snapshot), "empty_cache", 11);
-    if (stack != NT_NO_STACK && name != NT_NONE &&
-        timeline_has_frame(nt_snapshot_stacks(t->snapshot), stack, name)) {
-        return false;
-    }
-    const uint8_t next = end < t->count ? e->action[t->first + end] : NT_ACTION_COUNT;
-    return next == NT_ACTION_SEGMENT_ALLOC || next == NT_ACTION_SEGMENT_MAP ||
-           next == NT_ACTION_OOM;
-}
-
-static bool
-timeline_is_release(uint8_t action)
-{
-    return action == NT_ACTION_SEGMENT_FREE || action == NT_ACTION_SEGMENT_UNMAP;
-}
-
-/* Runs of releases, and how often the allocator gave its cache back to try again.
- * An OOM that had nothing to give back had tried all the same. */
-static void
-timeline_count_retries(nt_timeline *t)
-{
-    const nt_event_columns *e = nt_snapshot_events(t->snapshot);
-    const uint8_t *action = e->action + t->first;
-    /* Collecting garbage and making room for oversize requests release segments
-     * too, without being a retry, and the trace does not tell them apart. */
-    const nt_settings *settings = nt_snapshot_settings(t->snapshot);
-    t->facts.retries_known = settings->garbage_collection_threshold <= 0 &&
-                             settings->max_split_size == NT_UNLIMITED;
-    bool after_retry = false;
-    for (size_t i = 0; i < t->count; i++) {
-        if (action[i] == NT_ACTION_OOM) {
-            t->facts.oom_count++;
-            t->facts.retries += !after_retry;
-        }
-        after_retry = false;
-        if (!timeline_is_release(action[i])) {
-            continue;
-        }
-        const size_t first = i;
-        while (i + 1 < t->count && timeline_is_release(action[i + 1])) {
-            i++;
-        }
-        after_retry = timeline_is_retry(t, first, i + 1);
-        t->facts.release_runs++;
-        t->facts.retries += after_retry;
-        if (e->stack[t->first + first] == NT_NO_STACK) {
-            t->facts.retries_known = false;
-        }
-    }
-}
-
-static void
-timeline_sum_start(nt_timeline *t)
-{
-    const nt_allocation_columns *a = &t->allocations;
-    uint64_t *bytes = t->facts.start_bytes;
-    for (size_t row = 0; row < a->count; row++) {
-        if (a->alloc_event[row] != NT_EVENT_BEFORE) {
-            continue;
-        }
-        bytes[NT_METRIC_ACTIVE] += a->size[row];
-        bytes[NT_METRIC_REQUESTED] += a->requested_size[row];
-        if (a->free_event[row] != NT_EVENT_FREED_BEFORE) {
-            bytes[NT_METRIC_ALLOCATED] += a->size[row];
-        }
-    }
-}
-
 /* The bytes after an event, and how many rows of t->lost are behind. */
 typedef struct timeline_sums {
     uint64_t bytes[NT_METRIC_COUNT];
     size_t lost;
 } timeline_sums;
 
-static void
-timeline_end_row(const nt_timeline *t, timeline_sums *sums, uint32_t row, int32_t event)
+static inline void
+timeline_begin_row(const nt_timeline *t, timeline_sums *sums, uint32_t row)
 {
     const nt_allocation_columns *a = &t->allocations;
-    if (a->free_event[row] == event) {
-        sums->bytes[NT_METRIC_ALLOCATED] -= a->size[row];
-    }
-    if (a->completed_event[row] == event) {
-        sums->bytes[NT_METRIC_ACTIVE] -= a->size[row];
-        sums->bytes[NT_METRIC_REQUESTED] -= a->requested_size[row];
+    sums->bytes[NT_METRIC_ALLOCATED] += a->size[row];
+    sums->bytes[NT_METRIC_ACTIVE] += a->size[row];
+    sums->bytes[NT_METRIC_REQUESTED] += a->requested_size[row];
+}
+
+static inline void
+timeline_complete_row(const nt_timeline *t, timeline_sums *sums, uint32_t row)
+{
+    sums->bytes[NT_METRIC_ACTIVE] -= t->allocations.size[row];
+    sums->bytes[NT_METRIC_REQUESTED] -= t->allocations.requested_size[row];
+}
+
+/* What happens to rows with event `i` that is not theirs. */
+static void
+timeline_step_lost(const nt_timeline *t, timeline_sums *sums, size_t i)
+{
+    for (; sums->lost < t->lost_count && t->lost[sums->lost].event == (int32_t)i;
+         sums->lost++) {
+        const nt_lost_event *lost = &t->lost[sums->lost];
+        if (lost->changes & NT_LOST_ALLOCATION) {
+            timeline_begin_row(t, sums, lost->row);
+        }
+        if (lost->changes & NT_LOST_FREE) {
+            sums->bytes[NT_METRIC_ALLOCATED] -= t->allocations.size[lost->row];
+        }
+        if (lost->changes & NT_LOST_COMPLETION) {
+            timeline_complete_row(t, sums, lost->row);
+        }
     }
 }
 
@@ -177,18 +135,20 @@ timeline_step(const nt_timeline *t, timeline_sums *sums, size_t i)
     const uint32_t row = t->event_allocations[i];
     if (row != NT_NONE) {
         const nt_allocation_columns *a = &t->allocations;
-        if (a->alloc_event[row] == (int32_t)i) {
-            sums->bytes[NT_METRIC_ALLOCATED] += a->size[row];
-            sums->bytes[NT_METRIC_ACTIVE] += a->size[row];
-            sums->bytes[NT_METRIC_REQUESTED] += a->requested_size[row];
+        const uint8_t action = nt_snapshot_events(t->snapshot)->action[t->first + i];
+        if (action == NT_ACTION_ALLOC) {
+            timeline_begin_row(t, sums, row);
         } else {
-            timeline_end_row(t, sums, row, (int32_t)i);
+            /* A free_completed without a free_requested is both. */
+            if (a->free_event[row] == (int32_t)i) {
+                sums->bytes[NT_METRIC_ALLOCATED] -= a->size[row];
+            }
+            if (action == NT_ACTION_FREE_COMPLETED) {
+                timeline_complete_row(t, sums, row);
+            }
         }
     }
-    while (NT_UNLIKELY(sums->lost < t->lost_count &&
-                       t->lost[sums->lost].event == (int32_t)i)) {
-        timeline_end_row(t, sums, t->lost[sums->lost++].row, (int32_t)i);
-    }
+    timeline_step_lost(t, sums, i);
 }
 
 static timeline_sums
@@ -239,7 +199,8 @@ timeline_collect_reserved(nt_timeline *t, nt_error *err)
 
 /* The reserved bytes after the events of t->reserved up to `event`. */
 static uint64_t
-timeline_step_reserved(const nt_timeline *t, uint64_t bytes, size_t *next, int32_t event)
+timeline_step_reserved(const nt_timeline *t, uint64_t bytes, size_t *next,
+                       int32_t event)
 {
     const nt_segment_life_columns *s = &t->segments;
     while (*next < t->reserved_count && t->reserved[*next].key == (uint64_t)event) {
@@ -257,19 +218,24 @@ timeline_step_reserved(const nt_timeline *t, uint64_t bytes, size_t *next, int32
 static void
 timeline_find_peaks(nt_timeline *t)
 {
+    static const nt_metric of_blocks[] = {NT_METRIC_ALLOCATED, NT_METRIC_ACTIVE,
+                                          NT_METRIC_REQUESTED};
     timeline_sums sums = timeline_start(t);
     for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
         t->peaks[metric] = (nt_moment){.event = -1, .bytes = sums.bytes[metric]};
     }
     for (size_t i = 0; i < t->count; i++) {
         timeline_step(t, &sums, i);
-        timeline_raise_peak(&t->peaks[NT_METRIC_ALLOCATED],
-                            sums.bytes[NT_METRIC_ALLOCATED], (int32_t)i);
-        timeline_raise_peak(&t->peaks[NT_METRIC_ACTIVE], sums.bytes[NT_METRIC_ACTIVE],
-                            (int32_t)i);
-        timeline_raise_peak(&t->peaks[NT_METRIC_REQUESTED],
-                            sums.bytes[NT_METRIC_REQUESTED], (int32_t)i);
+        for (size_t k = 0; k < NT_LENGTH(of_blocks); k++) {
+            timeline_raise_peak(&t->peaks[of_blocks[k]], sums.bytes[of_blocks[k]],
+                                (int32_t)i);
+        }
     }
+}
+
+static void
+timeline_find_reserved_peak(nt_timeline *t)
+{
     uint64_t reserved = t->facts.start_bytes[NT_METRIC_RESERVED];
     for (size_t next = 0; next < t->reserved_count;) {
         const int32_t event = (int32_t)t->reserved[next].key;
@@ -302,12 +268,11 @@ timeline_replay(nt_timeline *t, nt_error *err)
     t->facts.complete = t->facts.start_bytes[NT_METRIC_RESERVED] == 0;
     NT_TRY(nt_timeline_replay_blocks(t, err));
     NT_TRY(timeline_collect_reserved(t, err));
-    timeline_sum_start(t);
-    timeline_find_peaks(t);
-    if (t->count != 0) {
-        timeline_count_retries(t);
+    if (!t->peaks_stand) {
+        timeline_find_peaks(t);
     }
-    return NT_OK;
+    timeline_find_reserved_peak(t);
+    return nt_timeline_count_retries(t, err);
 }
 
 nt_status
@@ -344,10 +309,8 @@ nt_timeline_free(nt_timeline *t)
                        NT_LENGTH(allocation_specs), t->allocation_capacity);
     nt_timeline_clear_segments(t);
     nt_release(&alloc, t->event_allocations, t->count * sizeof(uint32_t));
-    nt_release(&alloc, t->start_segments,
-               t->start_segment_capacity * sizeof(nt_sort_item));
     nt_release(&alloc, t->reserved, t->reserved_capacity * sizeof(nt_sort_item));
-    nt_release(&alloc, t->lost, t->lost_capacity * sizeof(nt_lost_end));
+    nt_release(&alloc, t->lost, t->lost_capacity * sizeof(nt_lost_event));
     nt_release(&alloc, t, sizeof *t);
 }
 

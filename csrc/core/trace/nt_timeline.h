@@ -20,7 +20,8 @@ typedef enum nt_metric {
     NT_METRIC_ALLOCATED, /* active_allocated blocks: falls at free_requested */
     NT_METRIC_ACTIVE,    /* and those waiting for a stream: falls at free_completed */
     NT_METRIC_RESERVED,  /* segments, or mapped bytes of expandable ones */
-    NT_METRIC_REQUESTED, /* what active blocks were asked for: falls at free_completed */
+    NT_METRIC_REQUESTED, /* what active blocks were asked for: falls at free_completed
+                          */
     NT_METRIC_COUNT,
 } nt_metric;
 
@@ -33,13 +34,15 @@ typedef enum nt_metric {
 /*
  * One row an allocation, those from before the trace first. It is allocated after
  * event e if alloc_event <= e and free_event is NT_EVENT_NEVER or above e, and
- * active if alloc_event <= e and the same holds of completed_event.
+ * active if alloc_event <= e and the same holds of completed_event. What only the end
+ * layout has, or lacks, because events were lost or the snapshot took down the trace
+ * a moment before the blocks, begins or ends with the trace's last event.
  */
 typedef struct nt_allocation_columns {
     size_t count;
     uint64_t *address;
     uint64_t *size;           /* of the block, bytes */
-    uint64_t *requested_size; /* bytes */
+    uint64_t *requested_size; /* bytes; the block's where the file does not say */
     uint64_t *stream;
     int32_t *alloc_event;     /* or NT_EVENT_BEFORE */
     int32_t *free_event;      /* of free_requested, _NEVER or _FREED_BEFORE */
@@ -54,13 +57,13 @@ typedef struct nt_segment_life_columns {
     uint64_t *address;
     uint64_t *size;
     uint64_t *stream;
-    uint64_t *pool_first;  /* private pool where it is known, else 0 */
+    uint64_t *pool_first; /* private pool where it is known, else 0 */
     uint64_t *pool_second;
-    uint8_t *kind;         /* nt_pool_kind */
+    uint8_t *kind; /* nt_pool_kind */
     uint8_t *is_expandable;
-    uint8_t *pool_known;   /* 0: freed before the end in a trace without pool ids */
-    int32_t *alloc_event;  /* or NT_EVENT_BEFORE */
-    int32_t *free_event;   /* or NT_EVENT_NEVER */
+    uint8_t *pool_known;  /* 0: freed before the end in a trace without pool ids */
+    int32_t *alloc_event; /* or NT_EVENT_BEFORE */
+    int32_t *free_event;  /* or NT_EVENT_NEVER */
     uint32_t *stack;
 } nt_segment_life_columns;
 
@@ -71,16 +74,17 @@ typedef struct nt_moment {
 
 /* What replay found out about the trace as a whole. */
 typedef struct nt_trace_facts {
-    bool complete;           /* the trace goes back to the device's first allocation */
+    bool complete; /* the trace goes back to the device's first allocation */
     uint64_t start_bytes[NT_METRIC_COUNT]; /* before the first event */
-    uint64_t slack_bound;    /* bytes by which start sizes may be too small; 0: exact */
-    uint32_t preexisting;    /* allocations from before the trace */
-    uint32_t unmatched;      /* events that fit nothing (a gap in the trace) */
-    uint32_t oom_count;      /* oom events */
-    uint32_t release_runs;   /* runs of segment_free/unmap in the trace */
-    uint32_t retries;        /* of those, the allocator's own before a new attempt, and
-                              * OOMs that had nothing to release */
-    bool retries_known;      /* false: no frames, or settings that release otherwise */
+    uint64_t slack_bound;  /* bytes by which start sizes may be too small; 0: exact */
+    uint32_t preexisting;  /* allocations from before the trace */
+    uint32_t unmatched;    /* events that fit nothing (a gap in the trace) */
+    uint32_t oom_count;    /* oom events */
+    uint32_t release_runs; /* runs of segment_free/unmap in the trace */
+    uint32_t retries;      /* of those, the allocator's own before a new attempt, and
+                            * OOMs that had nothing to release */
+    bool retries_known;    /* false: some run may have been something else, for want of
+                            * frames, or under settings that release otherwise */
 } nt_trace_facts;
 
 typedef struct nt_timeline nt_timeline;

@@ -7,7 +7,7 @@
 typedef struct holder_table {
     const nt_timeline *t;
     nt_holder_key by;
-    nt_map names;       /* by function: (name, filename) -> frame id that stands for it */
+    nt_map names; /* by function: (name, filename) -> frame id that stands for it */
     nt_holder *entries; /* by key; the last one: no stack */
     size_t size;
     nt_error *err;
@@ -152,6 +152,44 @@ churn_hold(churn_table *table, size_t entry, uint64_t bytes, int32_t event)
     }
 }
 
+/* What event `i` does to `row`, its own. */
+static void
+churn_step(const nt_timeline *t, churn_table *table, uint32_t row, int32_t event)
+{
+    const nt_allocation_columns *a = &t->allocations;
+    const size_t entry = churn_entry(table, a->stack[row]);
+    const uint8_t action =
+        nt_snapshot_events(t->snapshot)->action[t->first + (size_t)event];
+    if (action == NT_ACTION_ALLOC) {
+        table->entries[entry].count++;
+        table->entries[entry].bytes += a->size[row];
+        churn_hold(table, entry, a->size[row], event);
+    } else if (a->free_event[row] == event) {
+        table->held[entry] -= a->size[row];
+    }
+}
+
+/*
+ * What event `i` does to rows that are not its own, from number `lost` of t->lost on:
+ * the frees before its own doing, so that no peak counts both, the allocations after.
+ */
+static void
+churn_step_lost(const nt_timeline *t, churn_table *table, size_t lost, int32_t event,
+                bool allocations)
+{
+    for (; lost < t->lost_count && t->lost[lost].event == event; lost++) {
+        const uint8_t changes = t->lost[lost].changes;
+        const uint32_t row = t->lost[lost].row;
+        const size_t entry = churn_entry(table, t->allocations.stack[row]);
+        if (allocations && changes == NT_LOST_ALLOCATION) {
+            churn_hold(table, entry, t->allocations.size[row], event);
+        } else if (!allocations && (changes & NT_LOST_FREE) &&
+                   !(changes & NT_LOST_ALLOCATION)) {
+            table->held[entry] -= t->allocations.size[row];
+        }
+    }
+}
+
 static void
 churn_walk(const nt_timeline *t, churn_table *table)
 {
@@ -161,18 +199,15 @@ churn_walk(const nt_timeline *t, churn_table *table)
             churn_hold(table, churn_entry(table, a->stack[row]), a->size[row], -1);
         }
     }
+    size_t lost = 0;
     for (size_t i = 0; i < t->count; i++) {
-        const uint32_t row = t->event_allocations[i];
-        if (row == NT_NONE) {
-            continue;
+        churn_step_lost(t, table, lost, (int32_t)i, false);
+        if (t->event_allocations[i] != NT_NONE) {
+            churn_step(t, table, t->event_allocations[i], (int32_t)i);
         }
-        const size_t entry = churn_entry(table, a->stack[row]);
-        if (a->alloc_event[row] == (int32_t)i) {
-            table->entries[entry].count++;
-            table->entries[entry].bytes += a->size[row];
-            churn_hold(table, entry, a->size[row], (int32_t)i);
-        } else if (a->free_event[row] == (int32_t)i) {
-            table->held[entry] -= a->size[row];
+        churn_step_lost(t, table, lost, (int32_t)i, true);
+        while (lost < t->lost_count && t->lost[lost].event == (int32_t)i) {
+            lost++;
         }
     }
 }

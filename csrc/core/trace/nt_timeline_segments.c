@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * When which address range was reserved. Ordinary segments come and go whole.
- * Expandable ones are mapped and unmapped in ranges: the ranges reserved at a
- * time are kept sorted by address, and an unmapping ends the rows it touches and
- * lets the rests of them go on as new rows. What is given back without having
- * been seen coming, or stands in the end layout so, was there before the trace.
+ * When which address range was reserved. Ordinary segments come and go whole;
+ * expandable ones are mapped and unmapped in ranges, so a range that is unmapped in
+ * part ends, and its rests go on as rows of their own.
+ *
+ * What is given back without having been seen coming, or stands in the end layout so,
+ * was there before the trace.
  */
-#include <string.h>
-
+#include "base/nt_bitset.h"
 #include "base/nt_columns.h"
 #include "trace/nt_rounding.h"
-#include "trace/nt_timeline_state.h"
+#include "trace/nt_timeline_points.h"
 
 static const nt_column_spec life_specs[] = {
     NT_COLUMN(nt_segment_life_columns, address),
@@ -26,8 +26,9 @@ static const nt_column_spec life_specs[] = {
     NT_COLUMN(nt_segment_life_columns, stack),
 };
 
+/* One row to be, but for its range. */
 typedef struct segment_life {
-    uint64_t address, size, stream;
+    uint64_t stream;
     nt_pool_id pool;
     uint8_t kind;
     bool is_expandable, pool_known;
@@ -35,11 +36,15 @@ typedef struct segment_life {
     uint32_t stack;
 } segment_life;
 
-/* Ranges reserved now, by address. They never overlap in a sound trace. */
-typedef struct segment_ranges {
-    uint32_t *rows;
-    size_t count, capacity;
-} segment_ranges;
+typedef struct reserving {
+    nt_timeline *t;
+    nt_timeline_points points;
+    uint32_t *rows;   /* by point: the row of the range that begins there now */
+    uint32_t *ends;   /* by point: where that range ends */
+    nt_bitset begins; /* points at which a range begins now */
+    nt_bitset unseen; /* points up to whose successor nothing has happened yet */
+    nt_error *err;
+} reserving;
 
 void
 nt_timeline_clear_segments(nt_timeline *t)
@@ -48,18 +53,64 @@ nt_timeline_clear_segments(nt_timeline *t)
                        t->segment_capacity);
 }
 
-static nt_status
-segments_add(nt_timeline *t, const segment_life *life, uint32_t *row, nt_error *err)
+static const nt_segment_columns *
+segments_final(const nt_timeline *t)
 {
+    return &nt_snapshot_layout(t->snapshot)->segments;
+}
+
+/* What is kept by point. */
+static nt_status
+segments_init(reserving *r)
+{
+    nt_timeline *t = r->t;
+    NT_TRY(nt_timeline_points_init(&r->points, t, r->err));
+    const size_t most = r->points.capacity;
+    NT_TRY(nt_bitset_init(&r->begins, t->alloc, most, r->err));
+    NT_TRY(nt_bitset_init(&r->unseen, t->alloc, most, r->err));
+    r->rows = nt_allocate(&t->alloc, most * sizeof(uint32_t));
+    r->ends = nt_allocate(&t->alloc, most * sizeof(uint32_t));
+    if ((r->rows == NULL || r->ends == NULL) && most != 0) {
+        return nt_fail_nomem(r->err);
+    }
+    for (size_t at = 0; at < r->points.count; at++) {
+        nt_bitset_add(&r->unseen, at);
+    }
+    return NT_OK;
+}
+
+static void
+segments_clear(reserving *r)
+{
+    const nt_alloc *alloc = &r->t->alloc;
+    nt_release(alloc, r->rows, r->points.capacity * sizeof(uint32_t));
+    nt_release(alloc, r->ends, r->points.capacity * sizeof(uint32_t));
+    nt_bitset_clear(&r->begins);
+    nt_bitset_clear(&r->unseen);
+    nt_timeline_points_clear(&r->points);
+}
+
+static nt_point_range
+segments_range(const reserving *r, uint64_t address, uint64_t size)
+{
+    return (nt_point_range){nt_timeline_points_rank(&r->points, address),
+                            nt_timeline_points_rank(&r->points, address + size)};
+}
+
+/* Adds a row for the range; its number is t->segments.count - 1 then. */
+static nt_status
+segments_add(reserving *r, nt_point_range range, const segment_life *life)
+{
+    nt_timeline *t = r->t;
     nt_segment_life_columns *s = &t->segments;
     const size_t at = s->count;
     if (at >= NT_NONE) {
-        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 segments");
+        return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 segments");
     }
     NT_TRY(nt_columns_reserve(&t->alloc, s, life_specs, NT_LENGTH(life_specs), at,
-                              &t->segment_capacity, at + 1, err));
-    s->address[at] = life->address;
-    s->size[at] = life->size;
+                              &t->segment_capacity, at + 1, r->err));
+    s->address[at] = r->points.items[range.from].key;
+    s->size[at] = r->points.items[range.to].key - r->points.items[range.from].key;
     s->stream[at] = life->stream;
     s->pool_first[at] = life->pool.first;
     s->pool_second[at] = life->pool.second;
@@ -70,8 +121,112 @@ segments_add(nt_timeline *t, const segment_life *life, uint32_t *row, nt_error *
     s->free_event[at] = life->free_event;
     s->stack[at] = life->stack;
     s->count = at + 1;
-    *row = (uint32_t)at;
     return NT_OK;
+}
+
+/* Adds a row for a range that is reserved from now on. */
+static nt_status
+segments_begin(reserving *r, nt_point_range range, const segment_life *life)
+{
+    NT_TRY(segments_add(r, range, life));
+    r->rows[range.from] = (uint32_t)(r->t->segments.count - 1);
+    r->ends[range.from] = (uint32_t)range.to;
+    nt_bitset_add(&r->begins, range.from);
+    return NT_OK;
+}
+
+/* A part of the range in `row`, which ends at `event`, goes on as a row of its own. */
+static nt_status
+segments_continue(reserving *r, uint32_t row, nt_point_range part, int32_t event)
+{
+    if (part.from >= part.to) {
+        return NT_OK;
+    }
+    const nt_segment_life_columns *s = &r->t->segments;
+    const segment_life rest = {
+        .stream = s->stream[row],
+        .pool = {s->pool_first[row], s->pool_second[row]},
+        .kind = s->kind[row],
+        .is_expandable = s->is_expandable[row] != 0,
+        .pool_known = s->pool_known[row] != 0,
+        .alloc_event = event,
+        .free_event = NT_EVENT_NEVER,
+        .stack = s->stack[row],
+    };
+    return segments_begin(r, part, &rest);
+}
+
+/* The point at which the first range begins that reaches beyond point `from`. */
+static size_t
+segments_first_beyond(const reserving *r, size_t from)
+{
+    const size_t before = nt_bitset_last(&r->begins, from);
+    if (before != NT_NO_MEMBER && r->ends[before] > from) {
+        return before;
+    }
+    return nt_bitset_next(&r->begins, from);
+}
+
+/* Whatever is reserved in `range` ends at `event`: *count ranges, in part or whole. */
+static nt_status
+segments_cut(reserving *r, nt_point_range range, int32_t event, uint32_t *count)
+{
+    *count = 0;
+    size_t at = segments_first_beyond(r, range.from);
+    while (at != NT_NO_MEMBER && at < range.to) {
+        const uint32_t row = r->rows[at];
+        const size_t end = r->ends[at];
+        r->t->segments.free_event[row] = event;
+        nt_bitset_remove(&r->begins, at);
+        NT_TRY(segments_continue(r, row, (nt_point_range){at, range.from}, event));
+        NT_TRY(segments_continue(r, row, (nt_point_range){range.to, end}, event));
+        ++*count;
+        at = nt_bitset_next(&r->begins, end < range.to ? end : range.to);
+    }
+    return NT_OK;
+}
+
+/* The next part of `range`, from *at on, in which nothing has happened so far; from
+ * now on it counts as seen. False when there is none left. */
+static bool
+segments_take_unseen(reserving *r, nt_point_range range, size_t *at,
+                     nt_point_range *part)
+{
+    part->from = nt_bitset_next(&r->unseen, *at);
+    if (part->from == NT_NO_MEMBER || part->from >= range.to) {
+        return false;
+    }
+    size_t next = part->from;
+    while (next < range.to && nt_bitset_next(&r->unseen, next) == next) {
+        nt_bitset_remove(&r->unseen, next++);
+    }
+    part->to = next;
+    *at = next;
+    return true;
+}
+
+static void
+segments_see(reserving *r, nt_point_range range)
+{
+    nt_point_range part;
+    for (size_t at = range.from; segments_take_unseen(r, range, &at, &part);) {
+        continue;
+    }
+}
+
+/*
+ * The pool that a range belongs to, by its size. Ordinary segments of the small pool
+ * are 2 MiB, and no others are; expandable ones are mapped in pages, of which those of
+ * the large pool are larger.
+ */
+static uint8_t
+segments_kind(const nt_timeline *t, uint64_t size, bool expandable)
+{
+    if (!expandable) {
+        return size <= NT_SMALL_BUFFER ? NT_POOL_SMALL : NT_POOL_LARGE;
+    }
+    const uint64_t page = nt_page_size(nt_snapshot_settings(t->snapshot), false);
+    return page != 0 && size % page == 0 ? NT_POOL_LARGE : NT_POOL_SMALL;
 }
 
 /* What event `i` (a segment event) says of its range. */
@@ -83,14 +238,11 @@ segments_of_event(const nt_timeline *t, size_t i, bool begins)
     const bool expandable = e->action[row] == NT_ACTION_SEGMENT_MAP ||
                             e->action[row] == NT_ACTION_SEGMENT_UNMAP;
     return (segment_life){
-        .address = e->addr[row],
-        .size = e->size[row],
         .stream = e->stream[row],
         .pool = e->pool_first == NULL
                     ? (nt_pool_id){0, 0}
                     : (nt_pool_id){e->pool_first[row], e->pool_second[row]},
-        /* Segments and pages of the small pool are 2 MiB; no others are. */
-        .kind = e->size[row] <= NT_SMALL_BUFFER ? NT_POOL_SMALL : NT_POOL_LARGE,
+        .kind = segments_kind(t, e->size[row], expandable),
         .is_expandable = expandable,
         .pool_known = e->pool_first != NULL,
         .alloc_event = begins ? (int32_t)i : NT_EVENT_BEFORE,
@@ -99,226 +251,243 @@ segments_of_event(const nt_timeline *t, size_t i, bool begins)
     };
 }
 
-/* The first of the ranges that ends behind `address`. */
-static size_t
-ranges_find(const nt_timeline *t, const segment_ranges *ranges, uint64_t address)
-{
-    size_t low = 0, high = ranges->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const uint32_t row = ranges->rows[middle];
-        if (t->segments.address[row] + t->segments.size[row] > address) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return low;
-}
-
+/* A range that is reserved anew although it is reserved has lost its end. */
 static nt_status
-ranges_insert(nt_timeline *t, segment_ranges *ranges, uint32_t row, nt_error *err)
+segments_replay_begin(reserving *r, nt_point_range range, const segment_life *life)
 {
-    const size_t at = ranges_find(t, ranges, t->segments.address[row]);
-    NT_TRY(nt_grow(&t->alloc, (void **)&ranges->rows, &ranges->capacity,
-                   ranges->count + 1, sizeof(uint32_t), err));
-    memmove(ranges->rows + at + 1, ranges->rows + at,
-            (ranges->count - at) * sizeof(uint32_t));
-    ranges->rows[at] = row;
-    ranges->count++;
-    return NT_OK;
+    uint32_t cut;
+    NT_TRY(segments_cut(r, range, life->alloc_event, &cut));
+    r->t->facts.unmatched += cut;
+    segments_see(r, range);
+    return segments_begin(r, range, life);
 }
 
-static void
-ranges_remove(segment_ranges *ranges, size_t at)
-{
-    ranges->count--;
-    memmove(ranges->rows + at, ranges->rows + at + 1,
-            (ranges->count - at) * sizeof(uint32_t));
-}
-
-/* The part [from, to) of the range in `row` goes on as a row of its own. */
+/* Parts that were never seen coming were there before the trace. */
 static nt_status
-segments_continue(nt_timeline *t, segment_ranges *ranges, uint32_t row, uint64_t from,
-                  uint64_t to, int32_t event, nt_error *err)
+segments_replay_end(reserving *r, nt_point_range range, const segment_life *life)
 {
-    if (from >= to) {
-        return NT_OK;
+    uint32_t ended;
+    NT_TRY(segments_cut(r, range, life->free_event, &ended));
+    nt_point_range part;
+    for (size_t at = range.from; segments_take_unseen(r, range, &at, &part);) {
+        NT_TRY(segments_add(r, part, life));
+        ended++;
     }
-    const nt_segment_life_columns *s = &t->segments;
-    const segment_life rest = {
-        .address = from,
-        .size = to - from,
-        .stream = s->stream[row],
-        .pool = {s->pool_first[row], s->pool_second[row]},
-        .kind = s->kind[row],
-        .is_expandable = s->is_expandable[row] != 0,
-        .pool_known = s->pool_known[row] != 0,
-        .alloc_event = event,
-        .free_event = NT_EVENT_NEVER,
-        .stack = s->stack[row],
-    };
-    uint32_t added;
-    NT_TRY(segments_add(t, &rest, &added, err));
-    return ranges_insert(t, ranges, added, err);
-}
-
-/* The range of `life` ends at its free_event; parts of it that nothing covers
- * were there before the trace. */
-static nt_status
-segments_end(nt_timeline *t, segment_ranges *ranges, const segment_life *life,
-             nt_error *err)
-{
-    const uint64_t end = life->address + life->size;
-    uint64_t next = life->address;
-    while (next < end) {
-        const size_t at = ranges_find(t, ranges, next);
-        const uint32_t row = at < ranges->count ? ranges->rows[at] : NT_NONE;
-        const uint64_t begins = row == NT_NONE ? end : t->segments.address[row];
-        if (begins > next) {
-            segment_life before = *life;
-            before.address = next;
-            before.size = (begins < end ? begins : end) - next;
-            uint32_t added;
-            NT_TRY(segments_add(t, &before, &added, err));
-            next = before.address + before.size;
-            continue;
-        }
-        const uint64_t ends = begins + t->segments.size[row];
-        t->segments.free_event[row] = life->free_event;
-        ranges_remove(ranges, at);
-        NT_TRY(segments_continue(t, ranges, row, begins, next, life->free_event, err));
-        NT_TRY(segments_continue(t, ranges, row, end, ends, life->free_event, err));
-        next = ends;
-    }
+    r->t->facts.unmatched += ended == 0;
     return NT_OK;
 }
 
 static nt_status
-segments_begin(nt_timeline *t, segment_ranges *ranges, const segment_life *life,
-               nt_error *err)
+segments_replay_event(reserving *r, size_t i)
 {
-    uint32_t row;
-    NT_TRY(segments_add(t, life, &row, err));
-    return ranges_insert(t, ranges, row, err);
-}
-
-static nt_status
-segments_replay_event(nt_timeline *t, segment_ranges *ranges, size_t i, nt_error *err)
-{
-    const uint8_t action = nt_snapshot_events(t->snapshot)->action[t->first + i];
+    nt_timeline *t = r->t;
+    const nt_event_columns *e = nt_snapshot_events(t->snapshot);
+    const uint8_t action = e->action[t->first + i];
     const bool begins =
         action == NT_ACTION_SEGMENT_ALLOC || action == NT_ACTION_SEGMENT_MAP;
+    const uint64_t address = e->addr[t->first + i], size = e->size[t->first + i];
+    const nt_point_range range = segments_range(r, address, size);
     const segment_life life = segments_of_event(t, i, begins);
-    if (life.size == 0 || life.address > UINT64_MAX - life.size) {
-        t->facts.unmatched++;
-        return NT_OK;
-    }
-    return begins ? segments_begin(t, ranges, &life, err)
-                  : segments_end(t, ranges, &life, err);
+    return begins ? segments_replay_begin(r, range, &life)
+                  : segments_replay_end(r, range, &life);
 }
 
-/* The row takes over what the end layout's segment says of pool and kind. */
+/* What the end layout's segment says of the ranges in it. */
+static segment_life
+segments_of_final(const nt_timeline *t, size_t final)
+{
+    const nt_segment_columns *s = segments_final(t);
+    return (segment_life){
+        .stream = s->stream[final],
+        .pool = {s->pool_first[final], s->pool_second[final]},
+        .kind = s->kind[final],
+        .is_expandable = s->is_expandable[final] != 0,
+        .pool_known = true,
+        .alloc_event = NT_EVENT_BEFORE,
+        .free_event = NT_EVENT_NEVER,
+        .stack = s->stack[final],
+    };
+}
+
+/* A row takes over what the end layout says of its stream and pool. */
 static void
-segments_inherit(nt_timeline *t, uint32_t row, const nt_segment_columns *s, size_t final)
+segments_inherit(nt_timeline *t, uint32_t row, const segment_life *life)
 {
-    t->segments.pool_first[row] = s->pool_first[final];
-    t->segments.pool_second[row] = s->pool_second[final];
+    t->segments.stream[row] = life->stream;
+    t->segments.pool_first[row] = life->pool.first;
+    t->segments.pool_second[row] = life->pool.second;
     t->segments.pool_known[row] = 1;
-    t->segments.kind[row] = s->kind[final];
-    t->segments.is_expandable[row] = s->is_expandable[final];
+    t->segments.kind[row] = life->kind;
+    t->segments.is_expandable[row] = life->is_expandable;
 }
 
-/* One segment of the end layout: rows that lie in it are told their pool, and
- * what no row covers was there before the trace and lives on. */
+/*
+ * A part of a final segment that no row covers: it was there before the trace, and
+ * lives on. But where the trace saw it go, it must have come again behind the trace's
+ * end, before the snapshot took down the segments.
+ */
 static nt_status
-segments_match_final(nt_timeline *t, segment_ranges *ranges, size_t final, nt_error *err)
+segments_add_missing(reserving *r, nt_point_range gap, const segment_life *life)
 {
-    const nt_segment_columns *s = &nt_snapshot_layout(t->snapshot)->segments;
-    uint64_t next = s->address[final];
-    const uint64_t end = next + s->total_size[final];
-    while (next < end) {
-        const size_t at = ranges_find(t, ranges, next);
-        const uint32_t row = at < ranges->count ? ranges->rows[at] : NT_NONE;
-        const uint64_t begins = row == NT_NONE ? end : t->segments.address[row];
-        if (begins > next) {
-            const segment_life before = {
-                .address = next,
-                .size = (begins < end ? begins : end) - next,
-                .stream = s->stream[final],
-                .alloc_event = NT_EVENT_BEFORE,
-                .free_event = NT_EVENT_NEVER,
-                .stack = s->stack[final],
-            };
-            uint32_t added;
-            NT_TRY(segments_add(t, &before, &added, err));
-            segments_inherit(t, added, s, final);
-            NT_TRY(ranges_insert(t, ranges, added, err));
-            next = before.address + before.size;
-            continue;
+    nt_point_range part;
+    for (size_t at = gap.from; segments_take_unseen(r, gap, &at, &part);) {
+        NT_TRY(segments_begin(r, part, life));
+    }
+    segment_life late = *life;
+    late.alloc_event = (int32_t)r->t->count - 1;
+    for (size_t at = gap.from; at < gap.to;) {
+        const size_t begins = segments_first_beyond(r, at);
+        const size_t end = begins == NT_NO_MEMBER || begins > gap.to ? gap.to : begins;
+        if (end > at) {
+            NT_TRY(segments_begin(r, (nt_point_range){at, end}, &late));
+            r->t->facts.unmatched++;
         }
-        segments_inherit(t, row, s, final);
-        next = begins + t->segments.size[row];
+        at = end > at ? end : r->ends[begins];
     }
     return NT_OK;
 }
 
-/* Rows that the end layout does not have: their end was lost with some events. */
-static void
-segments_end_lost(nt_timeline *t, const segment_ranges *ranges)
+/* Whether nothing has happened in `range` so far. */
+static bool
+segments_is_unseen(const reserving *r, nt_point_range range)
 {
-    const nt_segment_columns *s = &nt_snapshot_layout(t->snapshot)->segments;
-    uint64_t reserved = 0, final = 0;
-    for (size_t i = 0; i < ranges->count; i++) {
-        reserved += t->segments.size[ranges->rows[i]];
+    size_t at = range.from;
+    while (at < range.to && nt_bitset_next(&r->unseen, at) == at) {
+        at++;
     }
-    for (size_t i = 0; i < s->count; i++) {
-        final += s->device[i] == t->device ? s->total_size[i] : 0;
+    return at == range.to;
+}
+
+/*
+ * An ordinary segment of the end layout that the trace did not leave as it is, because
+ * events were lost: what is reserved there ends, and the segment comes, with the last
+ * event. But where the trace never touched it, it was there all the time.
+ */
+static nt_status
+segments_replace(reserving *r, nt_point_range range, const segment_life *life)
+{
+    nt_timeline *t = r->t;
+    const int32_t last = (int32_t)t->count - 1;
+    segment_life late = *life;
+    late.alloc_event = last;
+    if (segments_is_unseen(r, range)) {
+        return NT_OK;
     }
-    if (reserved == final || t->count == 0) {
-        return;
+    uint32_t cut;
+    NT_TRY(segments_cut(r, range, last, &cut));
+    t->facts.unmatched += cut + 1;
+    segments_see(r, range);
+    return segments_begin(r, range, &late);
+}
+
+/* One segment of the end layout against what the trace left reserved. */
+static nt_status
+segments_match_final(reserving *r, size_t final)
+{
+    const nt_segment_columns *s = segments_final(r->t);
+    const nt_point_range range =
+        segments_range(r, s->address[final], s->total_size[final]);
+    const segment_life life = segments_of_final(r->t, final);
+    const bool whole = segments_first_beyond(r, range.from) == range.from &&
+                       r->ends[range.from] == range.to;
+    if (!whole && !life.is_expandable && r->t->count != 0) {
+        NT_TRY(segments_replace(r, range, &life));
     }
-    for (size_t i = 0; i < ranges->count; i++) {
-        const uint32_t row = ranges->rows[i];
-        bool kept = false;
-        for (size_t k = 0; k < s->count && !kept; k++) {
-            kept = s->device[k] == t->device &&
-                   t->segments.address[row] >= s->address[k] &&
-                   t->segments.address[row] - s->address[k] < s->total_size[k];
+    NT_TRY(segments_add_missing(r, range, &life));
+    for (size_t at = segments_first_beyond(r, range.from);
+         at != NT_NO_MEMBER && at < range.to;
+         at = nt_bitset_next(&r->begins, r->ends[at])) {
+        segments_inherit(r->t, r->rows[at], &life);
+    }
+    return NT_OK;
+}
+
+/* The end layout's segments of this device, by address. */
+static size_t
+segments_sort_final(const nt_timeline *t, nt_sort_item *items)
+{
+    const nt_segment_columns *s = segments_final(t);
+    size_t count = 0;
+    for (size_t row = 0; row < s->count; row++) {
+        if (nt_timeline_has_final(t, row)) {
+            items[count++] = (nt_sort_item){s->address[row], (uint32_t)row};
         }
-        if (!kept) {
-            t->segments.free_event[row] = (int32_t)t->count - 1;
+    }
+    nt_sort(items, count);
+    return count;
+}
+
+/* What the end layout does not have went behind the trace's end, or some events were
+ * lost; here it ends with the trace's last event. */
+static nt_status
+segments_end_lost(reserving *r, const nt_sort_item *final, size_t count)
+{
+    nt_timeline *t = r->t;
+    const nt_segment_columns *s = segments_final(t);
+    size_t from = 0;
+    for (size_t i = 0; i <= count && t->count != 0; i++) {
+        const size_t to = i == count
+                              ? r->points.count
+                              : nt_timeline_points_rank(&r->points, final[i].key);
+        uint32_t cut = 0;
+        if (from < to) {
+            NT_TRY(segments_cut(r, (nt_point_range){from, to}, (int32_t)t->count - 1,
+                                &cut));
+        }
+        t->facts.unmatched += cut;
+        if (i < count) {
+            const uint64_t size = s->total_size[final[i].value];
+            const size_t end = nt_timeline_points_rank(&r->points, final[i].key + size);
+            from = end > from ? end : from;
+        }
+    }
+    return NT_OK;
+}
+
+/* What is reserved at the end is what the end layout says. */
+static nt_status
+segments_match_end(reserving *r)
+{
+    nt_timeline *t = r->t;
+    const size_t most = segments_final(t)->count;
+    nt_sort_item *final = nt_allocate(&t->alloc, most * sizeof(nt_sort_item));
+    if (final == NULL && most != 0) {
+        return nt_fail_nomem(r->err);
+    }
+    const size_t count = segments_sort_final(t, final);
+    nt_status status = segments_end_lost(r, final, count);
+    for (size_t i = 0; i < count && status == NT_OK; i++) {
+        status = segments_match_final(r, final[i].value);
+    }
+    nt_release(&t->alloc, final, most * sizeof(nt_sort_item));
+    return status;
+}
+
+static nt_status
+segments_replay(reserving *r)
+{
+    nt_timeline *t = r->t;
+    NT_TRY(segments_init(r));
+    const uint8_t *action = nt_snapshot_events(t->snapshot)->action;
+    for (size_t i = 0; i < t->count; i++) {
+        if (!nt_timeline_is_reserving(action[t->first + i])) {
+            continue;
+        }
+        if (nt_timeline_has_range(t, i)) {
+            NT_TRY(segments_replay_event(r, i));
+        } else {
             t->facts.unmatched++;
         }
     }
-}
-
-static nt_status
-segments_replay(nt_timeline *t, segment_ranges *ranges, nt_error *err)
-{
-    const uint8_t *action = nt_snapshot_events(t->snapshot)->action;
-    for (size_t i = 0; i < t->count; i++) {
-        const uint8_t code = action[t->first + i];
-        if (code >= NT_ACTION_SEGMENT_ALLOC && code <= NT_ACTION_SEGMENT_UNMAP) {
-            NT_TRY(segments_replay_event(t, ranges, i, err));
-        }
-    }
-    const nt_segment_columns *s = &nt_snapshot_layout(t->snapshot)->segments;
-    for (size_t i = 0; i < s->count; i++) {
-        if (s->device[i] == t->device && s->address[i] <= UINT64_MAX - s->total_size[i]) {
-            NT_TRY(segments_match_final(t, ranges, i, err));
-        }
-    }
-    segments_end_lost(t, ranges);
-    return NT_OK;
+    return segments_match_end(r);
 }
 
 nt_status
 nt_timeline_replay_segments(nt_timeline *t, nt_error *err)
 {
-    segment_ranges ranges = {0};
-    const nt_status status = segments_replay(t, &ranges, err);
-    nt_release(&t->alloc, ranges.rows, ranges.capacity * sizeof(uint32_t));
+    reserving r = {.t = t, .err = err};
+    const nt_status status = segments_replay(&r);
+    segments_clear(&r);
     for (size_t row = 0; row < t->segments.count; row++) {
         if (t->segments.alloc_event[row] == NT_EVENT_BEFORE) {
             t->facts.start_bytes[NT_METRIC_RESERVED] += t->segments.size[row];

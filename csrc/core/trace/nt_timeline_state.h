@@ -2,9 +2,9 @@
 /*
  * What a timeline holds, shared by its files and by nobody else: nt_timeline.c
  * (the public calls), nt_timeline_segments.c (when which range was reserved),
- * nt_timeline_start.c (what was there before the trace), nt_timeline_replay.c (when
- * which block lived, and how large it was), nt_timeline_layout.c and
- * nt_timeline_holders.c (answers).
+ * nt_timeline_start.c (what was there before the trace), nt_timeline_large.c (how
+ * large a large block is), nt_timeline_replay.c (when which block lived),
+ * nt_timeline_retries.c, nt_timeline_layout.c and nt_timeline_holders.c (answers).
  */
 #ifndef NT_TIMELINE_STATE_H
 #define NT_TIMELINE_STATE_H
@@ -12,11 +12,19 @@
 #include "base/nt_sort.h"
 #include "trace/nt_timeline.h"
 
-/* A row that ends with an event which is not its own: one was lost. */
-typedef struct nt_lost_end {
+/* What happens to a row with an event that is not its own, because its own was lost
+ * or came behind the trace's end. */
+enum nt_lost_change {
+    NT_LOST_ALLOCATION = 1,
+    NT_LOST_FREE = 2,
+    NT_LOST_COMPLETION = 4,
+};
+
+typedef struct nt_lost_event {
     int32_t event;
     uint32_t row;
-} nt_lost_end;
+    uint8_t changes; /* bits of nt_lost_change */
+} nt_lost_event;
 
 struct nt_timeline {
     nt_alloc alloc;
@@ -30,22 +38,29 @@ struct nt_timeline {
     nt_segment_life_columns segments;
     size_t segment_capacity;
     uint32_t *event_allocations; /* `count` of them */
-    nt_sort_item *reserved; /* event -> segment row that begins or ends with it */
+    nt_sort_item *reserved;      /* event -> segment row that begins or ends with it */
     size_t reserved_count, reserved_capacity;
-    nt_lost_end *lost; /* by event */
+    nt_lost_event *lost; /* by event */
     size_t lost_count, lost_capacity;
-    nt_sort_item *start_segments; /* rows from before the trace, by address */
-    size_t start_segment_count, start_segment_capacity;
     nt_trace_facts facts;
     nt_moment peaks[NT_METRIC_COUNT];
+    bool peaks_stand; /* the replay has found them, but that of the reserved bytes */
 };
 
 /* Fills t->segments, and t->facts.start_bytes[NT_METRIC_RESERVED]. */
 nt_status
 nt_timeline_replay_segments(nt_timeline *t, nt_error *err);
 
-/* Fills t->allocations, t->event_allocations and what the facts tell of them;
- * the segments must stand. */
+/*
+ * Adds a row for every block that was there before the trace, by address. Their sizes
+ * are exact where the end layout or the trace fixes them; facts.slack_bound says by how
+ * much the others may be too small. The segments must stand, and no allocations.
+ */
+nt_status
+nt_timeline_find_start(nt_timeline *t, nt_error *err);
+
+/* Fills t->allocations, t->event_allocations and what the facts tell of them, and
+ * t->peaks if t->peaks_stand; the segments must stand. */
 nt_status
 nt_timeline_replay_blocks(nt_timeline *t, nt_error *err);
 
@@ -62,6 +77,24 @@ typedef struct nt_allocation {
 
 nt_status
 nt_timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err);
+
+/* Room for `rows` allocations in all. */
+nt_status
+nt_timeline_reserve_allocations(nt_timeline *t, size_t rows, nt_error *err);
+
+/* An active block of the end layout as a row that was there before the trace. */
+nt_allocation
+nt_timeline_final_allocation(const nt_timeline *t, size_t block);
+
+/* The sizes of an active block, as the end layout has them; requested sizes are left
+ * as the events tell them where the file has none. */
+void
+nt_timeline_correct_sizes(const nt_timeline *t, size_t block, uint64_t *size,
+                          uint64_t *requested_size);
+
+/* Fills what the facts tell of OOMs and of memory given back. */
+nt_status
+nt_timeline_count_retries(nt_timeline *t, nt_error *err);
 
 /* Whether a row of the allocations is allocated (or only active) after `event`. */
 static inline bool

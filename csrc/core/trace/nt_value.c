@@ -264,9 +264,7 @@ bool
 nt_values_get_integer(const nt_values *values, nt_value value, uint64_t *bits)
 {
     switch (nt_value_tag_of(value)) {
-    case NT_VALUE_BOOL:
-        *bits = nt_value_id(value);
-        return true;
+    case NT_VALUE_BOOL: *bits = nt_value_id(value); return true;
     case NT_VALUE_INT:
         /* The sign is carried down by the arithmetic shift. */
         *bits = (uint64_t)((int64_t)value >> 4);
@@ -276,8 +274,7 @@ nt_values_get_integer(const nt_values *values, nt_value value, uint64_t *bits)
         *bits = big->bits;
         return big->fits;
     }
-    default:
-        return false;
+    default: return false;
     }
 }
 

@@ -77,7 +77,8 @@ nt_status
 nt_values_integer(nt_values *values, uint64_t bits, bool negative, bool fits,
                   nt_value *out, nt_error *err) NT_CHECKED;
 nt_status
-nt_values_float(nt_values *values, double real, nt_value *out, nt_error *err) NT_CHECKED;
+nt_values_float(nt_values *values, double real, nt_value *out,
+                nt_error *err) NT_CHECKED;
 
 /* An empty container; `tag` is NT_VALUE_TUPLE, _LIST or _DICT. */
 nt_status
@@ -90,7 +91,8 @@ nt_values_tuple(nt_values *values, const nt_value *items, size_t count, nt_value
                 nt_error *err) NT_CHECKED;
 
 /* Adds to a list an item (of records `count` that count up from it), or a pair to
- * a dict (equal keys stay; the last one counts). NT_MALFORMED when the container has been exchanged (nt_values_exchange). */
+ * a dict (equal keys stay; the last one counts). NT_MALFORMED when the container has
+ * been exchanged (nt_values_exchange). */
 nt_status
 nt_values_append(nt_values *values, nt_value list, nt_value item, uint64_t count,
                  nt_error *err) NT_CHECKED;

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How often the allocator ran out of memory, and gave its cache back to try again.
+ * It releases segments for four reasons: the user's empty_cache(), which has that frame
+ * in its stack; the retry, right before the segment that it then gets, or the OOM; and,
+ * where the settings say so, to collect garbage or to make room for a request that
+ * max_split_size_mb makes oversize, likewise right before a segment.
+ */
+#include "trace/nt_rounding.h"
+#include "trace/nt_timeline_state.h"
+
+typedef struct retries {
+    nt_timeline *t;
+    const nt_event_columns *events;
+    const nt_settings *settings;
+    uint8_t *is_users; /* by stack: a frame called empty_cache is in it; may be NULL */
+    size_t stack_count;
+} retries;
+
+/* Which stacks have a frame called empty_cache. */
+static nt_status
+retries_find_users(retries *r, nt_error *err)
+{
+    const nt_snapshot *snapshot = r->t->snapshot;
+    const nt_stacks *stacks = nt_snapshot_stacks(snapshot);
+    const uint32_t name =
+        nt_strings_find(nt_snapshot_strings(snapshot), "empty_cache", 11);
+    if (name == NT_NONE) {
+        return NT_OK;
+    }
+    r->stack_count = nt_stacks_count(stacks);
+    r->is_users = nt_allocate(&r->t->alloc, r->stack_count);
+    if (r->is_users == NULL) {
+        return nt_fail_nomem(err);
+    }
+    const nt_frame *frames = nt_stacks_frames(stacks);
+    const uint32_t *innermost = nt_stacks_innermost(stacks);
+    const uint32_t *parent = nt_stacks_parent(stacks);
+    r->is_users[NT_EMPTY_STACK] = 0;
+    /* A stack comes into being behind the one that it was called from. */
+    for (size_t i = NT_EMPTY_STACK + 1; i < r->stack_count; i++) {
+        r->is_users[i] = r->is_users[parent[i]] || frames[innermost[i]].name == name;
+    }
+    return NT_OK;
+}
+
+static bool
+retries_is_release(uint8_t action)
+{
+    return action == NT_ACTION_SEGMENT_FREE || action == NT_ACTION_SEGMENT_UNMAP;
+}
+
+/* Whether only a retry gives back what event `i` does: garbage is collected from large
+ * segments only, and room for oversize requests is made by oversize segments. */
+static bool
+retries_is_plain(const retries *r, size_t i)
+{
+    const size_t at = r->t->first + i;
+    const uint64_t size = r->events->size[at];
+    const bool collects = r->settings->garbage_collection_threshold > 0;
+    return r->events->action[at] == NT_ACTION_SEGMENT_UNMAP ||
+           size <= NT_SMALL_BUFFER || (!collects && size < r->settings->max_split_size);
+}
+
+/* One run of releases, events first .. end - 1: whether a retry gave them back. */
+static bool
+retries_is_retry(retries *r, size_t first, size_t end)
+{
+    const nt_timeline *t = r->t;
+    const uint32_t stack = r->events->stack[t->first + first];
+    const uint8_t next =
+        end < t->count ? r->events->action[t->first + end] : NT_ACTION_COUNT;
+    if (stack != NT_NO_STACK && r->is_users != NULL && r->is_users[stack]) {
+        return false;
+    }
+    if (next == NT_ACTION_OOM) {
+        return true;
+    }
+    if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP) {
+        return false;
+    }
+    if (stack == NT_NO_STACK) {
+        r->t->facts.retries_known = false;
+    }
+    for (size_t i = first; i < end; i++) {
+        if (retries_is_plain(r, i)) {
+            return true;
+        }
+    }
+    r->t->facts.retries_known = false;
+    return false;
+}
+
+/* An OOM comes after a retry, even where that had nothing to give back. */
+static void
+retries_count(retries *r)
+{
+    nt_timeline *t = r->t;
+    const uint8_t *action = r->events->action + t->first;
+    bool after_retry = false;
+    for (size_t i = 0; i < t->count; i++) {
+        if (action[i] == NT_ACTION_OOM) {
+            t->facts.oom_count++;
+            t->facts.retries += !after_retry;
+        }
+        after_retry = false;
+        if (!retries_is_release(action[i])) {
+            continue;
+        }
+        const size_t first = i;
+        while (i + 1 < t->count && retries_is_release(action[i + 1])) {
+            i++;
+        }
+        after_retry = retries_is_retry(r, first, i + 1);
+        t->facts.release_runs++;
+        t->facts.retries += after_retry;
+    }
+}
+
+nt_status
+nt_timeline_count_retries(nt_timeline *t, nt_error *err)
+{
+    retries r = {
+        .t = t,
+        .events = nt_snapshot_events(t->snapshot),
+        .settings = nt_snapshot_settings(t->snapshot),
+    };
+    t->facts.retries_known = true;
+    if (t->count == 0) {
+        return NT_OK;
+    }
+    NT_TRY(retries_find_users(&r, err));
+    retries_count(&r);
+    nt_release(&t->alloc, r.is_users, r.stack_count);
+    return NT_OK;
+}

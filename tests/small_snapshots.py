@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots small enough to know every figure of, in PyTorch's own structure."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+MIB = 1 << 20
+BASE = 0x7F0000000000
+
+FRAME = {"name": "forward", "filename": "model.py", "line": 7}
+CALLER = {"name": "main", "filename": "train.py", "line": 3}
+
+
+def event(action: str, addr: int, size: int, time_us: int = 0, **keys: Any) -> dict[str, Any]:
+    """One trace entry."""
+    frames = [FRAME, CALLER]
+    entry = {"action": action, "addr": addr, "size": size, "stream": 0, "frames": frames}
+    return {**entry, "time_us": time_us, **keys}
+
+
+def block(address: int, size: int, state: str = "inactive", requested: int = 0) -> dict[str, Any]:
+    """One block."""
+    keys = {"address": address, "size": size, "requested_size": requested, "state": state}
+    return {**keys, "frames": [FRAME] if state != "inactive" else []}
+
+
+def segment(address: int, blocks: list[dict[str, Any]], device: int = 0) -> dict[str, Any]:
+    """A segment of the large pool around its blocks."""
+    held = [b for b in blocks if b["state"] == "active_allocated"]
+    active = [b for b in blocks if b["state"] != "inactive"]
+    return {
+        "device": device,
+        "address": address,
+        "total_size": sum(b["size"] for b in blocks),
+        "allocated_size": sum(b["size"] for b in held),
+        "active_size": sum(b["size"] for b in active),
+        "requested_size": sum(b["requested_size"] for b in active),
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def one_program(device: int = 0) -> dict[str, Any]:
+    """A segment of 20 MiB; 4 MiB held all the time and 6 MiB for a while.
+
+    Events: segment_alloc, alloc (4), alloc (6), free_requested (6), free_completed (6), at
+    1,000, 1,010 ... microseconds.
+    """
+    trace = [
+        event("segment_alloc", BASE, 20 * MIB, 1000),
+        event("alloc", BASE, 4 * MIB, 1010),
+        event("alloc", BASE + 4 * MIB, 6 * MIB, 1020),
+        event("free_requested", BASE + 4 * MIB, 6 * MIB, 1030),
+        event("free_completed", BASE + 4 * MIB, 6 * MIB, 1040),
+    ]
+    blocks = [
+        block(BASE, 4 * MIB, "active_allocated", 4 * MIB),
+        block(BASE + 4 * MIB, 16 * MIB),
+    ]
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(device)]
+    return {
+        "segments": [segment(BASE, blocks, device)],
+        "device_traces": [*traces, trace],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
+        "external_annotations": [
+            {"stage": "START", "name": "step", "device": device, "time_us": 1005}
+        ],
+    }
+
+
+def two_devices() -> dict[str, Any]:
+    """The program on device 0 and on device 2; device 1 has an empty trace."""
+    first, second = one_program(0), one_program(2)
+    second["device_traces"][0] = first["device_traces"][0]
+    second["segments"] = first["segments"] + second["segments"]
+    return second
+
+
+def dumped(snapshot: Any, protocol: int = 4) -> bytes:
+    """The snapshot as PyTorch's `_dump_snapshot` writes it."""
+    return pickle.dumps(snapshot, protocol)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The line on a terminal that says how far a long load is."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from neutracer.trace import progress as module
+from neutracer.trace.progress import reporting
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def on_terminal(monkeypatch):
+    """Standard error as a terminal; called in the test, after pytest's own capture began."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def test_own_functions_are_handed_on(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with reporting("file", print) as report:
+        assert report is print
+    assert terminal.getvalue() == ""
+
+
+def test_true_draws_and_erases_a_line(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with reporting("file", True) as report:
+        report(3 << 20)
+    shown = terminal.getvalue()
+    assert "read 3 MiB" in shown
+    assert shown.endswith("\r")
+    assert "\n" not in shown
+
+
+def test_line_is_erased_after_errors(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+
+    def broken_load():
+        with reporting("file", True) as report:
+            report(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken_load()
+    assert terminal.getvalue().endswith(" \r")
+
+
+def test_only_long_files_report_by_themselves(tmp_path, monkeypatch):
+    on_terminal(monkeypatch)
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    for source in (path, str(path), b"bytes", tmp_path / "none"):
+        with reporting(source, None) as report:
+            assert report is None
+    monkeypatch.setattr(module, "_LONG_FILE", 100)
+    with reporting(path, None) as report:
+        assert report is not None
+    with reporting(path, False) as report:
+        assert report is None
+
+
+def test_nothing_is_drawn_in_a_pipe(monkeypatch, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    monkeypatch.setattr(module, "_LONG_FILE", 100)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with reporting(path, None) as report:
+        assert report is None
