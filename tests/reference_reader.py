@@ -20,23 +20,23 @@ MOST_SETTING_DEPTH = 8
 Rows = list[dict[str, Any]]
 
 
-class Rejected(Exception):
+class RejectedError(Exception):
     """What the oracle will not take for a snapshot."""
 
 
 class _NoClasses(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise Rejected(f"the pickle names {module}.{name}")
+        raise RejectedError(f"the pickle names {module}.{name}")
 
 
 def unpickled(data: bytes) -> Any:
     """The value in a pickle; no class is ever looked up."""
     try:
         return _NoClasses(io.BytesIO(data)).load()
-    except Rejected:
+    except RejectedError:
         raise
     except Exception as error:
-        raise Rejected(f"no pickle: {error}") from error
+        raise RejectedError(f"no pickle: {error}") from error
 
 
 def integer(row: dict[str, Any], key: str, *, signed: bool = False) -> int:
@@ -50,7 +50,7 @@ def integer(row: dict[str, Any], key: str, *, signed: bool = False) -> int:
 def bits(value: Any, *, signed: bool = False) -> int:
     """An integer's 64 bits in two's complement."""
     if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 64:
-        raise Rejected(f"{value!r} is no integer of 64 bits")
+        raise RejectedError(f"{value!r} is no integer of 64 bits")
     value &= (1 << 64) - 1
     return value - (1 << 64) if signed and value >> 63 else value
 
@@ -61,7 +61,7 @@ def text(row: dict[str, Any], key: str, missing: str | None = None) -> str | Non
     if value is None:
         return missing
     if not isinstance(value, str):
-        raise Rejected(f"{key} is no string")
+        raise RejectedError(f"{key} is no string")
     return value
 
 
@@ -69,7 +69,7 @@ def one_of(row: dict[str, Any], key: str, known: tuple[str, ...], missing: str) 
     """A string that must be one of a few."""
     value = text(row, key, missing)
     if value not in known:
-        raise Rejected(f"{key} is {value!r}")
+        raise RejectedError(f"{key} is {value!r}")
     return str(value)
 
 
@@ -78,7 +78,7 @@ def items(value: Any, what: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, (list, tuple)):
-        raise Rejected(f"{what} is no list")
+        raise RejectedError(f"{what} is no list")
     return list(value)
 
 
@@ -89,7 +89,7 @@ def pair(row: dict[str, Any], key: str) -> tuple[int, int]:
         return 0, 0
     numbers = items(value, key)
     if len(numbers) != 2:
-        raise Rejected(f"{key} is no pair")
+        raise RejectedError(f"{key} is no pair")
     return bits(numbers[0]), bits(numbers[1])
 
 
@@ -97,7 +97,7 @@ def device_number(row: dict[str, Any]) -> int:
     """A device, 0 where it is missing."""
     value = integer(row, "device")
     if value > 0x7FFF:
-        raise Rejected(f"device {value}")
+        raise RejectedError(f"device {value}")
     return value
 
 
@@ -108,7 +108,7 @@ def stack(value: Any) -> tuple[tuple[str, int, str], ...] | None:
     frames = []
     for frame in items(value, "frames"):
         if not isinstance(frame, dict):
-            raise Rejected("a frame is no dict")
+            raise RejectedError("a frame is no dict")
         line = integer(frame, "line", signed=True)
         frames.append((str(text(frame, "filename", "")), line, str(text(frame, "name", ""))))
     return tuple(frames)
@@ -125,7 +125,7 @@ def first_of_history(block: dict[str, Any]) -> dict[str, Any]:
 def block_row(block: Any, segment: int, address: int) -> dict[str, Any]:
     """One block; `address` is where it begins unless it says so itself."""
     if not isinstance(block, dict):
-        raise Rejected("a block is no dict")
+        raise RejectedError("a block is no dict")
     states = ("inactive", "active_allocated", "active_pending_free", "active_awaiting_free")
     state = one_of(block, "state", states, "inactive")
     history = first_of_history(block)
@@ -147,7 +147,7 @@ def block_row(block: Any, segment: int, address: int) -> dict[str, Any]:
 def segment_row(segment: Any) -> dict[str, Any]:
     """One segment without its blocks."""
     if not isinstance(segment, dict):
-        raise Rejected("a segment is no dict")
+        raise RejectedError("a segment is no dict")
     numbers = ("address", "total_size", "allocated_size", "active_size", "requested_size", "stream")
     row: dict[str, Any] = {key: integer(segment, key) for key in numbers}
     by_size = "small" if row["total_size"] <= 2 << 20 else "large"
@@ -162,7 +162,7 @@ def segment_row(segment: Any) -> dict[str, Any]:
 def event_row(event: Any, device: int) -> dict[str, Any]:
     """One trace entry."""
     if not isinstance(event, dict) or not isinstance(event.get("action"), str):
-        raise Rejected("an event has no action")
+        raise RejectedError("an event has no action")
     row: dict[str, Any] = {key: integer(event, key) for key in ("addr", "size", "stream")}
     row["device"] = device
     row["action"] = event["action"]
@@ -178,7 +178,7 @@ def event_row(event: Any, device: int) -> dict[str, Any]:
 def annotation_row(annotation: Any) -> dict[str, Any]:
     """One external annotation."""
     if not isinstance(annotation, dict):
-        raise Rejected("an annotation is no dict")
+        raise RejectedError("an annotation is no dict")
     return {
         "stage": one_of(annotation, "stage", ("START", "END"), "START"),
         "name": text(annotation, "name"),
@@ -190,7 +190,7 @@ def annotation_row(annotation: Any) -> dict[str, Any]:
 def setting(value: Any, depth: int = 0) -> Any:
     """One value of allocator_settings, as far as it is kept."""
     if depth > MOST_SETTING_DEPTH:
-        raise Rejected("allocator_settings is nested too deep")
+        raise RejectedError("allocator_settings is nested too deep")
     if isinstance(value, dict):
         return {k: setting(v, depth + 1) for k, v in value.items() if isinstance(k, str)}
     if isinstance(value, (list, tuple)):
@@ -223,13 +223,13 @@ def columns(value: Any) -> dict[str, Any]:
     """The tables of the snapshot that `value` is.
 
     Raises:
-        Rejected: It is none.
+        RejectedError: It is none.
     """
     root = {"segments": value} if isinstance(value, list) else value
     if not isinstance(root, dict):
-        raise Rejected("neither a dict nor a list")
+        raise RejectedError("neither a dict nor a list")
     if root.get("segments") is None and root.get("device_traces") is None:
-        raise Rejected("neither segments nor traces")
+        raise RejectedError("neither segments nor traces")
     segments, blocks = segment_tables(items(root.get("segments"), "segments"))
     traces = items(root.get("device_traces"), "device_traces")
     settings = root.get("allocator_settings")

@@ -14,10 +14,20 @@ from hypothesis import strategies as st
 
 Strategy = st.SearchStrategy[Any]
 
-ACTIONS = (
-    "alloc free_requested free_completed segment_alloc segment_free segment_map "
-    "segment_unmap snapshot oom annotate user_defined workspace_snapshot"
-).split()
+ACTIONS = [
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+    "annotate",
+    "user_defined",
+    "workspace_snapshot",
+]
 
 #: Any text, lone surrogates included: that is how names that are no text are kept.
 texts = st.text(st.characters(), max_size=12)

@@ -13,7 +13,7 @@ import pytest
 from bundle import NAMES, pickled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_reader import Rejected, columns, described, unpickled
+from reference_reader import RejectedError, columns, described, unpickled
 from snapshot_encoders import ENCODERS, Encoder, cpp_encoder, scrambled_encoder
 from snapshot_strategies import SCHEMAS, snapshots
 
@@ -157,7 +157,7 @@ def test_damaged_files_never_disagree(
     snapshot = loaded(bytes(data))
     try:
         wanted = columns(unpickled(bytes(data)))
-    except Rejected:
+    except RejectedError:
         return
     if snapshot is not None and snapshot.partial is None:
         assert comparable(described(snapshot)) == comparable(wanted)
