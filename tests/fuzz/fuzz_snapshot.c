@@ -154,6 +154,23 @@ check_rest(const nt_snapshot *s)
     }
 }
 
+/* Of one device as PyTorch counts them, or of all for a negative one. */
+static uint64_t
+reserved_bytes(const nt_layout *layout, int32_t device)
+{
+    uint64_t sum = 0;
+    if (device >= 0) {
+        nt_pool_stats stats[NT_POOL_KIND_COUNT];
+        nt_layout_stats(layout, device, stats);
+        return stats[NT_POOL_SMALL].reserved_bytes +
+               stats[NT_POOL_LARGE].reserved_bytes;
+    }
+    for (size_t row = 0; row < layout->segments.count; row++) {
+        sum += layout->segments.total_size[row];
+    }
+    return sum;
+}
+
 /* The reserved bytes of a device are the same by pool, by group and by segment. */
 static void
 check_fragment(const nt_snapshot *s, const nt_layout *layout, int32_t device)
@@ -167,8 +184,6 @@ check_fragment(const nt_snapshot *s, const nt_layout *layout, int32_t device)
     const nt_fragment_group *group = nt_fragment_groups(fragment, &groups);
     const nt_hole *hole = nt_fragment_holes(fragment, &holes);
     const nt_fragment_segment *segment = nt_fragment_segments(fragment, &segments);
-    nt_pool_stats stats[NT_POOL_KIND_COUNT];
-    nt_layout_stats(layout, device, stats);
     uint64_t reserved = 0, free_bytes = 0, hole_bytes = 0;
     size_t rows = 0;
     for (size_t i = 0; i < groups; i++) {
@@ -177,7 +192,7 @@ check_fragment(const nt_snapshot *s, const nt_layout *layout, int32_t device)
         (void)nt_fragment_fits(fragment, device, group[i].pool, group[i].stream,
                                group[i].largest_request);
     }
-    NT_FUZZ_CHECK(reserved == stats[0].reserved_bytes + stats[1].reserved_bytes);
+    NT_FUZZ_CHECK(reserved == reserved_bytes(layout, device));
     NT_FUZZ_CHECK(rows == segments);
     for (size_t i = 0; i < segments; i++) {
         NT_FUZZ_CHECK(segment[i].segment < layout->segments.count);

@@ -45,23 +45,18 @@ def targets() -> list[str]:
     return sorted(path.stem for path in HERE.glob("fuzz_*.c"))
 
 
-def compile_objects(compiler: str, flags: list[str], folder: Path) -> list[Path]:
-    """Compiles the core and what the targets share; as many at once as there are cores."""
+def compile_objects(compiler: str, flags: dict[Path, list[str]], folder: Path) -> dict[Path, str]:
+    """Compiles each source with its flags, as many at once as there are cores."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = [
-        *sorted(ROOT.glob("csrc/core/*/*.c")),
-        ROOT / "tests/c/nt_same.c",
-        HERE / "nt_fuzz.c",
-    ]
 
-    def compile_one(source: Path) -> Path:
-        made = folder / f"{source.stem}.o"
-        command = [compiler, *FLAGS, *flags, *INCLUDES, "-c", str(source), "-o", str(made)]
+    def compile_one(source: Path) -> str:
+        made = str(folder / f"{source.stem}.o")
+        command = [compiler, *FLAGS, *flags[source], *INCLUDES, "-c", str(source), "-o", made]
         subprocess.run(command, check=True)
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compile_one, sources))
+        return dict(zip(flags, pool.map(compile_one, flags), strict=True))
 
 
 def build(names: list[str], compiler: str, *, standalone: bool, sanitize: bool = True) -> Path:
@@ -78,12 +73,25 @@ def build(names: list[str], compiler: str, *, standalone: bool, sanitize: bool =
     """
     folder = BUILD / ("standalone" if standalone else "libfuzzer")
     flags = list(SANITIZERS) if sanitize else []
-    instrument = [] if standalone else ["-fsanitize=fuzzer-no-link"]
-    objects = [str(path) for path in compile_objects(compiler, flags + instrument, folder)]
-    for name in names:
-        main = [str(HERE / "standalone_main.c")] if standalone else ["-fsanitize=fuzzer"]
-        command = [compiler, *FLAGS, *flags, *INCLUDES, str(HERE / f"{name}.c"), *main]
-        subprocess.run([*command, *objects, "-o", str(folder / name)], check=True)
+    core = sorted(ROOT.glob("csrc/core/*/*.c"))
+    shared = [ROOT / "tests/c/nt_same.c", HERE / "nt_fuzz.c"]
+    shared += [HERE / "standalone_main.c"] if standalone else []
+    mains = {name: HERE / f"{name}.c" for name in names}
+    # Coverage is that of the core: what the targets do themselves leads nowhere.
+    followed = [] if standalone else ["-fsanitize=fuzzer-no-link"]
+    made = compile_objects(
+        compiler,
+        {
+            path: flags + (followed if path in core else [])
+            for path in [*core, *shared, *mains.values()]
+        },
+        folder,
+    )
+    common = [made[path] for path in [*core, *shared]]
+    link = flags + ([] if standalone else ["-fsanitize=fuzzer"])
+    for name, main in mains.items():
+        command = [compiler, *link, made[main], *common, "-o", str(folder / name)]
+        subprocess.run(command, check=True)
     return folder
 
 
@@ -104,11 +112,7 @@ def worker_command(
     """The command of one of a target's processes, which share the folder `units`."""
     command = [str(program), str(units), str(CORPUS), f"-dict={DICTIONARY}", "-reload=5"]
     command += [f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS_AN_INPUT}"]
-    command += [
-        "-print_final_stats=1",
-        "-use_value_profile=1",
-        f"-seed={int(time.time()) + number}",
-    ]
+    command += ["-print_final_stats=1", f"-seed={int(time.time()) + number}"]
     command.append(f"-artifact_prefix={BUILD / 'failed'}/{program.name}-")
     if seconds is not None:
         command.append(f"-max_total_time={max(1, round(seconds))}")
@@ -132,15 +136,16 @@ def read_log(log: Path, outcome: Outcome) -> None:
     outcome.last_new = max(outcome.last_new, last / total)
 
 
-def run_target(program: Path, seconds: float | None, executions: int | None) -> Outcome:
-    """Runs one target with a process a core until its time or its executions are over."""
+def run_target(
+    program: Path, seconds: float | None, executions: int | None, workers: int
+) -> Outcome:
+    """Runs one target in so many processes until its time or its executions are over."""
     units = BUILD / "units" / program.name
     units.mkdir(parents=True, exist_ok=True)
     (BUILD / "failed").mkdir(exist_ok=True)
-    cores = os.cpu_count() or 1
-    share = None if executions is None else -(-executions // cores)
+    share = None if executions is None else -(-executions // workers)
     running = []
-    for number in range(cores):
+    for number in range(workers):
         log = BUILD / f"{program.name}-{number}.log"
         with log.open("wb") as out:
             command = worker_command(program, units, seconds, share, number)
@@ -154,7 +159,7 @@ def run_target(program: Path, seconds: float | None, executions: int | None) -> 
     return outcome
 
 
-def fuzz(names: list[str], seconds: float | None, executions: int | None) -> bool:
+def fuzz(names: list[str], seconds: float | None, executions: int | None, workers: int) -> bool:
     """Runs the targets one after the other; prints a line for each.
 
     Returns:
@@ -165,7 +170,7 @@ def fuzz(names: list[str], seconds: float | None, executions: int | None) -> boo
     print(f"{'target':<16}{'executions':>12}{'coverage':>10}{'new units':>11}  last new coverage")
     for name in names:
         share = None if seconds is None else seconds / len(names)
-        outcome = run_target(folder / name, share, executions)
+        outcome = run_target(folder / name, share, executions, workers)
         held &= not outcome.failed
         print(
             f"{name:<16}{outcome.executions:>12,}{outcome.coverage:>10,}{outcome.new_units:>11,}"
@@ -218,7 +223,8 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, help="for all targets together")
-    parser.add_argument("--executions", type=int, help="for each target, all cores together")
+    parser.add_argument("--executions", type=int, help="for each target, all workers together")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--target", action="append", choices=targets(), help="default: all")
     parser.add_argument("--replay", action="store_true", help="run the corpus once, with $CC")
     parser.add_argument("--keep", action="store_true", help="put what was found into the corpus")
@@ -232,7 +238,7 @@ def main() -> int:
     seconds = arguments.seconds
     if seconds is None and arguments.executions is None:
         seconds = 60.0
-    return 0 if fuzz(names, seconds, arguments.executions) else 1
+    return 0 if fuzz(names, seconds, arguments.executions, arguments.workers) else 1
 
 
 if __name__ == "__main__":
