@@ -427,7 +427,8 @@ pickle_set_marked(nt_pickle *p)
 {
     size_t first;
     NT_TRY(pickle_pop_mark(p, &first));
-    return nt_pickle_set_from(p, first);
+    NT_TRY(nt_pickle_set_from(p, first));
+    return nt_pickle_settle(p);
 }
 
 static nt_status

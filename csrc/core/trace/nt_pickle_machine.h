@@ -228,6 +228,11 @@ nt_pickle_long(nt_pickle *p, const uint8_t *bytes, size_t count, nt_value *out);
 nt_status
 nt_pickle_place(nt_pickle *p, nt_value value, nt_value *out);
 
+/* The dict on top of the stack has just got its pairs: if it is whole, it is placed
+ * now, so that records keep their order whichever way they are read. */
+nt_status
+nt_pickle_settle(nt_pickle *p);
+
 /*
  * At an EMPTY_DICT opcode: reads whole records that lie in the window and pushes
  * them, as many as follow each other. *done is false, and nothing has happened,

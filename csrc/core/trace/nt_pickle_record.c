@@ -133,6 +133,32 @@ nt_pickle_place(nt_pickle *p, nt_value value, nt_value *out)
                                 : record_place_list(p, value, out);
 }
 
+/* Whether what comes next is another dict or the end of a list, a frame's head
+ * aside: then the dict on top of the stack is whole. */
+static nt_status
+record_peek_item_end(nt_pickle *p, bool *ends)
+{
+    const size_t ahead = 10; /* FRAME, its length, and an opcode */
+    if ((size_t)(p->source->end - p->source->next) < ahead) {
+        NT_TRY(nt_source_fill(p->source, ahead, p->err));
+        nt_pickle_set_limit(p);
+    }
+    const uint8_t *at = p->source->next;
+    const size_t at_hand = (size_t)(p->source->end - at);
+    const size_t skip = at_hand >= ahead && at[0] == OP_FRAME ? ahead - 1 : 0;
+    *ends = at_hand > skip && (at[skip] == OP_EMPTY_DICT || at[skip] == OP_APPENDS);
+    return NT_OK;
+}
+
+nt_status
+nt_pickle_settle(nt_pickle *p)
+{
+    bool ends;
+    NT_TRY(record_peek_item_end(p, &ends));
+    nt_value *const top = &p->stack[p->stack_count - 1];
+    return ends ? nt_pickle_place(p, *top, top) : NT_OK;
+}
+
 /* The fast way ------------------------------------------------------------ */
 
 /* What a fast function came to: it read its piece, or the piece is not of the
@@ -358,21 +384,27 @@ fast_list(nt_pickle *p, const uint8_t **at, nt_value *out)
 static inline fast_outcome
 fast_value(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
 {
-    switch (**at) {
-    case OP_BINGET:
-    case OP_LONG_BINGET: return fast_fetch(p, at, out);
-    case OP_BININT1:
-    case OP_BININT2:
-    case OP_BININT:
-    case OP_LONG1: return fast_integer_or_pair(p, at, out);
-    case OP_BINUNICODE: return fast_string(p, at, out);
-    case OP_EMPTY_LIST: return nested ? FAST_OTHER : fast_list(p, at, out);
-    case OP_NONE:
+    /* Tests one by one: which of them holds follows from the pair before, and that
+     * is foreseen better than where a jump table leads. */
+    const uint8_t opcode = **at;
+    if (opcode == OP_BINGET || opcode == OP_LONG_BINGET) {
+        return fast_fetch(p, at, out);
+    }
+    if (fast_is_integer(opcode)) {
+        return fast_integer_or_pair(p, at, out);
+    }
+    if (opcode == OP_EMPTY_LIST && !nested) {
+        return fast_list(p, at, out);
+    }
+    if (opcode == OP_BINUNICODE) {
+        return fast_string(p, at, out);
+    }
+    if (opcode == OP_NONE) {
         ++*at;
         *out = nt_value_make(NT_VALUE_NONE, 0);
         return FAST_DONE;
-    default: return FAST_OTHER;
     }
+    return FAST_OTHER;
 }
 
 /* The key of a pair: as the step says, or decoded, and the step learns it. */
