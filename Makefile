@@ -107,7 +107,7 @@ build/.lint: $(ALL_C_FILES) $(PY_FILES) $(wildcard tests/*.py benchmarks/*.py) \
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format -q --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(ALL_C_FILES)
+	@echo "clang-format, C files"; $(BIN)/clang-format --dry-run -Werror $(ALL_C_FILES)
 	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
 	for compiler in gcc $$(command -v clang >/dev/null && echo clang); do \
 	    echo "$$compiler -Werror, csrc/core, csrc/py"; \

@@ -85,10 +85,12 @@ NT_TEST(exchanged_containers_can_not_change)
     const nt_value by = nt_value_make(NT_VALUE_SEQUENCE, 9);
     NT_CHECK_OK(nt_values_container(values, NT_VALUE_LIST, &list, NULL), NULL);
     NT_CHECK_UINT(nt_values_resolve(values, list), list);
-    nt_values_set_judged(values, list);
-    NT_CHECK(nt_values_is_judged(values, list));
     NT_CHECK_OK(nt_values_append(values, list, by, 1, NULL), NULL);
-    NT_CHECK(!nt_values_is_judged(values, list));
+    NT_CHECK_UINT(nt_values_judged_count(values, list), 0);
+    nt_values_set_judged(values, list);
+    NT_CHECK_UINT(nt_values_judged_count(values, list), 1);
+    NT_CHECK_OK(nt_values_append(values, list, by, 1, NULL), NULL);
+    NT_CHECK_UINT(nt_values_judged_count(values, list), 1);
     nt_values_exchange(values, list, by);
     NT_CHECK_UINT(nt_values_resolve(values, list), by);
     NT_CHECK_STATUS(nt_values_append(values, list, by, 1, &err), NT_MALFORMED, &err);

@@ -440,6 +440,32 @@ NT_TEST(saving_survives_refused_memory)
     nt_snapshot_free(snapshot);
 }
 
+static nt_status
+writer_sweep_range(nt_test *t, const nt_alloc *alloc, void *ctx)
+{
+    (void)t;
+    nt_timeline *timeline = NULL;
+    NT_TRY(nt_timeline_new(alloc, ctx, 0, NULL, &timeline, NULL));
+    nt_file file = {.size = 0};
+    const nt_sink sink = {.write = nt_file_collect, .ctx = &file};
+    const nt_status status =
+        nt_writer_save_range(alloc, timeline, 0, 0, 1, &sink, NULL, NULL);
+    nt_file_clear(&file);
+    nt_timeline_free(timeline);
+    return status;
+}
+
+NT_TEST(ranges_survive_refused_memory)
+{
+    size_t size;
+    const uint8_t *bytes = nt_test_sample(t, "foreign_memory", &size);
+    NT_REQUIRE(bytes != NULL);
+    nt_snapshot *snapshot = nt_file_load(t, bytes, size);
+    NT_REQUIRE(snapshot != NULL);
+    nt_test_sweep(t, writer_sweep_range, snapshot);
+    nt_snapshot_free(snapshot);
+}
+
 extern const nt_test_case nt_writer_tests[];
 
 const nt_test_case nt_writer_tests[] = {
@@ -455,5 +481,6 @@ const nt_test_case nt_writer_tests[] = {
     NT_CASE(empty_ranges_keep_the_beginning),
     NT_CASE(ranges_outside_are_refused),
     NT_CASE(saving_survives_refused_memory),
+    NT_CASE(ranges_survive_refused_memory),
     NT_CASES_END,
 };

@@ -31,7 +31,7 @@ CORPUS = HERE / "corpus"
 DICTIONARY = HERE / "snapshot.dict"
 BUILD = ROOT / "build" / "fuzz"
 
-FLAGS = ["-std=c11", "-g", "-O1", "-DNT_DEBUG", "-fno-omit-frame-pointer", "-Wall", "-Wextra"]
+FLAGS = ["-std=c11", "-g", "-DNT_DEBUG", "-fno-omit-frame-pointer", "-Wall", "-Wextra"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 INCLUDES = [f"-I{ROOT / folder}" for folder in ("csrc/core", "tests/c", "tests/fuzz")]
 
@@ -66,13 +66,14 @@ def build(names: list[str], compiler: str, *, standalone: bool, sanitize: bool =
         names: Which ones.
         compiler: clang, or with `standalone` any C11 compiler.
         standalone: With standalone_main.c in place of libFuzzer.
-        sanitize: With the sanitizers.
+        sanitize: With the sanitizers; without them nothing is optimised either.
 
     Returns:
         The folder with one program a target.
     """
-    folder = BUILD / ("standalone" if standalone else "libfuzzer")
-    flags = list(SANITIZERS) if sanitize else []
+    kind = "standalone" if sanitize else "plain"
+    folder = BUILD / (kind if standalone else "libfuzzer")
+    flags = ["-O1", *SANITIZERS] if sanitize else ["-O0"]
     core = sorted(ROOT.glob("csrc/core/*/*.c"))
     shared = [ROOT / "tests/c/nt_same.c", HERE / "nt_fuzz.c"]
     shared += [HERE / "standalone_main.c"] if standalone else []
@@ -182,13 +183,13 @@ def fuzz(names: list[str], seconds: float | None, executions: int | None, worker
     return held
 
 
-def replay(names: list[str]) -> bool:
-    """Runs the corpus through every target once, built with $CC (cc) and its sanitizers."""
-    folder = build(names, os.environ.get("CC", "cc"), standalone=True)
+def replay(names: list[str], *, sanitize: bool) -> bool:
+    """Runs the corpus through every target once, built with $CC (cc)."""
+    compiler = os.environ.get("CC", "cc")
+    folder = build(names, compiler, standalone=True, sanitize=sanitize)
     files = sorted(str(path) for path in CORPUS.rglob("*") if path.is_file())
-    return all(
-        subprocess.run([str(folder / name), *files], check=False).returncode == 0 for name in names
-    )
+    done = [subprocess.run([str(folder / name), *files], check=False) for name in names]
+    return all(process.returncode == 0 for process in done)
 
 
 def keep(names: list[str]) -> None:
@@ -227,11 +228,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--target", action="append", choices=targets(), help="default: all")
     parser.add_argument("--replay", action="store_true", help="run the corpus once, with $CC")
+    parser.add_argument("--plain", action="store_true", help="with --replay: no sanitizers")
     parser.add_argument("--keep", action="store_true", help="put what was found into the corpus")
     arguments = parser.parse_args()
     names = arguments.target or targets()
     if arguments.replay:
-        return 0 if replay(names) else 1
+        return 0 if replay(names, sanitize=not arguments.plain) else 1
     if arguments.keep:
         keep(names)
         return 0

@@ -43,6 +43,22 @@ record_kind(const nt_pickle *p, uint32_t present)
     return NT_NONE;
 }
 
+/* Whether one of the pairs from number `first` on has a key that makes a record. */
+static bool
+record_has_tag(const nt_pickle *p, const nt_value_pair *pairs, size_t first,
+               size_t count)
+{
+    for (size_t i = first; i < count; i++) {
+        for (size_t kind = 0; kind < p->visitor->kind_count; kind++) {
+            const uint32_t tag = p->visitor->tags[kind];
+            if (pairs[i].first == nt_value_make(NT_VALUE_STRING, tag)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 static nt_status
 record_place_dict(nt_pickle *p, nt_value dict, nt_value *out)
 {
@@ -50,6 +66,10 @@ record_place_dict(nt_pickle *p, nt_value dict, nt_value *out)
     uint32_t present = 0;
     size_t count;
     const nt_value_pair *pairs = nt_values_pairs(p->values, dict, &count);
+    if (!record_has_tag(p, pairs, nt_values_judged_count(p->values, dict), count)) {
+        nt_values_set_judged(p->values, dict);
+        return NT_OK;
+    }
     for (size_t i = 0; i < count; i++) {
         const uint32_t key = nt_value_id(pairs[i].first);
         if (nt_value_tag_of(pairs[i].first) == NT_VALUE_STRING &&
@@ -58,12 +78,7 @@ record_place_dict(nt_pickle *p, nt_value dict, nt_value *out)
             present |= (uint32_t)1 << key;
         }
     }
-    const uint32_t kind = record_kind(p, present);
-    if (kind == NT_NONE) {
-        nt_values_set_judged(p->values, dict);
-        return NT_OK;
-    }
-    NT_TRY(record_emit(p, kind, fields, present, out));
+    NT_TRY(record_emit(p, record_kind(p, present), fields, present, out));
     nt_values_exchange(p->values, dict, *out);
     return NT_OK;
 }
@@ -384,8 +399,7 @@ fast_list(nt_pickle *p, const uint8_t **at, nt_value *out)
 static inline fast_outcome
 fast_value(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
 {
-    /* Tests one by one: which of them holds follows from the pair before, and that
-     * is foreseen better than where a jump table leads. */
+    /* One by one: the processor foresees this better than a jump table. */
     const uint8_t opcode = **at;
     if (opcode == OP_BINGET || opcode == OP_LONG_BINGET) {
         return fast_fetch(p, at, out);

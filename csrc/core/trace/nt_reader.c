@@ -253,6 +253,47 @@ reader_setting_row(nt_reader *r, nt_value value, nt_setting *row)
     return NT_OK;
 }
 
+static nt_status
+reader_settings(nt_reader *r, nt_value container, uint32_t parent, unsigned depth);
+
+/* The row of `value` under `key` (absent in a list), and the rows of what is in it. */
+static nt_status
+reader_setting(nt_reader *r, nt_value key, nt_value value, uint32_t parent,
+               unsigned depth)
+{
+    const bool is_keyed = key != NT_VALUE_ABSENT;
+    nt_setting row = {.parent = parent, .key = is_keyed ? nt_value_id(key) : NT_NONE};
+    value = nt_values_resolve(r->values, value);
+    NT_TRY(reader_setting_row(r, value, &row));
+    size_t rows;
+    (void)nt_snapshot_setting_rows(r->snapshot, &rows);
+    NT_TRY(nt_snapshot_add_setting(r->snapshot, &row, r->err));
+    if (row.kind == NT_SETTING_DICT || row.kind == NT_SETTING_LIST) {
+        return reader_settings(r, value, (uint32_t)rows, depth + 1);
+    }
+    return NT_OK;
+}
+
+/* The pairs of a dict under strings. Of equal keys the last one counts: `last` has the
+ * number of each key's last pair. */
+static nt_status
+reader_setting_pairs(nt_reader *r, nt_map *last, const nt_value_pair *pairs,
+                     size_t count, uint32_t parent, unsigned depth)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (nt_value_tag_of(pairs[i].first) == NT_VALUE_STRING) {
+            NT_TRY(nt_map_set(last, pairs[i].first, (uint32_t)i, r->err));
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (nt_value_tag_of(pairs[i].first) == NT_VALUE_STRING &&
+            nt_map_find(last, pairs[i].first) == i) {
+            NT_TRY(reader_setting(r, pairs[i].first, pairs[i].second, parent, depth));
+        }
+    }
+    return NT_OK;
+}
+
 /* The children of the dict or list at row `parent`, depth first. */
 static nt_status
 reader_settings(nt_reader *r, nt_value container, uint32_t parent, unsigned depth)
@@ -262,30 +303,19 @@ reader_settings(nt_reader *r, nt_value container, uint32_t parent, unsigned dept
                        "allocator_settings is nested more than %d deep",
                        MOST_SETTING_DEPTH);
     }
-    const bool is_dict = nt_value_tag_of(container) == NT_VALUE_DICT;
     size_t count;
     const nt_value_pair *pairs = nt_values_pairs(r->values, container, &count);
     NT_TRY(nt_reader_charge(r, count));
+    if (nt_value_tag_of(container) == NT_VALUE_DICT) {
+        nt_map last;
+        nt_map_init(&last, r->alloc);
+        const nt_status status =
+            reader_setting_pairs(r, &last, pairs, count, parent, depth);
+        nt_map_clear(&last);
+        return status;
+    }
     for (size_t i = 0; i < count; i++) {
-        const nt_value key = is_dict ? pairs[i].first : NT_VALUE_ABSENT;
-        const nt_value value =
-            nt_values_resolve(r->values, is_dict ? pairs[i].second : pairs[i].first);
-        if (is_dict && nt_value_tag_of(key) != NT_VALUE_STRING) {
-            continue;
-        }
-        /* Of equal keys the last one counts; the earlier ones are passed over. */
-        if (is_dict && reader_get(r, container, nt_value_id(key)) != value) {
-            continue;
-        }
-        nt_setting row = {.parent = parent,
-                          .key = is_dict ? nt_value_id(key) : NT_NONE};
-        NT_TRY(reader_setting_row(r, value, &row));
-        size_t rows;
-        (void)nt_snapshot_setting_rows(r->snapshot, &rows);
-        NT_TRY(nt_snapshot_add_setting(r->snapshot, &row, r->err));
-        if (row.kind == NT_SETTING_DICT || row.kind == NT_SETTING_LIST) {
-            NT_TRY(reader_settings(r, value, (uint32_t)rows, depth + 1));
-        }
+        NT_TRY(reader_setting(r, NT_VALUE_ABSENT, pairs[i].first, parent, depth));
     }
     return NT_OK;
 }

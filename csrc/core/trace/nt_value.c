@@ -7,7 +7,7 @@ typedef struct value_node {
     nt_value exchanged; /* what stands for it, NT_VALUE_ABSENT while it is itself */
     nt_value_pair *pairs;
     uint32_t count, capacity;
-    bool judged;
+    uint32_t judged; /* pairs from the first on that were looked at */
 } value_node;
 
 typedef struct value_big {
@@ -183,7 +183,6 @@ nt_values_append(nt_values *values, nt_value list, nt_value item, uint64_t count
 {
     value_node *node = value_node_of(values, list);
     NT_TRY(value_check_open(node, err));
-    node->judged = false;
     if (node->count != 0 && nt_value_tag_of(item) == NT_VALUE_RECORD) {
         nt_value_pair *last = &node->pairs[node->count - 1];
         if (nt_value_tag_of(last->first) == NT_VALUE_RECORD &&
@@ -201,7 +200,6 @@ nt_values_set(nt_values *values, nt_value dict, nt_value key, nt_value item,
 {
     value_node *node = value_node_of(values, dict);
     NT_TRY(value_check_open(node, err));
-    node->judged = false;
     return value_push_pair(values, node, (nt_value_pair){key, item}, err);
 }
 
@@ -227,13 +225,21 @@ nt_values_exchange(nt_values *values, nt_value container, nt_value by)
 bool
 nt_values_is_judged(const nt_values *values, nt_value container)
 {
+    const value_node *node = value_node_of(values, container);
+    return node->judged == node->count;
+}
+
+size_t
+nt_values_judged_count(const nt_values *values, nt_value container)
+{
     return value_node_of(values, container)->judged;
 }
 
 void
 nt_values_set_judged(nt_values *values, nt_value container)
 {
-    value_node_of(values, container)->judged = true;
+    value_node *node = value_node_of(values, container);
+    node->judged = node->count;
 }
 
 const nt_value_pair *

@@ -108,12 +108,15 @@ nt_values_resolve(const nt_values *values, nt_value value);
 void
 nt_values_exchange(nt_values *values, nt_value container, nt_value by);
 
-/* A mark on a container as it is now: it was looked at and is nothing special.
- * Lost when the container changes. */
-bool
-nt_values_is_judged(const nt_values *values, nt_value container);
+/* A mark on the contents that a container has now: they were looked at and are
+ * nothing special. Pairs that come behind them do not have it. */
 void
 nt_values_set_judged(nt_values *values, nt_value container);
+/* Whether all of the contents have it (an empty container's do), and how many do. */
+bool
+nt_values_is_judged(const nt_values *values, nt_value container);
+size_t
+nt_values_judged_count(const nt_values *values, nt_value container);
 
 /* The contents of a container that was not exchanged; valid until it changes. */
 const nt_value_pair *
