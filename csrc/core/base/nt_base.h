@@ -37,11 +37,13 @@ typedef struct nt_error {
 #define NT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define NT_LIKELY(x) __builtin_expect(!!(x), 1)
 #define NT_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define NT_PREFETCH(at) __builtin_prefetch(at)
 #else
 #define NT_CHECKED
 #define NT_PRINTF(fmt, args)
 #define NT_LIKELY(x) (x)
 #define NT_UNLIKELY(x) (x)
+#define NT_PREFETCH(at) ((void)(at))
 #endif
 
 /* Leaves the calling function with the status of a call that failed. */

@@ -70,6 +70,25 @@ nt_bitset_add(nt_bitset *set, size_t number)
 }
 
 void
+nt_bitset_assign(nt_bitset *set, const uint64_t *bits)
+{
+    memset(set->words, 0, set->word_count * sizeof(uint64_t));
+    size_t words = set->size / 64 + (set->size % 64 != 0);
+    memcpy(set->words, bits, words * sizeof(uint64_t));
+    if (set->size % 64 != 0) {
+        set->words[words - 1] &= (UINT64_C(1) << set->size % 64) - 1;
+    }
+    for (unsigned level = 0; level + 1 < set->levels; level++) {
+        const uint64_t *below = &set->words[set->first[level]];
+        uint64_t *above = &set->words[set->first[level + 1]];
+        for (size_t i = 0; i < words; i++) {
+            above[i / 64] |= (uint64_t)(below[i] != 0) << i % 64;
+        }
+        words = words / 64 + (words % 64 != 0);
+    }
+}
+
+void
 nt_bitset_remove(nt_bitset *set, size_t number)
 {
     NT_ASSERT(number < set->size);

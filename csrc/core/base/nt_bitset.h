@@ -36,6 +36,18 @@ nt_bitset_add(nt_bitset *set, size_t number);
 void
 nt_bitset_remove(nt_bitset *set, size_t number);
 
+/* Makes exactly the numbers members whose bits are set in `bits`, number 0 being the
+ * lowest bit of the first word; what is set from the size on is not looked at. */
+void
+nt_bitset_assign(nt_bitset *set, const uint64_t *bits);
+
+/* Whether `number`, which is below the size, is a member. */
+static inline bool
+nt_bitset_has(const nt_bitset *set, size_t number)
+{
+    return (set->words[number / 64] >> number % 64 & 1) != 0;
+}
+
 /* The largest member that is at most `number`, or NT_NO_MEMBER. */
 size_t
 nt_bitset_last(const nt_bitset *set, size_t number);

@@ -17,35 +17,29 @@ nt_column_put(void *columns, nt_column_spec spec, void *data)
     memcpy((char *)columns + spec.offset, &data, sizeof data);
 }
 
+/* Rows come in such numbers that every column begins at an address for any type. */
+#define COLUMNS_ROWS ((size_t)16)
+
+/* Bytes of a row in all columns. */
+static size_t
+columns_row_size(const nt_column_spec *specs, size_t count)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes += specs[i].element;
+    }
+    return bytes;
+}
+
 void
 nt_columns_release(const nt_alloc *alloc, void *columns, const nt_column_spec *specs,
                    size_t count, size_t capacity)
 {
+    nt_release(alloc, nt_column_get(columns, specs[0]),
+               capacity * columns_row_size(specs, count));
     for (size_t i = 0; i < count; i++) {
-        nt_release(alloc, nt_column_get(columns, specs[i]),
-                   capacity * specs[i].element);
         nt_column_put(columns, specs[i], NULL);
     }
-}
-
-/* New arrays of `rows` elements for all columns, or none. */
-static bool
-columns_allocate(const nt_alloc *alloc, const nt_column_spec *specs, size_t count,
-                 size_t rows, void *fresh[NT_MOST_COLUMNS])
-{
-    for (size_t i = 0; i < count; i++) {
-        size_t bytes;
-        fresh[i] = nt_size_mul(rows, specs[i].element, &bytes)
-                       ? nt_allocate(alloc, bytes)
-                       : NULL;
-        if (fresh[i] == NULL) {
-            while (i-- > 0) {
-                nt_release(alloc, fresh[i], rows * specs[i].element);
-            }
-            return false;
-        }
-    }
-    return true;
 }
 
 nt_status
@@ -56,20 +50,26 @@ nt_columns_reserve(const nt_alloc *alloc, void *columns, const nt_column_spec *s
     if (need <= *capacity) {
         return NT_OK;
     }
-    NT_ASSERT(count <= NT_MOST_COLUMNS);
-    const size_t wanted = need + need / 2 + 8;
-    void *fresh[NT_MOST_COLUMNS];
-    if (!columns_allocate(alloc, specs, count, wanted, fresh)) {
+    size_t wanted, bytes;
+    if (!nt_size_add(need, (rows == 0 ? 0 : need / 2) + COLUMNS_ROWS, &wanted)) {
         return nt_fail_nomem(err);
     }
-    for (size_t i = 0; i < count; i++) {
-        void *old = nt_column_get(columns, specs[i]);
-        if (rows != 0) {
-            memcpy(fresh[i], old, rows * specs[i].element);
-        }
-        nt_release(alloc, old, *capacity * specs[i].element);
-        nt_column_put(columns, specs[i], fresh[i]);
+    wanted -= wanted % COLUMNS_ROWS;
+    char *fresh = nt_size_mul(wanted, columns_row_size(specs, count), &bytes)
+                      ? nt_allocate(alloc, bytes)
+                      : NULL;
+    if (fresh == NULL) {
+        return nt_fail_nomem(err);
     }
+    void *const old = nt_column_get(columns, specs[0]);
+    for (size_t i = 0; i < count; i++) {
+        if (rows != 0) {
+            memcpy(fresh, nt_column_get(columns, specs[i]), rows * specs[i].element);
+        }
+        nt_column_put(columns, specs[i], fresh);
+        fresh += wanted * specs[i].element;
+    }
+    nt_release(alloc, old, *capacity * columns_row_size(specs, count));
     *capacity = wanted;
     return NT_OK;
 }

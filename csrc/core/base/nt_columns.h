@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Structs of columns: a table is a struct with one array a column, described by
- * a list of specs, so that growing and freeing is written once.
+ * a list of specs, so that growing and freeing is written once. The columns of a table
+ * that grows here lie one behind the other in one block of memory.
  */
 #ifndef NT_COLUMNS_H
 #define NT_COLUMNS_H
@@ -9,9 +10,6 @@
 #include "base/nt_base.h"
 
 #define NT_LENGTH(array) (sizeof(array) / sizeof *(array))
-
-/* At most this many columns in one table. */
-#define NT_MOST_COLUMNS 32
 
 /* Where a column's pointer stands in its struct, and the bytes of an element. */
 typedef struct nt_column_spec {
@@ -30,8 +28,9 @@ void
 nt_column_put(void *columns, nt_column_spec spec, void *data);
 
 /*
- * Room for `need` rows in all columns, of which `rows` are in use, or, on
- * failure, in none more than before: one *capacity stands for all of them.
+ * Room for `need` rows in all columns, of which `rows` are in use, or, on failure, in
+ * none more than before: one *capacity stands for all of them. A table in use grows by
+ * half at least; an empty one gets what is asked for.
  */
 nt_status
 nt_columns_reserve(const nt_alloc *alloc, void *columns, const nt_column_spec *specs,

@@ -18,39 +18,15 @@ nt_map_clear(nt_map *map)
     nt_map_init(map, map->alloc);
 }
 
-/* Where `key` belongs. The table's own address takes part: it differs from run
- * to run, so that no file can be made whose keys all meet in one slot. */
-static size_t
-map_home(const nt_map *map, uint64_t key)
-{
-    const uint64_t seed = (uint64_t)(uintptr_t)map->entries;
-    return (size_t)(nt_mix64(key ^ seed) >> 7) & (map->slots - 1);
-}
-
-uint32_t
-nt_map_find(const nt_map *map, uint64_t key)
-{
-    if (map->count == 0) {
-        return NT_NONE;
-    }
-    size_t slot = map_home(map, key);
-    while (map->entries[slot].value != NT_NONE) {
-        if (map->entries[slot].key == key) {
-            return map->entries[slot].value;
-        }
-        slot = (slot + 1) & (map->slots - 1);
-    }
-    return NT_NONE;
-}
-
 static void
 map_place(nt_map *map, uint64_t key, uint32_t value)
 {
-    size_t slot = map_home(map, key);
+    const uint32_t hash = nt_map_hash(map, key);
+    size_t slot = hash & (map->slots - 1);
     while (map->entries[slot].value != NT_NONE) {
         slot = (slot + 1) & (map->slots - 1);
     }
-    map->entries[slot] = (nt_map_entry){.key = key, .value = value};
+    map->entries[slot] = (nt_map_entry){.key = key, .value = value, .hash = hash};
 }
 
 static nt_status
@@ -88,13 +64,14 @@ nt_map_swap(nt_map *map, uint64_t key, uint32_t value, uint32_t *old, nt_error *
     if (map->count * 2 >= map->slots) {
         NT_TRY(map_enlarge(map, err));
     }
-    size_t slot = map_home(map, key);
+    const uint32_t hash = nt_map_hash(map, key);
+    size_t slot = hash & (map->slots - 1);
     while (map->entries[slot].value != NT_NONE && map->entries[slot].key != key) {
         slot = (slot + 1) & (map->slots - 1);
     }
     *old = map->entries[slot].value;
     map->count += *old == NT_NONE;
-    map->entries[slot] = (nt_map_entry){.key = key, .value = value};
+    map->entries[slot] = (nt_map_entry){.key = key, .value = value, .hash = hash};
     return NT_OK;
 }
 
@@ -112,7 +89,7 @@ nt_map_remove(nt_map *map, uint64_t key)
         return NT_NONE;
     }
     const size_t mask = map->slots - 1;
-    size_t slot = map_home(map, key);
+    size_t slot = nt_map_hash(map, key) & mask;
     while (map->entries[slot].value != NT_NONE && map->entries[slot].key != key) {
         slot = (slot + 1) & mask;
     }
@@ -125,7 +102,7 @@ nt_map_remove(nt_map *map, uint64_t key)
     size_t gap = slot;
     for (size_t next = (gap + 1) & mask; map->entries[next].value != NT_NONE;
          next = (next + 1) & mask) {
-        const size_t home = map_home(map, map->entries[next].key);
+        const size_t home = map->entries[next].hash & mask;
         if (((next - home) & mask) >= ((next - gap) & mask)) {
             map->entries[gap] = map->entries[next];
             gap = next;
@@ -177,7 +154,7 @@ nt_strings_free(nt_strings *strings)
     nt_release(&alloc, strings, sizeof *strings);
 }
 
-/* Seeded with the table's address, for the reason given at map_home. */
+/* Seeded with the table's address, for the reason given at nt_map_hash. */
 static uint64_t
 strings_hash(const nt_strings *strings, const uint8_t *bytes, size_t length)
 {

@@ -15,7 +15,7 @@
 typedef struct nt_map_entry {
     uint64_t key;
     uint32_t value; /* NT_NONE marks an empty slot */
-    uint32_t unused;
+    uint32_t hash;  /* low bits of the key's hash: most tables are smaller than that */
 } nt_map_entry;
 
 /* All-zero but for `alloc` is a valid, empty map. */
@@ -31,9 +31,32 @@ nt_map_init(nt_map *map, nt_alloc alloc);
 void
 nt_map_clear(nt_map *map);
 
+/* Decides where `key` belongs. The table's own address takes part: it differs from run
+ * to run, so that no file can be made whose keys all meet in one slot. A table of more
+ * than 2^32 slots begins its search in the first 2^32. */
+static inline uint32_t
+nt_map_hash(const nt_map *map, uint64_t key)
+{
+    const uint64_t seed = (uint64_t)(uintptr_t)map->entries;
+    return (uint32_t)(nt_mix64(key ^ seed) >> 7);
+}
+
 /* The value under `key`, or NT_NONE. */
-uint32_t
-nt_map_find(const nt_map *map, uint64_t key);
+static inline uint32_t
+nt_map_find(const nt_map *map, uint64_t key)
+{
+    if (map->count == 0) {
+        return NT_NONE;
+    }
+    size_t slot = nt_map_hash(map, key) & (map->slots - 1);
+    while (map->entries[slot].value != NT_NONE) {
+        if (map->entries[slot].key == key) {
+            return map->entries[slot].value;
+        }
+        slot = (slot + 1) & (map->slots - 1);
+    }
+    return NT_NONE;
+}
 
 /* Puts `value` (not NT_NONE) under `key`, in place of what was there. */
 nt_status

@@ -69,10 +69,8 @@ events_want_column(nt_events *events, size_t i, size_t rows, nt_error *err)
     return NT_OK;
 }
 
-/* Every column can take row `events.count`; the optional ones that `event`
- * is the first to need exist. */
-static nt_status
-events_reserve(nt_events *events, const nt_event *event, nt_error *err)
+nt_status
+nt_events_reserve(nt_events *events, const nt_event *event, nt_error *err)
 {
     const size_t count = events->columns.count;
     const struct {
@@ -99,51 +97,6 @@ events_reserve(nt_events *events, const nt_event *event, nt_error *err)
         }
     }
     events->room = room;
-    return NT_OK;
-}
-
-/* Whether `event` has a value for a column that is not in use yet. */
-static inline bool
-events_lacks_column(const nt_event_columns *columns, const nt_event *event)
-{
-    return (columns->time_us == NULL && event->time_us != 0) ||
-           (columns->device_free == NULL && event->device_free != 0) ||
-           (columns->pool_second == NULL &&
-            (event->pool.first | event->pool.second) != 0) ||
-           (columns->compile_context == NULL && event->compile_context != NT_NONE) ||
-           (columns->user_metadata == NULL && event->user_metadata != NT_NONE);
-}
-
-nt_status
-nt_events_add(nt_events *events, const nt_event *event, nt_error *err)
-{
-    nt_event_columns *columns = &events->columns;
-    const size_t row = columns->count;
-    if (NT_UNLIKELY(row >= events->room || events_lacks_column(columns, event))) {
-        NT_TRY(events_reserve(events, event, err));
-    }
-    columns->action[row] = event->action;
-    columns->addr[row] = event->addr;
-    columns->size[row] = event->size;
-    columns->stream[row] = event->stream;
-    columns->stack[row] = event->stack;
-    if (columns->time_us != NULL) {
-        columns->time_us[row] = event->time_us;
-    }
-    if (columns->device_free != NULL) {
-        columns->device_free[row] = event->device_free;
-    }
-    if (columns->pool_second != NULL) {
-        columns->pool_first[row] = event->pool.first;
-        columns->pool_second[row] = event->pool.second;
-    }
-    if (columns->compile_context != NULL) {
-        columns->compile_context[row] = event->compile_context;
-    }
-    if (columns->user_metadata != NULL) {
-        columns->user_metadata[row] = event->user_metadata;
-    }
-    columns->count = row + 1;
     return NT_OK;
 }
 

@@ -97,9 +97,56 @@ typedef struct nt_events {
 void
 nt_events_clear(nt_events *events);
 
-/* Adds a row; on failure the table is as it was. */
+/* Every column can take one more row, and the optional ones that `event` is the first
+ * to need exist. */
 nt_status
-nt_events_add(nt_events *events, const nt_event *event, nt_error *err) NT_CHECKED;
+nt_events_reserve(nt_events *events, const nt_event *event, nt_error *err) NT_CHECKED;
+
+/* Whether `event` has a value for a column that is not in use yet. */
+static inline bool
+nt_events_lacks(const nt_event_columns *columns, const nt_event *event)
+{
+    return (columns->time_us == NULL && event->time_us != 0) ||
+           (columns->device_free == NULL && event->device_free != 0) ||
+           (columns->pool_second == NULL &&
+            (event->pool.first | event->pool.second) != 0) ||
+           (columns->compile_context == NULL && event->compile_context != NT_NONE) ||
+           (columns->user_metadata == NULL && event->user_metadata != NT_NONE);
+}
+
+/* Adds a row; on failure the table is as it was. */
+static inline nt_status
+nt_events_add(nt_events *events, const nt_event *event, nt_error *err)
+{
+    nt_event_columns *columns = &events->columns;
+    const size_t row = columns->count;
+    if (NT_UNLIKELY(row >= events->room || nt_events_lacks(columns, event))) {
+        NT_TRY(nt_events_reserve(events, event, err));
+    }
+    columns->addr[row] = event->addr;
+    columns->size[row] = event->size;
+    columns->stream[row] = event->stream;
+    columns->stack[row] = event->stack;
+    if (columns->time_us != NULL) {
+        columns->time_us[row] = event->time_us;
+    }
+    if (columns->device_free != NULL) {
+        columns->device_free[row] = event->device_free;
+    }
+    if (columns->pool_second != NULL) {
+        columns->pool_first[row] = event->pool.first;
+        columns->pool_second[row] = event->pool.second;
+    }
+    if (columns->compile_context != NULL) {
+        columns->compile_context[row] = event->compile_context;
+    }
+    if (columns->user_metadata != NULL) {
+        columns->user_metadata[row] = event->user_metadata;
+    }
+    columns->action[row] = event->action;
+    columns->count = row + 1;
+    return NT_OK;
+}
 
 /* Notes that rows first .. first + count - 1 come next in the final order. */
 nt_status

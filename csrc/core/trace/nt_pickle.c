@@ -520,13 +520,7 @@ pickle_run(nt_pickle *p)
         if (opcode == OP_STOP) {
             return pickle_need_stack(p, 1);
         }
-        const nt_status status = pickle_obey(p, opcode);
-        if (NT_UNLIKELY(status != NT_OK)) {
-            if (p->err->offset == NT_NO_OFFSET) {
-                p->err->offset = p->opcode_offset;
-            }
-            return status;
-        }
+        NT_TRY(pickle_obey(p, opcode));
     }
 }
 
@@ -587,8 +581,12 @@ nt_pickle_read(const nt_alloc *alloc, nt_source *source, nt_strings *strings,
         .err = told,
         .limit = source->end,
         .frame_end = NT_NO_OFFSET,
+        .generation = 1,
     };
     const nt_status status = pickle_read(&p, result);
+    if (status != NT_OK && told->offset == NT_NO_OFFSET) {
+        told->offset = p.opcode_offset;
+    }
     nt_release(alloc, p.stack, p.stack_capacity * sizeof(nt_value));
     nt_release(alloc, p.marks, p.mark_capacity * sizeof(size_t));
     nt_release(alloc, p.memo, p.memo_capacity * sizeof(nt_value));

@@ -38,8 +38,9 @@ typedef struct nt_pickle_visitor {
     size_t kind_count;
     uint32_t sequence_kind;
 
-    /* fields[i] is the value under key i, resolved, where bit i of `present` is
-     * set. Gives the record's id. An error without offset gets the opcode's. */
+    /* fields[i] is the value under key i, resolved, where bit i of `present` is set,
+     * else NT_VALUE_ABSENT. Gives the record's id. An error without offset gets the
+     * opcode's. */
     nt_status (*record)(void *ctx, uint32_t kind, const nt_value *fields,
                         uint32_t present, uint32_t *id, nt_error *err);
 

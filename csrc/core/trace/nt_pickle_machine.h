@@ -2,9 +2,9 @@
 /*
  * The state of nt_pickle's stack machine, shared by its files and by
  * nobody else: nt_pickle.c (opcodes one by one), nt_pickle_record.c (dicts that
- * are records, and the fast way through them), nt_pickle_close.c (what a
- * truncated input left open), nt_pickle_refuse.c (what is never obeyed) and
- * nt_pickle_text.c (protocol 0's lines of text).
+ * are records), nt_pickle_fast.c and nt_pickle_template.c (the fast ways through
+ * those), nt_pickle_close.c (what a truncated input left open), nt_pickle_refuse.c
+ * (what is never obeyed) and nt_pickle_text.c (protocol 0's lines of text).
  */
 #ifndef NT_PICKLE_MACHINE_H
 #define NT_PICKLE_MACHINE_H
@@ -84,6 +84,70 @@ typedef struct nt_pickle_step {
 /* Steps of the longest form that is remembered. */
 #define NT_PICKLE_MOST_STEPS 16
 
+/*
+ * A list of fetched records as it was seen last: the bytes from its first item up to
+ * APPENDS. The same bytes are the same sequence, as long as the memo entries stand.
+ */
+#define NT_PICKLE_SEEN 64
+#define NT_PICKLE_SEEN_BYTES 120
+
+typedef struct nt_pickle_seen {
+    uint64_t generation; /* p->generation when it was read */
+    uint64_t tail_mask;  /* of the last length % 8 bytes */
+    nt_value sequence;
+    uint8_t length; /* at most NT_PICKLE_SEEN_BYTES - 8 */
+    uint8_t bytes[NT_PICKLE_SEEN_BYTES];
+} nt_pickle_seen;
+
+/* A place in a record where those of one form differ, or where there is something to be
+ * done: its bytes are what `mask` leaves of a little-endian word. */
+typedef struct nt_pickle_hole {
+    uint64_t mask;
+    uint64_t aside; /* of a signed integer the bit of its sign, of any other 0; of a put
+                     * the value that goes into the memo */
+    uint8_t at;     /* bytes from the beginning of its part */
+    uint8_t field;  /* where the value goes; NT_PICKLE_MOST_KEYS: nowhere */
+} nt_pickle_hole;
+
+/* What holes are for: integers, memo indexes of strings, and entries of the memo that
+ * are set (where the bytes do not say which, the mask is 0). */
+typedef enum nt_pickle_hole_kind {
+    NT_HOLE_NUMBER,
+    NT_HOLE_FETCH,
+    NT_HOLE_PUT,
+    NT_HOLE_KINDS,
+} nt_pickle_hole_kind;
+
+/* Bytes that stand in all records of a form, but for the holes. */
+typedef struct nt_pickle_part {
+    uint8_t first;  /* of the template's bytes and masks */
+    uint8_t length; /* how many there are */
+    uint8_t padded; /* the same up to a multiple of 16, with masks of 0 */
+    uint8_t holes[NT_HOLE_KINDS], hole_count[NT_HOLE_KINDS]; /* the first, how many */
+    uint8_t open_field; /* the value behind it may be of any form, and goes here */
+} nt_pickle_part;
+
+#define NT_PICKLE_TEMPLATES 8
+#define NT_PICKLE_PARTS 3
+#define NT_PICKLE_HOLES 12 /* of each kind */
+#define NT_PICKLE_FORM 192 /* bytes, with the padding */
+
+/*
+ * A form of whole records. Parts follow each other with one open value between them;
+ * the last one ends with SETITEMS.
+ */
+typedef struct nt_pickle_template {
+    uint8_t bytes[NT_PICKLE_FORM], masks[NT_PICKLE_FORM];
+    nt_pickle_hole holes[NT_HOLE_KINDS][NT_PICKLE_HOLES];
+    nt_pickle_part parts[NT_PICKLE_PARTS];
+    nt_value fields[NT_PICKLE_MOST_KEYS + 1]; /* of the last record; constants stay */
+    uint32_t present, kind;
+    bool is_memoized; /* the first entry of the memo is the record's own */
+    uint8_t part_count;
+    uint8_t hole_count[NT_HOLE_KINDS];
+    uint8_t next; /* the template that the record behind the last one had */
+} nt_pickle_template;
+
 typedef struct nt_pickle {
     nt_alloc alloc;
     nt_source *source;
@@ -107,6 +171,14 @@ typedef struct nt_pickle {
 
     /* The forms of records in a trace and of records inside those. */
     nt_pickle_step steps[2][NT_PICKLE_MOST_STEPS];
+
+    /* The same in whole, and the lists in them. */
+    nt_pickle_template templates[NT_PICKLE_TEMPLATES];
+    size_t template_count;  /* valid ones */
+    size_t template_last;   /* number of the one read or learned last */
+    size_t template_oldest; /* number of the one to be given up next */
+    nt_pickle_seen seen[NT_PICKLE_SEEN];
+    uint64_t generation; /* changes whenever memo entries do; from 1 */
 
     uint32_t *scratch; /* ids of a sequence being put together */
     size_t scratch_capacity;
@@ -143,6 +215,13 @@ static inline uint64_t
 nt_pickle_u64(const uint8_t *at)
 {
     NT_PICKLE_LOAD(uint64_t, at);
+}
+
+/* The mask of a word's first `count` bytes in memory, 0 to 8. */
+static inline uint64_t
+nt_pickle_low_bytes(size_t count)
+{
+    return count == 0 ? 0 : UINT64_MAX >> 8 * (8 - count);
 }
 
 /* Reports NT_MALFORMED at the current opcode. */
@@ -203,6 +282,8 @@ nt_pickle_string(nt_pickle *p, const uint8_t *bytes, size_t length, nt_value *ou
 static inline void
 nt_pickle_forget_steps(nt_pickle *p)
 {
+    p->template_count = 0;
+    p->generation++;
     for (size_t i = 0; i < NT_PICKLE_MOST_STEPS; i++) {
         p->steps[0][i].key_mask = 0;
         p->steps[1][i].key_mask = 0;
@@ -232,6 +313,33 @@ nt_pickle_place(nt_pickle *p, nt_value value, nt_value *out);
  * now, so that records keep their order whichever way they are read. */
 nt_status
 nt_pickle_settle(nt_pickle *p);
+
+/* Calls the visitor for a record; *out stands for it. */
+nt_status
+nt_pickle_emit_record(nt_pickle *p, uint32_t kind, const nt_value *fields,
+                      uint32_t present, nt_value *out);
+
+/* The kind that a dict with the `present` keys is, or NT_NONE. */
+uint32_t
+nt_pickle_record_kind(const nt_pickle *p, uint32_t present);
+
+/* Calls the visitor for the sequence of `count` records in p->scratch. */
+nt_status
+nt_pickle_emit_sequence(nt_pickle *p, size_t count, nt_value *out);
+
+/* Room for `count` ids in p->scratch. */
+nt_status
+nt_pickle_reserve_scratch(nt_pickle *p, size_t count);
+
+/* Whether it is a record that sequences are made of. */
+static inline bool
+nt_pickle_is_element(const nt_pickle *p, nt_value value)
+{
+    return nt_value_tag_of(value) == NT_VALUE_RECORD &&
+           nt_value_kind(value) == p->visitor->sequence_kind;
+}
+
+/* nt_pickle_fast.c --------------------------------------------------------- */
 
 /*
  * At an EMPTY_DICT opcode: reads whole records that lie in the window and pushes

@@ -258,12 +258,39 @@ reader_event_keys(uint32_t present)
     return keys;
 }
 
+/* nt_reader_integer for what is nearly always a small one. */
+static inline nt_status
+reader_number(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+              uint64_t *out)
+{
+    if (NT_LIKELY(nt_value_tag_of(value) == NT_VALUE_INT)) {
+        *out = nt_value_int(value);
+        return NT_OK;
+    }
+    return nt_reader_integer(r, place, key, value, out);
+}
+
+/* What few events have, or what nearly all have that have it. */
 static nt_status
+reader_event_extras(nt_reader *r, nt_reader_place place, const nt_value *fields,
+                    nt_event *event)
+{
+    NT_TRY(reader_number(r, place, KEY_DEVICE_FREE, fields[KEY_DEVICE_FREE],
+                         &event->device_free));
+    NT_TRY(nt_reader_pool(r, place, KEY_POOL_ID, fields[KEY_POOL_ID], &event->pool));
+    NT_TRY(nt_reader_string(r, place, KEY_COMPILE_CONTEXT, fields[KEY_COMPILE_CONTEXT],
+                            &event->compile_context));
+    return nt_reader_string(r, place, KEY_USER_METADATA, fields[KEY_USER_METADATA],
+                            &event->user_metadata);
+}
+
+static inline nt_status
 reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_t *id)
 {
-    const nt_reader_place place = {"event", nt_snapshot_events(r->snapshot)->count};
+    nt_events *const events = nt_snapshot_event_table(r->snapshot);
+    const nt_reader_place place = {"event", events->columns.count};
     nt_event event = {
-        .stack = NT_NO_STACK,
+        .stack = nt_value_id(fields[KEY_FRAMES]),
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
     };
@@ -272,24 +299,21 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
     }
     uint64_t time_us = 0;
     NT_TRY(reader_action(r, place, fields[KEY_ACTION], &event.action));
-#define FIELD(key) ((present >> (key) & 1) != 0 ? fields[key] : NT_VALUE_ABSENT)
-    NT_TRY(nt_reader_integer(r, place, KEY_ADDR, FIELD(KEY_ADDR), &event.addr));
-    NT_TRY(nt_reader_integer(r, place, KEY_SIZE, FIELD(KEY_SIZE), &event.size));
-    NT_TRY(nt_reader_integer(r, place, KEY_STREAM, FIELD(KEY_STREAM), &event.stream));
-    NT_TRY(nt_reader_integer(r, place, KEY_TIME_US, FIELD(KEY_TIME_US), &time_us));
-    NT_TRY(nt_reader_integer(r, place, KEY_DEVICE_FREE, FIELD(KEY_DEVICE_FREE),
-                             &event.device_free));
-    NT_TRY(nt_reader_pool(r, place, KEY_POOL_ID, FIELD(KEY_POOL_ID), &event.pool));
-    NT_TRY(nt_reader_string(r, place, KEY_COMPILE_CONTEXT, FIELD(KEY_COMPILE_CONTEXT),
-                            &event.compile_context));
-    NT_TRY(nt_reader_string(r, place, KEY_USER_METADATA, FIELD(KEY_USER_METADATA),
-                            &event.user_metadata));
-    NT_TRY(nt_reader_stack(r, place, FIELD(KEY_FRAMES), &event.stack));
-#undef FIELD
+    NT_TRY(reader_number(r, place, KEY_ADDR, fields[KEY_ADDR], &event.addr));
+    NT_TRY(reader_number(r, place, KEY_SIZE, fields[KEY_SIZE], &event.size));
+    NT_TRY(reader_number(r, place, KEY_STREAM, fields[KEY_STREAM], &event.stream));
+    NT_TRY(reader_number(r, place, KEY_TIME_US, fields[KEY_TIME_US], &time_us));
+    NT_TRY(reader_event_extras(r, place, fields, &event));
+    if (nt_value_tag_of(fields[KEY_FRAMES]) != NT_VALUE_SEQUENCE) {
+        NT_TRY(nt_reader_stack(r, place, fields[KEY_FRAMES], &event.stack));
+    }
     event.time_us = (int64_t)time_us;
-    r->keys |= reader_event_keys(present);
+    if (NT_UNLIKELY(present != r->event_present)) {
+        r->event_present = present;
+        r->keys |= reader_event_keys(present);
+    }
     *id = (uint32_t)place.row;
-    return nt_snapshot_add_event(r->snapshot, &event, r->err);
+    return nt_events_add(events, &event, r->err);
 }
 
 nt_status
@@ -303,8 +327,8 @@ nt_reader_on_record(void *ctx, uint32_t kind, const nt_value *fields, uint32_t p
     }
     const nt_value frame[3] = {
         fields[KEY_FILENAME],
-        (present >> KEY_NAME & 1) != 0 ? fields[KEY_NAME] : NT_VALUE_ABSENT,
-        (present >> KEY_LINE & 1) != 0 ? fields[KEY_LINE] : NT_VALUE_ABSENT,
+        fields[KEY_NAME],
+        fields[KEY_LINE],
     };
     return reader_make_frame(r, frame, id);
 }

@@ -72,7 +72,8 @@ typedef struct nt_reader {
     nt_strings *strings;
     nt_stacks *stacks;
     nt_values *values;
-    uint32_t keys; /* NT_HAS_... seen so far */
+    uint32_t keys;          /* NT_HAS_... seen so far */
+    uint32_t event_present; /* the keys of the last event, which are in `keys` */
     uint8_t action_codes[ACTION_CACHE];
     const nt_source *source; /* how far it has come bounds `work` */
     uint64_t work;           /* pairs and items looked at so far */

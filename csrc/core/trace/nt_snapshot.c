@@ -100,6 +100,12 @@ nt_snapshot_add_event(nt_snapshot *snapshot, const nt_event *event, nt_error *er
     return nt_events_add(&snapshot->events, event, err);
 }
 
+nt_events *
+nt_snapshot_event_table(nt_snapshot *snapshot)
+{
+    return &snapshot->events;
+}
+
 nt_status
 nt_snapshot_arrange_trace(nt_snapshot *snapshot, nt_error *err)
 {

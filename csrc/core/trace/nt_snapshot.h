@@ -70,6 +70,9 @@ nt_snapshot_begin_trace(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
 nt_status
 nt_snapshot_add_event(nt_snapshot *snapshot, const nt_event *event,
                       nt_error *err) NT_CHECKED;
+/* The table that `add_event` adds to, for who adds a million of them. */
+nt_events *
+nt_snapshot_event_table(nt_snapshot *snapshot);
 
 /*
  * Where events were added before it was known which trace they belong to:

@@ -28,26 +28,6 @@ nt_timeline_reserve_allocations(nt_timeline *t, size_t rows, nt_error *err)
                               &t->allocation_capacity, rows, err);
 }
 
-nt_status
-nt_timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err)
-{
-    nt_allocation_columns *a = &t->allocations;
-    const size_t at = a->count;
-    if (NT_UNLIKELY(at >= t->allocation_capacity)) {
-        NT_TRY(nt_timeline_reserve_allocations(t, at + 1, err));
-    }
-    a->address[at] = row->address;
-    a->size[at] = row->size;
-    a->requested_size[at] = row->requested_size;
-    a->stream[at] = row->stream;
-    a->alloc_event[at] = row->alloc_event;
-    a->free_event[at] = row->free_event;
-    a->completed_event[at] = row->completed_event;
-    a->stack[at] = row->stack;
-    a->count = at + 1;
-    return NT_OK;
-}
-
 void
 nt_timeline_correct_sizes(const nt_timeline *t, size_t block, uint64_t *size,
                           uint64_t *requested_size)
@@ -261,9 +241,40 @@ nt_timeline_series(const nt_timeline *t, nt_metric metric, uint64_t *out)
     }
 }
 
+/* Counts the alloc events and notes those of other kinds. */
+static nt_status
+timeline_sort_events(nt_timeline *t, nt_error *err)
+{
+    if (t->count == 0) {
+        return NT_OK;
+    }
+    const uint8_t *action = nt_snapshot_events(t->snapshot)->action + t->first;
+    size_t allocs = 0;
+    for (size_t i = 0; i < t->count; i++) {
+        allocs += action[i] == NT_ACTION_ALLOC;
+        if (NT_UNLIKELY(action[i] > NT_ACTION_FREE_COMPLETED)) {
+            NT_TRY(nt_grow(&t->alloc, (void **)&t->others, &t->other_capacity,
+                           t->other_count + 1, sizeof(uint32_t), err));
+            t->others[t->other_count++] = (uint32_t)i;
+        }
+    }
+    t->alloc_count = allocs;
+    return NT_OK;
+}
+
+static void
+timeline_drop_others(nt_timeline *t)
+{
+    nt_release(&t->alloc, t->others, t->other_capacity * sizeof(uint32_t));
+    t->others = NULL;
+    t->other_count = 0;
+    t->other_capacity = 0;
+}
+
 static nt_status
 timeline_replay(nt_timeline *t, nt_error *err)
 {
+    NT_TRY(timeline_sort_events(t, err));
     NT_TRY(nt_timeline_replay_segments(t, err));
     t->facts.complete = t->facts.start_bytes[NT_METRIC_RESERVED] == 0;
     NT_TRY(nt_timeline_replay_blocks(t, err));
@@ -294,6 +305,7 @@ nt_timeline_new(const nt_alloc *alloc, const nt_snapshot *snapshot, int32_t devi
         return status;
     }
     t->progress = NULL;
+    timeline_drop_others(t);
     *out = t;
     return NT_OK;
 }
@@ -311,6 +323,7 @@ nt_timeline_free(nt_timeline *t)
     nt_release(&alloc, t->event_allocations, t->count * sizeof(uint32_t));
     nt_release(&alloc, t->reserved, t->reserved_capacity * sizeof(nt_sort_item));
     nt_release(&alloc, t->lost, t->lost_capacity * sizeof(nt_lost_event));
+    timeline_drop_others(t);
     nt_release(&alloc, t, sizeof *t);
 }
 

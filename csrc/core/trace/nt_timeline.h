@@ -16,6 +16,7 @@
 #include "base/nt_base.h"
 #include "trace/nt_snapshot.h"
 
+/* Sums of bytes are modulo 2^64, which only sizes that no device has can reach. */
 typedef enum nt_metric {
     NT_METRIC_ALLOCATED, /* active_allocated blocks: falls at free_requested */
     NT_METRIC_ACTIVE,    /* and those waiting for a stream: falls at free_completed */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trace/nt_timeline_large.h"
 
+#include <string.h>
+
 #include "base/nt_sort.h"
 #include "trace/nt_rounding.h"
 
@@ -11,30 +13,48 @@
  * that a file's settings cannot make each event slow. */
 #define LARGE_MOST_REACH (UINT64_C(1) << 28)
 
-/* Notes `address` under its MiB. */
-static nt_status
-large_note(nt_map *map, uint64_t address, nt_error *err)
+/* The page that `mib` is on, or NULL. */
+static inline nt_large_page *
+large_find(const nt_timeline_large *large, uint64_t mib)
 {
-    return nt_map_set(map, address >> LARGE_MIB_BITS,
-                      (uint32_t)(address & LARGE_MIB_MASK), err);
+    const uint32_t number = nt_map_find(&large->numbers, mib / NT_LARGE_PAGE);
+    return number == NT_NONE ? NULL : &large->pages[number];
 }
 
-static void
-large_forget(nt_map *map, uint64_t address)
+/* The same; it comes into being where it is not there. */
+static nt_status
+large_want(nt_timeline_large *large, uint64_t mib, nt_large_page **out, nt_error *err)
+{
+    *out = large_find(large, mib);
+    if (NT_LIKELY(*out != NULL)) {
+        return NT_OK;
+    }
+    if (large->page_count >= NT_NONE) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 large blocks");
+    }
+    NT_TRY(nt_grow(&large->alloc, (void **)&large->pages, &large->page_capacity,
+                   large->page_count + 1, sizeof(nt_large_page), err));
+    NT_TRY(nt_map_set(&large->numbers, mib / NT_LARGE_PAGE, (uint32_t)large->page_count,
+                      err));
+    *out = &large->pages[large->page_count++];
+    for (size_t i = 0; i < NT_LARGE_PAGE; i++) {
+        (*out)->mibs[i] = (nt_large_mib){.start = NT_NONE, .end = NT_NONE};
+    }
+    return NT_OK;
+}
+
+/* Notes that a block begins at `address`. */
+static nt_status
+large_note_start(nt_timeline_large *large, uint64_t address, uint32_t row,
+                 nt_error *err)
 {
     const uint64_t mib = address >> LARGE_MIB_BITS;
-    if (nt_map_find(map, mib) == (uint32_t)(address & LARGE_MIB_MASK)) {
-        (void)nt_map_remove(map, mib);
-    }
-}
-
-/* The address noted under `mib` if it is at least `from`, else `otherwise`. */
-static uint64_t
-large_look(const nt_map *map, uint64_t mib, uint64_t from, uint64_t otherwise)
-{
-    const uint32_t offset = nt_map_find(map, mib);
-    const uint64_t address = mib << LARGE_MIB_BITS | offset;
-    return offset != NT_NONE && address >= from ? address : otherwise;
+    nt_large_page *page;
+    NT_TRY(large_want(large, mib, &page, err));
+    nt_large_mib *noted = &page->mibs[mib % NT_LARGE_PAGE];
+    noted->start = (uint32_t)(address & LARGE_MIB_MASK);
+    noted->row = row;
+    return NT_OK;
 }
 
 /* The ranges ever mapped, by address, those that touch as one. */
@@ -98,10 +118,10 @@ nt_timeline_large_init(nt_timeline_large *large, const nt_timeline *t, nt_error 
 {
     *large = (nt_timeline_large){
         .settings = nt_snapshot_settings(t->snapshot),
+        .rows = &t->allocations,
         .alloc = t->alloc,
     };
-    nt_map_init(&large->starts, t->alloc);
-    nt_map_init(&large->ends, t->alloc);
+    nt_map_init(&large->numbers, t->alloc);
     NT_TRY(large_collect_expandable(large, t, err));
     const nt_segment_life_columns *s = &t->segments;
     for (size_t row = 0; row < s->count; row++) {
@@ -116,8 +136,9 @@ nt_timeline_large_init(nt_timeline_large *large, const nt_timeline *t, nt_error 
 void
 nt_timeline_large_clear(nt_timeline_large *large)
 {
-    nt_map_clear(&large->starts);
-    nt_map_clear(&large->ends);
+    nt_map_clear(&large->numbers);
+    nt_release(&large->alloc, large->pages,
+               large->page_capacity * sizeof(nt_large_page));
     nt_release(&large->alloc, large->expandable,
                large->expandable_capacity * sizeof *large->expandable);
     *large = (nt_timeline_large){.alloc = large->alloc};
@@ -127,39 +148,76 @@ nt_status
 nt_timeline_large_add_segment(nt_timeline_large *large, uint64_t address, uint64_t size,
                               nt_error *err)
 {
-    return size > NT_SMALL_BUFFER ? large_note(&large->ends, address + size, err)
-                                  : NT_OK;
+    if (size <= NT_SMALL_BUFFER) {
+        return NT_OK;
+    }
+    const uint64_t end = address + size, mib = end >> LARGE_MIB_BITS;
+    nt_large_page *page;
+    NT_TRY(large_want(large, mib, &page, err));
+    page->mibs[mib % NT_LARGE_PAGE].end = (uint32_t)(end & LARGE_MIB_MASK);
+    return NT_OK;
 }
 
 void
 nt_timeline_large_remove_segment(nt_timeline_large *large, uint64_t address,
                                  uint64_t size)
 {
-    if (size > NT_SMALL_BUFFER) {
-        large_forget(&large->ends, address + size);
+    const uint64_t end = address + size, mib = end >> LARGE_MIB_BITS;
+    nt_large_page *page = large_find(large, mib);
+    if (size <= NT_SMALL_BUFFER || page == NULL) {
+        return;
     }
+    uint32_t *noted = &page->mibs[mib % NT_LARGE_PAGE].end;
+    if (*noted == (uint32_t)(end & LARGE_MIB_MASK)) {
+        *noted = NT_NONE;
+    }
+}
+
+/* The lesser of `nearest` and, if that is so, `address`; without a branch. */
+static inline uint64_t
+large_nearer(uint64_t nearest, uint64_t address, unsigned is_so)
+{
+    const uint64_t candidate = address | ((uint64_t)is_so - 1);
+    return candidate < nearest ? candidate : nearest;
+}
+
+/* The first thing noted under `mib` at `from` or behind it, if it is before `nearest`.
+ * There are rows. */
+static inline uint64_t
+large_look(const nt_timeline_large *large, const nt_large_page *page, uint64_t mib,
+           uint64_t from, uint64_t nearest)
+{
+    const nt_large_mib *noted = &page->mibs[mib % NT_LARGE_PAGE];
+    const uint64_t base = mib << LARGE_MIB_BITS;
+    const uint64_t start = base | noted->start, end = base | noted->end;
+    const unsigned active = large->rows->completed_event[noted->row] == NT_EVENT_NEVER;
+    nearest = large_nearer(nearest, end, (noted->end != NT_NONE) & (end >= from));
+    return large_nearer(nearest, start,
+                        (noted->start != NT_NONE) & (start >= from) & active);
 }
 
 /* Where the free memory ends that begins before `from`, if that is at most `reach`
  * bytes behind it; else UINT64_MAX. */
-static uint64_t
+static inline uint64_t
 large_find_end(const nt_timeline_large *large, uint64_t from, uint64_t reach)
 {
     const uint64_t last = (from + reach) >> LARGE_MIB_BITS;
-    for (uint64_t mib = from >> LARGE_MIB_BITS; mib <= last; mib++) {
-        const uint64_t start = large_look(&large->starts, mib, from, UINT64_MAX);
-        const uint64_t end = large_look(&large->ends, mib, from, start);
-        const uint64_t nearest = start < end ? start : end;
-        if (nearest != UINT64_MAX) {
-            return nearest;
+    uint64_t mib = from >> LARGE_MIB_BITS, nearest = UINT64_MAX;
+    while (mib <= last && nearest == UINT64_MAX) {
+        const nt_large_page *page = large_find(large, mib);
+        const uint64_t next = (mib / NT_LARGE_PAGE + 1) * NT_LARGE_PAGE;
+        const uint64_t stop = next > last ? last + 1 : next;
+        for (; page != NULL && mib < stop; mib++) {
+            nearest = large_look(large, page, mib, from, nearest);
         }
+        mib = next;
     }
-    return UINT64_MAX;
+    return nearest;
 }
 
 nt_status
-nt_timeline_large_place(nt_timeline_large *large, uint64_t address, uint64_t *size,
-                        nt_error *err)
+nt_timeline_large_place(nt_timeline_large *large, uint64_t address, uint32_t row,
+                        uint64_t *size, nt_error *err)
 {
     const nt_settings *settings = large->settings;
     uint64_t reach = NT_SMALL_SIZE;
@@ -178,20 +236,15 @@ nt_timeline_large_place(nt_timeline_large *large, uint64_t address, uint64_t *si
             *size = end - address;
         }
     }
-    return large_note(&large->starts, address, err);
+    return large_note_start(large, address, row, err);
 }
 
 nt_status
-nt_timeline_large_add(nt_timeline_large *large, uint64_t address, nt_error *err)
+nt_timeline_large_add(nt_timeline_large *large, uint64_t address, uint32_t row,
+                      nt_error *err)
 {
     if (large->expandable_count != 0 && large_is_expandable(large, address)) {
         return NT_OK;
     }
-    return large_note(&large->starts, address, err);
-}
-
-void
-nt_timeline_large_remove(nt_timeline_large *large, uint64_t address)
-{
-    large_forget(&large->starts, address);
+    return large_note_start(large, address, row, err);
 }

@@ -15,11 +15,27 @@ typedef struct nt_address_range {
     uint64_t first, end;
 } nt_address_range;
 
+/* This many MiB that follow each other are noted together: what is behind a request
+ * is seldom further away. */
+#define NT_LARGE_PAGE 16
+
+/* Where in a MiB a block begins, which row it is, and where a segment ends; NT_NONE:
+ * nowhere, and the row is 0 then. The block is there as long as its row is active. */
+typedef struct nt_large_mib {
+    uint32_t start, row, end, unused;
+} nt_large_mib;
+
+typedef struct nt_large_page {
+    nt_large_mib mibs[NT_LARGE_PAGE];
+} nt_large_page;
+
 /* All-zero is valid for clear only. */
 typedef struct nt_timeline_large {
     const nt_settings *settings;
-    nt_map starts; /* MiB -> where in it a block begins */
-    nt_map ends;   /* MiB -> where in it a segment ends */
+    const nt_allocation_columns *rows; /* the timeline's */
+    nt_map numbers;                    /* MiB / NT_LARGE_PAGE -> number in `pages` */
+    nt_large_page *pages;
+    size_t page_count, page_capacity;
     nt_alloc alloc;
     nt_address_range
         *expandable; /* ranges ever mapped, by address: not the matter here */
@@ -43,19 +59,16 @@ nt_timeline_large_remove_segment(nt_timeline_large *large, uint64_t address,
 
 /*
  * A request of *size bytes, rounded and above 1 MiB, is served at `address`: *size is
- * its block's size then. An address in an expandable segment is left alone.
+ * the size of its block then, which is `row`. An address in an expandable segment is
+ * left alone.
  */
 nt_status
-nt_timeline_large_place(nt_timeline_large *large, uint64_t address, uint64_t *size,
-                        nt_error *err) NT_CHECKED;
+nt_timeline_large_place(nt_timeline_large *large, uint64_t address, uint32_t row,
+                        uint64_t *size, nt_error *err) NT_CHECKED;
 
 /* A block whose size is known lies at `address`. */
 nt_status
-nt_timeline_large_add(nt_timeline_large *large, uint64_t address,
+nt_timeline_large_add(nt_timeline_large *large, uint64_t address, uint32_t row,
                       nt_error *err) NT_CHECKED;
-
-/* The block at `address`, if it is one of these, is free. */
-void
-nt_timeline_large_remove(nt_timeline_large *large, uint64_t address);
 
 #endif

@@ -35,8 +35,8 @@ points_most(const nt_timeline *t)
 {
     const nt_event_columns *e = nt_snapshot_events(t->snapshot);
     size_t ranges = 0;
-    for (size_t i = t->first; i < t->first + t->count; i++) {
-        ranges += nt_timeline_is_reserving(e->action[i]);
+    for (size_t i = 0; i < t->other_count; i++) {
+        ranges += nt_timeline_is_reserving(e->action[t->first + t->others[i]]);
     }
     for (size_t row = 0; row < nt_snapshot_layout(t->snapshot)->segments.count; row++) {
         ranges += nt_timeline_has_final(t, row);
@@ -48,9 +48,10 @@ static void
 points_collect(nt_timeline_points *points, const nt_timeline *t)
 {
     const nt_event_columns *e = nt_snapshot_events(t->snapshot);
-    for (size_t i = 0; i < t->count; i++) {
-        const size_t at = t->first + i;
-        if (nt_timeline_is_reserving(e->action[at]) && nt_timeline_has_range(t, i)) {
+    for (size_t i = 0; i < t->other_count; i++) {
+        const size_t at = t->first + t->others[i];
+        if (nt_timeline_is_reserving(e->action[at]) &&
+            nt_timeline_has_range(t, t->others[i])) {
             points_add(points, e->addr[at], e->size[at]);
         }
     }

@@ -7,14 +7,17 @@
  * A trace that does not go back to the start is looked through first for blocks that
  * were there before it (nt_timeline_start).
  */
+#include <string.h>
+
 #include "trace/nt_rounding.h"
 #include "trace/nt_timeline_large.h"
+#include "trace/nt_timeline_live.h"
 
 typedef struct replay {
     nt_timeline *t;
     const nt_settings *settings;
     const nt_event_columns *events;
-    nt_map live;                     /* address -> row of an active allocation */
+    nt_timeline_live live;           /* the rows of active allocations */
     nt_timeline_large large;         /* which of them may be larger than asked for */
     uint64_t bytes[NT_METRIC_COUNT]; /* after the event before; reserved is not kept */
     nt_error *err;
@@ -52,6 +55,8 @@ replay_end_lost(replay *r, uint32_t row, int32_t event)
     return replay_note_lost(r, row, event, changes);
 }
 
+/* Peaks are looked for where sums rise. A sum that has wrapped, which only sizes that
+ * no device has can do, may also rise where it falls. */
 static inline void
 replay_raise_peak(replay *r, nt_metric metric, uint64_t more, int32_t event)
 {
@@ -59,6 +64,8 @@ replay_raise_peak(replay *r, nt_metric metric, uint64_t more, int32_t event)
     r->bytes[metric] += more;
     if (r->bytes[metric] > peak->bytes) {
         *peak = (nt_moment){.event = event, .bytes = r->bytes[metric]};
+    } else if (r->bytes[metric] < more) {
+        r->t->peaks_stand = false;
     }
 }
 
@@ -79,19 +86,22 @@ replay_alloc(replay *r, size_t i)
         .stack = r->events->stack[at],
     };
     uint32_t old;
-    NT_TRY(nt_map_swap(&r->live, allocation.address, row, &old, r->err));
+    NT_TRY(nt_timeline_live_set(&r->live, allocation.address, row, &old, r->err));
     if (NT_UNLIKELY(old != NT_NONE)) {
         NT_TRY(replay_end_lost(r, old, (int32_t)i));
     }
-    if (!nt_is_small(allocation.size)) {
-        NT_TRY(nt_timeline_large_place(&r->large, allocation.address, &allocation.size,
-                                       r->err));
+    NT_TRY(nt_timeline_add_allocation(t, &allocation, r->err));
+    uint64_t size = allocation.size;
+    if (!nt_is_small(size)) {
+        NT_TRY(
+            nt_timeline_large_place(&r->large, allocation.address, row, &size, r->err));
+        t->allocations.size[row] = size;
     }
     t->event_allocations[i] = row;
-    replay_raise_peak(r, NT_METRIC_ALLOCATED, allocation.size, (int32_t)i);
-    replay_raise_peak(r, NT_METRIC_ACTIVE, allocation.size, (int32_t)i);
+    replay_raise_peak(r, NT_METRIC_ALLOCATED, size, (int32_t)i);
+    replay_raise_peak(r, NT_METRIC_ACTIVE, size, (int32_t)i);
     replay_raise_peak(r, NT_METRIC_REQUESTED, allocation.requested_size, (int32_t)i);
-    return nt_timeline_add_allocation(t, &allocation, r->err);
+    return NT_OK;
 }
 
 /* The row is freed, by request or without one, with event `i`. */
@@ -110,15 +120,13 @@ replay_complete(replay *r, uint32_t row, size_t i)
     a->completed_event[row] = (int32_t)i;
     r->bytes[NT_METRIC_ACTIVE] -= a->size[row];
     r->bytes[NT_METRIC_REQUESTED] -= a->requested_size[row];
-    if (!nt_is_small(a->size[row])) {
-        nt_timeline_large_remove(&r->large, a->address[row]);
-    }
 }
 
 static void
 replay_free_requested(replay *r, size_t i)
 {
-    const uint32_t row = nt_map_find(&r->live, r->events->addr[r->t->first + i]);
+    const uint32_t row =
+        nt_timeline_live_find(&r->live, r->events->addr[r->t->first + i]);
     r->t->event_allocations[i] = row;
     if (row == NT_NONE || r->t->allocations.free_event[row] != NT_EVENT_NEVER) {
         r->t->facts.unmatched++;
@@ -130,7 +138,8 @@ replay_free_requested(replay *r, size_t i)
 static void
 replay_free_completed(replay *r, size_t i)
 {
-    const uint32_t row = nt_map_remove(&r->live, r->events->addr[r->t->first + i]);
+    const uint32_t row =
+        nt_timeline_live_remove(&r->live, r->events->addr[r->t->first + i]);
     r->t->event_allocations[i] = row;
     if (row == NT_NONE) {
         r->t->facts.unmatched++;
@@ -156,7 +165,7 @@ replay_free_pair(replay *r, size_t i)
         r->events->addr[at] != r->events->addr[at + 1]) {
         return false;
     }
-    const uint32_t row = nt_map_remove(&r->live, r->events->addr[at]);
+    const uint32_t row = nt_timeline_live_remove(&r->live, r->events->addr[at]);
     t->event_allocations[i] = row;
     t->event_allocations[i + 1] = row;
     if (row == NT_NONE) {
@@ -200,22 +209,23 @@ replay_set_start(replay *r)
 {
     nt_timeline *t = r->t;
     const nt_allocation_columns *a = &t->allocations;
-    uint64_t *bytes = t->facts.start_bytes;
-    for (uint32_t row = 0; row < a->count; row++) {
-        NT_TRY(nt_map_set(&r->live, a->address[row], row, r->err));
-        if (!nt_is_small(a->size[row])) {
-            NT_TRY(nt_timeline_large_add(&r->large, a->address[row], r->err));
-        }
-        bytes[NT_METRIC_ACTIVE] += a->size[row];
-        bytes[NT_METRIC_REQUESTED] += a->requested_size[row];
-        if (a->free_event[row] != NT_EVENT_FREED_BEFORE) {
-            bytes[NT_METRIC_ALLOCATED] += a->size[row];
-        }
-    }
     for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
-        r->bytes[metric] = bytes[metric];
-        t->peaks[metric] = (nt_moment){.event = -1, .bytes = bytes[metric]};
+        r->bytes[metric] = t->facts.start_bytes[metric];
+        t->peaks[metric] = (nt_moment){.event = -1, .bytes = r->bytes[metric]};
     }
+    for (uint32_t row = 0; row < a->count; row++) {
+        uint32_t old;
+        NT_TRY(nt_timeline_live_set(&r->live, a->address[row], row, &old, r->err));
+        if (!nt_is_small(a->size[row])) {
+            NT_TRY(nt_timeline_large_add(&r->large, a->address[row], row, r->err));
+        }
+        replay_raise_peak(r, NT_METRIC_ACTIVE, a->size[row], -1);
+        replay_raise_peak(r, NT_METRIC_REQUESTED, a->requested_size[row], -1);
+        if (a->free_event[row] != NT_EVENT_FREED_BEFORE) {
+            replay_raise_peak(r, NT_METRIC_ALLOCATED, a->size[row], -1);
+        }
+    }
+    memcpy(t->facts.start_bytes, r->bytes, sizeof r->bytes);
     return NT_OK;
 }
 
@@ -237,6 +247,22 @@ replay_add_late(replay *r, size_t block)
     return nt_timeline_add_allocation(t, &row, r->err);
 }
 
+/* A block from before the trace is larger by so much, modulo 2^64, than it was taken to
+ * be: an end layout that has two blocks at one address says so. */
+static void
+replay_correct_start(replay *r, uint32_t row, uint64_t size, uint64_t requested)
+{
+    const nt_allocation_columns *a = &r->t->allocations;
+    uint64_t *start = r->t->facts.start_bytes;
+    if (a->alloc_event[row] == NT_EVENT_BEFORE) {
+        start[NT_METRIC_ACTIVE] += size;
+        start[NT_METRIC_REQUESTED] += requested;
+        if (a->free_event[row] != NT_EVENT_FREED_BEFORE) {
+            start[NT_METRIC_ALLOCATED] += size;
+        }
+    }
+}
+
 /* The row takes over what the end layout says of its block. */
 static void
 replay_correct(replay *r, uint32_t row, size_t block)
@@ -246,6 +272,8 @@ replay_correct(replay *r, uint32_t row, size_t block)
     nt_timeline_correct_sizes(r->t, block, &a->size[row], &a->requested_size[row]);
     if (a->size[row] != size || a->requested_size[row] != requested) {
         r->t->peaks_stand = false;
+        replay_correct_start(r, row, a->size[row] - size,
+                             a->requested_size[row] - requested);
     }
     if (a->stack[row] == NT_NO_STACK) {
         a->stack[row] = replay_final_blocks(r)->stack[block];
@@ -260,12 +288,12 @@ replay_match_final(replay *r, size_t block)
     const nt_block_columns *b = replay_final_blocks(r);
     const bool pending = b->state[block] == NT_BLOCK_ACTIVE_PENDING_FREE;
     const int32_t last = (int32_t)r->t->count - 1;
-    const uint32_t row = nt_map_find(&r->live, b->address[block]);
+    const uint32_t row = nt_timeline_live_find(&r->live, b->address[block]);
     /* What the trace saw being freed can only live as another allocation. */
     if (row == NT_NONE || (!pending && a->free_event[row] != NT_EVENT_NEVER)) {
         return r->t->count == 0 ? NT_OK : replay_add_late(r, block);
     }
-    (void)nt_map_remove(&r->live, b->address[block]);
+    (void)nt_timeline_live_remove(&r->live, b->address[block]);
     replay_correct(r, row, block);
     if (pending && a->free_event[row] == NT_EVENT_NEVER) {
         a->free_event[row] = last;
@@ -286,8 +314,9 @@ replay_match_end(replay *r)
             NT_TRY(replay_match_final(r, block));
         }
     }
-    for (size_t slot = 0; slot < r->live.slots; slot++) {
-        const uint32_t row = r->live.entries[slot].value;
+    for (size_t at = 0; at < r->live.bucket_count * NT_LIVE_PLACES; at++) {
+        const nt_live_bucket *bucket = &r->live.buckets[at / NT_LIVE_PLACES];
+        const uint32_t row = bucket->row[at % NT_LIVE_PLACES];
         if (row != NT_NONE && r->t->count != 0) {
             NT_TRY(replay_end_lost(r, row, (int32_t)r->t->count - 1));
         }
@@ -299,14 +328,32 @@ static nt_status
 replay_allocate(replay *r)
 {
     nt_timeline *t = r->t;
-    size_t rows = t->allocations.count;
-    for (size_t i = 0; i < t->count; i++) {
-        rows += r->events->action[t->first + i] == NT_ACTION_ALLOC;
-    }
-    NT_TRY(nt_timeline_reserve_allocations(t, rows, r->err));
+    NT_TRY(nt_timeline_reserve_allocations(t, t->allocations.count + t->alloc_count,
+                                           r->err));
     t->event_allocations = nt_allocate(&t->alloc, t->count * sizeof(uint32_t));
     return t->event_allocations == NULL && t->count != 0 ? nt_fail_nomem(r->err)
                                                          : NT_OK;
+}
+
+/* How many events ahead the rows are fetched that frees will be about. */
+#define REPLAY_AHEAD 8
+
+/* The columns of the row that event `i` most likely ends are wanted soon. There is an
+ * active row at least. */
+static inline void
+replay_fetch_row(const replay *r, size_t i)
+{
+    const nt_allocation_columns *a = &r->t->allocations;
+    const uint64_t address = r->events->addr[r->t->first + i];
+    const nt_live_bucket *bucket =
+        &r->live.buckets[nt_timeline_live_home(&r->live, address)];
+    const uint32_t row =
+        bucket->row[nt_timeline_live_match(bucket, address) % NT_LIVE_PLACES];
+    const size_t at = row == NT_NONE ? 0 : row;
+    NT_PREFETCH(&a->size[at]);
+    NT_PREFETCH(&a->requested_size[at]);
+    NT_PREFETCH(&a->free_event[at]);
+    NT_PREFETCH(&a->completed_event[at]);
 }
 
 static nt_status
@@ -318,13 +365,16 @@ replay_run(replay *r)
     }
     NT_TRY(nt_timeline_large_init(&r->large, t, r->err));
     NT_TRY(replay_allocate(r));
-    NT_TRY(replay_set_start(r));
     t->peaks_stand = true;
+    NT_TRY(replay_set_start(r));
     size_t tick = 0;
     for (size_t i = 0; i < t->count; i++) {
         if (i >= tick) {
             NT_TRY(nt_timeline_tick(t, i, r->err));
             tick = i + NT_TIMELINE_TICK;
+        }
+        if (NT_LIKELY(i + REPLAY_AHEAD < t->count && r->live.count != 0)) {
+            replay_fetch_row(r, i + REPLAY_AHEAD);
         }
         if (replay_free_pair(r, i)) {
             i++;
@@ -346,10 +396,10 @@ nt_timeline_replay_blocks(nt_timeline *t, nt_error *err)
         .events = nt_snapshot_events(t->snapshot),
         .err = err,
     };
-    nt_map_init(&r.live, t->alloc);
+    r.live.alloc = t->alloc;
     r.large.alloc = t->alloc;
     const nt_status status = replay_run(&r);
-    nt_map_clear(&r.live);
+    nt_timeline_live_clear(&r.live);
     nt_timeline_large_clear(&r.large);
     return status;
 }

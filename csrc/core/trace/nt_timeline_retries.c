@@ -97,23 +97,25 @@ retries_count(retries *r)
 {
     nt_timeline *t = r->t;
     const uint8_t *action = r->events->action + t->first;
-    bool after_retry = false;
-    for (size_t i = 0; i < t->count; i++) {
-        if (action[i] == NT_ACTION_OOM) {
+    size_t after_retry = SIZE_MAX; /* the event behind the last retry */
+    for (size_t other = 0; other < t->other_count; other++) {
+        const size_t first = t->others[other];
+        if (action[first] == NT_ACTION_OOM) {
             t->facts.oom_count++;
-            t->facts.retries += !after_retry;
+            t->facts.retries += first != after_retry;
         }
-        after_retry = false;
-        if (!retries_is_release(action[i])) {
+        if (!retries_is_release(action[first])) {
             continue;
         }
-        const size_t first = i;
-        while (i + 1 < t->count && retries_is_release(action[i + 1])) {
-            i++;
+        size_t end = first + 1;
+        while (end < t->count && retries_is_release(action[end])) {
+            end++;
         }
-        after_retry = retries_is_retry(r, first, i + 1);
+        const bool is_retry = retries_is_retry(r, first, end);
+        after_retry = is_retry ? end : after_retry;
+        other += end - first - 1;
         t->facts.release_runs++;
-        t->facts.retries += after_retry;
+        t->facts.retries += is_retry;
     }
 }
 

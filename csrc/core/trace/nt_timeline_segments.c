@@ -469,7 +469,8 @@ segments_replay(reserving *r)
     nt_timeline *t = r->t;
     NT_TRY(segments_init(r));
     const uint8_t *action = nt_snapshot_events(t->snapshot)->action;
-    for (size_t i = 0; i < t->count; i++) {
+    for (size_t other = 0; other < t->other_count; other++) {
+        const size_t i = t->others[other];
         if (!nt_timeline_is_reserving(action[t->first + i])) {
             continue;
         }

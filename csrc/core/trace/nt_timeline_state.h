@@ -3,7 +3,8 @@
  * What a timeline holds, shared by its files and by nobody else: nt_timeline.c
  * (the public calls), nt_timeline_segments.c (when which range was reserved),
  * nt_timeline_start.c (what was there before the trace), nt_timeline_large.c (how
- * large a large block is), nt_timeline_replay.c (when which block lived),
+ * large a large block is), nt_timeline_live.c (which block lies where while it is
+ * replayed), nt_timeline_replay.c (when which block lived),
  * nt_timeline_retries.c, nt_timeline_layout.c and nt_timeline_holders.c (answers).
  */
 #ifndef NT_TIMELINE_STATE_H
@@ -31,8 +32,12 @@ struct nt_timeline {
     const nt_snapshot *snapshot; /* the caller's, outlives this */
     int32_t device;
     const nt_progress *progress; /* only while it is being made */
-    size_t first;                /* row of event 0 in the snapshot's events */
-    size_t count;                /* events of this device */
+    uint32_t *others; /* only while it is being made: the events that neither allocate
+                       * nor free, in order */
+    size_t other_count, other_capacity;
+    size_t alloc_count; /* alloc events */
+    size_t first;       /* row of event 0 in the snapshot's events */
+    size_t count;       /* events of this device */
     nt_allocation_columns allocations;
     size_t allocation_capacity;
     nt_segment_life_columns segments;
@@ -68,19 +73,36 @@ nt_timeline_replay_blocks(nt_timeline *t, nt_error *err);
 void
 nt_timeline_clear_segments(nt_timeline *t);
 
-/* Adds a row; its number is t->allocations.count - 1 then. */
+/* A row to be added; its number is t->allocations.count - 1 then. */
 typedef struct nt_allocation {
     uint64_t address, size, requested_size, stream;
     int32_t alloc_event, free_event, completed_event;
     uint32_t stack;
 } nt_allocation;
 
-nt_status
-nt_timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err);
-
 /* Room for `rows` allocations in all. */
 nt_status
 nt_timeline_reserve_allocations(nt_timeline *t, size_t rows, nt_error *err);
+
+static inline nt_status
+nt_timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err)
+{
+    nt_allocation_columns *a = &t->allocations;
+    const size_t at = a->count;
+    if (NT_UNLIKELY(at >= t->allocation_capacity)) {
+        NT_TRY(nt_timeline_reserve_allocations(t, at + 1, err));
+    }
+    a->address[at] = row->address;
+    a->size[at] = row->size;
+    a->requested_size[at] = row->requested_size;
+    a->stream[at] = row->stream;
+    a->alloc_event[at] = row->alloc_event;
+    a->free_event[at] = row->free_event;
+    a->completed_event[at] = row->completed_event;
+    a->stack[at] = row->stack;
+    a->count = at + 1;
+    return NT_OK;
+}
 
 /* An active block of the end layout as a row that was there before the trace. */
 nt_allocation

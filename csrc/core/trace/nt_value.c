@@ -271,10 +271,7 @@ nt_values_get_integer(const nt_values *values, nt_value value, uint64_t *bits)
 {
     switch (nt_value_tag_of(value)) {
     case NT_VALUE_BOOL: *bits = nt_value_id(value); return true;
-    case NT_VALUE_INT:
-        /* The sign is carried down by the arithmetic shift. */
-        *bits = (uint64_t)((int64_t)value >> 4);
-        return true;
+    case NT_VALUE_INT: *bits = nt_value_int(value); return true;
     case NT_VALUE_BIG: {
         const value_big *big = &values->bigs[nt_value_id(value)];
         *bits = big->bits;

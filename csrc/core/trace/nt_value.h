@@ -48,6 +48,14 @@ nt_value_id(nt_value value)
     return (uint32_t)(value >> 4);
 }
 
+/* The 64 bits in two's complement of an NT_VALUE_INT: the sign is carried down by the
+ * arithmetic shift. */
+static inline uint64_t
+nt_value_int(nt_value value)
+{
+    return (uint64_t)((int64_t)value >> 4);
+}
+
 /* The kind of a record. */
 static inline uint32_t
 nt_value_kind(nt_value value)
