@@ -15,6 +15,8 @@ Switches, from the environment, all off unless set to 1:
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -115,14 +117,40 @@ def extension(name: str, sources: list[str], include_dirs: list[str]) -> Extensi
     )
 
 
+def graphviz() -> list[Extension]:
+    """The module that draws with Graphviz, where pkg-config finds it; nothing elsewhere."""
+    command = [os.environ.get("PKG_CONFIG", "pkg-config"), "--cflags", "--libs", "libcgraph"]
+    try:
+        done = subprocess.run([*command, "libgvc"], capture_output=True, text=True)
+    except OSError:
+        return []
+    if done.returncode != 0:
+        return []
+    module = extension("_graphviz", files("csrc/graphviz/*.c"), ["csrc/graphviz"])
+    for flag in shlex.split(done.stdout):
+        if flag.startswith("-I"):
+            # Others' headers, under which our warnings don't count.
+            module.extra_compile_args += ["-isystem", flag[2:]]
+        elif flag.startswith(("-l", "-L", "-W")):
+            module.extra_link_args.append(flag)
+    # A release of Graphviz that it does not fit costs the pictures, not the installation.
+    module.optional = not on("WERROR")
+    return [module]
+
+
 core = {
     "sources": files("csrc/core/**/*.c"),
     "include_dirs": ["csrc/core"],
     "cflags": compile_flags(),
 }
-modules = [extension("_core", files("csrc/py/*.c"), ["csrc/py"])]
+modules = [extension("_core", files("csrc/py/*.c", "csrc/pyheap/*.c"), ["csrc/py", "csrc/pyheap"])]
+modules += graphviz()
 if on("SELFTEST"):
-    modules.append(extension("_selftest", files("tests/c/*.c"), ["tests/c"]))
+    # A copy of its own of the walk and the watch, so that a test can hold finalizers off.
+    walk = files("csrc/pyheap/ph_walk*.c", "csrc/pyheap/ph_gcwatch*.c", "csrc/pyheap/py_compat.c")
+    modules.append(
+        extension("_selftest", [*files("tests/c/*.c"), *walk], ["tests/c", "csrc/pyheap"])
+    )
 
 setup(
     libraries=[("nt_core", core)],

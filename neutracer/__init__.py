@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """neutracer explains the GPU memory of PyTorch programs.
 
-What holds it? Is it fragmented? Why did it run out? What should I change?
+What holds it? Is it leaking? Is it fragmented? Why did it run out? What should I change?
 
 Example:
     >>> import neutracer
@@ -10,7 +10,20 @@ Example:
     0.83
 """
 
+from neutracer.diagnose.alive import AliveReport, why_alive
+from neutracer.diagnose.autograd_cycles import (
+    AutogradCycle,
+    AutogradCyclesReport,
+    find_autograd_cycles,
+)
+from neutracer.diagnose.cycles import TensorCyclesReport, find_tensor_cycles, garbage_bytes
 from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report
+from neutracer.diagnose.holders import (
+    HoldersReport,
+    NotebookHolder,
+    notebook_holders,
+    release_holders,
+)
 from neutracer.errors import (
     HistoryWarning,
     LimitError,
@@ -20,7 +33,11 @@ from neutracer.errors import (
     TensorCycleWarning,
     UnavailableError,
 )
+from neutracer.heap.cycles import TensorCycle
+from neutracer.heap.graph import ObjectGraph
 from neutracer.live.capture import snapshot
+from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
+from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
 from neutracer.render.report import Finding, Report
 from neutracer.trace.layout import Layout
 from neutracer.trace.snapshot import Snapshot, load
@@ -30,25 +47,44 @@ from neutracer.trace.timeline import Churn, Holder, Moment, Timeline
 __version__ = "0.1.0"
 
 __all__ = [
+    "AliveReport",
+    "AutogradCycle",
+    "AutogradCyclesReport",
     "Churn",
+    "CycleWatch",
     "Finding",
     "FragmentationReport",
     "Frame",
     "HistoryWarning",
     "Holder",
+    "HoldersReport",
     "Layout",
     "LimitError",
     "Moment",
     "NeutracerError",
+    "NotebookHolder",
+    "ObjectGraph",
+    "PressureCollection",
+    "PressureCollector",
     "Report",
     "SettingsError",
     "Snapshot",
     "SnapshotError",
     "Table",
+    "TensorCycle",
     "TensorCycleWarning",
+    "TensorCyclesReport",
     "Timeline",
     "UnavailableError",
+    "collect_on_pressure",
+    "find_autograd_cycles",
+    "find_tensor_cycles",
     "fragmentation_report",
+    "garbage_bytes",
     "load",
+    "notebook_holders",
+    "release_holders",
     "snapshot",
+    "warn_tensor_cycles",
+    "why_alive",
 ]

@@ -11,13 +11,22 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import neutracer
+from neutracer.diagnose.cycle_run import cycle_run
 from neutracer.diagnose.environment import environment
 from neutracer.diagnose.overview import OverviewReport, overview
-from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.errors import (
+    HistoryWarning,
+    NeutracerError,
+    TensorCycleWarning,
+    UnavailableError,
+)
+from neutracer.live.cycle_watch import warn_tensor_cycles
+from neutracer.live.program import run_program
 from neutracer.render.document import Severity
 from neutracer.render.json import dumps
 from neutracer.render.terminal import show, write
 from neutracer.trace.snapshot import load
+from neutracer.units import parse_bytes
 
 __all__ = ["main"]
 
@@ -27,6 +36,15 @@ _REPORT_EXAMPLE = """example:
   neutracer report --fail-on severe snapshot.pickle   # exit code 1 if it finds that
 
 exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
+"""
+
+_CYCLES_EXAMPLE = """example:
+  neutracer cycles train.py --epochs 1
+  neutracer cycles -o cycles.html --min-bytes 1MiB -m package.train
+  neutracer cycles --fail-on moderate --device cpu test_model.py    # for CI
+
+exit codes: the program's own if that is not 0, 1 for cycles at --fail-on, 2 where the
+program can't be watched; the summary goes to standard error, or with --json to standard output
 """
 
 
@@ -57,6 +75,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
     report.set_defaults(run=_report)
+    cycles = commands.add_parser(
+        "cycles",
+        help="run a program and tell the reference cycles that kept its tensors",
+        description=(
+            "Runs a Python program under the cycle watch and sums up at its end which "
+            "reference cycles kept tensors until the garbage collector ran."
+        ),
+        epilog=_CYCLES_EXAMPLE,
+        formatter_class=raw,
+    )
+    cycles.add_argument("-m", dest="module", action="store_true", help="run a module")
+    cycles.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
+    cycles.add_argument("--min-bytes", metavar="SIZE", default="0", help="pass over smaller ones")
+    cycles.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    cycles.add_argument("-o", "--output", metavar="FILE", help="an offline page with the graphs")
+    cycles.add_argument(
+        "--fail-on",
+        choices=[str(severity) for severity in Severity],
+        metavar="SEVERITY",
+        help="exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
+    )
+    cycles.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
+    cycles.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    cycles.set_defaults(run=_cycles)
     env = commands.add_parser(
         "env",
         help="versions, what is available, what is missing and how to get it",
@@ -138,6 +180,42 @@ def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
         if number:
             out.write("\n")
         show(report.document(), out, max_lines=None)
+
+
+def _cycles(options: argparse.Namespace) -> int:
+    try:
+        device = _watched_device(options.device)
+        min_bytes = parse_bytes(options.min_bytes)
+        with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
+            # The summary tells them, ranked and with their pictures.
+            warnings.simplefilter("ignore", TensorCycleWarning)
+            command = [options.program, *options.arguments]
+            code = run_program(command, module=options.module)
+            report = cycle_run(watch, options.program, code, device, min_bytes)
+        if options.output:
+            report.graph.to_html(options.output)
+    except (NeutracerError, OSError, ValueError) as error:
+        _complain(str(error))
+        return 2
+    if options.json:
+        sys.stdout.write(dumps(report.to_dict()) + "\n")
+    else:
+        show(report.document(), sys.stderr, max_lines=None)
+    if code == 0 and options.fail_on and report.worst is not None:
+        code = 1 if report.worst >= options.fail_on else 0
+    return code
+
+
+def _watched_device(device: str | None) -> str | None:
+    """The device that was asked for; without one, all where torch has no accelerator."""
+    try:
+        import torch
+    except ImportError:
+        raise UnavailableError("torch", "install it with 'pip install torch'") from None
+    if device is None and not torch.cuda.is_available():
+        _complain("no accelerator here: tensors of every device count")
+        return "all"
+    return device
 
 
 def _env(options: argparse.Namespace) -> int:

@@ -72,7 +72,11 @@ def test_wheel_holds_package_and_core(built: Path) -> None:
     assert modules <= names
     assert "neutracer/py.typed" in names
     compiled = [name for name in names if name.endswith(".so")]
-    assert [name.split(".")[0] for name in compiled] == ["neutracer/_core"]
+    # The pictures' module is there where Graphviz was, and nothing else.
+    assert {name.split(".")[0] for name in compiled} - {"neutracer/_graphviz"} == {
+        "neutracer/_core"
+    }
+    assert {"neutracer/heap/page.css", "neutracer/heap/page.js"} <= names
     assert not [name for name in names if name.endswith((".c", ".h", ".a"))]
 
 

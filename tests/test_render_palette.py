@@ -41,6 +41,9 @@ def test_every_colour_is_spelt_in_full(palette: Palette) -> None:
 def test_text_is_readable_on_its_page(palette: Palette) -> None:
     for colour in (palette.ink, palette.grey, palette.sand_ink, palette.red):
         assert _contrast(colour, palette.page) >= 4.5
+    for surface in (palette.red_fill, palette.surface):
+        assert _contrast(palette.ink, surface) >= 7
+        assert _contrast(palette.grey, surface) >= 4.5
 
 
 @BOTH

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "csrc" / "core"
 CORE_FILES = sorted(CORE.rglob("*.[ch]"))
 CORE_HEADERS = sorted(CORE.rglob("*.h"))
+HEAP = ROOT / "csrc" / "pyheap"
+HEAP_FILES = sorted(HEAP.glob("*.[ch]"))
 C_FILES = sorted([*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("tests/**/*.[ch]")])
 PYTHON_FILES = sorted(ROOT.glob("neutracer/**/*.py"))
 
@@ -165,6 +167,62 @@ def test_sources_include_their_own_header_first() -> None:
         if includes(header.with_suffix(".c"))[0] != f'"{header.relative_to(CORE).as_posix()}"'
     ]
     assert wrong == []
+
+
+# ---- the arrows of csrc/pyheap ---------------------------------------------------------
+
+
+def heap_module(name: str) -> str | None:
+    """The listed module of csrc/pyheap that a file belongs to."""
+    stem = name.rpartition(".")[0]
+    listed = [row[0].strip("`") for row in table_rows("The objects of an interpreter")]
+    mine = [module for module in listed if stem == module or stem.startswith(f"{module}_")]
+    return max(mine, key=len, default=None)
+
+
+def test_every_heap_file_has_a_listed_module() -> None:
+    assert [path.name for path in HEAP_FILES if heap_module(path.name) is None] == []
+    for row in table_rows("The objects of an interpreter"):
+        assert (HEAP / (row[0].strip("`") + ".h")).exists()
+
+
+def test_heap_includes_core_and_itself_only() -> None:
+    core = {path.relative_to(CORE).as_posix() for path in CORE_HEADERS}
+    own = {path.name for path in HEAP_FILES}
+    public = {"frameobject.h", "structmember.h"}  # CPython's own, beside Python.h
+    wrong = []
+    for path in HEAP_FILES:
+        for include in includes(path):
+            name = include[1:-1]
+            internal = name.startswith("internal/") and path.name.startswith("py_compat")
+            if include[0] == '"' and name not in core | own | public and not internal:
+                wrong.append(f"{relative(path)} includes {name}")
+    assert wrong == []
+
+
+def test_heap_headers_include_upwards_only() -> None:
+    order = [row[0].strip("`") for row in table_rows("The objects of an interpreter")]
+    wrong = []
+    for path in HEAP_FILES:
+        mine = heap_module(path.name)
+        if path.suffix == ".h" and mine is not None:
+            theirs = [heap_module(include[1:-1]) for include in includes(path)]
+            wrong += [
+                f"{relative(path)} includes {module}"
+                for module in theirs
+                if module is not None and order.index(module) > order.index(mine)
+            ]
+    assert wrong == []
+
+
+def test_interpreter_insides_stay_in_one_place() -> None:
+    inside = re.compile(r"Py_BUILD_CORE|\bpycore_\w+|internal/")
+    outside = [
+        relative(path)
+        for path in [*HEAP_FILES, *sorted(ROOT.glob("csrc/py/*.[ch]"))]
+        if inside.search(path.read_text()) and not re.fullmatch(r"py_compat\w*\.c", path.name)
+    ]
+    assert outside == []
 
 
 # ---- the core as the compiler sees it --------------------------------------------------

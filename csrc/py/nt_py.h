@@ -35,6 +35,11 @@ nt_py_state_of(PyTypeObject *type);
 PyObject *
 nt_py_raise(nt_status status, const nt_error *err);
 
+/* The same for a call of csrc/pyheap: UnavailableError with the reason for NT_REFUSED.
+ */
+PyObject *
+nt_py_raise_heap(nt_status status, const nt_error *err);
+
 /* An instance of neutracer.errors.<name> made of `args` (stolen) is raised. */
 void
 nt_py_raise_named(const char *name, PyObject *args);
@@ -149,5 +154,12 @@ nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs);
 /* nt_py_arrow.c */
 PyObject *
 nt_py_arrow_stream(PyObject *module, PyObject *args);
+
+/* Functions that the module gets besides its own, a table a file. */
+extern PyMethodDef nt_py_cycles_methods[];   /* nt_py_cycles.c */
+extern PyMethodDef nt_py_autograd_methods[]; /* nt_py_autograd.c */
+extern PyMethodDef nt_py_roots_methods[];    /* nt_py_roots.c */
+extern PyMethodDef nt_py_heap_methods[];     /* nt_py_heap.c */
+extern PyMethodDef nt_py_names_methods[];    /* nt_py_names.c */
 
 #endif

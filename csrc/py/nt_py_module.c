@@ -185,6 +185,20 @@ module_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
 }
 
 static int
+module_add_functions(PyObject *module)
+{
+    PyMethodDef *const tables[] = {nt_py_cycles_methods, nt_py_heap_methods,
+                                   nt_py_roots_methods, nt_py_autograd_methods,
+                                   nt_py_names_methods};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
 module_exec(PyObject *module)
 {
     nt_py_state *state = PyModule_GetState(module);
@@ -196,7 +210,8 @@ module_exec(PyObject *module)
                    module_add_type(module, &nt_py_layout_spec, &state->layout_type) <
                        0 ||
                    module_add_type(module, &nt_py_fragment_spec,
-                                   &state->fragment_type) < 0
+                                   &state->fragment_type) < 0 ||
+                   module_add_functions(module) < 0
                ? -1
                : 0;
 }

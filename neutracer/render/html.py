@@ -95,28 +95,39 @@ def render_page(document: Document) -> str:
     return page_shell(document.title, body, _PAGE_STYLE + _STYLE)
 
 
-def page_shell(title: str, body: str, style: str) -> str:
-    """The page around a body, under a policy that allows its own style and nothing else.
+def page_shell(title: str, body: str, style: str, script: str = "") -> str:
+    """The page around a body, under a policy that allows its own parts and nothing else.
 
     Args:
         title: The title, as data; it is escaped here.
         body: HTML that is safe already; attributes of style in it would not apply.
         style: The style sheet. The policy names its hash.
+        script: A program that runs once the body stands; none where it is empty. The
+            policy names its hash.
 
     Raises:
-        ValueError: The style would end its own element.
+        ValueError: The style or the script would end its own element.
     """
-    if "</" in style:
-        raise ValueError("a style sheet can't hold '</'")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    if "</" in style or "</" in script or "<!--" in script:
+        raise ValueError("a style sheet or a script can't hold '</'")
+    runs = f"script-src {_digest(script)}; " if script else ""
+    policy = (
+        f"default-src 'none'; style-src {_digest(style)}; {runs}base-uri 'none'; form-action 'none'"
+    )
+    program = f"<script>{script}</script>" if script else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
-        f"<title>{_text(title)}</title><style>{style}</style></head>\n<body>{body}</body></html>\n"
+        f"<title>{_text(title)}</title><style>{style}</style></head>\n"
+        f"<body>{body}{program}</body></html>\n"
     )
+
+
+def _digest(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return f"'sha256-{digest}'"
 
 
 def _text(text: str) -> str:

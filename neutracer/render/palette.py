@@ -32,6 +32,8 @@ class Palette:
         sand: Reserved but free.
         sand_ink: Lines and words about what is free.
         red: Trouble: running out of memory, cycles.
+        red_fill: What trouble is about, as a surface under text.
+        surface: Everything else that is drawn as a surface under text.
     """
 
     page: str
@@ -42,6 +44,8 @@ class Palette:
     sand: str
     sand_ink: str
     red: str
+    red_fill: str
+    surface: str
 
     def blue(self, share: float) -> str:
         """The blue of a block, between the smallest (0.0) and the largest (1.0)."""
@@ -66,6 +70,8 @@ LIGHT = Palette(
     sand="#fae3c6",
     sand_ink="#8a5a12",
     red="#b3202a",
+    red_fill="#fde3e1",
+    surface="#f4f6f8",
 )
 
 DARK = Palette(
@@ -77,6 +83,8 @@ DARK = Palette(
     sand="#5c4a30",
     sand_ink="#e5b878",
     red="#ff7a73",
+    red_fill="#4a1f22",
+    surface="#1c252d",
 )
 
 # A terminal has its own background, which can't be asked for; its named colours are

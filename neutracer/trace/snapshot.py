@@ -16,10 +16,10 @@ from neutracer._native import core
 from neutracer.errors import HistoryWarning
 from neutracer.render.document import Document, Figure, KeyValues
 from neutracer.render.html import render_html
+from neutracer.saving import atomic_file
 from neutracer.trace.events import annotation_table, event_table
 from neutracer.trace.layout import block_table, segment_table
 from neutracer.trace.progress import reporting
-from neutracer.trace.saving import atomic_file
 from neutracer.trace.source import SnapshotSource, open_source
 from neutracer.trace.table import Stacks, Table
 from neutracer.trace.timeline import Timeline

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "nt_test.h"
+#include "selftest_heap.h"
 
 /* Written by the build: `selftest_suites`, a table of every test_nt_<module>.c. */
 #include "nt_selftest_list.h"
@@ -135,12 +136,21 @@ static PyMethodDef selftest_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int
+selftest_exec(PyObject *module)
+{
+    return PyModule_AddFunctions(module, selftest_heap_methods);
+}
+
+static PyModuleDef_Slot selftest_slots[] = {{Py_mod_exec, selftest_exec}, {0, NULL}};
+
 static struct PyModuleDef selftest_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "neutracer._selftest",
     .m_doc = "The C core's own test cases.",
     .m_size = 0,
     .m_methods = selftest_methods,
+    .m_slots = selftest_slots,
 };
 
 PyMODINIT_FUNC

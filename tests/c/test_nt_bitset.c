@@ -84,6 +84,33 @@ NT_TEST(set_finds_what_search_finds)
     NT_CHECK_NO_LEAK(&hostile);
 }
 
+NT_TEST(assigned_bits_are_the_members)
+{
+    static const size_t sizes[] = {1, 64, 65, 300, 4097};
+    uint64_t bits[65];
+    uint64_t seed = 7;
+    nt_hostile hostile;
+    nt_hostile_init(&hostile, t);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        nt_bitset set;
+        NT_REQUIRE(
+            NT_CHECK_OK(nt_bitset_init(&set, hostile.alloc, sizes[i], NULL), NULL));
+        nt_bitset_add(&set, 0);
+        for (size_t k = 0; k < 65; k++) {
+            /* Runs of empty words, and bits beyond the size. */
+            bits[k] = nt_test_random(&seed) % 3 == 0 ? nt_test_random(&seed) : 0;
+        }
+        nt_bitset_assign(&set, bits);
+        size_t expected = NT_NO_MEMBER;
+        for (size_t k = sizes[i]; k-- > 0;) {
+            expected = (bits[k / 64] >> k % 64 & 1) != 0 ? k : expected;
+            NT_CHECK_UINT(nt_bitset_next(&set, k), expected);
+        }
+        nt_bitset_clear(&set);
+    }
+    NT_CHECK_NO_LEAK(&hostile);
+}
+
 static nt_status
 bitset_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
@@ -104,6 +131,7 @@ const nt_test_case nt_bitset_tests[] = {
     NT_CASE(empty_set_has_no_member),
     NT_CASE(members_far_apart_are_found),
     NT_CASE(set_finds_what_search_finds),
+    NT_CASE(assigned_bits_are_the_members),
     NT_CASE(set_survives_running_out_of_memory),
     NT_CASES_END,
 };

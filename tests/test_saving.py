@@ -12,7 +12,7 @@ from small_snapshots import dumped, one_program
 
 import neutracer
 from neutracer import UnavailableError
-from neutracer.trace.saving import atomic_file
+from neutracer.saving import atomic_file
 
 
 @pytest.fixture

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A walk's graph with what the collector is not shown joined to it: references that
+ * only C++ knows, nodes that stand for what keeps objects alive (a running frame, a
+ * thread), and without the objects of whoever is asking. The nodes of the walk keep
+ * their numbers; added ones come behind them. GIL held; nothing is created, nobody's
+ * Python runs. Valid as long as the walk.
+ */
+#ifndef PH_JOIN_H
+#define PH_JOIN_H
+
+#include "base/nt_arena.h"
+#include "ph_names.h"
+#include "ph_tensor.h"
+#include "ph_walk.h"
+
+/* Kinds of nodes and references that Python does not have. */
+#define PH_NODE_AUTOGRAD ((ph_node_kind)65)
+#define PH_NODE_ROOT ((ph_node_kind)66)
+#define PH_EDGE_AUTOGRAD ((ph_edge_kind)65)
+
+/* A reference that is joined to the graph. */
+typedef struct ph_link {
+    uint32_t source;
+    uint32_t target;
+    ph_edge_kind kind;
+    bool seen;        /* the collector is shown it too */
+    const char *name; /* in the join's arena */
+} ph_link;
+
+/* A node that is no object of the walk. */
+typedef struct ph_added {
+    const char *label;
+    const char *file; /* "" if there is none */
+    int32_t line;
+    uint64_t thread; /* the thread's ident; 0: none */
+} ph_added;
+
+/* Borrowed parts are for reading. `graph` is there after ph_join_close. */
+typedef struct ph_join {
+    const ph_heap *heap;
+    nt_alloc alloc;
+    nt_arena arena;
+    uint32_t walked; /* nodes of the walk */
+    ph_added *added;
+    size_t added_count;
+    size_t added_capacity;
+    ph_link *links; /* by source, then as they were told, after ph_join_close */
+    size_t link_count;
+    size_t link_capacity;
+    uint32_t *links_in;       /* of a node of the walk: links that C++ holds it by */
+    uint32_t call_references; /* that a caller keeps for the time of the call asking */
+    nt_bitset hidden;         /* nodes of the walk that lead nowhere */
+    nt_bitset autograd;       /* nodes of the walk that are nodes of PyTorch's graph */
+    nt_graph graph;
+} ph_join;
+
+/* On failure `join` is valid for ph_join_clear only. */
+nt_status
+ph_join_init(ph_join *join, const ph_heap *heap, nt_error *err) NT_CHECKED;
+void
+ph_join_clear(ph_join *join);
+
+/* The references of this object are left out. An object that was not walked is fine. */
+void
+ph_join_hide(ph_join *join, PyObject *object);
+
+/* A node that stands for something else than an object. Texts are copied. */
+nt_status
+ph_join_add(ph_join *join, const char *label, const char *file, int line,
+            uint64_t thread, uint32_t *node, nt_error *err) NT_CHECKED;
+
+/* A reference; the name is copied. Before ph_join_close. */
+nt_status
+ph_join_link(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
+             const char *name, nt_error *err) NT_CHECKED;
+
+/*
+ * The attributes of tensors that C++ holds too: the collector is not shown these, lest
+ * it takes such a tensor for garbage. Before ph_join_close.
+ */
+nt_status
+ph_join_tensors(ph_join *join, nt_error *err) NT_CHECKED;
+
+/* Builds the graph. */
+nt_status
+ph_join_close(ph_join *join, nt_error *err) NT_CHECKED;
+
+/* Takes one reference from `source` to `target` out of the graph, if there is one. */
+bool
+ph_join_cut(ph_join *join, uint32_t source, uint32_t target);
+
+/* The first of the links from `source` to `target`, or NULL. */
+const ph_link *
+ph_join_find_link(const ph_join *join, uint32_t source, uint32_t target);
+
+/* NULL for an added node. */
+PyObject *
+ph_join_object(const ph_join *join, uint32_t node);
+
+/*
+ * Objects with more references than the walk and the links account for: what C code, a
+ * running frame or C++ keeps. `outside` is initialised here for all nodes; the added
+ * ones are no members.
+ */
+nt_status
+ph_join_outside(const ph_join *join, nt_bitset *outside, nt_error *err) NT_CHECKED;
+
+/* References to an object that neither the walk nor a link accounts for; of a tensor
+ * also those that C++ holds. */
+void
+ph_join_unexplained(const ph_join *join, uint32_t node, uint64_t *python,
+                    uint64_t *native);
+
+/* Nodes of cycles worth naming: without modules, types, namespaces and what is hidden,
+ * through which nearly all of a program hangs together. `within` is initialised here;
+ * *cut is how many nodes of the walk were left out. */
+nt_status
+ph_join_within(const ph_join *join, nt_bitset *within, uint32_t *cut,
+               nt_error *err) NT_CHECKED;
+
+#endif

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#if !defined(Py_BUILD_CORE)
+#define Py_BUILD_CORE 1
+#endif
+#include "py_compat_frames.h"
+
+#if PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030B0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#pragma GCC diagnostic ignored "-Wsign-compare"
+#pragma GCC diagnostic ignored "-Wpedantic"
+#include "internal/pycore_frame.h"
+#pragma GCC diagnostic pop
+#endif
+
+#include "frameobject.h"
+
+#if !PY_COMPAT_OBJECTS_KNOWN
+
+int
+py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx)
+{
+    (void)thread;
+    (void)visit;
+    (void)ctx;
+    return 0;
+}
+
+int
+py_compat_each_held(PyThreadState *thread, py_compat_thread_visit visit, void *ctx)
+{
+    (void)thread;
+    (void)visit;
+    (void)ctx;
+    return 0;
+}
+
+#else
+
+#if PY_VERSION_HEX < 0x030B0000
+
+int
+py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx)
+{
+    PyFrameObject *frame = thread->frame;
+    for (; frame != NULL; frame = frame->f_back) {
+        py_compat_frame read;
+        if (py_compat_frame_read((PyObject *)frame, &read)) {
+            const int stop = visit(ctx, &read, false);
+            if (stop != 0) {
+                return stop;
+            }
+        }
+    }
+    return 0;
+}
+
+#else
+
+static _PyInterpreterFrame *
+frames_first(PyThreadState *thread)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return thread->current_frame;
+#else
+    return thread->cframe == NULL ? NULL : thread->cframe->current_frame;
+#endif
+}
+
+/* False for a frame that is being built, and for what stands between C and Python. */
+static bool
+frames_read(_PyInterpreterFrame *frame, py_compat_frame *out)
+{
+    if (_PyFrame_IsIncomplete(frame)) {
+        return false;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    PyCodeObject *code = _PyFrame_GetCode(frame);
+    PyObject *function = frame->f_funcobj;
+#elif PY_VERSION_HEX >= 0x030C0000
+    PyCodeObject *code = frame->f_code;
+    PyObject *function = frame->f_funcobj;
+#else
+    PyCodeObject *code = frame->f_code;
+    PyObject *function = (PyObject *)frame->f_func;
+#endif
+    const int unit = (int)sizeof(_Py_CODEUNIT);
+    const int top = frame->stacktop; /* below zero while the frame itself runs */
+    const int named = code->co_nlocalsplus;
+    *out = (py_compat_frame){
+        .code = code,
+        .line = PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(frame) * unit),
+        .values = frame->localsplus,
+        .named = named,
+        .count = top > named ? top : named,
+        .locals = frame->f_locals,
+        .globals = frame->f_globals,
+        .builtins = frame->f_builtins,
+        .function = function,
+    };
+    return true;
+}
+
+int
+py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx)
+{
+    _PyInterpreterFrame *frame = frames_first(thread);
+    for (; frame != NULL; frame = frame->previous) {
+        py_compat_frame read;
+        if (frames_read(frame, &read)) {
+            const int stop = visit(ctx, &read, frame->stacktop >= 0);
+            if (stop != 0) {
+                return stop;
+            }
+        }
+    }
+    return 0;
+}
+
+#endif
+
+static int
+frames_each_handled(PyThreadState *thread, py_compat_thread_visit visit, void *ctx)
+{
+    const _PyErr_StackItem *item = thread->exc_info;
+    for (; item != NULL; item = item->previous_item) {
+        if (item->exc_value != NULL) {
+            const int stop = visit(ctx, "exception being handled", item->exc_value);
+            if (stop != 0) {
+                return stop;
+            }
+        }
+#if PY_VERSION_HEX < 0x030B0000
+        if (item->exc_traceback != NULL) {
+            const int stop = visit(ctx, "exception being handled", item->exc_traceback);
+            if (stop != 0) {
+                return stop;
+            }
+        }
+#endif
+    }
+    return 0;
+}
+
+int
+py_compat_each_held(PyThreadState *thread, py_compat_thread_visit visit, void *ctx)
+{
+    const struct {
+        const char *name;
+        PyObject *object;
+    } held[] = {
+        {"thread-local values", thread->dict},
+        {"context", thread->context},
+        {"trace function", thread->c_traceobj},
+        {"profile function", thread->c_profileobj},
+        {"asynchronous exception", thread->async_exc},
+        {"hook of asynchronous generators", thread->async_gen_firstiter},
+        {"hook of asynchronous generators", thread->async_gen_finalizer},
+#if PY_VERSION_HEX >= 0x030C0000
+        {"exception being raised", thread->current_exception},
+#else
+        {"exception being raised", thread->curexc_value},
+        {"exception being raised", thread->curexc_traceback},
+#endif
+    };
+    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++) {
+        if (held[i].object != NULL) {
+            const int stop = visit(ctx, held[i].name, held[i].object);
+            if (stop != 0) {
+                return stop;
+            }
+        }
+    }
+    return frames_each_handled(thread, visit, ctx);
+}
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The frames that a thread is running, which are no objects of their own from 3.11 on.
+ * They are read where they lie: no frame object is made for them. All is borrowed. GIL
+ * held. For an interpreter that is not known there are none.
+ */
+#ifndef PY_COMPAT_FRAMES_H
+#define PY_COMPAT_FRAMES_H
+
+#include "py_compat_objects.h"
+
+/* Not 0 ends the round. `frame->values` beyond `named` are what it was computing, as
+ * far as the interpreter wrote down how many there are; it did if the frame `waits` for
+ * a call from Python to Python, whose arguments are not among them any more. */
+typedef int (*py_compat_frame_visit)(void *ctx, const py_compat_frame *frame,
+                                     bool waits);
+
+/* The thread's frames, the innermost first. Returns what ended the round, or 0. */
+int
+py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx);
+
+/* What the thread itself refers to, by a name for a reader. `name` is C text. */
+typedef int (*py_compat_thread_visit)(void *ctx, const char *name, PyObject *object);
+
+int
+py_compat_each_held(PyThreadState *thread, py_compat_thread_visit visit, void *ctx);
+
+#endif

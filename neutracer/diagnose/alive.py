@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why is this object alive? Who leads to it, and which reference is to be dropped?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neutracer.heap.cycles import tensor_text
+from neutracer.heap.graph import ObjectGraph
+from neutracer.heap.objects import Edge, Node
+from neutracer.heap.roots import Found, Way, find_ways
+from neutracer.render.document import Block, Document, Note, Paragraph, Severity
+from neutracer.render.report import Finding, Report
+from neutracer.units import format_count
+
+__all__ = ["AliveReport", "why_alive"]
+
+_MOST_PATHS = 100
+
+# Ways through the namespace of a running function say nothing that its module does not.
+_SPARE_WAYS = 4
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AliveReport(Report):
+    """What keeps an object alive, the shortest chains first.
+
+    Attributes:
+        target: The object, in a few words.
+        bytes: Bytes of its storage, where it is a tensor.
+        chains: The chains from a module, thread or frame to the object, in words. Where
+            none of these leads to it, from what something unknown holds.
+        reachable: True if a module, a thread or a running frame leads to the object.
+        unexplained_references: References that neither Python nor autograd accounts for:
+            C code, a running function's temporary value, or a call's argument.
+        cxx_references: Of a tensor, those that C++ holds and that autograd, as far as
+            Python can see it, does not account for.
+        objects: Objects that were looked at.
+        graph: The chains as one graph that can be drawn.
+    """
+
+    schema = "neutracer.alive/1"
+
+    target: str
+    bytes: int
+    chains: tuple[str, ...]
+    reachable: bool
+    unexplained_references: int
+    cxx_references: int
+    objects: int
+    graph: ObjectGraph
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts = (
+            format_count(len(self.chains), "chain") if self.reachable else "nothing leads to it",
+            f"{format_count(self.objects, 'object')} looked at",
+        )
+        blocks: tuple[Block, ...] = self.finding_blocks()
+        if not blocks:
+            blocks = (
+                Paragraph(
+                    "No object that the collector tracks refers to it, and no other "
+                    "reference is known: it dies with the one that you hold."
+                ),
+            )
+        return Document(f"Why {self.target} is alive", facts, blocks, more="all of them: .chains")
+
+
+def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
+    """Find what keeps an object alive.
+
+    The whole heap is walked in C, with the GIL held: some 0.3 microseconds an object.
+    What autograd holds is joined to it, so that a tensor that only a graph keeps is
+    found too. Chains begin at modules, at threads, and at the variables of running
+    functions; the call itself is none of them. The caller's own variable is.
+
+    Args:
+        obj: The object.
+        max_paths: How many chains at most, 1 to 100. No two of them come from the same
+            last referrer, unless there is only one.
+
+    Returns:
+        The chains, the shortest first. Nothing in it refers to an object of the program.
+
+    Raises:
+        ValueError: max_paths is out of range.
+        UnavailableError: A memory layout is not known.
+
+    Example:
+        >>> cache = {"last": [object()]}
+        >>> def read(entry):
+        ...     return why_alive(entry).chains[0]
+        >>> read(cache["last"][0]).partition(",")[0]
+        'frame of read'
+    """
+    if not 1 <= max_paths <= _MOST_PATHS:
+        raise ValueError(f"max_paths is {max_paths}: it is 1 to {_MOST_PATHS}")
+    # A list of its own, so that no variable of this call holds the object.
+    target = [obj]
+    del obj
+    found = find_ways(target, max_paths + _SPARE_WAYS)
+    if found is None:
+        return AliveReport(
+            target=f"this {type(target[0]).__name__}",
+            bytes=0,
+            chains=(),
+            reachable=False,
+            unexplained_references=0,
+            cxx_references=0,
+            objects=0,
+            graph=ObjectGraph((), ()),
+        )
+    del target
+    return _report(found, max_paths)
+
+
+def _report(found: Found, max_paths: int) -> AliveReport:
+    plain = [way for way in found.ways if all(edge.kind != "globals" for edge in way.edges)]
+    ways = tuple(plain or found.ways)[:max_paths]
+    label = _target_text(found.target)
+    nbytes = found.target.bytes
+    if found.loose:
+        findings = _loose_findings(found, ways)
+    else:
+        findings = [_finding(way, nbytes) for way in ways]
+    if found.native:
+        findings.append(_native_finding(found))
+    return AliveReport(
+        target=label,
+        bytes=nbytes,
+        chains=tuple(_unheld(way) if found.loose else way.chain for way in ways),
+        reachable=bool(ways) and not found.loose,
+        unexplained_references=found.unexplained,
+        cxx_references=found.native,
+        objects=found.objects,
+        graph=_graph(ways, f"Why {label} is alive"),
+        findings=tuple(findings),
+    )
+
+
+def _target_text(node: Node) -> str:
+    return (
+        node.label
+        if node.tensor is None
+        else tensor_text(replace(node.tensor, frames=())).rpartition(", ")[0]
+    )
+
+
+def _finding(way: Way, nbytes: int) -> Finding:
+    return Finding(
+        kind="held",
+        severity=Severity.INFO,
+        bytes=nbytes,
+        message=f"held by {way.nodes[0].label}",
+        evidence=(Note(way.chain, place=_place(way)),),
+        advice=(Note(_advice(way)),),
+    )
+
+
+def _place(way: Way) -> Any:
+    place = way.nodes[0].place
+    return replace(place, function="") if place is not None and way.edges else None
+
+
+def _unheld(way: Way) -> str:
+    return f"(held by C code or a value in use) → {way.chain}"
+
+
+def _loose_findings(found: Found, ways: Sequence[Way]) -> list[Finding]:
+    """Where no module and no frame leads to the object."""
+    if ways:
+        return [
+            Finding(
+                "held_by_native_code",
+                Severity.INFO,
+                found.target.bytes,
+                f"held through {way.nodes[0].label}, which no module, thread or frame leads to",
+                (Note(_unheld(way)),),
+                (Note("look for the extension, iterator or callback that was given it"),),
+            )
+            for way in ways
+        ]
+    if found.native:
+        return []
+    if found.unexplained:
+        count = format_count(found.unexplained, "reference")
+        return [
+            Finding(
+                "held_by_native_code",
+                Severity.INFO,
+                found.target.bytes,
+                f"held by {count} from C code or from a value in use",
+                (Note("No module, no thread and no running function leads to it."),),
+            )
+        ]
+    if found.referrers:
+        return [_garbage_finding(found)]
+    return []
+
+
+def _garbage_finding(found: Found) -> Finding:
+    return Finding(
+        "held_by_garbage",
+        Severity.INFO,
+        found.target.bytes,
+        "held by garbage alone, which waits for the collector",
+        (Note("What refers to it is part of a cycle, or hangs on one, that nothing leads to."),),
+        (
+            Note(
+                "neutracer.find_tensor_cycles() names the cycle; if it goes through the "
+                "autograd graph, find_autograd_cycles() tells whether it can be freed at all"
+            ),
+        ),
+    )
+
+
+def _native_finding(found: Found) -> Finding:
+    count = format_count(found.native, "reference")
+    return Finding(
+        "held_by_cxx",
+        Severity.INFO,
+        found.target.bytes,
+        f"held by {count} in C++ that Python's objects and autograd don't account for",
+        (
+            Note(
+                "Such are: a backward pass that runs, a DataLoader's or DDP's buffers, "
+                "an operator that keeps its arguments, a custom C++ function's saved values."
+            ),
+        ),
+    )
+
+
+# ---- advice ------------------------------------------------------------------------------
+
+_OUTPUTS = {"Out", "_oh", "_", "__", "___"}
+_LAST = {"last_exc", "last_value", "last_traceback", "last_type"}
+
+
+def _advice(way: Way) -> str:
+    edges = way.edges
+    first = edges[0] if edges else None
+    if first is not None and way.nodes[0].kind == "module":
+        notebook = _notebook_advice(way, first)
+        if notebook:
+            return notebook
+    for edge in edges:
+        advice = _edge_advice(way, edge)
+        if advice:
+            return advice
+    return _root_advice(way)
+
+
+def _notebook_advice(way: Way, first: Edge) -> str:
+    module = way.nodes[0].label.removeprefix("module ")
+    output = first.name in _OUTPUTS or (first.name[:1] == "_" and first.name[1:].isdecimal())
+    if (module == "__main__" and output) or (module == "sys" and first.name in _LAST):
+        return "neutracer.release_holders() lets go of it"
+    return ""
+
+
+def _edge_advice(way: Way, edge: Edge) -> str:
+    """For what holds in a way of its own; the first such thing on the way is told."""
+    source, target = way.nodes[edge.source], way.nodes[edge.target]
+    if source.type.endswith("_lru_cache_wrapper"):
+        return f"call cache_clear() on {source.label}, or don't cache what is large"
+    if edge.kind == "exception" or target.kind in ("traceback", "exception"):
+        return (
+            "the exception keeps the variables of its frames: let go of the exception, or "
+            "call traceback.clear_frames(error.__traceback__)"
+        )
+    if edge.kind == "autograd":
+        if edge.name in ("._backward_hooks", "._post_accumulate_grad_hooks"):
+            return "remove the hook by its handle when it is no longer needed"
+        if edge.name == "._base":
+            return "it is the base of a view: clone() the view and let go of it"
+        if edge.name == ".grad":
+            return "zero_grad(set_to_none=True), or x.grad = None, lets go of a gradient"
+        return (
+            "the graph keeps it for backward: keep loss.detach() or loss.item() instead of "
+            "the loss, or run backward without retain_graph"
+        )
+    return ""
+
+
+def _root_advice(way: Way) -> str:
+    root = way.nodes[0]
+    if not way.edges:
+        return "it is a module: it lives until the program ends"
+    first = way.edges[0]
+    if root.kind == "root" and root.label.startswith("frame of "):
+        return f"`del {first.name}` there when it is done, or let the function end"
+    if root.kind == "root":
+        return f"the thread keeps it ({first.name}) until the thread ends"
+    held = f"{root.label.removeprefix('module ')}.{first.name}"
+    last = way.edges[-1]
+    if len(way.edges) > 1 and last.kind in ("value", "item", "member"):
+        container = way.nodes[last.source].label
+        return f"take it out of the {container} in {held} when it is done"
+    if len(way.edges) > 1:
+        return f"set {last.name} to None there, or drop {held}"
+    return f"`del {first.name}` in {root.label}, or set it to None, when it is done"
+
+
+# ---- the picture -------------------------------------------------------------------------
+
+
+def _graph(ways: Sequence[Way], title: str) -> ObjectGraph:
+    """The chains as one graph; equal beginnings and the common end are drawn once."""
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    known: dict[tuple[Any, ...], int] = {}
+    seen: set[tuple[int, int, str]] = set()
+    for way in ways:
+        numbers: list[int] = []
+        trail: tuple[Any, ...] = ()
+        for at, node in enumerate(way.nodes):
+            step = way.edges[at - 1].text if at else node.label
+            trail = (*trail, step)
+            key = ("target",) if at == len(way.nodes) - 1 else trail
+            if key not in known:
+                known[key] = len(nodes)
+                nodes.append(replace(node, id=len(nodes)))
+            numbers.append(known[key])
+        for edge in way.edges:
+            source, target = numbers[edge.source], numbers[edge.target]
+            if (source, target, edge.name) not in seen:
+                seen.add((source, target, edge.name))
+                edges.append(replace(edge, source=source, target=target))
+    return ObjectGraph(tuple(nodes), tuple(edges), title)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cycles go through PyTorch's autograd graph, where the collector sees nothing?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+from neutracer._native import core
+from neutracer.errors import UnavailableError
+from neutracer.heap.autograd import read_autograd
+from neutracer.heap.autograd_advice import begin_at, choose_autograd_cut
+from neutracer.heap.cycles import node_from_core, tensor_text
+from neutracer.heap.graph import ObjectGraph
+from neutracer.heap.objects import TensorFacts
+from neutracer.heap.roots import OWN_FILES, Way, way_from_core
+from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
+from neutracer.render.report import Finding, Report, ranked
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["AutogradCycle", "AutogradCyclesReport", "find_autograd_cycles"]
+
+# Cycles that are described; of more only the sum is told.
+_MOST_CYCLES = 2000
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class AutogradCycle:
+    """Cycles of one shape in which references of the autograd graph take part.
+
+    Attributes:
+        bytes: Storage bytes of the tensors that all of them keep, each storage once.
+        device_bytes: These by device: `{"cuda:0": 67108864}`.
+        count: How many cycles have this shape.
+        chain: The way round in words: "Tensor.grad → Tensor.grad_fn → … → Tensor".
+        tensors: The largest tensors that the described one keeps.
+        tensor_count: How many tensors all of them keep.
+        objects: Objects and graph nodes that refer to each other in the described one.
+        cut: The reference to break, in words.
+        advice: How to break it, as a clause that begins with a verb.
+        place: Where the code that is to be changed is defined; None if unknown.
+        collectable: False if the collector can never free it, because a reference on the
+            way is hidden from it in C++.
+        leaked: True if no module, thread or running frame leads to it any more: with
+            `collectable` False its memory is lost until the process ends.
+        graph: The described one as a graph that can be drawn.
+    """
+
+    bytes: int
+    device_bytes: Mapping[str, int]
+    count: int
+    chain: str
+    tensors: tuple[TensorFacts, ...]
+    tensor_count: int
+    objects: int
+    cut: str
+    advice: str
+    place: Place | None
+    collectable: bool
+    leaked: bool
+    graph: ObjectGraph
+
+    @property
+    def size_text(self) -> str:
+        """The bytes by device: "64.0 MiB on cuda:0"."""
+        parts = [f"{format_bytes(size)} on {name}" for name, size in self.device_bytes.items()]
+        return ", ".join(parts) or "tensors without memory"
+
+    @property
+    def headline(self) -> str:
+        """How much is kept, and what becomes of it, in one line."""
+        one = self.count == 1
+        cycles = "a cycle" if one else f"{self.count:,} cycles"
+        verb = "keeps" if one else "keep"
+        if self.collectable:
+            fate = "until the collector runs" if self.leaked else "and will need the collector"
+        elif self.leaked:
+            fate = "for ever: the collector can't see it"
+        else:
+            fate = "and will for ever when dropped"
+        return f"{cycles} through the autograd graph {verb} {self.size_text} {fate}"
+
+    def merged(self, other: AutogradCycle) -> AutogradCycle:
+        """This and other cycles of the same shape as one, this one's details kept."""
+        devices = dict(self.device_bytes)
+        for name, size in other.device_bytes.items():
+            devices[name] = devices.get(name, 0) + size
+        return replace(
+            self,
+            bytes=self.bytes + other.bytes,
+            device_bytes=devices,
+            count=self.count + other.count,
+            tensor_count=self.tensor_count + other.tensor_count,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
+    """The cycles through the autograd graph: a sequence, most bytes first.
+
+    Attributes:
+        cycles: The cycles by shape, most bytes first.
+        leaked_bytes: Tensor bytes that nothing will ever free.
+        objects: Objects that were looked at.
+        left_out_objects: Of these, modules, their namespaces and types: cycles through
+            them are not told.
+        untold_cycles: Cycles that were only counted.
+        untold_bytes: Tensor bytes that they keep.
+        unread: Saved values that this torch doesn't show without running hooks; a cycle
+            through one of these is missed.
+    """
+
+    schema = "neutracer.autograd_cycles/1"
+
+    cycles: tuple[AutogradCycle, ...]
+    leaked_bytes: int
+    objects: int
+    left_out_objects: int
+    untold_cycles: int
+    untold_bytes: int
+    unread: int
+
+    @overload
+    def __getitem__(self, index: int) -> AutogradCycle: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[AutogradCycle]: ...
+    def __getitem__(self, index: int | slice) -> AutogradCycle | Sequence[AutogradCycle]:
+        return self.cycles[index]
+
+    def __len__(self) -> int:
+        return len(self.cycles)
+
+    def __iter__(self) -> Iterator[AutogradCycle]:
+        return iter(self.cycles)
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts = (
+            f"{format_count(self.objects, 'object')} looked at",
+            f"{format_bytes(self.leaked_bytes)} lost for ever",
+        )
+        blocks: tuple[Block, ...] = self.finding_blocks()
+        if not blocks:
+            blocks = (Paragraph("No cycle goes through the autograd graph."),)
+        return Document(
+            "Cycles through the autograd graph",
+            facts,
+            (*blocks, *self._rest()),
+            more="the cycles one by one: .cycles, their pictures: .cycles[0].graph",
+        )
+
+    def _rest(self) -> tuple[Block, ...]:
+        text = ""
+        if self.untold_cycles:
+            text = (
+                f"{format_count(self.untold_cycles, 'cycle')} more keep "
+                f"{format_bytes(self.untold_bytes)} and were only counted. "
+            )
+        if self.unread:
+            text += (
+                f"{format_count(self.unread, 'saved value')} could not be read without "
+                "running hooks: a cycle through one of these is missed."
+            )
+        return (Paragraph(text),) if text else ()
+
+
+def find_autograd_cycles() -> AutogradCyclesReport:
+    """Look now for cycles through the autograd graph, with Python's references joined.
+
+    The collector sees no reference that C++ holds: a gradient made with
+    `create_graph=True` that leads back to its parameter, an output kept on `ctx`, a hook
+    or a packed tensor that closes over its own graph. Such a cycle is never freed. From
+    all tensors that Python has this follows `.grad`, `.grad_fn`, `next_functions`, leaves,
+    saved values (not unpacked), hooks and bases of views; attributes, closures and
+    containers on the way are those of a walk over the whole heap. No code of the program
+    runs, nothing is collected, nothing is allocated on a device, and the report keeps
+    nothing alive. The GIL is held: some 0.3 microseconds an object, and 3 for each node
+    of a graph.
+
+    Returns:
+        The cycles by shape, most bytes first, as a sequence and as a report.
+
+    Raises:
+        UnavailableError: torch is not imported, or a memory layout is not known.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> x.grad = torch.autograd.grad((x * x).sum(), x, create_graph=True)[0]
+        >>> [cycle.collectable for cycle in find_autograd_cycles()]
+        [False]
+        >>> x.grad = None
+    """
+    if "torch" not in sys.modules:
+        raise UnavailableError("torch in this process", "import torch first")
+    links = read_autograd()
+    found = core.autograd_loops(
+        links.objects, links.kinds, links.links, links.names, OWN_FILES, _MOST_CYCLES
+    )
+    unread = links.unread
+    del links
+    cycles = _by_shape(found["loops"])
+    return AutogradCyclesReport(
+        cycles=tuple(cycles),
+        leaked_bytes=sum(c.bytes for c in cycles if c.leaked and not c.collectable),
+        objects=found["objects"],
+        left_out_objects=found["cut"],
+        untold_cycles=found["left_out"],
+        untold_bytes=found["left_out_bytes"],
+        unread=unread,
+        findings=ranked(_cycle_finding(cycle) for cycle in cycles),
+    )
+
+
+def _by_shape(loops: Iterable[Mapping[str, Any]]) -> list[AutogradCycle]:
+    """One entry a shape: the same types by the same names, in the same state."""
+    shapes: dict[tuple[Any, ...], AutogradCycle] = {}
+    for plain in loops:
+        way = begin_at(way_from_core(plain["way"]))
+        key = (plain["hidden"], plain["alive"], *_shape(way))
+        cycle = _cycle(plain, way)
+        shapes[key] = shapes[key].merged(cycle) if key in shapes else cycle
+    return sorted(shapes.values(), key=lambda cycle: -cycle.bytes)
+
+
+def _shape(way: Way) -> Iterator[tuple[str, str]]:
+    for edge in way.edges:
+        named = edge.name if edge.kind not in ("item", "value", "key") else edge.kind
+        yield way.nodes[edge.source].type, named
+
+
+def _cycle(plain: Mapping[str, Any], way: Way) -> AutogradCycle:
+    cut = choose_autograd_cut(way)
+    edges = list(way.edges)
+    edges[cut.edge] = replace(edges[cut.edge], cut=True)
+    kept = [node_from_core(at, row, {}) for at, row in enumerate(plain["kept"])]
+    tensors = tuple(node.tensor for node in kept if node.tensor is not None)
+    notes = []
+    if plain["objects"] > len(way.nodes):
+        notes.append(
+            f"{format_count(plain['objects'], 'object')} refer to each other; "
+            "a shortest way round is drawn."
+        )
+    cycle = AutogradCycle(
+        bytes=plain["bytes"],
+        device_bytes=plain["devices"],
+        count=1,
+        chain=way.round_trip,
+        tensors=tensors,
+        tensor_count=plain["tensors"],
+        objects=plain["objects"],
+        cut=cut.text,
+        advice=cut.advice,
+        place=cut.place,
+        collectable=not plain["hidden"],
+        leaked=not plain["alive"],
+        graph=ObjectGraph(way.nodes, tuple(edges), notes=tuple(notes)),
+    )
+    title = f"{cycle.headline}\nBreak it: {cycle.advice}"
+    return replace(cycle, graph=replace(cycle.graph, title=title))
+
+
+def _cycle_finding(cycle: AutogradCycle) -> Finding:
+    evidence = [Note(cycle.chain), *(Note(f"keeps {tensor_text(t)}") for t in cycle.tensors[:3])]
+    if cycle.tensor_count > 3:
+        evidence.append(Note(f"{format_count(cycle.tensor_count, 'tensor')} in all"))
+    kind = "collectable" if cycle.collectable else "leaked" if cycle.leaked else "uncollectable"
+    return Finding(
+        kind=f"autograd_cycle_{kind}",
+        severity=_severity(cycle),
+        bytes=cycle.bytes,
+        message=cycle.headline,
+        evidence=tuple(evidence),
+        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
+    )
+
+
+def _severity(cycle: AutogradCycle) -> Severity:
+    """What is lost for ever is worse than what will be, and that than what waits."""
+    large = cycle.bytes >= _GIB
+    if cycle.collectable:
+        return Severity.MODERATE if large else Severity.INFO
+    if cycle.leaked:
+        return Severity.SEVERE if large else Severity.SERIOUS
+    return Severity.SERIOUS if large else Severity.MODERATE

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which reference of a cycle to break, and how.
+
+A cycle can be broken at any of its references; the one that is told is the one that a
+program can most easily do without: a bound method that is kept, a variable that a closure
+need not close over, an exception that is kept in its own frame, a way back to a parent.
+
+Example:
+    >>> nodes = (
+    ...     Node(0, "app.Callback", "Callback"),
+    ...     Node(1, "method", "method view", kind="method"),
+    ... )
+    >>> edges = (Edge(0, 1, "view_callback", "attribute"), Edge(1, 0, "__self__", "self"))
+    >>> print(choose_cut(nodes, edges).advice)
+    keep the function or a weakref.WeakMethod in Callback.view_callback, not the bound method
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from neutracer.heap.objects import Edge, Node
+
+__all__ = ["Cut", "choose_cut", "reference_text"]
+
+# Names by which programs lead back to where they came from.
+_BACKWARD = re.compile(
+    r"(?:^|_)(?:parent|owner|root|prev|previous|back|up|outer|container|trainer|manager|ctx|self)\d*$"
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The reference to break.
+
+    Attributes:
+        edge: Its position among the edges of the way round.
+        text: The reference in words: "Callback.view_callback".
+        advice: What to do, as a clause that begins with a verb.
+    """
+
+    edge: int
+    text: str
+    advice: str
+
+
+def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
+    """A reference as it is read: "Callback.view_callback", "frame of step local x"."""
+    label = nodes[edge.source].label
+    text = edge.text
+    return f"{label}{text}" if text.startswith((".", "[")) or not text else f"{label} {text}"
+
+
+def choose_cut(nodes: Sequence[Node], way: Sequence[Edge]) -> Cut:
+    """The reference of a way round that is best broken.
+
+    Args:
+        nodes: The nodes of the graph.
+        way: The edges of the way round, in order; the last leads to the first's source.
+
+    Returns:
+        The cut; of equally good ones the last on the way, which closes the circle.
+    """
+    best, best_rank = 0, -1
+    for number, edge in enumerate(way):
+        rank = _rank(nodes, way, edge)
+        if rank >= best_rank:
+            best, best_rank = number, rank
+    edge = way[best]
+    return Cut(best, reference_text(nodes, edge), _advice(nodes, way, best))
+
+
+def _rank(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> int:
+    """How well a program can do without a reference: the larger, the better."""
+    if edge.kind == "local" and any(nodes[e.source].kind == "exception" for e in way):
+        return 10
+    if edge.kind in ("attribute", "value") and _BACKWARD.search(edge.name.strip("'")):
+        return 8
+    return _RANKS.get(edge.kind, 1)
+
+
+_RANKS = {
+    "self": 9,
+    "closure_variable": 7,
+    "default": 7,
+    "callback": 6,
+    "attribute": 5,
+    "local": 5,
+    "autograd": 5,
+    "value": 4,
+    "item": 4,
+    "member": 4,
+    "global": 4,
+    "class": 3,
+    "field": 3,
+    "function": 2,
+    "type": 0,
+    "globals": 0,
+    "cell": 0,
+    "closure": 0,
+    "instance_dict": 0,
+}
+
+
+def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
+    edge = way[at]
+    source, target = nodes[edge.source], nodes[edge.target]
+    text = reference_text(nodes, edge)
+    if any(nodes[e.source].type.endswith("_lru_cache_wrapper") for e in way):
+        return (
+            "call cache_clear() when it is done, or cache by a key that is not the object: "
+            f"the cache refers to it by {text}"
+        )
+    special = _SPECIAL.get(edge.kind)
+    if special is not None:
+        return special(nodes, way, at)
+    if source.kind == "frame":
+        return f"close {source.label} when it is no longer needed, or `del {edge.name}` in it"
+    if edge.kind in ("value", "item", "member") and source is target:
+        return f"don't keep {source.label} in itself, or empty it when it is done"
+    if edge.kind in ("value", "item", "member"):
+        return f"take {target.label} out of {source.label} when it is done, or keep weakref.ref(it)"
+    return f"keep weakref.ref({_noun(target)}) in {text}, or set {text} to None when it is done"
+
+
+def _noun(node: Node) -> str:
+    return node.label if node.label.isidentifier() else "it"
+
+
+def _bound_method(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
+    holder = way[at - 1]
+    if nodes[holder.source].id == nodes[way[at].source].id:
+        return "keep the function, not the bound method"
+    where = reference_text(nodes, holder)
+    return f"keep the function or a weakref.WeakMethod in {where}, not the bound method"
+
+
+def _closure(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
+    edge = way[at]
+    if edge.target == edge.source or nodes[edge.target].kind == "function":
+        return f"pass {edge.name} as an argument: {nodes[edge.source].label} closes over it"
+    function = nodes[edge.source].label
+    return f"let {function} close over weakref.ref({edge.name}), or pass {edge.name} as an argument"
+
+
+def _local(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
+    edge = way[at]
+    frame = nodes[edge.source].label
+    if any(nodes[e.source].kind in ("exception", "traceback") for e in way):
+        return (
+            f"`del {edge.name}` in {frame} when the exception is handled, "
+            "or keep its text instead of the exception"
+        )
+    return f"`del {edge.name}` in {frame}, or close() it when it is no longer needed"
+
+
+def _default(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
+    edge = way[at]
+    return f"don't make it the default of {edge.name}: pass it, or look it up when called"
+
+
+def _callback(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
+    return "use a plain function as the callback of the weak reference: this one leads back"
+
+
+_SPECIAL: dict[str, Callable[[Sequence[Node], Sequence[Edge], int], str]] = {
+    "self": _bound_method,
+    "closure_variable": _closure,
+    "local": _local,
+    "default": _default,
+    "callback": _callback,
+}

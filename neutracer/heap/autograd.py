@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The references that only C++ knows: what PyTorch's autograd graph holds.
+
+The garbage collector is shown none of them. They are read here through the descriptors
+of torch's own base classes, so that no subclass, mode or hook of the program is run:
+`.grad`, `.grad_fn`, `._base` and hooks of a tensor; `next_functions`, the leaf of an
+`AccumulateGrad`, and what was saved for backward, packed or not, without unpacking it.
+
+Example:
+    >>> import torch
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = x * x
+    >>> links = read_autograd()
+    >>> sorted(name for name in set(links.names) if name.startswith("._saved"))
+    ['._saved_other', '._saved_self']
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import GetSetDescriptorType
+from typing import Any
+
+from neutracer._native import core
+from neutracer.errors import UnavailableError
+
+__all__ = ["AutogradLinks", "read_autograd"]
+
+_OTHER, _NODE, _TENSOR = 0, 1, 2
+
+# type's own descriptors: a metaclass of the program is not asked.
+_MRO = type.__dict__["__mro__"].__get__
+_DICT = type.__dict__["__dict__"].__get__
+
+
+@dataclass(frozen=True)
+class AutogradLinks:
+    """References as the core takes them. It keeps its objects alive: let it go soon.
+
+    Attributes:
+        objects: What takes part, each once.
+        kinds: A byte an object: 1 for a node of PyTorch's graph, 2 for a tensor.
+        links: Three numbers a reference: positions of source and target in `objects`, and
+            of the name in `names`.
+        names: The names: ".grad_fn".
+        unread: How many saved values this torch doesn't show without running hooks.
+    """
+
+    objects: list[Any]
+    kinds: bytes
+    links: array[int]
+    names: tuple[str, ...]
+    unread: int
+
+
+def read_autograd() -> AutogradLinks:
+    """Read what autograd holds, from all tensors that Python has.
+
+    Nothing is run that is the program's, nothing is unpacked, and nothing is allocated on
+    a device. A tensor that C++ saved and Python never saw becomes an object of Python,
+    some 100 bytes that live as long as the tensor.
+
+    Returns:
+        The references; none where torch is not imported.
+
+    Raises:
+        UnavailableError: A memory layout is not known.
+    """
+    torch = sys.modules.get("torch")
+    tensor_base = getattr(getattr(torch, "_C", None), "TensorBase", None)
+    if tensor_base is None or not hasattr(torch, "Tensor"):
+        return AutogradLinks([], b"", array("I"), (), 0)
+    with _nobody_called(torch):
+        _learn_hooks(torch)
+        reader = _Reader(torch, tensor_base)
+        reader.run()
+    return AutogradLinks(
+        reader.objects, bytes(reader.kinds), reader.links, tuple(reader.names), reader.unread
+    )
+
+
+@contextlib.contextmanager
+def _nobody_called(torch: Any) -> Iterator[None]:
+    """No `__torch_function__`, no `__torch_dispatch__` and no mode of either is called."""
+    with contextlib.ExitStack() as stack:
+        for name in ("DisableTorchFunction", "_DisableTorchDispatch"):
+            guard = getattr(torch._C, name, None)
+            if guard is not None:
+                stack.enter_context(guard())
+        yield
+
+
+@functools.cache
+def _learn_hooks(torch: Any) -> None:
+    """Teach the core where a node keeps its hooks; without it they are not seen."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        leaf = torch.zeros(1, device="cpu", requires_grad=True)
+        made = leaf * leaf
+        node = made.grad_fn
+        try:
+            core.node_begin(node)
+            before, after = node.register_prehook(_no_hook), node.register_hook(_no_hook)
+            made.register_hook(_no_hook)
+            core.node_learn(
+                node, before.hooks_dict_ref(), after.hooks_dict_ref(), made._backward_hooks
+            )
+        except (AttributeError, UnavailableError):
+            return
+
+
+def _no_hook(*_: object) -> None:
+    """Never called: no backward pass runs through the node that it is put on."""
+
+
+class _Reader:
+    """Follows the references, object after object; the list of objects is its queue."""
+
+    def __init__(self, torch: Any, tensor_base: type) -> None:
+        self.objects: list[Any] = core.heap_tensors()
+        self.kinds = bytearray([_TENSOR]) * len(self.objects)
+        self.links = array("I")
+        self.names: dict[str, int] = {}
+        self.unread = 0
+        self._index = {id(tensor): at for at, tensor in enumerate(self.objects)}
+        self._tensor_base = tensor_base
+        self._of_type: dict[type, _NodeType] = {}
+        read = {name: _getter(tensor_base, name) for name in _TENSOR_FIELDS}
+        self._requires_grad, self._grad_fn = read["requires_grad"], read["grad_fn"]
+        self._is_leaf, self._retains = read["is_leaf"], read["retains_grad"]
+        self._grad = read["grad"]
+        self._plain = [
+            (f".{name}", read[name])
+            for name in ("_base", "_backward_hooks", "_post_accumulate_grad_hooks")
+        ]
+
+    def run(self) -> None:
+        at = 0
+        while at < len(self.objects):
+            if self.kinds[at] == _TENSOR:
+                self._tensor(at, self.objects[at])
+            elif self.kinds[at] == _NODE:
+                self._node(at, self.objects[at])
+            at += 1
+
+    def _link(self, source: int, target: object, name: str, kind: int | None = None) -> None:
+        at = self._index.get(id(target))
+        if at is None:
+            at = self._index[id(target)] = len(self.objects)
+            self.objects.append(target)
+            self.kinds.append(self._kind(target) if kind is None else kind)
+        self.links.extend((source, at, self.names.setdefault(name, len(self.names))))
+
+    def _kind(self, value: object) -> int:
+        return _TENSOR if self._tensor_base in _MRO(type(value)) else _OTHER
+
+    def _tensor(self, at: int, tensor: Any) -> None:
+        for name, read in self._plain:
+            value = read(tensor)
+            if value is not None:
+                self._link(at, value, name)
+        if not self._requires_grad(tensor):
+            return
+        # Asked of another tensor, .grad warns, and a warning runs the program's filters.
+        if self._is_leaf(tensor) or self._retains(tensor):
+            grad = self._grad(tensor)
+            if grad is not None:
+                self._link(at, grad, ".grad", _TENSOR)
+        node = self._grad_fn(tensor)
+        if node is not None:
+            self._link(at, node, ".grad_fn", _NODE)
+
+    def _node(self, at: int, node: Any) -> None:
+        known = self._of_type.get(type(node))
+        if known is None:
+            known = self._of_type[type(node)] = _node_type(type(node))
+        for place, (function, _) in enumerate(known.next_functions(node) or ()):
+            if function is not None:
+                self._link(at, function, f".next_functions[{place}]", _NODE)
+        for place, hooks in core.node_hooks(node):
+            self._link(at, hooks, _HOOKS[place])
+        leaf = known.variable(node)
+        if leaf is not None:
+            self._link(at, leaf, ".variable", _TENSOR)
+        for name, read in known.saved:
+            saved = read(node)
+            if isinstance(saved, (tuple, list)):
+                for place, one in enumerate(saved):
+                    self._saved(at, one, f"{name}[{place}]")
+            else:
+                self._saved(at, saved, name)
+
+    def _saved(self, at: int, saved: Any, name: str) -> None:
+        if saved is None:
+            return
+        try:
+            data, hook = saved.data, saved.unpack_hook
+        except (AttributeError, RuntimeError):
+            self.unread += 1
+            return
+        if hook is not None:
+            self._link(at, hook, f"{name}.unpack_hook")
+            name = f"{name} as packed"
+        if data is not None:
+            self._link(at, data, name)
+
+
+# The fields of a tensor that are read.
+_TENSOR_FIELDS = (
+    *("_base", "_backward_hooks", "_post_accumulate_grad_hooks"),
+    *("requires_grad", "grad_fn", "grad", "is_leaf", "retains_grad"),
+)
+
+
+# The lists of hooks that a node has.
+_HOOKS = (".pre_hooks", ".post_hooks", ".tensor_hooks")
+
+
+@dataclass(frozen=True)
+class _NodeType:
+    next_functions: Callable[[Any], Any]
+    variable: Callable[[Any], Any]
+    saved: tuple[tuple[str, Callable[[Any], Any]], ...]
+
+
+def _getter(cls: type, name: str) -> Callable[[Any], Any]:
+    """Reads a field that torch itself defines; None for an object that can't say."""
+    descriptor = _DICT(cls).get(name)
+    if type(descriptor) is not GetSetDescriptorType:
+        return lambda _: None
+    read = descriptor.__get__
+
+    def get(instance: Any) -> Any:
+        try:
+            return read(instance)
+        except Exception:  # released, half built, or a view that lost its base
+            return None
+
+    return get
+
+
+def _node_type(cls: type) -> _NodeType:
+    """What torch's classes among the bases define; a class of the program is passed over."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for base in _MRO(cls):
+        for name, descriptor in _DICT(base).items():
+            if type(descriptor) is GetSetDescriptorType and name not in found:
+                found[name] = _getter(base, name)
+
+    def nothing(_: Any) -> None:
+        return None
+
+    saved = tuple(
+        (".saved_tensors", read)
+        if name == "_raw_saved_tensors"
+        else (f".{name.removeprefix('_raw')}", read)
+        for name, read in found.items()
+        if name.startswith("_raw_saved_")
+    )
+    return _NodeType(found.get("next_functions", nothing), found.get("variable", nothing), saved)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reference cycle that keeps tensors, as plain data made from the core's description."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neutracer.heap.advice import choose_cut, reference_text
+from neutracer.heap.graph import ObjectGraph
+from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts
+from neutracer.render.document import Place
+from neutracer.render.json import to_plain
+from neutracer.units import format_bytes, format_count, format_duration_us
+
+__all__ = [
+    "ANY_DEVICE",
+    "TensorCycle",
+    "cycle_from_core",
+    "cycles_graph",
+    "device_filter",
+    "node_from_core",
+    "tensor_text",
+]
+
+#: As the core takes them: any device; whatever is neither the CPU nor without memory.
+ANY_DEVICE = -1
+_ACCELERATORS = -2
+
+# A chain shows so many objects from its beginning and from its end.
+_CHAIN_ENDS = (4, 2)
+
+
+@dataclass(frozen=True)
+class TensorCycle:
+    """Reference cycles of one shape that keep tensors.
+
+    Attributes:
+        signature: The shape in 16 hexadecimal digits: the types and names on the way round,
+            without positions and keys. Equal in every run of a program.
+        bytes: Storage bytes of the tensors that all of them keep, each storage once.
+        device_bytes: These by device: `{"cuda:0": 67108864}`.
+        count: How many cycles have this shape.
+        chain: The way round in words: "Callback.view_callback → method view.__self__ → Callback".
+        tensors: The largest tensors that the described one keeps, with their facts.
+        tensor_count: How many tensors all of them keep.
+        objects: Objects that refer to each other in the described one.
+        cut: The reference to break, in words.
+        advice: How to break it, as a clause that begins with a verb.
+        place: Where the object whose reference is to be broken is defined; None if unknown.
+        graph: The described one as a graph that can be drawn.
+        garbage: True if nothing but the collector can free it any more; False while the
+            program still refers to it.
+        resurrected: How many of them lived on after the collection (a finalizer brought
+            them back).
+    """
+
+    signature: str
+    bytes: int
+    device_bytes: Mapping[str, int]
+    count: int
+    chain: str
+    tensors: tuple[TensorFacts, ...]
+    tensor_count: int
+    objects: int
+    cut: str
+    advice: str
+    place: Place | None
+    graph: ObjectGraph
+    garbage: bool
+    resurrected: int = 0
+
+    def __str__(self) -> str:
+        lines = [self.headline, f"  {self.chain}"]
+        lines += [f"  keeps {tensor_text(tensor)}" for tensor in self.tensors[:3]]
+        if self.tensor_count > 3:
+            lines.append(f"  {format_count(self.tensor_count, 'tensor')} in all")
+        where = f"   ({self.place.location})" if self.place is not None else ""
+        lines.append(f"  break it: {self.advice}{where}")
+        return "\n".join(lines)
+
+    @property
+    def headline(self) -> str:
+        """How much is kept where, in one line."""
+        cycles = "a reference cycle" if self.count == 1 else f"{self.count:,} reference cycles"
+        verb = "keeps" if self.count == 1 else "keep"
+        until = (
+            "until the garbage collector runs" if self.garbage else "and will need the collector"
+        )
+        return f"{cycles} {verb} {self.size_text} {until}"
+
+    @property
+    def size_text(self) -> str:
+        """The bytes by device: "64.0 MiB on cuda:0"."""
+        parts = [f"{format_bytes(size)} on {name}" for name, size in self.device_bytes.items()]
+        return ", ".join(parts) or "tensors without memory"
+
+    def merged(self, other: TensorCycle) -> TensorCycle:
+        """This and other cycles of the same shape as one, this one's details kept."""
+        figures = {
+            "bytes": other.bytes,
+            "devices": other.device_bytes,
+            "count": other.count,
+            "tensors": other.tensor_count,
+            "survivors": other.resurrected,
+        }
+        return self.with_figures_of(figures)
+
+    def with_figures_of(self, plain: Mapping[str, Any]) -> TensorCycle:
+        """The same, the core's description of the other cycles not spelt out."""
+        devices = dict(self.device_bytes)
+        for name, size in plain["devices"].items():
+            devices[name] = devices.get(name, 0) + size
+        return replace(
+            self,
+            bytes=self.bytes + plain["bytes"],
+            device_bytes=devices,
+            count=self.count + plain["count"],
+            tensor_count=self.tensor_count + plain["tensors"],
+            resurrected=self.resurrected + plain["survivors"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cycle as plain data for JSON, its graph included."""
+        names = (
+            *("signature", "bytes", "device_bytes", "count", "chain", "tensors", "tensor_count"),
+            *("objects", "cut", "advice", "place", "garbage", "resurrected"),
+        )
+        plain = {name: to_plain(getattr(self, name), name) for name in names}
+        plain["graph"] = {
+            "nodes": to_plain(self.graph.nodes, "nodes"),
+            "edges": to_plain(self.graph.edges, "edges"),
+        }
+        return plain
+
+    def _repr_html_(self) -> str:
+        return self.graph._repr_html_()
+
+
+def device_filter(device: object) -> tuple[int, int]:
+    """A device as the core takes it: type and index.
+
+    Args:
+        device: None for every accelerator; "all"; "cpu"; "cuda", "cuda:1"; a torch.device.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if device is None:
+        return _ACCELERATORS, -1
+    name, _, index = str(device).partition(":")
+    if name == "all" and not index:
+        return ANY_DEVICE, -1
+    if name not in _DEVICE_TYPES or (index and not index.isdecimal()):
+        known = ", ".join(repr(known) for known in _DEVICE_TYPES)
+        raise ValueError(
+            f"unknown device {device!r}: use None (any accelerator), 'all', or one of {known}, "
+            "with ':N' behind it for one of several"
+        )
+    return _DEVICE_TYPES[name], int(index) if index else -1
+
+
+# c10::DeviceType.
+_DEVICE_TYPES = {
+    "cpu": 0,
+    "cuda": 1,
+    "hip": 6,
+    "xla": 9,
+    "xpu": 12,
+    "mps": 13,
+    "meta": 14,
+    "hpu": 15,
+    "mtia": 19,
+    "privateuseone": 20,
+}
+
+
+def tensor_text(tensor: TensorFacts) -> str:
+    """A tensor in one line: "Tensor [4096, 4096] float32 cuda:0, 64 MiB, allocated at …"."""
+    shape = ", ".join(str(size) for size in tensor.shape)
+    text = f"Tensor [{shape}] {tensor.dtype} {tensor.device}, {format_bytes(tensor.storage_bytes)}"
+    if tensor.frames:
+        text += f", allocated at {tensor.frames[0]}"
+    if tensor.age_us is not None:
+        text += f" {format_duration_us(tensor.age_us)} before"
+    return text
+
+
+def cycle_from_core(
+    plain: Mapping[str, Any],
+    *,
+    garbage: bool,
+    allocations: Mapping[int, Allocation] | None = None,
+) -> TensorCycle:
+    """A cycle from the core's description.
+
+    Args:
+        plain: One entry of what `core.find_cycles` gives.
+        garbage: Whether only the collector can free it.
+        allocations: Where memory was allocated, by data pointer.
+    """
+    nodes = tuple(
+        node_from_core(number, row, allocations or {}) for number, row in enumerate(plain["nodes"])
+    )
+    edges = [Edge(s, t, name, kind, in_cycle) for s, t, name, kind, in_cycle in plain["edges"]]
+    way = [edge for edge in edges if edge.in_cycle]
+    cut = choose_cut(nodes, way)
+    edges[edges.index(way[cut.edge])] = replace(way[cut.edge], cut=True)
+    tensors = sorted(
+        (node.tensor for node in nodes if node.tensor is not None),
+        key=lambda tensor: -tensor.storage_bytes,
+    )
+    place = nodes[way[cut.edge].source].place
+    cycle = TensorCycle(
+        signature=f"{plain['signature']:016x}",
+        bytes=plain["bytes"],
+        device_bytes=plain["devices"],
+        count=plain["count"],
+        chain=_chain(nodes, way),
+        tensors=tuple(tensors),
+        tensor_count=plain["tensors"],
+        objects=plain["one_objects"],
+        cut=cut.text,
+        advice=cut.advice,
+        place=place,
+        graph=ObjectGraph(nodes, tuple(edges), notes=_notes(plain)),
+        garbage=garbage,
+        resurrected=plain["survivors"],
+    )
+    return replace(cycle, graph=replace(cycle.graph, title=_title(cycle, way)))
+
+
+def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
+    """Several cycles side by side as one graph, with what to do about each in the notes.
+
+    Args:
+        cycles: The cycles, the most important first.
+        most: How many are drawn; the notes say how many are not.
+    """
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    notes = []
+    for cycle in cycles[:most]:
+        first = len(nodes)
+        nodes += [replace(node, id=first + node.id) for node in cycle.graph.nodes]
+        edges += [
+            replace(edge, source=first + edge.source, target=first + edge.target)
+            for edge in cycle.graph.edges
+        ]
+        notes.append(
+            f"{cycle.size_text}, {cycle.count:,} x: {cycle.chain}. Break it: {cycle.advice}."
+        )
+    if len(cycles) > most:
+        notes.append(f"{format_count(len(cycles) - most, 'more shape')} not drawn.")
+    total = format_bytes(sum(cycle.bytes for cycle in cycles))
+    title = f"{format_count(len(cycles), 'shape')} of reference cycles: {total} of tensors"
+    return ObjectGraph(tuple(nodes), tuple(edges), title, tuple(notes))
+
+
+def node_from_core(number: int, row: Sequence[Any], allocations: Mapping[int, Allocation]) -> Node:
+    """A node from the core's description, with where its memory was allocated."""
+    type_name, label, kind, file, line, count, tensor = row
+    facts = None
+    if tensor is not None:
+        shape, dtype, device, nbytes, storage, data_ptr, requires_grad = tensor
+        allocation = allocations.get(data_ptr, Allocation(()))
+        known = (shape, dtype, device, nbytes, storage, data_ptr, requires_grad)
+        facts = TensorFacts(*known, allocation.frames, allocation.age_us)
+    if kind == "folded":
+        label = f"… {count:,} more objects …"
+    return Node(
+        id=number,
+        type=type_name,
+        label=label,
+        kind=kind,
+        place=Place(label, file, line) if file else None,
+        bytes=facts.storage_bytes if facts is not None else 0,
+        count=count,
+        tensor=facts,
+    )
+
+
+def _chain(nodes: Sequence[Node], way: Sequence[Edge]) -> str:
+    parts = [reference_text(nodes, edge) for edge in way]
+    head, tail = _CHAIN_ENDS
+    if len(parts) > head + tail + 1:
+        left_out = sum(nodes[edge.source].count for edge in way[head:-tail])
+        parts[head:-tail] = [f"… {left_out:,} more …"]
+    return " → ".join([*parts, nodes[way[0].source].label])
+
+
+def _notes(plain: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = []
+    shown = sum(row[6] is not None for row in plain["nodes"])
+    if plain["one_tensors"] > shown:
+        hidden = format_count(plain["one_tensors"] - shown, "smaller tensor")
+        notes.append(
+            f"{hidden} that it keeps too {'is' if hidden[:2] == '1 ' else 'are'} not drawn."
+        )
+    if plain["one_objects"] > plain["length"]:
+        notes.append(
+            f"{format_count(plain['one_objects'], 'object')} refer to each other; "
+            "the shortest way round is drawn."
+        )
+    return tuple(notes)
+
+
+def _title(cycle: TensorCycle, way: Sequence[Edge]) -> str:
+    seen = "" if cycle.count == 1 else f"   (seen {cycle.count:,} times)"
+    labels = [cycle.graph.nodes[edge.source].label for edge in way]
+    if len(labels) > 4:
+        labels[2:-1] = ["…"]
+    round_trip = " → ".join([*labels, labels[0]])
+    until = "until the collector runs" if cycle.garbage else "for as long as it lives"
+    where = ""
+    if cycle.place is not None:
+        where = f"   {os.path.basename(cycle.place.filename)}:{cycle.place.line}"
+    return f"{round_trip}   keeps {cycle.size_text} {until}{seen}\nBreak it: {cycle.advice}{where}"

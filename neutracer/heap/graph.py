@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The object graph as its users have it: plain data that can be drawn and written.
+
+Example:
+    >>> from neutracer.heap.objects import Edge, Node
+    >>> graph = ObjectGraph(
+    ...     nodes=(Node(0, "app.Ring", "Ring"),),
+    ...     edges=(Edge(0, 0, "me", kind="attribute", in_cycle=True, cut=True),),
+    ... )
+    >>> print(graph.to_dot().splitlines()[-2].split()[0])
+    "n0"
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import neutracer.heap.drawing as drawing
+from neutracer.errors import NeutracerError
+from neutracer.heap.objects import GraphData
+from neutracer.saving import atomic_file
+
+__all__ = ["ObjectGraph"]
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class ObjectGraph(GraphData):
+    """A described part of the object graph, with its pictures.
+
+    Each `to_...` returns what it makes; with a path it writes the file too, whole or not at
+    all. Pictures of large graphs are folded to at most `max_nodes` boxes (1 to 5,000), and
+    say what was folded.
+    """
+
+    def to_dot(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> str:
+        """The picture in the DOT language, which `dot` and other programs read.
+
+        Args:
+            path: Where to write it too.
+            max_nodes: The most boxes in it.
+
+        Raises:
+            ValueError: `max_nodes` is out of range.
+            OSError: The file can't be written.
+        """
+        return _text(drawing.dot(self, max_nodes), path)
+
+    def to_svg(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> str:
+        """The picture as SVG, laid out by Graphviz.
+
+        Args:
+            path: Where to write it too.
+            max_nodes: The most boxes in it.
+
+        Raises:
+            ValueError: `max_nodes` is out of range.
+            UnavailableError: There is no Graphviz here; it says what to install.
+            NeutracerError: Graphviz made no picture, or took more than 30 seconds.
+            OSError: The file can't be written.
+        """
+        return _text(drawing.svg(self, max_nodes), path)
+
+    def to_png(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> bytes:
+        """The picture as PNG, laid out by Graphviz; arguments and errors as `to_svg`."""
+        return _written(drawing.png(self, max_nodes), path)
+
+    def to_html(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_ON_PAGE) -> str:
+        """A page with the picture that stands alone: pan, zoom, search, click for details.
+
+        It loads nothing. Without Graphviz its layout is plainer, and it says so.
+
+        Args:
+            path: Where to write it too.
+            max_nodes: The most boxes in it.
+
+        Raises:
+            ValueError: `max_nodes` is out of range.
+            OSError: The file can't be written.
+        """
+        return _text(drawing.html(self, max_nodes), path)
+
+    def to_json(self, path: Path | None = None) -> str:
+        """All of the graph, nothing folded, in the schema "neutracer.graph/1".
+
+        Args:
+            path: Where to write it too.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        return _text(drawing.json(self), path)
+
+    def _repr_svg_(self) -> str | None:
+        try:
+            return self.to_svg()
+        except NeutracerError:
+            return None
+
+    def _repr_html_(self) -> str:
+        return drawing.fragment(self)
+
+
+def _text(text: str, path: Path | None) -> str:
+    _written(text.encode("utf-8"), path)
+    return text
+
+
+def _written(data: bytes, path: Path | None) -> bytes:
+    if path is not None:
+        with atomic_file(path) as file:
+            file.write(data)
+    return data

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""find_tensor_cycles and garbage_bytes: what is there now, garbage or alive."""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+import neutracer
+
+torch = pytest.importorskip("torch")
+cases = pytest.importorskip("cycle_cases")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with cases.quiet_collector(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+        gc.collect()
+
+
+def find(**options: object) -> neutracer.TensorCyclesReport:
+    return neutracer.find_tensor_cycles(device="cpu", **options)
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_garbage_is_found_before_it_is_collected(case: cases.Case) -> None:
+    case.make()
+    (cycle,) = [cycle for cycle in find() if cycle.garbage]
+    assert case.chain in cycle.chain
+    assert case.advice in cycle.advice
+    assert cycle.bytes == case.bytes
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_garbage_bytes_are_those_of_the_tensors(case: cases.Case) -> None:
+    before = neutracer.garbage_bytes("cpu")
+    case.make()
+    assert neutracer.garbage_bytes("cpu") - before == case.bytes
+    gc.collect()
+    assert neutracer.garbage_bytes("cpu") == before
+
+
+def test_nothing_is_collected_by_looking() -> None:
+    cases.two_nodes()
+    before = gc.get_count(), gc.get_stats()
+    for _ in range(3):
+        find()
+    assert gc.get_stats() == before[1]
+    assert [cycle.count for cycle in find() if cycle.garbage] == [1]
+
+
+def test_living_cycles_are_told_apart() -> None:
+    one, other = cases.Plain(), cases.Plain()
+    one.next, other.prev = other, one
+    one.held = cases.tensor()
+    cases.bound_method_of_itself()
+    found = {cycle.garbage: cycle for cycle in find() if "Plain" in cycle.chain or cycle.garbage}
+    assert "Plain.next → Plain.prev → Plain" in found[False].chain
+    assert "Callback" in found[True].chain
+    assert all(cycle.garbage for cycle in find(include_alive=False))
+    other.prev = None
+
+
+def test_small_cycles_are_left_out() -> None:
+    cases.two_nodes()
+    assert len(find(min_bytes=4 * cases.SIZE, include_alive=False)) == 1
+    assert len(find(min_bytes=4 * cases.SIZE + 1, include_alive=False)) == 0
+
+
+def test_storages_are_counted_once() -> None:
+    cases.storage_shared_by_views()
+    (cycle,) = find(include_alive=False)
+    assert (cycle.bytes, cycle.tensor_count) == (4 * cases.SIZE, 3)
+
+
+def test_report_reads_as_a_page() -> None:
+    cases.bound_method_of_itself()
+    report = find(include_alive=False)
+    text = str(report)
+    assert "Reference cycles that hold tensors" in text
+    assert "a reference cycle keeps 4 KiB on cpu until the garbage collector runs" in text
+    assert "Callback.view_callback → method view" in text
+    assert "break it: keep the function or a weakref.WeakMethod" in text
+    assert "Left out:" not in text
+    a_type = type("New", (), {})
+    assert "Left out:" in str(find()), a_type
+    assert len(text.splitlines()) <= 40
+    assert "<div" in report._repr_html_()
+
+
+def test_report_is_json() -> None:
+    cases.two_nodes()
+    plain = json.loads(json.dumps(find(include_alive=False).to_dict()))
+    assert plain["schema"] == "neutracer.tensor_cycles/1"
+    (cycle,) = plain["cycles"]
+    assert cycle["device_bytes"] == {"cpu": 4 * cases.SIZE}
+    assert {node["type"] for node in cycle["graph"]["nodes"]} >= {"torch.Tensor"}
+    assert plain["findings"][0]["kind"] == "cycle_garbage"
+
+
+def test_report_is_a_sequence() -> None:
+    cases.two_nodes()
+    cases.dataset_with_cached_items()
+    report = find(include_alive=False)
+    assert len(report) == 2
+    assert report[0].bytes > report[1].bytes
+    assert list(report[:1]) == [report[0]]
+    assert len(report.graph.nodes) == sum(len(cycle.graph.nodes) for cycle in report)
+
+
+def test_empty_report_says_so() -> None:
+    assert "No reference cycle holds a tensor" in str(find(min_bytes=1 << 60))
+
+
+def test_own_objects_are_no_finding() -> None:
+    watch = neutracer.warn_tensor_cycles(device="cpu")
+    try:
+        assert [c.chain for c in find() if "CycleWatch" in c.chain] == []
+    finally:
+        watch.remove()
+
+
+def test_negative_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="can't be negative"):
+        find(min_bytes=-1)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""collect_on_pressure with a device whose use the test decides."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import neutracer
+from neutracer.live.cycle_watch import prepare_heap
+from neutracer.live.pressure import PressureCollector, _Use
+
+torch = pytest.importorskip("torch")
+cases = pytest.importorskip("cycle_cases")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with cases.quiet_collector(), warnings.catch_warnings():
+        prepare_heap()
+        yield
+
+
+def collector(use: Callable[[], _Use], **options: Any) -> PressureCollector:
+    words = {"fraction": 0.9, "min_garbage": 1, "max_garbage": None, "callback": None} | options
+    made = PressureCollector(
+        use,
+        "cpu",
+        words["fraction"],
+        words["min_garbage"],
+        words["max_garbage"],
+        0.005,
+        words["callback"],
+    )
+    made._start()
+    return made
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
+def full() -> _Use:
+    return _Use(95, 95, 100)
+
+
+def idle() -> _Use:
+    return _Use(10, 10, 100)
+
+
+def test_garbage_is_collected_under_pressure() -> None:
+    told: list[Any] = []
+    cases.two_nodes()
+    with collector(full, callback=told.append) as handle:
+        assert wait_for(lambda: bool(told))
+    (done,) = handle.collections
+    assert done is told[0]
+    assert done.garbage_bytes == 4 * cases.SIZE
+    assert neutracer.garbage_bytes("cpu") == 0
+    assert "collected at 95 % of the device" in str(done).replace("95.0", "95")
+
+
+def test_nothing_is_collected_without_pressure() -> None:
+    cases.two_nodes()
+    with collector(idle) as handle:
+        time.sleep(0.1)
+    assert handle.collections == ()
+    assert neutracer.garbage_bytes("cpu") == 4 * cases.SIZE
+
+
+def test_little_garbage_is_left_alone() -> None:
+    cases.two_nodes()
+    with collector(full, min_garbage=1 << 30) as handle:
+        time.sleep(0.1)
+    assert handle.collections == ()
+
+
+def test_much_garbage_is_collected_without_pressure() -> None:
+    cases.two_nodes()
+    with collector(idle, max_garbage=4 * cases.SIZE) as handle:
+        assert wait_for(lambda: bool(handle.collections))
+    assert handle.collections[0].used_share == 0.1
+
+
+def test_heap_is_not_walked_again_at_once() -> None:
+    with collector(full) as handle:
+        time.sleep(0.1)
+        cases.two_nodes()
+        time.sleep(0.2)
+        assert handle.collections == ()
+
+
+def test_removal_ends_the_thread() -> None:
+    handle = collector(full)
+    handle.remove()
+    handle.remove()
+    assert not handle._thread.is_alive()
+    assert repr(handle) == "<PressureCollector: removed, 0 collections>"
+
+
+@pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5])
+def test_wrong_fractions_are_refused(fraction: float) -> None:
+    with pytest.raises(ValueError, match="fraction"):
+        neutracer.collect_on_pressure(fraction)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
+def test_missing_device_is_told() -> None:
+    with pytest.raises(neutracer.UnavailableError, match="CUDA device"):
+        neutracer.collect_on_pressure()

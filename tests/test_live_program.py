@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs run as if they had been started by themselves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from neutracer.errors import NeutracerError
+from neutracer.live.program import run_program
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "program.py"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_program_sees_its_own_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "beside.py").write_text("WORD = 'found'\n", encoding="utf-8")
+    text = "import sys, beside\nprint(__name__, sys.argv[1:], beside.WORD)\n"
+    before = sys.argv, list(sys.path)
+    assert run_program([script(tmp_path, text), "--epochs", "2"]) == 0
+    assert capsys.readouterr().out == "__main__ ['--epochs', '2'] found\n"
+    assert (sys.argv, sys.path) == before
+
+
+def test_module_is_run_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tool.py").write_text("import sys; print(sys.argv[1])\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert run_program(["tool", "word"], module=True) == 0
+    assert capsys.readouterr().out == "word\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit('no')", 1),
+        ("import sys; sys.exit()", 0),
+        ("raise KeyboardInterrupt", 130),
+        ("1 / 0", 1),
+    ],
+)
+def test_exit_codes_are_the_programs(
+    tmp_path: Path, text: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program([script(tmp_path, text)]) == code
+
+
+def test_errors_are_told_without_our_frames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_program([script(tmp_path, "def f():\n    1 / 0\nf()\n")])
+    told = capsys.readouterr().err
+    assert "ZeroDivisionError" in told
+    assert "program.py" in told
+    assert "runpy" not in told
+    assert "neutracer" not in told
+
+
+def test_missing_script_is_told() -> None:
+    with pytest.raises(NeutracerError, match="no such file"):
+        run_program(["/nowhere/train.py"])
