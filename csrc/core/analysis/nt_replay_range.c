@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What can come out where addresses, time and rounding leave it open. */
+#include "analysis/nt_replay.h"
+
+#include "base/nt_columns.h"
+
+#define RANGE_STEPS ((size_t)4000000)
+#define RANGE_LEAST ((size_t)8)
+#define RANGE_MOST ((size_t)40)
+
+/* Every figure that has a range. */
+#define RANGE_FIGURE(member) offsetof(nt_replay_figures, member)
+static const size_t range_bytes[] = {
+    RANGE_FIGURE(peak[NT_METRIC_ALLOCATED]),  RANGE_FIGURE(peak[NT_METRIC_ACTIVE]),
+    RANGE_FIGURE(peak[NT_METRIC_RESERVED]),   RANGE_FIGURE(peak[NT_METRIC_REQUESTED]),
+    RANGE_FIGURE(final[NT_METRIC_ALLOCATED]), RANGE_FIGURE(final[NT_METRIC_ACTIVE]),
+    RANGE_FIGURE(final[NT_METRIC_RESERVED]),  RANGE_FIGURE(final[NT_METRIC_REQUESTED]),
+};
+static const size_t range_counts[] = {
+    RANGE_FIGURE(segments), RANGE_FIGURE(device_allocs), RANGE_FIGURE(device_frees),
+    RANGE_FIGURE(ooms),     RANGE_FIGURE(retries),       RANGE_FIGURE(waits),
+};
+
+static uint64_t *
+range_figure(nt_replay_figures *figures, size_t offset)
+{
+    return (uint64_t *)((char *)figures + offset);
+}
+
+/* Takes one figure of a run in; true if it is not the one of `base`. */
+static bool
+range_widen(nt_replay_range *range, nt_replay_figures *base, nt_replay_figures *run,
+            size_t offset)
+{
+    uint64_t *low = range_figure(&range->low, offset);
+    uint64_t *high = range_figure(&range->high, offset);
+    const uint64_t value = *range_figure(run, offset);
+    *low = value < *low ? value : *low;
+    *high = value > *high ? value : *high;
+    return value != *range_figure(base, offset);
+}
+
+static bool
+range_add(nt_replay_range *range, nt_replay_figures *base, nt_replay_figures *run)
+{
+    bool differs = false;
+    for (size_t i = 0; i < NT_LENGTH(range_bytes); i++) {
+        differs |= range_widen(range, base, run, range_bytes[i]);
+    }
+    for (size_t i = 0; i < NT_LENGTH(range_counts); i++) {
+        differs |= range_widen(range, base, run, range_counts[i]);
+    }
+    if (run->is_beyond || run->is_stopped) {
+        range->causes |= NT_CAUSE_BEYOND;
+    }
+    range->low.is_beyond |= run->is_beyond;
+    range->high.is_beyond |= run->is_beyond;
+    range->low.is_stopped |= run->is_stopped;
+    range->high.is_stopped |= run->is_stopped;
+    range->runs++;
+    return differs;
+}
+
+/* What a program that goes on may still do: anything that its limit allows, from what
+ * it has done on. What it holds at its end may be nothing. */
+static void
+range_open(nt_replay_range *range, const nt_replay_options *options)
+{
+    uint64_t most = options->limit != 0 ? options->limit : UINT64_MAX;
+    if (options->device_total != 0 && options->device_total < most) {
+        most = options->device_total;
+    }
+    for (size_t i = 0; i < NT_LENGTH(range_bytes); i++) {
+        *range_figure(&range->high, range_bytes[i]) = most;
+    }
+    for (size_t i = 0; i < NT_LENGTH(range_counts); i++) {
+        *range_figure(&range->high, range_counts[i]) = UINT64_MAX;
+    }
+    for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        range->low.final[metric] = 0;
+    }
+    range->low.segments = 0;
+}
+
+/* Whether the order of addresses can matter: only in a lane with several segments. */
+static bool
+range_has_order(const nt_program *program, const nt_replay_options *options)
+{
+    bool has_order = !options->settings.expandable_segments;
+    for (size_t i = 0; i < program->area_count && !has_order; i++) {
+        has_order = !program->areas[i].is_expandable;
+    }
+    return has_order;
+}
+
+/* What run `i` does otherwise than the first; false when there are no more. */
+static bool
+range_vary(const nt_program *program, size_t i, nt_replay_options *options,
+           unsigned *cause)
+{
+    const bool has_order = range_has_order(program, options);
+    size_t next = 1;
+    *cause = 0;
+    if (program->has_later && i < (next += 2)) {
+        options->timing = i == next - 2 ? NT_TIMING_EARLY : NT_TIMING_LATE;
+        *cause = NT_CAUSE_TIMING;
+        return true;
+    }
+    if (program->has_rough_sizes && i < (next += 1)) {
+        options->least_ooms = true;
+        return true;
+    }
+    if (!has_order) {
+        return false;
+    }
+    *cause = NT_CAUSE_TIES;
+    options->order = i == next       ? NT_ORDER_RISING
+                     : i == next + 1 ? NT_ORDER_FALLING
+                                     : NT_ORDER_RANDOM;
+    options->seed = i;
+    /* Half of the orders meet the other timings and sizes as well. */
+    if (i % 2 == 1 && program->has_later) {
+        options->timing = i % 4 == 1 ? NT_TIMING_EARLY : NT_TIMING_LATE;
+        *cause = 0;
+    }
+    if (i % 2 == 1 && program->has_rough_sizes) {
+        options->least_ooms = true;
+        *cause = 0;
+    }
+    return true;
+}
+
+static bool
+range_is_start_known(const nt_program *program)
+{
+    const nt_trace_facts *facts = nt_timeline_facts(program->timeline);
+    return facts->slack_bound == 0 && facts->unmatched == 0;
+}
+
+static size_t
+range_runs(const nt_program *program)
+{
+    const size_t runs = RANGE_STEPS / (program->step_count + 1);
+    return runs < RANGE_LEAST ? RANGE_LEAST : runs > RANGE_MOST ? RANGE_MOST : runs;
+}
+
+nt_status
+nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
+                     const nt_replay_options *options, size_t runs,
+                     const nt_progress *progress, nt_replay_figures *base,
+                     nt_replay_range *out, nt_error *err)
+{
+    nt_replay_figures first, figures;
+    unsigned cause;
+    runs = runs == 0 ? range_runs(program) : runs;
+    NT_TRY(nt_replay_run(alloc, program, options, progress, NULL, &first, err));
+    nt_replay_range range = {.low = first, .high = first};
+    (void)range_add(&range, &first, &first);
+    range.causes |= range_is_start_known(program) ? 0 : NT_CAUSE_START;
+    for (size_t i = 1; i < runs; i++) {
+        nt_replay_options other = *options;
+        if (!range_vary(program, i, &other, &cause)) {
+            break;
+        }
+        NT_TRY(
+            nt_replay_run(alloc, program, &other, progress, NULL, &figures, err));
+        if (range_add(&range, &first, &figures)) {
+            range.causes |= cause;
+        }
+    }
+    if (range.high.is_beyond) {
+        range_open(&range, options);
+    }
+    *base = first;
+    *out = range;
+    return NT_OK;
+}
