@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_allocator.h"
+
 #include <string.h>
 
 #include "analysis/nt_allocator_state.h"
@@ -193,9 +195,10 @@ allocator_find(nt_allocator *model, const allocator_request *request)
     return best.value;
 }
 
-/* A free block of the request's stream in one of the pools that lend theirs. */
+/* A free block of the request's stream in one of the pools that lend theirs; there it
+ * is served as if segments did not expand. */
 static uint32_t
-allocator_borrow(nt_allocator *model, const allocator_request *request)
+allocator_borrow(nt_allocator *model, allocator_request *request)
 {
     if (request->pool != NT_DEFAULT_POOL || model->options.version < ALLOCATOR_LENDS) {
         return NT_NONE;
@@ -208,8 +211,10 @@ allocator_borrow(nt_allocator *model, const allocator_request *request)
                 allocator_request other = *request;
                 other.lane = p->lanes[i];
                 other.pool = pool;
+                other.expands = false;
                 const uint32_t block = allocator_find(model, &other);
                 if (block != NT_NONE) {
+                    *request = other;
                     return block;
                 }
             }
@@ -220,8 +225,8 @@ allocator_borrow(nt_allocator *model, const allocator_request *request)
 
 /* No free block serves the request: the steps that PyTorch takes, in their order. */
 static nt_status
-allocator_struggle(nt_allocator *model, const allocator_request *request,
-                   uint32_t *block, nt_error *err)
+allocator_struggle(nt_allocator *model, allocator_request *request, uint32_t *block,
+                   nt_error *err)
 {
     bool enough;
     NT_TRY(nt_allocator_collect(model, err));
@@ -284,7 +289,7 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
     const nt_settings *settings = &model->options.settings;
     const uint64_t rounded = nt_round_size(settings, nbytes);
     const uint32_t pool = model->lanes[lane].pool;
-    const allocator_request request = {
+    allocator_request request = {
         .lane = lane,
         .pool = pool,
         .kind = nt_is_small(rounded) ? NT_POOL_SMALL : NT_POOL_LARGE,
@@ -334,7 +339,9 @@ nt_allocator_complete(nt_allocator *model, uint32_t block, nt_error *err)
 nt_status
 nt_allocator_empty_cache(nt_allocator *model, nt_error *err)
 {
-    return nt_allocator_release_cache(model, err);
+    /* During a capture nothing may be waited for. */
+    return model->is_capturing ? nt_allocator_release_private(model, err)
+                               : nt_allocator_release_cache(model, err);
 }
 
 uint64_t

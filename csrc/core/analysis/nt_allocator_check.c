@@ -23,8 +23,7 @@ allocator_is_stored(const nt_allocator *model, uint32_t block)
     const allocator_block *b = nt_allocator_block(model, block);
     const allocator_lane *lane = &model->lanes[b->lane];
     const bool is_free = b->state == ALLOCATOR_FREE;
-    const nt_ordered *set =
-        is_free ? &lane->idle[b->kind] : &lane->unmapped[b->kind];
+    const nt_ordered *set = is_free ? &lane->idle[b->kind] : &lane->unmapped[b->kind];
     const uint64_t size = is_free ? b->size : 0;
     const nt_ordered_entry entry = nt_ordered_from(set, size, b->address);
     return entry.value == block && entry.first == size && entry.second == b->address;

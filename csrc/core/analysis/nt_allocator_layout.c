@@ -180,7 +180,7 @@ allocator_show_block(const nt_allocator *model, uint32_t block, allocator_view *
         .address = b->address,
         .size = b->size,
         .requested_size = is_free ? 0 : b->u.requested,
-        .state = is_free                            ? NT_BLOCK_INACTIVE
+        .state = is_free                           ? NT_BLOCK_INACTIVE
                  : b->state == ALLOCATOR_ALLOCATED ? NT_BLOCK_ACTIVE_ALLOCATED
                                                    : NT_BLOCK_ACTIVE_PENDING_FREE,
         .stack = NT_NO_STACK,

@@ -173,6 +173,12 @@ nt_allocator_release_cache(nt_allocator *model, nt_error *err)
     NT_TRY(allocator_wait(model, err));
     NT_TRY(allocator_release_blocks(model, NT_DEFAULT_POOL, NT_POOL_LARGE, err));
     NT_TRY(allocator_release_blocks(model, NT_DEFAULT_POOL, NT_POOL_SMALL, err));
+    return nt_allocator_release_private(model, err);
+}
+
+nt_status
+nt_allocator_release_private(nt_allocator *model, nt_error *err)
+{
     for (uint32_t pool = NT_DEFAULT_POOL + 1; pool < model->pool_count; pool++) {
         if (model->pools[pool].is_released) {
             NT_TRY(allocator_release_blocks(model, pool, NT_POOL_SMALL, err));

@@ -29,8 +29,8 @@ typedef struct allocator_block {
         uint64_t born;      /* free: calls of its pool when it became so */
     } u;
     uint32_t lane;
-    uint32_t before, after;  /* its neighbours in the segment, or NT_NONE */
-    uint32_t area;           /* its reservation; NT_NONE in an ordinary segment */
+    uint32_t before, after; /* its neighbours in the segment, or NT_NONE */
+    uint32_t area;          /* its reservation; NT_NONE in an ordinary segment */
     uint32_t tag;
     uint32_t earlier, later; /* pending: the queue; unused: `later` is the next */
     uint8_t state;           /* allocator_state */
@@ -109,8 +109,8 @@ nt_allocator_tell(const nt_allocator *model, nt_action action, uint64_t address,
                   uint64_t size, uint32_t tag)
 {
     if (model->options.observer.tell != NULL) {
-        model->options.observer.tell(model->options.observer.ctx, action, address,
-                                     size, tag);
+        model->options.observer.tell(model->options.observer.ctx, action, address, size,
+                                     tag);
     }
 }
 
@@ -208,5 +208,8 @@ nt_allocator_release_oversize(nt_allocator *model, const allocator_request *requ
 /* Waits for all streams, and gives back all that can be. */
 nt_status
 nt_allocator_release_cache(nt_allocator *model, nt_error *err) NT_CHECKED;
+/* Gives back what can be of the private pools that nobody uses any more. */
+nt_status
+nt_allocator_release_private(nt_allocator *model, nt_error *err) NT_CHECKED;
 
 #endif

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_program.h"
+
 #include "analysis/nt_program_state.h"
 #include "trace/nt_rounding.h"
 
@@ -100,8 +102,7 @@ program_pool_at(const program_maker *m, size_t i, uint64_t address)
     if (!m->has_private_pools) {
         return PROGRAM_DEFAULT_POOL;
     }
-    const nt_ordered_entry entry =
-        nt_ordered_before(&m->segments, address, UINT64_MAX);
+    const nt_ordered_entry entry = nt_ordered_before(&m->segments, address, UINT64_MAX);
     if (entry.value == NT_NONE ||
         address - lives->address[entry.value] >= lives->size[entry.value]) {
         return PROGRAM_DEFAULT_POOL;
@@ -159,11 +160,11 @@ program_add_oom(program_maker *m, size_t i)
     m->p->face.has_rough_sizes |=
         step.size - nt_program_least_request(&m->p->face, step.size) >=
         NT_MIN_BLOCK_SIZE;
-    program_note_failure(
-        m, nt_segment_size(program_settings(m), step.size),
-        m->events->device_free != NULL ? m->events->device_free[at] : NT_UNLIMITED);
-    const nt_pool_id pool = m->events->pool_first != NULL ? program_pool_at(m, i, 0)
-                                                          : PROGRAM_DEFAULT_POOL;
+    program_note_failure(m, nt_segment_size(program_settings(m), step.size),
+                         m->events->device_free != NULL ? m->events->device_free[at]
+                                                        : NT_UNLIMITED);
+    const nt_pool_id pool =
+        m->events->pool_first != NULL ? program_pool_at(m, i, 0) : PROGRAM_DEFAULT_POOL;
     NT_TRY(nt_program_find_lane(m, pool, m->events->stream[at], &step.lane));
     return program_add_step(m, &step);
 }
@@ -190,8 +191,8 @@ program_add_free(program_maker *m, size_t i, nt_program_kind kind)
     return program_add_step(m, &step);
 }
 
-/* Releases of the allocator's own, events first .. end - 1, before it got a segment with
- * event `end`: they answer a first attempt that failed, or collect garbage. */
+/* Releases of the allocator's own, events first .. end - 1, before it got a segment
+ * with event `end`: they answer a first attempt that failed, or collect garbage. */
 static void
 program_note_shortage(program_maker *m, size_t first, size_t end)
 {
@@ -296,8 +297,7 @@ static bool
 program_completes_next(const program_maker *m, size_t i)
 {
     const size_t at = m->first + i;
-    return i + 1 < m->count &&
-           m->events->action[at + 1] == NT_ACTION_FREE_COMPLETED &&
+    return i + 1 < m->count && m->events->action[at + 1] == NT_ACTION_FREE_COMPLETED &&
            m->rows[i + 1] == m->rows[i] &&
            m->events->stack[at + 1] == m->events->stack[at];
 }
@@ -349,7 +349,8 @@ program_sort_segments(program_maker *m)
         m->has_private_pools = lives->pool_first[i] != 0 || lives->pool_second[i] != 0;
     }
     size_t bytes;
-    if (!m->has_private_pools || !nt_size_mul(lives->count, sizeof(nt_sort_item), &bytes)) {
+    if (!m->has_private_pools ||
+        !nt_size_mul(lives->count, sizeof(nt_sort_item), &bytes)) {
         return NT_OK;
     }
     m->begins = nt_allocate(alloc, bytes);
@@ -360,7 +361,8 @@ program_sort_segments(program_maker *m)
     }
     for (uint32_t i = 0; i < lives->count; i++) {
         const int32_t freed = lives->free_event[i];
-        m->begins[i] = (nt_sort_item){(uint64_t)((int64_t)lives->alloc_event[i] + 1), i};
+        m->begins[i] =
+            (nt_sort_item){(uint64_t)((int64_t)lives->alloc_event[i] + 1), i};
         m->ends[i] =
             (nt_sort_item){freed == NT_EVENT_NEVER ? INT64_MAX : (uint64_t)freed, i};
     }

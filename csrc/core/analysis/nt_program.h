@@ -13,8 +13,8 @@
 
 typedef enum nt_program_kind {
     NT_PROGRAM_MALLOC,
-    NT_PROGRAM_FREE,        /* at once */
-    NT_PROGRAM_FREE_LATER,  /* another stream uses it: complete when PyTorch saw so */
+    NT_PROGRAM_FREE,       /* at once */
+    NT_PROGRAM_FREE_LATER, /* another stream uses it: complete when PyTorch saw so */
     NT_PROGRAM_COMPLETE,
     NT_PROGRAM_EMPTY_CACHE,
     NT_PROGRAM_RELEASE_POOL, /* nobody uses the private pool `lane` any more */
@@ -22,11 +22,11 @@ typedef enum nt_program_kind {
 } nt_program_kind;
 
 typedef struct nt_program_step {
-    uint64_t size;  /* bytes requested */
-    uint32_t slot;  /* names the block from its request until it is complete */
+    uint64_t size; /* bytes requested */
+    uint32_t slot; /* names the block from its request until it is complete */
     uint32_t lane;
-    int32_t event;  /* the last one of the trace that the step stands for */
-    uint8_t kind;   /* nt_program_kind */
+    int32_t event; /* the last one of the trace that the step stands for */
+    uint8_t kind;  /* nt_program_kind */
 } nt_program_step;
 
 /* A stream in a pool; pool 0 is the default one. */
@@ -73,8 +73,8 @@ typedef struct nt_program {
     size_t lane_count;
     const nt_pool_id *pools; /* PyTorch's names of them; the default one first */
     size_t pool_count;
-    uint32_t slot_count;           /* most blocks in use at one time */
-    const nt_program_area *areas;  /* before the first event, by address */
+    uint32_t slot_count;          /* most blocks in use at one time */
+    const nt_program_area *areas; /* before the first event, by address */
     size_t area_count;
     const nt_program_piece *pieces;
     size_t piece_count;
@@ -83,8 +83,8 @@ typedef struct nt_program {
     nt_program_bounds bounds;
     uint64_t reservation; /* bytes that a reservation of an expandable segment has at
                            * most, from the distances between them; 0: not known */
-    bool has_later;         /* some block waited for another stream */
-    bool has_rough_sizes;   /* some OOM's request is not known to 512 bytes */
+    bool has_later;       /* some block waited for another stream */
+    bool has_rough_sizes; /* some OOM's request is not known to 512 bytes */
     bool calls_known; /* false: some release may be a call of empty_cache() or not */
 } nt_program;
 

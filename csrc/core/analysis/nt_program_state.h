@@ -27,15 +27,15 @@ typedef struct program_maker {
     program *p;
     const nt_timeline *timeline;
     const nt_event_columns *events;
-    size_t first, count; /* rows of the device's events */
+    size_t first, count;  /* rows of the device's events */
     const uint32_t *rows; /* allocation of each event */
     nt_error *err;
     nt_strings *lane_names, *pool_names; /* numbers of lanes and pools */
-    uint32_t *slots; /* by allocation; NT_NONE while it has none */
+    uint32_t *slots;                     /* by allocation; NT_NONE while it has none */
     size_t slot_rows;
     uint32_t *idle_slots; /* a stack */
     size_t idle_count, idle_capacity;
-    nt_ordered segments;   /* (address, 0): segments there now, as rows of the lives */
+    nt_ordered segments; /* (address, 0): segments there now, as rows of the lives */
     nt_sort_item *begins, *ends; /* event -> segment row */
     size_t life_count, next_begin, next_end;
     bool has_private_pools;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_replay.h"
+
 #include <string.h>
 
 #include "analysis/nt_replay_state.h"
@@ -226,7 +228,7 @@ replay_go(replay *r, const nt_progress *progress, const nt_replay_series *series
             series->bytes[NT_METRIC_ALLOCATED][step->event - 1] =
                 nt_allocator_get_stats(r->model)->bytes[NT_METRIC_ALLOCATED];
         }
-        if (progress != NULL && i % REPLAY_TICK == REPLAY_TICK - 1 &&
+        if (progress != NULL && i % REPLAY_TICK == 0 &&
             progress->report(progress->ctx, i) != 0) {
             return nt_fail(r->err, NT_CANCELLED, NT_NO_OFFSET, "cancelled");
         }
@@ -318,6 +320,7 @@ nt_replay_check(const nt_alloc *alloc, const nt_program *program,
                           &check.first, &check.count);
     }
     const nt_status status = replay_all(&r, progress, NULL);
+    nt_replay_compare_until(&check, check.count);
     replay_clear(&r);
     if (status == NT_OK) {
         *out = check.fidelity;

@@ -34,7 +34,7 @@ typedef enum nt_replay_timing {
 
 typedef struct nt_replay_options {
     nt_settings settings;
-    uint32_t version;                   /* as nt_allocator_options has them */
+    uint32_t version; /* as nt_allocator_options has them */
     uint64_t device_total, device_other;
     uint64_t limit;
     nt_replay_order order;
@@ -60,11 +60,11 @@ typedef struct nt_replay_figures {
                              * counts as one for each segment or mapped range */
     uint64_t device_frees;
     uint64_t ooms, retries, waits;
-    bool is_stopped;        /* the program ended at a request that failed */
-    int32_t stopped_event;  /* at this one; NT_EVENT_BEFORE: while the start was made */
-    bool is_beyond;         /* a request that failed when recorded went through */
-    int32_t beyond_event;   /* first at this one */
-    bool start_rebuilt;     /* the start is no copy: its blocks were allocated anew */
+    bool is_stopped;       /* the program ended at a request that failed */
+    int32_t stopped_event; /* at this one; NT_EVENT_BEFORE: while the start was made */
+    bool is_beyond;        /* a request that failed when recorded went through */
+    int32_t beyond_event;  /* first at this one */
+    bool start_rebuilt;    /* the start is no copy: its blocks were allocated anew */
 } nt_replay_figures;
 
 /* Why what really happens can differ from what the model says. */
@@ -125,9 +125,9 @@ typedef struct nt_replay_deed {
 typedef struct nt_replay_fidelity {
     uint64_t mallocs, mallocs_same;             /* by address */
     uint64_t device_events, device_events_same; /* segments, mappings and OOMs */
-    bool is_same;         /* all of them, and no more came */
-    int32_t first_event;  /* the first that is not */
-    nt_replay_deed recorded, modelled; /* there */
+    bool is_same;                               /* all of them, and no more came */
+    int32_t first_event;                        /* the first that is not */
+    nt_replay_deed recorded, modelled;          /* there */
 } nt_replay_fidelity;
 
 /*

@@ -70,16 +70,21 @@ nt_replay_compare_deed(replay_check *check, nt_action action, uint64_t address,
 }
 
 void
-nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block)
+nt_replay_compare_until(replay_check *check, size_t end)
 {
-    replay_check *check = r->check;
     const nt_replay_deed nothing = {.action = NT_ACTION_COUNT};
-    for (size_t i = replay_next_deed(check); i <= (size_t)step->event;
-         i = replay_next_deed(check)) {
+    for (size_t i = replay_next_deed(check); i < end; i = replay_next_deed(check)) {
         check->fidelity.device_events++;
         replay_note(check, i, replay_recorded(check, i), nothing);
         check->next = i + 1;
     }
+}
+
+void
+nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block)
+{
+    replay_check *check = r->check;
+    nt_replay_compare_until(check, (size_t)step->event + 1);
     if (step->kind != NT_PROGRAM_MALLOC) {
         return;
     }
@@ -105,8 +110,7 @@ replay_is_open(const replay_check *check, uint64_t address, uint64_t size)
         address > REPLAY_FIRST_SPARE - size) {
         return false;
     }
-    const nt_ordered_entry below =
-        nt_ordered_before(&check->taken, address + size, 0);
+    const nt_ordered_entry below = nt_ordered_before(&check->taken, address + size, 0);
     return below.value == NT_NONE || below.second <= address;
 }
 
@@ -123,10 +127,9 @@ replay_take_recorded(void *ctx, const nt_allocator_need *need, uint64_t *address
 {
     replay_check *check = ctx;
     const nt_replay_deed next = replay_recorded(check, replay_next_deed(check));
-    const bool fits =
-        need->is_reservation
-            ? next.action == NT_ACTION_SEGMENT_MAP
-            : next.action == NT_ACTION_SEGMENT_ALLOC && next.size == need->size;
+    const bool fits = need->is_reservation ? next.action == NT_ACTION_SEGMENT_MAP
+                                           : next.action == NT_ACTION_SEGMENT_ALLOC &&
+                                                 next.size == need->size;
     if (fits && replay_is_open(check, next.address, need->size)) {
         *address = next.address;
     } else if (need->size > UINT64_MAX / 2 - check->spare) {

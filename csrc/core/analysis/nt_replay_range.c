@@ -162,8 +162,7 @@ nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
         if (!range_vary(program, i, &other, &cause)) {
             break;
         }
-        NT_TRY(
-            nt_replay_run(alloc, program, &other, progress, NULL, &figures, err));
+        NT_TRY(nt_replay_run(alloc, program, &other, progress, NULL, &figures, err));
         if (range_add(&range, &first, &figures)) {
             range.causes |= cause;
         }

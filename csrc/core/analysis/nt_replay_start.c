@@ -237,10 +237,9 @@ replay_can_copy(const replay *r)
     const nt_settings *now = &r->options.settings;
     const nt_settings *then =
         nt_snapshot_settings(nt_timeline_snapshot(r->program->timeline));
-    return r->check != NULL ||
-           (now->expandable_segments == then->expandable_segments &&
-            (!now->expandable_segments ||
-             now->large_segment_size == then->large_segment_size));
+    return r->check != NULL || (now->expandable_segments == then->expandable_segments &&
+                                (!now->expandable_segments ||
+                                 now->large_segment_size == then->large_segment_size));
 }
 
 nt_status

@@ -19,16 +19,16 @@ typedef struct replay_places {
     const nt_program *program;
     nt_replay_order order;
     uint64_t seed;
-    unsigned shift;   /* a place has 2^shift bytes */
-    uint64_t count;   /* of places in all */
+    unsigned shift;     /* a place has 2^shift bytes */
+    uint64_t count;     /* of places in all */
     uint64_t low, high; /* places below and from here on are free */
-    uint32_t *ranks;  /* the start's areas, then the new places of the trace */
+    uint32_t *ranks;    /* the start's areas, then the new places of the trace */
     size_t rank_count;
-    uint32_t *order_of[2];   /* new places of the trace: small ones, larger ones */
+    uint32_t *order_of[2]; /* new places of the trace: small ones, larger ones */
     size_t order_count[2], order_next[2];
-    replay_place *given[2];  /* newest last */
+    replay_place *given[2]; /* newest last */
     size_t given_count[2], given_capacity[2];
-    nt_map used;             /* random: places taken */
+    nt_map used; /* random: places taken */
 } replay_places;
 
 /* The addresses of the trace, and how the model compares with it. */
@@ -47,7 +47,7 @@ typedef struct replay {
     const nt_program *program;
     nt_replay_options options;
     nt_allocator *model;
-    uint32_t *slots;  /* block by slot, or NT_NONE */
+    uint32_t *slots; /* block by slot, or NT_NONE */
     replay_places places;
     replay_check *check; /* NULL: made-up addresses */
     uint64_t start_allocs;
@@ -75,6 +75,9 @@ nt_replay_start_recorded(replay_check *check, uint64_t address, uint64_t size,
 void
 nt_replay_compare_deed(replay_check *check, nt_action action, uint64_t address,
                        uint64_t size);
+/* The model has done nothing in the place of what is left before event `end`. */
+void
+nt_replay_compare_until(replay_check *check, size_t end);
 /* After a step: block is what a malloc gave, or NT_NONE. */
 void
 nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block);

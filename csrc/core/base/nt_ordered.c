@@ -53,8 +53,7 @@ ordered_find_place(const nt_ordered_run *run, uint64_t first, uint64_t second)
     while (left > 0) {
         const size_t half = left / 2;
         const nt_ordered_entry *entry = &entries[low + half];
-        const bool is_below =
-            ordered_below(entry->first, entry->second, first, second);
+        const bool is_below = ordered_below(entry->first, entry->second, first, second);
         low = is_below ? low + half + 1 : low;
         left = is_below ? left - half - 1 : half;
     }
@@ -247,8 +246,8 @@ nt_ordered_check(const nt_ordered *set)
         for (size_t i = 0; i < run->count; i++) {
             const nt_ordered_entry entry = run->page->entries[i];
             if (entry.value == NT_NONE ||
-                (last.value != NT_NONE && !ordered_below(last.first, last.second,
-                                                         entry.first, entry.second))) {
+                (last.value != NT_NONE &&
+                 !ordered_below(last.first, last.second, entry.first, entry.second))) {
                 return false;
             }
             last = entry;
