@@ -108,7 +108,7 @@ replay_check_same(nt_test *t, const char *name)
         NT_CHECK_OK(
             nt_replay_check(&alloc, recorded.program, &options, NULL, &f, NULL, NULL),
             NULL);
-        if (!NT_CHECK(f.is_same)) {
+        if (!NT_CHECK(f.is_same && f.is_end_same)) {
             NT_FAIL("%s: event %d", name, (int)f.first_event);
         }
         NT_CHECK(f.mallocs > 0 && f.mallocs == f.mallocs_same);

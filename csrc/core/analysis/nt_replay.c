@@ -73,9 +73,11 @@ replay_make_model(replay *r)
 {
     nt_replay_options *o = &r->options;
     if (o->device_total == 0) {
-        const uint64_t low = r->program->bounds.low;
-        o->device_total =
-            low < NT_REPLAY_DEVICE / 2 ? NT_REPLAY_DEVICE : NT_LARGEST_DEVICE / 2;
+        o->device_total = NT_REPLAY_DEVICE;
+        while (o->device_total / 2 < r->program->bounds.low &&
+               o->device_total < NT_LARGEST_DEVICE) {
+            o->device_total *= 2;
+        }
     }
     const nt_allocator_options options = {
         .settings = o->settings,
@@ -263,7 +265,7 @@ replay_all(replay *r, const nt_progress *progress, const nt_replay_series *serie
     NT_TRY(nt_replay_start(r));
     NT_TRY(replay_go(r, progress, series));
     replay_sum_up(r);
-    return NT_OK;
+    return r->check != NULL ? nt_replay_compare_end(r) : NT_OK;
 }
 
 static void
@@ -320,7 +322,6 @@ nt_replay_check(const nt_alloc *alloc, const nt_program *program,
                           &check.first, &check.count);
     }
     const nt_status status = replay_all(&r, progress, NULL);
-    nt_replay_compare_until(&check, check.count);
     replay_clear(&r);
     if (status == NT_OK) {
         *out = check.fidelity;

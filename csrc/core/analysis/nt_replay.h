@@ -126,8 +126,10 @@ typedef struct nt_replay_fidelity {
     uint64_t mallocs, mallocs_same;             /* by address */
     uint64_t device_events, device_events_same; /* segments, mappings and OOMs */
     bool is_same;                               /* all of them, and no more came */
-    int32_t first_event;                        /* the first that is not */
-    nt_replay_deed recorded, modelled;          /* there */
+    bool is_end_same;    /* the blocks at the end are the snapshot's: address, size,
+                          * state, request and segment of each */
+    int32_t first_event; /* the first that is not */
+    nt_replay_deed recorded, modelled; /* there */
 } nt_replay_fidelity;
 
 /*

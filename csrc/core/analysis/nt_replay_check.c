@@ -69,8 +69,9 @@ nt_replay_compare_deed(replay_check *check, nt_action action, uint64_t address,
     }
 }
 
-void
-nt_replay_compare_until(replay_check *check, size_t end)
+/* The model has done nothing in the place of what is left before event `end`. */
+static void
+replay_compare_until(replay_check *check, size_t end)
 {
     const nt_replay_deed nothing = {.action = NT_ACTION_COUNT};
     for (size_t i = replay_next_deed(check); i < end; i = replay_next_deed(check)) {
@@ -84,7 +85,7 @@ void
 nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block)
 {
     replay_check *check = r->check;
-    nt_replay_compare_until(check, (size_t)step->event + 1);
+    replay_compare_until(check, (size_t)step->event + 1);
     if (step->kind != NT_PROGRAM_MALLOC) {
         return;
     }
@@ -100,6 +101,65 @@ nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block)
     } else {
         replay_note(check, (size_t)step->event, recorded, modelled);
     }
+}
+
+/* Whether row `i` of the model's blocks is row `k` of the snapshot's. */
+static bool
+replay_is_same_block(const nt_layout *model, size_t i, const nt_layout *recorded,
+                     size_t k)
+{
+    const nt_block_columns *a = &model->blocks, *b = &recorded->blocks;
+    const nt_segment_columns *s = &model->segments, *z = &recorded->segments;
+    const uint32_t m = a->segment[i], n = b->segment[k];
+    return a->address[i] == b->address[k] && a->size[i] == b->size[k] &&
+           a->state[i] == b->state[k] &&
+           (a->state[i] == NT_BLOCK_INACTIVE ||
+            a->requested_size[i] == b->requested_size[k]) &&
+           s->address[m] == z->address[n] && s->total_size[m] == z->total_size[n] &&
+           s->stream[m] == z->stream[n] && s->kind[m] == z->kind[n] &&
+           s->is_expandable[m] == z->is_expandable[n];
+}
+
+/* Each block of the snapshot's device has its like in the model, and no other is there;
+ * the snapshot's are in any order. */
+static bool
+replay_is_same_end(const nt_layout *model, const nt_layout *recorded, int32_t device,
+                   const nt_map *rows)
+{
+    size_t count = 0;
+    for (size_t k = 0; k < recorded->blocks.count; k++) {
+        if (recorded->segments.device[recorded->blocks.segment[k]] != device) {
+            continue;
+        }
+        const uint32_t row = nt_map_find(rows, recorded->blocks.address[k]);
+        if (row == NT_NONE || !replay_is_same_block(model, row, recorded, k)) {
+            return false;
+        }
+        count++;
+    }
+    return count == model->blocks.count;
+}
+
+nt_status
+nt_replay_compare_end(replay *r)
+{
+    const nt_timeline *timeline = r->program->timeline;
+    nt_layout *layout;
+    nt_map rows;
+    nt_status status = NT_OK;
+    replay_compare_until(r->check, r->check->count);
+    NT_TRY(nt_allocator_layout(r->model, &layout, r->err));
+    nt_map_init(&rows, r->alloc);
+    for (uint32_t i = 0; i < layout->blocks.count && status == NT_OK; i++) {
+        status = nt_map_set(&rows, layout->blocks.address[i], i, r->err);
+    }
+    r->check->fidelity.is_end_same =
+        status == NT_OK &&
+        replay_is_same_end(layout, nt_snapshot_layout(nt_timeline_snapshot(timeline)),
+                           nt_timeline_device(timeline), &rows);
+    nt_map_clear(&rows);
+    nt_allocator_layout_free(r->model, layout);
+    return status;
 }
 
 /* Whether the range is one that the model can have: free, and not beyond its space. */

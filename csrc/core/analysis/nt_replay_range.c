@@ -130,11 +130,26 @@ range_vary(const nt_program *program, size_t i, nt_replay_options *options,
     return true;
 }
 
+/* Whether a whole large segment was free before the trace: how long it had been so
+ * decides which one is garbage, and is not known. */
 static bool
-range_is_start_known(const nt_program *program)
+range_lacks_ages(const nt_program *program, const nt_replay_options *options)
+{
+    bool lacks = false;
+    for (size_t i = 0; i < program->area_count; i++) {
+        const nt_program_area *area = &program->areas[i];
+        lacks |= !area->small && !area->is_expandable && area->piece_count == 1 &&
+                 program->pieces[area->first_piece].slot == NT_NONE;
+    }
+    return lacks && options->settings.garbage_collection_threshold > 0;
+}
+
+static bool
+range_is_start_known(const nt_program *program, const nt_replay_options *options)
 {
     const nt_trace_facts *facts = nt_timeline_facts(program->timeline);
-    return facts->slack_bound == 0 && facts->unmatched == 0;
+    return facts->slack_bound == 0 && facts->unmatched == 0 &&
+           !range_lacks_ages(program, options);
 }
 
 static size_t
@@ -156,7 +171,7 @@ nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
     NT_TRY(nt_replay_run(alloc, program, options, progress, NULL, &first, err));
     nt_replay_range range = {.low = first, .high = first};
     (void)range_add(&range, &first, &first);
-    range.causes |= range_is_start_known(program) ? 0 : NT_CAUSE_START;
+    range.causes |= range_is_start_known(program, options) ? 0 : NT_CAUSE_START;
     for (size_t i = 1; i < runs; i++) {
         nt_replay_options other = *options;
         if (!range_vary(program, i, &other, &cause)) {

@@ -84,7 +84,27 @@ replay_add_unmapped(replay_start *s, uint64_t size)
     return size == 0 ? NT_OK : replay_add_piece(s, &piece);
 }
 
-/* The mapped ranges items[0 .. count - 1] of one stream and pool, by address, lie in
+/* How many of the mapped ranges items[0 .. count - 1] of one stream and pool lie in one
+ * reservation, if it begins with the first of them. */
+static size_t
+replay_count_together(const replay *r, const nt_sort_item *items, size_t count)
+{
+    const nt_program_area *areas = r->program->areas;
+    const nt_program_area *first = &areas[items[0].value];
+    const uint64_t size = nt_allocator_reservation_size(r->model, first->small);
+    size_t together = 1;
+    while (together < count) {
+        const nt_program_area *next = &areas[items[together].value];
+        if (next->address - first->address > size ||
+            next->size > size - (next->address - first->address)) {
+            break;
+        }
+        together++;
+    }
+    return together;
+}
+
+/* The mapped ranges items[0 .. count - 1] of one stream and pool, by address, are of
  * one reservation; it begins with the first of them. */
 static nt_status
 replay_adopt_reservation(replay_start *s, const nt_sort_item *items, size_t count)
@@ -137,8 +157,9 @@ replay_adopt_expandable(replay_start *s)
         while (end < count && items[end].key == items[i].key) {
             end++;
         }
-        status = replay_adopt_reservation(s, items + i, end - i);
-        i = end;
+        const size_t together = replay_count_together(r, items + i, end - i);
+        status = replay_adopt_reservation(s, items + i, together);
+        i += together;
     }
     nt_release(&r->alloc, items, bytes);
     return status;

@@ -75,9 +75,6 @@ nt_replay_start_recorded(replay_check *check, uint64_t address, uint64_t size,
 void
 nt_replay_compare_deed(replay_check *check, nt_action action, uint64_t address,
                        uint64_t size);
-/* The model has done nothing in the place of what is left before event `end`. */
-void
-nt_replay_compare_until(replay_check *check, size_t end);
 /* After a step: block is what a malloc gave, or NT_NONE. */
 void
 nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block);
@@ -86,6 +83,10 @@ nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block);
 nt_status
 nt_replay_add_lanes(const nt_program *program, nt_allocator *model,
                     nt_error *err) NT_CHECKED;
+
+/* After the last step: what the trace still has, and the blocks at its end. */
+nt_status
+nt_replay_compare_end(replay *r) NT_CHECKED;
 
 /* Makes the state before the trace. */
 nt_status
