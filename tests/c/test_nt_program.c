@@ -99,6 +99,29 @@ NT_TEST(waiting_blocks_are_told_by_stack)
     nt_trace_close(&r);
 }
 
+/* Lost and repeated events: each block is freed once. */
+NT_TEST(blocks_are_freed_only_once)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    program_add_segment(&r);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE + 2 * MIB, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_REQUESTED, BASE, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_REQUESTED, BASE + 2 * MIB, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_REQUESTED, BASE, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_COMPLETED, BASE, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_COMPLETED, BASE + 2 * MIB, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_COMPLETED, BASE, 2 * MIB);
+    program_end_free(&r);
+    nt_program *program = program_of(&r);
+    NT_REQUIRE(NT_CHECK(program != NULL));
+    program_check_steps(t, program, "MMLLCCMLC");
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
 /* Releases under a stack, and what comes behind them. */
 static void
 program_check_release(nt_test *t, const char *function, bool gets_segment,
@@ -224,6 +247,7 @@ NT_TEST(refused_memory_leaves_no_program)
 const nt_test_case nt_program_tests[] = {
     NT_CASE(requests_and_frees_become_steps),
     NT_CASE(waiting_blocks_are_told_by_stack),
+    NT_CASE(blocks_are_freed_only_once),
     NT_CASE(calls_are_told_from_retries),
     NT_CASE(failed_requests_bound_the_limit),
     NT_CASE(blocks_before_are_in_areas),

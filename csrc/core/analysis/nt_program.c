@@ -51,6 +51,9 @@ nt_program_take_slot(program_maker *m, uint32_t row, uint32_t *out)
     if (m->idle_count > 0) {
         *out = m->idle_slots[--m->idle_count];
     } else {
+        if (m->p->face.slot_count >= PROGRAM_LATER) {
+            return nt_fail(m->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^31 blocks");
+        }
         *out = m->p->face.slot_count++;
         /* Room for giving it back later, which then can't fail. */
         NT_TRY(nt_grow(&m->p->alloc, (void **)&m->idle_slots, &m->idle_capacity,
@@ -169,7 +172,22 @@ program_add_oom(program_maker *m, size_t i)
     return program_add_step(m, &step);
 }
 
-/* A free_requested, or with `completes` the free_completed. */
+static nt_status
+program_free_later(program_maker *m, size_t i, uint32_t row)
+{
+    const nt_program_step step = {
+        .size = m->events->size[m->first + i],
+        .slot = m->slots[row],
+        .event = (int32_t)i,
+        .kind = NT_PROGRAM_FREE_LATER,
+    };
+    m->slots[row] |= PROGRAM_LATER;
+    m->p->face.has_later = true;
+    return program_add_step(m, &step);
+}
+
+/* A free_requested, a free_completed, or with NT_PROGRAM_FREE both. Where one of them
+ * was lost, or comes twice, the block is freed all the same, and once. */
 static nt_status
 program_add_free(program_maker *m, size_t i, nt_program_kind kind)
 {
@@ -177,17 +195,21 @@ program_add_free(program_maker *m, size_t i, nt_program_kind kind)
     if (row == NT_NONE || m->slots[row] == NT_NONE) {
         return NT_OK;
     }
-    m->p->face.has_later |= kind == NT_PROGRAM_FREE_LATER;
+    const bool is_later = (m->slots[row] & PROGRAM_LATER) != 0;
+    if (kind != NT_PROGRAM_FREE && !is_later) {
+        NT_TRY(program_free_later(m, i, row));
+    }
+    if (kind == NT_PROGRAM_FREE_LATER) {
+        return NT_OK;
+    }
     const nt_program_step step = {
         .size = m->events->size[m->first + i],
-        .slot = m->slots[row],
+        .slot = m->slots[row] & ~PROGRAM_LATER,
         .event = (int32_t)i + (kind == NT_PROGRAM_FREE),
-        .kind = (uint8_t)kind,
+        .kind = is_later ? NT_PROGRAM_COMPLETE : (uint8_t)kind,
     };
-    if (kind != NT_PROGRAM_FREE_LATER) {
-        m->slots[row] = NT_NONE;
-        m->idle_slots[m->idle_count++] = step.slot;
-    }
+    m->slots[row] = NT_NONE;
+    m->idle_slots[m->idle_count++] = step.slot;
     return program_add_step(m, &step);
 }
 

@@ -10,6 +10,9 @@ program_name_blocks(program_maker *m, nt_map *slots)
         if (rows->alloc_event[row] == NT_EVENT_BEFORE) {
             uint32_t slot;
             NT_TRY(nt_program_take_slot(m, row, &slot));
+            if (rows->free_event[row] == NT_EVENT_FREED_BEFORE) {
+                m->slots[row] |= PROGRAM_LATER;
+            }
             NT_TRY(nt_map_set(slots, rows->address[row], slot, m->err));
         }
     }

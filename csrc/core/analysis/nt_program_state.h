@@ -9,6 +9,9 @@
 #include "base/nt_ordered.h"
 #include "base/nt_sort.h"
 
+/* Slots are below this: there are fewer than 2^31 events, and as many blocks. */
+#define PROGRAM_LATER (UINT32_C(1) << 31)
+
 /* The public struct first: the caller holds a pointer to it. */
 typedef struct program {
     nt_program face;
@@ -31,7 +34,8 @@ typedef struct program_maker {
     const uint32_t *rows; /* allocation of each event */
     nt_error *err;
     nt_strings *lane_names, *pool_names; /* numbers of lanes and pools */
-    uint32_t *slots;                     /* by allocation; NT_NONE while it has none */
+    uint32_t *slots; /* by allocation; NT_NONE while it has none, PROGRAM_LATER in
+                      * it once it is freed and not complete */
     size_t slot_rows;
     uint32_t *idle_slots; /* a stack */
     size_t idle_count, idle_capacity;
