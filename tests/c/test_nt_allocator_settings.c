@@ -252,6 +252,37 @@ NT_TEST(private_pools_keep_their_memory)
     nt_desk_close(&d);
 }
 
+/* As for a captured graph: the blocks come back where they lay, whatever fits best. */
+NT_TEST(blocks_are_restored_in_place)
+{
+    nt_desk d;
+    uint32_t block;
+    nt_desk_open(&d, t, "", 0);
+    const uint32_t lane = nt_desk_lane(&d, nt_desk_pool(&d, 0), 0);
+    const uint32_t first = nt_desk_malloc_on(&d, lane, 12 * MIB);
+    const uint64_t base = nt_desk_address(&d, first);
+    nt_desk_free(&d, first);
+    NT_CHECK_OK(
+        nt_allocator_restore(d.model, lane, base + 4 * MIB, 2 * MIB, 0, &block, NULL),
+        NULL);
+    NT_REQUIRE(NT_CHECK(block != NT_NONE));
+    NT_CHECK_UINT(nt_desk_address(&d, block), base + 4 * MIB);
+    NT_CHECK_UINT(nt_desk_size(&d, block), 2 * MIB);
+    NT_CHECK_STR(nt_allocator_check(d.model), NULL);
+    uint32_t other;
+    /* Where it is taken, where it ends too late, and where it comes anyway. */
+    const uint64_t not_there[] = {base + 5 * MIB, base + 11 * MIB, base, base + 1};
+    for (size_t i = 0; i < 4; i++) {
+        NT_CHECK_OK(
+            nt_allocator_restore(d.model, lane, not_there[i], 2 * MIB, 0, &other, NULL),
+            NULL);
+        NT_CHECK_UINT(other, NT_NONE);
+    }
+    nt_desk_free(&d, block);
+    NT_CHECK_UINT(nt_desk_address(&d, nt_desk_malloc_on(&d, lane, 12 * MIB)), base);
+    nt_desk_close(&d);
+}
+
 NT_TEST(captures_do_not_retry)
 {
     nt_desk d;
@@ -420,6 +451,7 @@ const nt_test_case nt_allocator_settings_tests[] = {
     NT_CASE(limit_counts_requests_not_pages),
     NT_CASE(full_device_maps_nothing),
     NT_CASE(private_pools_keep_their_memory),
+    NT_CASE(blocks_are_restored_in_place),
     NT_CASE(captures_do_not_retry),
     NT_CASE(pools_lend_when_memory_ends),
     NT_CASE(unsplit_pools_give_whole_segments),

@@ -232,9 +232,14 @@ NT_TEST(series_follow_the_recorded_ones)
         for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
             series.bytes[metric] = malloc(count * sizeof *truth);
         }
+        series.device_allocs = malloc(count * sizeof *series.device_allocs);
+        NT_REQUIRE(NT_CHECK(series.device_allocs != NULL));
         NT_CHECK_OK(nt_replay_run(&alloc, recorded.program, &options, NULL, &series,
                                   &figures, NULL),
                     NULL);
+        NT_CHECK_UINT(series.device_allocs[count - 1], figures.device_allocs);
+        NT_CHECK_UINT(series.device_allocs[0] + 37, figures.device_allocs);
+        free(series.device_allocs);
         const uint8_t *action = nt_snapshot_events(recorded.snapshot)->action;
         for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
             size_t wrong = 0;

@@ -123,6 +123,23 @@ nt_allocator_release_pool(nt_allocator *model, uint32_t pool, bool is_released)
     model->pools[pool].is_released = is_released;
 }
 
+/* Where a stream belongs among the lanes of a pool. */
+static size_t
+allocator_lane_place(const nt_allocator *model, const allocator_pool *pool,
+                     uint64_t stream)
+{
+    size_t low = 0, high = pool->lane_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (model->lanes[pool->lanes[middle]].stream < stream) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
 nt_status
 nt_allocator_add_lane(nt_allocator *model, uint32_t pool, uint64_t stream,
                       uint32_t *lane, nt_error *err)
@@ -132,10 +149,7 @@ nt_allocator_add_lane(nt_allocator *model, uint32_t pool, uint64_t stream,
                    model->lane_count + 1, sizeof *model->lanes, err));
     NT_TRY(nt_grow(&model->alloc, (void **)&p->lanes, &p->lane_capacity,
                    p->lane_count + 1, sizeof *p->lanes, err));
-    size_t at = p->lane_count;
-    while (at > 0 && model->lanes[p->lanes[at - 1]].stream > stream) {
-        at--;
-    }
+    const size_t at = allocator_lane_place(model, p, stream);
     memmove(p->lanes + at + 1, p->lanes + at, (p->lane_count - at) * sizeof *p->lanes);
     p->lanes[at] = (uint32_t)model->lane_count;
     p->lane_count++;
@@ -162,37 +176,39 @@ allocator_expandable_size(const nt_allocator *model, uint32_t block)
                : b->size;
 }
 
-/* The best fit among the free blocks of the request's stream, taken out; or NT_NONE. */
+/* The best fit among the free blocks of the request's stream, or NT_NONE. */
+static uint32_t
+allocator_look_up(const nt_allocator *model, const allocator_request *request)
+{
+    const nt_ordered *set = &model->lanes[request->lane].idle[request->kind];
+    nt_ordered_entry best = nt_ordered_from(set, request->rounded, 0);
+    while (best.value != NT_NONE && model->blocks[best.value].area != NT_NONE) {
+        const nt_ordered_entry next = nt_ordered_after(set, best.first, best.second);
+        if (request->expands && (next.value == NT_NONE ||
+                                 allocator_expandable_size(model, next.value) >=
+                                     allocator_expandable_size(model, best.value))) {
+            break;
+        }
+        best = next;
+    }
+    return best.value != NT_NONE &&
+                   nt_may_use(&model->options.settings, best.first, request->rounded)
+               ? best.value
+               : NT_NONE;
+}
+
+/* The same, counted as a search and taken out. */
 static uint32_t
 allocator_find(nt_allocator *model, const allocator_request *request)
 {
     if (model->gc_limit != NT_UNLIMITED) {
         model->pools[request->pool].calls[request->kind]++;
     }
-    const nt_ordered *set = &model->lanes[request->lane].idle[request->kind];
-    nt_ordered_entry best = nt_ordered_from(set, request->rounded, 0);
-    if (request->expands) {
-        while (best.value != NT_NONE && model->blocks[best.value].area != NT_NONE) {
-            const nt_ordered_entry next =
-                nt_ordered_after(set, best.first, best.second);
-            if (next.value == NT_NONE ||
-                allocator_expandable_size(model, next.value) >=
-                    allocator_expandable_size(model, best.value)) {
-                break;
-            }
-            best = next;
-        }
-    } else {
-        while (best.value != NT_NONE && model->blocks[best.value].area != NT_NONE) {
-            best = nt_ordered_after(set, best.first, best.second);
-        }
+    const uint32_t block = allocator_look_up(model, request);
+    if (block != NT_NONE) {
+        nt_allocator_unstore(model, block);
     }
-    if (best.value == NT_NONE ||
-        !nt_may_use(&model->options.settings, best.first, request->rounded)) {
-        return NT_NONE;
-    }
-    nt_allocator_unstore(model, best.value);
-    return best.value;
+    return block;
 }
 
 /* A free block of the request's stream in one of the pools that lend theirs; there it
@@ -252,21 +268,11 @@ allocator_struggle(nt_allocator *model, allocator_request *request, uint32_t *bl
     return NT_OK;
 }
 
-/* Splits the found block if the rest is worth it, and hands it out. */
-static nt_status
-allocator_hand_out(nt_allocator *model, const allocator_request *request,
-                   uint64_t nbytes, uint32_t tag, uint32_t *block, nt_error *err)
+/* The found block becomes one in use. */
+static void
+allocator_hand_out(nt_allocator *model, uint32_t block, uint64_t nbytes, uint32_t tag)
 {
-    const allocator_block *found = nt_allocator_block(model, *block);
-    const allocator_pool *pool = &model->pools[model->lanes[found->lane].pool];
-    if (!(pool->flags & NT_POOL_NO_SPLIT) &&
-        nt_should_split(&model->options.settings, found->size, request->rounded,
-                        request->kind == NT_POOL_SMALL, request->expands)) {
-        const uint32_t rest = *block;
-        NT_TRY(nt_allocator_cut(model, rest, request->rounded, block, err));
-        NT_TRY(nt_allocator_store(model, rest, err));
-    }
-    allocator_block *b = nt_allocator_block(model, *block);
+    allocator_block *b = nt_allocator_block(model, block);
     b->state = ALLOCATOR_ALLOCATED;
     b->u.requested = nbytes;
     b->tag = tag;
@@ -275,12 +281,32 @@ allocator_hand_out(nt_allocator *model, const allocator_request *request,
     nt_allocator_rise(model, NT_METRIC_REQUESTED, nbytes);
     model->stats.allocations++;
     model->stats.active++;
-    return NT_OK;
 }
 
-nt_status
-nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_t tag,
-                    uint32_t *block, nt_error *err)
+/* Keeps the first `size` bytes of the found block; the others are free. */
+static nt_status
+allocator_split(nt_allocator *model, uint32_t *block, uint64_t size, nt_error *err)
+{
+    const uint32_t rest = *block;
+    NT_TRY(nt_allocator_cut(model, rest, size, block, err));
+    return nt_allocator_store(model, rest, err);
+}
+
+/* Whether the rest of the found block is worth a block of its own. */
+static bool
+allocator_has_rest(const nt_allocator *model, const allocator_request *request,
+                   uint32_t block)
+{
+    const allocator_block *found = nt_allocator_block(model, block);
+    const allocator_pool *pool = &model->pools[model->lanes[found->lane].pool];
+    return !(pool->flags & NT_POOL_NO_SPLIT) &&
+           nt_should_split(&model->options.settings, found->size, request->rounded,
+                           request->kind == NT_POOL_SMALL, request->expands);
+}
+
+static nt_status
+allocator_make_request(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
+                       allocator_request *out, nt_error *err)
 {
     if (nbytes == 0 || nbytes > NT_LARGEST_REQUEST) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
@@ -289,7 +315,7 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
     const nt_settings *settings = &model->options.settings;
     const uint64_t rounded = nt_round_size(settings, nbytes);
     const uint32_t pool = model->lanes[lane].pool;
-    allocator_request request = {
+    *out = (allocator_request){
         .lane = lane,
         .pool = pool,
         .kind = nt_is_small(rounded) ? NT_POOL_SMALL : NT_POOL_LARGE,
@@ -300,13 +326,73 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
                    (pool == NT_DEFAULT_POOL ||
                     model->options.version >= ALLOCATOR_EXPANDS_PRIVATE),
     };
+    return NT_OK;
+}
+
+nt_status
+nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_t tag,
+                    uint32_t *block, nt_error *err)
+{
+    allocator_request request;
+    NT_TRY(allocator_make_request(model, lane, nbytes, &request, err));
     uint32_t found = allocator_find(model, &request);
     if (found == NT_NONE) {
         NT_TRY(allocator_struggle(model, &request, &found, err));
     }
     if (found != NT_NONE) {
-        NT_TRY(allocator_hand_out(model, &request, nbytes, tag, &found, err));
+        if (allocator_has_rest(model, &request, found)) {
+            NT_TRY(allocator_split(model, &found, request.rounded, err));
+        }
+        allocator_hand_out(model, found, nbytes, tag);
     }
+    *block = found;
+    return NT_OK;
+}
+
+/* The free block that covers the range; or NT_NONE. */
+static uint32_t
+allocator_find_cover(const nt_allocator *model, const allocator_request *request,
+                     uint64_t address)
+{
+    const nt_ordered *set = &model->lanes[request->lane].idle[request->kind];
+    nt_ordered_entry entry = nt_ordered_from(set, request->rounded, 0);
+    while (entry.value != NT_NONE) {
+        if (entry.second <= address &&
+            address - entry.second <= entry.first - request->rounded) {
+            break;
+        }
+        entry = nt_ordered_after(set, entry.first, entry.second);
+    }
+    return entry.value;
+}
+
+nt_status
+nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
+                     uint64_t nbytes, uint32_t tag, uint32_t *block, nt_error *err)
+{
+    allocator_request request;
+    NT_TRY(allocator_make_request(model, lane, nbytes, &request, err));
+    const uint32_t fit = allocator_look_up(model, &request);
+    const bool is_elsewhere =
+        fit == NT_NONE || nt_allocator_block(model, fit)->address != address;
+    uint32_t found = is_elsewhere && address % NT_MIN_BLOCK_SIZE == 0
+                         ? allocator_find_cover(model, &request, address)
+                         : NT_NONE;
+    if (found == NT_NONE) {
+        *block = NT_NONE;
+        return NT_OK;
+    }
+    nt_allocator_unstore(model, found);
+    const uint64_t before = address - nt_allocator_block(model, found)->address;
+    if (before != 0) {
+        uint32_t low;
+        NT_TRY(nt_allocator_cut(model, found, before, &low, err));
+        NT_TRY(nt_allocator_store(model, low, err));
+    }
+    if (nt_allocator_block(model, found)->size > request.rounded) {
+        NT_TRY(allocator_split(model, &found, request.rounded, err));
+    }
+    allocator_hand_out(model, found, nbytes, tag);
     *block = found;
     return NT_OK;
 }

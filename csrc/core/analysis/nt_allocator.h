@@ -127,6 +127,16 @@ nt_status
 nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_t tag,
                     uint32_t *block, nt_error *err) NT_CHECKED;
 
+/*
+ * A block that PyTorch puts back where it lay, as it does when it restores the private
+ * pool of a captured graph: not by best fit, but at `address`, where the lane has the
+ * bytes free. *block is NT_NONE where it has not, or where best fit leads there too.
+ */
+nt_status
+nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
+                     uint64_t nbytes, uint32_t tag, uint32_t *block,
+                     nt_error *err) NT_CHECKED;
+
 /* The user frees a block that no other stream uses: it can serve again at once. */
 nt_status
 nt_allocator_give(nt_allocator *model, uint32_t block, nt_error *err) NT_CHECKED;

@@ -8,6 +8,17 @@
 /* Steps between two calls of the progress function. */
 #define REPLAY_TICK ((size_t)1 << 16)
 
+/* The bytes of a device that holds this many with ease. */
+static uint64_t
+replay_device(uint64_t held)
+{
+    uint64_t total = NT_REPLAY_DEVICE;
+    while (total / 2 < held && total < NT_LARGEST_DEVICE) {
+        total *= 2;
+    }
+    return total;
+}
+
 nt_replay_options
 nt_replay_default(const nt_program *program)
 {
@@ -15,10 +26,11 @@ nt_replay_default(const nt_program *program)
         .settings = *nt_snapshot_settings(nt_timeline_snapshot(program->timeline)),
     };
     const nt_program_bounds *bounds = &program->bounds;
+    bool is_full = false;
     if (bounds->high != NT_UNLIMITED) {
         /* The largest that fits the trace: every request that went through does. */
         if (bounds->is_device) {
-            options.device_total = bounds->high;
+            is_full = true;
         } else {
             options.limit = bounds->high;
         }
@@ -28,6 +40,13 @@ nt_replay_default(const nt_program *program)
         options.device_total = program->reservation / 9 * 8;
         const uint64_t page = options.settings.large_segment_size;
         options.device_total -= page < options.device_total ? page : 0;
+    }
+    if (is_full) {
+        /* The device had no more for this process; how large it is does not matter. */
+        if (options.device_total < bounds->high) {
+            options.device_total = replay_device(bounds->high);
+        }
+        options.device_other = options.device_total - bounds->high;
     }
     return options;
 }
@@ -73,11 +92,7 @@ replay_make_model(replay *r)
 {
     nt_replay_options *o = &r->options;
     if (o->device_total == 0) {
-        o->device_total = NT_REPLAY_DEVICE;
-        while (o->device_total / 2 < r->program->bounds.low &&
-               o->device_total < NT_LARGEST_DEVICE) {
-            o->device_total *= 2;
-        }
+        o->device_total = replay_device(r->program->bounds.low);
     }
     const nt_allocator_options options = {
         .settings = o->settings,
@@ -127,7 +142,14 @@ replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
     const bool is_least = step->kind == NT_PROGRAM_OOM && r->options.least_ooms;
     const uint64_t size =
         is_least ? nt_program_least_request(r->program, step->size) : step->size;
-    NT_TRY(nt_allocator_malloc(r->model, step->lane, size, step->slot, block, r->err));
+    *block = NT_NONE;
+    if (r->check != NULL) {
+        NT_TRY(nt_replay_restore(r, step, block));
+    }
+    if (*block == NT_NONE) {
+        NT_TRY(
+            nt_allocator_malloc(r->model, step->lane, size, step->slot, block, r->err));
+    }
     if (step->kind == NT_PROGRAM_MALLOC) {
         r->slots[step->slot] = *block;
         if (*block == NT_NONE && !r->options.goes_on) {
@@ -189,21 +211,32 @@ replay_step(replay *r, const nt_program_step *step)
     return NT_OK;
 }
 
+/* Writes `value` for events first .. end - 1. */
+static void
+replay_write_count(uint32_t *counts, uint64_t value, size_t first, size_t end)
+{
+    for (size_t i = first; counts != NULL && i < end; i++) {
+        counts[i] = (uint32_t)value;
+    }
+}
+
 /* Writes what is now as the values after events *next .. end - 1. */
 static void
 replay_write(const replay *r, const nt_replay_series *series, size_t *next, size_t end)
 {
     const nt_allocator_stats *stats = nt_allocator_get_stats(r->model);
-    for (; *next < end; (*next)++) {
-        for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
-            if (series->bytes[metric] != NULL) {
-                series->bytes[metric][*next] = stats->bytes[metric];
-            }
-        }
-        if (series->segments != NULL) {
-            series->segments[*next] = (uint32_t)stats->segments;
+    for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        uint64_t *bytes = series->bytes[metric];
+        for (size_t i = *next; bytes != NULL && i < end; i++) {
+            bytes[i] = stats->bytes[metric];
         }
     }
+    replay_write_count(series->segments, stats->segments, *next, end);
+    replay_write_count(series->device_allocs, stats->device_allocs + r->start_allocs,
+                       *next, end);
+    replay_write_count(series->device_frees, stats->device_frees, *next, end);
+    replay_write_count(series->ooms, stats->ooms, *next, end);
+    *next = end > *next ? end : *next;
 }
 
 /* Whether the program would not have gone on as it did when it was recorded. */

@@ -90,6 +90,9 @@ typedef struct nt_replay_range {
 typedef struct nt_replay_series {
     uint64_t *bytes[NT_METRIC_COUNT];
     uint32_t *segments;
+    uint32_t *device_allocs,
+        *device_frees; /* so far, as nt_replay_figures counts them */
+    uint32_t *ooms;    /* so far */
 } nt_replay_series;
 
 /*

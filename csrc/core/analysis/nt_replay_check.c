@@ -103,6 +103,21 @@ nt_replay_compare_step(replay *r, const nt_program_step *step, uint32_t block)
     }
 }
 
+nt_status
+nt_replay_restore(replay *r, const nt_program_step *step, uint32_t *block)
+{
+    replay_check *check = r->check;
+    *block = NT_NONE;
+    /* Restoring takes what the pool has: no deed stands before it in the trace. */
+    if (step->kind != NT_PROGRAM_MALLOC || r->program->lanes[step->lane].pool == 0 ||
+        replay_next_deed(check) < (size_t)step->event) {
+        return NT_OK;
+    }
+    const nt_replay_deed recorded = replay_recorded(check, (size_t)step->event);
+    return nt_allocator_restore(r->model, step->lane, recorded.address, step->size,
+                                step->slot, block, r->err);
+}
+
 /* Whether row `i` of the model's blocks is row `k` of the snapshot's. */
 static bool
 replay_is_same_block(const nt_layout *model, size_t i, const nt_layout *recorded,

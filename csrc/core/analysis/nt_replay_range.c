@@ -67,8 +67,9 @@ static void
 range_open(nt_replay_range *range, const nt_replay_options *options)
 {
     uint64_t most = options->limit != 0 ? options->limit : UINT64_MAX;
-    if (options->device_total != 0 && options->device_total < most) {
-        most = options->device_total;
+    if (options->device_total > options->device_other &&
+        options->device_total - options->device_other < most) {
+        most = options->device_total - options->device_other;
     }
     for (size_t i = 0; i < NT_LENGTH(range_bytes); i++) {
         *range_figure(&range->high, range_bytes[i]) = most;

@@ -84,6 +84,10 @@ nt_status
 nt_replay_add_lanes(const nt_program *program, nt_allocator *model,
                     nt_error *err) NT_CHECKED;
 
+/* Whether a request of the trace was served out of order, in a private pool that was
+ * restored: then *block is where the trace has it, else NT_NONE. */
+nt_status
+nt_replay_restore(replay *r, const nt_program_step *step, uint32_t *block) NT_CHECKED;
 /* After the last step: what the trace still has, and the blocks at its end. */
 nt_status
 nt_replay_compare_end(replay *r) NT_CHECKED;
