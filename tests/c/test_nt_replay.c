@@ -324,6 +324,46 @@ NT_TEST(first_difference_is_told)
     nt_trace_close(&r);
 }
 
+/* What was cached before the trace was cached under its settings; under others it might
+ * not be there. */
+NT_TEST(state_of_other_settings_is_told)
+{
+    const uint64_t base = UINT64_C(0x7f0000000000);
+    const nt_alloc alloc = nt_alloc_system();
+    for (int has_cache = 0; has_cache < 2; has_cache++) {
+        nt_trace r;
+        nt_program *program = NULL;
+        nt_replay_figures figures;
+        nt_replay_range range = {.causes = 0};
+        nt_trace_open(&r, t, NULL);
+        nt_trace_event(&r, NT_ACTION_SNAPSHOT, 0, 0);
+        nt_trace_segment(&r, base, 20 * MIB, NT_POOL_LARGE, false);
+        nt_trace_block(&r, base, 3 * MIB, 3 * MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+        nt_trace_block(&r, base + 3 * MIB, 17 * MIB, 0, NT_BLOCK_INACTIVE);
+        if (has_cache) {
+            nt_trace_segment(&r, base + 32 * MIB, 30 * MIB, NT_POOL_LARGE, false);
+            nt_trace_block(&r, base + 32 * MIB, 30 * MIB, 0, NT_BLOCK_INACTIVE);
+        }
+        NT_REQUIRE(NT_CHECK(nt_trace_replay(&r)));
+        NT_CHECK_OK(nt_program_new(&alloc, r.timeline, &program, NULL), NULL);
+        nt_replay_options options = nt_replay_default(program);
+        NT_CHECK_OK(nt_replay_find_range(&alloc, program, &options, 0, NULL, &figures,
+                                         &range, NULL),
+                    NULL);
+        NT_CHECK_UINT(range.causes, 0);
+        NT_CHECK_UINT(figures.final[NT_METRIC_RESERVED], (has_cache ? 50 : 20) * MIB);
+        options = replay_options(t, "expandable_segments:True", 0);
+        NT_CHECK_OK(nt_replay_find_range(&alloc, program, &options, 0, NULL, &figures,
+                                         &range, NULL),
+                    NULL);
+        NT_CHECK_UINT(range.causes, has_cache ? NT_CAUSE_START : 0);
+        NT_CHECK(figures.start_rebuilt);
+        NT_CHECK_UINT(figures.peak[NT_METRIC_RESERVED], 20 * MIB);
+        nt_program_free(program);
+        nt_trace_close(&r);
+    }
+}
+
 typedef struct replay_sweep {
     nt_recorded recorded;
     nt_replay_options options;
@@ -395,6 +435,7 @@ const nt_test_case nt_replay_tests[] = {
     NT_CASE(series_follow_the_recorded_ones),
     NT_CASE(smaller_limit_stops_the_program),
     NT_CASE(first_difference_is_told),
+    NT_CASE(state_of_other_settings_is_told),
     NT_CASE(refused_memory_leaves_no_figures),
     NT_CASE(long_replays_can_be_cancelled),
     NT_CASES_END,

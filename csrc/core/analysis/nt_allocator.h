@@ -201,7 +201,8 @@ nt_status
 nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t *blocks,
                    nt_error *err) NT_CHECKED;
 
-/* The bytes of address range that a reservation has on this device. */
+/* The bytes of address range that a reservation has on this device; 18 TiB on an
+ * endless one. */
 uint64_t
 nt_allocator_reservation_size(const nt_allocator *model, bool small);
 

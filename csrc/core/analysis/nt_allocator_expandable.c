@@ -5,6 +5,9 @@
  */
 #include "analysis/nt_allocator_state.h"
 
+/* What counts as the bytes of an endless device here: addresses are not endless. */
+#define ALLOCATOR_ENDLESS (UINT64_C(1) << 44)
+
 static uint64_t
 allocator_page(const nt_allocator *model, uint8_t kind)
 {
@@ -18,7 +21,7 @@ nt_allocator_reservation_size(const nt_allocator *model, bool small)
      * middle can be mapped at the end. */
     const uint64_t total = model->options.device_total != 0
                                ? model->options.device_total
-                               : NT_LARGEST_DEVICE;
+                               : ALLOCATOR_ENDLESS;
     const uint64_t page = allocator_page(model, small ? NT_POOL_SMALL : NT_POOL_LARGE);
     return (total + total / 8 + page - 1) / page * page;
 }

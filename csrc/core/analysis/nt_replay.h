@@ -73,7 +73,8 @@ enum {
     NT_CAUSE_TIMING = 1 << 1, /* when a block that other streams use is free again */
     NT_CAUSE_BEYOND = 1 << 2, /* a request goes through that failed when recorded, or
                                * fails: the program may do what the trace has not */
-    NT_CAUSE_START = 1 << 3,  /* what was there before the trace is not all known */
+    NT_CAUSE_START = 1 << 3, /* what was there before the trace is not all known, or was
+                              * left there under other settings */
 };
 
 /* The figures of several runs, each at its lowest and at its highest. Where a run went

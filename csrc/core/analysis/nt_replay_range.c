@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What can come out where addresses, time and rounding leave it open. */
-#include "analysis/nt_replay.h"
+#include "analysis/nt_replay_state.h"
+
+#include <string.h>
 
 #include "base/nt_columns.h"
 
@@ -145,12 +147,33 @@ range_lacks_ages(const nt_program *program, const nt_replay_options *options)
     return lacks && options->settings.garbage_collection_threshold > 0;
 }
 
+/* Whether two settings lay memory out by the same rules. */
 static bool
-range_is_start_known(const nt_program *program, const nt_replay_options *options)
+range_are_alike(const nt_settings *a, const nt_settings *b)
+{
+    return a->expandable_segments == b->expandable_segments &&
+           a->max_split_size == b->max_split_size &&
+           a->max_non_split_rounding == b->max_non_split_rounding &&
+           a->large_segment_size == b->large_segment_size &&
+           a->garbage_collection_threshold == b->garbage_collection_threshold &&
+           memcmp(a->roundup_power2_divisions, b->roundup_power2_divisions,
+                  sizeof a->roundup_power2_divisions) == 0;
+}
+
+/* Whether the program would have begun in this very state. */
+static nt_status
+range_find_start(const nt_alloc *alloc, const nt_program *program,
+                 const nt_replay_options *options, bool *is_known, nt_error *err)
 {
     const nt_trace_facts *facts = nt_timeline_facts(program->timeline);
-    return facts->slack_bound == 0 && facts->unmatched == 0 &&
-           !range_lacks_ages(program, options);
+    bool has_history = false;
+    if (!range_are_alike(&options->settings, nt_snapshot_settings(nt_timeline_snapshot(
+                                                 program->timeline)))) {
+        NT_TRY(nt_replay_has_history(alloc, program, options, &has_history, err));
+    }
+    *is_known = facts->slack_bound == 0 && facts->unmatched == 0 && !has_history &&
+                !range_lacks_ages(program, options);
+    return NT_OK;
 }
 
 static size_t
@@ -168,11 +191,13 @@ nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
 {
     nt_replay_figures first, figures;
     unsigned cause;
+    bool is_known;
     runs = runs == 0 ? range_runs(program) : runs;
     NT_TRY(nt_replay_run(alloc, program, options, progress, NULL, &first, err));
     nt_replay_range range = {.low = first, .high = first};
     (void)range_add(&range, &first, &first);
-    range.causes |= range_is_start_known(program, options) ? 0 : NT_CAUSE_START;
+    NT_TRY(range_find_start(alloc, program, options, &is_known, err));
+    range.causes |= is_known ? 0 : NT_CAUSE_START;
     for (size_t i = 1; i < runs; i++) {
         nt_replay_options other = *options;
         if (!range_vary(program, i, &other, &cause)) {

@@ -197,31 +197,61 @@ replay_allocate(const replay *r, nt_allocator *model, uint32_t *slots, bool *fit
     return NT_OK;
 }
 
-/* How often the device was asked for the start: once for each segment. Of mappings the
- * layout does not tell; as often as allocating its blocks one by one takes. */
+/* A model of its own, under `settings` and without a limit, in which what is there
+ * before the trace is allocated anew: what the device was asked for then. */
 static nt_status
-replay_count_calls(replay *r)
+replay_try_start(const replay *r, const nt_settings *settings, nt_allocator_stats *out)
 {
     const nt_allocator_options options = {
-        .settings = r->options.settings,
+        .settings = *settings,
         .version = r->options.version,
         .device_total = r->options.device_total,
     };
     nt_allocator *model;
     bool fits;
-    r->start_allocs = r->program->area_count;
-    if (!r->options.settings.expandable_segments || r->program->area_count == 0) {
-        return NT_OK;
-    }
     NT_TRY(nt_allocator_new(&r->alloc, &options, &model, r->err));
     nt_status status = nt_replay_add_lanes(r->program, model, r->err);
     if (status == NT_OK) {
         status = replay_allocate(r, model, NULL, &fits);
     }
-    const uint64_t calls = nt_allocator_get_stats(model)->device_allocs;
-    r->start_allocs = calls > r->start_allocs ? calls : r->start_allocs;
+    *out = *nt_allocator_get_stats(model);
     nt_allocator_free(model);
     return status;
+}
+
+/* How often the device was asked for the start: once for each segment. Of mappings the
+ * layout does not tell; as often as allocating its blocks one by one takes. */
+static nt_status
+replay_count_calls(replay *r)
+{
+    nt_allocator_stats stats;
+    r->start_allocs = r->program->area_count;
+    if (!r->options.settings.expandable_segments || r->program->area_count == 0) {
+        return NT_OK;
+    }
+    NT_TRY(replay_try_start(r, &r->options.settings, &stats));
+    if (stats.device_allocs > r->start_allocs) {
+        r->start_allocs = stats.device_allocs;
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
+                      const nt_replay_options *options, bool *out, nt_error *err)
+{
+    const replay r = {
+        .alloc = *alloc, .program = program, .options = *options, .err = err};
+    const nt_settings *then =
+        nt_snapshot_settings(nt_timeline_snapshot(program->timeline));
+    nt_allocator_stats stats = {.segments = 0};
+    uint64_t reserved = 0;
+    for (size_t i = 0; i < program->area_count; i++) {
+        reserved += program->areas[i].size;
+    }
+    NT_TRY(replay_try_start(&r, then, &stats));
+    *out = stats.bytes[NT_METRIC_RESERVED] != reserved;
+    return NT_OK;
 }
 
 static nt_status

@@ -92,6 +92,16 @@ nt_replay_restore(replay *r, const nt_program_step *step, uint32_t *block) NT_CH
 nt_status
 nt_replay_compare_end(replay *r) NT_CHECKED;
 
+/*
+ * Whether the state before the trace is more than the blocks in it: memory that was
+ * cached, or is cut up, by what the program did before. Under other settings it would
+ * then be another one, and which is not known.
+ */
+nt_status
+nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
+                      const nt_replay_options *options, bool *out,
+                      nt_error *err) NT_CHECKED;
+
 /* Makes the state before the trace. */
 nt_status
 nt_replay_start(replay *r) NT_CHECKED;
