@@ -97,7 +97,8 @@ typedef struct nt_replay_series {
 } nt_replay_series;
 
 /*
- * Runs the program under `options`. `series` and `progress` may be NULL. Memory grows
+ * Runs the program under `options`. `series` and `progress` may be NULL. Several
+ * threads may run one program at a time, each with an nt_alloc of its own. Memory grows
  * with the blocks in use, not with the events. NT_ARGUMENT where the state before the
  * trace is none that the allocator can have.
  */
