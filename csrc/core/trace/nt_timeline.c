@@ -333,6 +333,12 @@ nt_timeline_snapshot(const nt_timeline *t)
     return t->snapshot;
 }
 
+int32_t
+nt_timeline_device(const nt_timeline *t)
+{
+    return t->device;
+}
+
 size_t
 nt_timeline_event_count(const nt_timeline *t)
 {

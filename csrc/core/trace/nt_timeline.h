@@ -104,6 +104,9 @@ nt_timeline_free(nt_timeline *timeline);
 
 const nt_snapshot *
 nt_timeline_snapshot(const nt_timeline *timeline);
+/* The device that it was made for. */
+int32_t
+nt_timeline_device(const nt_timeline *timeline);
 size_t
 nt_timeline_event_count(const nt_timeline *timeline);
 const nt_allocation_columns *

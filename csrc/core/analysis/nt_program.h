@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program asked of the allocator, taken out of a trace: its requests, frees and
+ * calls of empty_cache() in order, and the blocks that were there before. What the
+ * allocator did about them, its segments and addresses, is left out.
+ */
+#ifndef NT_PROGRAM_H
+#define NT_PROGRAM_H
+
+#include "base/nt_base.h"
+#include "trace/nt_snapshot.h"
+#include "trace/nt_timeline.h"
+
+typedef enum nt_program_kind {
+    NT_PROGRAM_MALLOC,
+    NT_PROGRAM_FREE,       /* at once */
+    NT_PROGRAM_FREE_LATER, /* another stream uses it: complete when PyTorch saw so */
+    NT_PROGRAM_COMPLETE,
+    NT_PROGRAM_EMPTY_CACHE,
+    NT_PROGRAM_RELEASE_POOL, /* nobody uses the private pool `lane` any more */
+    NT_PROGRAM_OOM,          /* a request that failed; its size is the rounded one */
+} nt_program_kind;
+
+typedef struct nt_program_step {
+    uint64_t size; /* bytes requested */
+    uint32_t slot; /* names the block from its request until it is complete */
+    uint32_t lane;
+    int32_t event; /* the last one of the trace that the step stands for */
+    uint8_t kind;  /* nt_program_kind */
+} nt_program_step;
+
+/* A stream in a pool; pool 0 is the default one. */
+typedef struct nt_program_lane {
+    uint32_t pool;
+    uint64_t stream;
+} nt_program_lane;
+
+/* A block from before the trace, or the free space between two. */
+typedef struct nt_program_piece {
+    uint64_t size;
+    uint64_t requested;
+    uint32_t slot; /* NT_NONE: free */
+    bool is_pending;
+} nt_program_piece;
+
+/* A segment from before the trace; of an expandable one a range mapped in one piece. */
+typedef struct nt_program_area {
+    uint64_t address;
+    uint64_t size;
+    uint32_t lane;
+    bool small, is_expandable;
+    size_t first_piece, piece_count;
+} nt_program_area;
+
+/* A cudaMalloc of the trace. */
+typedef struct nt_program_place {
+    uint64_t address, size;
+} nt_program_place;
+
+/* Bounds on the memory that the process was allowed to have, from the requests that
+ * went through and those that did not; high is NT_UNLIMITED where none failed. */
+typedef struct nt_program_bounds {
+    uint64_t low, high; /* bytes: the limit is in low .. high */
+    bool is_device;     /* the device had no more: it was no limit of PyTorch's */
+} nt_program_bounds;
+
+/* Read only; lives until nt_program_free. */
+typedef struct nt_program {
+    const nt_timeline *timeline;
+    const nt_program_step *steps;
+    size_t step_count;
+    const nt_program_lane *lanes;
+    size_t lane_count;
+    const nt_pool_id *pools; /* PyTorch's names of them; the default one first */
+    size_t pool_count;
+    uint32_t slot_count;          /* most blocks in use at one time */
+    const nt_program_area *areas; /* before the first event, by address */
+    size_t area_count;
+    const nt_program_piece *pieces;
+    size_t piece_count;
+    const nt_program_place *places; /* in the order of the trace */
+    size_t place_count;
+    nt_program_bounds bounds;
+    uint64_t reservation; /* bytes that a reservation of an expandable segment has at
+                           * most, from the distances between them; 0: not known */
+    bool has_later;       /* some block waited for another stream */
+    bool has_rough_sizes; /* some OOM's request is not known to 512 bytes */
+    bool calls_known; /* false: some release may be a call of empty_cache() or not */
+} nt_program;
+
+/* From the timeline, which must outlive the program. Time is linear in events. */
+nt_status
+nt_program_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_program **out,
+               nt_error *err) NT_CHECKED;
+void
+nt_program_free(nt_program *program);
+
+/* The smallest request that the settings of the trace round to `rounded`: of a request
+ * that failed PyTorch writes down the rounded size. */
+uint64_t
+nt_program_least_request(const nt_program *program, uint64_t rounded);
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose releases those are: the user's, who called empty_cache(), or the allocator's,
+ * which was short of memory. Only the user's belong to the program.
+ */
+#include "analysis/nt_program_state.h"
+
+nt_status
+nt_program_find_calls(program_maker *m)
+{
+    const nt_snapshot *snapshot = nt_timeline_snapshot(m->timeline);
+    const nt_stacks *stacks = nt_snapshot_stacks(snapshot);
+    const uint32_t name =
+        nt_strings_find(nt_snapshot_strings(snapshot), "empty_cache", 11);
+    if (name == NT_NONE) {
+        return NT_OK;
+    }
+    m->is_users = nt_allocate(&m->p->alloc, nt_stacks_count(stacks));
+    if (m->is_users == NULL) {
+        return nt_fail_nomem(m->err);
+    }
+    m->stack_count = nt_stacks_count(stacks);
+    const nt_frame *frames = nt_stacks_frames(stacks);
+    const uint32_t *innermost = nt_stacks_innermost(stacks);
+    const uint32_t *parent = nt_stacks_parent(stacks);
+    m->is_users[NT_EMPTY_STACK] = 0;
+    /* A stack comes into being behind the one that it was called from. */
+    for (size_t i = NT_EMPTY_STACK + 1; i < m->stack_count; i++) {
+        m->is_users[i] = m->is_users[parent[i]] || frames[innermost[i]].name == name;
+    }
+    return NT_OK;
+}
+
+/* Whether the allocator may release memory of its own accord, as far as the trace and
+ * the settings tell. */
+static bool
+program_runs_short(const program_maker *m)
+{
+    const nt_settings *settings =
+        nt_snapshot_settings(nt_timeline_snapshot(m->timeline));
+    return settings->garbage_collection_threshold > 0 ||
+           settings->max_split_size != NT_UNLIMITED ||
+           nt_timeline_facts(m->timeline)->oom_count != 0;
+}
+
+bool
+nt_program_is_call(program_maker *m, size_t first, size_t end)
+{
+    const uint32_t stack = m->events->stack[m->first + first];
+    const uint8_t next =
+        end < m->count ? m->events->action[m->first + end] : NT_ACTION_COUNT;
+    if (stack != NT_NO_STACK && stack < m->stack_count && m->is_users[stack]) {
+        return true;
+    }
+    if (next == NT_ACTION_OOM) {
+        return false;
+    }
+    if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP) {
+        /* With frames it may be a call from C++, or a retry that found room in what
+         * was mapped: both are told by what follows. */
+        return true;
+    }
+    if (stack != NT_NO_STACK) {
+        return false;
+    }
+    m->p->face.calls_known = false;
+    return !program_runs_short(m);
+}

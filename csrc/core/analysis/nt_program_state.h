@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A program while it is made, shared by nt_program.c, nt_program_start.c (what was
+ * there before) and nt_program_calls.c (whose releases those are). */
+#ifndef NT_PROGRAM_STATE_H
+#define NT_PROGRAM_STATE_H
+
+#include "analysis/nt_program.h"
+#include "base/nt_map.h"
+#include "base/nt_ordered.h"
+#include "base/nt_sort.h"
+
+/* Slots are below this: there are fewer than 2^31 events, and as many blocks. */
+#define PROGRAM_LATER (UINT32_C(1) << 31)
+
+/* The public struct first: the caller holds a pointer to it. */
+typedef struct program {
+    nt_program face;
+    nt_alloc alloc;
+    nt_program_step *steps;
+    nt_program_lane *lanes;
+    nt_pool_id *pools;
+    nt_program_area *areas;
+    nt_program_piece *pieces;
+    nt_program_place *places;
+    size_t step_capacity, lane_capacity, pool_capacity;
+    size_t area_capacity, piece_capacity, place_capacity;
+} program;
+
+typedef struct program_maker {
+    program *p;
+    const nt_timeline *timeline;
+    const nt_event_columns *events;
+    size_t first, count;  /* rows of the device's events */
+    const uint32_t *rows; /* allocation of each event */
+    nt_error *err;
+    nt_strings *lane_names, *pool_names; /* numbers of lanes and pools */
+    uint32_t *slots; /* by allocation; NT_NONE while it has none, PROGRAM_LATER in
+                      * it once it is freed and not complete */
+    size_t slot_rows;
+    uint32_t *idle_slots; /* a stack */
+    size_t idle_count, idle_capacity;
+    nt_ordered segments; /* (address, 0): segments there now, as rows of the lives */
+    nt_sort_item *begins, *ends; /* event -> segment row */
+    size_t life_count, next_begin, next_end;
+    bool has_private_pools;
+    uint8_t *is_users; /* by stack: empty_cache is in it; may be NULL */
+    size_t stack_count;
+    uint64_t reserved; /* bytes now */
+} program_maker;
+
+/* The number of a pool, and of a stream in it. */
+nt_status
+nt_program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out) NT_CHECKED;
+nt_status
+nt_program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream,
+                     uint32_t *out) NT_CHECKED;
+
+/* A slot for a block that begins, which has the row `row`. */
+nt_status
+nt_program_take_slot(program_maker *m, uint32_t row, uint32_t *out) NT_CHECKED;
+
+/* Fills areas and pieces, and gives slots to the blocks in them. */
+nt_status
+nt_program_find_start(program_maker *m) NT_CHECKED;
+
+/* Finds out how large reservations can be. */
+nt_status
+nt_program_find_reservation(program_maker *m) NT_CHECKED;
+
+/* Which stacks have a frame called empty_cache. */
+nt_status
+nt_program_find_calls(program_maker *m) NT_CHECKED;
+
+/* Whether the run of releases, events first .. end - 1, is a call of empty_cache(). */
+bool
+nt_program_is_call(program_maker *m, size_t first, size_t end);
+
+#endif

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program (what a trace asked of the allocator) run on the model: under the settings
+ * it was recorded with, to see how faithful the model is, or under others, to see what
+ * they would have done.
+ */
+#ifndef NT_REPLAY_H
+#define NT_REPLAY_H
+
+#include "analysis/nt_allocator.h"
+#include "analysis/nt_program.h"
+#include "base/nt_base.h"
+
+/* The bytes of a device of which nothing is known. */
+#define NT_REPLAY_DEVICE (UINT64_C(1) << 40)
+
+/*
+ * In which order the addresses of new segments come. Only the order matters: it decides
+ * between free blocks of one size. The driver's own can't be predicted.
+ */
+typedef enum nt_replay_order {
+    NT_ORDER_RECORDED, /* the n-th new place lies as the n-th of the trace did */
+    NT_ORDER_RANDOM,   /* as `seed` says */
+    NT_ORDER_RISING,
+    NT_ORDER_FALLING,
+} nt_replay_order;
+
+/* When blocks that other streams used can serve again. */
+typedef enum nt_replay_timing {
+    NT_TIMING_RECORDED,
+    NT_TIMING_EARLY, /* as soon as they are freed */
+    NT_TIMING_LATE,  /* not before the allocator waits for all streams */
+} nt_replay_timing;
+
+typedef struct nt_replay_options {
+    nt_settings settings;
+    uint32_t version; /* as nt_allocator_options has them */
+    uint64_t device_total, device_other;
+    uint64_t limit;
+    nt_replay_order order;
+    nt_replay_timing timing;
+    uint64_t seed;
+    bool least_ooms; /* requests that failed were as small as they can have been, not
+                      * as large: their exact size is not recorded */
+    /* What to do about a request that fails here, and did not when it was recorded, and
+     * about one that failed then and does not here: leave it out, and go on with what
+     * the trace has. Else the run ends there, for the program would have done something
+     * that the trace does not have. */
+    bool goes_on;
+} nt_replay_options;
+
+/* The settings of the snapshot, and the bounds of the trace as limit. */
+nt_replay_options
+nt_replay_default(const nt_program *program);
+
+typedef struct nt_replay_figures {
+    uint64_t peak[NT_METRIC_COUNT], final[NT_METRIC_COUNT]; /* bytes */
+    uint64_t segments;      /* at the end; expandable ones do not count */
+    uint64_t device_allocs; /* cudaMalloc and mappings; what was there at the start
+                             * counts as one for each segment or mapped range */
+    uint64_t device_frees;
+    uint64_t ooms, retries, waits;
+    bool is_stopped;       /* the program ended at a request that failed */
+    int32_t stopped_event; /* at this one; NT_EVENT_BEFORE: while the start was made */
+    bool is_beyond;        /* a request that failed when recorded went through */
+    int32_t beyond_event;  /* first at this one */
+    bool start_rebuilt;    /* the start is no copy: its blocks were allocated anew */
+} nt_replay_figures;
+
+/* Why what really happens can differ from what the model says. */
+enum {
+    NT_CAUSE_TIES = 1 << 0,   /* addresses decide between blocks of one size */
+    NT_CAUSE_TIMING = 1 << 1, /* when a block that other streams use is free again */
+    NT_CAUSE_BEYOND = 1 << 2, /* a request goes through that failed when recorded, or
+                               * fails: the program may do what the trace has not */
+    NT_CAUSE_START = 1 << 3, /* what was there before the trace is not all known, or was
+                              * left there under other settings */
+};
+
+/* The figures of several runs, each at its lowest and at its highest. Where a run went
+ * beyond the trace nothing bounds counts (UINT64_MAX), only the limit and the device
+ * bound bytes. */
+typedef struct nt_replay_range {
+    nt_replay_figures low, high;
+    unsigned causes; /* bits of NT_CAUSE_... */
+    size_t runs;
+} nt_replay_range;
+
+/* Values after each event of the trace, nt_timeline_event_count() of each that is
+ * not NULL. */
+typedef struct nt_replay_series {
+    uint64_t *bytes[NT_METRIC_COUNT];
+    uint32_t *segments;
+    uint32_t *device_allocs,
+        *device_frees; /* so far, as nt_replay_figures counts them */
+    uint32_t *ooms;    /* so far */
+} nt_replay_series;
+
+/*
+ * Runs the program under `options`. `series` and `progress` may be NULL. Several
+ * threads may run one program at a time, each with an nt_alloc of its own. Memory grows
+ * with the blocks in use, not with the events. NT_ARGUMENT where the state before the
+ * trace is none that the allocator can have.
+ */
+nt_status
+nt_replay_run(const nt_alloc *alloc, const nt_program *program,
+              const nt_replay_options *options, const nt_progress *progress,
+              const nt_replay_series *series, nt_replay_figures *out,
+              nt_error *err) NT_CHECKED;
+
+/*
+ * Runs the program under `options`, whose figures are *base, and then with other orders
+ * of addresses, and where that can matter other timings and other sizes of requests
+ * that failed: `runs` runs at most, 0 for as many as take about as long as four million
+ * steps (8 to 40). Runs that can't differ are left out.
+ */
+nt_status
+nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
+                     const nt_replay_options *options, size_t runs,
+                     const nt_progress *progress, nt_replay_figures *base,
+                     nt_replay_range *out, nt_error *err) NT_CHECKED;
+
+/* An event of the trace, and what the model did in its place. An action of
+ * NT_ACTION_COUNT: nothing. */
+typedef struct nt_replay_deed {
+    nt_action action;
+    uint64_t address, size;
+} nt_replay_deed;
+
+typedef struct nt_replay_fidelity {
+    uint64_t mallocs, mallocs_same;             /* by address */
+    uint64_t device_events, device_events_same; /* segments, mappings and OOMs */
+    bool is_same;                               /* all of them, and no more came */
+    bool is_end_same;    /* the blocks at the end are the snapshot's: address, size,
+                          * state, request and segment of each */
+    int32_t first_event; /* the first that is not */
+    nt_replay_deed recorded, modelled; /* there */
+} nt_replay_fidelity;
+
+/*
+ * Runs the program with the device addresses of the trace and compares each address
+ * and each event of the device. `options` says the settings, version, device and limit;
+ * order and timing are the trace's. `figures` may be NULL.
+ */
+nt_status
+nt_replay_check(const nt_alloc *alloc, const nt_program *program,
+                const nt_replay_options *options, const nt_progress *progress,
+                nt_replay_fidelity *out, nt_replay_figures *figures,
+                nt_error *err) NT_CHECKED;
+
+#endif

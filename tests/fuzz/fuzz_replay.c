@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Property: whatever trace a file holds, a program is made of it, and the program is
+ * checked and replayed under any settings or refused in words; what comes out is the
+ * same each time, no figure is above its peak, and each lies in its range.
+ */
+#include <string.h>
+
+#include "analysis/nt_replay.h"
+#include "nt_fuzz.h"
+
+static const char *const settings[] = {
+    "",
+    "max_split_size_mb:20,garbage_collection_threshold:0.3",
+    "expandable_segments:True",
+    "expandable_segments:True,large_segment_size_mb:64,roundup_power2_divisions:4",
+    "garbage_collection_threshold:0.8",
+};
+
+#define SETTINGS (sizeof settings / sizeof *settings)
+
+static void
+check_status(nt_status status, const nt_error *err)
+{
+    NT_FUZZ_CHECK(status == NT_OK || status == NT_ARGUMENT || status == NT_LIMIT);
+    NT_FUZZ_CHECK(status == NT_OK || err->message[0] != 0);
+}
+
+static void
+check_figures(const nt_replay_figures *f)
+{
+    for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        NT_FUZZ_CHECK(f->final[metric] <= f->peak[metric]);
+    }
+}
+
+static void
+check_run(const nt_program *program, const nt_replay_options *options)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_replay_figures first, base;
+    nt_replay_range range;
+    memset(&first, 0, sizeof first);
+    memset(&base, 0, sizeof base);
+    const nt_status status =
+        nt_replay_run(&alloc, program, options, NULL, NULL, &first, &err);
+    check_status(status, &err);
+    if (status != NT_OK) {
+        return;
+    }
+    check_figures(&first);
+    if (nt_replay_find_range(&alloc, program, options, 6, NULL, &base, &range, &err) ==
+        NT_OK) {
+        NT_FUZZ_CHECK(memcmp(first.peak, base.peak, sizeof first.peak) == 0);
+        NT_FUZZ_CHECK(first.device_allocs == base.device_allocs);
+        NT_FUZZ_CHECK(range.low.ooms <= base.ooms && base.ooms <= range.high.ooms);
+    }
+}
+
+static void
+check_program(const nt_program *program, uint8_t choice)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_replay_fidelity f;
+    nt_replay_options options = nt_replay_default(program);
+    const nt_status status =
+        nt_replay_check(&alloc, program, &options, NULL, &f, NULL, &err);
+    check_status(status, &err);
+    if (status == NT_OK) {
+        NT_FUZZ_CHECK(f.mallocs_same <= f.mallocs);
+        NT_FUZZ_CHECK(f.device_events_same <= f.device_events);
+        NT_FUZZ_CHECK(!f.is_same || (f.mallocs_same == f.mallocs &&
+                                     f.device_events_same == f.device_events));
+    }
+    check_run(program, &options);
+    const char *text = settings[choice % SETTINGS];
+    NT_FUZZ_CHECK(nt_settings_parse(text, strlen(text), &options.settings, NULL) ==
+                  NT_OK);
+    options.goes_on = choice % 2 == 0;
+    if (choice >= 128) {
+        options.limit = (uint64_t)(choice - 127) << 20;
+    }
+    check_run(program, &options);
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_snapshot *snapshot = nt_fuzz_load(data, size);
+    if (snapshot == NULL) {
+        return 0;
+    }
+    const size_t devices = nt_snapshot_trace_count(snapshot);
+    for (size_t i = 0; i < devices && i < 4; i++) {
+        nt_timeline *timeline = NULL;
+        nt_program *program = NULL;
+        if (nt_fuzz_rows(snapshot) > NT_FUZZ_MOST_ROWS ||
+            nt_timeline_new(&alloc, snapshot, (int32_t)i, NULL, &timeline, NULL) !=
+                NT_OK) {
+            break;
+        }
+        if (nt_program_new(&alloc, timeline, &program, NULL) == NT_OK) {
+            check_program(program, data[size - 1]);
+        }
+        nt_program_free(program);
+        nt_timeline_free(timeline);
+    }
+    nt_snapshot_free(snapshot);
+    return 0;
+}
