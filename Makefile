@@ -49,6 +49,7 @@ PYVER := $(if $(PYTHON),$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.ve
 $(VENV)/.python-$(PYVER):
 	@[ -n "$(PYVER)" ] || { echo "neutracer needs Python 3.10 or later"; exit 1; }
 	@tools/need $(PYTHON) gcc headers venv
+	@tools/need $(PYTHON) graphviz || echo "without Graphviz there are no SVG and PNG pictures"
 	@rm -f $(VENV)/.python-* $(VENV)/.package $(VENV)/.modules $(VENV)/.tools $(VENV)/.torch*
 	@has_torch='import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)'; \
 	if [ "$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
@@ -110,13 +111,21 @@ build/.lint: $(ALL_C_FILES) $(PY_FILES) $(wildcard tests/*.py benchmarks/*.py) \
 	@echo "clang-format, C files"; $(BIN)/clang-format --dry-run -Werror $(ALL_C_FILES)
 	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
 	for compiler in gcc $$(command -v clang >/dev/null && echo clang); do \
-	    echo "$$compiler -Werror, csrc/core, csrc/py"; \
+	    echo "$$compiler -Werror, csrc"; \
 	    for file in $(filter csrc/core/%,$(C_SOURCES)); do \
 	        $$compiler $(C_WARNINGS) -Icsrc/core -c $$file -o /dev/null; \
 	    done; \
-	    for file in $(filter csrc/py/%,$(C_SOURCES)); do \
-	        $$compiler $(C_WARNINGS) -Icsrc/core -isystem $$include -c $$file -o /dev/null; \
+	    for file in $(filter csrc/py/% csrc/pyheap/%,$(C_SOURCES)); do \
+	        $$compiler $(C_WARNINGS) -Icsrc/core -Icsrc/pyheap -isystem $$include \
+	            -c $$file -o /dev/null; \
 	    done; \
+	    if pkg-config --exists libcgraph libgvc 2>/dev/null; then \
+	        for file in $(filter csrc/graphviz/%,$(C_SOURCES)); do \
+	            $$compiler $(C_WARNINGS) -Icsrc/core -isystem $$include \
+	                $$(pkg-config --cflags libgvc | sed 's/-I/-isystem /g') \
+	                -c $$file -o /dev/null; \
+	        done; \
+	    fi; \
 	done
 	@touch $@
 
@@ -133,12 +142,13 @@ BUILD_IN = $(BIN)/python setup.py -q build --build-base build/$@ --build-lib bui
 PYTEST_IN = cd build/$@ && PYTHONPATH=$(CURDIR)/build/$@/lib $(1) \
     ../../$(BIN)/pytest -p no:cacheprovider ../../tests
 
+# Fewer of the examples that compare columns: wrong accesses are what `make fuzz` looks for.
 sanitize: setup-test  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@NEUTRACER_SELFTEST=1 NEUTRACER_SANITIZE=1 NEUTRACER_DEBUG=1 NEUTRACER_WERROR=1 \
 	    $(BUILD_IN)
 	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)"; \
 	$(call PYTEST_IN,LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc \
-	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	    NEUTRACER_EXAMPLES=0.2 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	    UBSAN_OPTIONS=print_stacktrace=1)
 
 coverage: setup-test  ## the lines that the tests reach, in Python and in C: 90 % at least

@@ -35,7 +35,7 @@ def loaded(path: Path) -> neutracer.Snapshot | None:
 
 def test_corpus_is_there_and_small() -> None:
     assert len(SEEDS) > 50
-    assert sum(path.stat().st_size for path in INPUTS) < 300_000
+    assert sum(path.stat().st_size for path in INPUTS) < 1_000_000
     assert max(path.stat().st_size for path in INPUTS) <= 4096
 
 
@@ -47,7 +47,8 @@ def test_inputs_load_or_say_why() -> None:
             continue
         accepted += 1
         again = neutracer.load(snapshot.to_bytes())
-        assert {**described(snapshot), "ignored": []} == described(again), path.name
+        # As text, in which a number that is none equals itself.
+        assert repr({**described(snapshot), "ignored": []}) == repr(described(again)), path.name
         for device in snapshot.devices:
             timeline = snapshot.timeline(device)
             assert len(timeline.allocated) == snapshot.trace_length(device)

@@ -8,6 +8,8 @@ import platform
 from dataclasses import dataclass
 from importlib import metadata
 
+from neutracer._native import core
+from neutracer.errors import UnavailableError
 from neutracer.render.document import Document, Table
 from neutracer.render.report import Report
 
@@ -15,7 +17,8 @@ __all__ = ["EnvironmentReport", "Part", "environment"]
 
 # Packages that neutracer can use, what for, and how to get them.
 _PACKAGES = (
-    ("torch", "live snapshots", "install torch for your CUDA version"),
+    ("torch", "live snapshots, reference cycles", "install torch for your CUDA version"),
+    ("matplotlib", "plots", "pip install 'neutracer[plot]'"),
     ("rich", "colours on a terminal", "pip install 'neutracer[cli]'"),
 )
 
@@ -76,7 +79,7 @@ def environment(version: str) -> EnvironmentReport:
         True
     """
     parts = [Part(name, _version(name), use, install) for name, use, install in _PACKAGES]
-    parts.append(_zstd())
+    parts += [_zstd(), _graphviz(), _heap()]
     return EnvironmentReport(
         neutracer=version,
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -97,3 +100,19 @@ def _zstd() -> Part:
     if not version and importlib.util.find_spec("compression") is not None:
         version = platform.python_version()
     return Part("zstd", version, ".zst files", "pip install 'neutracer[zstd]'")
+
+
+def _graphviz() -> Part:
+    built = importlib.util.find_spec("neutracer._graphviz") is not None
+    install = "apt install libgraphviz-dev graphviz, then install neutracer again"
+    return Part("Graphviz", "built in" if built else "", "object graphs as SVG, PNG", install)
+
+
+def _heap() -> Part:
+    """Whether this interpreter's objects can be walked."""
+    use = "reference cycles, why_alive"
+    try:
+        core.heap_prepare()
+    except UnavailableError as error:
+        return Part("Python's heap", "", use, error.install)
+    return Part("Python's heap", "known", use, "")

@@ -171,6 +171,8 @@ NT_TEST(malformed_pickles_are_told_where)
         {"\x80\x04\x95\x01\0\0\0\0\0\0\0K\x01.", 14, 11}, /* across its frame */
         {"Ixyz\n.", 6, 0},
         {"V\\u12\n.", 7, 0},
+        /* Cut off, and what is open is a record by now. */
+        {"\x80\x04}\x94(\x8c\x01y]\x94(h\x00(\x8c\x01xK\x01u}", 21, 21},
     };
     const nt_alloc alloc = nt_alloc_system();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

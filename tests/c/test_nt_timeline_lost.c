@@ -365,6 +365,48 @@ NT_TEST(garbage_ends_as_recorded)
     }
 }
 
+/* Requested bytes that no device has: their sum falls below 0 and so rises. */
+NT_TEST(peaks_hold_where_sums_wrap)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    nt_trace_event(&r, NT_ACTION_FREE_COMPLETED, BASE + 4 * MIB, MIB + 1);
+    nt_trace_segment(&r, BASE, 2 * MIB, NT_POOL_SMALL, false);
+    nt_trace_block(&r, BASE, MIB, 0 - MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(&r, BASE + MIB, MIB, 9, NT_BLOCK_ACTIVE_ALLOCATED);
+    NT_REQUIRE(nt_trace_replay(&r));
+    const nt_moment peak = nt_timeline_peak(r.timeline, NT_METRIC_REQUESTED);
+    NT_CHECK_UINT(nt_trace_bytes(&r, NT_METRIC_REQUESTED, -1), 10);
+    NT_CHECK_UINT(nt_trace_bytes(&r, NT_METRIC_REQUESTED, 0), 9 - MIB);
+    NT_CHECK_UINT(peak.bytes, 9 - MIB);
+    NT_CHECK_INT(peak.event, 0);
+    nt_trace_close(&r);
+}
+
+/* The end layout has two blocks at one address: the start goes with the row's size. */
+NT_TEST(start_goes_with_corrected_sizes)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    nt_trace_event(&r, NT_ACTION_FREE_COMPLETED, BASE + 8 * MIB, MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_REQUESTED, BASE, MIB);
+    nt_trace_segment(&r, BASE + MIB, 2 * MIB, NT_POOL_SMALL, false);
+    nt_trace_block(&r, BASE, MIB, MIB, NT_BLOCK_ACTIVE_PENDING_FREE);
+    nt_trace_block(&r, BASE, 4 * MIB, 9, NT_BLOCK_ACTIVE_ALLOCATED);
+    NT_REQUIRE(nt_trace_replay(&r));
+    const nt_allocation_columns *a = nt_timeline_allocations(r.timeline);
+    uint64_t allocated = 0, requested = 0;
+    for (size_t row = 0; row < a->count; row++) {
+        const bool before = a->alloc_event[row] == NT_EVENT_BEFORE;
+        const bool freed = a->free_event[row] == NT_EVENT_FREED_BEFORE;
+        allocated += before && !freed ? a->size[row] : 0;
+        requested += before ? a->requested_size[row] : 0;
+    }
+    NT_CHECK_UINT(nt_trace_bytes(&r, NT_METRIC_ALLOCATED, -1), allocated);
+    NT_CHECK_UINT(nt_trace_bytes(&r, NT_METRIC_REQUESTED, -1), requested);
+    nt_trace_close(&r);
+}
+
 const nt_test_case nt_timeline_lost_tests[] = {
     NT_CASE(second_allocation_ends_the_first),
     NT_CASE(freed_again_was_not_there),
@@ -381,5 +423,7 @@ const nt_test_case nt_timeline_lost_tests[] = {
     NT_CASE(overlaps_leave_layouts_sound),
     NT_CASE(files_without_requested_sizes_keep_events),
     NT_CASE(garbage_ends_as_recorded),
+    NT_CASE(peaks_hold_where_sums_wrap),
+    NT_CASE(start_goes_with_corrected_sizes),
     NT_CASES_END,
 };

@@ -213,7 +213,7 @@ window_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
 static void
 reading_run(reading *r, nt_source *source)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     const nt_pickle_visitor visitor = {
         .ctx = r,
         .words = words,
@@ -269,5 +269,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     reading_clear(&whole);
     reading_clear(&parts);
+    nt_fuzz_finish();
     return 0;
 }

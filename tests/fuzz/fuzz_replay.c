@@ -37,7 +37,7 @@ check_figures(const nt_replay_figures *f)
 static void
 check_run(const nt_program *program, const nt_replay_options *options)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_replay_figures first, base;
     nt_replay_range range;
@@ -61,7 +61,7 @@ check_run(const nt_program *program, const nt_replay_options *options)
 static void
 check_program(const nt_program *program, uint8_t choice)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_replay_fidelity f;
     nt_replay_options options = nt_replay_default(program);
@@ -88,12 +88,9 @@ check_program(const nt_program *program, uint8_t choice)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     nt_snapshot *snapshot = nt_fuzz_load(data, size);
-    if (snapshot == NULL) {
-        return 0;
-    }
-    const size_t devices = nt_snapshot_trace_count(snapshot);
+    const size_t devices = snapshot == NULL ? 0 : nt_snapshot_trace_count(snapshot);
     for (size_t i = 0; i < devices && i < 4; i++) {
         nt_timeline *timeline = NULL;
         nt_program *program = NULL;
@@ -109,5 +106,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         nt_timeline_free(timeline);
     }
     nt_snapshot_free(snapshot);
+    nt_fuzz_finish();
     return 0;
 }

@@ -175,7 +175,7 @@ reserved_bytes(const nt_layout *layout, int32_t device)
 static void
 check_fragment(const nt_snapshot *s, const nt_layout *layout, int32_t device)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     nt_fragment *fragment = NULL;
     const nt_status status = nt_fragment_new(&alloc, layout, nt_snapshot_settings(s),
                                              device, &fragment, NULL);
@@ -209,27 +209,30 @@ check_fragment(const nt_snapshot *s, const nt_layout *layout, int32_t device)
     nt_fragment_free(fragment);
 }
 
-/* After `event`: the layout is sound, and holders add up to the allocated bytes. */
+/* After `event`: the layout is sound whatever the file says, it is all that is
+ * reserved, and holders add up to the allocated bytes. */
 static void
 check_moment(const nt_timeline *timeline, int32_t device, int32_t event,
-             uint64_t allocated)
+             const uint64_t bytes[NT_METRIC_COUNT])
 {
     nt_layout *layout = NULL;
     NT_FUZZ_CHECK(nt_timeline_layout(timeline, event, &layout, NULL) == NT_OK);
     check_layout(nt_timeline_snapshot(timeline), layout);
+    NT_FUZZ_CHECK(nt_layout_check(layout) == NT_NONE);
+    NT_FUZZ_CHECK(reserved_bytes(layout, -1) == bytes[NT_METRIC_RESERVED]);
     check_fragment(nt_timeline_snapshot(timeline), layout, device);
     nt_timeline_layout_free(timeline, layout);
     for (int by = NT_BY_STACK; by <= NT_BY_FUNCTION; by++) {
         nt_holder *holders = NULL;
         size_t count;
-        uint64_t bytes = 0;
+        uint64_t held = 0;
         NT_FUZZ_CHECK(nt_timeline_holders(timeline, event, (nt_holder_key)by, &holders,
                                           &count, NULL) == NT_OK);
         for (size_t i = 0; i < count; i++) {
             NT_FUZZ_CHECK(i == 0 || holders[i].bytes <= holders[i - 1].bytes);
-            bytes += holders[i].bytes;
+            held += holders[i].bytes;
         }
-        NT_FUZZ_CHECK(bytes == allocated);
+        NT_FUZZ_CHECK(held == bytes[NT_METRIC_ALLOCATED]);
         nt_timeline_holders_free(timeline, holders, count);
     }
 }
@@ -265,34 +268,51 @@ check_peak(const nt_timeline *timeline, nt_metric metric, const uint64_t *series
     NT_FUZZ_CHECK(told.event == peak.event);
 }
 
+/* Moments of one trace that are looked at, spread over it. */
+#define MOST_MOMENTS 8
+
+static void
+check_moments(const nt_timeline *timeline, int32_t device,
+              uint64_t *const series[NT_METRIC_COUNT])
+{
+    const int32_t count = (int32_t)nt_timeline_event_count(timeline);
+    check_moment(timeline, device, -1, nt_timeline_facts(timeline)->start_bytes);
+    for (int32_t i = 0; i < count; i += count / MOST_MOMENTS + 1) {
+        /* From the last event on backwards, so that the end is always among them. */
+        const int32_t event = count - 1 - i;
+        uint64_t bytes[NT_METRIC_COUNT];
+        for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
+            bytes[metric] = series[metric][event];
+        }
+        check_moment(timeline, device, event, bytes);
+    }
+}
+
 static void
 check_timeline(const nt_snapshot *s, int32_t device)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     nt_timeline *timeline = NULL;
     const nt_status status = nt_timeline_new(&alloc, s, device, NULL, &timeline, NULL);
     NT_FUZZ_CHECK(status == NT_OK);
     const size_t count = nt_timeline_event_count(timeline);
-    uint64_t *series = malloc((count + 1) * sizeof *series);
-    NT_FUZZ_CHECK(series != NULL);
-    for (int metric = NT_METRIC_COUNT; metric-- > 0;) {
-        nt_timeline_series(timeline, (nt_metric)metric, series);
-        check_peak(timeline, (nt_metric)metric, series);
+    uint64_t *series[NT_METRIC_COUNT];
+    for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        series[metric] = malloc((count + 1) * sizeof *series[metric]);
+        NT_FUZZ_CHECK(series[metric] != NULL);
+        nt_timeline_series(timeline, (nt_metric)metric, series[metric]);
+        check_peak(timeline, (nt_metric)metric, series[metric]);
     }
-    const uint64_t start =
-        nt_timeline_facts(timeline)->start_bytes[NT_METRIC_ALLOCATED];
     const size_t rows = nt_timeline_allocations(timeline)->count;
     const uint32_t *allocation = nt_timeline_event_allocations(timeline);
     for (size_t event = 0; event < count; event++) {
         NT_FUZZ_CHECK(allocation[event] == NT_NONE || allocation[event] < rows);
     }
-    check_moment(timeline, device, -1, start);
-    if (count != 0) {
-        check_moment(timeline, device, (int32_t)(count / 2), series[count / 2]);
-        check_moment(timeline, device, (int32_t)count - 1, series[count - 1]);
-    }
+    check_moments(timeline, device, series);
     check_churn(timeline);
-    free(series);
+    for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        free(series[metric]);
+    }
     nt_timeline_free(timeline);
 }
 
@@ -315,5 +335,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     }
     nt_snapshot_free(s);
+    nt_fuzz_finish();
     return 0;
 }

@@ -10,13 +10,19 @@
 #include "nt_same.h"
 #include "trace/nt_writer.h"
 
+static void
+save(const nt_snapshot *s, nt_fuzz_file *file)
+{
+    const nt_alloc alloc = nt_fuzz_alloc();
+    const nt_sink sink = {.write = nt_fuzz_collect, .ctx = file};
+    NT_FUZZ_CHECK(nt_writer_save(&alloc, s, &sink, NULL, NULL) == NT_OK);
+}
+
 /* Saves and loads `s`; the bytes are in *file. */
 static nt_snapshot *
 save_and_load(const nt_snapshot *s, nt_fuzz_file *file)
 {
-    const nt_alloc alloc = nt_alloc_system();
-    const nt_sink sink = {.write = nt_fuzz_collect, .ctx = file};
-    NT_FUZZ_CHECK(nt_writer_save(&alloc, s, &sink, NULL, NULL) == NT_OK);
+    save(s, file);
     nt_snapshot *again = nt_fuzz_load(file->bytes, file->size);
     NT_FUZZ_CHECK(again != NULL);
     NT_FUZZ_CHECK(nt_snapshot_partial(again) == NULL);
@@ -32,10 +38,9 @@ check_whole(const nt_snapshot *s)
     if (difference != NULL) {
         nt_fuzz_fail(__FILE__, __LINE__, difference);
     }
-    nt_snapshot *third = save_and_load(again, &second);
+    save(again, &second);
     NT_FUZZ_CHECK(first.size == second.size);
     NT_FUZZ_CHECK(memcmp(first.bytes, second.bytes, first.size) == 0);
-    nt_snapshot_free(third);
     nt_snapshot_free(again);
     nt_fuzz_clear(&first);
     nt_fuzz_clear(&second);
@@ -44,7 +49,7 @@ check_whole(const nt_snapshot *s)
 static void
 check_range(const nt_snapshot *s, const nt_timeline *timeline, size_t first, size_t end)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     nt_fuzz_file file = {.size = 0};
     const nt_sink sink = {.write = nt_fuzz_collect, .ctx = &file};
     NT_FUZZ_CHECK(nt_writer_save_range(&alloc, timeline, 0, first, end, &sink, NULL,
@@ -68,7 +73,7 @@ check_range(const nt_snapshot *s, const nt_timeline *timeline, size_t first, siz
 static void
 check_some_range(const nt_snapshot *s, size_t choice)
 {
-    const nt_alloc alloc = nt_alloc_system();
+    const nt_alloc alloc = nt_fuzz_alloc();
     nt_timeline *timeline = NULL;
     NT_FUZZ_CHECK(nt_timeline_new(&alloc, s, 0, NULL, &timeline, NULL) == NT_OK);
     const size_t count = nt_timeline_event_count(timeline);
@@ -87,5 +92,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_some_range(s, size);
     }
     nt_snapshot_free(s);
+    nt_fuzz_finish();
     return 0;
 }

@@ -67,7 +67,7 @@ nt_fuzz_load(const uint8_t *data, size_t size)
     static nt_budget budgets[4];
     static size_t turn;
     nt_budget *budget = &budgets[turn++ % 4];
-    nt_budget_init(budget, nt_alloc_system(), SIZE_MAX);
+    nt_budget_init(budget, nt_fuzz_alloc(), SIZE_MAX);
     const nt_alloc alloc = nt_budget_alloc(budget);
     nt_source source;
     nt_error err = {.offset = NT_NO_OFFSET};

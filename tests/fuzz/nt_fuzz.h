@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the fuzz targets share: a check that stops the run with its place, an
- * allocator with a bound, and the reading of one input.
+ * allocator that watches, and the reading of one input.
  */
 #ifndef NT_FUZZ_H
 #define NT_FUZZ_H
@@ -21,6 +21,14 @@ nt_fuzz_fail(const char *file, int line, const char *what);
 
 #define NT_FUZZ_CHECK(condition)                                                       \
     ((condition) ? (void)0 : nt_fuzz_fail(__FILE__, __LINE__, #condition))
+
+/* Memory for what is done with one input. */
+nt_alloc
+nt_fuzz_alloc(void);
+
+/* Ends an input: checks that all of its memory was given back. */
+void
+nt_fuzz_finish(void);
 
 /* Snapshots with more rows than this are not looked at any further: they only come
  * from rows shared by reference, and would make every run slow. */

@@ -8,8 +8,9 @@ Example:
     $ python tests/fuzz/run.py --keep           # what is new goes into the corpus
 
 Every target fuzz_<name>.c holds one property, and all of them take a snapshot's bytes,
-so they share the corpus: `corpus/seeds` (from make_seeds.py) and `corpus/found` (what
-reached new code, kept by --keep). A run works on copies under build/fuzz.
+so they share the corpus: `corpus/seeds` (from make_seeds.py), `corpus/fixed` (what broke
+a property once) and `corpus/found` (what reached new code, kept by --keep). A run works
+on copies under build/fuzz.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -33,11 +34,16 @@ BUILD = ROOT / "build" / "fuzz"
 
 FLAGS = ["-std=c11", "-g", "-DNT_DEBUG", "-fno-omit-frame-pointer", "-Wall", "-Wextra"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+# Coverage alone: to look at every comparison takes half of a run's time, and the
+# dictionary and nt_mutate.c know the values that matter.
+FOLLOWED = ["-fsanitize=fuzzer-no-link", "-fno-sanitize-coverage=trace-cmp,trace-div,trace-gep"]
 INCLUDES = [f"-I{ROOT / folder}" for folder in ("csrc/core", "tests/c", "tests/fuzz")]
 
 # Longer inputs only make every run slower: all of the format fits this.
-MOST_BYTES = 4096
-MOST_SECONDS_AN_INPUT = 10
+MOST_BYTES = 2560
+
+# An input takes milliseconds; by the clock it also takes what else the machine does.
+MOST_SECONDS_AN_INPUT = 300
 
 
 def targets() -> list[str]:
@@ -73,13 +79,13 @@ def build(names: list[str], compiler: str, *, standalone: bool, sanitize: bool =
     """
     kind = "standalone" if sanitize else "plain"
     folder = BUILD / (kind if standalone else "libfuzzer")
-    flags = ["-O1", *SANITIZERS] if sanitize else ["-O0"]
+    flags = ["-O2", *SANITIZERS] if sanitize else ["-O0"]
     core = sorted(ROOT.glob("csrc/core/*/*.c"))
-    shared = [ROOT / "tests/c/nt_same.c", HERE / "nt_fuzz.c"]
-    shared += [HERE / "standalone_main.c"] if standalone else []
+    shared = [ROOT / "tests/c/nt_same.c", HERE / "nt_fuzz.c", HERE / "nt_fuzz_heap.c"]
+    shared.append(HERE / ("standalone_main.c" if standalone else "nt_mutate.c"))
     mains = {name: HERE / f"{name}.c" for name in names}
     # Coverage is that of the core: what the targets do themselves leads nowhere.
-    followed = [] if standalone else ["-fsanitize=fuzzer-no-link"]
+    followed = [] if standalone else FOLLOWED
     made = compile_objects(
         compiler,
         {
@@ -101,19 +107,37 @@ class Outcome:
     """What one target's run came to."""
 
     executions: int = 0
-    new_units: int = 0
+    rates: list[float] = field(default_factory=list)
     coverage: int = 0
     last_new: float = 0.0
     failed: bool = False
+
+    def line(self, name: str) -> str:
+        """The row of the table."""
+        rate = sum(self.rates) / max(1, len(self.rates))
+        return (
+            f"{name:<16}{self.executions:>12,}{rate:>14,.0f}{self.coverage:>10,}"
+            f"   at {self.last_new:.0%} of the run{'  FAILED' if self.failed else ''}"
+        )
+
+
+HEADINGS = (
+    f"{'target':<16}{'executions':>12}{'/s a worker':>14}{'coverage':>10}   last new coverage"
+)
 
 
 def worker_command(
     program: Path, units: Path, seconds: float | None, executions: int | None, number: int
 ) -> list[str]:
-    """The command of one of a target's processes, which share the folder `units`."""
+    """The command of one of a target's processes, which share the folder `units`.
+
+    Every other process also keeps what reaches a place more often than before: larger
+    inputs, and a third of the speed.
+    """
     command = [str(program), str(units), str(CORPUS), f"-dict={DICTIONARY}", "-reload=5"]
     command += [f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS_AN_INPUT}"]
     command += ["-print_final_stats=1", f"-seed={int(time.time()) + number}"]
+    command.append(f"-use_counters={number % 2}")
     command.append(f"-artifact_prefix={BUILD / 'failed'}/{program.name}-")
     if seconds is not None:
         command.append(f"-max_total_time={max(1, round(seconds))}")
@@ -122,19 +146,19 @@ def worker_command(
     return command
 
 
-def read_log(log: Path, outcome: Outcome) -> None:
-    """Adds what one process wrote to the outcome."""
+def read_log(log: Path, seconds: float, outcome: Outcome) -> None:
+    """Adds what one process wrote in its time to the outcome."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    for key, name in (("executed", "executions"), ("new", "new_units")):
-        found = re.search(rf"stat::(?:number_of_)?{key}_units(?:_added)?:\s+(\d+)", text)
-        setattr(outcome, name, getattr(outcome, name) + (int(found[1]) if found else 0))
-    best, last, total = 0, 0, 1
+    found = re.search(r"stat::number_of_executed_units:\s+(\d+)", text)
+    executions = int(found[1]) if found else 0
+    outcome.executions += executions
+    outcome.rates.append(executions / seconds)
+    best, last = 0, 0
     for at, coverage in re.findall(r"^#(\d+)\s+\w+\s+cov: (\d+)", text, re.MULTILINE):
-        total = int(at)
         if int(coverage) > best:
-            best, last = int(coverage), total
+            best, last = int(coverage), int(at)
     outcome.coverage = max(outcome.coverage, best)
-    outcome.last_new = max(outcome.last_new, last / total)
+    outcome.last_new = max(outcome.last_new, last / max(1, executions))
 
 
 def run_target(
@@ -145,6 +169,7 @@ def run_target(
     units.mkdir(parents=True, exist_ok=True)
     (BUILD / "failed").mkdir(exist_ok=True)
     share = None if executions is None else -(-executions // workers)
+    begin = time.monotonic()
     running = []
     for number in range(workers):
         log = BUILD / f"{program.name}-{number}.log"
@@ -154,7 +179,7 @@ def run_target(
     outcome = Outcome()
     for process, log in running:
         outcome.failed |= process.wait() != 0
-        read_log(log, outcome)
+        read_log(log, time.monotonic() - begin, outcome)
         if process.returncode != 0:
             sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-4000:])
     return outcome
@@ -168,16 +193,12 @@ def fuzz(names: list[str], seconds: float | None, executions: int | None, worker
     """
     folder = build(names, os.environ.get("CLANG", "clang"), standalone=False)
     held = True
-    print(f"{'target':<16}{'executions':>12}{'coverage':>10}{'new units':>11}  last new coverage")
+    print(HEADINGS, flush=True)
     for name in names:
         share = None if seconds is None else seconds / len(names)
         outcome = run_target(folder / name, share, executions, workers)
         held &= not outcome.failed
-        print(
-            f"{name:<16}{outcome.executions:>12,}{outcome.coverage:>10,}{outcome.new_units:>11,}"
-            f"  at {outcome.last_new:.0%} of the run{'  FAILED' if outcome.failed else ''}",
-            flush=True,
-        )
+        print(outcome.line(name), flush=True)
     if not held:
         print(f"inputs that break a property: {BUILD / 'failed'}")
     return held
@@ -202,19 +223,22 @@ def keep(names: list[str]) -> None:
         # What an earlier target kept counts as well, so that the whole stays small.
         made = merged / name
         made.mkdir(parents=True)
-        sources = [str(CORPUS / "seeds"), *map(str, merged.iterdir()), str(found)]
+        sources = [str(CORPUS / "seeds"), str(CORPUS / "fixed")]
+        sources += [*map(str, merged.iterdir()), str(found)]
         sources.append(str(BUILD / "units" / name))
-        command = [str(folder / name), "-merge=1", f"-max_len={MOST_BYTES}", str(made)]
+        # How often a place is reached does not count: one input that gets there will do.
+        command = [str(folder / name), "-merge=1", "-use_counters=0", str(made)]
+        command.append(f"-max_len={MOST_BYTES}")
         subprocess.run(
             [*command, *(path for path in sources if Path(path).is_dir())],
             check=True,
             stderr=subprocess.DEVNULL,
         )
-    seeds = {path.read_bytes() for path in (CORPUS / "seeds").iterdir()}
     shutil.rmtree(found, ignore_errors=True)
+    kept = {path.read_bytes() for path in CORPUS.rglob("*") if path.is_file()}
     found.mkdir()
     for path in merged.rglob("*"):
-        if path.is_file() and path.read_bytes() not in seeds:
+        if path.is_file() and path.read_bytes() not in kept:
             shutil.copy(path, found / path.name)
     size = sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file())
     print(f"{len(list(found.iterdir()))} inputs found; the corpus is {size:,} bytes")
