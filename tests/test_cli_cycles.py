@@ -114,3 +114,21 @@ def test_page_is_written(run: Run, leaky: str, tmp_path: Path) -> None:
     assert "Node" in text
     assert "weakref.ref(Node)" in text
     assert "http://" not in text.replace("http://www.w3.org", "")
+
+
+def test_missing_folder_is_told_before_the_run(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('ran')")
+    done = run("-o", str(tmp_path / "none" / "page.html"), str(program))
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
+    assert "ran" not in done.stdout
+
+
+def test_page_that_fails_leaves_the_summary(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEAKY)
+    (tmp_path / "taken").mkdir()
+    done = run("-o", str(tmp_path / "taken"), str(program), "2")
+    assert done.returncode == 2
+    assert "break it:" in done.stderr

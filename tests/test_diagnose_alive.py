@@ -176,7 +176,7 @@ def test_exception_being_handled_is_named() -> None:
         fail()
     except LookupError:
         found = chains(KEPT["part"])
-    assert found[0].startswith("thread")
+    assert found[0].startswith("main thread → ")
     assert "exception being handled" in found[0]
     assert found[0].endswith("local part")
 
@@ -370,3 +370,11 @@ def test_object_that_c_holds_says_so(torch: Any) -> None:
     assert not report.reachable
     assert report.unexplained_references >= 1
     assert [finding.kind for finding in report.findings] == ["held_by_native_code"]
+
+
+def test_class_body_has_its_variable_named() -> None:
+    class Body:
+        part = Thing()
+        found = chains(weakref.ref(part))
+
+    assert Body.found[0].endswith("→ local part")

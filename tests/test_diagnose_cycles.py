@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -129,3 +132,82 @@ def test_own_objects_are_no_finding() -> None:
 def test_negative_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="can't be negative"):
         find(min_bytes=-1)
+
+
+class Held:
+    data: Any
+
+
+def dropped(make: Callable[[Held], object]) -> neutracer.TensorCycle:
+    """The one garbage cycle that is left when what is made is dropped."""
+    held = Held()
+    held.data = torch.zeros(cases.SIZE)
+    make(held)
+    del held
+    (cycle,) = find(include_alive=False)
+    return cycle
+
+
+def in_list(held: Any) -> None:
+    held.items = [held]
+
+
+def in_partial(held: Any) -> None:
+    held.call = functools.partial(print, held)
+
+
+def in_class(held: Any) -> None:
+    class Local:
+        kept = held
+
+
+def in_error(held: Any) -> None:
+    self = held
+    try:
+        raise ValueError("x")
+    except ValueError as error:
+        self.error = error
+
+
+def in_frame(held: Any) -> None:
+    frame = sys._getframe()
+    held.frame = frame
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (in_list, "take Held out of list of 1"),
+        (in_partial, "bind weakref.ref(Held) in the partial"),
+        (in_class, "define class Local once"),
+        (in_error, "keep the exception's text in Held.error"),
+    ],
+)
+def test_advice_can_be_followed(make: Callable[[Held], object], told: str) -> None:
+    assert told in dropped(make).advice
+
+
+def test_frames_are_not_told_to_close() -> None:
+    assert "close()" not in dropped(in_frame).advice
+
+
+def test_container_has_its_holders_place() -> None:
+    class Owner:
+        def keep(self) -> None:
+            self.cache = {0: {"owner": self, "data": torch.zeros(cases.SIZE)}}
+
+    Owner().keep()
+    places = [c.place for c in find(include_alive=False) if "['owner']" in c.cut]
+    assert [place and place.filename for place in places] == [__file__]
+
+
+def test_tensors_of_a_huge_ring_are_told() -> None:
+    # One of four that lie so far apart is far from wherever the way round begins.
+    first: list[Any] = []
+    last = first
+    for at in range(360_000):
+        last = [last, torch.zeros(cases.SIZE)] if at % 90_000 == 0 else [last]
+    first.append(last)
+    del first, last
+    (cycle,) = find(include_alive=False)
+    assert [tensor.shape for tensor in cycle.tensors] == [(cases.SIZE,)] * 4

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import warnings
 import weakref
 from typing import Any
@@ -176,3 +178,27 @@ def test_gradient_of_inner_tensor_is_read_when_retained(torch: Any, made: bool) 
         y.retain_grad()
     y.sum().backward()
     assert (".grad" in named(read_autograd(), y)) == made
+
+
+LONG = """
+import sys, torch
+from neutracer.heap.autograd import read_autograd
+y = torch.ones(1, requires_grad=True)
+kept = []
+for _ in range(60_000):
+    y = y + 1
+    if sys.argv[1] == "kept":
+        kept.append(y)
+left = [read_autograd().unfollowed for _ in range(3)]
+del y, kept
+print(min(left) > 0)
+"""
+
+
+@pytest.mark.parametrize("outputs", ["last", "kept"])
+def test_very_long_graph_can_be_freed(torch: Any, outputs: str) -> None:
+    # torch frees nodes that Python has seen by recursion, and the stack has an end.
+    done = subprocess.run(
+        [sys.executable, "-c", LONG, outputs], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -362,3 +363,33 @@ def test_watch_survives(name: str, told: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == told
+
+
+@pytest.mark.parametrize("bound", [1 << 64, 1 << 70])
+def test_huge_bounds_pass_over_all(bound: int) -> None:
+    assert seen(cases.two_nodes, min_bytes=bound) == ()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"min_bytes": 1.5}, {"min_bytes": "1"}, {"callback": 3}, {"html_dir": 3}]
+)
+def test_arguments_of_wrong_type_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"min_bytes|callback|PathLike"):
+        neutracer.warn_tensor_cycles("cpu", **arguments)
+
+
+@pytest.mark.parametrize("device", ["cuda:", "all:", "cuda:\u0663", "cuda:99999999999"])
+def test_odd_device_indices_are_refused(device: str) -> None:
+    with pytest.raises(ValueError, match="unknown device"):
+        neutracer.warn_tensor_cycles(device)
+
+
+def test_emptied_callbacks_are_told() -> None:
+    kept = list(gc.callbacks)
+    with neutracer.warn_tensor_cycles("cpu") as watch:
+        assert "nothing is seen" not in str(watch)
+        gc.callbacks.clear()
+        try:
+            assert "nothing is seen" in str(watch)
+        finally:
+            gc.callbacks[:] = kept

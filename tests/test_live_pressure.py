@@ -115,3 +115,12 @@ def test_wrong_fractions_are_refused(fraction: float) -> None:
 def test_missing_device_is_told() -> None:
     with pytest.raises(neutracer.UnavailableError, match="CUDA device"):
         neutracer.collect_on_pressure()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"interval": float("nan")}, {"max_garbage": -1}, {"min_garbage": -1}, {"interval": 0.0}],
+)
+def test_bounds_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"interval is|can't be negative"):
+        neutracer.collect_on_pressure(**arguments)

@@ -66,6 +66,41 @@ autograd_py_heap_tensors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
     return list;
 }
 
+/* ---- nodes that have an object of Python ---------------------------------------- */
+
+static size_t
+nodes_count(const ph_gc_link *head)
+{
+    size_t count = 0;
+    for (const ph_gc_link *at = ph_gc_next(head); at != head; at = ph_gc_next(at)) {
+        count += ph_tensor_check_node(ph_gc_object(at));
+    }
+    return count;
+}
+
+PyDoc_STRVAR(heap_nodes_doc,
+             "heap_nodes()\n--\n\n"
+             "How many nodes of autograd's graph are objects of Python now.");
+
+static PyObject *
+autograd_py_heap_nodes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    nt_error err = {.offset = NT_NO_OFFSET};
+    const nt_status status = nt_py_heap_learn(&err);
+    ph_gc_lists lists;
+    size_t count = 0;
+    if (status != NT_OK) {
+        return nt_py_raise_heap(status, &err);
+    }
+    if (ph_tensor_ready() && ph_gc_get_lists(&lists)) {
+        for (int i = 0; i < PH_GC_GENERATIONS; i++) {
+            count += nodes_count(lists.generations[i]);
+        }
+        count += nodes_count(lists.frozen);
+    }
+    return PyLong_FromSize_t(count);
+}
+
 /* ---- hooks of the graph's nodes
  * ------------------------------------------------------ */
 
@@ -148,6 +183,7 @@ autograd_py_node_hooks(PyObject *Py_UNUSED(module), PyObject *node)
 
 PyMethodDef nt_py_autograd_methods[] = {
     {"heap_tensors", autograd_py_heap_tensors, METH_NOARGS, heap_tensors_doc},
+    {"heap_nodes", autograd_py_heap_nodes, METH_NOARGS, heap_nodes_doc},
     {"node_begin", autograd_py_node_begin, METH_O, node_begin_doc},
     {"node_learn", autograd_py_node_learn, METH_VARARGS, node_learn_doc},
     {"node_hooks", autograd_py_node_hooks, METH_O, node_hooks_doc},

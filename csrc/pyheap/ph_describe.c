@@ -15,6 +15,8 @@
  * each; in a larger one from a few, and then it may not be the shortest of all. */
 #define TRY_EACH 32
 #define TRY_SOME 4
+/* And in one of more than this from one, since each look may go through all of it. */
+#define TRY_LARGE 4096
 
 PyObject *
 ph_state_object(const ph_state *s, uint32_t node)
@@ -204,7 +206,7 @@ describe_way(ph_state *s, uint32_t component, uint32_t **way, uint32_t *length,
 {
     const uint32_t size = s->sizes[component];
     const uint32_t *members = s->members + s->member_first[component];
-    const uint32_t tries = size <= TRY_EACH ? size : TRY_SOME;
+    const uint32_t tries = size <= TRY_EACH ? size : size <= TRY_LARGE ? TRY_SOME : 1;
     *way = NULL;
     *length = 0;
     for (uint32_t i = 0; i < tries && *length != 1; i++) {

@@ -14,6 +14,11 @@
 /* Steps of a longer way that go into its signature. */
 #define MOST_SIGNED 4096
 
+/* Of a longer way only so many steps from its beginning and from its end are named:
+ * the others are neither shown nor signed by name. */
+#define MOST_NAMED 4096
+#define NAMED_AT_AN_END 64
+
 /* A copy of a text in the arena; NULL when memory runs out. */
 static const char *
 chain_copy(nt_arena *arena, const char *text)
@@ -135,7 +140,11 @@ ph_describe_steps(ph_state *s, const uint32_t *nodes, uint32_t count, bool close
     }
     uint32_t made_count = 0;
     for (uint32_t at = 0, taken; at < count; at += taken) {
-        if (chain_merge(&c, at, &made[made_count++], &taken) != NT_OK) {
+        if (count > MOST_NAMED && at >= NAMED_AT_AN_END &&
+            at < count - NAMED_AT_AN_END) {
+            made[made_count++] = (ph_step){.node = raw[at].node, .name = ""};
+            taken = 1;
+        } else if (chain_merge(&c, at, &made[made_count++], &taken) != NT_OK) {
             return nt_fail_nomem(err);
         }
     }

@@ -202,16 +202,18 @@ graph_search(graph_round *round, const uint32_t *tensors, uint32_t count)
     return NT_OK;
 }
 
-/* The way to a tensor from the way round, or from what is drawn already. */
+/* The way to a tensor from the way round, or from what is drawn already. One that was
+ * not come to stands by itself. */
 static nt_status
 graph_tensor(graph_round *round, uint32_t tensor)
 {
     ph_state *s = round->state;
+    uint32_t alone;
     uint32_t length = 1;
     for (uint32_t at = tensor; nt_map_find(&round->before, at) != at; length++) {
         at = nt_map_find(&round->before, at);
         if (at == NT_NONE) {
-            return NT_OK;
+            return graph_node(round, tensor, &alone);
         }
     }
     uint32_t *nodes = nt_arena_take(&s->scratch, length * sizeof *nodes, 4);

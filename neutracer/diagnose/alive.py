@@ -294,6 +294,8 @@ def _root_advice(way: Way) -> str:
         return f"`del {first.name}` there when it is done, or let the function end"
     if root.kind == "root":
         return f"the thread keeps it ({first.name}) until the thread ends"
+    if not first.name:
+        return f"{root.label} keeps it in C code"
     held = f"{root.label.removeprefix('module ')}.{first.name}"
     last = way.edges[-1]
     if len(way.edges) > 1 and last.kind in ("value", "item", "member"):

@@ -112,6 +112,8 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
         untold_bytes: Tensor bytes that they keep.
         unread: Saved values that this torch doesn't show without running hooks; a cycle
             through one of these is missed.
+        unfollowed: Nodes and tensors of a graph of more than 20,000 nodes that were not
+            looked at; a cycle through one of these is missed.
     """
 
     schema = "neutracer.autograd_cycles/1"
@@ -123,6 +125,7 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
     untold_cycles: int
     untold_bytes: int
     unread: int
+    unfollowed: int = 0
 
     @overload
     def __getitem__(self, index: int) -> AutogradCycle: ...
@@ -163,7 +166,12 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
         if self.unread:
             text += (
                 f"{format_count(self.unread, 'saved value')} could not be read without "
-                "running hooks: a cycle through one of these is missed."
+                "running hooks: a cycle through one of these is missed. "
+            )
+        if self.unfollowed:
+            text += (
+                f"The graph is large: {format_count(self.unfollowed, 'object')} of it "
+                "and what lies behind was not looked at."
             )
         return (Paragraph(text),) if text else ()
 
@@ -179,7 +187,7 @@ def find_autograd_cycles() -> AutogradCyclesReport:
     containers on the way are those of a walk over the whole heap. No code of the program
     runs, nothing is collected, nothing is allocated on a device, and the report keeps
     nothing alive. The GIL is held: some 0.3 microseconds an object, and 3 for each node
-    of a graph.
+    of a graph, of which 20,000 are looked at.
 
     Returns:
         The cycles by shape, most bytes first, as a sequence and as a report.
@@ -201,7 +209,7 @@ def find_autograd_cycles() -> AutogradCyclesReport:
     found = core.autograd_loops(
         links.objects, links.kinds, links.links, links.names, OWN_FILES, _MOST_CYCLES
     )
-    unread = links.unread
+    unread, unfollowed = links.unread, links.unfollowed
     del links
     cycles = _by_shape(found["loops"])
     return AutogradCyclesReport(
@@ -212,6 +220,7 @@ def find_autograd_cycles() -> AutogradCyclesReport:
         untold_cycles=found["left_out"],
         untold_bytes=found["left_out_bytes"],
         unread=unread,
+        unfollowed=unfollowed,
         findings=ranked(_cycle_finding(cycle) for cycle in cycles),
     )
 

@@ -13,6 +13,7 @@ from neutracer.heap.cycles import (
     cycle_from_core,
     cycles_graph,
     device_filter,
+    least_bytes,
     tensor_text,
 )
 from neutracer.heap.graph import ObjectGraph
@@ -140,8 +141,7 @@ def find_tensor_cycles(
         >>> [(cycle.chain, cycle.garbage) for cycle in found if cycle.objects == 1][0]
         ('list of 2[1] → list of 2', False)
     """
-    if min_bytes < 0:
-        raise ValueError(f"min_bytes is {min_bytes}: it can't be negative")
+    min_bytes = least_bytes(min_bytes)
     device_type, index = device_filter(device)
     prepare_heap()
     found = core.find_cycles(device_type, index, min_bytes, _MOST_SHAPES, include_alive)

@@ -74,11 +74,36 @@ def choose_cut(nodes: Sequence[Node], way: Sequence[Edge]) -> Cut:
 
 def _rank(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> int:
     """How well a program can do without a reference: the larger, the better."""
+    source, target = nodes[edge.source], nodes[edge.target]
+    if _is_mro(nodes, edge):
+        return 12
+    if edge.kind in ("attribute", "value", "item") and target.kind == "exception":
+        return 11 if any(nodes[e.source].kind == "traceback" for e in way) else 5
+    if edge.kind == "item" and source.type == "tuple":
+        return 6 if _is_bound(nodes, way, edge) else 2
+    if edge.kind == "attribute" and _hides_its_use(target):
+        return 3
     if edge.kind == "local" and any(nodes[e.source].kind == "exception" for e in way):
         return 10
     if edge.kind in ("attribute", "value") and _BACKWARD.search(edge.name.strip("'")):
         return 8
     return _RANKS.get(edge.kind, 1)
+
+
+def _is_mro(nodes: Sequence[Node], edge: Edge) -> bool:
+    """Whether it is how a class refers to itself, which every class does."""
+    return nodes[edge.source].kind == "type" and edge.name == "__mro__"
+
+
+def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
+    """Whether it is an argument that a functools.partial keeps."""
+    before = way[way.index(edge) - 1]
+    return nodes[before.source].type == "functools.partial"
+
+
+def _hides_its_use(target: Node) -> bool:
+    """Whether a weak reference is no help: there can be none, or it is dead at once."""
+    return target.type in ("list", "dict", "tuple", "functools.partial")
 
 
 _RANKS = {
@@ -113,13 +138,35 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
             "call cache_clear() when it is done, or cache by a key that is not the object: "
             f"the cache refers to it by {text}"
         )
+    if _is_mro(nodes, edge):
+        return (
+            f"define {source.label} once, at the top of a module: a class refers to itself, so "
+            "that what its attributes and methods keep waits for the collector"
+        )
+    if (
+        edge.kind != "local"
+        and target.kind == "exception"
+        and any(nodes[e.source].kind == "traceback" for e in way)
+    ):
+        return (
+            f"keep the exception's text in {text}, or call "
+            "traceback.clear_frames(error.__traceback__) when it is handled"
+        )
+    if edge.kind == "attribute" and any(
+        e.name.strip(".") == "grad_fn" and e.target == edge.source for e in way
+    ):
+        return f"hand it to ctx.save_for_backward(...) in place of ctx.{edge.name} = ..."
     special = _SPECIAL.get(edge.kind)
     if special is not None:
         return special(nodes, way, at)
     if source.kind == "frame":
         return f"close {source.label} when it is no longer needed, or `del {edge.name}` in it"
+    if edge.kind == "item" and _is_bound(nodes, way, edge):
+        return f"bind weakref.ref({_noun(target)}) in the partial, or pass it when it is called"
     if edge.kind in ("value", "item", "member") and source is target:
         return f"don't keep {source.label} in itself, or empty it when it is done"
+    if _hides_its_use(target) or source.type == "tuple":
+        return f"set {text} to None when it is done, or have what it holds refer back weakly"
     if edge.kind in ("value", "item", "member"):
         return f"take {target.label} out of {source.label} when it is done, or keep weakref.ref(it)"
     return f"keep weakref.ref({_noun(target)}) in {text}, or set {text} to None when it is done"
@@ -153,6 +200,8 @@ def _local(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
             f"`del {edge.name}` in {frame} when the exception is handled, "
             "or keep its text instead of the exception"
         )
+    if nodes[edge.source].label.startswith("frame of "):
+        return f"`del {edge.name}` in {frame} when it is done"
     return f"`del {edge.name}` in {frame}, or close() it when it is no longer needed"
 
 

@@ -33,6 +33,12 @@ __all__ = ["AutogradLinks", "read_autograd"]
 
 _OTHER, _NODE, _TENSOR = 0, 1, 2
 
+# A node that was looked at keeps its object of Python, and torch frees a chain of such
+# nodes by recursion, some 190 bytes of stack a node: 43,000 overflow 8 MiB. So many are
+# looked at in one reading, and none where so many have an object already.
+_MOST_NODES = 20_000
+_MOST_OBJECTS = 32_000
+
 # type's own descriptors: a metaclass of the program is not asked.
 _MRO = type.__dict__["__mro__"].__get__
 _DICT = type.__dict__["__dict__"].__get__
@@ -49,6 +55,8 @@ class AutogradLinks:
             of the name in `names`.
         names: The names: ".grad_fn".
         unread: How many saved values this torch doesn't show without running hooks.
+        unfollowed: How many nodes and tensors were not looked at, because the graph is
+            too large; what lies behind them is not known.
     """
 
     objects: list[Any]
@@ -56,6 +64,7 @@ class AutogradLinks:
     links: array[int]
     names: tuple[str, ...]
     unread: int
+    unfollowed: int = 0
 
 
 def read_autograd() -> AutogradLinks:
@@ -63,7 +72,8 @@ def read_autograd() -> AutogradLinks:
 
     Nothing is run that is the program's, nothing is unpacked, and nothing is allocated on
     a device. A tensor that C++ saved and Python never saw becomes an object of Python,
-    some 100 bytes that live as long as the tensor.
+    some 100 bytes that live as long as the tensor; so does a node of the graph. Of a graph
+    of more than 20,000 nodes the rest is not followed.
 
     Returns:
         The references; none where torch is not imported.
@@ -80,7 +90,12 @@ def read_autograd() -> AutogradLinks:
         reader = _Reader(torch, tensor_base)
         reader.run()
     return AutogradLinks(
-        reader.objects, bytes(reader.kinds), reader.links, tuple(reader.names), reader.unread
+        reader.objects,
+        bytes(reader.kinds),
+        reader.links,
+        tuple(reader.names),
+        reader.unread,
+        reader.unfollowed,
     )
 
 
@@ -126,6 +141,8 @@ class _Reader:
         self.links = array("I")
         self.names: dict[str, int] = {}
         self.unread = 0
+        self.unfollowed = 0
+        self._nodes_left = _MOST_NODES if core.heap_nodes() < _MOST_OBJECTS else 0
         self._index = {id(tensor): at for at, tensor in enumerate(self.objects)}
         self._tensor_base = tensor_base
         self._of_type: dict[type, _NodeType] = {}
@@ -153,6 +170,7 @@ class _Reader:
             at = self._index[id(target)] = len(self.objects)
             self.objects.append(target)
             self.kinds.append(self._kind(target) if kind is None else kind)
+            self._nodes_left -= kind == _NODE
         self.links.extend((source, at, self.names.setdefault(name, len(self.names))))
 
     def _kind(self, value: object) -> int:
@@ -170,11 +188,17 @@ class _Reader:
             grad = self._grad(tensor)
             if grad is not None:
                 self._link(at, grad, ".grad", _TENSOR)
+        if self._nodes_left <= 0:
+            self.unfollowed += not self._is_leaf(tensor)
+            return
         node = self._grad_fn(tensor)
         if node is not None:
             self._link(at, node, ".grad_fn", _NODE)
 
     def _node(self, at: int, node: Any) -> None:
+        if self._nodes_left <= 0:
+            self.unfollowed += 1
+            return
         known = self._of_type.get(type(node))
         if known is None:
             known = self._of_type[type(node)] = _node_type(type(node))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ __all__ = [
     "cycle_from_core",
     "cycles_graph",
     "device_filter",
+    "least_bytes",
     "node_from_core",
     "tensor_text",
 ]
@@ -49,7 +51,8 @@ class TensorCycle:
         objects: Objects that refer to each other in the described one.
         cut: The reference to break, in words.
         advice: How to break it, as a clause that begins with a verb.
-        place: Where the object whose reference is to be broken is defined; None if unknown.
+        place: Where the object whose reference is to be broken, or who keeps it, is defined;
+            None if unknown.
         graph: The described one as a graph that can be drawn.
         garbage: True if nothing but the collector can free it any more; False while the
             program still refers to it.
@@ -150,16 +153,34 @@ def device_filter(device: object) -> tuple[int, int]:
     """
     if device is None:
         return _ACCELERATORS, -1
-    name, _, index = str(device).partition(":")
-    if name == "all" and not index:
+    name, colon, index = str(device).partition(":")
+    if name == "all" and not colon:
         return ANY_DEVICE, -1
-    if name not in _DEVICE_TYPES or (index and not index.isdecimal()):
+    known_index = index.isascii() and index.isdecimal() and len(index) <= 4
+    if name not in _DEVICE_TYPES or (colon and not known_index):
         known = ", ".join(repr(known) for known in _DEVICE_TYPES)
         raise ValueError(
             f"unknown device {device!r}: use None (any accelerator), 'all', or one of {known}, "
             "with ':N' behind it for one of several"
         )
     return _DEVICE_TYPES[name], int(index) if index else -1
+
+
+def least_bytes(min_bytes: int) -> int:
+    """A bound on bytes as the core takes it.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is negative.
+    """
+    try:
+        bound = operator.index(min_bytes)
+    except TypeError:
+        name = type(min_bytes).__name__
+        raise TypeError(f"min_bytes is a number of bytes, an int, not {name}") from None
+    if bound < 0:
+        raise ValueError(f"min_bytes is {bound}: it can't be negative")
+    return min(bound, (1 << 64) - 1)
 
 
 # c10::DeviceType.
@@ -212,7 +233,9 @@ def cycle_from_core(
         (node.tensor for node in nodes if node.tensor is not None),
         key=lambda tensor: -tensor.storage_bytes,
     )
-    place = nodes[way[cut.edge].source].place
+    # A container has no place: then that of who keeps it.
+    before = (nodes[way[cut.edge - back].source].place for back in range(len(way)))
+    place = next((known for known in before if known is not None), None)
     cycle = TensorCycle(
         signature=f"{plain['signature']:016x}",
         bytes=plain["bytes"],

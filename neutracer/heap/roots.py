@@ -171,6 +171,9 @@ def _step(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, Edge]:
         holder = nodes[first.source].kind
         kind = {"module": "global", "type": "class"}.get(holder, "attribute")
         return 2, replace(first, name=name, kind=kind)
+    if kinds[:2] == ("field", "value") and first.name == "f_locals":
+        # A class's body, and what exec runs, has its variables in a dict.
+        return 2, replace(first, name=edges[1].name.strip("'"), kind="local")
     if kinds == ("closure", "item", "cell"):
         return 3, replace(first, name=edges[2].name, kind="closure_variable")
     if kinds[:2] == ("local", "cell"):
@@ -185,7 +188,7 @@ def _named_root(node: Node, thread: str) -> Node:
     if node.kind != "root":
         return node
     if node.label == "thread":
-        return replace(node, label=f"thread {thread}")
+        return replace(node, label=f"thread {thread}" if thread else "main thread")
     return replace(node, label=f"{node.label} in thread {thread}") if thread else node
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import TensorCycleWarning, UnavailableError
-from neutracer.heap.cycles import TensorCycle, cycle_from_core, device_filter
+from neutracer.heap.cycles import TensorCycle, cycle_from_core, device_filter, least_bytes
 from neutracer.live.allocation_sites import allocations_of_freed
 from neutracer.units import format_bytes, format_count
 
@@ -78,11 +78,12 @@ def warn_tensor_cycles(
         >>> len(watch.cycles)       # doctest: +SKIP
         1
     """
-    if min_bytes < 0:
-        raise ValueError(f"min_bytes is {min_bytes}: it can't be negative")
+    min_bytes = least_bytes(min_bytes)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is called with each cycle: a {type(callback).__name__} can't be")
     wanted = device_filter(device)
     prepare_heap()
-    folder = None if html_dir is None else os.fspath(html_dir)
+    folder = None if html_dir is None else os.fsdecode(html_dir)
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
     watch = CycleWatch(callback, folder, once_per_signature)
@@ -172,6 +173,8 @@ class CycleWatch:
                 lines += ["", f"and {format_count(len(self._seen) - 10, 'more shape')}: .cycles"]
         if self._untold:
             lines.append(f"{format_count(self._untold, 'shape')} more were only counted")
+        if self._id is not None and not status["listed"]:
+            lines.append("gc.callbacks was emptied or replaced: nothing is seen any more")
         if status["refused"]:
             lines.append(
                 f"{format_count(status['refused'], 'collection')} could not be looked at: "

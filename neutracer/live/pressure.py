@@ -110,8 +110,12 @@ def collect_on_pressure(
     """
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"fraction is {fraction}: it is above 0 and at most 1")
-    if min_garbage < 0 or interval <= 0:
-        raise ValueError("min_garbage can't be negative, and interval is above 0")
+    if min_garbage < 0 or (max_garbage is not None and max_garbage < 0):
+        raise ValueError("min_garbage and max_garbage can't be negative")
+    if not 0 < interval < threading.TIMEOUT_MAX:
+        raise ValueError(f"interval is {interval}: it is some seconds, above 0")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is called with each collection: a {type(callback).__name__}")
     prepare_heap()
     measure = _CudaDevice(device)
     index = measure.index
@@ -132,8 +136,10 @@ class _CudaDevice:
                 "an initialised CUDA device in this process",
                 "allocate a tensor on the device first; neutracer does not initialise CUDA",
             )
-        self._cuda = torch.cuda
         chosen = torch.device("cuda" if device is None else device)
+        if chosen.type != "cuda":
+            raise ValueError(f"device is {chosen}: it is a CUDA device")
+        self._cuda = torch.cuda
         self.index: int = torch.cuda.current_device() if chosen.index is None else chosen.index
 
     def use(self) -> _Use:
