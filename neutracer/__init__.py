@@ -24,6 +24,8 @@ from neutracer.diagnose.holders import (
     notebook_holders,
     release_holders,
 )
+from neutracer.diagnose.recommend import RecommendReport, recommend
+from neutracer.diagnose.what_if import Outcome, WhatIfReport, what_if
 from neutracer.errors import (
     HistoryWarning,
     LimitError,
@@ -38,6 +40,9 @@ from neutracer.heap.graph import ObjectGraph
 from neutracer.live.capture import snapshot
 from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
 from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
+from neutracer.pictures.mdtp import mdtp
+from neutracer.pictures.plots import plot_fragmentation, plot_timeline
+from neutracer.pictures.view import view
 from neutracer.render.report import Finding, Report
 from neutracer.trace.layout import Layout
 from neutracer.trace.snapshot import Snapshot, load
@@ -64,8 +69,10 @@ __all__ = [
     "NeutracerError",
     "NotebookHolder",
     "ObjectGraph",
+    "Outcome",
     "PressureCollection",
     "PressureCollector",
+    "RecommendReport",
     "Report",
     "SettingsError",
     "Snapshot",
@@ -76,15 +83,22 @@ __all__ = [
     "TensorCyclesReport",
     "Timeline",
     "UnavailableError",
+    "WhatIfReport",
     "collect_on_pressure",
     "find_autograd_cycles",
     "find_tensor_cycles",
     "fragmentation_report",
     "garbage_bytes",
     "load",
+    "mdtp",
     "notebook_holders",
+    "plot_fragmentation",
+    "plot_timeline",
+    "recommend",
     "release_holders",
     "snapshot",
+    "view",
     "warn_tensor_cycles",
+    "what_if",
     "why_alive",
 ]

@@ -8,9 +8,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 import neutracer
+from neutracer.cli_what_if import add_what_if
 from neutracer.diagnose.cycle_run import cycle_run
 from neutracer.diagnose.environment import environment
 from neutracer.diagnose.overview import OverviewReport, overview
@@ -22,6 +23,8 @@ from neutracer.errors import (
 )
 from neutracer.live.cycle_watch import warn_tensor_cycles
 from neutracer.live.program import run_program
+from neutracer.pictures.mdtp import mdtp
+from neutracer.pictures.view import view
 from neutracer.render.document import Severity
 from neutracer.render.json import dumps
 from neutracer.render.terminal import show, write
@@ -45,6 +48,19 @@ _CYCLES_EXAMPLE = """example:
 
 exit codes: the program's own if that is not 0, 1 for cycles at --fail-on, 2 where the
 program can't be watched; the summary goes to standard error, or with --json to standard output
+"""
+
+_VIEW_EXAMPLE = """example:
+  neutracer view snapshot.pickle -o snapshot.html
+  neutracer view --device 1 snapshot.pickle.gz
+
+The page is one file that loads nothing; it opens in any browser of the last years.
+"""
+
+_MDTP_EXAMPLE = """example:
+  neutracer mdtp snapshot.pickle -o memory.png
+  neutracer mdtp before.pickle after.pickle -o both.svg --x event
+  neutracer mdtp snapshot.pickle -o zoom.png --range 0.05 0.07 --stream 0x1b2d51f0
 """
 
 
@@ -99,6 +115,19 @@ def _parser() -> argparse.ArgumentParser:
     cycles.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
     cycles.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     cycles.set_defaults(run=_cycles)
+    add_what_if(commands)
+    page = commands.add_parser(
+        "view",
+        help="write a snapshot as one offline page",
+        description="Writes a page that shows a snapshot: findings, timeline, address map, tables.",
+        epilog=_VIEW_EXAMPLE,
+        formatter_class=raw,
+    )
+    page.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
+    page.add_argument("-o", "--output", metavar="FILE", help="the page; else FILE with .html")
+    page.add_argument("--device", type=int, help="which device, where the file has several")
+    page.set_defaults(run=_view)
+    _add_mdtp(commands)
     env = commands.add_parser(
         "env",
         help="versions, what is available, what is missing and how to get it",
@@ -108,6 +137,32 @@ def _parser() -> argparse.ArgumentParser:
     env.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     env.set_defaults(run=_env)
     return parser
+
+
+def _add_mdtp(commands: Any) -> None:
+    plot = commands.add_parser(
+        "mdtp",
+        help="memory over time as a picture: each block at its address",
+        description="Draws which address held what, when; two files side by side on one scale.",
+        epilog=_MDTP_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plot.add_argument("files", nargs="+", metavar="FILE", help="a snapshot, or two to compare")
+    plot.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="a .png, .svg or .pdf file"
+    )
+    plot.add_argument("--device", type=int, metavar="N", help="the device, if there are several")
+    plot.add_argument("--x", choices=("time", "event"), default="time", help="the axis")
+    plot.add_argument("--style", choices=("default", "classic"), default="default")
+    plot.add_argument("--stream", type=lambda text: int(text, 0), help="only this raw stream")
+    plot.add_argument(
+        "--pool", type=int, nargs=2, metavar="N", help="only this private pool; 0 0 is the default"
+    )
+    plot.add_argument(
+        "--range", type=float, nargs=2, metavar="X", help="from, to: in seconds, or events"
+    )
+    plot.add_argument("--raw-addresses", action="store_true", help="leave no address out")
+    plot.set_defaults(run=_mdtp)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -184,6 +239,10 @@ def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
 
 def _cycles(options: argparse.Namespace) -> int:
     try:
+        folder = os.path.dirname(options.output or "") or os.curdir
+        if not os.path.isdir(folder):
+            # Before the program runs for hours, not after.
+            raise NeutracerError(f"{options.output}: there is no folder {folder}")
         device = _watched_device(options.device)
         min_bytes = parse_bytes(options.min_bytes)
         with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
@@ -192,8 +251,6 @@ def _cycles(options: argparse.Namespace) -> int:
             command = [options.program, *options.arguments]
             code = run_program(command, module=options.module)
             report = cycle_run(watch, options.program, code, device, min_bytes)
-        if options.output:
-            report.graph.to_html(options.output)
     except (NeutracerError, OSError, ValueError) as error:
         _complain(str(error))
         return 2
@@ -201,6 +258,12 @@ def _cycles(options: argparse.Namespace) -> int:
         sys.stdout.write(dumps(report.to_dict()) + "\n")
     else:
         show(report.document(), sys.stderr, max_lines=None)
+    try:
+        if options.output:
+            report.graph.to_html(options.output)
+    except (NeutracerError, OSError) as error:
+        _complain(f"{options.output}: {error}")
+        return code or 2
     if code == 0 and options.fail_on and report.worst is not None:
         code = 1 if report.worst >= options.fail_on else 0
     return code
@@ -216,6 +279,51 @@ def _watched_device(device: str | None) -> str | None:
         _complain("no accelerator here: tensors of every device count")
         return "all"
     return device
+
+
+def _view(options: argparse.Namespace) -> int:
+    name = "snapshot" if options.file == "-" else os.path.basename(options.file)
+    output = options.output or f"{name}.html"
+    try:
+        with warnings.catch_warnings():
+            # A partial file is told on the page.
+            warnings.simplefilter("ignore", HistoryWarning)
+            path = view(options.file, output, device=options.device)
+    except (NeutracerError, OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        _complain(f"{options.file}: {reason}")
+        return 2
+    write(f"{path}\n", sys.stdout)
+    return 0
+
+
+def _mdtp(options: argparse.Namespace) -> int:
+    if len(options.files) > 2:
+        _complain("one file is drawn, or two are compared")
+        return 2
+    if not options.output.endswith((".png", ".svg", ".pdf")):
+        _complain(f"{options.output}: the name of a picture ends in .png, .svg or .pdf")
+        return 2
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HistoryWarning)
+            mdtp(
+                *options.files,
+                device=options.device,
+                x=options.x,
+                style=options.style,
+                stream=options.stream,
+                pool=tuple(options.pool) if options.pool else None,
+                time_range=tuple(options.range) if options.range else None,
+                raw_addresses=options.raw_addresses,
+                output=options.output,
+            )
+    except (NeutracerError, OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        _complain(f"{' '.join(options.files)}: {reason}")
+        return 2
+    write(f"{options.output}\n", sys.stdout)
+    return 0
 
 
 def _env(options: argparse.Namespace) -> int:

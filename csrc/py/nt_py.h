@@ -21,6 +21,9 @@ typedef struct nt_py_state {
     PyTypeObject *timeline_type;
     PyTypeObject *layout_type;
     PyTypeObject *fragment_type;
+    PyTypeObject *raster_type;
+    PyTypeObject *pyramid_type;
+    PyTypeObject *program_type;
 } nt_py_state;
 
 /* The state of the module that made `type`; NULL with an exception otherwise. */
@@ -107,6 +110,11 @@ nt_py_message(const char *text);
 PyObject *
 nt_py_settings_dict(const nt_settings *settings);
 
+/* The settings that `text` stands for and 0; or -1 with SettingsError and the position.
+ */
+int
+nt_py_parse_settings(PyObject *text, nt_settings *out);
+
 /* A str of UTF-8 in which surrogates are let through. */
 PyObject *
 nt_py_text(const char *text, size_t length);
@@ -146,6 +154,13 @@ extern PyType_Spec nt_py_fragment_spec;
 
 PyObject *
 nt_py_fragment_ratios(PyObject *module, PyObject *args);
+
+/* nt_py_replay.c: what a timeline asked of the allocator, run on the model. */
+extern PyType_Spec nt_py_program_spec;
+
+/* nt_py_raster.c */
+extern PyType_Spec nt_py_raster_spec;
+extern PyType_Spec nt_py_pyramid_spec;
 
 /* nt_py_save.c */
 PyObject *

@@ -95,9 +95,8 @@ module_raise_settings(const char *utf8, Py_ssize_t length, const nt_error *err)
     nt_py_raise_named("SettingsError", Py_BuildValue("(Nn)", message, position));
 }
 
-/* The settings that `text` stands for; SettingsError with the position otherwise. */
-static int
-module_parse_settings(PyObject *text, nt_settings *out)
+int
+nt_py_parse_settings(PyObject *text, nt_settings *out)
 {
     Py_ssize_t length;
     const char *utf8 = PyUnicode_AsUTF8AndSize(text, &length);
@@ -123,8 +122,8 @@ module_settings(PyObject *module, PyObject *text)
 {
     (void)module;
     nt_settings settings;
-    return module_parse_settings(text, &settings) < 0 ? NULL
-                                                      : nt_py_settings_dict(&settings);
+    return nt_py_parse_settings(text, &settings) < 0 ? NULL
+                                                     : nt_py_settings_dict(&settings);
 }
 
 PyDoc_STRVAR(
@@ -140,7 +139,7 @@ module_round_size(PyObject *module, PyObject *args)
     PyObject *text = NULL;
     nt_settings settings = nt_settings_default();
     if (!PyArg_ParseTuple(args, "K|U", &nbytes, &text) ||
-        (text != NULL && module_parse_settings(text, &settings) < 0)) {
+        (text != NULL && nt_py_parse_settings(text, &settings) < 0)) {
         return NULL;
     }
     return PyLong_FromUnsignedLongLong(nt_round_size(&settings, nbytes));
@@ -211,6 +210,12 @@ module_exec(PyObject *module)
                        0 ||
                    module_add_type(module, &nt_py_fragment_spec,
                                    &state->fragment_type) < 0 ||
+                   module_add_type(module, &nt_py_raster_spec, &state->raster_type) <
+                       0 ||
+                   module_add_type(module, &nt_py_pyramid_spec, &state->pyramid_type) <
+                       0 ||
+                   module_add_type(module, &nt_py_program_spec, &state->program_type) <
+                       0 ||
                    module_add_functions(module) < 0
                ? -1
                : 0;
@@ -225,6 +230,9 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->timeline_type);
     Py_VISIT(state->layout_type);
     Py_VISIT(state->fragment_type);
+    Py_VISIT(state->raster_type);
+    Py_VISIT(state->pyramid_type);
+    Py_VISIT(state->program_type);
     return 0;
 }
 
@@ -237,6 +245,9 @@ module_clear(PyObject *module)
     Py_CLEAR(state->timeline_type);
     Py_CLEAR(state->layout_type);
     Py_CLEAR(state->fragment_type);
+    Py_CLEAR(state->raster_type);
+    Py_CLEAR(state->pyramid_type);
+    Py_CLEAR(state->program_type);
     return 0;
 }
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer._native import core
+from neutracer.diagnose.replayed_advice import Replayed
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
 from neutracer.trace.places import grouped, place_of
@@ -114,15 +115,19 @@ def _evidence(unused: _Unused) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def _expandable_advice(snap: Snapshot, unused: _Unused) -> tuple[Note, ...]:
-    settings = snap.settings_in_force
-    if settings["expandable_segments"] or not settings["native_backend"]:
-        return ()
-    segments = snap.native.tables()["segments"]
-    if any(memoryview(segments["is_expandable"])):
+def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) -> tuple[Note, ...]:
+    """Expandable segments, with what a replay says of them where there is one.
+
+    Args:
+        replayed: The trace under expandable segments.
+        unused: The free bytes that it is about.
+        detail: What the replay says; "" where it says that nothing is saved, and None
+            where there is no replay to tell.
+    """
+    if not replayed.is_possible or detail == "":
         return ()
     why = "free ranges then serve any size" if unused.cached else "segments then grow as needed"
-    return (Note("try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", detail=why),)
+    return (Note("try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", detail=detail or why),)
 
 
 def _whole_call(timeline: Timeline, event: int) -> int:
@@ -133,7 +138,9 @@ def _whole_call(timeline: Timeline, event: int) -> int:
     return event
 
 
-def _peak_finding(snap: Snapshot, timeline: Timeline, now: _Unused) -> tuple[Finding, ...]:
+def _peak_finding(
+    snap: Snapshot, timeline: Timeline, now: _Unused, replayed: Replayed
+) -> tuple[Finding, ...]:
     """The state at the peak of reserved, where that is behind us."""
     peak = timeline.peak("reserved")
     if peak.event < 0 or peak.bytes <= now.reserved:
@@ -151,14 +158,14 @@ def _peak_finding(snap: Snapshot, timeline: Timeline, now: _Unused) -> tuple[Fin
             then.total,
             message,
             _evidence(then),
-            _expandable_advice(snap, then),
+            _expandable_advice(replayed, then, replayed.at_peak()),
             peak.event,
         ),
     )
 
 
 def _now_finding(
-    snap: Snapshot, now: _Unused, reclaimable: int, at_peak: float | None
+    now: _Unused, reclaimable: int, at_peak: float | None, replayed: Replayed
 ) -> tuple[Finding, ...]:
     """The state at the end.
 
@@ -176,7 +183,7 @@ def _now_finding(
         notes += (Note(f"At the peak of allocated {format_share(at_peak)} was unused."),)
     advice: tuple[Note, ...] = ()
     if severity is not Severity.INFO:
-        advice += _expandable_advice(snap, now)
+        advice += _expandable_advice(replayed, now, replayed.at_end())
     if reclaimable:
         advice += (
             Note(f"torch.cuda.empty_cache() gives {format_bytes(reclaimable)} back to the device"),
@@ -187,7 +194,7 @@ def _now_finding(
     return (Finding("fragmentation", severity, now.total, message, notes, advice),)
 
 
-def _oom_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
+def _oom_finding(snap: Snapshot, timeline: Timeline, replayed: Replayed) -> tuple[Finding, ...]:
     """One finding for the out-of-memory events of each place, the largest request told."""
     if not timeline.facts["oom_count"]:
         return ()
@@ -200,11 +207,18 @@ def _oom_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
     found = []
     for place, events in by_place.items():
         event = max(events, key=lambda number: sizes[number])
-        found.append(_one_oom(snap, timeline, event, place, len(events)))
+        found.append(_one_oom(snap, timeline, event, place, len(events), replayed))
     return tuple(found)
 
 
-def _one_oom(snap: Snapshot, timeline: Timeline, event: int, place: Place, count: int) -> Finding:
+def _one_oom(
+    snap: Snapshot,
+    timeline: Timeline,
+    event: int,
+    place: Place,
+    count: int,
+    replayed: Replayed,
+) -> Finding:
     row = timeline.events[event]
     then = _look_at(snap, timeline, event)
     free = format_bytes(row.device_free)
@@ -225,7 +239,9 @@ def _one_oom(snap: Snapshot, timeline: Timeline, event: int, place: Place, count
         )
     times = f", {format_count(count)} times from one place" if count > 1 else ""
     message = f"out of memory: asked {format_bytes(row.size)}{times}"
-    advice = _expandable_advice(snap, then) if then.in_holes >= row.size else ()
+    detail = replayed.at_failure(event)
+    hopeful = detail is not None or then.in_holes >= row.size
+    advice = _expandable_advice(replayed, then, detail) if hopeful else ()
     return Finding("out_of_memory", Severity.SEVERE, row.size, message, tuple(notes), advice, event)
 
 
@@ -285,11 +301,12 @@ def findings_of(
     else:
         now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
+    replayed = Replayed(snap, device)
     return ranked(
         (
-            *_oom_finding(snap, timeline),
-            *_peak_finding(snap, timeline, now),
-            *_now_finding(snap, now, reclaimable, at_peak),
+            *_oom_finding(snap, timeline, replayed),
+            *_peak_finding(snap, timeline, now, replayed),
+            *_now_finding(now, reclaimable, at_peak, replayed),
             *_pool_finding(snap, timeline),
         )
     )

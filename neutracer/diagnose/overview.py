@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neutracer.diagnose.fragmentation import FragmentationReport, band, fragmentation_report
+from neutracer.diagnose.late_gradients import late_gradients_finding
 from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.places import grouped
@@ -151,6 +152,7 @@ def overview(snap: Snapshot, file: str = "") -> OverviewReport:
     findings: list[Finding] = []
     for device in devices:
         findings.extend(device.fragmentation.findings)
+        findings.extend(late_gradients_finding(snap.timeline(device.device)))
     return OverviewReport(
         file=os.path.basename(file),
         devices=devices,

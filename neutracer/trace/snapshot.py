@@ -259,9 +259,8 @@ class Snapshot:
         number = self.device(device)
         if number not in self._timelines:
             first, count = self._traces[number] if number < len(self._traces) else (0, 0)
-            self._timelines[number] = Timeline(
-                self._native, number, self.events[first : first + count], self._stacks
-            )
+            events, named = self.events[first : first + count], self.annotations
+            self._timelines[number] = Timeline(self._native, number, events, self._stacks, named)
         return self._timelines[number]
 
     def save(

@@ -12,7 +12,10 @@ from typing import Any, cast
 
 from neutracer import units
 from neutracer._native import core
+from neutracer.trace.categories import CATEGORIES, Categories, categories_of, live_by_category
 from neutracer.trace.layout import Layout
+from neutracer.trace.roles import Passes, passes_of
+from neutracer.trace.steps import Steps, steps_of
 from neutracer.trace.table import NONE, Column, Frame, Stacks, Table
 
 __all__ = ["Churn", "Holder", "Moment", "Timeline"]
@@ -46,8 +49,9 @@ class Holder:
         bytes: The sum of its blocks' sizes, as the allocator rounded them.
         requested_bytes: The sum of what was asked for.
         count: How many allocations that is.
-        key: The stack, innermost first; of a line or function a stack of one frame.
-            Empty where no stack was recorded.
+        key: The stack, innermost first; of a line or function a stack of one frame, and of
+            a category one whose frame has the category as its name. Empty where no stack
+            was recorded.
         share: Its share of all allocated bytes at that moment.
     """
 
@@ -87,10 +91,18 @@ class Timeline:
         (619585536, 2126512128)
     """
 
-    def __init__(self, snapshot: core.Snapshot, device: int, events: Table, stacks: Stacks) -> None:
+    def __init__(
+        self,
+        snapshot: core.Snapshot,
+        device: int,
+        events: Table,
+        stacks: Stacks,
+        annotations: Table | None = None,
+    ) -> None:
         """Made by `Snapshot.timeline`; not by users."""
         self.device = device
         self.events = events
+        self._annotations = annotations
         self._stacks = stacks
         self._native = core.Timeline(snapshot, device)
         self._columns = self._native.tables()
@@ -99,6 +111,11 @@ class Timeline:
     def native(self) -> core.Timeline:
         """The core's object, for other parts of neutracer."""
         return self._native
+
+    @cached_property
+    def program(self) -> core.Program:
+        """What the trace asked of the allocator, for other parts of neutracer."""
+        return core.Program(self._native)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -182,7 +199,7 @@ class Timeline:
         Columns: address, size (of the block), requested_size (bytes), stream,
         alloc_event (-1: before the trace), free_event (of free_requested; -1: not in the
         trace, -2: before it), completed_event (of free_completed; -1: not in the trace),
-        stack.
+        stack, category (as `categories` has it).
         """
         c = self._columns["allocations"]
         columns = {
@@ -191,7 +208,28 @@ class Timeline:
             if name != "stack"
         }
         columns["stack"] = Column(lambda: c["stack"], null=NONE)
+        columns["category"] = Column(lambda: self.categories.codes, names=CATEGORIES)
         return Table("allocation", columns, len(c["address"]), self._stacks)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """The forward and backward passes, for other parts of neutracer."""
+        codes = self.events.codes("stack")
+        allocates = bytes(name == "alloc" for name in self.events["action"])
+        return passes_of(codes, allocates, self._stacks)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The steps of the program, and how they were found."""
+        return steps_of(self.events, self.passes, self._annotations)
+
+    @cached_property
+    def categories(self) -> Categories:
+        """What each row of `allocations` was for, with the rule that decided."""
+        columns = {
+            name: memoryview(column) for name, column in self._columns["allocations"].items()
+        }
+        return categories_of(columns, self.passes)
 
     def lifetimes_us(self) -> list[int | None]:
         """How long each row of `allocations` lived, in microseconds.
@@ -235,23 +273,34 @@ class Timeline:
 
         Args:
             event: The event; None is the peak of allocated, -1 before the first.
-            by: "stack", "line" (file and line of the innermost frame) or "function".
+            by: "stack", "line" (file and line of the innermost frame), "function" or
+                "category".
             limit: How many at most; None is all.
 
         Raises:
             ValueError: There is no such event, or no such grouping.
         """
-        if by not in _GROUPINGS:
-            raise ValueError(f"holders by {by!r} are not known; by {', '.join(_GROUPINGS)}")
+        if by not in _GROUPINGS and by != "category":
+            raise ValueError(
+                f"holders by {by!r} are not known; by {', '.join(_GROUPINGS)}, category"
+            )
         at = self._native.peak(0)[0] if event is None else self._event(event)
-        found = self._native.holders(at, _GROUPINGS[by])
+        found = self._holders(at, by)
         total = sum(nbytes for _, _, nbytes, _ in found)
         return [
             Holder(nbytes, requested, count, self._key(by, key), nbytes / total if total else 0.0)
             for key, count, nbytes, requested in found[:limit]
         ]
 
+    def _holders(self, event: int, by: str) -> list[tuple[int, int, int, int]]:
+        if by == "category":
+            live = live_by_category(self.allocations, self.categories.codes, event)
+            return [(code, count, held, asked) for code, held, count, asked in live]
+        return self._native.holders(event, _GROUPINGS[by])
+
     def _key(self, by: str, key: int) -> tuple[Frame, ...]:
+        if by == "category":
+            return (Frame("", 0, CATEGORIES[key]),)
         if key == NONE or by == "stack":
             return self._stacks[key]
         frame = self._stacks.frame(key)

@@ -283,6 +283,85 @@ NT_TEST(blocks_are_restored_in_place)
     nt_desk_close(&d);
 }
 
+/* A block that is put back keeps its size, whatever requests are rounded to, and the
+ * segment it was in, whatever requests of its size would get. */
+NT_TEST(restored_blocks_keep_size_and_segment)
+{
+    nt_desk d;
+    uint32_t block;
+    nt_desk_open(&d, t, "roundup_power2_divisions:1", 0);
+    const uint32_t lane = nt_desk_lane(&d, nt_desk_pool(&d, 0), 0);
+    const uint32_t first = nt_desk_malloc_on(&d, lane, MIB / 2);
+    const uint64_t base = nt_desk_address(&d, first);
+    const uint64_t size = 2 * MIB - MIB / 2;
+    NT_CHECK_OK(
+        nt_allocator_restore(d.model, lane, base + MIB / 2, size, 0, &block, NULL),
+        NULL);
+    NT_REQUIRE(NT_CHECK(block != NT_NONE));
+    NT_CHECK_UINT(nt_desk_address(&d, block), base + MIB / 2);
+    NT_CHECK_UINT(nt_desk_size(&d, block), size);
+    NT_CHECK_UINT(nt_desk_stats(&d)->segments, 1);
+    nt_desk_free(&d, block);
+    nt_desk_free(&d, first);
+    nt_desk_close(&d);
+}
+
+/* When a pool's owner goes: it is waited for that pool alone, and only its memory goes,
+ * that for small requests first. */
+NT_TEST(dropped_pool_gives_its_own_memory)
+{
+    nt_desk d;
+    nt_desk_open(&d, t, "", 0);
+    const uint32_t pool = nt_desk_pool(&d, 0);
+    const uint32_t lane = nt_desk_lane(&d, pool, 0);
+    nt_desk_free(&d, nt_desk_malloc(&d, 12 * MIB));
+    const uint32_t waits = nt_desk_malloc(&d, 30 * MIB);
+    nt_desk_free_later(&d, waits);
+    nt_desk_free(&d, nt_desk_malloc_on(&d, lane, 14 * MIB));
+    nt_desk_free(&d, nt_desk_malloc_on(&d, lane, 512));
+    nt_desk_free_later(&d, nt_desk_malloc_on(&d, lane, 40 * MIB));
+    const uint32_t kept = nt_desk_malloc_on(&d, lane, 50 * MIB);
+    d.deed_count = 0;
+    NT_CHECK_OK(nt_allocator_empty_pool(d.model, pool, NULL), NULL);
+    NT_CHECK_STR(nt_allocator_check(d.model), NULL);
+    NT_CHECK_UINT(nt_desk_count(&d, NT_ACTION_FREE_COMPLETED), 1);
+    NT_CHECK_UINT(nt_desk_sum(&d, NT_ACTION_SEGMENT_FREE), 56 * MIB);
+    NT_CHECK_UINT(d.deeds[1].size, 2 * MIB);
+    NT_CHECK_UINT(nt_desk_reserved(&d), 92 * MIB);
+    nt_desk_complete(&d, waits);
+    nt_desk_free(&d, kept);
+    nt_desk_empty_cache(&d);
+    NT_CHECK_UINT(nt_desk_reserved(&d), 0);
+    nt_desk_close(&d);
+}
+
+/* Of pools that nobody uses, the one released last gives its memory back last. */
+NT_TEST(released_pools_go_in_their_order)
+{
+    nt_desk d;
+    uint32_t pools[3];
+    nt_desk_open(&d, t, "", 0);
+    for (size_t i = 0; i < 3; i++) {
+        pools[i] = nt_desk_pool(&d, 0);
+        const uint32_t lane = nt_desk_lane(&d, pools[i], 0);
+        nt_desk_free(&d, nt_desk_malloc_on(&d, lane, (12 + 2 * i) * MIB));
+    }
+    nt_allocator_release_pool(d.model, pools[0], true);
+    nt_allocator_release_pool(d.model, pools[2], true);
+    nt_allocator_release_pool(d.model, pools[1], true);
+    nt_allocator_release_pool(d.model, pools[0], true);
+    nt_allocator_release_pool(d.model, pools[1], false);
+    d.deed_count = 0;
+    nt_desk_empty_cache(&d);
+    NT_CHECK_UINT(d.deed_count, 2);
+    NT_CHECK_UINT(d.deeds[0].size, 16 * MIB);
+    NT_CHECK_UINT(d.deeds[1].size, 12 * MIB);
+    nt_allocator_release_pool(d.model, pools[1], true);
+    nt_desk_empty_cache(&d);
+    NT_CHECK_UINT(nt_desk_reserved(&d), 0);
+    nt_desk_close(&d);
+}
+
 NT_TEST(captures_do_not_retry)
 {
     nt_desk d;
@@ -452,6 +531,9 @@ const nt_test_case nt_allocator_settings_tests[] = {
     NT_CASE(full_device_maps_nothing),
     NT_CASE(private_pools_keep_their_memory),
     NT_CASE(blocks_are_restored_in_place),
+    NT_CASE(restored_blocks_keep_size_and_segment),
+    NT_CASE(dropped_pool_gives_its_own_memory),
+    NT_CASE(released_pools_go_in_their_order),
     NT_CASE(captures_do_not_retry),
     NT_CASE(pools_lend_when_memory_ends),
     NT_CASE(unsplit_pools_give_whole_segments),

@@ -22,7 +22,7 @@ program_of(nt_trace *r)
 static void
 program_check_steps(nt_test *t, const nt_program *program, const char *expected)
 {
-    static const char letters[] = "MFLCEPO";
+    static const char letters[] = "MFLCEPQO";
     char found[64] = "";
     for (size_t i = 0; i < program->step_count && i < sizeof found - 1; i++) {
         found[i] = letters[program->steps[i].kind];
@@ -186,6 +186,56 @@ NT_TEST(failed_requests_bound_the_limit)
     nt_trace_close(&r);
 }
 
+/* Releases in one run under two stacks: a call's, and those of a request that was short
+ * of memory. */
+NT_TEST(runs_of_releases_end_with_their_stack)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    const uint32_t call = nt_trace_stack(&r, "drop", 1, NULL);
+    const uint32_t request = nt_trace_stack(&r, "linear", 2, NULL);
+    const uint64_t second = BASE + 64 * MIB;
+    program_add_segment(&r);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 2 * MIB);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_ALLOC, second, 20 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, second, 19 * MIB + 1);
+    nt_trace_free(&r, BASE, 2 * MIB);
+    nt_trace_free(&r, second, 19 * MIB + 1);
+    nt_trace_event_at(&r, NT_ACTION_SEGMENT_FREE, BASE, 20 * MIB, call);
+    nt_trace_event_at(&r, NT_ACTION_SEGMENT_FREE, second, 20 * MIB, request);
+    nt_trace_event_at(&r, NT_ACTION_OOM, 0, 40 * MIB, request);
+    nt_program *program = program_of(&r);
+    NT_REQUIRE(NT_CHECK(program != NULL));
+    program_check_steps(t, program, "MMFFEO");
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
+/* A request that had to unmap before it could map: its first attempt was too much, by
+ * the segment that it would have opened, not by what it mapped. */
+NT_TEST(retries_that_map_bound_the_limit)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    nt_trace_settings(&r, "expandable_segments:True");
+    r.stack = nt_trace_stack(&r, "linear", 1, NULL);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_MAP, BASE, 60 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 50 * MIB);
+    nt_trace_free(&r, BASE, 50 * MIB);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_UNMAP, BASE + 20 * MIB, 40 * MIB);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_MAP, BASE + 20 * MIB, 60 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 70 * MIB - 5);
+    nt_trace_segment(&r, BASE, 80 * MIB, NT_POOL_LARGE, true);
+    nt_trace_block(&r, BASE, 70 * MIB, 70 * MIB - 5, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(&r, BASE + 70 * MIB, 10 * MIB, 0, NT_BLOCK_INACTIVE);
+    nt_program *program = program_of(&r);
+    NT_REQUIRE(NT_CHECK(program != NULL));
+    program_check_steps(t, program, "MFM");
+    NT_CHECK_UINT(program->bounds.high, 60 * MIB + 70 * MIB - 1);
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
 NT_TEST(blocks_before_are_in_areas)
 {
     nt_trace r;
@@ -250,6 +300,8 @@ const nt_test_case nt_program_tests[] = {
     NT_CASE(blocks_are_freed_only_once),
     NT_CASE(calls_are_told_from_retries),
     NT_CASE(failed_requests_bound_the_limit),
+    NT_CASE(runs_of_releases_end_with_their_stack),
+    NT_CASE(retries_that_map_bound_the_limit),
     NT_CASE(blocks_before_are_in_areas),
     NT_CASE(private_pools_have_own_lanes),
     NT_CASE(refused_memory_leaves_no_program),

@@ -289,6 +289,36 @@ NT_TEST(smaller_limit_stops_the_program)
     nt_recorded_close(&recorded);
 }
 
+/* What a program does once a request of it has failed is not in its trace: it may end,
+ * or go on. */
+NT_TEST(nothing_bounds_what_follows_a_failure)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_recorded recorded;
+    if (nt_recorded_open(&recorded, t, "train_resnet_healthy")) {
+        nt_replay_options options = replay_options(t, "", 1024 * MIB);
+        nt_replay_figures base;
+        nt_replay_range range;
+        NT_CHECK_OK(nt_replay_find_range(&alloc, recorded.program, &options, 2, NULL,
+                                         &base, &range, NULL),
+                    NULL);
+        NT_CHECK(base.is_stopped);
+        NT_CHECK_UINT(range.causes & NT_CAUSE_BEYOND, NT_CAUSE_BEYOND);
+        NT_CHECK_UINT(range.high.ooms, UINT64_MAX);
+        NT_CHECK_UINT(range.low.ooms, 1);
+        NT_CHECK_UINT(range.high.peak[NT_METRIC_RESERVED], 1024 * MIB);
+        NT_CHECK_UINT(range.low.final[NT_METRIC_RESERVED], 0);
+        /* Whole pages may pass the limit. */
+        options = replay_options(t, "expandable_segments:True", 1024 * MIB);
+        NT_CHECK_OK(nt_replay_find_range(&alloc, recorded.program, &options, 2, NULL,
+                                         &base, &range, NULL),
+                    NULL);
+        NT_CHECK(base.is_stopped);
+        NT_CHECK_UINT(range.high.peak[NT_METRIC_RESERVED], 1044 * MIB);
+    }
+    nt_recorded_close(&recorded);
+}
+
 /* A trace that does not follow the rules: the first event that does not is named. */
 NT_TEST(first_difference_is_told)
 {
@@ -434,6 +464,7 @@ const nt_test_case nt_replay_tests[] = {
     NT_CASE(predictions_hold_from_any_recording),
     NT_CASE(series_follow_the_recorded_ones),
     NT_CASE(smaller_limit_stops_the_program),
+    NT_CASE(nothing_bounds_what_follows_a_failure),
     NT_CASE(first_difference_is_told),
     NT_CASE(state_of_other_settings_is_told),
     NT_CASE(refused_memory_leaves_no_figures),

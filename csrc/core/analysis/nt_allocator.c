@@ -66,6 +66,8 @@ nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
         .unused = NT_NONE,
         .first_pending = NT_NONE,
         .last_pending = NT_NONE,
+        .first_released = NT_NONE,
+        .last_released = NT_NONE,
     };
     if (model->options.version == 0) {
         model->options.version = ALLOCATOR_NEWEST;
@@ -120,7 +122,21 @@ nt_allocator_add_pool(nt_allocator *model, unsigned flags, uint32_t *pool,
 void
 nt_allocator_release_pool(nt_allocator *model, uint32_t pool, bool is_released)
 {
-    model->pools[pool].is_released = is_released;
+    allocator_pool *p = &model->pools[pool];
+    if (p->is_released) {
+        *(p->earlier != NT_NONE ? &model->pools[p->earlier].later
+                                : &model->first_released) = p->later;
+        *(p->later != NT_NONE ? &model->pools[p->later].earlier
+                              : &model->last_released) = p->earlier;
+    }
+    p->is_released = is_released;
+    if (is_released) {
+        p->earlier = model->last_released;
+        p->later = NT_NONE;
+        *(p->earlier != NT_NONE ? &model->pools[p->earlier].later
+                                : &model->first_released) = pool;
+        model->last_released = pool;
+    }
 }
 
 /* Where a stream belongs among the lanes of a pool. */
@@ -349,21 +365,23 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
     return NT_OK;
 }
 
-/* The free block that covers the range; or NT_NONE. */
+/* The free block of the lane that covers the range; or NT_NONE. */
 static uint32_t
-allocator_find_cover(const nt_allocator *model, const allocator_request *request,
-                     uint64_t address)
+allocator_find_cover(const nt_allocator *model, uint32_t lane, uint64_t address,
+                     uint64_t size)
 {
-    const nt_ordered *set = &model->lanes[request->lane].idle[request->kind];
-    nt_ordered_entry entry = nt_ordered_from(set, request->rounded, 0);
-    while (entry.value != NT_NONE) {
-        if (entry.second <= address &&
-            address - entry.second <= entry.first - request->rounded) {
-            break;
+    for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
+        const nt_ordered *set = &model->lanes[lane].idle[kind];
+        nt_ordered_entry entry = nt_ordered_from(set, size, 0);
+        while (entry.value != NT_NONE) {
+            if (entry.second <= address &&
+                address - entry.second <= entry.first - size) {
+                return entry.value;
+            }
+            entry = nt_ordered_after(set, entry.first, entry.second);
         }
-        entry = nt_ordered_after(set, entry.first, entry.second);
     }
-    return entry.value;
+    return NT_NONE;
 }
 
 nt_status
@@ -375,8 +393,13 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
     const uint32_t fit = allocator_look_up(model, &request);
     const bool is_elsewhere =
         fit == NT_NONE || nt_allocator_block(model, fit)->address != address;
+    /* What is put back is a block as it was: its size is not rounded again, and where
+     * a small segment was free for more than a small request, it stays in it. */
+    const bool is_block =
+        address % NT_MIN_BLOCK_SIZE == 0 && nbytes % NT_MIN_BLOCK_SIZE == 0;
+    const uint64_t size = is_block ? nbytes : request.rounded;
     uint32_t found = is_elsewhere && address % NT_MIN_BLOCK_SIZE == 0
-                         ? allocator_find_cover(model, &request, address)
+                         ? allocator_find_cover(model, lane, address, size)
                          : NT_NONE;
     if (found == NT_NONE) {
         *block = NT_NONE;
@@ -389,8 +412,8 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
         NT_TRY(nt_allocator_cut(model, found, before, &low, err));
         NT_TRY(nt_allocator_store(model, low, err));
     }
-    if (nt_allocator_block(model, found)->size > request.rounded) {
-        NT_TRY(allocator_split(model, &found, request.rounded, err));
+    if (nt_allocator_block(model, found)->size > size) {
+        NT_TRY(allocator_split(model, &found, size, err));
     }
     allocator_hand_out(model, found, nbytes, tag);
     *block = found;
@@ -428,6 +451,13 @@ nt_allocator_empty_cache(nt_allocator *model, nt_error *err)
     /* During a capture nothing may be waited for. */
     return model->is_capturing ? nt_allocator_release_private(model, err)
                                : nt_allocator_release_cache(model, err);
+}
+
+nt_status
+nt_allocator_empty_pool(nt_allocator *model, uint32_t pool, nt_error *err)
+{
+    nt_allocator_release_pool(model, pool, true);
+    return nt_allocator_release_one(model, pool, err);
 }
 
 uint64_t

@@ -104,7 +104,8 @@ nt_allocator_add_pool(nt_allocator *model, unsigned flags, uint32_t *pool,
                       nt_error *err) NT_CHECKED;
 
 /* Nobody uses the pool any more (or somebody does again): what is cached in it goes
- * back to the device when the allocator gives its whole cache back. */
+ * back to the device when the allocator gives its whole cache back; of several such
+ * pools that which was released last goes last. */
 void
 nt_allocator_release_pool(nt_allocator *model, uint32_t pool, bool is_released);
 
@@ -130,7 +131,9 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
 /*
  * A block that PyTorch puts back where it lay, as it does when it restores the private
  * pool of a captured graph: not by best fit, but at `address`, where the lane has the
- * bytes free. *block is NT_NONE where it has not, or where best fit leads there too.
+ * bytes free. `nbytes` is the size of the block, which is not rounded again where it is
+ * a multiple of 512. *block is NT_NONE where the lane has not, or where best fit leads
+ * there too.
  */
 nt_status
 nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
@@ -151,6 +154,11 @@ nt_allocator_complete(nt_allocator *model, uint32_t block, nt_error *err) NT_CHE
 /* The user's empty_cache(). */
 nt_status
 nt_allocator_empty_cache(nt_allocator *model, nt_error *err) NT_CHECKED;
+
+/* A pool's owner is gone: nobody uses the pool any more, and what is cached in it goes
+ * back to the device. `pool` is a private one. */
+nt_status
+nt_allocator_empty_pool(nt_allocator *model, uint32_t pool, nt_error *err) NT_CHECKED;
 
 /* A block in use: where it lies, and its size in bytes. */
 uint64_t

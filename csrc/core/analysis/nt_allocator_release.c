@@ -152,17 +152,20 @@ allocator_release_blocks(nt_allocator *model, uint32_t pool, nt_pool_kind kind,
     return NT_OK;
 }
 
-/* What was given later is complete once all streams have been waited for. */
+/* What was given later is complete once all streams have been waited for: all of it,
+ * or what is of one pool. */
 static nt_status
-allocator_wait(nt_allocator *model, nt_error *err)
+allocator_wait(nt_allocator *model, uint32_t pool, nt_error *err)
 {
     model->stats.waits++;
-    while (model->first_pending != NT_NONE) {
-        const uint32_t block = model->first_pending;
+    for (uint32_t block = model->first_pending; block != NT_NONE;) {
         const allocator_block b = *nt_allocator_block(model, block);
-        nt_allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.address, b.u.requested,
-                          b.tag);
-        NT_TRY(nt_allocator_complete(model, block, err));
+        if (pool == NT_NONE || model->lanes[b.lane].pool == pool) {
+            nt_allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.address, b.u.requested,
+                              b.tag);
+            NT_TRY(nt_allocator_complete(model, block, err));
+        }
+        block = b.later;
     }
     return NT_OK;
 }
@@ -170,20 +173,33 @@ allocator_wait(nt_allocator *model, nt_error *err)
 nt_status
 nt_allocator_release_cache(nt_allocator *model, nt_error *err)
 {
-    NT_TRY(allocator_wait(model, err));
+    NT_TRY(allocator_wait(model, NT_NONE, err));
     NT_TRY(allocator_release_blocks(model, NT_DEFAULT_POOL, NT_POOL_LARGE, err));
     NT_TRY(allocator_release_blocks(model, NT_DEFAULT_POOL, NT_POOL_SMALL, err));
     return nt_allocator_release_private(model, err);
 }
 
+/* What is free in a private pool, small before large. */
+static nt_status
+allocator_release_both(nt_allocator *model, uint32_t pool, nt_error *err)
+{
+    NT_TRY(allocator_release_blocks(model, pool, NT_POOL_SMALL, err));
+    return allocator_release_blocks(model, pool, NT_POOL_LARGE, err);
+}
+
 nt_status
 nt_allocator_release_private(nt_allocator *model, nt_error *err)
 {
-    for (uint32_t pool = NT_DEFAULT_POOL + 1; pool < model->pool_count; pool++) {
-        if (model->pools[pool].is_released) {
-            NT_TRY(allocator_release_blocks(model, pool, NT_POOL_SMALL, err));
-            NT_TRY(allocator_release_blocks(model, pool, NT_POOL_LARGE, err));
-        }
+    for (uint32_t pool = model->first_released; pool != NT_NONE;
+         pool = model->pools[pool].later) {
+        NT_TRY(allocator_release_both(model, pool, err));
     }
     return NT_OK;
+}
+
+nt_status
+nt_allocator_release_one(nt_allocator *model, uint32_t pool, nt_error *err)
+{
+    NT_TRY(allocator_wait(model, pool, err));
+    return allocator_release_both(model, pool, err);
 }

@@ -48,6 +48,7 @@ typedef struct allocator_lane {
 typedef struct allocator_pool {
     unsigned flags;
     bool is_released;
+    uint32_t earlier, later; /* released: the pools released before and after it */
     uint64_t calls[NT_POOL_KIND_COUNT]; /* of find, while garbage is collected */
     uint32_t *lanes;                    /* by stream */
     size_t lane_count, lane_capacity;
@@ -75,7 +76,8 @@ struct nt_allocator {
     size_t pool_count, pool_capacity;
     allocator_area *areas;
     size_t area_count, area_capacity;
-    uint32_t first_pending, last_pending; /* in the order of their frees */
+    uint32_t first_pending, last_pending;   /* in the order of their frees */
+    uint32_t first_released, last_released; /* pools, in the order of their release */
     uint32_t *found; /* blocks that a release found; between calls empty */
     size_t found_capacity;
     nt_allocator_stats stats;
@@ -211,5 +213,8 @@ nt_allocator_release_cache(nt_allocator *model, nt_error *err) NT_CHECKED;
 /* Gives back what can be of the private pools that nobody uses any more. */
 nt_status
 nt_allocator_release_private(nt_allocator *model, nt_error *err) NT_CHECKED;
+/* Waits for the blocks of one private pool, and gives back what can be of it. */
+nt_status
+nt_allocator_release_one(nt_allocator *model, uint32_t pool, nt_error *err) NT_CHECKED;
 
 #endif

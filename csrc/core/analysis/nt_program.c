@@ -132,15 +132,15 @@ program_add_malloc(program_maker *m, size_t i)
     return program_add_step(m, &step);
 }
 
-/* An attempt to get `segment` bytes more failed, while the device had `device_free`
- * bytes (NT_UNLIMITED: unknown): what the process may have is less than that. */
+/* An attempt to get `segment` bytes above `reserved` failed, while the device had
+ * `device_free` bytes (NT_UNLIMITED: unknown): what the process may have is less. */
 static void
-program_note_failure(program_maker *m, uint64_t segment, uint64_t device_free)
+program_note_failure(program_maker *m, uint64_t reserved, uint64_t segment,
+                     uint64_t device_free)
 {
     nt_program_bounds *bounds = &m->p->face.bounds;
     const bool is_device = device_free < segment;
-    const uint64_t high =
-        is_device ? m->reserved + device_free : m->reserved + segment - 1;
+    const uint64_t high = is_device ? reserved + device_free : reserved + segment - 1;
     if (high < bounds->high) {
         bounds->high = high;
         bounds->is_device = is_device;
@@ -163,9 +163,14 @@ program_add_oom(program_maker *m, size_t i)
     m->p->face.has_rough_sizes |=
         step.size - nt_program_least_request(&m->p->face, step.size) >=
         NT_MIN_BLOCK_SIZE;
-    program_note_failure(m, nt_segment_size(program_settings(m), step.size),
-                         m->events->device_free != NULL ? m->events->device_free[at]
-                                                        : NT_UNLIMITED);
+    const uint64_t free_then =
+        m->events->device_free != NULL ? m->events->device_free[at] : NT_UNLIMITED;
+    /* In a private pool nobody tries again after a release that was not enough. */
+    const bool is_first = m->has_private_pools && m->reserved_then > m->reserved &&
+                          program_settings(m)->max_split_size != NT_UNLIMITED;
+    program_note_failure(m, is_first ? m->reserved_then : m->reserved,
+                         nt_segment_size(program_settings(m), step.size), free_then);
+    m->reserved_then = 0;
     const nt_pool_id pool =
         m->events->pool_first != NULL ? program_pool_at(m, i, 0) : PROGRAM_DEFAULT_POOL;
     NT_TRY(nt_program_find_lane(m, pool, m->events->stream[at], &step.lane));
@@ -213,15 +218,41 @@ program_add_free(program_maker *m, size_t i, nt_program_kind kind)
     return program_add_step(m, &step);
 }
 
-/* Releases of the allocator's own, events first .. end - 1, before it got a segment
- * with event `end`: they answer a first attempt that failed, or collect garbage. */
+/* The segment that the allocator first asked for before it got memory with event `end`;
+ * 0: not known. What is mapped does not tell: part of it was there. */
+static uint64_t
+program_attempt(const program_maker *m, size_t end)
+{
+    const uint8_t *action = m->events->action + m->first;
+    const uint64_t *size = m->events->size + m->first;
+    if (action[end] == NT_ACTION_SEGMENT_ALLOC) {
+        return size[end];
+    }
+    while (end < m->count && action[end] == NT_ACTION_SEGMENT_MAP) {
+        end++;
+    }
+    if (end == m->count || action[end] != NT_ACTION_ALLOC) {
+        return 0;
+    }
+    const nt_settings *settings = program_settings(m);
+    return nt_segment_size(settings, nt_round_size(settings, size[end]));
+}
+
+/* Releases of the allocator's own, events first .. end - 1, before it got memory with
+ * event `end`: they answer a first attempt that failed, or collect garbage, which never
+ * unmaps. */
 static void
 program_note_shortage(program_maker *m, size_t first, size_t end)
 {
     const uint64_t *size = m->events->size + m->first;
     const double threshold = program_settings(m)->garbage_collection_threshold;
-    if (threshold <= 0) {
-        program_note_failure(m, size[end], NT_UNLIMITED);
+    const uint64_t attempt = program_attempt(m, end);
+    if (attempt == 0) {
+        return;
+    }
+    if (threshold <= 0 ||
+        m->events->action[m->first + first] == NT_ACTION_SEGMENT_UNMAP) {
+        program_note_failure(m, m->reserved, attempt, NT_UNLIMITED);
         return;
     }
     for (size_t i = first; i < end; i++) {
@@ -241,15 +272,17 @@ program_note_shortage(program_maker *m, size_t first, size_t end)
 }
 
 /* What a run of releases says of private pools: one whose memory goes back is not used
- * any more. */
+ * any more. *only is the pool where all the memory is of one, else NT_NONE. */
 static nt_status
-program_release_pools(program_maker *m, size_t first, size_t end)
+program_release_pools(program_maker *m, size_t first, size_t end, uint32_t *only)
 {
     uint32_t last = 0;
+    *only = NT_NONE;
     for (size_t i = first; i < end; i++) {
         const nt_pool_id id = program_pool_at(m, i, m->events->addr[m->first + i]);
         uint32_t pool;
         NT_TRY(nt_program_find_pool(m, id, &pool));
+        *only = i == first || *only == pool ? pool : NT_NONE;
         if (pool != 0 && pool != last) {
             const nt_program_step step = {
                 .slot = NT_NONE,
@@ -264,34 +297,57 @@ program_release_pools(program_maker *m, size_t first, size_t end)
     return NT_OK;
 }
 
-/* A run of releases that begins with event `i`; *end is the event behind it. */
+static bool
+program_is_default(nt_pool_id pool)
+{
+    return pool.first == 0 && pool.second == 0;
+}
+
+/* A run of releases that begins with event `i`; *end is the event behind it. One call
+ * of the allocator has one stack. A request in a private pool releases memory of that
+ * pool only, which is in use. */
 static nt_status
 program_add_releases(program_maker *m, size_t i, size_t *end)
 {
     const uint8_t *action = m->events->action + m->first;
     const uint64_t *size = m->events->size + m->first;
+    const uint32_t stack = m->events->stack[m->first + i];
     size_t last = i;
-    while (last < m->count && (action[last] == NT_ACTION_SEGMENT_FREE ||
-                               action[last] == NT_ACTION_SEGMENT_UNMAP)) {
+    while (last < m->count && m->events->stack[m->first + last] == stack &&
+           (action[last] == NT_ACTION_SEGMENT_FREE ||
+            action[last] == NT_ACTION_SEGMENT_UNMAP)) {
         last++;
     }
     *end = last;
-    NT_TRY(program_release_pools(m, i, last));
+    uint32_t pool = NT_NONE;
     const bool is_call = nt_program_is_call(m, i, last);
-    if (!is_call && last < m->count && action[last] == NT_ACTION_SEGMENT_ALLOC) {
+    if (is_call || last == m->count ||
+        program_is_default(
+            program_pool_at(m, last, m->events->addr[m->first + last]))) {
+        NT_TRY(program_release_pools(m, i, last, &pool));
+    }
+    if (!is_call && last < m->count &&
+        (action[last] == NT_ACTION_SEGMENT_ALLOC ||
+         action[last] == NT_ACTION_SEGMENT_MAP)) {
         program_note_shortage(m, i, last);
     }
+    m->reserved_then =
+        !is_call && last < m->count && action[last] == NT_ACTION_OOM ? m->reserved : 0;
     for (size_t k = i; k < last; k++) {
         m->reserved -= size[k] < m->reserved ? size[k] : m->reserved;
     }
     if (!is_call) {
         return NT_OK;
     }
-    const nt_program_step step = {
+    nt_program_step step = {
         .slot = NT_NONE,
         .event = (int32_t)(last - 1),
         .kind = NT_PROGRAM_EMPTY_CACHE,
     };
+    if (pool != 0 && pool != NT_NONE && nt_program_is_quiet(m, i)) {
+        step.kind = NT_PROGRAM_EMPTY_POOL;
+        step.lane = pool;
+    }
     return program_add_step(m, &step);
 }
 

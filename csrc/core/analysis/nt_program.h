@@ -18,6 +18,7 @@ typedef enum nt_program_kind {
     NT_PROGRAM_COMPLETE,
     NT_PROGRAM_EMPTY_CACHE,
     NT_PROGRAM_RELEASE_POOL, /* nobody uses the private pool `lane` any more */
+    NT_PROGRAM_EMPTY_POOL,   /* the same, and what is cached in it goes back at once */
     NT_PROGRAM_OOM,          /* a request that failed; its size is the rounded one */
 } nt_program_kind;
 
@@ -94,6 +95,29 @@ nt_program_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_program **
                nt_error *err) NT_CHECKED;
 void
 nt_program_free(nt_program *program);
+
+/* How a program might be otherwise. Arrays have an entry for each event of the trace.
+ */
+typedef struct nt_program_change {
+    const uint64_t *sizes; /* bytes that each request asks for, 0: leaves it out, with
+                            * all that becomes of its block; or NULL: as they are */
+    const uint8_t *freed;  /* not 0: the block of this request is freed at once; or
+                            * NULL: none is */
+    const int32_t *calls;  /* the program calls empty_cache() after these events; they
+                            * rise */
+    size_t call_count;
+} nt_program_change;
+
+/*
+ * A copy of the program with the change in it, to be freed like any other. It reads
+ * `program`, which must outlive it. NT_ARGUMENT for a size above NT_LARGEST_REQUEST,
+ * and calls that don't rise or are after no event of the trace. Blocks from before the
+ * trace stay as they are.
+ */
+nt_status
+nt_program_edit(const nt_alloc *alloc, const nt_program *program,
+                const nt_program_change *change, nt_program **out,
+                nt_error *err) NT_CHECKED;
 
 /* The smallest request that the settings of the trace round to `rounded`: of a request
  * that failed PyTorch writes down the rounded size. */

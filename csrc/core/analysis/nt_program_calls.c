@@ -43,24 +43,40 @@ program_runs_short(const program_maker *m)
            nt_timeline_facts(m->timeline)->oom_count != 0;
 }
 
+/* Whether the stack of the event has empty_cache() in it. */
+static bool
+program_is_users(const program_maker *m, size_t i)
+{
+    const uint32_t stack = m->events->stack[m->first + i];
+    return stack != NT_NO_STACK && stack < m->stack_count && m->is_users[stack];
+}
+
+bool
+nt_program_is_quiet(const program_maker *m, size_t i)
+{
+    return m->events->stack[m->first + i] != NT_NO_STACK && !program_is_users(m, i);
+}
+
 bool
 nt_program_is_call(program_maker *m, size_t first, size_t end)
 {
     const uint32_t stack = m->events->stack[m->first + first];
     const uint8_t next =
         end < m->count ? m->events->action[m->first + end] : NT_ACTION_COUNT;
-    if (stack != NT_NO_STACK && stack < m->stack_count && m->is_users[stack]) {
+    if (program_is_users(m, first)) {
         return true;
     }
-    if (next == NT_ACTION_OOM) {
-        return false;
-    }
-    if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP) {
+    if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP &&
+        next != NT_ACTION_OOM) {
         /* With frames it may be a call from C++, or a retry that found room in what
          * was mapped: both are told by what follows. */
         return true;
     }
     if (stack != NT_NO_STACK) {
+        /* All that one request does has the stack of that request. */
+        return m->events->stack[m->first + end] != stack;
+    }
+    if (next == NT_ACTION_OOM) {
         return false;
     }
     m->p->face.calls_known = false;

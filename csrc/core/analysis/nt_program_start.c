@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "analysis/nt_program_state.h"
 
+/* The largest distance between neighbouring reservations is less than so many of them.
+ */
+#define PROGRAM_GAPS 16
+
 /* The slots of the blocks that are there before the trace, by address. */
 static nt_status
 program_name_blocks(program_maker *m, nt_map *slots)
@@ -94,6 +98,26 @@ program_find_bases(program_maker *m, nt_sort_item *bases, size_t *count,
     return NT_OK;
 }
 
+/* The least distance between reservations. One that took the place of another can begin
+ * a little beside it, as sizes of small and large ones differ by a page or two: such
+ * distances, a small part of the largest, are none. */
+static uint64_t
+program_least_gap(const nt_sort_item *bases, size_t count)
+{
+    uint64_t largest = 0, least = 0;
+    for (size_t i = 1; i < count; i++) {
+        const uint64_t gap = bases[i].key - bases[i - 1].key;
+        largest = gap > largest ? gap : largest;
+    }
+    for (size_t i = 1; i < count; i++) {
+        const uint64_t gap = bases[i].key - bases[i - 1].key;
+        if (gap > largest / PROGRAM_GAPS && (least == 0 || gap < least)) {
+            least = gap;
+        }
+    }
+    return least;
+}
+
 nt_status
 nt_program_find_reservation(program_maker *m)
 {
@@ -109,11 +133,9 @@ nt_program_find_reservation(program_maker *m)
     nt_status status = bases == NULL && rows != 0
                            ? nt_fail_nomem(m->err)
                            : program_find_bases(m, bases, &count, names);
-    nt_sort(bases, count);
-    for (size_t i = 1; i < count && status == NT_OK; i++) {
-        const uint64_t gap = bases[i].key - bases[i - 1].key;
-        uint64_t *least = &m->p->face.reservation;
-        *least = *least == 0 || gap < *least ? gap : *least;
+    if (status == NT_OK) {
+        nt_sort(bases, count);
+        m->p->face.reservation = program_least_gap(bases, count);
     }
     nt_release(alloc, bases, bytes);
     nt_strings_free(names);

@@ -45,7 +45,8 @@ typedef struct program_maker {
     bool has_private_pools;
     uint8_t *is_users; /* by stack: empty_cache is in it; may be NULL */
     size_t stack_count;
-    uint64_t reserved; /* bytes now */
+    uint64_t reserved;      /* bytes now */
+    uint64_t reserved_then; /* before the releases of a request that then failed */
 } program_maker;
 
 /* The number of a pool, and of a stream in it. */
@@ -74,5 +75,10 @@ nt_program_find_calls(program_maker *m) NT_CHECKED;
 /* Whether the run of releases, events first .. end - 1, is a call of empty_cache(). */
 bool
 nt_program_is_call(program_maker *m, size_t first, size_t end);
+
+/* Whether event `i` has a stack, and no empty_cache() in it: memory that goes back then
+ * without need is that of a pool whose owner is gone. */
+bool
+nt_program_is_quiet(const program_maker *m, size_t i);
 
 #endif

@@ -203,6 +203,9 @@ replay_step(replay *r, const nt_program_step *step)
     case NT_PROGRAM_RELEASE_POOL:
         nt_allocator_release_pool(r->model, step->lane, true);
         return NT_OK;
+    case NT_PROGRAM_EMPTY_POOL:
+        NT_TRY(nt_allocator_empty_pool(r->model, step->lane, r->err));
+        break;
     default: NT_TRY(replay_free(r, step)); break;
     }
     if (r->check != NULL) {

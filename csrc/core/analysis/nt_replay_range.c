@@ -69,6 +69,10 @@ static void
 range_open(nt_replay_range *range, const nt_replay_options *options)
 {
     uint64_t most = options->limit != 0 ? options->limit : UINT64_MAX;
+    if (options->limit != 0 && options->settings.expandable_segments) {
+        /* The limit is tested before the request is rounded up to whole pages. */
+        most += options->settings.large_segment_size;
+    }
     if (options->device_total > options->device_other &&
         options->device_total - options->device_other < most) {
         most = options->device_total - options->device_other;
@@ -208,7 +212,7 @@ nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
             range.causes |= cause;
         }
     }
-    if (range.high.is_beyond) {
+    if (range.high.is_beyond || range.high.is_stopped) {
         range_open(&range, options);
     }
     *base = first;

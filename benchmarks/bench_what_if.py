@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the model say what PyTorch did under other settings, and how fast is it?
+
+Three programs ran under nine settings each for real; from the recording of one setting the
+model says what all nine do. A cell is "=" where all seven figures (peak and final reserved,
+segments, device allocations and frees, failures, retries) are PyTorch's own, "~" with the cause
+where PyTorch's lie in the range that is told, "!" and the figures where they do not. An "="
+with a cause behind it came out exact where a range was told besides.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import platform
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import neutracer
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+PLACES = (ROOT / "benchmarks" / "data", ROOT.parent / "shared" / "snapshots")
+PROGRAMS = ("frag_default", "dyn_transformer_capped", "mixed_streams")
+FIGURES = {
+    "peak_reserved_bytes": "reserved_bytes.all.peak",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "segments": "segment.all.current",
+    "device_allocs": "num_device_alloc",
+    "device_frees": "num_device_free",
+    "ooms": "num_ooms",
+    "retries": "num_alloc_retries",
+}
+
+
+def truth(program: str, number: int) -> dict:
+    return json.loads((DATA / "whatif" / str(number) / f"{program}.json").read_text())
+
+
+def cell(outcome: neutracer.Outcome, stats: dict[str, int]) -> str:
+    """How an outcome stands to what PyTorch counted."""
+    causes = "+".join(outcome.causes)
+    wrong = []
+    for figure, name in FIGURES.items():
+        low, high = outcome.range(figure)
+        if stats[name] < low or (high is not None and stats[name] > high):
+            wrong.append(figure)
+    if wrong:
+        return "! " + ",".join(wrong)
+    if all(getattr(outcome, figure) == stats[name] for figure, name in FIGURES.items()):
+        return f"= {causes}".rstrip()
+    return f"~ {causes}"
+
+
+def table(program: str, settings: list[str]) -> Counter[str]:
+    """Print one program's table: from each setting to each."""
+    kinds: Counter[str] = Counter()
+    print(f"\n{program}: recorded under the row's setting, replayed under the column's")
+    print("     " + "".join(f"{number:<14}" for number in range(len(settings))))
+    for number in range(len(settings)):
+        snap = neutracer.load(DATA / "whatif" / str(number) / f"{program}.pickle.xz")
+        cap = truth(program, number).get("cap_mib")
+        plan = neutracer.what_if(snap, *settings, capacity=cap << 20 if cap else None)
+        cells = [
+            cell(plan[each], truth(program, column)["stats"])
+            for column, each in enumerate(settings)
+        ]
+        kinds.update(text[0] for text in cells)
+        exact = "" if plan.fidelity == 1.0 else f"   own settings: {plan.check.sentence}"
+        print(f"  {number}  " + "".join(f"{text:<14}" for text in cells) + exact)
+    return kinds
+
+
+def timed(work: Callable[[], object]) -> float:
+    """The best of three, in seconds."""
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def speed(snap: neutracer.Snapshot) -> None:
+    """Print what a replay of one snapshot takes."""
+    program, events = snap.timeline().program, len(snap.events)
+    rows = {
+        "default settings": lambda: program.run(""),
+        "expandable_segments:True": lambda: program.run("expandable_segments:True"),
+        "max_split_size_mb:128": lambda: program.run("max_split_size_mb:128"),
+        "roundup_power2_divisions:4": lambda: program.run("roundup_power2_divisions:4"),
+        "own settings, compared": lambda: program.check(),
+        "default settings, with range": lambda: program.find_range(""),
+        "recommend(objective='reserved')": lambda: neutracer.recommend(snap, objective="reserved"),
+    }
+    print(f"  {'':34} {'ms':>9} {'M events/s':>11}")
+    for name, work in rows.items():
+        took = timed(work)
+        print(f"  {name:34} {took * 1e3:9.1f} {events / took / 1e6:11.2f}")
+
+
+def main() -> None:
+    print(f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
+    settings = [truth("frag_default", number)["conf"] for number in range(9)]
+    for number, each in enumerate(settings):
+        print(f"  {number}  {each or '(default)'}")
+    kinds: Counter[str] = Counter()
+    for program in PROGRAMS:
+        kinds += table(program, settings)
+    print(f"\n{kinds['=']} cells exact, {kinds['~']} in the range told, {kinds['!']} outside")
+    packed = [place / "large_trace.pickle.xz" for place in PLACES]
+    found = next((path for path in packed if path.exists()), None)
+    if found is None:
+        print("\nlarge_trace is absent: benchmarks/data/large_trace.pickle.xz would be timed")
+        print("\nSpeed, train_resnet_healthy:")
+        speed(neutracer.load(DATA / "train_resnet_healthy.pickle.xz"))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large_trace.pickle"
+        path.write_bytes(lzma.decompress(found.read_bytes()))
+        snap = neutracer.load(path)
+        print(f"\nSpeed, large_trace ({len(snap.events):,} events):")
+        speed(snap)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The address axis, and what stands on it. With a filter, which segment a block lies in
+ * is told by a sweep over the states: a set of the segments that stand, numbered by
+ * address, in which the last one at or below the block's address is looked up.
+ */
+#include "analysis/nt_raster_state.h"
+
+#include "base/nt_bitset.h"
+#include "base/nt_sort.h"
+
+/* The address behind `size` bytes at `address`; the last one where that would wrap. */
+static uint64_t
+map_end(uint64_t address, uint64_t size)
+{
+    return size > UINT64_MAX - address ? UINT64_MAX : address + size;
+}
+
+static bool
+map_passes(const nt_raster *r, size_t row)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    const nt_raster_options *o = &r->options;
+    return s->size[row] != 0 && (!o->by_stream || s->stream[row] == o->stream) &&
+           (!o->by_pool || (s->pool_first[row] == o->pool.first &&
+                            s->pool_second[row] == o->pool.second));
+}
+
+/* The rows of the segments that pass the filter, by address; *count of them. */
+static nt_status
+map_segments(const nt_raster *r, nt_sort_item **out, size_t *count, nt_error *err)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    nt_sort_item *items = nt_allocate(&r->alloc, s->count * sizeof *items);
+    if (items == NULL && s->count != 0) {
+        return nt_fail_nomem(err);
+    }
+    size_t passed = 0;
+    for (size_t row = 0; row < s->count; row++) {
+        if (map_passes(r, row)) {
+            items[passed++] = (nt_sort_item){s->address[row], (uint32_t)row};
+        }
+    }
+    nt_sort(items, passed);
+    *out = items;
+    *count = passed;
+    return NT_OK;
+}
+
+/* The range from `first` to `end` joins the last one if it touches it. */
+static nt_status
+map_add_range(nt_raster *r, uint64_t first, uint64_t end, nt_error *err)
+{
+    nt_raster_range *last = r->range_count ? &r->ranges[r->range_count - 1] : NULL;
+    if (last != NULL &&
+        (r->options.raw_addresses || first <= map_end(last->address, last->size))) {
+        const uint64_t size = end - last->address;
+        last->size = size > last->size ? size : last->size;
+        return NT_OK;
+    }
+    NT_TRY(nt_grow(&r->alloc, (void **)&r->ranges, &r->range_capacity,
+                   r->range_count + 1, sizeof(nt_raster_range), err));
+    r->ranges[r->range_count++] = (nt_raster_range){first, end - first, 0};
+    return NT_OK;
+}
+
+nt_status
+nt_raster_make_map(nt_raster *r, nt_error *err)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    nt_sort_item *items = NULL;
+    size_t count = 0;
+    NT_TRY(map_segments(r, &items, &count, err));
+    nt_status status = NT_OK;
+    for (size_t i = 0; i < count && status == NT_OK; i++) {
+        const uint64_t size = s->size[items[i].value];
+        status = map_add_range(r, items[i].key, map_end(items[i].key, size), err);
+    }
+    nt_release(&r->alloc, items, s->count * sizeof *items);
+    NT_TRY(status);
+    uint64_t position = 0;
+    for (size_t i = 0; i < r->range_count; i++) {
+        r->ranges[i].position = position;
+        position += r->ranges[i].size;
+    }
+    r->height = position == 0 ? 1 : position;
+    return NT_OK;
+}
+
+/* Puts [address, address + size) on the axis; false where no range holds `address`. */
+static bool
+map_place(const nt_raster *r, uint64_t address, uint64_t size, nt_raster_item *item)
+{
+    size_t low = 0, high = r->range_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (r->ranges[middle].address <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if (low == 0 || address - r->ranges[low - 1].address >= r->ranges[low - 1].size) {
+        return false;
+    }
+    const nt_raster_range *range = &r->ranges[low - 1];
+    const uint64_t inside = address - range->address, room = range->size - inside;
+    item->from = range->position + inside;
+    item->to = item->from + (size < room ? size : room);
+    item->size = size;
+    return size != 0;
+}
+
+/* Adds a block's row, if it stands in any state and its address is on the axis. */
+static void
+map_add_block(nt_raster *r, uint32_t row)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    nt_raster_item item = {.row = row};
+    const uint32_t completed = nt_raster_end_state(r, a->completed_event[row]);
+    item.begin = (uint32_t)(a->alloc_event[row] + 1);
+    item.freed = nt_raster_end_state(r, a->free_event[row]);
+    item.end = r->options.until_freed ? item.freed : completed;
+    const bool stands = item.begin < completed || item.begin < item.end;
+    if (stands && map_place(r, a->address[row], a->size[row], &item)) {
+        r->items[r->item_count++] = item;
+    }
+}
+
+/* What happens in a state, in this order. */
+enum { MAP_SEGMENT_ENDS, MAP_SEGMENT_BEGINS, MAP_BLOCK_BEGINS, MAP_KINDS };
+
+typedef struct map_sweep {
+    const nt_sort_item *segments; /* rows by address */
+    size_t segment_count;
+    nt_sort_item *steps; /* key: state * MAP_KINDS + kind; value: row, or number */
+    size_t step_count;
+    nt_bitset standing; /* numbers of segments */
+} map_sweep;
+
+static void
+map_add_step(map_sweep *m, uint32_t state, unsigned kind, size_t value)
+{
+    m->steps[m->step_count++] =
+        (nt_sort_item){(uint64_t)state * MAP_KINDS + kind, (uint32_t)value};
+}
+
+static void
+map_list_steps(const nt_raster *r, map_sweep *m)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    for (size_t i = 0; i < m->segment_count; i++) {
+        const uint32_t row = m->segments[i].value;
+        map_add_step(m, (uint32_t)(s->alloc_event[row] + 1), MAP_SEGMENT_BEGINS, i);
+        map_add_step(m, nt_raster_end_state(r, s->free_event[row]), MAP_SEGMENT_ENDS,
+                     i);
+    }
+    for (size_t row = 0; row < a->count; row++) {
+        map_add_step(m, (uint32_t)(a->alloc_event[row] + 1), MAP_BLOCK_BEGINS, row);
+    }
+    nt_sort(m->steps, m->step_count);
+}
+
+/* Whether a segment that stands holds `address`. */
+static bool
+map_holds(const nt_raster *r, const map_sweep *m, uint64_t address)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    size_t low = 0, high = m->segment_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (m->segments[middle].key <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    const size_t found =
+        low == 0 ? NT_NO_MEMBER : nt_bitset_last(&m->standing, low - 1);
+    return found != NT_NO_MEMBER &&
+           address - m->segments[found].key < s->size[m->segments[found].value];
+}
+
+/* Adds the blocks that lie in the given segments. */
+static nt_status
+map_add_filtered(nt_raster *r, const nt_sort_item *segments, size_t count,
+                 nt_error *err)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    map_sweep m = {.segments = segments, .segment_count = count};
+    const size_t bytes = (2 * count + a->count) * sizeof(nt_sort_item);
+    NT_TRY(nt_bitset_init(&m.standing, r->alloc, count, err));
+    nt_status status = NT_OK;
+    m.steps = nt_allocate(&r->alloc, bytes);
+    if (m.steps == NULL && bytes != 0) {
+        status = nt_fail_nomem(err);
+        goto done;
+    }
+    map_list_steps(r, &m);
+    for (size_t i = 0; i < m.step_count; i++) {
+        const uint32_t value = m.steps[i].value;
+        switch (m.steps[i].key % MAP_KINDS) {
+        case MAP_SEGMENT_ENDS: nt_bitset_remove(&m.standing, value); break;
+        case MAP_SEGMENT_BEGINS: nt_bitset_add(&m.standing, value); break;
+        default:
+            if (map_holds(r, &m, a->address[value])) {
+                map_add_block(r, value);
+            }
+        }
+    }
+done:
+    nt_release(&r->alloc, m.steps, bytes);
+    nt_bitset_clear(&m.standing);
+    return status;
+}
+
+static nt_status
+map_add_blocks(nt_raster *r, const nt_sort_item *segments, size_t count, nt_error *err)
+{
+    if (r->options.by_stream || r->options.by_pool) {
+        return map_add_filtered(r, segments, count, err);
+    }
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    for (size_t row = 0; row < a->count; row++) {
+        map_add_block(r, (uint32_t)row);
+    }
+    return NT_OK;
+}
+
+static void
+map_add_segments(nt_raster *r, const nt_sort_item *segments, size_t count)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t row = segments[i].value;
+        nt_raster_item item = {.row = row};
+        item.begin = (uint32_t)(s->alloc_event[row] + 1);
+        item.end = item.freed = nt_raster_end_state(r, s->free_event[row]);
+        if (item.begin < item.end &&
+            map_place(r, s->address[row], s->size[row], &item)) {
+            r->items[r->item_count++] = item;
+        }
+    }
+}
+
+nt_status
+nt_raster_make_items(nt_raster *r, nt_error *err)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    const size_t most = nt_timeline_allocations(r->timeline)->count + s->count;
+    nt_sort_item *segments = NULL;
+    size_t count = 0;
+    if (most > INT32_MAX) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "too many blocks for a picture");
+    }
+    NT_TRY(nt_grow(&r->alloc, (void **)&r->items, &r->item_capacity, most,
+                   sizeof(nt_raster_item), err));
+    NT_TRY(map_segments(r, &segments, &count, err));
+    const nt_status status = map_add_blocks(r, segments, count, err);
+    if (status == NT_OK) {
+        r->block_count = r->item_count;
+        map_add_segments(r, segments, count);
+    }
+    nt_release(&r->alloc, segments, s->count * sizeof *segments);
+    return status;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a raster holds, shared by its files and by nobody else: nt_raster.c (making it,
+ * series), nt_raster_map.c (the address axis and which segment a block lies in),
+ * nt_raster_view.c (states and addresses as pixels), nt_raster_draw.c (the planes) and
+ * nt_raster_top.c (the largest blocks).
+ */
+#ifndef NT_RASTER_STATE_H
+#define NT_RASTER_STATE_H
+
+#include "analysis/nt_raster.h"
+
+/* A block or a segment, on the axes: it stands in states begin .. end - 1. */
+typedef struct nt_raster_item {
+    uint64_t from, to;   /* positions; to > from */
+    uint64_t size;       /* bytes, also where `to` was cut at the end of a range */
+    uint32_t begin, end; /* none where end <= begin: only a series counts it then */
+    uint32_t freed;      /* of a block: the first state in which it is not allocated */
+    uint32_t row;        /* of the timeline's allocations or segments */
+} nt_raster_item;
+
+struct nt_raster {
+    nt_alloc alloc;
+    const nt_timeline *timeline; /* the caller's, outlives this */
+    nt_raster_options options;
+    size_t states;
+    uint64_t *positions; /* states + 1 of them */
+    nt_raster_range *ranges;
+    size_t range_count, range_capacity;
+    uint64_t height;
+    nt_raster_item *items; /* blocks first, then segments */
+    size_t item_count, block_count, item_capacity;
+    /* The items that begin or end with each state, as item * 2 + (1 at its end):
+     * those of state s stand at change_first[s] .. change_first[s + 1] - 1. */
+    uint32_t *changes;
+    uint32_t *change_first; /* states + 1 of them */
+    size_t change_count;
+};
+
+/* The first state without what ends with `event`, which may be NT_EVENT_NEVER. */
+static inline uint32_t
+nt_raster_end_state(const nt_raster *r, int32_t event)
+{
+    if (event == NT_EVENT_NEVER) {
+        return (uint32_t)r->states;
+    }
+    return event < 0 ? 0 : (uint32_t)(event + 1);
+}
+
+/* Fills r->ranges and r->height from the segments that pass the filter. */
+nt_status
+nt_raster_make_map(nt_raster *r, nt_error *err);
+
+/* Adds the blocks and then the segments that pass the filter to r->items. */
+nt_status
+nt_raster_make_items(nt_raster *r, nt_error *err);
+
+/* A view's time axis: where each of its states begins, in pixels and in fractions. */
+typedef struct nt_raster_columns {
+    nt_alloc alloc;
+    uint32_t first, end; /* the states that the view sees */
+    uint32_t width;
+    uint64_t span;    /* positions of the view: a pixel is `span` fractions wide */
+    size_t count;     /* end - first + 1: one more than states, for the end */
+    uint32_t *column; /* of state first + i */
+    uint64_t *offset; /* in that column, in fractions */
+} nt_raster_columns;
+
+/* NT_ARGUMENT unless the view lies on the axes. On failure nothing is to be cleared. */
+nt_status
+nt_raster_columns_init(nt_raster_columns *columns, const nt_raster *r,
+                       const nt_raster_view *view, nt_error *err);
+void
+nt_raster_columns_clear(nt_raster_columns *columns);
+
+/* The last column that sees one of the view's states before state `to`, which is above
+ * c->first: the one in which its time ends, or that of a last state without width. */
+static inline uint32_t
+nt_raster_last_column(const nt_raster_columns *c, uint32_t to)
+{
+    const uint32_t at = to - c->first;
+    const uint32_t last = c->column[at - 1];
+    const uint32_t open = c->column[at] - (c->offset[at] == 0 && c->column[at] != 0);
+    return open > last ? open : last;
+}
+
+/* An item's rows of pixels in a view, and how much of the outer ones it covers. */
+typedef struct nt_raster_rows {
+    uint32_t first, last;
+    uint64_t in_first, in_last; /* in fractions: a pixel is `span` of them high */
+    uint64_t span;
+} nt_raster_rows;
+
+/* False if the item lies outside of the view. */
+bool
+nt_raster_rows_of(const nt_raster_view *view, const nt_raster_item *item,
+                  nt_raster_rows *out);
+
+static inline uint64_t
+nt_raster_row_share(const nt_raster_rows *rows, uint32_t row)
+{
+    return row == rows->first  ? rows->in_first
+           : row == rows->last ? rows->in_last
+                               : rows->span;
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The largest blocks of a view, and all others as one band. */
+#include "analysis/nt_raster_state.h"
+
+#include "base/nt_sort.h"
+
+/* Whether a view sees a block in one of its states. */
+static bool
+top_is_seen(const nt_raster_view *view, const nt_raster_columns *c,
+            const nt_raster_item *item)
+{
+    return item->begin < item->end && item->begin < c->end && item->end > c->first &&
+           item->from < view->y_end && item->to > view->y_first;
+}
+
+/* Adds each block's bytes to the columns' largest sums of the states they see. */
+static void
+top_sum_rest(const nt_raster *r, const nt_raster_columns *c, const nt_sort_item *rest,
+             size_t count, uint64_t *delta, uint64_t *out)
+{
+    const size_t states = c->end - c->first;
+    for (size_t i = 0; i < states; i++) {
+        delta[i] = 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const nt_raster_item *item = &r->items[rest[i].value];
+        delta[item->begin < c->first ? 0 : item->begin - c->first] += item->size;
+        if (item->end < c->end) {
+            delta[item->end - c->first] -= item->size;
+        }
+    }
+    for (uint32_t column = 0; column < c->width; column++) {
+        out[column] = 0;
+    }
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < states; i++) {
+        sum += delta[i];
+        const uint32_t last = nt_raster_last_column(c, c->first + i + 1);
+        for (uint32_t column = c->column[i]; column <= last; column++) {
+            out[column] = out[column] < sum ? sum : out[column];
+        }
+    }
+}
+
+nt_status
+nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
+              uint32_t *rows, size_t *count, uint64_t *rest, nt_error *err)
+{
+    nt_raster_columns c;
+    NT_TRY(nt_raster_columns_init(&c, r, view, err));
+    nt_status status = NT_OK;
+    const size_t states = c.end - c.first;
+    uint64_t *delta = nt_allocate(&r->alloc, states * sizeof *delta);
+    nt_sort_item *seen = nt_allocate(&r->alloc, r->block_count * sizeof *seen);
+    size_t found = 0;
+    if (delta == NULL || (seen == NULL && r->block_count != 0)) {
+        status = nt_fail_nomem(err);
+        goto done;
+    }
+    /* Items follow the rows unless a filter has ordered them by their beginnings, which
+     * is the order of the rows as well. */
+    for (size_t i = 0; i < r->block_count; i++) {
+        if (top_is_seen(view, &c, &r->items[i])) {
+            seen[found++] = (nt_sort_item){~r->items[i].size, (uint32_t)i};
+        }
+    }
+    nt_sort(seen, found);
+    const size_t kept = found < most ? found : most;
+    top_sum_rest(r, &c, seen + kept, found - kept, delta, rest);
+    for (size_t i = 0; i < kept; i++) {
+        rows[i] = r->items[seen[i].value].row;
+    }
+    *count = kept;
+done:
+    nt_release(&r->alloc, delta, states * sizeof *delta);
+    nt_release(&r->alloc, seen, r->block_count * sizeof *seen);
+    nt_raster_columns_clear(&c);
+    return status;
+}

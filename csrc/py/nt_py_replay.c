@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A timeline's program run on the model of the allocator. A program is read only, so
+ * any number of threads run one at a time, without the GIL. */
+#include "nt_py.h"
+
+#include "analysis/nt_replay.h"
+
+typedef struct py_program {
+    PyObject_HEAD nt_py_timeline *timeline; /* owned: the program reads it */
+    PyObject *original; /* owned: of an edited one what it was made of, or NULL */
+    nt_program *program;
+} py_program;
+
+/* What a call asks for. */
+typedef struct replay_request {
+    nt_replay_options options;
+    size_t runs; /* of find_range */
+    PyObject *callback;
+} replay_request;
+
+PyDoc_STRVAR(program_doc,
+             "Program(timeline)\n--\n\n"
+             "What a timeline asked of the allocator. Threads may share one; every\n"
+             "call runs it on a model of its own, released from the GIL.");
+
+/* Takes over `program`. */
+static PyObject *
+program_object(PyTypeObject *type, PyObject *timeline, PyObject *original,
+               nt_program *program)
+{
+    py_program *self = PyObject_New(py_program, type);
+    if (self == NULL) {
+        nt_program_free(program);
+        return NULL;
+    }
+    self->timeline = (nt_py_timeline *)Py_NewRef(timeline);
+    self->original = Py_XNewRef(original);
+    self->program = program;
+    return (PyObject *)self;
+}
+
+static PyObject *
+program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"timeline", NULL};
+    nt_py_state *state = nt_py_state_of(type);
+    PyObject *timeline;
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Program", names,
+                                     state->timeline_type, &timeline)) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_program *program = NULL;
+    const nt_alloc alloc = nt_alloc_system();
+    nt_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        nt_program_new(&alloc, ((nt_py_timeline *)timeline)->timeline, &program, &err);
+    Py_END_ALLOW_THREADS if (status != NT_OK)
+    {
+        return nt_py_raise(status, &err);
+    }
+    return program_object(type, timeline, NULL, program);
+}
+
+static void
+program_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    nt_program_free(((py_program *)self)->program);
+    Py_XDECREF(((py_program *)self)->original);
+    Py_DECREF(((py_program *)self)->timeline);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static const nt_program *
+program_of(PyObject *self)
+{
+    return ((py_program *)self)->program;
+}
+
+/* ---- plain data for Python ---------------------------------------------------------
+ */
+
+/* None where nothing bounds the value. */
+static PyObject *
+replay_number(uint64_t value)
+{
+    return value == UINT64_MAX ? Py_NewRef(Py_None)
+                               : PyLong_FromUnsignedLongLong(value);
+}
+
+static PyObject *
+replay_event(bool is_there, int32_t event)
+{
+    return is_there ? PyLong_FromLong(event) : Py_NewRef(Py_None);
+}
+
+static PyObject *
+replay_bytes(const uint64_t *bytes)
+{
+    return Py_BuildValue("{sNsNsNsN}", "allocated",
+                         replay_number(bytes[NT_METRIC_ALLOCATED]), "active",
+                         replay_number(bytes[NT_METRIC_ACTIVE]), "reserved",
+                         replay_number(bytes[NT_METRIC_RESERVED]), "requested",
+                         replay_number(bytes[NT_METRIC_REQUESTED]));
+}
+
+static PyObject *
+replay_figures(const nt_replay_figures *f)
+{
+    return Py_BuildValue(
+        "{sNsNsNsNsNsNsNsNsNsNsO}", "peak", replay_bytes(f->peak), "final",
+        replay_bytes(f->final), "segments", replay_number(f->segments), "device_allocs",
+        replay_number(f->device_allocs), "device_frees", replay_number(f->device_frees),
+        "ooms", replay_number(f->ooms), "retries", replay_number(f->retries), "waits",
+        replay_number(f->waits), "stopped_event",
+        replay_event(f->is_stopped, f->stopped_event), "beyond_event",
+        replay_event(f->is_beyond, f->beyond_event), "start_rebuilt",
+        f->start_rebuilt ? Py_True : Py_False);
+}
+
+static PyObject *
+replay_deed(const nt_replay_deed *deed)
+{
+    if (deed->action >= NT_ACTION_COUNT) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(iKK)", (int)deed->action, (unsigned long long)deed->address,
+                         (unsigned long long)deed->size);
+}
+
+static PyObject *
+replay_fidelity(const nt_replay_fidelity *f)
+{
+    const bool differs = f->first_event != NT_EVENT_NEVER;
+    return Py_BuildValue(
+        "{sKsKsKsKsOsOsNsNsN}", "mallocs", (unsigned long long)f->mallocs,
+        "mallocs_same", (unsigned long long)f->mallocs_same, "device_events",
+        (unsigned long long)f->device_events, "device_events_same",
+        (unsigned long long)f->device_events_same, "is_same",
+        f->is_same ? Py_True : Py_False, "is_end_same",
+        f->is_end_same ? Py_True : Py_False, "first_event",
+        replay_event(differs, f->first_event), "recorded", replay_deed(&f->recorded),
+        "modelled", replay_deed(&f->modelled));
+}
+
+PyDoc_STRVAR(facts_doc,
+             "facts()\n--\n\n"
+             "What is known of the program, and of the device it ran on: a dict.");
+
+static PyObject *
+program_facts(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    const nt_program *p = program_of(self);
+    const nt_replay_options o = nt_replay_default(p);
+    return Py_BuildValue(
+        "{snsnsnsnsNsNsOsKsKsKsOsOsO}", "steps", (Py_ssize_t)p->step_count, "lanes",
+        (Py_ssize_t)p->lane_count, "pools", (Py_ssize_t)p->pool_count, "areas",
+        (Py_ssize_t)p->area_count, "limit_low", replay_number(p->bounds.low),
+        "limit_high", replay_number(p->bounds.high), "is_device",
+        p->bounds.is_device ? Py_True : Py_False, "limit", (unsigned long long)o.limit,
+        "device_total", (unsigned long long)o.device_total, "device_other",
+        (unsigned long long)o.device_other, "has_later",
+        p->has_later ? Py_True : Py_False, "has_rough_sizes",
+        p->has_rough_sizes ? Py_True : Py_False, "calls_known",
+        p->calls_known ? Py_True : Py_False);
+}
+
+PyDoc_STRVAR(edit_doc,
+             "edit(sizes=None, freed=None, calls=None, /)\n--\n\n"
+             "Another Program: with these sizes of requests (64 bits an event, 0:\n"
+             "left out), blocks freed at once (a byte an event), and empty_cache()\n"
+             "after these events (32 bits each, rising).");
+
+/* Whether a buffer has one item of `size` bytes for each of `count` events, or none. */
+static bool
+edit_fits(const Py_buffer *buffer, size_t count, size_t size)
+{
+    return buffer->buf == NULL || buffer->len == (Py_ssize_t)(count * size);
+}
+
+static nt_status
+edit_make(PyObject *self, const Py_buffer *sizes, const Py_buffer *freed,
+          const Py_buffer *calls, nt_program **out, nt_error *err)
+{
+    const size_t count =
+        nt_timeline_event_count(((py_program *)self)->timeline->timeline);
+    const nt_program_change change = {
+        .sizes = sizes->buf,
+        .freed = freed->buf,
+        .calls = calls->buf,
+        .call_count =
+            calls->buf == NULL ? 0 : (size_t)calls->len / sizeof *change.calls,
+    };
+    if (!edit_fits(sizes, count, sizeof *change.sizes) ||
+        !edit_fits(freed, count, sizeof *change.freed)) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "a change has one item for each event");
+    }
+    const nt_alloc alloc = nt_alloc_system();
+    nt_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        nt_program_edit(&alloc, program_of(self), &change, out, err);
+    Py_END_ALLOW_THREADS return status;
+}
+
+static PyObject *
+program_edit(PyObject *self, PyObject *args)
+{
+    Py_buffer sizes = {.buf = NULL}, freed = {.buf = NULL}, calls = {.buf = NULL};
+    if (!PyArg_ParseTuple(args, "|z*z*z*:edit", &sizes, &freed, &calls)) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_program *program = NULL;
+    const nt_status status = edit_make(self, &sizes, &freed, &calls, &program, &err);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&freed);
+    PyBuffer_Release(&calls);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    return program_object(Py_TYPE(self), (PyObject *)((py_program *)self)->timeline,
+                          self, program);
+}
+
+/* ---- runs --------------------------------------------------------------------------
+ */
+
+/* 0 and the request, or -1 with an exception. */
+static int
+program_parse(PyObject *self, PyObject *args, PyObject *kwargs, replay_request *out)
+{
+    static char *names[] = {"settings",   "limit",   "device_total", "device_other",
+                            "version",    "order",   "timing",       "seed",
+                            "least_ooms", "goes_on", "runs",         "progress",
+                            NULL};
+    PyObject *settings = Py_None;
+    int order = NT_ORDER_RECORDED, timing = NT_TIMING_RECORDED;
+    int least_ooms = 0, goes_on = 0;
+    Py_ssize_t runs = 0;
+    const nt_replay_options defaults = nt_replay_default(program_of(self));
+    unsigned long long limit = defaults.limit, total = defaults.device_total;
+    unsigned long long other = defaults.device_other, seed = 0;
+    unsigned version = 0;
+    *out = (replay_request){.options = defaults, .callback = Py_None};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$KKKIiiKppnO", names, &settings,
+                                     &limit, &total, &other, &version, &order, &timing,
+                                     &seed, &least_ooms, &goes_on, &runs,
+                                     &out->callback)) {
+        return -1;
+    }
+    if (order < NT_ORDER_RECORDED || order > NT_ORDER_FALLING ||
+        timing < NT_TIMING_RECORDED || timing > NT_TIMING_LATE || runs < 0) {
+        PyErr_SetString(PyExc_ValueError, "no such order, timing or number of runs");
+        return -1;
+    }
+    if (settings != Py_None &&
+        nt_py_parse_settings(settings, &out->options.settings) < 0) {
+        return -1;
+    }
+    nt_replay_options *o = &out->options;
+    o->limit = limit;
+    o->device_total = total;
+    o->device_other = other;
+    o->version = version;
+    o->order = (nt_replay_order)order;
+    o->timing = (nt_replay_timing)timing;
+    o->seed = seed;
+    o->least_ooms = least_ooms != 0;
+    o->goes_on = goes_on != 0;
+    out->runs = (size_t)runs;
+    return 0;
+}
+
+PyDoc_STRVAR(run_doc,
+             "run(settings=None, *, limit, device_total, device_other, version=0,\n"
+             "    order=0, timing=0, seed=0, least_ooms=False, goes_on=False,\n"
+             "    progress=None)\n--\n\n"
+             "The figures under these settings; None are the recorded ones. Limits in\n"
+             "bytes; what is left out is as it was recorded.");
+
+static PyObject *
+program_run(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    replay_request request;
+    if (program_parse(self, args, kwargs, &request) < 0) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_replay_figures figures;
+    const nt_alloc alloc = nt_alloc_system();
+    nt_py_progress progress;
+    nt_py_begin(&progress, request.callback);
+    const nt_status status = nt_replay_run(&alloc, program_of(self), &request.options,
+                                           &progress.progress, NULL, &figures, &err);
+    nt_py_end(&progress);
+    return status != NT_OK ? nt_py_raise(status, &err) : replay_figures(&figures);
+}
+
+PyDoc_STRVAR(find_range_doc,
+             "find_range(settings=None, *, runs=0, ...)\n--\n\n"
+             "(figures, lowest, highest, causes, runs) with other orders of addresses\n"
+             "and timings; None stands for what nothing bounds. Keywords as in run.");
+
+static PyObject *
+program_find_range(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    replay_request request;
+    if (program_parse(self, args, kwargs, &request) < 0) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_replay_figures base;
+    nt_replay_range range;
+    const nt_alloc alloc = nt_alloc_system();
+    nt_py_progress progress;
+    nt_py_begin(&progress, request.callback);
+    const nt_status status =
+        nt_replay_find_range(&alloc, program_of(self), &request.options, request.runs,
+                             &progress.progress, &base, &range, &err);
+    nt_py_end(&progress);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    return Py_BuildValue("(NNNIn)", replay_figures(&base), replay_figures(&range.low),
+                         replay_figures(&range.high), range.causes,
+                         (Py_ssize_t)range.runs);
+}
+
+PyDoc_STRVAR(check_doc,
+             "check(settings=None, *, ...)\n--\n\n"
+             "(fidelity, figures): the run with the addresses of the trace, compared\n"
+             "with it event by event. Keywords as in run.");
+
+static PyObject *
+program_check(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    replay_request request;
+    if (program_parse(self, args, kwargs, &request) < 0) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_replay_fidelity fidelity;
+    nt_replay_figures figures;
+    const nt_alloc alloc = nt_alloc_system();
+    nt_py_progress progress;
+    nt_py_begin(&progress, request.callback);
+    const nt_status status =
+        nt_replay_check(&alloc, program_of(self), &request.options, &progress.progress,
+                        &fidelity, &figures, &err);
+    nt_py_end(&progress);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    return Py_BuildValue("(NN)", replay_fidelity(&fidelity), replay_figures(&figures));
+}
+
+/* The data of a new bytes object of `count` items, which is aligned for any type, under
+ * `name` in the dict; NULL with an exception. */
+static void *
+replay_room(PyObject *dict, const char *name, size_t count, size_t item)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * item));
+    void *data = NULL;
+    if (bytes != NULL && PyDict_SetItemString(dict, name, bytes) == 0) {
+        data = PyBytes_AS_STRING(bytes);
+    }
+    Py_XDECREF(bytes);
+    return data;
+}
+
+static PyObject *
+replay_make_series(size_t count, nt_replay_series *series)
+{
+    static const char *const bytes[] = {
+        [NT_METRIC_ALLOCATED] = "allocated",
+        [NT_METRIC_ACTIVE] = "active",
+        [NT_METRIC_RESERVED] = "reserved",
+        [NT_METRIC_REQUESTED] = "requested",
+    };
+    PyObject *dict = PyDict_New();
+    if (dict == NULL) {
+        return NULL;
+    }
+    bool is_made = true;
+    for (size_t i = 0; i < NT_METRIC_COUNT; i++) {
+        series->bytes[i] = replay_room(dict, bytes[i], count, sizeof *series->bytes[i]);
+        is_made = is_made && series->bytes[i] != NULL;
+    }
+    series->segments = replay_room(dict, "segments", count, sizeof(uint32_t));
+    series->device_allocs = replay_room(dict, "device_allocs", count, sizeof(uint32_t));
+    series->device_frees = replay_room(dict, "device_frees", count, sizeof(uint32_t));
+    series->ooms = replay_room(dict, "ooms", count, sizeof(uint32_t));
+    if (!is_made || series->segments == NULL || series->device_allocs == NULL ||
+        series->device_frees == NULL || series->ooms == NULL) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+PyDoc_STRVAR(series_doc,
+             "series(settings=None, *, ...)\n--\n\n"
+             "(figures, columns): the values after each event as native numbers, 64\n"
+             "bits for bytes and 32 for counts. Keywords as in run.");
+
+static PyObject *
+program_series(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    replay_request request;
+    if (program_parse(self, args, kwargs, &request) < 0) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_replay_figures figures;
+    nt_replay_series series = {.segments = NULL};
+    const nt_alloc alloc = nt_alloc_system();
+    PyObject *dict = replay_make_series(
+        nt_timeline_event_count(((py_program *)self)->timeline->timeline), &series);
+    if (dict == NULL) {
+        return NULL;
+    }
+    nt_py_progress progress;
+    nt_py_begin(&progress, request.callback);
+    const nt_status status = nt_replay_run(&alloc, program_of(self), &request.options,
+                                           &progress.progress, &series, &figures, &err);
+    nt_py_end(&progress);
+    if (status != NT_OK) {
+        Py_DECREF(dict);
+        return nt_py_raise(status, &err);
+    }
+    return Py_BuildValue("(NN)", replay_figures(&figures), dict);
+}
+
+#define KEYWORDS(function)                                                             \
+    (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
+
+static PyMethodDef program_methods[] = {
+    {"facts", program_facts, METH_NOARGS, facts_doc},
+    {"edit", program_edit, METH_VARARGS, edit_doc},
+    {"run", KEYWORDS(program_run), run_doc},
+    {"find_range", KEYWORDS(program_find_range), find_range_doc},
+    {"check", KEYWORDS(program_check), check_doc},
+    {"series", KEYWORDS(program_series), series_doc},
+    NT_PY_NO_PICKLE,
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_new, program_new},
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_methods, program_methods},
+    {Py_tp_doc, (void *)program_doc},
+    {0, NULL},
+};
+
+PyType_Spec nt_py_program_spec = {
+    .name = "neutracer._core.Program",
+    .basicsize = sizeof(py_program),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = program_slots,
+};

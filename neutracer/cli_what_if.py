@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `neutracer what-if`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from typing import Any
+
+from neutracer.diagnose.recommend import recommend
+from neutracer.diagnose.recommend_search import OBJECTIVES
+from neutracer.diagnose.what_if import check_replay, what_if
+from neutracer.errors import HistoryWarning, NeutracerError, SettingsError
+from neutracer.render.json import dumps
+from neutracer.render.report import Report
+from neutracer.render.terminal import show, write
+from neutracer.trace.snapshot import load
+from neutracer.units import parse_bytes
+
+__all__ = ["add_what_if"]
+
+_EXAMPLE = """example:
+  neutracer what-if snapshot.pickle                       # the best of a few dozen settings
+  neutracer what-if snapshot.pickle --capacity 24GiB      # would it fit on that card?
+  neutracer what-if snapshot.pickle --set expandable_segments:True --set max_split_size_mb:128
+  neutracer what-if snapshot.pickle --batch 2             # with a batch twice as large
+  neutracer what-if --check snapshot.pickle               # how far the model can be believed
+
+exit codes: 0, 2 for a file that can't be read or replayed, or settings that PyTorch refuses
+"""
+
+
+def add_what_if(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    parser = commands.add_parser(
+        "what-if",
+        help="the same program under other allocator settings, and the best of them",
+        description=(
+            "Replays a snapshot's trace on a model of PyTorch's allocator: under the settings "
+            "given with --set, or without any under a few dozen, of which the best are told."
+        ),
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--set",
+        dest="settings",
+        metavar="CONF",
+        action="append",
+        default=[],
+        help='a PYTORCH_CUDA_ALLOC_CONF to replay; may come several times; "" is the default',
+    )
+    how.add_argument(
+        "--check",
+        action="store_true",
+        help="only say how faithfully the model replays the file's own settings",
+    )
+    how.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default="fit",
+        help="what is best: the least memory to go through (fit), the lowest peak of reserved, "
+        "or the fewest calls of the device (speed)",
+    )
+    parser.add_argument(
+        "--batch", type=float, default=1.0, metavar="K", help="with a batch K times as large"
+    )
+    parser.add_argument(
+        "--free-at-once",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="with the blocks of this function or FILE:LINE freed as soon as they are made",
+    )
+    parser.add_argument(
+        "--empty-cache-after",
+        type=int,
+        metavar="EVENT",
+        action="append",
+        default=[],
+        help="with a call of empty_cache() after this event; may come several times",
+    )
+    parser.add_argument(
+        "--capacity", metavar="SIZE", help='the most memory the process may have, as "24GiB"'
+    )
+    parser.add_argument("--device", type=int, metavar="N", help="the device, where there are more")
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    parser.set_defaults(run=_what_if)
+
+
+def _what_if(options: argparse.Namespace) -> int:
+    try:
+        report = _asked(options)
+    except SettingsError as error:
+        write(f"neutracer: --set: {error}\n", sys.stderr)
+        return 2
+    except (NeutracerError, OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        write(f"neutracer: {options.file}: {reason}\n", sys.stderr)
+        return 2
+    if options.json:
+        sys.stdout.write(dumps(report.to_dict()) + "\n")
+    else:
+        show(report.document(), sys.stdout, max_lines=None)
+    return 0
+
+
+def _asked(options: argparse.Namespace) -> Report:
+    capacity = None if options.capacity is None else parse_bytes(options.capacity)
+    with warnings.catch_warnings():
+        # What a partial file lacks is told on the page.
+        warnings.simplefilter("ignore", HistoryWarning)
+        snap = load(options.file, max_memory=options.max_memory)
+    if options.check:
+        return check_replay(snap, device=options.device)
+    changes = (options.empty_cache_after, options.free_at_once, options.batch != 1.0)
+    if options.settings or any(changes):
+        return what_if(
+            snap,
+            *options.settings,
+            capacity=capacity,
+            device=options.device,
+            empty_cache_after=options.empty_cache_after,
+            free_at_once=options.free_at_once,
+            batch=options.batch,
+        )
+    return recommend(snap, capacity, options.objective, device=options.device)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which allocator settings would serve this program best, and what would they cost?"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from neutracer.diagnose.recommend_search import (
+    OBJECTIVES,
+    Bound,
+    candidates,
+    order_of,
+    packing_bound,
+    smallest_capacity,
+)
+from neutracer.diagnose.replaying import Replayer
+from neutracer.diagnose.what_if import named, open_replayer, trust_blocks
+from neutracer.diagnose.what_if_parts import (
+    OUTCOME_HEADS,
+    Fidelity,
+    Outcome,
+    outcome_cells,
+)
+from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
+from neutracer.render.report import Finding, Report
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+from neutracer.units import format_bytes, format_count, format_share
+
+__all__ = ["Choice", "RecommendReport", "recommend"]
+
+# How many candidates get a range, and how many of these are shown.
+_RANGED = 6
+_SHOWN = 3
+
+# Capacities up to this much above the smallest one are as good: the model is of one run.
+_ALIKE = 1.02
+
+# The search for the smallest capacity of every candidate takes at most about so many steps
+# of the program, some ten seconds of one core; of a longer trace fewer candidates have it.
+_STEPS = 60_000_000
+_RUNS_A_SEARCH = 16
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting that does better than the recorded one.
+
+    Attributes:
+        settings: The text for PYTORCH_CUDA_ALLOC_CONF.
+        environment: The whole line for a shell.
+        outcome: What would have come of it.
+        smallest_capacity_bytes: The least memory with which every request goes through,
+            those included that failed when recorded; None where none was found.
+        saved_bytes: Fewer bytes reserved at the peak than with the recorded settings.
+        more_device_calls: More cudaMalloc, cudaFree, mappings and unmappings than with the
+            recorded settings: what it costs; less than 0 where it saves some.
+        above_bound: Its peak of reserved above the packing lower bound, as a share of that.
+    """
+
+    settings: str
+    environment: str
+    outcome: Outcome
+    smallest_capacity_bytes: int | None
+    saved_bytes: int
+    more_device_calls: int
+    above_bound: float
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RecommendReport(Report):
+    """The best of a few dozen settings for one program.
+
+    Attributes:
+        device: The device.
+        events: Events of its trace.
+        objective: "fit", "reserved" or "speed".
+        capacity_bytes: The most that the process may have, or None: as when recorded.
+        tried: How many settings were tried.
+        recorded: The outcome of the file's own settings.
+        recorded_capacity_bytes: The least memory with which those would have done.
+        choices: The best, at most three; empty where nothing does better.
+        bound: The least that any allocator could do with.
+        check: How faithfully the model replays the file's own settings.
+        notes: What the trace can't tell.
+    """
+
+    schema = "neutracer.recommend/1"
+    derived = ("fidelity",)
+
+    device: int
+    events: int
+    objective: str
+    capacity_bytes: int | None
+    tried: int
+    recorded: Outcome
+    recorded_capacity_bytes: int | None
+    choices: tuple[Choice, ...]
+    bound: Bound
+    check: Fidelity
+    notes: tuple[str, ...]
+
+    @property
+    def fidelity(self) -> float:
+        """1.0 where the model reproduces every address and size of the recording."""
+        return self.check.value
+
+    @property
+    def best(self) -> Choice | None:
+        """The first choice, or None where nothing does better than what is set."""
+        return self.choices[0] if self.choices else None
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts: tuple[str, ...] = (
+            f"cuda:{self.device}",
+            format_count(self.events, "event"),
+            f"objective {self.objective}",
+            f"{format_count(self.tried, 'setting')} tried",
+        )
+        if self.capacity_bytes is not None:
+            facts = (*facts, f"at most {format_bytes(self.capacity_bytes)}")
+        outcomes = (self.recorded, *(choice.outcome for choice in self.choices))
+        blocks: list[Block] = [*self.finding_blocks(), self._table(), self._needs()]
+        blocks.append(Paragraph(self._bound_sentence()))
+        blocks += trust_blocks(self.check, outcomes, self.notes)
+        return Document("Recommended settings", facts, tuple(blocks))
+
+    def _table(self) -> Table:
+        rows = [outcome_cells(self.recorded, named(self.recorded, "as recorded"))]
+        rows += [outcome_cells(choice.outcome, choice.settings) for choice in self.choices]
+        return Table("", tuple(rows), OUTCOME_HEADS)
+
+    def _needs(self) -> Table:
+        shown = [(self.recorded_capacity_bytes, named(self.recorded, "as recorded"))]
+        shown += [(each.smallest_capacity_bytes, each.settings) for each in self.choices]
+        rows = tuple(
+            ("none found" if nbytes is None else Figure.bytes(nbytes), name)
+            for nbytes, name in shown
+        )
+        return Table("Smallest memory with which every request goes through", rows)
+
+    def _bound_sentence(self) -> str:
+        bound = self.bound
+        where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
+        text = f"No allocator could do with less than {format_bytes(bound.bytes)}, live at {where}"
+        if bound.with_failed_bytes > bound.bytes:
+            text += (
+                f", or {format_bytes(bound.with_failed_bytes)} with what was asked for and failed"
+            )
+        if self.recorded.stopped_event is not None or not bound.bytes:
+            return f"{text}."
+        above = self.recorded.peak_reserved_bytes / bound.bytes - 1
+        text += f". Reserved at its peak: {format_share(above)} above it as recorded"
+        if self.best and self.best.outcome.stopped_event is None:
+            text += f", {format_share(self.best.above_bound)} with {named(self.best.outcome)}"
+        return f"{text}."
+
+
+def recommend(
+    source: Snapshot | SnapshotSource | None,
+    capacity: int | str | None = None,
+    objective: str = "fit",
+    *,
+    device: int | None = None,
+) -> RecommendReport:
+    """Search the allocator's settings for the ones that serve a program best.
+
+    Some three dozen settings are replayed in parallel; `what_if` says how, and how far the
+    figures go. A setting is recommended only where it does better than the recorded one.
+
+    Args:
+        source: A Snapshot or what `load` takes; None is this process's device, now.
+        capacity: The most memory that the process may have: bytes, or a text as "24GiB";
+            None is as when it was recorded. `.recorded.fits` says whether the program fits
+            in it as it is, `.best.outcome.fits` whether it does with the best setting.
+        objective: What is best: "fit" needs the least memory to go through, "reserved" has
+            the lowest peak of reserved, "speed" the fewest calls of the device.
+        device: The device; None is the only one.
+
+    Returns:
+        The report; `str(report)` is one screen.
+
+    Raises:
+        SnapshotError: The file can't be read.
+        ValueError: There is no such objective; there are several devices, no history, or a
+            program under another allocator.
+
+    Example:
+        >>> import neutracer
+        >>> report = neutracer.recommend(
+        ...     "tests/data/frag_default.pickle", capacity="2GiB", objective="reserved"
+        ... )
+        >>> report.best.environment, report.best.saved_bytes >> 20
+        ('PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True', 1348)
+    """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
+    replayer = open_replayer(source, capacity, device)
+    tried = candidates(replayer)
+    recorded = replayer.outcome(None)
+    divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
+    bound = packing_bound(replayer.timeline, max(divisions) <= 1)
+    own = smallest_capacity(replayer, None, bound.with_failed_bytes)
+    ranked = _rank(replayer, tried, objective, bound)
+    base = order_of(objective, recorded, own)
+    chosen = [
+        _choice(outcome, smallest, recorded, bound)
+        for outcome, smallest in ranked
+        if order_of(objective, outcome, smallest)[:3] < base[:3]
+    ]
+    choices = tuple(chosen[:_SHOWN])
+    return RecommendReport(
+        device=replayer.device,
+        events=len(replayer.timeline),
+        objective=objective,
+        capacity_bytes=replayer.capacity,
+        tried=len(tried),
+        recorded=recorded,
+        recorded_capacity_bytes=own,
+        choices=choices,
+        bound=bound,
+        check=replayer.check,
+        notes=replayer.notes(),
+        findings=_findings(objective, choices, own, recorded, replayer),
+    )
+
+
+def _rank(
+    replayer: Replayer, tried: tuple[str, ...], objective: str, bound: Bound
+) -> list[tuple[Outcome, int | None]]:
+    """The best candidates with their ranges and smallest capacities, the best first."""
+    distinct: dict[tuple[object, ...], Outcome] = {}
+    for outcome in replayer.map(replayer.quick, tried):
+        figures = (outcome.peak_reserved_bytes, outcome.reserved_bytes, outcome.device_allocs)
+        distinct.setdefault((*figures, outcome.device_frees, outcome.ooms), outcome)
+    rows = sorted(distinct.values(), key=lambda each: order_of(objective, each, None))
+    least = bound.with_failed_bytes
+    if objective == "fit":
+        rows = rows[: max(_RANGED, _STEPS // _RUNS_A_SEARCH // replayer.facts["steps"])]
+    else:
+        rows = rows[:_RANGED]
+    needs = dict(
+        replayer.map(
+            lambda text: (text, smallest_capacity(replayer, text, least)),
+            [each.settings for each in rows],
+        )
+    )
+    known = [nbytes for nbytes in needs.values() if nbytes is not None]
+    alike = int(min(known, default=0) * _ALIKE)
+    rows.sort(key=lambda each: order_of(objective, each, needs[each.settings], alike))
+    best = [each.settings for each in rows[:_RANGED]]
+    found = [(each, needs[each.settings]) for each in replayer.map(replayer.outcome, best)]
+    return sorted(found, key=lambda pair: order_of(objective, pair[0], pair[1], alike))
+
+
+def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bound) -> Choice:
+    peak = outcome.peak_reserved_bytes
+    return Choice(
+        outcome.settings,
+        f"PYTORCH_CUDA_ALLOC_CONF={shlex.quote(outcome.settings)}",
+        outcome,
+        smallest,
+        recorded.peak_reserved_bytes - peak,
+        outcome.device_calls - recorded.device_calls,
+        peak / bound.bytes - 1 if bound.bytes else 0.0,
+    )
+
+
+def _findings(
+    objective: str,
+    choices: tuple[Choice, ...],
+    own: int | None,
+    recorded: Outcome,
+    replayer: Replayer,
+) -> tuple[Finding, ...]:
+    if not choices:
+        message = f"nothing that was tried does better than {named(recorded)}"
+        verdict = _verdict(None, own, recorded, replayer)
+        return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
+    best = choices[0]
+    saved, message = _gain(objective, best, own, recorded)
+    calls = best.more_device_calls
+    cost = f"{format_count(abs(calls))} {'more' if calls > 0 else 'fewer'} calls of the device"
+    advice = (
+        Note(best.environment, detail=cost),
+        Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
+    )
+    found = Finding("recommendation", Severity.INFO, saved, message, advice=advice)
+    return (*_verdict(best, own, recorded, replayer), found)
+
+
+def _gain(objective: str, best: Choice, own: int | None, recorded: Outcome) -> tuple[int, str]:
+    """The bytes that a choice saves, and its gain by the objective in words."""
+    name, outcome = named(best.outcome), best.outcome
+    smallest = best.smallest_capacity_bytes
+    if objective == "fit" and smallest is not None and own is not None:
+        message = f"{name}: every request goes through from {format_bytes(smallest)} on"
+        return max(own - smallest, 0), f"{message}, not from {format_bytes(own)}"
+    saved = max(best.saved_bytes, 0)
+    if objective == "speed":
+        calls = f"{format_count(outcome.device_calls)} calls of the device"
+        return saved, f"{name}: {calls} instead of {format_count(recorded.device_calls)}"
+    peaks = (outcome.peak_reserved_bytes, recorded.peak_reserved_bytes)
+    less, more = (format_bytes(nbytes) for nbytes in peaks)
+    return saved, f"{name}: {less} reserved at most instead of {more}"
+
+
+def _verdict(
+    best: Choice | None, own: int | None, recorded: Outcome, replayer: Replayer
+) -> tuple[Finding, ...]:
+    """Whether the program fits in the capacity that was asked about."""
+    if replayer.capacity is None:
+        return ()
+    room = format_bytes(replayer.capacity)
+    if recorded.fits:
+        message = f"fits in {room} as it is"
+        if own is not None:
+            message += f": from {format_bytes(own)} on every request goes through"
+        if recorded.beyond_event is not None:
+            message += "; what the program would have done beyond its trace is not known"
+        return (Finding("fits", Severity.INFO, 0, message),)
+    if best is not None and best.outcome.fits:
+        message = f"does not fit in {room} as it is, and does with {named(best.outcome)}"
+        if best.outcome.beyond_event is not None:
+            message += "; what the program would have done beyond its trace is not known"
+        return (Finding("fits_with_settings", Severity.SERIOUS, replayer.capacity, message),)
+    message = f"does not fit in {room} under any setting that was tried"
+    needs = [(own, named(recorded))]
+    needs += [(best.smallest_capacity_bytes, named(best.outcome))] if best else []
+    known = [(nbytes, name) for nbytes, name in needs if nbytes is not None]
+    if known:
+        nbytes, name = min(known)
+        message += f"; {name} needs {format_bytes(nbytes)}"
+    return (Finding("out_of_memory", Severity.SEVERE, replayer.capacity, message),)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace would have reserved with expandable segments, for reports that advise them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from neutracer.diagnose.replaying import Replayer
+from neutracer.trace.snapshot import Snapshot
+from neutracer.units import format_bytes
+
+__all__ = ["Replayed"]
+
+_SETTINGS = "expandable_segments:True"
+
+# Longer traces are left to `what_if`, so that a report costs little more than its file.
+_MOST_EVENTS = 300_000
+
+# Less than this share saved is not worth a change of settings.
+_WORTH = 0.05
+
+# The core's numbers of when blocks that other streams used are free again.
+_TIMINGS = (0, 1, 2)
+
+
+class Replayed:
+    """One device's trace under expandable segments, replayed when first asked for.
+
+    Only where the model reproduces the recording exactly are its figures told. Expandable
+    segments have no ties between addresses; where other streams' timing or a limit that is
+    known only roughly matter, the figures are a range over these.
+    """
+
+    def __init__(self, snap: Snapshot, device: int) -> None:
+        self._snap = snap
+        self._device = device
+        self._timeline = snap.timeline(device)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether expandable segments could be switched on."""
+        settings = self._snap.settings_in_force
+        if settings["expandable_segments"] or not settings["native_backend"]:
+            return False
+        segments = self._snap.native.tables()["segments"]
+        return not any(memoryview(segments["is_expandable"]))
+
+    @cached_property
+    def _runs(self) -> tuple[dict[str, memoryview], ...]:
+        """The series under each limit and timing that may have been; empty: none known."""
+        known = 0 < len(self._timeline) <= _MOST_EVENTS and self._snap.partial is None
+        if not known or not self.is_possible:
+            return ()
+        try:
+            return self._replay(Replayer(self._snap, self._device))
+        except ValueError:
+            # A state that no allocator can have been in: what can't be told is left out.
+            return ()
+
+    def _replay(self, replayer: Replayer) -> tuple[dict[str, memoryview], ...]:
+        if not replayer.check.is_exact:
+            return ()
+        timings = _TIMINGS if replayer.facts["has_later"] else _TIMINGS[:1]
+        return tuple(
+            replayer.series(_SETTINGS, **replayer.options(limit), timing=timing, goes_on=True)
+            for limit in replayer.limits
+            for timing in timings
+        )
+
+    def at_peak(self) -> str | None:
+        """What the peak of reserved would have been, up to the first failure.
+
+        Returns:
+            The bytes in words, "" where nothing is saved, None where there is no replay.
+        """
+        if not self._runs:
+            return None
+        end = self._first_failure()
+        start = self._timeline.facts["start_bytes"][2]
+        peaks = [max(run["reserved"][:end], default=start) for run in self._runs]
+        return self._saved(peaks, max(self._timeline.reserved[:end], default=start))
+
+    def at_end(self) -> str | None:
+        """What would be reserved at the end; as `at_peak` says it."""
+        if not self._runs:
+            return None
+        ends = [run["reserved"][-1] for run in self._runs]
+        return self._saved(ends, self._timeline.reserved[-1])
+
+    def at_failure(self, event: int) -> str | None:
+        """Whether what failed at an event would have gone through; None unless it would."""
+        before = max(event - 1, 0)
+        passed = [run["ooms"][event] == run["ooms"][before] for run in self._runs]
+        if not passed or not all(passed) or any(run["ooms"][before] for run in self._runs):
+            return None
+        return f"this request would have gone through ({self._trust()})"
+
+    def _first_failure(self) -> int:
+        if not self._timeline.facts["oom_count"]:
+            return len(self._timeline)
+        return next(i for i, name in enumerate(self._timeline.events["action"]) if name == "oom")
+
+    def _saved(self, simulated: list[int], recorded: int) -> str:
+        low, high = min(simulated), max(simulated)
+        if high > recorded * (1 - _WORTH):
+            return ""
+        unit = "MiB"
+        span = format_bytes(low, unit, decimals=0)
+        if low != high:
+            span = f"{span.split(' ')[0]} to {format_bytes(high, unit, decimals=0)}"
+        was = format_bytes(recorded, unit, decimals=0).split(" ")[0]
+        return f"{span} instead of {was} ({self._trust()})"
+
+    def _trust(self) -> str:
+        return "replayed; the model reproduces this file exactly"

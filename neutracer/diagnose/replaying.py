@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One device's program run on the model of the allocator, under many settings at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
+from threading import Event
+from typing import Any, TypeVar
+
+from neutracer._native import core
+from neutracer.diagnose.what_if_parts import (
+    Fidelity,
+    Outcome,
+    fidelity_of,
+    outcome_of,
+    widened,
+)
+from neutracer.errors import SettingsError
+from neutracer.trace.snapshot import Snapshot
+from neutracer.units import format_bytes, format_count, parse_bytes
+
+__all__ = ["Replayer", "canonical", "roundest", "takes_share"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _StoppedError(Exception):
+    """Another run has failed: the rest is not wanted any more."""
+
+
+def canonical(settings: str) -> str:
+    """The shortest text that stands for the same settings.
+
+    Args:
+        settings: A PYTORCH_CUDA_ALLOC_CONF text.
+
+    Raises:
+        SettingsError: PyTorch would not accept it, or it asks for an allocator that is not
+            PyTorch's native one; `.position` is where.
+
+    Example:
+        >>> canonical("expandable_segments : True, max_split_size_mb:512")
+        'expandable_segments:True,max_split_size_mb:512'
+    """
+    parsed = core.parse_settings(settings)
+    if not parsed["native_backend"]:
+        raise SettingsError(
+            "the model is of PyTorch's native allocator; of other backends nobody records "
+            "what they do",
+            max(settings.find("backend"), 0),
+        )
+    return str(parsed["text"])
+
+
+def takes_share(settings: str) -> bool:
+    """Whether settings limit the process to a share of its device."""
+    return float(core.parse_settings(settings)["per_process_memory_fraction"]) < 1.0
+
+
+def roundest(low: int, high: int) -> int:
+    """The number from `low` to `high` that most powers of two divide.
+
+    Example:
+        >>> roundest(2028 << 20, 2120 << 20) >> 20
+        2048
+    """
+    step = 1
+    while -(-low // (2 * step)) * 2 * step <= high and 2 * step <= high:
+        step *= 2
+    return -(-low // step) * step
+
+
+class Replayer:
+    """Runs what one device's trace asked of the allocator under other settings.
+
+    Any number of threads may use one.
+
+    Attributes:
+        device: The device.
+        capacity: The most bytes that the process may have, or None: as when recorded.
+        facts: What the core knows of the program: limits, lanes, what is ambiguous.
+        changed: Another program to run in place of the recorded one, except under the
+            recorded settings where these are given as None.
+    """
+
+    def __init__(self, snap: Snapshot, device: int, capacity: int | str | None = None) -> None:
+        """
+        Raises:
+            ValueError: There is nothing to replay, or it is not the native allocator's.
+        """
+        self.snap = snap
+        self.device = device
+        self.timeline = snap.timeline(device)
+        self.capacity = None if capacity is None else parse_bytes(capacity)
+        if self.capacity == 0:
+            raise ValueError("a capacity is above 0 bytes")
+        if not snap.settings_in_force["native_backend"]:
+            raise ValueError(
+                "this program ran under another allocator than PyTorch's native one, which "
+                "records nothing that could be replayed"
+            )
+        program = self.timeline.program
+        self.facts = program.facts()
+        if not self.facts["steps"]:
+            raise ValueError(
+                f"the snapshot has no history of cuda:{device} to replay; it is recorded "
+                "after torch.cuda.memory._record_memory_history()"
+            )
+        self.changed: core.Program | None = None
+        self._stop = Event()
+
+    @property
+    def recorded_settings(self) -> str:
+        """The file's own settings as text."""
+        return str(self.snap.settings_in_force["text"])
+
+    @property
+    def program(self) -> core.Program:
+        """What the trace asked for."""
+        return self.timeline.program
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether PyTorch itself kept the process below a limit when it was recorded."""
+        return self.facts["limit_high"] is not None and not self.facts["is_device"]
+
+    @cached_property
+    def limits(self) -> tuple[int, ...]:
+        """The limit to assume in bytes, then others that are as likely; 0: as recorded.
+
+        A trace that shows failures tells of the limit only that it was at least what was
+        reserved, and too small for what failed; people choose round ones.
+        """
+        if self.capacity is not None:
+            return (self.capacity,)
+        low, high = self.facts["limit_low"], self.facts["limit_high"]
+        if not self.is_capped or low >= high:
+            return (0,)
+        guess = roundest(low, high)
+        return tuple(dict.fromkeys((guess, low, high)))
+
+    def options(self, limit: int) -> dict[str, Any]:
+        """The keywords of a run in which the process may have `limit` bytes."""
+        if limit == 0:
+            return {}
+        if self.is_capped:
+            return {"limit": limit, "device_total": self.facts["device_total"]}
+        return {"limit": 0, "device_total": limit, "device_other": 0}
+
+    def quick(self, settings: str | None, limit: int | None = None) -> Outcome:
+        """What comes out, without its range; None are the recorded settings."""
+        options = self.options(self.limits[0] if limit is None else limit)
+        found = self._asked(settings).run(settings, progress=self._look, **options)
+        return outcome_of(self._name(settings), found)
+
+    def outcome(self, settings: str | None, runs: int = 0) -> Outcome:
+        """What comes out, with its range; None are the recorded settings.
+
+        Args:
+            settings: The text of the settings.
+            runs: How many runs for the range at each limit; 0 leaves it to the core.
+        """
+        # Under its own settings the program ran as recorded whatever its limit was.
+        limits = self.limits[:1] if settings is None else self.limits
+        found = [self._ranged(settings, limit, runs) for limit in limits]
+        outcome = widened(found[0], found[1:])
+        if self.capacity is None:
+            return outcome
+        return replace(outcome, headroom_bytes=self.capacity - outcome.peak_reserved_bytes)
+
+    def _ranged(self, settings: str | None, limit: int, runs: int) -> Outcome:
+        base, low, high, causes, done = self._asked(settings).find_range(
+            settings, runs=runs, progress=self._look, **self.options(limit)
+        )
+        return outcome_of(self._name(settings), base, low, high, causes, done)
+
+    def _asked(self, settings: str | None) -> core.Program:
+        return self.program if settings is None or self.changed is None else self.changed
+
+    def _name(self, settings: str | None) -> str:
+        return self.recorded_settings if settings is None else settings
+
+    def fits(self, settings: str | None, nbytes: int) -> bool:
+        """Whether every request goes through where the process may have so many bytes."""
+        return self.quick(settings, nbytes).fits
+
+    @cached_property
+    def check(self) -> Fidelity:
+        """How faithfully the model replays the recording's own settings."""
+        found, _ = self.program.check(progress=self._look)
+        return fidelity_of(found, self.snap.native.actions())
+
+    def series(self, settings: str | None, **options: Any) -> dict[str, memoryview]:
+        """The values after each event: bytes, segments, calls and failures so far."""
+        chosen = {**self.options(self.limits[0]), **options}
+        _, columns = self._asked(settings).series(settings, progress=self._look, **chosen)
+        wide = ("allocated", "active", "reserved", "requested")
+        return {
+            name: memoryview(data).cast("Q" if name in wide else "I")
+            for name, data in columns.items()
+        }
+
+    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """`work` on each item, in threads of which each has a core; results in order."""
+        listed = list(items)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            futures = [pool.submit(work, item) for item in listed]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                self._stop.clear()
+                raise
+
+    def _look(self, done: int) -> None:
+        """Called now and then by a run: ends it where another one has failed."""
+        if self._stop.is_set():
+            raise _StoppedError
+
+    def notes(self) -> tuple[str, ...]:
+        """What the trace can't tell, a sentence each."""
+        facts, notes = self.timeline.facts, []
+        if self.snap.partial is not None:
+            notes.append(f"Only a part of the file could be read: {self.snap.partial}")
+        if self.snap.history_overflowed(self.device):
+            notes.append("The ring of events wrapped: what came before its first is not replayed.")
+        if facts["preexisting"]:
+            blocks = format_count(facts["preexisting"], "block")
+            notes.append(
+                f"{blocks} were there before the first event and stay as they lay; under "
+                "settings of another kind they are allocated anew first."
+            )
+        if facts["slack_bound"]:
+            bound = format_bytes(facts["slack_bound"])
+            notes.append(f"Blocks from before the trace may be up to {bound} larger than assumed.")
+        if facts["unmatched"]:
+            events = format_count(facts["unmatched"], "event")
+            notes.append(f"The trace has gaps: {events} fit nothing in it and are left out.")
+        if not self.facts["calls_known"]:
+            notes.append(
+                "Without stacks an empty_cache() of the program can't always be told from the "
+                "allocator's own."
+            )
+        if self.capacity is None and len(self.limits) > 1:
+            guess, low, high = self.limits[0], min(self.limits), max(self.limits)
+            notes.append(
+                f"PyTorch kept this process below a limit from {format_bytes(low)} to "
+                f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
+                "ranges cover all; capacity= says which."
+            )
+        return tuple(notes)

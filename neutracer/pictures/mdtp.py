@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Memory Distribution Timeline Plot: which address held what, when."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from neutracer.pictures.plot_extra import opened, require_matplotlib, source_name
+from neutracer.render.palette import DARK, LIGHT
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["mdtp"]
+
+
+def mdtp(
+    before: Snapshot | SnapshotSource,
+    after: Snapshot | SnapshotSource | None = None,
+    *,
+    device: int | None = None,
+    x: str = "time",
+    style: str = "default",
+    stream: int | None = None,
+    pool: tuple[int, int] | None = None,
+    time_range: tuple[float, float] | None = None,
+    address_range: tuple[int, int] | None = None,
+    raw_addresses: bool = False,
+    holes: bool = True,
+    title: str | tuple[str, str] | None = None,
+    dark: bool = False,
+    output: str | os.PathLike[str] | None = None,
+) -> Figure:
+    """Draw memory over time: each block at its address, for as long as it lived.
+
+    Blocks are blue, darker where larger; holes in what is reserved are sand; addresses that
+    were never reserved are left out (a slanted stroke on the axis says where); moments of
+    OOM are red columns. Above it stand allocated and reserved bytes on the same time axis.
+    The largest holes get a letter, and below the plot a line that says what pins them. A
+    pixel that has seen a block or a hole shows it, however small that is.
+
+    Args:
+        before: A snapshot, or what `load` takes.
+        after: Another one, drawn beside it on the same scale.
+        device: The device; None is the only one.
+        x: "time" in seconds since the first event, or "event". A file without times
+            (before torch 2.2) is drawn by events.
+        style: "default", or "classic": addresses from 0 to 1, neighbouring allocations
+            merged into runs coloured by the run's size, a column a frame.
+        stream: Only what belongs to this raw stream.
+        pool: Only what belongs to this private pool; (0, 0) is the default pool.
+        time_range: Only from .. to, in the units of the axis.
+        address_range: Only addresses from .. to, as the device counts them.
+        raw_addresses: Leave nothing out of the address axis.
+        holes: Name the largest holes.
+        title: What stands above, or a pair for two snapshots; None is the file's name.
+        dark: For a dark page.
+        output: Where the figure is written too: .png, .svg or .pdf by its name.
+
+    Returns:
+        The matplotlib figure; `.savefig("memory.png")` writes it.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        SnapshotError: A file can't be read.
+        ValueError: There is no such device, axis or style, or nothing in that range.
+
+    Example:
+        >>> import neutracer
+        >>> figure = neutracer.mdtp("tests/data/frag_default.pickle")
+        >>> [axes.get_label() for axes in figure.axes]
+        ['strip', 'map', 'sizes']
+    """
+    if style not in ("default", "classic"):
+        raise ValueError(f"style is 'default' or 'classic', not {style!r}")
+    require_matplotlib()
+    from neutracer.pictures.mdtp_classic import draw_classic
+    from neutracer.pictures.mdtp_draw import draw_scenes
+    from neutracer.pictures.mdtp_scene import Request, Scene
+
+    request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
+    sources = [before] if after is None else [before, after]
+    titles = _titles(sources, title)
+    scenes = [
+        Scene(opened(source), request, name) for source, name in zip(sources, titles, strict=True)
+    ]
+    palette = DARK if dark else LIGHT
+    if style == "classic":
+        figure = draw_classic(scenes, palette)
+    else:
+        figure = draw_scenes(scenes, palette, holes)
+    if output is not None:
+        figure.savefig(output)
+    return figure
+
+
+def _titles(
+    sources: list[Snapshot | SnapshotSource], title: str | tuple[str, str] | None
+) -> list[str]:
+    """What stands above each picture."""
+    if title is not None:
+        titles = [title] if isinstance(title, str) else list(title)
+        if len(titles) != len(sources):
+            raise ValueError(f"{len(titles)} titles for {len(sources)} snapshots")
+        return titles
+    names = [source_name(source) for source in sources]
+    if len(sources) == 1:
+        return [names[0] or "GPU memory"]
+    names = [name or word for name, word in zip(names, ("before", "after"), strict=True)]
+    if names[0] == names[1]:
+        return [f"{names[0]}, {word}" for word in ("before", "after")]
+    return names

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements out of plain text. Text from the file is only ever set as text.
+
+export const byId = (id) => document.getElementById(id);
+
+export const made = (parent, tag, text = "", name = "") => {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  if (name) element.className = name;
+  if (parent) parent.append(element);
+  return element;
+};
+
+export const facts = (parent, pairs) => {
+  const list = made(parent, "dl");
+  for (const [name, value] of pairs) {
+    made(list, "dt", name);
+    made(list, "dd", value);
+  }
+  return list;
+};
+
+// A function that runs at most once a frame, with a `now` to run it at once.
+export const perFrame = (work) => {
+  let waiting = 0;
+  const run = () => { waiting = 0; work(); };
+  const ask = () => { if (!waiting) waiting = requestAnimationFrame(run); };
+  ask.now = () => { cancelAnimationFrame(waiting); run(); };
+  return ask;
+};
+
+// A canvas as large as its element, in pixels of the screen; at most two a point.
+export const fitCanvas = (canvas, width, height) => {
+  const scale = Math.min(window.devicePixelRatio || 1, 2);
+  const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const pen = canvas.getContext("2d", { alpha: canvas.id !== "base" });
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  return { pen, scale };
+};
+
+// The palette that is in force, out of the style sheet.
+export const palette = () => {
+  const style = getComputedStyle(document.documentElement);
+  const get = (name) => style.getPropertyValue(`--${name}`).trim();
+  const colours = { blues: [0, 1, 2, 3, 4].map((i) => get(`b${i}`)) };
+  for (const name of ["page", "ink", "grey", "line", "surface", "sand", "sand-ink", "red"]) {
+    colours[name] = get(name);
+  }
+  return colours;
+};
+
+const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+
+// The blue scale at a share between 0 and 1, as red, green, blue.
+export const blueAt = (colours, share) => {
+  const at = Math.min(Math.max(share, 0), 1) * 4;
+  const low = Math.min(Math.floor(at), 3);
+  const [a, b] = [channels(colours.blues[low]), channels(colours.blues[low + 1])];
+  return a.map((channel, i) => Math.round(channel + (b[i] - channel) * (at - low)));
+};
+
+export const rgb = (parts) => `rgb(${parts.join(",")})`;
+
+export const packed = (parts) => ((255 << 24) | (parts[2] << 16) | (parts[1] << 8) | parts[0]) >>> 0;
+
+export const ofHex = (colour) => channels(colour);

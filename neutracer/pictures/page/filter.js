@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The search: `size>16MiB stream:0 pool:large -torch "text"` as a test of allocations.
+
+import { parseBytes, parseDuration } from "./units.js";
+
+const TERM = /(-?)(?:"([^"]*)"?|(\S+))/g;
+const COMPARED = /^(size|asked|life|event)(>=|<=|>|<|=|:)(.+)$/i;
+const NAMED = /^(stream|pool|category|action|kept):(.+)$/i;
+
+const COMPARE = {
+  ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b,
+  "<=": (a, b) => a <= b, "=": (a, b) => a === b, ":": (a, b) => a === b,
+};
+
+const number = (key, text) => {
+  if (key === "life") return parseDuration(text);
+  return key === "event" ? Number(text.replaceAll(",", "")) : parseBytes(text);
+};
+
+// The terms of a query, and in `wrong` those that can't be read.
+export const parse = (query) => {
+  const terms = [];
+  const wrong = [];
+  for (const [, minus, quoted, word] of query.matchAll(TERM)) {
+    const not = minus === "-";
+    const compared = quoted === undefined && COMPARED.exec(word);
+    const named = quoted === undefined && NAMED.exec(word);
+    if (compared) {
+      const [key, sign, text] = [compared[1].toLowerCase(), compared[2], compared[3]];
+      const value = number(key, text);
+      if (value === null || Number.isNaN(value)) wrong.push(word);
+      else terms.push({ kind: "compare", key, not, holds: (a) => COMPARE[sign](a, value) });
+    } else if (named) {
+      terms.push({ kind: "name", key: named[1].toLowerCase(), text: named[2].toLowerCase(), not });
+    } else {
+      const text = (quoted ?? word).toLowerCase();
+      if (text) terms.push({ kind: "text", text, not });
+    }
+  }
+  return { terms, wrong };
+};
+
+// A test of `subject`: an object of functions by key, and `text(row)`, a lower-case text.
+export const compile = ({ terms }, subject) => {
+  const tests = terms.map(({ kind, key, text, not, holds }) => {
+    if (kind === "text") {
+      const has = subject.textTest(text);
+      return (row) => has(row) !== not;
+    }
+    const value = subject[key];
+    if (!value) return () => false;
+    if (kind === "compare") return (row) => holds(value(row)) !== not;
+    return (row) => (String(value(row)).toLowerCase().startsWith(text)) !== not;
+  });
+  return (row) => tests.every((test) => test(row));
+};

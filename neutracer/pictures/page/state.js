@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a link carries: tab, cursor, pinned block, view, range, search, axis.
+
+const TABS = ["overview", "segments", "stacks", "allocations", "events", "settings"];
+
+const pair = (text) => {
+  const numbers = (text || "").split(",").map(Number);
+  return numbers.length === 2 && numbers.every(Number.isFinite) && numbers[0] < numbers[1] ? numbers : null;
+};
+
+const whole = (text, most) => {
+  const number = text === null || text === "" ? NaN : Number(text);
+  return Number.isInteger(number) && number >= -1 && number < most ? number : null;
+};
+
+// The parts of a fragment that make sense for a page of `events` events and `rows` rows.
+export const read = (fragment, events, rows) => {
+  const words = new URLSearchParams(fragment.replace(/^#/, ""));
+  return {
+    tab: TABS.includes(words.get("tab")) ? words.get("tab") : null,
+    event: whole(words.get("e"), events),
+    pin: whole(words.get("pin"), rows),
+    x: pair(words.get("x")), y: pair(words.get("y")), range: pair(words.get("range")),
+    query: words.get("q"),
+    axis: words.get("axis") === "event" ? "event" : words.get("axis") === "time" ? "time" : null,
+    raw: words.get("raw") === "1",
+  };
+};
+
+const rounded = (numbers) => numbers.map((number) => Math.round(number * 100) / 100).join(",");
+
+// The fragment of a state; what is as it was at first is left out.
+export const write = (state, view, first) => {
+  const words = new URLSearchParams();
+  if (state.tab !== "overview") words.set("tab", state.tab);
+  if (state.pin >= 0 || state.held || state.tab !== "overview") words.set("e", state.event);
+  if (state.pin >= 0) words.set("pin", state.pin);
+  if (view.x0 > first.x0 || view.x1 < first.x1) words.set("x", rounded([view.x0, view.x1]));
+  if (view.y0 > first.y0 || view.y1 < first.y1) words.set("y", rounded([view.y0, view.y1]));
+  if (state.range) words.set("range", rounded(state.range));
+  if (state.query) words.set("q", state.query);
+  if (state.axis !== first.axis) words.set("axis", state.axis);
+  if (state.raw) words.set("raw", "1");
+  return words.toString();
+};

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`neutracer what-if`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bundle import DATA
+
+from neutracer.cli import main
+
+FRAG = str(DATA / "frag_default.pickle")
+HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_settings_are_compared_on_one_page(capsys: Capture) -> None:
+    command = ["what-if", FRAG, "--set", "expandable_segments:True", "--capacity", "2GiB"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "expandable_segments:True: 680 MiB reserved at most instead of 2,028 MiB" in text
+    assert "The model reproduces this recording exactly" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+
+
+def test_without_settings_the_best_are_told(capsys: Capture) -> None:
+    assert main(["what-if", FRAG, "--objective", "reserved"]) == 0
+    text = capsys.readouterr().out
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+    assert "No allocator could do with less than 579 MiB" in text
+    assert "Smallest memory with which every request goes through" in text
+
+
+def test_capacity_is_answered(capsys: Capture) -> None:
+    assert main(["what-if", HEALTHY, "--capacity", "24GiB"]) == 0
+    assert "fits in 24 GiB as it is: from 1,770 MiB on" in capsys.readouterr().out
+
+
+def test_check_tells_how_faithful_it_is(capsys: Capture) -> None:
+    assert main(["what-if", "--check", FRAG]) == 0
+    text = capsys.readouterr().out
+    assert "exactly: 816 addresses, 47 segment events" in " ".join(text.split())
+    assert main(["what-if", "--check", "--json", FRAG]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "neutracer.replay_check/1"
+    assert report["check"]["value"] == 1.0
+
+
+def test_json_has_the_schemas(capsys: Capture) -> None:
+    command = ["what-if", "--json", "--set", "", "--set", "max_split_size_mb:64", FRAG]
+    assert main(command) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["schema"] == "neutracer.what_if/1"
+    assert [outcome["settings"] for outcome in plan["outcomes"]] == ["", "max_split_size_mb:64"]
+    assert main(["what-if", "--json", FRAG]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "neutracer.recommend/1"
+
+
+def test_bad_input_gives_two_and_a_reason(capsys: Capture) -> None:
+    assert main(["what-if", FRAG, "--set", "expandble_segments:True"]) == 2
+    assert "unknown key" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--capacity", "much"]) == 2
+    assert "not a size" in capsys.readouterr().err
+    assert main(["what-if", "no/such/file"]) == 2
+    assert "No such file" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--device", "3"]) == 2
+    assert "no device 3" in capsys.readouterr().err
+
+
+def test_program_can_be_changed(capsys: Capture) -> None:
+    command = ["what-if", HEALTHY, "--batch", "2", "--free-at-once", "resnet.py:155"]
+    assert main([*command, "--empty-cache-after", "100", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["is_changed"]
+    assert len([note for note in plan["notes"] if note.startswith("Changed")]) == 3
+    assert main(["what-if", HEALTHY, "--free-at-once", "nobody"]) == 2
+    assert "'nobody' allocated nothing" in capsys.readouterr().err
+
+
+def test_help_shows_an_example(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["what-if", "--help"])
+    assert caught.value.code == 0
+    assert "neutracer what-if snapshot.pickle --capacity 24GiB" in capsys.readouterr().out
+
+
+def test_check_and_settings_exclude_each_other(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["what-if", FRAG, "--check", "--set", ""])
+    assert caught.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`recommend`: choices that do what they promise, bounds that hold, verdicts that fit."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from bundle import expected, snapshot
+
+import neutracer
+from neutracer._native import core
+from neutracer.diagnose.recommend_search import (
+    OBJECTIVES,
+    candidates,
+    order_of,
+    packing_bound,
+    smallest_capacity,
+)
+from neutracer.diagnose.replaying import Replayer
+
+MIB = 1 << 20
+GRAIN = 2 * MIB
+NAMES = (
+    "frag_default",
+    "multi_stream",
+    "train_resnet_healthy",
+    "weight_streaming",
+    "whatif/0/dyn_transformer_capped",
+    "whatif/0/mixed_streams",
+)
+every_program = pytest.mark.parametrize("name", NAMES)
+
+
+def test_best_setting_saves_what_pytorch_saved() -> None:
+    report = neutracer.recommend(snapshot("frag_default"), "2GiB", "reserved")
+    stats = expected("whatif/7/frag_default")["stats"]
+    best = report.best
+    assert best is not None
+    assert best.settings == "expandable_segments:True"
+    assert best.environment == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert best.outcome.peak_reserved_bytes == stats["reserved_bytes.all.peak"]
+    assert best.saved_bytes == (2028 - 680) * MIB
+    calls = stats["num_device_alloc"] + stats["num_device_free"]
+    assert best.more_device_calls == calls - 46
+    assert report.fidelity == 1.0
+
+
+@every_program
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_choices_do_better_than_recorded(name: str, objective: str) -> None:
+    report = neutracer.recommend(snapshot(name), objective=objective)
+    own = order_of(objective, report.recorded, report.recorded_capacity_bytes)
+    for choice in report.choices:
+        mine = order_of(objective, choice.outcome, choice.smallest_capacity_bytes)
+        assert mine[:3] < own[:3]
+        assert shlex.split(choice.environment) == [f"PYTORCH_CUDA_ALLOC_CONF={choice.settings}"]
+        peaks = (report.recorded.peak_reserved_bytes, choice.outcome.peak_reserved_bytes)
+        assert choice.saved_bytes == peaks[0] - peaks[1]
+    kinds = [finding.kind for finding in report.findings]
+    assert kinds == (["recommendation"] if report.choices else ["no_recommendation"])
+
+
+@every_program
+def test_smallest_capacity_fits_and_less_does_not(name: str) -> None:
+    report = neutracer.recommend(snapshot(name))
+    replayer = Replayer(snapshot(name), 0)
+    needs = [(report.recorded.settings, report.recorded_capacity_bytes)]
+    needs += [(choice.settings, choice.smallest_capacity_bytes) for choice in report.choices]
+    for settings, nbytes in needs:
+        assert nbytes is not None
+        assert nbytes % GRAIN == 0
+        assert replayer.fits(settings, nbytes)
+        assert not replayer.fits(settings, nbytes - GRAIN)
+        assert nbytes >= report.bound.with_failed_bytes
+
+
+@every_program
+def test_nothing_reserves_less_than_the_bound(name: str) -> None:
+    snap = snapshot(name)
+    replayer, bound = Replayer(snap, 0), packing_bound(snap.timeline())
+    for settings in candidates(replayer)[::3]:
+        assert replayer.quick(settings).peak_reserved_bytes >= bound.bytes
+    assert bound.bytes <= expected(name)["stats"]["allocated_bytes.all.peak"]
+    assert bound.with_failed_bytes >= bound.bytes
+
+
+def test_bound_counts_live_rounded_bytes() -> None:
+    timeline = snapshot("frag_default").timeline()
+    live, most = {}, 0
+    for event in timeline.events:
+        if event.action == "alloc":
+            live[event.addr] = -(-event.size // 512) * 512
+        elif event.action == "free_requested":
+            del live[event.addr]
+        most = max(most, sum(live.values()))
+    bound = packing_bound(timeline)
+    assert bound.bytes == most
+    oom = next(event for event in timeline.events if event.action == "oom")
+    assert bound.with_failed_bytes == sum(live.values()) + oom.size
+    assert packing_bound(timeline, counts_failed=False).with_failed_bytes == most
+
+
+def test_candidates_are_distinct_and_legal() -> None:
+    capped = candidates(Replayer(snapshot("frag_default"), 0))
+    free = candidates(Replayer(snapshot("train_resnet_healthy"), 0))
+    assert len(set(capped)) == len(capped) >= 24
+    for settings in capped:
+        assert core.parse_settings(settings)["native_backend"]
+    assert any("garbage_collection_threshold" in settings for settings in capped)
+    # Without a limit of PyTorch's own the threshold does nothing.
+    assert not any("garbage_collection_threshold" in settings for settings in free)
+    assert capped[0] == free[0] == ""
+
+
+def test_capacity_gets_a_verdict() -> None:
+    def kinds(name: str, capacity: str) -> list[str]:
+        return [each.kind for each in neutracer.recommend(snapshot(name), capacity).findings]
+
+    assert kinds("frag_default", "2GiB")[0] == "out_of_memory"
+    assert kinds("frag_default", "24GiB")[0] == "fits"
+    assert kinds("whatif/0/dyn_transformer_capped", "2600MiB")[0] == "fits_with_settings"
+    assert kinds("train_resnet_healthy", "2GiB")[0] == "fits"
+
+
+def test_verdict_says_where_knowledge_ends() -> None:
+    report = neutracer.recommend(snapshot("frag_default"), "24GiB")
+    assert "beyond its trace is not known" in report.findings[0].message
+
+
+def test_search_may_begin_anywhere_below() -> None:
+    replayer = Replayer(snapshot("train_resnet_healthy"), 0)
+    for least in (1, 500 * MIB, 1700 * MIB, 3000 * MIB):
+        nbytes = smallest_capacity(replayer, "", least)
+        assert nbytes is not None
+        assert nbytes >= least
+        assert replayer.fits("", nbytes)
+        assert least == 3000 * MIB or not replayer.fits("", nbytes - GRAIN)
+
+
+def test_unknown_objective_is_refused() -> None:
+    with pytest.raises(ValueError, match="fit, reserved, speed"):
+        neutracer.recommend(snapshot("frag_default"), objective="cheap")
+
+
+@every_program
+def test_report_is_one_screen_and_plain_data(name: str) -> None:
+    report = neutracer.recommend(snapshot(name), "2GiB")
+    lines = str(report).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    plain = report.to_dict()
+    assert plain["schema"] == "neutracer.recommend/1"
+    assert json.loads(json.dumps(plain)) == plain

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advice of the reports with simulated bytes, held against what PyTorch really did."""
+
+from __future__ import annotations
+
+import pytest
+from bundle import expected, snapshot
+
+import neutracer
+from neutracer.diagnose import replayed_advice
+from neutracer.diagnose.replayed_advice import Replayed
+
+RULE = "free ranges then serve any size"
+
+
+def advice(name: str) -> list[str]:
+    report = neutracer.fragmentation_report(snapshot(name))
+    return [str(note) for finding in report.findings for note in finding.advice]
+
+
+def test_advice_tells_the_bytes_of_a_real_run() -> None:
+    peak = expected("whatif/7/frag_default")["stats"]["reserved_bytes.all.peak"] >> 20
+    told = f"{peak:,} MiB instead of 2,028 (replayed; the model reproduces this file exactly)"
+    assert any(note.endswith(told) for note in advice("frag_default"))
+    assert not any(RULE in note for note in advice("frag_default"))
+
+
+def test_failure_that_would_not_have_been_is_told() -> None:
+    # Under expandable segments the real program got over that request.
+    notes = advice("whatif/0/dyn_transformer_capped")
+    assert any("this request would have gone through" in note for note in notes)
+    assert not any("gone through" in note for note in advice("frag_default"))
+
+
+def test_nothing_is_advised_that_saves_nothing() -> None:
+    for name in ("whatif/0/mixed_streams", "multi_stream", "leak_list"):
+        assert not any("expandable" in note for note in advice(name)), name
+
+
+def test_other_timings_make_a_range() -> None:
+    replayed = Replayed(snapshot("whatif/0/mixed_streams"), 0)
+    assert replayed.is_possible
+    # The lowest of the range saves something, and the highest does not.
+    assert replayed.at_peak() == ""
+
+
+def test_long_traces_keep_the_rule_of_thumb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed_advice, "_MOST_EVENTS", 1000)
+    replayed = Replayed(snapshot("frag_default"), 0)
+    assert replayed.at_peak() is None
+    assert replayed.at_end() is None
+    assert replayed.at_failure(2374) is None
+    assert any(RULE in note for note in advice("frag_default"))
+
+
+def test_unfaithful_replays_are_not_told() -> None:
+    import pickle
+
+    plain = snapshot("frag_default").to_dict()
+    conf = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "max_split_size": 64 << 20}
+    plain["allocator_settings"] = {**plain.get("allocator_settings", {}), **conf}
+    assert Replayed(neutracer.load(pickle.dumps(plain)), 0).at_peak() is None
+
+
+def test_what_is_on_is_not_replayed() -> None:
+    replayed = Replayed(snapshot("whatif/7/frag_default"), 0)
+    assert not replayed.is_possible
+    assert replayed.at_peak() is None

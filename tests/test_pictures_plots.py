@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stacked live bytes over time, and the plot of fragmentation."""
+
+import bundle
+import pytest
+
+import neutracer
+
+pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
+np = pytest.importorskip("numpy")
+
+from neutracer.pictures.mdtp_scene import Request, Scene  # noqa: E402
+from neutracer.pictures.plot_segments import unused_shares  # noqa: E402
+from neutracer.pictures.plot_stacked import stacked_bands  # noqa: E402
+
+
+def scene(name, **options):
+    return Scene(bundle.snapshot(name), Request(**options), name)
+
+
+@pytest.mark.parametrize("by", ["line", "stack", "category"])
+@pytest.mark.parametrize("name", ["frag_default", "train_resnet_healthy", "leak_list"])
+def test_bands_add_up_to_allocated(name, by):
+    shown = scene(name, x="event")
+    states, bands = stacked_bands(shown, by, 5)
+    assert sum(values for _, values in bands).tolist() == shown.allocated[states].tolist()
+    assert all((values >= 0).all() for _, values in bands)
+    assert shown.allocated[states].max() == max(shown.timeline.allocated)
+
+
+def test_band_of_stack_is_its_holder():
+    shown = scene("train_resnet_healthy", x="event")
+    peak = shown.timeline.peak("allocated").event
+    states, bands = stacked_bands(shown, "stack", 3)
+    column = states.tolist().index(peak + 1)
+    held = [int(values[column]) for _, values in bands[:3]]
+    assert held == [holder.bytes for holder in shown.timeline.holders(by="stack", limit=3)]
+
+
+def test_timeline_plot_has_its_parts():
+    figure = neutracer.plot_timeline(bundle.snapshot("frag_default"), title="a run")
+    (axes,) = figure.axes
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["reserved", "train.py:159 frag", "train.py:155 frag"]
+    (line,) = axes.get_lines()
+    assert max(line.get_ydata()) == 2028 << 20
+    assert any("asked 1,579 MiB" in text.get_text() for text in axes.texts)
+    assert figure.texts[0].get_text() == "a run"
+
+
+def test_timeline_plot_takes_categories():
+    snap = bundle.snapshot("train_resnet_healthy")
+    figure = neutracer.plot_timeline(snap, by="category", x="event")
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names[0] == "reserved"
+    assert {"activation", "parameter"} <= set(names)
+    with pytest.raises(ValueError, match="'line', 'stack' or 'category'"):
+        neutracer.plot_timeline(snap, by="mood")
+
+
+def test_shares_are_those_of_report():
+    shown = scene("frag_default")
+    report = neutracer.fragmentation_report(bundle.snapshot("frag_default"))
+    assert unused_shares(shown).tolist() == list(report.fragmentation_history)
+
+
+def test_segments_show_blocks_and_holes():
+    snap = bundle.snapshot("weight_streaming")
+    event = len(snap.timeline()) - 1
+    figure = neutracer.plot_fragmentation(snap, event=event)
+    axes = figure.axes[1]
+    assert axes.get_label() == "segments"
+    (bars,) = axes.collections
+    colours = [tuple((c[:3] * 255).round().astype(int)) for c in bars.get_facecolor()]
+    layout = snap.timeline().at(event)
+    assert colours.count((250, 227, 198)) == len(layout.segments)
+    active = sum(1 for block in layout.blocks if block.state != "inactive")
+    assert len(colours) == len(layout.segments) + active
+    assert axes.get_xlim()[1] == max(layout.segments["total_size"])
+
+
+def test_fragmentation_plot_marks_the_moment():
+    figure = neutracer.plot_fragmentation(bundle.snapshot("frag_default"), x="event")
+    share = figure.axes[0]
+    steps = [line for line in share.get_lines() if line.get_linestyle() == ":"]
+    tl = bundle.snapshot("frag_default").timeline()
+    unused = [a - b for a, b in zip(tl.reserved, tl.active, strict=True)]
+    (moment,) = {float(value) for value in steps[0].get_xdata()}
+    assert unused[int(moment)] == pytest.approx(max(unused), rel=0.01)
+    with pytest.raises(ValueError, match="not among"):
+        neutracer.plot_fragmentation(bundle.snapshot("frag_default"), event=10**6)
+
+
+@pytest.mark.parametrize("plot", [neutracer.plot_timeline, neutracer.plot_fragmentation])
+def test_plots_are_written_by_name(tmp_path, plot):
+    plot(bundle.snapshot("foreign_memory"), output=tmp_path / "plot.svg", dark=True)
+    assert b"<svg" in (tmp_path / "plot.svg").read_bytes()[:2000]

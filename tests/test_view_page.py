@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a snapshot in a browser: what it shows, what it lets one do, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import time
+from pathlib import Path
+
+import pytest
+from chromium import PROGRAM, Browser
+from hostile_names import HOSTILE_NAMES
+from small_snapshots import one_program
+
+import neutracer
+from neutracer.pictures.view import view
+from neutracer.pictures.view_bundle import bundle
+from neutracer.render.palette import LIGHT
+from neutracer.units import format_bytes, format_count
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
+
+DATA = Path(__file__).parent / "data"
+TABS = ("overview", "segments", "stacks", "allocations", "events", "settings")
+PANEL = "document.getElementById('panel').innerText"
+SHOWN = "[...document.querySelectorAll('section')].filter(s => !s.hidden).map(s => s.id)"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium):
+    chromium.events.clear()
+    chromium._session = None
+    yield chromium
+    chromium.call("Page.close")
+    chromium._session = None
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return view(DATA / "frag_default.pickle.xz", tmp_path_factory.mktemp("view") / "page.html")
+
+
+@pytest.fixture(scope="module")
+def timeline():
+    return neutracer.load(DATA / "frag_default.pickle.xz").timeline()
+
+
+def until(browser, expression, wanted=True):
+    """Waits for an expression to be what is wanted."""
+    end = time.monotonic() + 10
+    while (found := browser.value(expression)) != wanted:
+        assert time.monotonic() < end, (expression, found, browser.complaints())
+        time.sleep(0.02)
+
+
+def ready(browser, path):
+    browser.open(path)
+    until(browser, "document.documentElement?.dataset.ready", "1")
+
+
+def go(browser, fragment):
+    """Follows a link into the page, and waits for the next frame."""
+    browser.value(f"location.hash = {json.dumps(fragment)}")
+    browser.call(
+        "Runtime.evaluate",
+        expression="new Promise(r => setTimeout(() => requestAnimationFrame(r), 60))",
+        awaitPromise=True,
+    )
+
+
+def key(browser, name, text=""):
+    for kind in ("keyDown", "keyUp"):
+        typed = {"text": text} if text and kind == "keyDown" else {}
+        browser.call("Input.dispatchKeyEvent", type=kind, key=name, **typed)
+
+
+def hash_of(browser):
+    time.sleep(0.25)
+    return browser.value("decodeURIComponent(location.hash)")
+
+
+def test_every_tab_shows_its_part(browser, page):
+    ready(browser, page)
+    assert browser.value("document.title") == "frag_default.pickle.xz"
+    words = {
+        "overview": "out of memory: asked 1,579 MiB",
+        "segments": "19 segments, 716 MiB; 125 MiB of it free, the largest hole 28.3 MiB",
+        "stacks": "591 MiB in 61 blocks after event 2,215",
+        "allocations": "816 allocations",
+        "events": "2,375 events",
+        "settings": "all 816 allocations and 2,375 events",
+    }
+    for tab in TABS:
+        browser.click(f"[data-tab={tab}]")
+        until(browser, SHOWN, [tab])
+        until(browser, f"document.getElementById('{tab}').innerText.includes({words[tab]!r})")
+    boxes = browser.value("[...document.querySelectorAll('.box')].map(b => b.title)")
+    assert any("frag train.py:155" in title and "415 MiB" in title for title in boxes)
+    assert browser.requested() == [page.as_uri()]
+    assert browser.complaints() == []
+
+
+def test_panel_has_the_figures_of_python(browser, page, timeline):
+    ready(browser, page)
+    for event in (0, 100, 1433, 2048, 2374):
+        go(browser, f"e={event}")
+        told = browser.value(PANEL)
+        for figure in (timeline.allocated[event], timeline.reserved[event]):
+            assert format_bytes(figure) in told, (event, told)
+        assert format_count(event) in told
+        holes = []
+        layout = timeline.at(event)
+        for block in layout.blocks:
+            if block.state == "inactive":
+                holes.append(block.size)
+        assert f"largest hole\n{format_bytes(max(holes, default=0))}" in told.replace("\t", "\n")
+        sums = {}
+        for holder in timeline.holders(event, limit=None):
+            line = holder.key[0].line
+            sums[line] = sums.get(line, 0) + holder.bytes
+        for line, nbytes in sums.items():
+            assert f"train.py:{line}" in told
+            assert format_bytes(nbytes) in told
+
+
+def reserved_ranges(timeline):
+    """Address ranges that were ever reserved, joined and ascending."""
+    ranges = []
+    for start, stop in sorted({(s.address, s.address + s.size) for s in timeline.segments}):
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1][1] = max(stop, ranges[-1][1])
+        else:
+            ranges.append([start, stop])
+    return ranges
+
+
+def packed_blocks(layout, ranges):
+    """Blocks as (low, high, state), in bytes above the lowest address, gaps taken out."""
+    found = []
+    for block in layout.blocks:
+        below = 0
+        for start, stop in ranges:
+            if start <= block.address < stop:
+                low = below + block.address - start
+                state = "free" if block.state == "inactive" else "used"
+                found.append((low, low + block.size, state))
+            below += stop - start
+    return found
+
+
+def states_near(blocks, low, high):
+    """What there is between two heights; "never" where blocks leave some of it out."""
+    met = [(max(a, low), min(b, high), state) for a, b, state in blocks if a < high and b > low]
+    covered = sum(b - a for a, b, _ in met)
+    return {state for _, _, state in met} | ({"never"} if covered < high - low - 1 else set())
+
+
+def test_map_shows_what_lies_where(browser, page, timeline):
+    ready(browser, page)
+    first, last = 1900.0, 2200.0
+    go(browser, f"axis=event&x={first:g},{last:g}")
+    time.sleep(0.3)
+    box = browser.value("document.getElementById('base').getBoundingClientRect().toJSON()")
+    top = 24 + round(min(max(box["height"] * 0.22, 70), 150)) + 16
+    width, height = int(box["width"] - 92 - 94), int(box["height"] - top - 40)
+    ranges = reserved_ranges(timeline)
+    total = sum(stop - start for start, stop in ranges)
+    layouts = {
+        event: packed_blocks(timeline.at(event), ranges)
+        for event in range(int(first) - 2, int(last) + 3)
+    }
+    rand = random.Random(5)
+    spots = [(rand.randrange(2, width - 2), rand.randrange(2, height - 2)) for _ in range(500)]
+    colours = browser.value(
+        "(spots => { const pen = document.getElementById('base').getContext('2d');"
+        "return spots.map(([x, y]) => [...pen.getImageData(x, y, 1, 1).data].slice(0, 3)); })"
+        f"({json.dumps([[92 + x, top + y] for x, y in spots])})"
+    )
+    names = {
+        tuple(bytes.fromhex(LIGHT.sand[1:])): "free",
+        tuple(bytes.fromhex(LIGHT.page[1:])): "never",
+        tuple(bytes.fromhex(LIGHT.line[1:])): "border",
+    }
+    seen = {"free": 0, "used": 0, "never": 0, "border": 0}
+    for (x, y), colour in zip(spots, colours, strict=True):
+        shown = names.get(tuple(colour), "used")
+        seen[shown] += 1
+        # A border may fall anywhere within a pixel, and a thin block marks the next one.
+        events = [int(first + (x + 0.5 + dx) / width * (last - first)) for dx in (-1, 1)]
+        low, high = ((1 - (y + 0.5 + dy) / height) * total for dy in (1.5, -1.5))
+        near = set()
+        for event in range(events[0], events[1] + 1):
+            near |= states_near(layouts[event], low, high)
+        assert shown in near | {"border"}, (x, y, colour, near)
+    assert min(seen["free"], seen["used"], seen["never"]) > 10, seen
+    assert seen["border"] < 80
+
+
+def test_pointer_tells_and_click_pins(browser, page):
+    ready(browser, page)
+    x, y = browser.value(
+        "(b => [b.x + 92 + (b.width - 186) * 0.5, b.y + b.height * 0.34])"
+        "(document.getElementById('chart').getBoundingClientRect())"
+    )
+    for step in range(12):
+        browser.mouse("mouseMoved", x, y + 3 * step)
+        time.sleep(0.05)
+        told = browser.value("document.getElementById('tip').innerText")
+        if "train.py:155" in told:
+            break
+    assert "MiB" in told
+    until(browser, f"{PANEL}.includes('Block under the pointer')")
+    browser.mouse("mousePressed", x, y + 3 * step)
+    browser.mouse("mouseReleased", x, y + 3 * step)
+    until(browser, f"{PANEL}.includes('Block, pinned')")
+    panel = browser.value(PANEL)
+    assert "frag_default\ntrain.py:166" in panel.replace("\t", "\n")
+    assert "stream / pool" in panel
+    link = hash_of(browser)
+    assert "pin=" in link
+    # The link brings the same block back.
+    ready(browser, page)
+    assert "pinned" not in browser.value(PANEL)
+    go(browser, link)
+    assert browser.value(PANEL) == panel
+    browser.press("Escape")
+    until(browser, f"{PANEL}.includes('pinned')", False)
+
+
+def test_wheel_drag_and_keys_move_the_view(browser, page):
+    ready(browser, page)
+    x, y = browser.middle("#chart")
+    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-600)
+    zoomed = hash_of(browser)
+    low, high = map(float, zoomed.split("x=")[1].split("&")[0].split(","))
+    # A fifth of the trace's 70.4 ms is seen, around where the wheel was turned.
+    assert 0.15 < (high - low) / 70_400 < 0.3
+    for kind, step in (("mousePressed", 0), ("mouseMoved", 40), ("mouseMoved", 90)):
+        browser.mouse(kind, x + step, y, buttons=1)
+    browser.mouse("mouseReleased", x + 90, y)
+    panned = hash_of(browser)
+    assert float(panned.split("x=")[1].split(",")[0]) < low
+    browser.value("document.getElementById('chart').focus()")
+    key(browser, "0", "0")
+    assert "x=" not in hash_of(browser)
+    key(browser, "p", "p")
+    until(browser, f"{PANEL}.includes('2,215')")
+    key(browser, "ArrowRight")
+    until(browser, f"{PANEL}.includes('2,216')")
+    key(browser, "4", "4")
+    until(browser, SHOWN, ["allocations"])
+
+
+def test_brush_ranks_what_lives_in_it(browser, page):
+    ready(browser, page)
+    x, _ = browser.middle("#chart")
+    top = browser.value("document.getElementById('chart').getBoundingClientRect().top") + 60
+    browser.mouse("mousePressed", x - 100, top)
+    for step in (-50, 0, 60):
+        browser.mouse("mouseMoved", x + step, top, buttons=1)
+    browser.mouse("mouseReleased", x + 60, top)
+    until(browser, f"{PANEL}.includes('Selected range')")
+    assert "train.py:155" in browser.value(PANEL)
+    assert "range=" in hash_of(browser)
+    browser.click("[data-zoom=range]")
+    assert "x=" in hash_of(browser)
+
+
+SEARCHES = {
+    "size>100MiB": lambda row: row.size > 100 << 20,
+    "train.py:155 size<=8MiB": lambda row: row.size <= 8 << 20 and row.stack[0].line == 155,
+    "-train.py:155 kept:no": lambda row: row.stack[0].line != 155 and row.free_event >= 0,
+    "event>=2000 event<2100 stream:0": lambda row: 2000 <= row.alloc_event < 2100,
+    "pool:small": lambda row: False,
+}
+
+
+def test_search_finds_what_python_finds(browser, page, timeline):
+    ready(browser, page)
+    for query, keep in SEARCHES.items():
+        wanted = sum(map(keep, timeline.allocations))
+        browser.value("document.getElementById('search').value = ''")
+        browser.click("#search")
+        browser.keys(query)
+        browser.press("Enter")
+        words = "document.getElementById('allocation-words').textContent"
+        until(browser, words, f"{wanted} of 816 allocations")
+        rows = "document.querySelectorAll('#allocation-table .body .row').length > 0"
+        until(browser, rows, wanted > 0)
+    assert "q=pool:small" in hash_of(browser)
+
+
+def test_tables_sort_and_choose_by_keyboard(browser, page, timeline):
+    ready(browser, page)
+    browser.click("[data-tab=allocations]")
+    first = "document.querySelector('#allocation-table .body .row')?.innerText"
+    until(browser, f"{first}?.includes('184 MiB')")
+    browser.click("#allocation-table .head .cell")
+    smallest = format_bytes(min(timeline.allocations["size"]))
+    until(browser, f"{first}?.startsWith({smallest!r})")
+    browser.value("document.querySelector('#allocation-table .scroll').focus()")
+    key(browser, "End")
+    key(browser, "Enter")
+    until(browser, f"{PANEL}.includes('184 MiB')")
+    # Far fewer rows are elements than there are.
+    assert browser.value("document.querySelectorAll('#allocation-table .row').length") < 60
+
+
+def test_phone_and_dark_pages_fit(browser, page):
+    ready(browser, page)
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=390,
+        height=844,
+        deviceScaleFactor=2,
+        mobile=True,
+    )
+    browser.call(
+        "Emulation.setEmulatedMedia",
+        features=[{"name": "prefers-color-scheme", "value": "dark"}],
+    )
+    try:
+        for tab in TABS:
+            browser.click(f"[data-tab={tab}]")
+            until(browser, SHOWN, [tab])
+            assert browser.value("document.documentElement.scrollWidth") <= 390, tab
+        ground = browser.value("getComputedStyle(document.body).backgroundColor")
+        assert ground == "rgb(18, 24, 30)"
+    finally:
+        browser.call("Emulation.setEmulatedMedia", features=[])
+    assert browser.complaints() == []
+
+
+def test_hostile_names_run_nothing(browser, tmp_path):
+    plain = one_program()
+    trace = plain["device_traces"][0]
+    segment, made, *_ = trace
+    for number, text in enumerate(HOSTILE_NAMES.values()):
+        frames = [{"name": text, "filename": text, "line": number + 1}]
+        address = made["addr"] + (20 << 20) * (number + 1)
+        trace.append({**segment, "addr": address, "frames": frames, "time_us": 2000 + number})
+        trace.append({**made, "addr": address, "frames": frames, "time_us": 2000 + number})
+        plain["segments"].append(
+            {
+                **plain["segments"][0],
+                "address": address,
+                "blocks": [
+                    {**block, "address": address + (4 << 20) * place}
+                    for place, block in enumerate(plain["segments"][0]["blocks"])
+                ],
+            }
+        )
+    path = view(pickle.dumps(plain), tmp_path / "page.html")
+    ready(browser, path)
+    go(browser, f"e={len(trace) - 1}")
+    text = ""
+    for tab in TABS:
+        browser.click(f"[data-tab={tab}]")
+        until(browser, SHOWN, [tab])
+        go(browser, f"tab={tab}&e={len(trace) - 1}")
+        text += browser.value("document.body.innerText")
+        for element in (".box", ".body .row", ".rank"):
+            browser.value(f"document.querySelectorAll('{element}').forEach(e => e.click())")
+            browser.click(f"[data-tab={tab}]")
+    assert "</script><script>alert(1)</script>" in text
+    assert "\\u202e" in text
+    assert "\u202e" not in text
+    assert browser.value("document.querySelectorAll('img').length") == 0
+    assert browser.requested() == [path.as_uri()]
+    assert browser.complaints() == []
+    assert not any(event["method"] == "Page.javascriptDialogOpening" for event in browser.events)
+
+
+def test_broken_links_and_no_history_are_fine(browser, tmp_path):
+    plain = one_program()
+    plain["device_traces"] = [[]]
+    path = view(pickle.dumps(plain), tmp_path / "page.html")
+    ready(browser, path)
+    assert "4 MiB" in browser.value(PANEL)
+    for fragment in ("tab=none&e=99999&x=5,1&range=a,b&pin=-7", "e=-1&tab=stacks", "x=0,1e99"):
+        go(browser, fragment)
+    for tab in TABS:
+        browser.click(f"[data-tab={tab}]")
+        until(browser, SHOWN, [tab])
+    assert browser.complaints() == []
+
+
+def test_logic_of_the_modules(browser, tmp_path):
+    path = tmp_path / "empty.html"
+    path.write_text("<title>modules</title>")
+    browser.open(path)
+    for module in ("units", "filter", "axis", "state", "lod", "raster"):
+        browser.value(bundle(f"{module}.js", module))
+    sizes = [0, 512, 1023, 1024, 1_572_864, 37_500_000, 425_721_856, 2_126_512_128, 149_000_000_000]
+    told = browser.value(f"{json.dumps(sizes)}.map(units.bytes)")
+    assert told == [format_bytes(size) for size in sizes]
+    read = browser.value("['16MiB', '1,000', '2.5g', '8MB', '3x', ''].map(units.parseBytes)")
+    assert read == [16 << 20, 1000, 2.5 * (1 << 30), 8_000_000, None, None]
+    assert browser.value("[950, 2500, 42600, 6.1e7 * 2].map(units.duration)") == [
+        "950 µs", "2.50 ms", "42.6 ms", "2 min 2 s",
+    ]  # fmt: skip
+    wrong = browser.value("filter.parse('size>big life<3ms \"two words\" -x').wrong")
+    assert wrong == ["size>big"]
+    assert browser.value("axis.clampView(-5, 5, 0, 100, 1)") == [0, 10]
+    assert browser.value("axis.clampView(50, 50.1, 0, 100, 1)") == pytest.approx([49.55, 50.55])
+    found = browser.value("state.read('#tab=events&e=7&pin=9&x=1,2&q=a%20b', 8, 9)")
+    assert found["tab"] == "events"
+    assert found["event"] == 7
+    assert found["pin"] is None
+    assert found["x"] == [1, 2]
+    assert found["query"] == "a b"
