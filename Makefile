@@ -167,7 +167,7 @@ valgrind: setup-test  ## leaks and wrong accesses while snapshots are loaded and
 	@PYTHONMALLOC=malloc PYTHONPATH=build/valgrind/lib \
 	    valgrind -q --leak-check=full --show-leak-kinds=definite,possible \
 	    --log-file=build/valgrind/log $(BIN)/python tests/leaks/load_and_close.py
-	@if grep -q '(nt_[a-z0-9_]*\.c:' build/valgrind/log; then \
+	@if grep -qE '\((nt|ph|py)_[a-z0-9_]*\.c:' build/valgrind/log; then \
 	    cat build/valgrind/log; exit 1; \
 	fi
 	@echo "nothing that valgrind says of Python goes through neutracer's code"

@@ -453,6 +453,9 @@ describe_all(ph_state *s, nt_map *shapes, bool *any, nt_error *err)
         return NT_OK;
     }
     NT_TRY(describe_shapes(s, shapes, err));
+    if (s->out->count == 0) {
+        return NT_OK;
+    }
     s->out->others -= s->out->components;
     NT_TRY(describe_order(s, shapes));
     return describe_cycles(s, err);
