@@ -242,7 +242,9 @@ ph_held_measure(ph_join *join, const ph_hold *holds, size_t hold_count, ph_held 
     held_search s = {.join = join, .holder_count = holder_count};
     nt_map_init(&s.index, join->alloc);
     nt_status status;
-    memset(held, 0, holder_count * sizeof *held);
+    for (uint32_t i = 0; i < holder_count; i++) {
+        held[i] = (ph_held){0};
+    }
     NT_TRY_DONE(held_add_storages(&s, err));
     NT_TRY_DONE(held_add_holders(&s, holds, hold_count, err));
     NT_TRY_DONE(ph_join_close(join, err));
