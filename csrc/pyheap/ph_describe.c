@@ -230,21 +230,29 @@ describe_way(ph_state *s, uint32_t component, uint32_t **way, uint32_t *length,
     return NT_OK;
 }
 
+static void
+describe_forget_way(ph_state *s)
+{
+    nt_release(&s->graph->alloc, s->way, s->way_length * sizeof *s->way);
+    s->way = NULL;
+    s->way_length = 0;
+}
+
 static nt_status
 describe_steps_of(ph_state *s, uint32_t component, ph_step **steps, uint32_t *count,
                   uint32_t *length, nt_error *err)
 {
     nt_arena_clear(&s->scratch);
-    uint32_t *way;
-    NT_TRY(describe_way(s, component, &way, length, err));
-    if (way == NULL) {
-        *count = 0;
-        return NT_OK;
+    if (s->way == NULL || s->way_component != component) {
+        describe_forget_way(s);
+        s->way_component = component;
+        NT_TRY(describe_way(s, component, &s->way, &s->way_length, err));
     }
-    const nt_status status =
-        ph_describe_steps(s, way, *length, true, steps, count, err);
-    nt_release(&s->graph->alloc, way, *length * sizeof *way);
-    return status;
+    *length = s->way_length;
+    *count = 0;
+    return s->way == NULL
+               ? NT_OK
+               : ph_describe_steps(s, s->way, s->way_length, true, steps, count, err);
 }
 
 static nt_status
@@ -476,6 +484,7 @@ describe_clear(ph_state *s)
     nt_release(alloc, s->kept, s->kept_capacity * sizeof *s->kept);
     nt_release(alloc, s->extras, s->extra_capacity * sizeof *s->extras);
     nt_release(alloc, s->extra_owner, s->extra_capacity * sizeof *s->extra_owner);
+    describe_forget_way(s);
     nt_map_clear(&s->found);
     nt_map_clear(&s->storages);
     nt_map_clear(&s->extra_index);

@@ -20,7 +20,8 @@ typedef struct graph_round {
     size_t node_capacity;
     size_t edge_capacity;
     nt_map ids;    /* number of an object -> node of the picture */
-    nt_map before; /* number of an object -> the one it was reached from */
+    uint64_t *way; /* a bit a node of the walk: is on the way round */
+    nt_map before; /* number of another object -> the one it was reached from */
     uint32_t *queue;
     size_t queued;
     size_t queue_capacity;
@@ -155,11 +156,52 @@ graph_way(graph_round *round, const ph_step *steps, uint32_t count)
     return graph_edge(round, last, first, &steps[count - 1], true);
 }
 
+static size_t
+graph_way_bytes(const graph_round *round)
+{
+    return ((size_t)round->state->count / 64 + 1) * 8;
+}
+
+static bool
+graph_on_way(const graph_round *round, uint32_t number)
+{
+    return number < round->state->count &&
+           (round->way[number / 64] >> number % 64 & 1) != 0;
+}
+
+static bool
+graph_is_reached(const graph_round *round, uint32_t number)
+{
+    return graph_on_way(round, number) ||
+           nt_map_find(&round->before, number) != NT_NONE;
+}
+
+/* The search begins at all objects of the way round. */
+static nt_status
+graph_begin(graph_round *round, const ph_step *steps, uint32_t count)
+{
+    const nt_alloc *alloc = &round->state->alloc;
+    round->way = nt_allocate(alloc, graph_way_bytes(round));
+    if (round->way == NULL) {
+        return NT_NOMEM;
+    }
+    memset(round->way, 0, graph_way_bytes(round));
+    NT_TRY(nt_grow(alloc, (void **)&round->queue, &round->queue_capacity, count,
+                   sizeof *round->queue, NULL));
+    for (uint32_t at = 0; at < count; at++) {
+        const uint32_t number = steps[at].node;
+        round->way[number / 64] |= UINT64_C(1) << number % 64;
+        round->queue[at] = number;
+    }
+    round->queued = count;
+    return NT_OK;
+}
+
 /* Puts an object that the component keeps into the queue, once. */
 static nt_status
 graph_reach(graph_round *round, uint32_t number)
 {
-    if (nt_map_find(&round->before, number) != NT_NONE) {
+    if (graph_is_reached(round, number)) {
         return NT_OK;
     }
     NT_TRY(nt_map_set(&round->before, number, round->from, NULL));
@@ -187,7 +229,7 @@ graph_search(graph_round *round, const uint32_t *tensors, uint32_t count)
     for (size_t done = 0; done < round->queued && done < MOST_LOOKED_AT; done++) {
         uint32_t missing = 0;
         for (uint32_t i = 0; i < count; i++) {
-            missing += nt_map_find(&round->before, tensors[i]) == NT_NONE;
+            missing += !graph_is_reached(round, tensors[i]);
         }
         if (missing == 0) {
             return NT_OK;
@@ -210,7 +252,7 @@ graph_tensor(graph_round *round, uint32_t tensor)
     ph_state *s = round->state;
     uint32_t alone;
     uint32_t length = 1;
-    for (uint32_t at = tensor; nt_map_find(&round->before, at) != at; length++) {
+    for (uint32_t at = tensor; !graph_on_way(round, at); length++) {
         at = nt_map_find(&round->before, at);
         if (at == NT_NONE) {
             return graph_node(round, tensor, &alone);
@@ -244,10 +286,7 @@ graph_fill(graph_round *round, const ph_component *kept, const ph_step *steps,
            uint32_t count)
 {
     NT_TRY(graph_way(round, steps, count));
-    for (uint32_t at = 0; at < count; at++) {
-        round->from = steps[at].node;
-        NT_TRY(graph_reach(round, steps[at].node));
-    }
+    NT_TRY(graph_begin(round, steps, count));
     uint32_t tensors = 0;
     while (tensors < 4 && tensors < kept->tensors) {
         tensors++;
@@ -274,5 +313,6 @@ ph_describe_graph(ph_state *s, uint32_t component, const ph_component *kept,
     nt_map_clear(&round.ids);
     nt_map_clear(&round.before);
     nt_release(&s->alloc, round.queue, round.queue_capacity * sizeof *round.queue);
+    nt_release(&s->alloc, round.way, round.way != NULL ? graph_way_bytes(&round) : 0);
     return status == NT_OK ? NT_OK : nt_fail_nomem(err);
 }

@@ -56,6 +56,12 @@ typedef struct ph_state {
     size_t extra_capacity;
     nt_map extra_index; /* address -> number */
 
+    /* The way round that was found last, for who asks for it again: a component of a
+     * million objects is gone through once. */
+    uint32_t *way;
+    uint32_t way_length;
+    uint32_t way_component;
+
     nt_arena scratch; /* emptied for each component */
     ph_cycles *out;
     size_t cycle_capacity;

@@ -57,23 +57,49 @@ walk_to_chunks(ph_heap *heap, nt_error *err)
     return NT_OK;
 }
 
-/* Sets the bits of the rest of a list, from `link` on. Neighbours in the list mostly
- * lie in one chunk. */
+/* One end of a list that is being gone through, and the chunk that it is in. */
+typedef struct walk_end {
+    uintptr_t number; /* of the chunk */
+    uint32_t chunk;
+    uintptr_t low_bits; /* of all addresses */
+} walk_end;
+
+/* Sets an object's bit. Neighbours in the list mostly lie in one chunk. */
+static inline nt_status
+walk_set_bit(ph_heap *heap, walk_end *end, const ph_gc_link *link, nt_error *err)
+{
+    const uintptr_t address = (uintptr_t)ph_gc_object(link);
+    if (address >> WALK_CHUNK_BITS != end->number) {
+        end->number = address >> WALK_CHUNK_BITS;
+        NT_TRY(walk_index_chunk(heap, end->number, &end->chunk, err));
+    }
+    walk_word_of(&heap->index, end->chunk, address)->bits |= walk_bit_of(address);
+    end->low_bits |= address;
+    return NT_OK;
+}
+
+/*
+ * Sets the bits of the rest of a list, from `link` on, from both ends at a time: each
+ * step along a list waits for memory, and so two waits overlap.
+ */
 static nt_status
 walk_list_chunked(ph_heap *heap, const ph_gc_link *link, const ph_gc_link *head,
                   uintptr_t *low_bits, nt_error *err)
 {
-    uintptr_t last = UINTPTR_MAX, seen = 0;
-    uint32_t chunk = 0;
+    walk_end front = {.number = UINTPTR_MAX}, back = {.number = UINTPTR_MAX};
+    const ph_gc_link *last = ph_gc_prev(head);
     size_t count = heap->count;
-    for (; link != head; link = ph_gc_next(link)) {
-        const uintptr_t address = (uintptr_t)ph_gc_object(link);
-        if (address >> WALK_CHUNK_BITS != last) {
-            last = address >> WALK_CHUNK_BITS;
-            NT_TRY(walk_index_chunk(heap, last, &chunk, err));
+    for (; link != last && link != head; count += 2) {
+        NT_TRY(walk_set_bit(heap, &front, link, err));
+        NT_TRY(walk_set_bit(heap, &back, last, err));
+        link = ph_gc_next(link);
+        if (link == last) {
+            link = head;
         }
-        walk_word_of(&heap->index, chunk, address)->bits |= walk_bit_of(address);
-        seen |= address;
+        last = ph_gc_prev(last);
+    }
+    if (link != head) {
+        NT_TRY(walk_set_bit(heap, &front, link, err));
         count++;
     }
     if (count >= NT_NONE) {
@@ -81,7 +107,7 @@ walk_list_chunked(ph_heap *heap, const ph_gc_link *link, const ph_gc_link *head,
                        "there are more than 4,000,000,000 objects");
     }
     heap->count = (uint32_t)count;
-    *low_bits |= seen;
+    *low_bits |= front.low_bits | back.low_bits;
     return NT_OK;
 }
 

@@ -24,10 +24,25 @@ sort_sink(nt_sort_item *items, size_t root, size_t count)
     items[root] = sinking;
 }
 
-/* Heap sort: in place, and no input makes it slow. */
+static bool
+sort_is_sorted(const nt_sort_item *items, size_t count)
+{
+    for (size_t i = 1; i < count; i++) {
+        if (sort_is_less(items[i], items[i - 1])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Heap sort: in place, and no input makes it slow. What is in order already, as
+ * addresses often are, is only looked at. */
 void
 nt_sort(nt_sort_item *items, size_t count)
 {
+    if (sort_is_sorted(items, count)) {
+        return;
+    }
     for (size_t i = count / 2; i-- > 0;) {
         sort_sink(items, i, count);
     }

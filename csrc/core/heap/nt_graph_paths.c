@@ -7,33 +7,81 @@
 
 /* ---- the shortest way round ---- */
 
-/* A search in breadth that remembers which place it came from. `found` maps a node to
- * its place; it costs as much as was searched, however large the graph is. */
+/* Up to here nodes that were found are kept in a map; of more, as bits of all nodes. */
+#define CYCLE_MOST_MAPPED 4096
+
+/* A search in breadth that remembers which place it came from. A short one costs as
+ * much as was searched, however large the graph is. */
 typedef struct cycle_search {
+    const nt_graph *graph;
     graph_queue queue;
     graph_queue from; /* the place in `queue` that led to this one */
     nt_map found;
+    uint64_t *bits; /* a bit a node, instead of `found`; NULL at first */
 } cycle_search;
 
-static nt_status
-cycle_add(cycle_search *s, const nt_alloc *alloc, uint32_t node, uint32_t from,
-          nt_error *err)
+static size_t
+cycle_bits_bytes(const nt_graph *graph)
 {
-    if (nt_map_find(&s->found, node) != NT_NONE) {
+    return ((size_t)graph->node_count / 64 + 1) * 8;
+}
+
+/* Turns from the map to bits. */
+static nt_status
+cycle_to_bits(cycle_search *s, nt_error *err)
+{
+    const size_t bytes = cycle_bits_bytes(s->graph);
+    s->bits = nt_allocate(&s->graph->alloc, bytes);
+    if (s->bits == NULL) {
+        return nt_fail_nomem(err);
+    }
+    memset(s->bits, 0, bytes);
+    for (size_t i = 0; i < s->queue.count; i++) {
+        const uint32_t node = s->queue.nodes[i];
+        s->bits[node / 64] |= UINT64_C(1) << node % 64;
+    }
+    return NT_OK;
+}
+
+/* Whether `node` is found for the first time. */
+static nt_status
+cycle_find_node(cycle_search *s, uint32_t node, bool *fresh, nt_error *err)
+{
+    if (NT_UNLIKELY(s->bits == NULL && s->queue.count == CYCLE_MOST_MAPPED)) {
+        NT_TRY(cycle_to_bits(s, err));
+    }
+    if (s->bits != NULL) {
+        const uint64_t bit = UINT64_C(1) << node % 64;
+        *fresh = (s->bits[node / 64] & bit) == 0;
+        s->bits[node / 64] |= bit;
         return NT_OK;
     }
-    NT_TRY(nt_map_set(&s->found, node, (uint32_t)s->queue.count, err));
-    NT_TRY(graph_queue_push(&s->queue, alloc, node, err));
-    return graph_queue_push(&s->from, alloc, from, err);
+    uint32_t before;
+    NT_TRY(nt_map_swap(&s->found, node, 0, &before, err));
+    *fresh = before == NT_NONE;
+    return NT_OK;
+}
+
+static nt_status
+cycle_add(cycle_search *s, uint32_t node, uint32_t from, nt_error *err)
+{
+    bool fresh;
+    NT_TRY(cycle_find_node(s, node, &fresh, err));
+    if (!fresh) {
+        return NT_OK;
+    }
+    NT_TRY(graph_queue_push(&s->queue, &s->graph->alloc, node, err));
+    return graph_queue_push(&s->from, &s->graph->alloc, from, err);
 }
 
 /* *last is the place of the first node found that leads back to the first one, or
  * NT_NONE. */
 static nt_status
-cycle_find(cycle_search *s, const nt_graph *graph, const uint32_t *component,
-           uint32_t node, uint32_t *last, nt_error *err)
+cycle_find(cycle_search *s, const uint32_t *component, uint32_t node, uint32_t *last,
+           nt_error *err)
 {
-    NT_TRY(cycle_add(s, &graph->alloc, node, NT_NONE, err));
+    const nt_graph *graph = s->graph;
+    NT_TRY(cycle_add(s, node, NT_NONE, err));
     for (size_t at = 0; at < s->queue.count; at++) {
         const uint32_t here = s->queue.nodes[at];
         graph_queue_look_ahead(&s->queue, graph, at);
@@ -44,7 +92,7 @@ cycle_find(cycle_search *s, const nt_graph *graph, const uint32_t *component,
                 return NT_OK;
             }
             if (component[target] == component[node]) {
-                NT_TRY(cycle_add(s, &graph->alloc, target, (uint32_t)at, err));
+                NT_TRY(cycle_add(s, target, (uint32_t)at, err));
             }
         }
     }
@@ -78,17 +126,19 @@ nt_graph_cycle(const nt_graph *graph, const uint32_t *component, uint32_t node,
                uint32_t **cycle, uint32_t *length, nt_error *err)
 {
     nt_status status = NT_OK;
-    cycle_search search = {.queue = {0}};
+    cycle_search search = {.graph = graph};
     uint32_t last = NT_NONE;
     nt_map_init(&search.found, graph->alloc);
     if (component[node] != NT_NONE) {
-        NT_TRY_DONE(cycle_find(&search, graph, component, node, &last, err));
+        NT_TRY_DONE(cycle_find(&search, component, node, &last, err));
     }
     NT_TRY_DONE(cycle_spell(&search, &graph->alloc, last, cycle, length, err));
 done:
     graph_queue_clear(&search.queue, &graph->alloc);
     graph_queue_clear(&search.from, &graph->alloc);
     nt_map_clear(&search.found);
+    nt_release(&graph->alloc, search.bits,
+               search.bits != NULL ? cycle_bits_bytes(graph) : 0);
     return status;
 }
 
