@@ -6,8 +6,7 @@
 #include "nt_py_plain.h"
 #include "ph_gcwatch.h"
 
-/* ---- plain data for Python
- * ----------------------------------------------------------- */
+/* ---- plain data for Python ----------------------------------------------------- */
 
 PyObject *
 nt_py_plain_device(int16_t type, int16_t index)
@@ -92,6 +91,9 @@ nt_py_plain_edge(const ph_edge *edge)
 static PyObject *
 cycles_nodes(const ph_cycle *cycle)
 {
+    if (cycle->node_count == 0) {
+        Py_RETURN_NONE;
+    }
     PyObject *list = PyList_New(cycle->node_count);
     for (uint32_t i = 0; list != NULL && i < cycle->node_count; i++) {
         PyObject *node = nt_py_plain_node(&cycle->nodes[i]);
@@ -188,8 +190,7 @@ cycles_options(int type, int index, unsigned long long min_bytes, unsigned most)
                                  .most = most};
 }
 
-/* ---- found on request
- * ---------------------------------------------------------------- */
+/* ---- found on request ---------------------------------------------------------- */
 
 typedef struct cycles_found {
     ph_cycles *garbage;
@@ -256,11 +257,11 @@ cycles_py_find_cycles(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* ---- watched for
- * --------------------------------------------------------------------- */
+/* ---- watched for --------------------------------------------------------------- */
 
 typedef struct cycles_watch {
     ph_describe_options options;
+    nt_map known;       /* signatures that are only counted */
     PyObject *receiver; /* owned */
 } cycles_watch;
 
@@ -279,10 +280,31 @@ watch_describe(void *ctx, const ph_heap *heap, const nt_bitset *dead,
     return NT_OK;
 }
 
+/* Takes down the signatures that the receiver returned. */
+static int
+watch_learn(cycles_watch *watch, PyObject *signatures)
+{
+    if (!PyTuple_Check(signatures)) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(signatures); i++) {
+        const uint64_t signature =
+            PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(signatures, i));
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+        if (nt_map_set(&watch->known, signature, 1, NULL) != NT_OK) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static int
 watch_deliver(void *ctx, void *plain, const ph_collection *collection)
 {
-    const cycles_watch *watch = ctx;
+    cycles_watch *watch = ctx;
     PyObject *found = cycles_dict(plain, collection);
     ph_cycles_free(plain);
     if (found == NULL) {
@@ -290,8 +312,9 @@ watch_deliver(void *ctx, void *plain, const ph_collection *collection)
     }
     PyObject *done = PyObject_CallFunction(watch->receiver, "NI", found,
                                            (unsigned)collection->generation);
+    const int learnt = done == NULL ? -1 : watch_learn(watch, done);
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return learnt;
 }
 
 static void
@@ -305,6 +328,7 @@ watch_free(void *ctx)
 {
     cycles_watch *watch = ctx;
     Py_CLEAR(watch->receiver);
+    nt_map_clear(&watch->known);
     PyMem_RawFree(watch);
 }
 
@@ -332,6 +356,8 @@ cycles_py_watch_cycles(PyObject *Py_UNUSED(module), PyObject *args)
     }
     watch->options = cycles_options(type, index, min_bytes, most);
     watch->options.dying = true;
+    nt_map_init(&watch->known, nt_alloc_system());
+    watch->options.known = &watch->known;
     watch->receiver = Py_NewRef(receiver);
     uint64_t id;
     nt_error err = {.offset = NT_NO_OFFSET};
@@ -372,8 +398,7 @@ cycles_py_watch_status(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
                          nt_py_message(status.refusal));
 }
 
-/* ---- a safe point
- * -------------------------------------------------------------------- */
+/* ---- a safe point -------------------------------------------------------------- */
 
 /* Takes over a reference to what is called. */
 static int
@@ -411,7 +436,10 @@ PyDoc_STRVAR(
     watch_cycles_doc,
     "watch_cycles(receiver, device_type, device_index, min_bytes, most, /)\n--\n\n"
     "Calls receiver(found, generation) after each collection that found tensors.\n"
-    "Returns the number for unwatch_cycles.");
+    "Cycles of the signatures that it returns in a tuple are counted from then on, "
+    "and\n"
+    "no longer described: their 'nodes' are None. Returns the number for "
+    "unwatch_cycles.");
 PyDoc_STRVAR(unwatch_cycles_doc,
              "unwatch_cycles(number, /)\n--\n\nFalse if there is no such watch.");
 PyDoc_STRVAR(watch_status_doc,

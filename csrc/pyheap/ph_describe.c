@@ -403,8 +403,11 @@ describe_cycles(ph_state *s, nt_error *err)
     }
     nt_status status = describe_examples(s, example);
     const uint32_t most = s->options.most < out->count ? s->options.most : out->count;
+    const nt_map *known = s->options.known;
     for (uint32_t i = 0; i < most && status == NT_OK; i++) {
-        status = describe_one(s, &out->cycles[i], example[i], err);
+        if (known == NULL || nt_map_find(known, out->cycles[i].signature) == NT_NONE) {
+            status = describe_one(s, &out->cycles[i], example[i], err);
+        }
     }
     out->left_out = out->count - most;
     out->count = most;

@@ -33,6 +33,9 @@ typedef struct ph_describe_options {
     uint64_t min_bytes;   /* cycles that keep less are left out */
     uint32_t most; /* shapes that are described; of the others only the sum is told */
     bool dying;    /* the set is about to be freed: what only it keeps goes too */
+    /* NULL, or a map whose keys are signatures that are counted and not described: of
+     * these nothing behind `objects` is filled in. */
+    const nt_map *known;
 } ph_describe_options;
 
 typedef struct ph_node {

@@ -28,6 +28,9 @@ _LOGGER = logging.getLogger("neutracer")
 # Shapes that are described in one collection; of more only the sum is told.
 _MOST_SHAPES = 50
 
+# What of a repeat is added up, and devices.
+_NOTHING = {"bytes": 0, "count": 0, "tensors": 0, "survivors": 0}
+
 
 def warn_tensor_cycles(
     device: object = None,
@@ -117,6 +120,8 @@ class CycleWatch:
         self._html_dir = html_dir
         self._once = once_per_signature
         self._seen: dict[str, TensorCycle] = {}
+        # Figures of repeats that are not in `_seen` yet, by the core's signature.
+        self._repeats: dict[int, dict[str, Any]] = {}
         self._untold = 0
         self._id: int | None = None
 
@@ -141,6 +146,10 @@ class CycleWatch:
     @property
     def cycles(self) -> tuple[TensorCycle, ...]:
         """What was found until now, one entry a shape with its count, most bytes first."""
+        while self._repeats:
+            number, repeats = self._repeats.popitem()
+            signature = f"{number:016x}"
+            self._seen[signature] = self._seen[signature].with_figures_of(repeats)
         return tuple(sorted(self._seen.values(), key=lambda cycle: -cycle.bytes))
 
     @property
@@ -160,17 +169,18 @@ class CycleWatch:
         seen = f"{format_count(status['collections'], 'collection')} watched, {spent}"
         lines = [f"no tensor was kept by a reference cycle   ({seen})"]
         if self._seen:
-            total = sum(cycle.bytes for cycle in self._seen.values())
-            count = sum(cycle.count for cycle in self._seen.values())
+            cycles = self.cycles
+            total = sum(cycle.bytes for cycle in cycles)
+            count = sum(cycle.count for cycle in cycles)
             lines = [
                 f"{format_count(count, 'reference cycle')} of "
-                f"{format_count(len(self._seen), 'shape')} kept {format_bytes(total)} "
+                f"{format_count(len(cycles), 'shape')} kept {format_bytes(total)} "
                 f"until the collector ran   ({seen})"
             ]
-            for cycle in self.cycles[:10]:
+            for cycle in cycles[:10]:
                 lines += ["", str(cycle)]
-            if len(self._seen) > 10:
-                lines += ["", f"and {format_count(len(self._seen) - 10, 'more shape')}: .cycles"]
+            if len(cycles) > 10:
+                lines += ["", f"and {format_count(len(cycles) - 10, 'more shape')}: .cycles"]
         if self._untold:
             lines.append(f"{format_count(self._untold, 'shape')} more were only counted")
         if self._id is not None and not status["listed"]:
@@ -183,25 +193,36 @@ class CycleWatch:
         return "\n".join(lines)
 
     # Called by the core at the end of a collection, in the thread that ran it.
-    def _receive(self, found: Mapping[str, Any], generation: int) -> None:
+    # Returns the signatures of which nobody reads more than their figures.
+    def _receive(self, found: Mapping[str, Any], generation: int) -> tuple[int, ...]:
         self._untold += found["left_out"]
         errors: list[Exception] = []
         for plain in found["cycles"]:
             try:
-                self._tell(plain)
+                if plain["nodes"] is None:
+                    self._count(plain)
+                else:
+                    self._tell(plain)
             except Exception as error:
                 errors.append(error)
         if errors:
             raise errors[0]
+        if not self._once or self._callback is not None or _LOGGER.isEnabledFor(logging.DEBUG):
+            return ()
+        return tuple(plain["signature"] for plain in found["cycles"] if plain["nodes"] is not None)
+
+    def _count(self, plain: Mapping[str, Any]) -> None:
+        more = self._repeats.setdefault(plain["signature"], dict(_NOTHING, devices={}))
+        for name in _NOTHING:
+            more[name] += plain[name]
+        for device, size in plain["devices"].items():
+            more["devices"][device] = more["devices"].get(device, 0) + size
 
     def _tell(self, plain: Mapping[str, Any]) -> None:
         signature = f"{plain['signature']:016x}"
         before = self._seen.get(signature)
         if before is None:
             self._tell_new(signature, plain)
-        elif self._once and self._callback is None and not _LOGGER.isEnabledFor(logging.DEBUG):
-            # Nobody reads more of a repeat than its figures.
-            self._seen[signature] = before.with_figures_of(plain)
         else:
             cycle = cycle_from_core(plain, garbage=True)
             self._seen[signature] = total = before.with_figures_of(plain)
