@@ -212,7 +212,7 @@ class Case:
 
 
 CASES = [
-    Case(two_nodes, "Plain.next → Plain.prev → Plain", "weakref.ref(Plain) in Plain.prev"),
+    Case(two_nodes, "Plain.next → Plain.prev → Plain", "weakref.ref to the Plain in Plain.prev"),
     Case(
         bound_method_of_itself,
         "Callback.view_callback → method view",

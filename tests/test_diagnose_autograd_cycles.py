@@ -119,6 +119,26 @@ def test_output_on_ctx_alone_is_collectable(torch: Any) -> None:
     assert is_freed(out)
 
 
+def test_cycle_behind_a_lost_one_is_lost(torch: Any) -> None:
+    def step() -> tuple[weakref.ref[Any], weakref.ref[Any]]:
+        x = torch.ones(1021, requires_grad=True)
+        (x * x).sum().backward(create_graph=True)
+        x.kept = doubling(torch).apply(torch.ones(1022, requires_grad=True))
+        return weakref.ref(x), weakref.ref(x.kept)
+
+    x, out = step()
+    assert not is_freed(out)
+    (cycle,) = of_size(find_autograd_cycles(), 1022)
+    assert (cycle.collectable, cycle.leaked) == (False, True)
+    tensor = x()
+    assert tensor is not None
+    del tensor.kept
+    (cycle,) = of_size(find_autograd_cycles(), 1022)
+    assert (cycle.collectable, cycle.leaked) == (True, True)
+    tensor.grad = None
+    assert is_freed(out)
+
+
 def test_output_on_ctx_stays_collectable_under_a_loss(torch: Any) -> None:
     out = doubling(torch).apply(torch.ones(1005, requires_grad=True))
     loss = (out * out).sum()

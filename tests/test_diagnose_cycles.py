@@ -178,7 +178,7 @@ def in_frame(held: Any) -> None:
     ("make", "told"),
     [
         (in_list, "take Held out of list of 1"),
-        (in_partial, "bind weakref.ref(Held) in the partial"),
+        (in_partial, "bind a weakref.ref to the Held in the partial"),
         (in_class, "define class Local once"),
         (in_error, "keep the exception's text in Held.error"),
     ],

@@ -43,6 +43,10 @@ nt_py_raise(nt_status status, const nt_error *err);
 PyObject *
 nt_py_raise_heap(nt_status status, const nt_error *err);
 
+/* The same, where it is `what` that is not available. */
+PyObject *
+nt_py_raise_unavailable(nt_status status, const nt_error *err, const char *what);
+
 /* An instance of neutracer.errors.<name> made of `args` (stolen) is raised. */
 void
 nt_py_raise_named(const char *name, PyObject *args);

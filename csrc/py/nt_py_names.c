@@ -23,7 +23,10 @@ names_tensor_prepare(PyObject *module, PyObject *unused)
     (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_status status = ph_tensor_prepare(&err);
-    return status == NT_OK ? Py_NewRef(Py_None) : nt_py_raise_heap(status, &err);
+    return status == NT_OK
+               ? Py_NewRef(Py_None)
+               : nt_py_raise_unavailable(status, &err,
+                                         "a view of this torch's tensors in memory");
 }
 
 static PyObject *

@@ -230,6 +230,20 @@ gcwatch_number(PyObject *info, const char *name)
     return value > 0 ? (uint64_t)value : 0;
 }
 
+/* Tells the exception of a subscriber. Where it is that there was no room left for its
+ * call, it saw nothing of the collection. */
+static void
+gcwatch_note_exception(gcwatch_state *state)
+{
+    if (PyErr_ExceptionMatches(PyExc_RecursionError)) {
+        nt_error err = {.offset = NT_NO_OFFSET};
+        (void)nt_fail(&err, NT_REFUSED, NT_NO_OFFSET,
+                      "the recursion limit was too near to tell what was found");
+        gcwatch_note_refusal(state, &err);
+    }
+    PyErr_WriteUnraisable(state->function);
+}
+
 /* Hands on what was described. Any Python code may run, so a subscriber is looked for
  * anew each time and may be gone; a fork ends the round in the child. */
 static void
@@ -247,7 +261,7 @@ gcwatch_deliver(gcwatch_state *state, const ph_collection *collection)
             s->hooks.discard(s->ctx, plain);
         } else if (s->hooks.deliver(s->ctx, plain, collection) < 0 ||
                    PyErr_Occurred()) {
-            PyErr_WriteUnraisable(state->function);
+            gcwatch_note_exception(state);
         }
     }
     state->busy--;

@@ -20,6 +20,7 @@ typedef struct loop_entry {
     uint64_t bytes;
     bool hidden;
     bool alive;
+    bool behind; /* kept by one that nothing frees */
     const ph_link *tried[MOST_TRIED];
     uint32_t tried_count;
     ph_device_bytes devices[PH_MOST_DEVICES];
@@ -349,7 +350,7 @@ loop_describe(loop_search *s, const loop_entry *entry, nt_arena *arena, ph_loop 
     *loop = (ph_loop){.objects = entry->objects,
                       .tensors = entry->tensors,
                       .bytes = entry->bytes,
-                      .hidden = entry->hidden,
+                      .hidden = entry->hidden || entry->behind,
                       .alive = entry->alive,
                       .device_count = entry->device_count};
     memcpy(loop->devices, entry->devices, sizeof loop->devices);
@@ -411,6 +412,36 @@ done:
     return status;
 }
 
+/* What hangs on a cycle that nothing frees is not freed either. */
+static nt_status
+loop_mark_behind(loop_search *s, nt_error *err)
+{
+    nt_bitset lost = {.words = NULL};
+    size_t count = 0;
+    nt_status status;
+    NT_TRY_DONE(nt_bitset_init(&lost, s->alloc, loop_node_count(s), err));
+    for (uint32_t node = 0; node < loop_node_count(s); node++) {
+        const uint32_t at = s->component[node] == NT_NONE
+                                ? NT_NONE
+                                : nt_map_find(&s->index, s->component[node]);
+        if (at != NT_NONE && s->entries[at].hidden && !s->entries[at].alive) {
+            s->queue[count++] = node;
+        }
+    }
+    NT_TRY_DONE(nt_graph_mark(&s->join->graph, s->queue, count, &lost, err));
+    for (uint32_t node = 0; count > 0 && node < loop_node_count(s); node++) {
+        if (s->component[node] != NT_NONE && nt_bitset_has(&lost, node)) {
+            const uint32_t at = nt_map_find(&s->index, s->component[node]);
+            if (at != NT_NONE) {
+                s->entries[at].behind = !s->entries[at].alive;
+            }
+        }
+    }
+done:
+    nt_bitset_clear(&lost);
+    return status;
+}
+
 static nt_status
 loop_search_all(loop_search *s, uint32_t most, ph_loops *out, nt_error *err)
 {
@@ -425,6 +456,7 @@ loop_search_all(loop_search *s, uint32_t most, ph_loops *out, nt_error *err)
     NT_TRY(nt_graph_owners(graph, s->component, s->components, s->owner, err));
     NT_TRY(loop_mark_living(s, err));
     loop_measure(s);
+    NT_TRY(loop_mark_behind(s, err));
     for (uint32_t node = 0; node < s->join->walked; node++) {
         NT_TRY(loop_add_tensor(s, node, err));
     }

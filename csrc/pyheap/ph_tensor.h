@@ -15,7 +15,7 @@
 #include "base/nt_base.h"
 
 /* More dimensions than this are counted and not listed. */
-#define PH_TENSOR_DIMS 8
+#define PH_TENSOR_DIMS 64
 
 /* c10::DeviceType, the ones with names of their own here. */
 #define PH_DEVICE_CPU 0

@@ -38,6 +38,8 @@ class AliveReport(Report):
         cxx_references: Of a tensor, those that C++ holds and that autograd, as far as
             Python can see it, does not account for.
         objects: Objects that were looked at.
+        unfollowed: Nodes and tensors of an autograd graph of more than 20,000 nodes that
+            were not looked at; a chain through one of these is missed.
         graph: The chains as one graph that can be drawn.
     """
 
@@ -51,6 +53,7 @@ class AliveReport(Report):
     cxx_references: int
     objects: int
     graph: ObjectGraph
+    unfollowed: int = 0
 
     def document(self) -> Document:
         """The report as a page."""
@@ -64,6 +67,13 @@ class AliveReport(Report):
                 Paragraph(
                     "No object that the collector tracks refers to it, and no other "
                     "reference is known: it dies with the one that you hold."
+                ),
+            )
+        if self.unfollowed:
+            blocks += (
+                Paragraph(
+                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} of "
+                    "it and what lies behind was not looked at."
                 ),
             )
         return Document(f"Why {self.target} is alive", facts, blocks, more="all of them: .chains")
@@ -136,6 +146,7 @@ def _report(found: Found, max_paths: int) -> AliveReport:
         unexplained_references=found.unexplained,
         cxx_references=found.native,
         objects=found.objects,
+        unfollowed=found.unfollowed,
         graph=_graph(ways, f"Why {label} is alive"),
         findings=tuple(findings),
     )

@@ -53,6 +53,8 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
         total_bytes: What goes if all of them let go together: more than the sum where two
             keep the same tensor.
         released: True if they were let go of when this was returned.
+        unfollowed: Nodes and tensors of an autograd graph of more than 20,000 nodes that
+            were not looked at; what only these keep is not counted.
     """
 
     schema = "neutracer.holders/1"
@@ -60,6 +62,7 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
     holders: tuple[NotebookHolder, ...]
     total_bytes: int
     released: bool
+    unfollowed: int = 0
 
     @overload
     def __getitem__(self, index: int) -> NotebookHolder: ...
@@ -83,6 +86,13 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
             blocks += (self._table(),)
         else:
             blocks += (Paragraph("No output, no past exception: nothing is kept by these."),)
+        if self.unfollowed:
+            blocks += (
+                Paragraph(
+                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} of "
+                    "it and what lies behind was not counted."
+                ),
+            )
         return Document("Outputs and past exceptions", facts, blocks, more="all: .holders")
 
     def _count(self) -> str:
@@ -156,6 +166,7 @@ def _report(holdings: list[Holding], released: bool) -> HoldersReport:
         links.links,
         links.names,
     )
+    unfollowed = links.unfollowed
     del links
     holders = [
         NotebookHolder(holding.names, holding.kind, holding.type, goes, leads, tensors)
@@ -166,6 +177,7 @@ def _report(holdings: list[Holding], released: bool) -> HoldersReport:
         holders=tuple(holders),
         total_bytes=together,
         released=released,
+        unfollowed=unfollowed,
         findings=() if released else ranked(_finding(h) for h in holders if h.bytes),
     )
 

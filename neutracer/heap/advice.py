@@ -162,18 +162,18 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if source.kind == "frame":
         return f"close {source.label} when it is no longer needed, or `del {edge.name}` in it"
     if edge.kind == "item" and _is_bound(nodes, way, edge):
-        return f"bind weakref.ref({_noun(target)}) in the partial, or pass it when it is called"
+        return f"bind a weakref.ref to {_noun(target)} in the partial, or pass it when it is called"
     if edge.kind in ("value", "item", "member") and source is target:
         return f"don't keep {source.label} in itself, or empty it when it is done"
     if _hides_its_use(target) or source.type == "tuple":
         return f"set {text} to None when it is done, or have what it holds refer back weakly"
     if edge.kind in ("value", "item", "member"):
-        return f"take {target.label} out of {source.label} when it is done, or keep weakref.ref(it)"
-    return f"keep weakref.ref({_noun(target)}) in {text}, or set {text} to None when it is done"
+        return f"take {target.label} out of {source.label} when it is done, or keep a weakref.ref to it"
+    return f"keep a weakref.ref to {_noun(target)} in {text}, or set {text} to None when it is done"
 
 
 def _noun(node: Node) -> str:
-    return node.label if node.label.isidentifier() else "it"
+    return f"the {node.label}" if node.label.isidentifier() else "it"
 
 
 def _bound_method(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:

@@ -92,6 +92,10 @@ class TensorCycle:
         until = (
             "until the garbage collector runs" if self.garbage else "and will need the collector"
         )
+        if self.resurrected >= self.count:
+            until = "after a collection: a finalizer brought it back"
+        elif self.resurrected:
+            until += f" ({self.resurrected:,} were brought back by a finalizer)"
         return f"{cycles} {verb} {self.size_text} {until}"
 
     @property

@@ -90,6 +90,8 @@ class Found:
         native: References of a tensor's that C++ holds besides these.
         objects: Objects that were looked at.
         unread: Saved values that this torch doesn't show without running hooks.
+        unfollowed: Nodes and tensors of a graph of more than 20,000 nodes that were not
+            looked at.
     """
 
     target: Node
@@ -100,6 +102,7 @@ class Found:
     native: int
     objects: int
     unread: int
+    unfollowed: int
 
 
 def find_ways(target: list[Any], most: int) -> Found | None:
@@ -120,7 +123,7 @@ def find_ways(target: list[Any], most: int) -> Found | None:
     found = core.alive_ways(
         target, links.objects, links.kinds, links.links, links.names, OWN_FILES, most
     )
-    unread = links.unread
+    unread, unfollowed = links.unread, links.unfollowed
     del links
     if not found["walked"]:
         return None
@@ -133,6 +136,7 @@ def find_ways(target: list[Any], most: int) -> Found | None:
         native=found["native"],
         objects=found["objects"],
         unread=unread,
+        unfollowed=unfollowed,
     )
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from neutracer._native import core
@@ -266,9 +267,23 @@ def _warning_text(cycle: TensorCycle, total: TensorCycle) -> str:
     return "\n".join([first, *rest])
 
 
+def _module_file(cycle: TensorCycle) -> str:
+    """The file of the module that a class of the cycle is defined in; "neutracer" if none is."""
+    for node in cycle.graph.nodes:
+        name = node.type
+        while node.tensor is None and "." in name:
+            name = name.rpartition(".")[0]
+            module = sys.modules.get(name)
+            # A module that is an object of another kind may run code when it is asked.
+            file = vars(module).get("__file__") if type(module) is ModuleType else None
+            if isinstance(file, str):
+                return file
+    return "neutracer"
+
+
 def _warn(text: str, cycle: TensorCycle) -> None:
     """The warning, told of the place where the reference to break is, not of the collector's."""
-    filename, line = "neutracer", 1
+    filename, line = _module_file(cycle), 1
     if cycle.place is not None:
         filename, line = cycle.place.filename, max(cycle.place.line, 1)
     warnings.warn_explicit(text, TensorCycleWarning, filename, line)
