@@ -92,6 +92,14 @@ template_read_parts(nt_pickle *p, nt_pickle_template *t, const uint8_t **at)
 {
     const nt_pickle_part *part = t->parts;
     for (size_t left = t->part_count;; part++) {
+        /* Room for each part anew: the value before it may have taken what there was.
+         */
+        const size_t added = part->hole_count[NT_HOLE_PUT];
+        if (NT_UNLIKELY(p->memo_capacity - p->memo_count < added)) {
+            NT_FAST_TRY(NT_FAST_STATUS(nt_grow(&p->alloc, (void **)&p->memo,
+                                               &p->memo_capacity, p->memo_count + added,
+                                               sizeof(nt_value), p->err)));
+        }
         if (!template_fill(p, t, part, *at)) {
             return NT_FAST_OTHER;
         }
@@ -149,12 +157,7 @@ nt_pickle_template_read(nt_pickle *p, const uint8_t **at, nt_value *out)
         (t->hole_count[NT_HOLE_PUT] != 0 && p->memoized != p->memo_count)) {
         return NT_FAST_OTHER;
     }
-    const size_t index = p->memo_count, added = t->hole_count[NT_HOLE_PUT];
-    if (NT_UNLIKELY(p->memo_capacity - index < added)) {
-        NT_FAST_TRY(
-            NT_FAST_STATUS(nt_grow(&p->alloc, (void **)&p->memo, &p->memo_capacity,
-                                   index + added, sizeof(nt_value), p->err)));
-    }
+    const size_t index = p->memo_count;
     NT_FAST_TRY(template_read_parts(p, t, at));
     if (!nt_pickle_fast_is_whole(p, *at)) {
         return NT_FAST_OTHER;
