@@ -157,6 +157,21 @@ nt_release(const nt_alloc *alloc, void *ptr, size_t size)
     }
 }
 
+/* How many elements an array gets that has `capacity` and shall have `need`. */
+static size_t
+base_room(size_t capacity, size_t need)
+{
+#ifdef NT_DEBUG
+    /* Next to nothing to spare, so that a write without having asked is seen. */
+    (void)capacity;
+    return need + need / 16;
+#else
+    /* Eight at least, so that short arrays do not grow one by one. */
+    const size_t wanted = capacity * 2 + 8;
+    return wanted < need ? need : wanted;
+#endif
+}
+
 nt_status
 nt_grow(const nt_alloc *alloc, void **array, size_t *capacity, size_t need,
         size_t element, nt_error *err)
@@ -164,11 +179,7 @@ nt_grow(const nt_alloc *alloc, void **array, size_t *capacity, size_t need,
     if (need <= *capacity) {
         return NT_OK;
     }
-    /* Eight at least, so that short arrays do not grow one by one. */
-    size_t wanted = *capacity * 2 + 8;
-    if (wanted < need) {
-        wanted = need;
-    }
+    const size_t wanted = base_room(*capacity, need);
     size_t bytes;
     if (!nt_size_mul(wanted, element, &bytes)) {
         return nt_fail_nomem(err);
