@@ -35,7 +35,7 @@ PY_FILES := $(shell find neutracer -name '*.py' -o -name '*.pyi')
 FUZZ_SECONDS ?= 60
 
 .PHONY: help demo test build lint format sanitize fuzz bench matrix coverage valgrind \
-    dist clean setup-test torch
+    docs pictures notebooks dist clean setup-test torch
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -72,6 +72,10 @@ $(VENV)/.modules: $(C_FILES) setup.py pyproject.toml | $(VENV)/.python-$(PYVER)
 
 $(VENV)/.tools: pyproject.toml Makefile | $(VENV)/.modules
 	@$(PIP) install 'neutracer[test]' $(LINTERS)
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.tools
+	@$(PIP) install 'neutracer[docs]'
 	@touch $@
 
 # Once for each value of TORCH; a Python for which there is no such torch goes without.
@@ -181,6 +185,18 @@ bench: $(VENV)/.tools  ## what loading and the questions cost, beside pickle.loa
 
 matrix:  ## the package built and tested under every Python that is here
 	@tools/matrix
+
+docs: $(VENV)/.docs  ## the pages as HTML in build/docs; a warning is an error
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs build/docs
+	@$(BIN)/pytest -q -m "" tests/test_docs.py
+	@echo "build/docs/index.html"
+
+pictures: setup-test  ## the pictures of the README and the pages, from the bundled snapshots
+	@tools/need $(PYTHON) chromium graphviz
+	@$(BIN)/python tools/pictures.py
+
+notebooks: $(VENV)/.docs $(TORCH_STAMP)  ## run the notebooks in a kernel, and store what they show
+	@$(BIN)/python tools/run_notebooks.py
 
 dist: $(VENV)/.tools  ## sdist and wheel in dist/, and the wheel tried in a clean venv
 	@rm -rf dist build/lib.* build/bdist.* build/dist-venv

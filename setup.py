@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 os.chdir(Path(__file__).parent)
 
@@ -106,6 +108,27 @@ class BuildModules(build_ext):
         super().run()
 
 
+# What `neutracer.live.hooks` compiles on the user's machine, against the torch there.
+HOOKS = ("csrc/torch/*.[ch]pp", "csrc/core/base/nt_ring.h", "csrc/core/trace/nt_live_api.h")
+
+
+class BuildPython(build_py):
+    """Puts the sources of the hooks into the package; a checkout has them beside it."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for source, copy in self.hooks():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, copy)
+
+    def hooks(self) -> list[tuple[str, Path]]:
+        return [(name, Path(self.build_lib, "neutracer", name)) for name in files(*HOOKS)]
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return super().get_outputs(include_bytecode) + [str(copy) for _, copy in self.hooks()]
+
+
 def extension(name: str, sources: list[str], include_dirs: list[str]) -> Extension:
     return Extension(
         f"neutracer.{name}",
@@ -155,5 +178,5 @@ if on("SELFTEST"):
 setup(
     libraries=[("nt_core", core)],
     ext_modules=modules,
-    cmdclass={"build_clib": BuildCore, "build_ext": BuildModules},
+    cmdclass={"build_clib": BuildCore, "build_ext": BuildModules, "build_py": BuildPython},
 )

@@ -5,7 +5,8 @@ Three programs ran under nine settings each for real; from the recording of one 
 model says what all nine do. A cell is "=" where all seven figures (peak and final reserved,
 segments, device allocations and frees, failures, retries) are PyTorch's own, "~" with the cause
 where PyTorch's lie in the range that is told, "!" and the figures where they do not. An "="
-with a cause behind it came out exact where a range was told besides.
+with a cause behind it came out exact where a range was told besides. Then the setting that is
+recommended for each snapshot, with what it saves.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import platform
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,9 @@ import neutracer
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 PLACES = (ROOT / "benchmarks" / "data", ROOT.parent / "shared" / "snapshots")
+SHARED = ROOT.parent / "shared"
 PROGRAMS = ("frag_default", "dyn_transformer_capped", "mixed_streams")
+MIB = 1 << 20
 FIGURES = {
     "peak_reserved_bytes": "reserved_bytes.all.peak",
     "reserved_bytes": "reserved_bytes.all.current",
@@ -75,6 +79,50 @@ def table(program: str, settings: list[str]) -> Counter[str]:
     return kinds
 
 
+def snapshots() -> list[Path]:
+    """The snapshots that a recommendation is printed for; those that are absent are named."""
+    found: list[Path] = []
+    for folder, pattern in (("snapshots", "*.pickle*"), ("whatif", "*/*.pickle*")):
+        paths = sorted((SHARED / folder).glob(pattern))
+        if not paths:
+            print(f"\n{SHARED / folder} is absent: the bundled snapshots stand in for it")
+            paths = sorted((DATA if folder == "snapshots" else DATA / folder).glob(pattern))
+        found += [path for path in paths if not path.name.endswith(".cpp.pickle")]
+    return found
+
+
+def recommendation(path: Path) -> None:
+    """Print what is recommended for one snapshot, and what it saves at the peak."""
+    name = "/".join(path.parts[-2:]).partition(".")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", neutracer.HistoryWarning)
+        snap = neutracer.load(path)
+    try:
+        report = neutracer.recommend(snap, objective="reserved")
+    except ValueError as error:
+        print(f"  {name:38} {error}")
+        return
+    was = report.recorded.peak_reserved_bytes
+    exact = "" if report.fidelity == 1.0 else f"  fidelity {report.fidelity:.4f}"
+    if report.best is None:
+        print(f"  {name:38} {was / MIB:9,.0f} {'':>9} {'':>9}  nothing does better{exact}")
+        return
+    saved, calls = report.best.saved_bytes, report.best.more_device_calls
+    figures = f"{was / MIB:9,.0f} {saved / MIB:9,.0f} {calls:+9,d}"
+    over = saved < 0 and report.best.outcome.ooms < report.recorded.ooms
+    why = "  more, for it gets over a request that failed" if over else ""
+    print(f"  {name:38} {figures}  {report.best.settings or '(default)'}{why}{exact}")
+
+
+def recommendations() -> None:
+    """Print the setting with the lowest peak of reserved for each snapshot."""
+    paths = snapshots()
+    print("\nRecommended for the lowest peak of reserved memory:")
+    print(f"  {'':38} {'peak MiB':>9} {'saves MiB':>9} {'calls':>9}  setting")
+    for path in paths:
+        recommendation(path)
+
+
 def timed(work: Callable[[], object]) -> float:
     """The best of three, in seconds."""
     best = float("inf")
@@ -112,6 +160,7 @@ def main() -> None:
     for program in PROGRAMS:
         kinds += table(program, settings)
     print(f"\n{kinds['=']} cells exact, {kinds['~']} in the range told, {kinds['!']} outside")
+    recommendations()
     packed = [place / "large_trace.pickle.xz" for place in PLACES]
     found = next((path for path in packed if path.exists()), None)
     if found is None:

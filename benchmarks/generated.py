@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of any length, in the form in which PyTorch's Python dump writes them.
 
-A program of 100,000 events that ends where it began is written once and repeated, so that
-ten million events take seconds to make. Every event memoizes its dict, as CPython does.
+A program of 100,000 events that ends where it began is written once and repeated with later
+times, so that ten million events take seconds to make. Every event memoizes its dict, as
+CPython does.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
+import re
 import struct
 from pathlib import Path
 
@@ -17,6 +19,10 @@ _SLOTS = 1000
 _BASE = 0x7F0000000000
 _CHUNK = 100_000
 _BATCH = 1000
+
+# Microseconds: of the first event, and between two.
+_START = 1_700_000_000_000_000
+_STEP = 3
 
 
 def _int(value: int) -> bytes:
@@ -108,14 +114,18 @@ def write_snapshot(path: Path, events: int, seed: int = 7) -> None:
             first.append(b"u")
         first.append(b"e")
     first += [memo.text("action"), memo.text("segment_alloc")]
-    for key, number in (("addr", _BASE), ("size", _SLOT * _SLOTS), ("stream", 0), ("time_us", 1)):
+    for key, number in (
+        ("addr", _BASE),
+        ("size", _SLOT * _SLOTS),
+        ("stream", 0),
+        ("time_us", _START),
+    ):
         first += [memo.text(key), _int(number)]
     first.append(memo.text("compile_context") + memo.text("N/A") + b"u")
     out.append(b"(" + b"".join(first) + b"e")
     rows = []
-    for number, (action, address, size, stack) in enumerate(_events(seed)):
-        time_us = 1_700_000_000_000_000 + 3 * number
-        fields = (memo.text(action), _int(address), _int(size), _int(0), _int(time_us))
+    for action, address, size, stack in _events(seed):
+        fields = (memo.text(action), _int(address), _int(size), _int(0), _int(_START))
         pairs = b"".join(memo.text(k) + v for k, v in zip(keys, fields, strict=False))
         frames = memo.text("frames") + b"h" + bytes([at[stack]])
         rows.append(
@@ -123,7 +133,10 @@ def write_snapshot(path: Path, events: int, seed: int = 7) -> None:
         )
     assert memo.count < 256
     batches = [b"(" + b"".join(rows[i : i + _BATCH]) + b"e" for i in range(0, _CHUNK, _BATCH)]
-    chunk = b"".join(batches)
+    chunk = bytearray(b"".join(batches))
+    moment = _int(_START)
+    places = [found.start() for found in re.finditer(re.escape(moment), chunk)]
+    assert len(places) == _CHUNK
     segment = {
         "device": 0, "address": _BASE, "total_size": _SLOT * _SLOTS, "allocated_size": 0,
         "active_size": 0, "requested_size": 0, "stream": 0, "segment_type": "large",
@@ -136,7 +149,11 @@ def write_snapshot(path: Path, events: int, seed: int = 7) -> None:
     tail = _plain([segment])
     with path.open("wb") as file:
         file.write(b"".join(out))
+        time_us = _START
         for _ in range(-(-events // _CHUNK)):
+            for place in places:
+                time_us += _STEP
+                chunk[place : place + len(moment)] = _int(time_us)
             file.write(chunk)
         file.write(b"a" + b"\x8c\x08segments" + tail + b"u.")
 

@@ -16,7 +16,14 @@ from neutracer.diagnose.autograd_cycles import (
     AutogradCyclesReport,
     find_autograd_cycles,
 )
+from neutracer.diagnose.cell import CellReport
 from neutracer.diagnose.cycles import TensorCyclesReport, find_tensor_cycles, garbage_bytes
+from neutracer.diagnose.device_report import DeviceReport, device_report
+from neutracer.diagnose.diff import DiffReport, diff
+from neutracer.diagnose.explain import explain
+from neutracer.diagnose.explain_facts import OomFacts
+from neutracer.diagnose.explain_parts import Verdict
+from neutracer.diagnose.explain_report import ExplainReport
 from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report
 from neutracer.diagnose.holders import (
     HoldersReport,
@@ -24,6 +31,9 @@ from neutracer.diagnose.holders import (
     notebook_holders,
     release_holders,
 )
+from neutracer.diagnose.leak_trend import LeakTrendReport, leak_trend
+from neutracer.diagnose.oom_page import OomReport
+from neutracer.diagnose.oom_watch import OomWatch, oom_report, watch_oom
 from neutracer.diagnose.recommend import RecommendReport, recommend
 from neutracer.diagnose.what_if import Outcome, WhatIfReport, what_if
 from neutracer.errors import (
@@ -37,12 +47,22 @@ from neutracer.errors import (
 )
 from neutracer.heap.cycles import TensorCycle
 from neutracer.heap.graph import ObjectGraph
+from neutracer.live.attribution import DeviceAttribution, attribute_device_memory
+from neutracer.live.attribution_sums import LibraryUse
 from neutracer.live.capture import snapshot
 from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
+from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
+from neutracer.live.monitor import MemoryMonitor
+from neutracer.live.monitor_alerts import Alert
 from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
+from neutracer.live.recorder import Recording, record
+from neutracer.live.tail import live
+from neutracer.notebook import load_ipython_extension as load_ipython_extension
+from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
 from neutracer.pictures.mdtp import mdtp
 from neutracer.pictures.plots import plot_fragmentation, plot_timeline
 from neutracer.pictures.view import view
+from neutracer.pictures.view_inline import PageView
 from neutracer.render.report import Finding, Report
 from neutracer.trace.layout import Layout
 from neutracer.trace.snapshot import Snapshot, load
@@ -52,11 +72,17 @@ from neutracer.trace.timeline import Churn, Holder, Moment, Timeline
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alert",
     "AliveReport",
     "AutogradCycle",
     "AutogradCyclesReport",
+    "CellReport",
     "Churn",
     "CycleWatch",
+    "DeviceAttribution",
+    "DeviceReport",
+    "DiffReport",
+    "ExplainReport",
     "Finding",
     "FragmentationReport",
     "Frame",
@@ -64,15 +90,25 @@ __all__ = [
     "Holder",
     "HoldersReport",
     "Layout",
+    "LeakTrendReport",
+    "LibraryUse",
     "LimitError",
+    "MemoryMonitor",
+    "MetricsCollector",
+    "MetricsServer",
     "Moment",
     "NeutracerError",
     "NotebookHolder",
     "ObjectGraph",
+    "OomFacts",
+    "OomReport",
+    "OomWatch",
     "Outcome",
+    "PageView",
     "PressureCollection",
     "PressureCollector",
     "RecommendReport",
+    "Recording",
     "Report",
     "SettingsError",
     "Snapshot",
@@ -83,22 +119,33 @@ __all__ = [
     "TensorCyclesReport",
     "Timeline",
     "UnavailableError",
+    "Verdict",
     "WhatIfReport",
+    "attribute_device_memory",
     "collect_on_pressure",
+    "device_report",
+    "diff",
+    "explain",
     "find_autograd_cycles",
     "find_tensor_cycles",
     "fragmentation_report",
     "garbage_bytes",
+    "leak_trend",
+    "live",
     "load",
     "mdtp",
     "notebook_holders",
+    "oom_report",
     "plot_fragmentation",
     "plot_timeline",
     "recommend",
+    "record",
     "release_holders",
+    "serve_metrics",
     "snapshot",
     "view",
     "warn_tensor_cycles",
+    "watch_oom",
     "what_if",
     "why_alive",
 ]

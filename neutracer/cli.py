@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 import neutracer
-from neutracer.cli_what_if import add_what_if
+from neutracer.cli_build_hooks import add_build_hooks
+from neutracer.cli_diff import add_diff
+from neutracer.cli_explain import add_explain
+from neutracer.cli_run import add_run
+from neutracer.cli_top import add_top
+from neutracer.cli_view import add_view
+from neutracer.cli_what_if import add_simulation, add_what_if, simulation
 from neutracer.diagnose.cycle_run import cycle_run
 from neutracer.diagnose.environment import environment
 from neutracer.diagnose.overview import OverviewReport, overview
@@ -24,7 +30,6 @@ from neutracer.errors import (
 from neutracer.live.cycle_watch import warn_tensor_cycles
 from neutracer.live.program import run_program
 from neutracer.pictures.mdtp import mdtp
-from neutracer.pictures.view import view
 from neutracer.render.document import Severity
 from neutracer.render.json import dumps
 from neutracer.render.terminal import show, write
@@ -50,16 +55,10 @@ exit codes: the program's own if that is not 0, 1 for cycles at --fail-on, 2 whe
 program can't be watched; the summary goes to standard error, or with --json to standard output
 """
 
-_VIEW_EXAMPLE = """example:
-  neutracer view snapshot.pickle -o snapshot.html
-  neutracer view --device 1 snapshot.pickle.gz
-
-The page is one file that loads nothing; it opens in any browser of the last years.
-"""
-
 _MDTP_EXAMPLE = """example:
   neutracer mdtp snapshot.pickle -o memory.png
   neutracer mdtp before.pickle after.pickle -o both.svg --x event
+  neutracer mdtp snapshot.pickle -o what_if.png --set expandable_segments:True
   neutracer mdtp snapshot.pickle -o zoom.png --range 0.05 0.07 --stream 0x1b2d51f0
 """
 
@@ -115,19 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     cycles.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
     cycles.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     cycles.set_defaults(run=_cycles)
+    add_explain(commands)
+    add_run(commands)
+    add_diff(commands)
     add_what_if(commands)
-    page = commands.add_parser(
-        "view",
-        help="write a snapshot as one offline page",
-        description="Writes a page that shows a snapshot: findings, timeline, address map, tables.",
-        epilog=_VIEW_EXAMPLE,
-        formatter_class=raw,
-    )
-    page.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
-    page.add_argument("-o", "--output", metavar="FILE", help="the page; else FILE with .html")
-    page.add_argument("--device", type=int, help="which device, where the file has several")
-    page.set_defaults(run=_view)
+    add_top(commands)
+    add_view(commands)
     _add_mdtp(commands)
+    add_build_hooks(commands)
     env = commands.add_parser(
         "env",
         help="versions, what is available, what is missing and how to get it",
@@ -161,6 +155,7 @@ def _add_mdtp(commands: Any) -> None:
     plot.add_argument(
         "--range", type=float, nargs=2, metavar="X", help="from, to: in seconds, or events"
     )
+    add_simulation(plot)
     plot.add_argument("--raw-addresses", action="store_true", help="leave no address out")
     plot.set_defaults(run=_mdtp)
 
@@ -192,17 +187,16 @@ def _complain(text: str) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    reports = []
-    code = 0
-    for file in options.files:
-        report = _read(file, options.max_memory)
-        if report is None:
-            code = 2
-        else:
-            reports.append(report)
+    found = [_read(file, options.max_memory) for file in options.files]
+    reports = [report for report in found if report is not None]
+    code = 0 if len(reports) == len(found) else 2
     if options.output:
-        with open(options.output, "w", encoding="utf-8", errors="backslashreplace") as stream:
-            _print(reports, options.json, stream)
+        try:
+            with open(options.output, "w", encoding="utf-8", errors="backslashreplace") as stream:
+                _print(reports, options.json, stream)
+        except OSError as error:
+            _complain(f"{options.output}: {error.strerror or error}")
+            return 2
     else:
         _print(reports, options.json, sys.stdout)
     if code == 0 and options.fail_on:
@@ -218,7 +212,9 @@ def _read(file: str, max_memory: str | None) -> OverviewReport | None:
             # A partial file is told on the page.
             warnings.simplefilter("ignore", HistoryWarning)
             snap = load(file, max_memory=max_memory)
-        return overview(snap, "standard input" if file == "-" else file)
+        if file == "-":
+            return overview(snap, "standard input")
+        return overview(snap, file, path=file)
     except (NeutracerError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         _complain(f"{file}: {reason}")
@@ -281,25 +277,9 @@ def _watched_device(device: str | None) -> str | None:
     return device
 
 
-def _view(options: argparse.Namespace) -> int:
-    name = "snapshot" if options.file == "-" else os.path.basename(options.file)
-    output = options.output or f"{name}.html"
-    try:
-        with warnings.catch_warnings():
-            # A partial file is told on the page.
-            warnings.simplefilter("ignore", HistoryWarning)
-            path = view(options.file, output, device=options.device)
-    except (NeutracerError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        _complain(f"{options.file}: {reason}")
-        return 2
-    write(f"{path}\n", sys.stdout)
-    return 0
-
-
 def _mdtp(options: argparse.Namespace) -> int:
-    if len(options.files) > 2:
-        _complain("one file is drawn, or two are compared")
+    if len(options.files) > (2 if options.settings is None else 1):
+        _complain("one file is drawn, alone or with --set, or two are compared")
         return 2
     if not options.output.endswith((".png", ".svg", ".pdf")):
         _complain(f"{options.output}: the name of a picture ends in .png, .svg or .pdf")
@@ -308,7 +288,7 @@ def _mdtp(options: argparse.Namespace) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HistoryWarning)
             mdtp(
-                *options.files,
+                *simulation(options),
                 device=options.device,
                 x=options.x,
                 style=options.style,

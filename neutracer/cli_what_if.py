@@ -18,13 +18,14 @@ from neutracer.render.terminal import show, write
 from neutracer.trace.snapshot import load
 from neutracer.units import parse_bytes
 
-__all__ = ["add_what_if"]
+__all__ = ["add_simulation", "add_what_if", "simulation"]
 
 _EXAMPLE = """example:
   neutracer what-if snapshot.pickle                       # the best of a few dozen settings
   neutracer what-if snapshot.pickle --capacity 24GiB      # would it fit on that card?
   neutracer what-if snapshot.pickle --set expandable_segments:True --set max_split_size_mb:128
   neutracer what-if snapshot.pickle --batch 2             # with a batch twice as large
+  neutracer what-if snapshot.pickle --collected-at train.py:95    # without its cycles
   neutracer what-if --check snapshot.pickle               # how far the model can be believed
 
 exit codes: 0, 2 for a file that can't be read or replayed, or settings that PyTorch refuses
@@ -84,12 +85,49 @@ def add_what_if(commands: Any) -> None:
         help="with a call of empty_cache() after this event; may come several times",
     )
     parser.add_argument(
+        "--no-cycles",
+        action="store_true",
+        help="as if no reference cycle kept blocks until a collection; for traces with C++ stacks",
+    )
+    parser.add_argument(
+        "--collected-at",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="the same for other traces: collections ran in this function or FILE:LINE",
+    )
+    parser.add_argument(
+        "--torch", metavar="VERSION", help='the version of torch whose rules hold, as "2.11"'
+    )
+    parser.add_argument(
         "--capacity", metavar="SIZE", help='the most memory the process may have, as "24GiB"'
     )
     parser.add_argument("--device", type=int, metavar="N", help="the device, where there are more")
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
     parser.set_defaults(run=_what_if)
+
+
+def add_simulation(parser: Any) -> None:
+    """Add what a command takes that draws a file beside what it would have been."""
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="CONF",
+        help="beside it, what it would have been with this PYTORCH_CUDA_ALLOC_CONF",
+    )
+    parser.add_argument(
+        "--capacity", metavar="SIZE", help="with --set: the most memory the process may have"
+    )
+
+
+def simulation(options: argparse.Namespace) -> list[Any]:
+    """What is drawn: the files, or with `--set` what the first one would have been."""
+    if options.settings is None:
+        return list(options.files)
+    snap = load(options.files[0])
+    plan = what_if(snap, options.settings, capacity=options.capacity, device=options.device)
+    return [plan[options.settings]]
 
 
 def _what_if(options: argparse.Namespace) -> int:
@@ -116,8 +154,9 @@ def _asked(options: argparse.Namespace) -> Report:
         warnings.simplefilter("ignore", HistoryWarning)
         snap = load(options.file, max_memory=options.max_memory)
     if options.check:
-        return check_replay(snap, device=options.device)
-    changes = (options.empty_cache_after, options.free_at_once, options.batch != 1.0)
+        return check_replay(snap, device=options.device, torch_version=options.torch)
+    no_cycles = options.collected_at or options.no_cycles
+    changes = (options.empty_cache_after, options.free_at_once, options.batch != 1.0, no_cycles)
     if options.settings or any(changes):
         return what_if(
             snap,
@@ -127,5 +166,13 @@ def _asked(options: argparse.Namespace) -> Report:
             empty_cache_after=options.empty_cache_after,
             free_at_once=options.free_at_once,
             batch=options.batch,
+            no_cycles=no_cycles,
+            torch_version=options.torch,
         )
-    return recommend(snap, capacity, options.objective, device=options.device)
+    return recommend(
+        snap,
+        capacity,
+        options.objective,
+        device=options.device,
+        torch_version=options.torch,
+    )

@@ -130,6 +130,7 @@ def parse_bytes(text: str | int) -> int:
 
     Raises:
         ValueError: The text is not a size.
+        TypeError: It is neither an int nor a text.
 
     Example:
         >>> parse_bytes("1.5 KiB"), parse_bytes("1kB")
@@ -139,11 +140,17 @@ def parse_bytes(text: str | int) -> int:
         if text < 0:
             raise ValueError(f"a size is not negative: {text}")
         return text
+    if not isinstance(text, str):
+        raise TypeError(f"a size is an int of bytes or a text as '24GiB', no {_type(text)}")
     match = _SIZE.fullmatch(text)
     factor = _PARSED_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"not a size: {text[:40]!r}; write it like '24GiB' or '512 MiB'")
     return round(_parsed_number(match[1]) * factor)
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
 
 
 def _parsed_number(text: str) -> Fraction:

@@ -8,9 +8,12 @@ from pathlib import Path
 import neutracer
 
 DATA = Path(__file__).parent / "data"
-NAMES = sorted(
+ALL = sorted(
     str(path.relative_to(DATA)).removesuffix(".pickle.xz") for path in DATA.rglob("*.pickle.xz")
 )
+# Programs that ran out of memory: their JSON holds the verdict, and not PyTorch's figures.
+OOMS = [name for name in ALL if name.startswith("oom/")]
+NAMES = [name for name in ALL if name not in OOMS]
 
 # Recordings in which the program reset PyTorch's peaks: the peaks are in `series`.
 RESET_PEAKS = ("attention_flash", "attention_math", "train_resnet_late_zero_grad")

@@ -59,7 +59,8 @@ class Run:
     def limit(self) -> int:
         """Bytes that the process was allowed; 0 where PyTorch set no limit."""
         share = re.search(r"per_process_memory_fraction:([0-9.]+)", self.conf)
-        if self.meta["limit"] or not share:
+        # PyTorch reads it when the process begins, not when settings change.
+        if self.meta["limit"] or not share or self.conf != self.meta["first_conf"]:
             return int(self.meta["limit"])
         return int(float(share[1]) * self.meta["device_total"])
 
@@ -116,7 +117,13 @@ def verdict(source: Run, target: Run) -> tuple[str, int, str]:
         "exact", "inside" their ranges or "outside"; the bits of the causes of ranges; and
         what does not hold, in words.
     """
-    base, low, high, causes, _ = source.program.find_range(target.conf, **target.options)
+    program = source.program
+    facts = program.facts()
+    # As `what_if` does: of programs that are seen to empty the cache or to have pools.
+    silent = 0
+    if facts["calls"] or facts["pools"] > 1:
+        silent = 2 if program.find_silence() else 1
+    base, low, high, causes, _ = program.find_range(target.conf, silent=silent, **target.options)
     base, low, high = flat(base), flat(low), flat(high)
     if all(base[name] == target.truth[name] for name in target.compared):
         return "exact", causes, ""

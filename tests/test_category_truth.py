@@ -21,12 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def held_gradients(name: str) -> object:
-    """`vae_rows` zeroes its gradients in place: no rule tells such from what else stays."""
-    kept = pytest.mark.xfail(strict=True, reason="gradients that zero_grad keeps stay unknown")
-    return pytest.param(name, marks=kept) if name == "vae_rows" else name
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_profiler_saw_every_allocation(name: str) -> None:
     truth = read_truth(FOLDER, name)
@@ -36,7 +30,7 @@ def test_profiler_saw_every_allocation(name: str) -> None:
     assert "sizes_differ" not in matching
 
 
-@pytest.mark.parametrize("name", [held_gradients(name) for name in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_profilers_categories_are_ours(name: str) -> None:
     found = agreement(FOLDER, name)
     assert found.agreement >= 0.90, worst(found)

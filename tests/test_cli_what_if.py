@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from bundle import DATA
@@ -92,3 +93,33 @@ def test_check_and_settings_exclude_each_other(capsys: Capture) -> None:
         main(["what-if", FRAG, "--check", "--set", ""])
     assert caught.value.code == 2
     assert "not allowed with" in capsys.readouterr().err
+
+
+def test_cycles_are_left_out_by_line(capsys: Capture) -> None:
+    cycles = str(DATA / "cycle_nodes.pickle.xz")
+    assert main(["what-if", cycles, "--collected-at", "train.py:95"]) == 0
+    assert "2 MiB reserved at most instead of 80 MiB" in capsys.readouterr().out
+    assert main(["what-if", cycles, "--no-cycles"]) == 2
+    assert "no stack of this trace has a frame of Python's collector" in capsys.readouterr().err
+
+
+def test_version_of_torch_is_chosen(capsys: Capture) -> None:
+    tried = []
+    for version in ("2.9", "2.10"):
+        assert main(["what-if", FRAG, "--torch", version]) == 0
+        tried.append(int(capsys.readouterr().out.split(" settings tried")[0].split()[-1]))
+    # Those with large_segment_size_mb are for the newer one only.
+    assert tried[0] + 6 == tried[1]
+    assert main(["what-if", FRAG, "--torch", "old"]) == 2
+    assert "a version of torch is written as 2.11" in capsys.readouterr().err
+
+
+def test_picture_shows_what_would_have_been(capsys: Capture, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "both.png"
+    command = ["mdtp", FRAG, "--set", "expandable_segments:True", "-o", str(picture)]
+    assert main(command) == 0
+    assert picture.stat().st_size > 10_000
+    assert main([*command[:2], FRAG, *command[2:]]) == 2
+    assert "alone or with --set" in capsys.readouterr().err
+    assert main(["mdtp", FRAG, "--set", "nonsense:1", "-o", str(picture)]) == 2

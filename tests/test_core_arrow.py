@@ -147,7 +147,7 @@ def test_references_come_back(pa):
         (("n", array("Q", [1]), -1, None, None), 1, ValueError),
         (("n", array("Q", [1]), 0, None, None), -1, ValueError),
         (("n", array("Q", [1]), 1, None, None), sys.maxsize, ValueError),
-        (("n", array("d", [1]), 0, None, None), 1, ValueError),
+        (("n", array("f", [1]), 0, None, None), 1, ValueError),
         (("n", array("B", [3]), 0, ["a"], None), 1, ValueError),
         (("n", array("I", [NULL]), 0, ["a"], None), 1, ValueError),
         (("n", array("Q", [0]), 0, ["a"], None), 1, ValueError),

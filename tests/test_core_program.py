@@ -62,8 +62,8 @@ def test_block_freed_at_the_last_event_is_counted() -> None:
     end = max(event for event, action in enumerate(rows) if action == "alloc") + 1
     path_bytes = _cut(snap, end)
     timeline = neutracer.load(path_bytes).timeline()
-    flags = bytes(end - 1) + b"\x01"
-    figures, series = timeline.program.edit(None, flags).series("")
+    ends = array("i", [-1] * (end - 1) + [end - 1])
+    figures, series = timeline.program.edit(None, ends).series("")
     allocated = memoryview(series["allocated"]).cast("Q")
     assert len(allocated) == end
     assert allocated[-1] == figures["final"]["allocated"] == allocated[-2]

@@ -88,16 +88,6 @@ def test_bands_are_the_usual_ones():
     ]  # fmt: skip
 
 
-def test_oom_is_found_with_what_was_asked():
-    found = report("frag_default")
-    oom = next(finding for finding in found.findings if finding.kind == "out_of_memory")
-    events = snapshot("frag_default").events
-    row = next(event for event in events if event.action == "oom")
-    assert oom.bytes == row.size == 1_655_701_504
-    assert oom.severity == "severe"
-    assert any("process is capped" in note.text for note in oom.evidence)
-
-
 def test_cached_segments_at_peak_are_blamed_on_their_line():
     found = report("frag_default")
     peak = next(finding for finding in found.findings if finding.kind == "fragmentation_peak")

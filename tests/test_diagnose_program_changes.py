@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from bundle import NAMES, snapshot
 
@@ -96,7 +98,44 @@ def test_events_outside_of_the_trace_are_refused(events: list[int]) -> None:
         neutracer.what_if(snapshot("frag_default"), empty_cache_after=events)
 
 
-@pytest.mark.parametrize("batch", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("batch", [0, -1, float("nan"), float("inf"), 1e30])
 def test_senseless_batches_are_refused(batch: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         neutracer.what_if(snapshot("frag_default"), batch=batch)
+
+
+def test_without_cycles_nothing_piles_up() -> None:
+    snap = snapshot("cycle_nodes")
+    plan = neutracer.what_if(snap, no_cycles=["train.py:95"])
+    # Two blocks of 1 MiB at a time, instead of 80 until a collection.
+    assert plan.recorded.peak_allocated_bytes == 80 << 20
+    assert plan[""].peak_allocated_bytes == 2 << 20
+    assert plan[""].device_allocs == 1
+    assert any("of 240 blocks that collections freed" in note for note in plan.notes)
+
+
+def test_collections_that_can_not_be_told_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"collector.*train\.py:95 \(240 blocks\)"):
+        neutracer.what_if(snapshot("cycle_nodes"), no_cycles=True)
+    with pytest.raises(ValueError, match=r"nothing was freed at train\.py:1 "):
+        neutracer.what_if(snapshot("cycle_nodes"), no_cycles=["train.py:1"])
+
+
+def test_frames_of_the_collector_are_believed() -> None:
+    data = snapshot("cycle_nodes").to_dict()
+    collector = {"name": "gc_collect_main", "filename": "gcmodule.c", "line": 0}
+    for event in data["device_traces"][0]:
+        if event["action"].startswith("free"):
+            event["frames"] = [collector, *event["frames"]]
+    snap = neutracer.load(pickle.dumps(data, 4))
+    assert neutracer.what_if(snap, no_cycles=True)[""].peak_allocated_bytes == 2 << 20
+
+
+def test_one_name_is_not_its_letters() -> None:
+    with pytest.raises(ValueError, match="'no_such_function' allocated nothing"):
+        neutracer.what_if(snapshot("frag_default"), free_at_once="no_such_function")
+
+
+def test_settings_that_are_no_text_are_refused() -> None:
+    with pytest.raises(TypeError, match="not int"):
+        neutracer.what_if(snapshot("frag_default"), 3)  # type: ignore[arg-type]

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import lzma
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bundle import NAMES, RESET_PEAKS, expected, snapshot
+from bundle import DATA, NAMES, RESET_PEAKS, expected, snapshot
 from small_snapshots import one_program
 
 import neutracer
@@ -311,3 +312,30 @@ def test_report_is_one_screen_and_plain_data(name: str) -> None:
     assert json.loads(json.dumps(plain)) == plain
     assert "_replayer" not in plain
     assert "expandable_segments:True" in plan._repr_html_()
+
+
+def test_inexact_replay_is_told_in_findings() -> None:
+    trace = pickle.loads(lzma.decompress((DATA / "frag_default.pickle.xz").read_bytes()))
+    del trace["device_traces"][0][300:340]
+    del trace["device_traces"][0][900:905]
+    plan = neutracer.what_if(neutracer.load(pickle.dumps(trace)), "expandable_segments:True")
+    assert plan.fidelity < 1.0
+    (finding,) = (each for each in plan.findings if each.kind == "saves_memory")
+    assert "doubtful" in str(finding.evidence[0])
+
+
+def test_segments_without_pools_are_told() -> None:
+    # Its events have no pools, and captured graphs have their own.
+    notes = " ".join(check_replay(snapshot("cuda_graph_pool")).notes)
+    facts = Replayer(snapshot("cuda_graph_pool"), 0).facts
+    assert ("do not say which pool" in notes) == (facts["segments_without_pool"] > 0)
+    assert "pool" not in " ".join(check_replay(snapshot("frag_default")).notes)
+
+
+def test_recorded_figures_are_those_of_the_recording() -> None:
+    # The orders of addresses that are tried give others.
+    for number in range(9):
+        name = f"whatif/{number}/dyn_transformer_capped"
+        plan = neutracer.what_if(snapshot(name))
+        assert plan.fidelity == 1.0
+        assert is_exact(plan.recorded, expected(name)["stats"])

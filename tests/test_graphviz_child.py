@@ -125,7 +125,7 @@ def test_files_hold_what_is_returned(tmp_path):
 @NEEDS_GRAPHVIZ
 def test_a_notebook_asks_once(monkeypatch):
     graph = callback_cycle()
-    svg = graph._repr_svg_()
+    svg = graph.to_svg()
     monkeypatch.setattr(drawing_spawn.subprocess, "run", None)
     assert svg in graph._repr_html_()
 
@@ -199,7 +199,6 @@ def test_without_graphviz_the_rest_works(monkeypatch):
     for picture in (graph.to_svg, graph.to_png):
         with pytest.raises(UnavailableError, match="apt install graphviz libgraphviz-dev"):
             picture()
-    assert graph._repr_svg_() is None
     assert "<svg" in graph._repr_html_()
     assert graph.to_dot()
     assert graph.to_json()

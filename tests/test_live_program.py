@@ -67,3 +67,24 @@ def test_errors_are_told_without_our_frames(
 def test_missing_script_is_told() -> None:
     with pytest.raises(NeutracerError, match="no such file"):
         run_program(["/nowhere/train.py"])
+
+
+@pytest.mark.parametrize("name", ["missing", "missing.part", "package", "package.missing", "..x"])
+def test_missing_module_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NeutracerError, match="there is no module"):
+        run_program([name], module=True)
+    sys.modules.pop("package", None)
+
+
+def test_package_that_fails_is_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "broken" / "__main__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert run_program(["broken"], module=True) == 1
+    assert "nothing_of_this_name" in capsys.readouterr().err

@@ -59,7 +59,8 @@ def test_sdist_holds_sources_and_no_tests(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert sdist.name == f"neutracer-{neutracer.__version__}.tar.gz"
-    wanted = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("csrc/**/*.[ch]")}
+    sources = [*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("csrc/**/*.[ch]pp")]
+    wanted = {path.relative_to(ROOT).as_posix() for path in sources}
     assert wanted <= names
     assert {"LICENSE", "README.md", "setup.py", "neutracer/_core.pyi"} <= names
     assert not [name for name in names if name.startswith(("tests/", "docs/")) or ".so" in name]
@@ -77,7 +78,10 @@ def test_wheel_holds_package_and_core(built: Path) -> None:
         "neutracer/_core"
     }
     assert {"neutracer/heap/page.css", "neutracer/heap/page.js"} <= names
-    assert not [name for name in names if name.endswith((".c", ".h", ".a"))]
+    sources = {name for name in names if name.endswith((".c", ".h", ".cpp", ".hpp", ".a"))}
+    hooks = {f"neutracer/csrc/torch/{path.name}" for path in ROOT.glob("csrc/torch/*.[ch]pp")}
+    headers = ("base/nt_ring.h", "trace/nt_live_api.h")
+    assert sources == hooks | {f"neutracer/csrc/core/{name}" for name in headers}
 
 
 def test_wheel_works_in_clean_venv(built: Path, tmp_path: Path) -> None:
@@ -90,5 +94,8 @@ def test_wheel_works_in_clean_venv(built: Path, tmp_path: Path) -> None:
         python, "-m", "neutracer", "report", ROOT / "tests/data/frag_default.pickle", cwd=tmp_path
     )
     assert "cuda:0" in text
+    place = "from neutracer.live import hooks_build; print(hooks_build.source_folder())"
+    sources = Path(run(python, "-c", place, cwd=tmp_path).strip())
+    assert sources == Path(site.strip(), "neutracer", "csrc")
     version = run(python, "-m", "neutracer", "--version", cwd=tmp_path)
     assert version.split() == ["neutracer", neutracer.__version__]

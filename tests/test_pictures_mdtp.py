@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Memory Distribution Timeline Plot: its pixels, its axes, its words."""
 
+import io
 import itertools
+import lzma
 import math
 import pickle
 import subprocess
 import sys
+import warnings
 from array import array
 from bisect import bisect_right
+from pathlib import Path
 
 import bundle
 import pytest
@@ -20,14 +24,15 @@ pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
 np = pytest.importorskip("numpy")
 
 from matplotlib.collections import LineCollection  # noqa: E402
-from matplotlib.text import Annotation  # noqa: E402
+from matplotlib.text import Annotation, Text  # noqa: E402
 
-from neutracer.pictures.mdtp_classic import classic_frames, runs_of  # noqa: E402
+from neutracer.pictures.mdtp_classic import classic_frames  # noqa: E402
 from neutracer.pictures.mdtp_colours import block_scale, pixel_colours  # noqa: E402
 from neutracer.pictures.mdtp_scene import Planes, Request, Scene  # noqa: E402
 from neutracer.render.palette import LIGHT  # noqa: E402
 
 MIB = 1 << 20
+DATA = Path(__file__).parent / "data"
 
 
 def scene(name, **options):
@@ -373,13 +378,70 @@ def test_wrong_choices_are_refused():
         neutracer.mdtp(snap, device=5)
 
 
-def test_classic_merges_touching_blocks():
-    shown = scene("frag_default", x="event")
-    runs = runs_of(shown, 1001)
-    blocks = [b for b in shown.timeline.at(1000).blocks if b.state == "active_allocated"]
-    assert sum(size for *_, size in runs) == sum(block.size for block in blocks)
-    assert len(runs) < len(blocks)
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(runs))
+def named(name, text):
+    """A bundled snapshot whose functions all have another name."""
+    source = pickle.loads(lzma.decompress((DATA / f"{name}.pickle.xz").read_bytes()))
+    frames = [event["frames"] for trace in source["device_traces"] for event in trace]
+    frames += [b["frames"] for s in source["segments"] for b in s["blocks"] if "frames" in b]
+    for frame in itertools.chain.from_iterable(frames):
+        frame["name"] = frame["filename"] = text
+    return neutracer.load(pickle.dumps(source))
+
+
+@pytest.mark.parametrize("text", ["训练模型 e\u0301\u200d", "обучение " + "🚀" * 300])
+def test_names_that_no_font_has_are_escaped(text):
+    snap = named("frag_default", text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in (
+            neutracer.mdtp(snap, title=text),
+            neutracer.mdtp(snap, style="classic", title=text),
+            neutracer.plot_timeline(snap, title=text),
+            neutracer.plot_fragmentation(snap, title=text),
+        ):
+            figure.savefig(io.BytesIO(), format="png")
+            words = " ".join(t.get_text() for t in figure.findobj(Text))
+            assert "🚀" not in words
+            assert "训" not in words
+            assert "обучение" in words or "обучение" not in text
+        figure.savefig(io.BytesIO(), format="svg")
+    assert "\\u8bad" in words or "训" not in text
+
+
+def runs_of(layout):
+    """The allocated blocks of a layout, those that touch merged."""
+    runs = []
+    for block in sorted(layout.blocks, key=lambda block: block.address):
+        if block.state != "active_allocated":
+            continue
+        if runs and runs[-1][1] == block.address:
+            runs[-1][1] += block.size
+        else:
+            runs.append([block.address, block.address + block.size])
+    return runs
+
+
+@pytest.mark.parametrize("name", ["frag_default", "multi_stream", "weight_streaming"])
+def test_classic_merges_touching_blocks(name):
+    shown = scene(name, x="event")
+    for state, runs in classic_frames(shown)[::9]:
+        assert runs.T.tolist() == runs_of(shown.timeline.at(state - 1)), state
+
+
+def test_classic_leaves_other_streams_out():
+    streams = sorted(set(scene("multi_stream").timeline.segments["stream"]))
+    assert len(streams) > 1
+    for stream in streams:
+        shown = scene("multi_stream", x="event", stream=stream)
+        for state, runs in classic_frames(shown)[::20]:
+            layout = shown.timeline.at(state - 1)
+            mine = {n for n, segment in enumerate(layout.segments) if segment.stream == stream}
+            held = sum(
+                block.size
+                for block, owner in zip(layout.blocks, layout.blocks.codes("segment"), strict=True)
+                if owner in mine and block.state == "active_allocated"
+            )
+            assert int((runs[1] - runs[0]).sum()) == held
 
 
 def test_classic_oom_column_is_red():

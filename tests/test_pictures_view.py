@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
+import math
 import re
 import zlib
+from array import array
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,9 +19,10 @@ from hypothesis import strategies as st
 from small_snapshots import one_program, two_devices
 
 import neutracer
+from neutracer._native import core
 from neutracer.cli import main
 from neutracer.pictures import view_bundle
-from neutracer.pictures.view import view, view_html
+from neutracer.pictures.view import _shares, view, view_html
 from neutracer.pictures.view_columns import Packer, unpack
 from neutracer.pictures.view_pack import MOST_ALLOCATIONS, pack
 
@@ -202,10 +206,94 @@ def test_view_writes_the_file_whole(tmp_path):
         view(dumped(one_program()), path, max_allocations=0)
 
 
-def test_several_devices_need_one_named(tmp_path):
-    with pytest.raises(ValueError, match="several devices"):
-        view(dumped(two_devices()), tmp_path / "page.html")
-    assert "cuda:2" in view_html(dumped(two_devices()), device=2)
+def test_several_devices_share_one_page():
+    page = view_html(dumped(two_devices()))
+    assert page.count("<script") == 3
+    found = re.findall(r'data-device="(\d+)" id="([^"]*)"', page)
+    assert found == [("0", "payload"), ("2", "payload-2")]
+    assert '<option value="2">cuda:2' in page
+    alone = view_html(dumped(two_devices()), device=2)
+    assert "cuda:2" in alone
+    assert "cuda:0" not in alone
+    assert alone.count("<script") == 2
+    with pytest.raises(ValueError, match="of one device"):
+        view_html(dumped(two_devices()), focus=(0, 1))
+
+
+def test_devices_share_the_allocations_kept():
+    assert _shares([5, 100, 40], 60) == [5, 28, 27]
+    assert _shares([5, 6], 60) == [5, 6]
+    assert _shares([9, 9, 9], 2) == [1, 1, 1]
+
+
+def test_focus_keeps_what_lived_in_it():
+    snap = loaded("train_resnet_healthy")
+    timeline = snap.timeline()
+    last = len(timeline) // 2
+    first = last - 400
+    header, columns = unpack(pack(snap, timeline, {}, 300, (first, last)))
+    numbers = columns["event.number"]
+    kept = {
+        (numbers[made] if made >= 0 else made, size)
+        for made, size in zip(columns["alloc.made"], columns["alloc.size"], strict=True)
+    }
+    made = [row for row in timeline.allocations if first <= row.alloc_event <= last]
+    assert len(made) > 100
+    ends = [row.free_event % (1 << 32) for row in timeline.allocations]
+    weights = [
+        (row.size * (min(end, last + 1) - max(row.alloc_event, first)), row.alloc_event, row.size)
+        for row, end in zip(timeline.allocations, ends, strict=True)
+        if row.alloc_event <= last and end > first and row.free_event != -2
+    ]
+    heaviest = {(made, size) for _, made, size in sorted(weights)[-300:]}
+    assert len(heaviest - kept) <= 5
+    assert header["focus"][0] <= header["focus"][1]
+    page = view_html(snap, focus=(first, 10**9), max_allocations=50)
+    assert "payload" in page
+    with pytest.raises(ValueError, match="no event in"):
+        view_html(snap, focus=(len(timeline), len(timeline) + 5))
+
+
+def painted(timeline, skipped, width, height):
+    """The coarse picture, cell by cell from the layouts' rules."""
+    raster = core.Raster(timeline.native, False)
+    states, top = raster.extent()
+    cells = [[0] * width for _ in range(height)]
+    for row, block in enumerate(timeline.allocations):
+        if row in skipped:
+            continue
+        done = block.completed_event
+        begin, end = block.alloc_event + 1, states - 1 if done == -1 else done + 1
+        if done == -2:
+            continue
+        low = next(
+            (
+                position + block.address - address
+                for address, size, position in raster.ranges()
+                if address <= block.address < address + size
+            ),
+            None,
+        )
+        if begin >= end or low is None:
+            continue
+        kind = 1 + int(4 * math.log2(block.size) + 1e-9)
+        for column in range(begin * width // states, (end - 1) * width // states + 1):
+            for line in range(low * height // top, (low + block.size - 1) * height // top + 1):
+                cells[line][column] = max(cells[line][column], kind)
+    return bytes(itertools.chain.from_iterable(cells))
+
+
+def test_coarse_picture_has_what_is_left_out():
+    timeline = loaded("frag_default").timeline()
+    raster = core.Raster(timeline.native, False)
+    for skipped in ([], list(range(0, len(timeline.allocations), 3))):
+        told = raster.paint(array("I", skipped), 64, 32)
+        assert told == painted(timeline, set(skipped), 64, 32)
+    with pytest.raises(ValueError, match="pixels a side"):
+        raster.paint(b"", 0, 5)
+    _, columns = packed(loaded("frag_default"), most=100)
+    assert any(columns["coarse"])
+    assert "coarse" not in packed(loaded("frag_default"))[1]
 
 
 def test_snapshots_without_history_have_pages():

@@ -25,21 +25,8 @@ def pairs() -> list[tuple[str, str]]:
         (source, target)
         for source in NAMES
         for target in NAMES
-        if source != target and seeds[source] == seeds[target] and tells(source)
+        if source != target and seeds[source] == seeds[target]
     ]
-
-
-def tells(name: str) -> bool:
-    """Whether a run's trace has all that the program asked for.
-
-    What it does not have: calls of empty_cache() that found nothing to give back, and
-    where a graph's pool is put back, requests are for blocks as they lay.
-    """
-    return run(name).meta["sort"] != "restored" and name not in SILENT
-
-
-#: Programs that called empty_cache() in vain, or dropped an empty pool.
-SILENT = frozenset({"22-0", "22-6", "58-0", "58-16"})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -32,6 +32,19 @@ def test_strings_are_lists(snap):
     assert snap.blocks["state"] == ["active_allocated", "inactive"]
 
 
+@pytest.mark.parametrize("name", ["action", "segment_type", "state"])
+def test_rows_of_a_string_are_found(name):
+    snap = snapshot("frag_default")
+    tables = {"action": snap.events[7:], "segment_type": snap.segments, "state": snap.blocks}
+    table = tables[name]
+    for text in {*table[name]}:
+        assert table.find(name, text) == [i for i, one in enumerate(table[name]) if one == text]
+    assert table.find(name, "no such word") == []
+    assert table.find("size" if name != "segment_type" else "stream", "1") == []
+    with pytest.raises(KeyError):
+        table.find("no such column", "1")
+
+
 def test_row_has_columns_as_attributes(snap):
     row = snap.events[1]
     assert (row.action, row.addr, row.size, row.time_us) == ("alloc", BASE, 4 * MIB, 1010)

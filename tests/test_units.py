@@ -245,3 +245,8 @@ def test_shares_take_their_number_of_digits() -> None:
 def test_impossible_shares_are_refused(share: float) -> None:
     with pytest.raises(ValueError, match="not a share"):
         units.format_share(share)
+
+
+def test_size_of_another_kind_is_refused() -> None:
+    with pytest.raises(TypeError, match="no float"):
+        units.parse_bytes(1.5)  # type: ignore[arg-type]

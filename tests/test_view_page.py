@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 import time
 from pathlib import Path
 
 import pytest
 from chromium import PROGRAM, Browser
 from hostile_names import HOSTILE_NAMES
-from small_snapshots import one_program
+from small_snapshots import one_program, two_devices
 
 import neutracer
 from neutracer.pictures.view import view
@@ -169,7 +170,7 @@ def test_map_shows_what_lies_where(browser, page, timeline):
     go(browser, f"axis=event&x={first:g},{last:g}")
     time.sleep(0.3)
     box = browser.value("document.getElementById('base').getBoundingClientRect().toJSON()")
-    top = 24 + round(min(max(box["height"] * 0.22, 70), 150)) + 16
+    top = 10 + round(min(max(box["height"] * 0.22, 70), 150)) + 16
     width, height = int(box["width"] - 92 - 94), int(box["height"] - top - 40)
     ranges = reserved_ranges(timeline)
     total = sum(stop - start for start, stop in ranges)
@@ -314,6 +315,179 @@ def test_tables_sort_and_choose_by_keyboard(browser, page, timeline):
     assert browser.value("document.querySelectorAll('#allocation-table .row').length") < 60
 
 
+def view_of(link, name):
+    """A range that a link carries, or None."""
+    found = re.search(rf"\b{name}=(-?[\d.]+),(-?[\d.]+)", link)
+    return (float(found[1]), float(found[2])) if found else None
+
+
+def touch(browser, kind, *points):
+    browser.call(
+        "Input.dispatchTouchEvent",
+        type=kind,
+        touchPoints=[{"x": x, "y": y, "id": n} for n, (x, y) in enumerate(points)],
+    )
+
+
+def test_two_fingers_zoom_and_pan(browser, page):
+    ready(browser, page)
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    try:
+        x, y = browser.middle("#chart")
+        touch(browser, "touchStart", (x - 50, y))
+        touch(browser, "touchStart", (x - 50, y), (x + 50, y))
+        for spread in (60, 80, 100):
+            touch(browser, "touchMove", (x - spread, y), (x + spread, y))
+        low, high = view_of(hash_of(browser), "x")
+        # Twice as far apart: half of the trace's 70.4 ms, and a margin.
+        assert (high - low) / 70_400 == pytest.approx(0.5, abs=0.03)
+        assert view_of(hash_of(browser), "y") is None
+        # Both fingers to the right: what was left of the view comes in, as wide as before.
+        touch(browser, "touchMove", (x - 40, y), (x + 160, y))
+        moved = view_of(hash_of(browser), "x")
+        assert moved[1] - moved[0] == pytest.approx(high - low, rel=0.01)
+        assert moved[0] < low - 1000
+        touch(browser, "touchEnd")
+        touch(browser, "touchStart", (x, y - 40))
+        touch(browser, "touchStart", (x, y - 40), (x, y + 40))
+        touch(browser, "touchMove", (x, y - 80), (x, y + 80))
+        bottom, top = view_of(hash_of(browser), "y")
+        assert (top - bottom) / (2028 << 20) == pytest.approx(0.5, abs=0.1)
+        assert view_of(hash_of(browser), "x") == pytest.approx(moved, rel=1e-3)
+        touch(browser, "touchEnd")
+    finally:
+        browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
+    assert browser.complaints() == []
+
+
+def test_one_finger_pans_and_taps(browser, page):
+    ready(browser, page)
+    browser.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    try:
+        go(browser, "x=20000,40000")
+        x, y = browser.middle("#chart")
+        touch(browser, "touchStart", (x, y))
+        for step in (20, 60, 100):
+            touch(browser, "touchMove", (x + step, y))
+        touch(browser, "touchEnd")
+        low, high = view_of(hash_of(browser), "x")
+        assert high - low == pytest.approx(20_000, rel=0.01)
+        assert low < 19_000
+        touch(browser, "touchStart", (x, y))
+        touch(browser, "touchEnd")
+        until(browser, "location.hash.includes('e=')")
+    finally:
+        browser.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+
+LEGEND = "[...document.querySelectorAll('#legend .key')].map(k => k.innerText)"
+
+
+def test_timeline_stacks_by_category(browser, tmp_path):
+    path = view(DATA / "train_resnet_healthy.pickle.xz", tmp_path / "page.html")
+    ready(browser, path)
+    told = browser.value(LEGEND)
+    assert "forward resnet.py:155" in told
+    assert told[-2:] == ["others", "reserved, free"]
+    browser.click("[data-by=categories]")
+    until(browser, f"{LEGEND}[0]", "activation")
+    told = browser.value(LEGEND)
+    assert {"gradient", "optimizer state", "parameter", "unknown"} <= set(told)
+    assert "by=categories" in hash_of(browser)
+    # The colour of what is on top at the peak is that of the category with the bytes.
+    timeline = neutracer.load(DATA / "train_resnet_healthy.pickle.xz").timeline()
+    peak = timeline.peak("allocated").event
+    held = {}
+    for row in timeline.allocations:
+        if row.alloc_event <= peak and (row.free_event > peak or row.free_event == -1):
+            held[row.category] = held.get(row.category, 0) + row.size
+    browser.click("#search")
+    browser.keys("x")
+    browser.press("Escape")
+    browser.value("document.querySelector('#legend button').click()")
+    until(browser, "document.getElementById('search').value", "category:activation")
+    until(browser, SHOWN, ["allocations"])
+    mine = sum(row.category == "activation" for row in timeline.allocations)
+    words = "document.getElementById('allocation-words').textContent"
+    until(browser, f"{words}.startsWith('{mine:,} of')")
+    assert max(held, key=held.get) == "activation"
+    link = hash_of(browser)
+    ready(browser, path)
+    go(browser, link)
+    pressed = "document.querySelector('[data-by=categories]').getAttribute('aria-pressed')"
+    until(browser, pressed, "true")
+
+
+def test_several_devices_share_a_page(browser, tmp_path):
+    path = view(pickle.dumps(two_devices()), tmp_path / "page.html")
+    ready(browser, path)
+    shown = "[...document.querySelectorAll('header [data-of]')].filter(e => !e.hidden).length"
+    assert browser.value("document.getElementById('device').value") == "0"
+    first = browser.value("document.querySelector('header').innerText")
+    assert "cuda:0" in first
+    assert "cuda:2" not in first
+    count = browser.value(shown)
+    key(browser, "d", "d")
+    until(browser, "document.querySelector('header').innerText.includes('cuda:2')")
+    assert browser.value(shown) == count
+    assert "device=2" in hash_of(browser)
+    for tab in TABS:
+        browser.click(f"[data-tab={tab}]")
+        until(browser, SHOWN, [tab])
+    go(browser, "device=0&tab=events&e=1")
+    until(browser, "document.getElementById('device').value", "0")
+    until(browser, SHOWN, ["events"])
+    go(browser, "device=7")
+    assert browser.complaints() == []
+
+
+def test_keys_switch_axis_stacking_and_legend(browser, tmp_path):
+    path = view(DATA / "train_resnet_healthy.pickle.xz", tmp_path / "page.html")
+    ready(browser, path)
+    key(browser, "s", "s")
+    until(browser, f"{LEGEND}[0]", "activation")
+    key(browser, "t", "t")
+    until(browser, "location.hash.includes('axis=event')")
+    key(browser, "l", "l")
+    until(browser, "document.getElementById('legend').hidden")
+    # Letters that are typed into the search are text.
+    browser.click("#search")
+    key(browser, "l", "l")
+    assert browser.value("document.getElementById('search').value") == "l"
+    assert browser.value("document.getElementById('legend').hidden")
+
+
+def test_long_traces_show_what_is_left_out(browser, tmp_path):
+    snap = neutracer.load(DATA / "train_resnet_healthy.pickle.xz")
+    timeline = snap.timeline()
+    event = timeline.peak("allocated").event
+    path = view(snap, tmp_path / "page.html", max_allocations=60, focus=(event - 20, event))
+    ready(browser, path)
+    assert "in use, not kept one by one" in browser.value(LEGEND)
+    link = hash_of(browser)
+    until(browser, f"{PANEL}.includes('not kept one by one')")
+    told = browser.value(PANEL)
+    assert format_bytes(timeline.allocated[event]) in told
+    assert "largest hole" not in told
+    # The page opens on the focus; its blocks are there.
+    first, last = (timeline.time_us[e] - timeline.time_us[0] for e in (event - 20, event))
+    assert view_of(link, "x") == pytest.approx((first, last), abs=(last - first) * 0.2 + 2)
+    go(browser, "x=0,535000&y=0,1e12")
+    colours = (
+        "(pen => { const box = document.getElementById('base'); const data = pen.getImageData("
+    )
+    colours += (
+        "100, 200, 600, 200).data; const found = new Set(); for (let i = 0; i < data.length; "
+    )
+    colours += (
+        "i += 4) found.add(data[i] + ',' + data[i + 1] + ',' + data[i + 2]); return found.size; "
+    )
+    colours += "})(document.getElementById('base').getContext('2d'))"
+    # Blues of many sizes: the blocks that are not kept have theirs while cells are small.
+    assert browser.value(colours) > 12
+    assert browser.complaints() == []
+
+
 def test_phone_and_dark_pages_fit(browser, page):
     ready(browser, page)
     browser.call(
@@ -397,7 +571,7 @@ def test_logic_of_the_modules(browser, tmp_path):
     path = tmp_path / "empty.html"
     path.write_text("<title>modules</title>")
     browser.open(path)
-    for module in ("units", "filter", "axis", "state", "lod", "raster"):
+    for module in ("units", "filter", "axis", "state", "lod", "raster", "gestures", "model"):
         browser.value(bundle(f"{module}.js", module))
     sizes = [0, 512, 1023, 1024, 1_572_864, 37_500_000, 425_721_856, 2_126_512_128, 149_000_000_000]
     told = browser.value(f"{json.dumps(sizes)}.map(units.bytes)")
@@ -411,6 +585,25 @@ def test_logic_of_the_modules(browser, tmp_path):
     assert wrong == ["size>big"]
     assert browser.value("axis.clampView(-5, 5, 0, 100, 1)") == [0, 10]
     assert browser.value("axis.clampView(50, 50.1, 0, 100, 1)") == pytest.approx([49.55, 50.55])
+    # Fingers over 10 and 20 of 0 .. 40, which move to pixels 0 and 40 of a plot of 80.
+    pinched = "gestures.pinched([0, 40], [10, 20], [100, 140], 100, 80, true)"
+    assert browser.value(pinched) == [10, 30]
+    assert browser.value(pinched.replace("true", "false")) == [5, 45]
+    assert browser.value(pinched.replace("100, 140", "140, 100")) == [0, 40]
+    # The highest of any stretch is what a loop finds.
+    wrong = """(() => {
+      const n = 700, series = Float64Array.from({ length: n }, (_, i) => (i * 7919) % 1009);
+      const columns = { "event.action": new Int32Array(n), "series.allocated": series };
+      const c = new Proxy(columns, { get: (of, key) => of[key] ?? (/^(series|coarse)/.test(key)
+        ? undefined : new Int32Array(String(key).startsWith("start") ? 1 : 0)) });
+      const m = model.build({ allocations: 0, places: [], categories: [] }, c);
+      let wrong = 0;
+      for (let a = 0; a < n; a += 13) for (let b = a + 1; b <= n; b += 29) {
+        const found = series[model.highest(m, "allocated", a, b)];
+        if (found !== Math.max(...series.subarray(a, b))) wrong += 1;
+      }
+      return wrong; })()"""
+    assert browser.value(wrong) == 0
     found = browser.value("state.read('#tab=events&e=7&pin=9&x=1,2&q=a%20b', 8, 9)")
     assert found["tab"] == "events"
     assert found["event"] == 7

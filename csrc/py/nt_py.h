@@ -12,6 +12,7 @@
 #include <Python.h>
 
 #include "base/nt_base.h"
+#include "trace/nt_live_api.h"
 #include "trace/nt_snapshot.h"
 #include "trace/nt_timeline.h"
 
@@ -24,6 +25,9 @@ typedef struct nt_py_state {
     PyTypeObject *raster_type;
     PyTypeObject *pyramid_type;
     PyTypeObject *program_type;
+    PyTypeObject *sampler_type;
+    PyTypeObject *devices_type;
+    PyTypeObject *attribution_type;
 } nt_py_state;
 
 /* The state of the module that made `type`; NULL with an exception otherwise. */
@@ -162,13 +166,34 @@ nt_py_fragment_ratios(PyObject *module, PyObject *args);
 /* nt_py_replay.c: what a timeline asked of the allocator, run on the model. */
 extern PyType_Spec nt_py_program_spec;
 
+/* nt_py_monitor.c: the monitor's native thread. */
+extern PyType_Spec nt_py_sampler_spec;
+
 /* nt_py_raster.c */
 extern PyType_Spec nt_py_raster_spec;
 extern PyType_Spec nt_py_pyramid_spec;
 
+/* nt_py_device.c, nt_py_cupti.c: who uses this machine's devices. */
+extern PyType_Spec nt_py_devices_spec;
+extern PyType_Spec nt_py_attribution_spec;
+
+/* The devices of a Devices, which must outlive their use; NULL with a TypeError. */
+const struct nt_device *
+nt_py_device_of(PyObject *devices);
+
 /* nt_py_save.c */
 PyObject *
 nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* nt_py_live.c: what _core and the shim on PyTorch's allocators give each other. */
+
+/* Adds the capsule `live_api` to the module. */
+int
+nt_py_live_add(PyObject *module);
+
+/* What the shim offers to any thread; NULL until it is connected, then for ever. */
+const nt_live_source *
+nt_py_live_source(void);
 
 /* nt_py_arrow.c */
 PyObject *
@@ -180,5 +205,9 @@ extern PyMethodDef nt_py_autograd_methods[]; /* nt_py_autograd.c */
 extern PyMethodDef nt_py_roots_methods[];    /* nt_py_roots.c */
 extern PyMethodDef nt_py_heap_methods[];     /* nt_py_heap.c */
 extern PyMethodDef nt_py_names_methods[];    /* nt_py_names.c */
+extern PyMethodDef nt_py_live_methods[];     /* nt_py_live.c */
+extern PyMethodDef nt_py_dump_methods[];     /* nt_py_dump.c */
+extern PyMethodDef nt_py_trend_methods[];    /* nt_py_trend.c */
+extern PyMethodDef nt_py_excerpt_methods[];  /* nt_py_excerpt.c */
 
 #endif

@@ -266,7 +266,7 @@ arrow_release_stream(arrow_stream *stream)
     stream->release = NULL;
 }
 
-/* Arrow's letter for struct's: signed and unsigned of 1, 4 and 8 bytes. */
+/* Arrow's letter for struct's: signed and unsigned of 1, 4 and 8 bytes, and doubles. */
 static char
 arrow_letter(const char *format)
 {
@@ -276,6 +276,7 @@ arrow_letter(const char *format)
     case 'I': return 'I';
     case 'q': return 'l';
     case 'Q': return 'L';
+    case 'd': return 'g';
     default: return 0;
     }
 }

@@ -186,9 +186,10 @@ module_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
 static int
 module_add_functions(PyObject *module)
 {
-    PyMethodDef *const tables[] = {nt_py_cycles_methods, nt_py_heap_methods,
-                                   nt_py_roots_methods, nt_py_autograd_methods,
-                                   nt_py_names_methods};
+    PyMethodDef *const tables[] = {
+        nt_py_cycles_methods,   nt_py_heap_methods,  nt_py_roots_methods,
+        nt_py_autograd_methods, nt_py_names_methods, nt_py_trend_methods,
+        nt_py_excerpt_methods,  nt_py_live_methods,  nt_py_dump_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;
@@ -216,7 +217,13 @@ module_exec(PyObject *module)
                        0 ||
                    module_add_type(module, &nt_py_program_spec, &state->program_type) <
                        0 ||
-                   module_add_functions(module) < 0
+                   module_add_type(module, &nt_py_sampler_spec, &state->sampler_type) <
+                       0 ||
+                   module_add_type(module, &nt_py_devices_spec, &state->devices_type) <
+                       0 ||
+                   module_add_type(module, &nt_py_attribution_spec,
+                                   &state->attribution_type) < 0 ||
+                   module_add_functions(module) < 0 || nt_py_live_add(module) < 0
                ? -1
                : 0;
 }
@@ -233,6 +240,9 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->raster_type);
     Py_VISIT(state->pyramid_type);
     Py_VISIT(state->program_type);
+    Py_VISIT(state->sampler_type);
+    Py_VISIT(state->devices_type);
+    Py_VISIT(state->attribution_type);
     return 0;
 }
 
@@ -248,6 +258,9 @@ module_clear(PyObject *module)
     Py_CLEAR(state->raster_type);
     Py_CLEAR(state->pyramid_type);
     Py_CLEAR(state->program_type);
+    Py_CLEAR(state->sampler_type);
+    Py_CLEAR(state->devices_type);
+    Py_CLEAR(state->attribution_type);
     return 0;
 }
 

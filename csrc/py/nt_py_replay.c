@@ -9,6 +9,9 @@ typedef struct py_program {
     PyObject_HEAD nt_py_timeline *timeline; /* owned: the program reads it */
     PyObject *original; /* owned: of an edited one what it was made of, or NULL */
     nt_program *program;
+    uint8_t *marks; /* owned: what find_silence found, or NULL; as are the drops */
+    int32_t *drops;
+    size_t places; /* how many there are in both */
 } py_program;
 
 /* What a call asks for. */
@@ -36,6 +39,9 @@ program_object(PyTypeObject *type, PyObject *timeline, PyObject *original,
     self->timeline = (nt_py_timeline *)Py_NewRef(timeline);
     self->original = Py_XNewRef(original);
     self->program = program;
+    self->marks = NULL;
+    self->drops = NULL;
+    self->places = 0;
     return (PyObject *)self;
 }
 
@@ -68,6 +74,8 @@ program_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     nt_program_free(((py_program *)self)->program);
+    PyMem_Free(((py_program *)self)->marks);
+    PyMem_Free(((py_program *)self)->drops);
     Py_XDECREF(((py_program *)self)->original);
     Py_DECREF(((py_program *)self)->timeline);
     PyObject_Free(self);
@@ -146,6 +154,18 @@ replay_fidelity(const nt_replay_fidelity *f)
         "modelled", replay_deed(&f->modelled));
 }
 
+/* The segments whose pool nothing tells: the events have none, and they are gone. */
+static Py_ssize_t
+program_count_unknown(const nt_program *p)
+{
+    const nt_segment_life_columns *lives = nt_timeline_segments(p->timeline);
+    Py_ssize_t count = 0;
+    for (size_t i = 0; i < lives->count; i++) {
+        count += lives->pool_known[i] == 0;
+    }
+    return count;
+}
+
 PyDoc_STRVAR(facts_doc,
              "facts()\n--\n\n"
              "What is known of the program, and of the device it ran on: a dict.");
@@ -156,10 +176,15 @@ program_facts(PyObject *self, PyObject *unused)
     (void)unused;
     const nt_program *p = program_of(self);
     const nt_replay_options o = nt_replay_default(p);
+    Py_ssize_t calls = 0;
+    for (size_t i = 0; i < p->step_count; i++) {
+        calls += p->steps[i].kind == NT_PROGRAM_EMPTY_CACHE;
+    }
     return Py_BuildValue(
-        "{snsnsnsnsNsNsOsKsKsKsOsOsO}", "steps", (Py_ssize_t)p->step_count, "lanes",
+        "{snsnsnsnsnsnsNsNsOsKsKsKsOsOsO}", "steps", (Py_ssize_t)p->step_count, "lanes",
         (Py_ssize_t)p->lane_count, "pools", (Py_ssize_t)p->pool_count, "areas",
-        (Py_ssize_t)p->area_count, "limit_low", replay_number(p->bounds.low),
+        (Py_ssize_t)p->area_count, "calls", calls, "segments_without_pool",
+        program_count_unknown(p), "limit_low", replay_number(p->bounds.low),
         "limit_high", replay_number(p->bounds.high), "is_device",
         p->bounds.is_device ? Py_True : Py_False, "limit", (unsigned long long)o.limit,
         "device_total", (unsigned long long)o.device_total, "device_other",
@@ -169,11 +194,12 @@ program_facts(PyObject *self, PyObject *unused)
         p->calls_known ? Py_True : Py_False);
 }
 
-PyDoc_STRVAR(edit_doc,
-             "edit(sizes=None, freed=None, calls=None, /)\n--\n\n"
-             "Another Program: with these sizes of requests (64 bits an event, 0:\n"
-             "left out), blocks freed at once (a byte an event), and empty_cache()\n"
-             "after these events (32 bits each, rising).");
+PyDoc_STRVAR(
+    edit_doc,
+    "edit(sizes=None, ends=None, calls=None, /)\n--\n\n"
+    "Another Program: with these sizes of requests (64 bits an event, 0:\n"
+    "left out), blocks freed after these events (32 bits an event, -1: as\n"
+    "they were), and empty_cache() after these events (32 bits each, rising).");
 
 /* Whether a buffer has one item of `size` bytes for each of `count` events, or none. */
 static bool
@@ -183,20 +209,20 @@ edit_fits(const Py_buffer *buffer, size_t count, size_t size)
 }
 
 static nt_status
-edit_make(PyObject *self, const Py_buffer *sizes, const Py_buffer *freed,
+edit_make(PyObject *self, const Py_buffer *sizes, const Py_buffer *ends,
           const Py_buffer *calls, nt_program **out, nt_error *err)
 {
     const size_t count =
         nt_timeline_event_count(((py_program *)self)->timeline->timeline);
     const nt_program_change change = {
         .sizes = sizes->buf,
-        .freed = freed->buf,
+        .ends = ends->buf,
         .calls = calls->buf,
         .call_count =
             calls->buf == NULL ? 0 : (size_t)calls->len / sizeof *change.calls,
     };
     if (!edit_fits(sizes, count, sizeof *change.sizes) ||
-        !edit_fits(freed, count, sizeof *change.freed)) {
+        !edit_fits(ends, count, sizeof *change.ends)) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "a change has one item for each event");
     }
@@ -210,15 +236,15 @@ edit_make(PyObject *self, const Py_buffer *sizes, const Py_buffer *freed,
 static PyObject *
 program_edit(PyObject *self, PyObject *args)
 {
-    Py_buffer sizes = {.buf = NULL}, freed = {.buf = NULL}, calls = {.buf = NULL};
-    if (!PyArg_ParseTuple(args, "|z*z*z*:edit", &sizes, &freed, &calls)) {
+    Py_buffer sizes = {.buf = NULL}, ends = {.buf = NULL}, calls = {.buf = NULL};
+    if (!PyArg_ParseTuple(args, "|z*z*z*:edit", &sizes, &ends, &calls)) {
         return NULL;
     }
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_program *program = NULL;
-    const nt_status status = edit_make(self, &sizes, &freed, &calls, &program, &err);
+    const nt_status status = edit_make(self, &sizes, &ends, &calls, &program, &err);
     PyBuffer_Release(&sizes);
-    PyBuffer_Release(&freed);
+    PyBuffer_Release(&ends);
     PyBuffer_Release(&calls);
     if (status != NT_OK) {
         return nt_py_raise(status, &err);
@@ -230,6 +256,72 @@ program_edit(PyObject *self, PyObject *args)
 /* ---- runs --------------------------------------------------------------------------
  */
 
+/* Where something may have been silent, as find_silence of the program found it, or of
+ * the one that it was made of; 0, or -1 with an exception. */
+static int
+program_set_silence(PyObject *self, bool with_places, nt_replay_silence *out)
+{
+    const py_program *found = (py_program *)self;
+    while (found->marks == NULL && found->original != NULL) {
+        found = (py_program *)found->original;
+    }
+    if (found->marks == NULL) {
+        PyErr_SetString(PyExc_ValueError, "find_silence() comes first");
+        return -1;
+    }
+    *out = (nt_replay_silence){.marks = found->marks,
+                               .drops = found->drops,
+                               .places = with_places ? found->places : 0};
+    return 0;
+}
+
+PyDoc_STRVAR(find_silence_doc,
+             "find_silence(progress=None, /)\n--\n\n"
+             "Finds out where calls of empty_cache() and ends of private pools may\n"
+             "have left no trace, and keeps it for find_range(..., silent=True).\n"
+             "Returns the number of these places.");
+
+static PyObject *
+program_find_silence(PyObject *self, PyObject *args)
+{
+    PyObject *callback = Py_None;
+    if (!PyArg_ParseTuple(args, "|O:find_silence", &callback)) {
+        return NULL;
+    }
+    py_program *p = (py_program *)self;
+    const size_t events = nt_timeline_event_count(p->timeline->timeline);
+    const size_t pools = p->program->pool_count;
+    uint8_t *marks = PyMem_Malloc(events + 1);
+    int32_t *drops = PyMem_Calloc(pools + 1, sizeof *drops);
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_status status = nt_fail(&err, NT_NOMEM, NT_NO_OFFSET, "out of memory");
+    if (marks != NULL && drops != NULL) {
+        const nt_alloc alloc = nt_alloc_system();
+        nt_py_progress progress;
+        nt_py_begin(&progress, callback);
+        status = nt_replay_find_silence(&alloc, p->program, &progress.progress, marks,
+                                        drops, &err);
+        nt_py_end(&progress);
+    }
+    if (status != NT_OK || p->marks != NULL) {
+        PyMem_Free(marks);
+        PyMem_Free(drops);
+    } else {
+        p->marks = marks;
+        p->drops = drops;
+        for (size_t i = 0; i < events; i++) {
+            p->places += (marks[i] & NT_MARK_SILENT) != 0;
+        }
+        for (size_t i = 0; i < pools; i++) {
+            p->places += drops[i] != NT_EVENT_NEVER;
+        }
+    }
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    return PyLong_FromSize_t(p->places);
+}
+
 /* 0 and the request, or -1 with an exception. */
 static int
 program_parse(PyObject *self, PyObject *args, PyObject *kwargs, replay_request *out)
@@ -237,25 +329,26 @@ program_parse(PyObject *self, PyObject *args, PyObject *kwargs, replay_request *
     static char *names[] = {"settings",   "limit",   "device_total", "device_other",
                             "version",    "order",   "timing",       "seed",
                             "least_ooms", "goes_on", "runs",         "progress",
-                            NULL};
+                            "begin",      "silent",  "share",        NULL};
     PyObject *settings = Py_None;
     int order = NT_ORDER_RECORDED, timing = NT_TIMING_RECORDED;
-    int least_ooms = 0, goes_on = 0;
+    int least_ooms = 0, goes_on = 0, begin = NT_BEGIN_AUTO, silent = 0;
     Py_ssize_t runs = 0;
     const nt_replay_options defaults = nt_replay_default(program_of(self));
     unsigned long long limit = defaults.limit, total = defaults.device_total;
     unsigned long long other = defaults.device_other, seed = 0;
-    unsigned version = 0;
+    unsigned version = 0, share = 0;
     *out = (replay_request){.options = defaults, .callback = Py_None};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$KKKIiiKppnO", names, &settings,
-                                     &limit, &total, &other, &version, &order, &timing,
-                                     &seed, &least_ooms, &goes_on, &runs,
-                                     &out->callback)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$KKKIiiKppnOiiI", names,
+                                     &settings, &limit, &total, &other, &version,
+                                     &order, &timing, &seed, &least_ooms, &goes_on,
+                                     &runs, &out->callback, &begin, &silent, &share)) {
         return -1;
     }
     if (order < NT_ORDER_RECORDED || order > NT_ORDER_FALLING ||
-        timing < NT_TIMING_RECORDED || timing > NT_TIMING_LATE || runs < 0) {
-        PyErr_SetString(PyExc_ValueError, "no such order, timing or number of runs");
+        timing < NT_TIMING_RECORDED || timing > NT_TIMING_MIXED ||
+        begin < NT_BEGIN_AUTO || begin > NT_BEGIN_ANEW || runs < 0) {
+        PyErr_SetString(PyExc_ValueError, "no such order, timing, start or number");
         return -1;
     }
     if (settings != Py_None &&
@@ -263,6 +356,11 @@ program_parse(PyObject *self, PyObject *args, PyObject *kwargs, replay_request *
         return -1;
     }
     nt_replay_options *o = &out->options;
+    if (silent && program_set_silence(self, silent > 1, &o->silence) < 0) {
+        return -1;
+    }
+    o->silence.share = share;
+    o->begin = (nt_replay_begin)begin;
     o->limit = limit;
     o->device_total = total;
     o->device_other = other;
@@ -435,6 +533,36 @@ program_series(PyObject *self, PyObject *args, PyObject *kwargs)
     return Py_BuildValue("(NN)", replay_figures(&figures), dict);
 }
 
+PyDoc_STRVAR(trace_doc,
+             "trace(settings=None, *, ...)\n--\n\n"
+             "A Snapshot of the run, with made-up addresses. Keywords as in run.");
+
+static PyObject *
+program_trace(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    replay_request request;
+    nt_py_state *state = nt_py_state_of(Py_TYPE(self));
+    if (program_parse(self, args, kwargs, &request) < 0) {
+        return NULL;
+    }
+    nt_py_snapshot *made = nt_py_snapshot_new(state, SIZE_MAX);
+    if (made == NULL) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    const nt_alloc alloc = nt_budget_alloc(&made->budget);
+    nt_py_progress progress;
+    nt_py_begin(&progress, request.callback);
+    const nt_status status = nt_replay_trace(&alloc, program_of(self), &request.options,
+                                             &progress.progress, &made->snapshot, &err);
+    nt_py_end(&progress);
+    if (status != NT_OK) {
+        Py_DECREF(made);
+        return nt_py_raise(status, &err);
+    }
+    return (PyObject *)made;
+}
+
 #define KEYWORDS(function)                                                             \
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
@@ -445,6 +573,8 @@ static PyMethodDef program_methods[] = {
     {"find_range", KEYWORDS(program_find_range), find_range_doc},
     {"check", KEYWORDS(program_check), check_doc},
     {"series", KEYWORDS(program_series), series_doc},
+    {"trace", KEYWORDS(program_trace), trace_doc},
+    {"find_silence", program_find_silence, METH_VARARGS, find_silence_doc},
     NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
+from neutracer.live.hooks import HookState, state
+from neutracer.live.hooks_build import find, target
+from neutracer.live.oom_hook import is_attached
 from neutracer.render.document import Document, Table
 from neutracer.render.report import Report
 
@@ -79,7 +84,7 @@ def environment(version: str) -> EnvironmentReport:
         True
     """
     parts = [Part(name, _version(name), use, install) for name, use, install in _PACKAGES]
-    parts += [_zstd(), _graphviz(), _heap()]
+    parts += [_zstd(), _graphviz(), _heap(), *_hooks(), *_observer()]
     return EnvironmentReport(
         neutracer=version,
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -116,3 +121,41 @@ def _heap() -> Part:
     except UnavailableError as error:
         return Part("Python's heap", "", use, error.install)
     return Part("Python's heap", "known", use, "")
+
+
+def _hooks() -> list[Part]:
+    """The hooks on PyTorch's allocator: can they be had, where they are, what they do."""
+    use = "live(), device figures without the GIL"
+    try:
+        goal = target()
+        path = find(goal)
+    except UnavailableError as error:
+        return [Part("Hooks", "", use, error.install)]
+    now = state()
+    if now is not None:
+        path = Path(now.built_at)
+    if path is None:
+        install = f"compiled at first use for torch {goal.torch.version}, or by build-hooks"
+        return [Part("Hooks", "", use, install)]
+    place = str(path.parent.parent).replace(os.path.expanduser("~"), "~", 1)
+    parts = [Part("Hooks", f"for torch {goal.torch.version}", f"{use}; built in {place}", "")]
+    return parts + ([] if now is None else _attached(now))
+
+
+def _attached(now: HookState) -> list[Part]:
+    """What was attached in this process, which PyTorch keeps until it ends."""
+    parts = []
+    if now.attached:
+        doing = f"recording, {now.frames} frames an event" if now.active else "silent"
+        use = f"the last {now.events:,} events; PyTorch can't detach it"
+        parts.append(Part("Allocator tracker", f"attached, {doing}", use, ""))
+    if now.oom_attached:
+        use = f"{now.ooms:,} seen; PyTorch can't detach it"
+        parts.append(Part("Out-of-memory observer", "attached, native", use, ""))
+    return parts
+
+
+def _observer() -> list[Part]:
+    """PyTorch's own way to be told of an OOM, where it was asked for in this process."""
+    use = "reports at an OOM; PyTorch can't detach it"
+    return [Part("Out-of-memory observer", "attached", use, "")] if is_attached() else []

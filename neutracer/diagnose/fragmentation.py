@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,10 @@ from neutracer.diagnose.fragmentation_parts import (
     band,
     unused_share,
 )
+from neutracer.diagnose.fragmentation_seen import Seen, seen_by
+from neutracer.errors import UnavailableError
 from neutracer.live.capture import snapshot
+from neutracer.live.monitor import MemoryMonitor
 from neutracer.render.document import Document, Figure, Place, Table
 from neutracer.render.report import Report
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
@@ -58,7 +61,8 @@ class FragmentationReport(Report):
         largest_request: The largest request on any stream that succeeds without the
             device; each pool has its own in `pools`.
         max_fragmentation: The largest ratio after any event of the trace, and now.
-        max_event: The event it was first reached at; None where it is now.
+        max_event: The event it was first reached at; None where it is now, or where a
+            monitor saw it.
         avg_fragmentation: The mean of the ratio over the events of the trace.
         oom_count: Out-of-memory events in the trace.
         retries: How often the allocator gave its cache back to try again; None where
@@ -88,7 +92,7 @@ class FragmentationReport(Report):
     pools: tuple[PoolFragmentation, ...]
     segments: tuple[SegmentFragmentation, ...]
     holes: tuple[Hole, ...]
-    _fragment: core.Fragment = field(compare=False)
+    _fragment: core.Fragment | None = field(compare=False)
     _history: bytes = field(compare=False)
 
     @property
@@ -118,7 +122,12 @@ class FragmentationReport(Report):
             nbytes: The request in bytes.
             stream: The raw stream; 0 is the default stream.
             pool: The private pool; (0, 0) is the default pool.
+
+        Raises:
+            UnavailableError: The report is of a monitor's readings alone.
         """
+        if self._fragment is None:
+            raise UnavailableError("the layout", "a monitor's readings don't tell it")
         if nbytes < 0:
             raise ValueError(f"a request has no negative size: {nbytes}")
         return self._fragment.fits(self.device, pool, stream, nbytes)
@@ -131,11 +140,14 @@ class FragmentationReport(Report):
 
     def document(self) -> Document:
         """The report as a page."""
-        facts = (f"cuda:{self.device}", f"{self.severity}, {self.ratio:.1%} unused")
+        facts = (
+            "cpu" if self.device < 0 else f"cuda:{self.device}",
+            f"{self.severity}, {self.ratio:.1%} unused",
+        )
         return Document(
             "Fragmentation",
             facts,
-            (*self.finding_blocks(), self._totals(), self._pool_table(), *self._hole_table()),
+            (*self.finding_blocks(), self._totals(), *self._pool_table(), *self._hole_table()),
         )
 
     def _totals(self) -> Table:
@@ -150,7 +162,7 @@ class FragmentationReport(Report):
         )
         return Table("Bytes", rows)
 
-    def _pool_table(self) -> Table:
+    def _pool_table(self) -> tuple[Table, ...]:
         rows = tuple(
             (
                 pool.kind if pool.pool == (0, 0) else f"{pool.kind}, private {pool.pool}",
@@ -163,7 +175,7 @@ class FragmentationReport(Report):
             for pool in self.pools
         )
         heads = ("", "", "reserved", "allocated", "unused", "largest request")
-        return Table("Pools", rows, heads)
+        return (Table("Pools", rows, heads),) if rows else ()
 
     def _hole_table(self) -> tuple[Table, ...]:
         shown = self.holes[:_SHOWN_HOLES]
@@ -178,12 +190,14 @@ class FragmentationReport(Report):
 
 
 def fragmentation_report(
-    source: Snapshot | SnapshotSource | None = None, *, device: int | None = None
+    source: Snapshot | MemoryMonitor | SnapshotSource | None = None, *, device: int | None = None
 ) -> FragmentationReport:
     """How much of the reserved memory is used, and what keeps the rest from use.
 
     Args:
-        source: A Snapshot or what `load` takes; None is this process's device, now.
+        source: A Snapshot or what `load` takes; None is this process's device, now; a
+            MemoryMonitor is the same with what it saw as the history, and where there is
+            no CUDA what it saw alone: without pools, segments and holes.
         device: The device; None is the only one.
 
     Returns:
@@ -200,6 +214,8 @@ def fragmentation_report(
         >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
         ('moderate', 0.248, True)
     """
+    if isinstance(source, MemoryMonitor):
+        return _of_monitor(seen_by(source, device))
     if source is None:
         source = snapshot()
     snap = source if isinstance(source, Snapshot) else load(source)
@@ -227,6 +243,36 @@ def fragmentation_report(
         findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         _fragment=fragment,
         _history=history,
+    )
+
+
+def _of_monitor(seen: Seen) -> FragmentationReport:
+    """The layout now, if this process has one, with a monitor's history."""
+    known: dict[str, Any] = {
+        "max_event": None,
+        "avg_fragmentation": seen.mean,
+        "_history": seen.history,
+    }
+    try:
+        snap = snapshot()
+    except UnavailableError:
+        snap = None
+    if snap is not None and seen.device in snap.devices:
+        now = fragmentation_report(snap, device=seen.device)
+        largest = max(seen.largest, now.ratio)
+        return replace(now, max_fragmentation=largest, retries=seen.retries, **known)
+    return FragmentationReport(
+        device=seen.device,
+        **seen.figures,
+        max_fragmentation=seen.largest,
+        oom_count=seen.ooms,
+        retries=seen.retries,
+        pools=(),
+        segments=(),
+        holes=(),
+        findings=seen.findings(),
+        _fragment=None,
+        **known,
     )
 
 

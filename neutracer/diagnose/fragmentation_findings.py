@@ -14,7 +14,7 @@ from neutracer._native import core
 from neutracer.diagnose.replayed_advice import Replayed
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
-from neutracer.trace.places import grouped, place_of
+from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE
 from neutracer.trace.timeline import Timeline
@@ -194,57 +194,6 @@ def _now_finding(
     return (Finding("fragmentation", severity, now.total, message, notes, advice),)
 
 
-def _oom_finding(snap: Snapshot, timeline: Timeline, replayed: Replayed) -> tuple[Finding, ...]:
-    """One finding for the out-of-memory events of each place, the largest request told."""
-    if not timeline.facts["oom_count"]:
-        return ()
-    action = timeline.events["action"]
-    by_place: dict[Place, list[int]] = {}
-    for event, name in enumerate(action):
-        if name == "oom":
-            by_place.setdefault(place_of(timeline.events[event].stack), []).append(event)
-    sizes = timeline.events.codes("size")
-    found = []
-    for place, events in by_place.items():
-        event = max(events, key=lambda number: sizes[number])
-        found.append(_one_oom(snap, timeline, event, place, len(events), replayed))
-    return tuple(found)
-
-
-def _one_oom(
-    snap: Snapshot,
-    timeline: Timeline,
-    event: int,
-    place: Place,
-    count: int,
-    replayed: Replayed,
-) -> Finding:
-    row = timeline.events[event]
-    then = _look_at(snap, timeline, event)
-    free = format_bytes(row.device_free)
-    if row.device_free >= row.size:
-        left = f"Not the device: {free} were free there; this process is capped."
-    else:
-        left = f"The device had {free} left."
-    notes = [Note(left), Note("asked for by", place)]
-    if then.in_holes or then.cached:
-        inside = format_bytes(then.total)
-        notes.append(
-            Note(
-                f"Inside its segments {inside} were free, in "
-                f"{format_count(then.holes + then.cached_segments, 'hole')} of at most "
-                f"{format_bytes(then.largest_hole)}, kept by blocks of",
-                then.kept_by,
-            )
-        )
-    times = f", {format_count(count)} times from one place" if count > 1 else ""
-    message = f"out of memory: asked {format_bytes(row.size)}{times}"
-    detail = replayed.at_failure(event)
-    hopeful = detail is not None or then.in_holes >= row.size
-    advice = _expandable_advice(replayed, then, detail) if hopeful else ()
-    return Finding("out_of_memory", Severity.SEVERE, row.size, message, tuple(notes), advice, event)
-
-
 def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
     """Rows of the allocations that are a static pool: few, large, there from the start.
 
@@ -304,7 +253,6 @@ def findings_of(
     replayed = Replayed(snap, device)
     return ranked(
         (
-            *_oom_finding(snap, timeline, replayed),
             *_peak_finding(snap, timeline, now, replayed),
             *_now_finding(now, reclaimable, at_peak, replayed),
             *_pool_finding(snap, timeline),

@@ -9,6 +9,7 @@ from typing import Any
 
 from neutracer.diagnose.fragmentation import FragmentationReport, band, fragmentation_report
 from neutracer.diagnose.late_gradients import late_gradients_finding
+from neutracer.diagnose.overview_findings import facts_beside, failure_findings, trend_findings
 from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.places import grouped
@@ -135,12 +136,14 @@ class OverviewReport(Report):
         )
 
 
-def overview(snap: Snapshot, file: str = "") -> OverviewReport:
+def overview(snap: Snapshot, file: str = "", *, path: str = "") -> OverviewReport:
     """What a snapshot shows.
 
     Args:
         snap: The snapshot.
-        file: The name of its file, for the page's title.
+        file: The name of its file, or what else it is to be called, for the page's title.
+        path: Where its file is: what `explain` reads beside it is read there, and commands
+            that tell more name it. Empty where it has none.
 
     Example:
         >>> import neutracer
@@ -150,9 +153,14 @@ def overview(snap: Snapshot, file: str = "") -> OverviewReport:
     """
     devices = tuple(_device(snap, device) for device in snap.devices)
     findings: list[Finding] = []
+    facts = facts_beside(path) if path else None
     for device in devices:
+        timeline = snap.timeline(device.device)
+        failures, causes = failure_findings(snap, timeline, path, facts)
+        findings.extend(failures)
+        findings.extend(trend_findings(snap, timeline, path, causes))
         findings.extend(device.fragmentation.findings)
-        findings.extend(late_gradients_finding(snap.timeline(device.device)))
+        findings.extend(late_gradients_finding(timeline))
     return OverviewReport(
         file=os.path.basename(file),
         devices=devices,
@@ -296,7 +304,8 @@ def _odd_device(snap: Snapshot, device: DeviceOverview) -> list[tuple[str, str]]
         odd.append(("history", "the ring of events wrapped; what came before it is unknown"))
     elif device.events and not device.history_complete:
         blocks = format_count(facts["preexisting"], "block")
-        odd.append(("history", f"{blocks} were there before the first event"))
+        were = "was" if facts["preexisting"] == 1 else "were"
+        odd.append(("history", f"{blocks} {were} there before the first event"))
     if facts["slack_bound"]:
         bound = format_bytes(facts["slack_bound"])
         odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))

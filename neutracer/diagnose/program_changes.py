@@ -1,20 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded program made into another one: freed earlier, emptied, or with another batch."""
+"""A recorded program made into another one: freed earlier, emptied, without reference cycles,
+or with another batch."""
 
 from __future__ import annotations
 
-import math
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from neutracer._native import core
+from neutracer.trace.places import base_name, user_frame
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE, Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["Change", "change_program"]
+
+# The core's word for a block that ends as it did.
+_AS_IT_WAS = -1
+
+# CPython's functions that free garbage, as C++ stacks name them.
+_COLLECTOR = (
+    "_PyGC_Collect",
+    "_Py_RunGC",
+    "PyGC_Collect",
+    "gc_collect_generations",
+    "gc_collect_internal",
+    "gc_collect_main",
+    "gc_collect_region",
+    "gc_collect_with_callback",
+)
+
+# A batch so many times as large fits nowhere.
+_MOST_BATCHES = 1 << 20
 
 # What is as large whatever the batch is.
 _FIXED = ("parameter", "gradient", "optimizer_state")
@@ -39,6 +59,7 @@ def change_program(
     empty_cache_after: Iterable[int] = (),
     free_at_once: Iterable[str] = (),
     batch: float = 1.0,
+    no_cycles: bool | Iterable[str] = False,
 ) -> Change | None:
     """The program with changes in it; None where there are none.
 
@@ -49,27 +70,37 @@ def change_program(
         free_at_once: Whose blocks are freed as soon as they are made: functions as
             "forward", or lines as "train.py:155"; any frame of a stack counts.
         batch: How many times as large the batch is.
+        no_cycles: Whether what collections freed is freed earlier; or the functions or
+            lines at which collections ran.
 
     Raises:
-        ValueError: There is no such event, nobody of that name allocated anything, or the
-            batch is not above 0.
+        ValueError: There is no such event, nobody of that name allocated or freed anything,
+            the batch is not above 0, or it can't be told what collections freed.
     """
     calls = sorted(set(empty_cache_after))
-    notes, sizes, freed = [], None, None
+    notes, sizes = [], None
+    ends = array("i", [_AS_IT_WAS]) * len(timeline)
     if calls and not 0 <= calls[0] <= calls[-1] < len(timeline):
         raise ValueError(f"no event {calls[0]} or {calls[-1]}; the trace has {len(timeline)}")
     if calls:
         notes.append(f"Changed: {format_count(len(calls), 'more call')} of empty_cache().")
-    chosen = tuple(free_at_once)
+    chosen = _names(free_at_once)
     if chosen:
-        freed, note = _freed(snap, timeline, chosen)
-        notes.append(note)
+        notes.append(_free_at_once(snap, timeline, chosen, ends))
+    if no_cycles:
+        places = None if no_cycles is True else _names(no_cycles)
+        notes.append(_free_cycles(snap, timeline, places, ends))
     if batch != 1.0:
         sizes, note = _scaled(timeline, batch)
         notes.append(note)
     if not notes:
         return None
-    return Change(timeline.program.edit(sizes, freed, array("i", calls)), tuple(notes))
+    return Change(timeline.program.edit(sizes, ends, array("i", calls)), tuple(notes))
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    """One name is as good as a list of one."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _is_named(frame: Frame, name: str) -> bool:
@@ -79,38 +110,118 @@ def _is_named(frame: Frame, name: str) -> bool:
     return place == name or place.endswith(f"/{name}")
 
 
-def _freed(snap: Snapshot, timeline: Timeline, names: tuple[str, ...]) -> tuple[bytes, str]:
-    """A flag for each event: whether it makes a block of one of these."""
-    events, flags = timeline.events, bytearray(len(timeline))
-    known: dict[int, frozenset[str]] = {}
-    counts, nbytes = dict.fromkeys(names, 0), 0
+class _Chosen:
+    """Which stacks have one of these frames: functions, or lines as "train.py:155"."""
+
+    def __init__(self, snap: Snapshot, names: tuple[str, ...]) -> None:
+        self._snap = snap
+        self._names = names
+        self._known: dict[int, frozenset[str]] = {}
+
+    def __call__(self, stack: int) -> frozenset[str]:
+        """The names that a stack has."""
+        if stack == NONE:
+            return frozenset()
+        if stack not in self._known:
+            frames = self._snap.stacks[stack]
+            found = (n for n in self._names if any(_is_named(f, n) for f in frames))
+            self._known[stack] = frozenset(found)
+        return self._known[stack]
+
+
+def _free_at_once(
+    snap: Snapshot, timeline: Timeline, names: tuple[str, ...], ends: array[int]
+) -> str:
+    """Ends each block of one of these as it is made; a note that says so."""
+    events, chosen = timeline.events, _Chosen(snap, names)
+    counts, nbytes, blocks = dict.fromkeys(names, 0), 0, 0
     stacks, sizes = events.codes("stack"), events.codes("size")
     for event, action in enumerate(events["action"]):
-        stack = stacks[event]
-        if action != "alloc" or stack == NONE:
-            continue
-        if stack not in known:
-            frames = snap.stacks[stack]
-            known[stack] = frozenset(n for n in names if any(_is_named(f, n) for f in frames))
-        for name in known[stack]:
+        found = chosen(stacks[event]) if action == "alloc" else ()
+        for name in found:
             counts[name] += 1
-        if known[stack]:
-            flags[event] = 1
+        if found:
+            ends[event] = event
             nbytes += sizes[event]
+            blocks += 1
     for name, count in counts.items():
         if not count:
             raise ValueError(f"{name!r} allocated nothing in this trace")
-    blocks = format_count(sum(flags), "block")
-    return bytes(flags), (
-        f"Changed: {blocks} of {', '.join(names)} ({format_bytes(nbytes)} in all) are freed as "
-        "soon as they are made; when they were used last is not recorded."
+    return (
+        f"Changed: {format_count(blocks, 'block')} of {', '.join(names)} "
+        f"({format_bytes(nbytes)} in all) are freed as soon as they are made; when they were "
+        "used last is not recorded."
     )
+
+
+def _free_cycles(
+    snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None, ends: array[int]
+) -> str:
+    """Ends each block that a collection freed when its line makes the next one.
+
+    Args:
+        snap: The snapshot.
+        timeline: Of the device.
+        places: The functions or lines at which collections ran; None is where the
+            collector's own frames stand.
+        ends: By event, where the block that it makes ends; written to.
+
+    Raises:
+        ValueError: Nothing is seen to be freed there.
+    """
+    rows, stacks = timeline.allocations, timeline.events.codes("stack")
+    chosen = _Chosen(snap, _COLLECTOR if places is None else places)
+    collected, nbytes, earlier = 0, 0, 0
+    # By stack: the block that it made last, if a collection freed it, and when.
+    latest: dict[int, tuple[int, int]] = {}
+    columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("size"))
+    for made, freed, size in sorted(zip(*columns, strict=True)):
+        if made < 0:
+            continue
+        before = latest.pop(stacks[made], None)
+        if before is not None and made < before[1]:
+            ends[before[0]] = made if ends[before[0]] == _AS_IT_WAS else ends[before[0]]
+            earlier += 1
+        if freed >= 0 and chosen(stacks[freed]):
+            latest[stacks[made]] = (made, freed)
+            collected += 1
+            nbytes += size
+    if not collected:
+        raise ValueError(_untold(snap, timeline, places))
+    return (
+        f"Changed: of {format_count(collected, 'block')} that collections freed "
+        f"({format_bytes(nbytes)} in all) {format_count(earlier)} are freed as soon as the line "
+        "that made them makes its next one, as if no cycle kept them; when they were used last "
+        "is not recorded."
+    )
+
+
+def _untold(snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None) -> str:
+    """Why it can't be told what collections freed."""
+    if places is not None:
+        return f"nothing was freed at {', '.join(places)} in this trace"
+    text = (
+        "what a collection freed can't be told from what the program freed: no stack of this "
+        "trace has a frame of Python's collector, as those recorded with stacks='all' have"
+    )
+    stacks = timeline.events.codes("stack")
+    frees = timeline.allocations.codes("free_event")
+    counts = Counter(stacks[freed] for freed in frees if freed >= 0)
+    for stack, count in counts.most_common(1):
+        frame = user_frame(snap.stacks[stack]) if stack != NONE else None
+        if frame is not None:
+            place = f"{base_name(frame.filename)}:{frame.line}"
+            text += (
+                "; if collections ran at known lines, name these: most is freed at "
+                f"{place} ({format_count(count, 'block')})"
+            )
+    return text
 
 
 def _scaled(timeline: Timeline, batch: float) -> tuple[array[int], str]:
     """The sizes of requests with a batch so many times as large."""
-    if not (math.isfinite(batch) and batch > 0):
-        raise ValueError(f"a batch is scaled by a number above 0, not {batch}")
+    if not 0 < batch <= _MOST_BATCHES:
+        raise ValueError(f"a batch is scaled by a number above 0 and to {_MOST_BATCHES}")
     rows, events = timeline.allocations, timeline.events
     sizes = array("Q", events.codes("size"))
     for event, action in enumerate(events["action"]):

@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from itertools import islice
 
+from neutracer.diagnose.fidelity import Fidelity
 from neutracer.diagnose.recommend_search import (
     OBJECTIVES,
     Bound,
+    bound_of,
     candidates,
     order_of,
-    packing_bound,
+    smallest_capacities,
     smallest_capacity,
 )
 from neutracer.diagnose.replaying import Replayer
-from neutracer.diagnose.what_if import named, open_replayer, trust_blocks
-from neutracer.diagnose.what_if_parts import (
-    OUTCOME_HEADS,
-    Fidelity,
-    Outcome,
-    outcome_cells,
-)
+from neutracer.diagnose.what_if import doubt, named, open_replayer, trust_blocks
+from neutracer.diagnose.what_if_parts import OUTCOME_HEADS, Outcome, outcome_cells
 from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
 from neutracer.render.report import Finding, Report
 from neutracer.trace.snapshot import Snapshot
@@ -164,6 +162,7 @@ def recommend(
     objective: str = "fit",
     *,
     device: int | None = None,
+    torch_version: str | None = None,
 ) -> RecommendReport:
     """Search the allocator's settings for the ones that serve a program best.
 
@@ -178,6 +177,8 @@ def recommend(
         objective: What is best: "fit" needs the least memory to go through, "reserved" has
             the lowest peak of reserved, "speed" the fewest calls of the device.
         device: The device; None is the only one.
+        torch_version: PyTorch's version, as "2.11", whose rules and settings hold; None is
+            the newest that is known, with the settings that the file's own version has.
 
     Returns:
         The report; `str(report)` is one screen.
@@ -185,7 +186,7 @@ def recommend(
     Raises:
         SnapshotError: The file can't be read.
         ValueError: There is no such objective; there are several devices, no history, or a
-            program under another allocator.
+            program under another allocator; or that is no version of torch.
 
     Example:
         >>> import neutracer
@@ -197,20 +198,12 @@ def recommend(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
-    replayer = open_replayer(source, capacity, device)
+    replayer = open_replayer(source, capacity, device, torch_version)
     tried = candidates(replayer)
     recorded = replayer.outcome(None)
-    divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
-    bound = packing_bound(replayer.timeline, max(divisions) <= 1)
+    bound = bound_of(replayer)
     own = smallest_capacity(replayer, None, bound.with_failed_bytes)
-    ranked = _rank(replayer, tried, objective, bound)
-    base = order_of(objective, recorded, own)
-    chosen = [
-        _choice(outcome, smallest, recorded, bound)
-        for outcome, smallest in ranked
-        if order_of(objective, outcome, smallest)[:3] < base[:3]
-    ]
-    choices = tuple(chosen[:_SHOWN])
+    choices = _choices(replayer, tried, objective, bound, (recorded, own))
     return RecommendReport(
         device=replayer.device,
         events=len(replayer.timeline),
@@ -227,31 +220,47 @@ def recommend(
     )
 
 
+def _choices(
+    replayer: Replayer,
+    tried: tuple[str, ...],
+    objective: str,
+    bound: Bound,
+    own: tuple[Outcome, int | None],
+) -> tuple[Choice, ...]:
+    """The best of what was tried, as far as it does better than the recorded settings, of
+    which `own` are the outcome and the smallest capacity."""
+    base = order_of(objective, *own)
+    better = (
+        (outcome, smallest)
+        for outcome, smallest in _rank(replayer, tried, objective, bound)
+        if order_of(objective, outcome, smallest)[:3] < base[:3]
+    )
+    found = list(islice(better, _SHOWN))
+    if objective != "fit":
+        needs = smallest_capacities(replayer, [each.settings for each, _ in found], bound)
+        found = [(outcome, needs[outcome.settings]) for outcome, _ in found]
+    return tuple(_choice(*pair, own[0], bound) for pair in found)
+
+
 def _rank(
     replayer: Replayer, tried: tuple[str, ...], objective: str, bound: Bound
 ) -> list[tuple[Outcome, int | None]]:
-    """The best candidates with their ranges and smallest capacities, the best first."""
+    """The best candidates with their ranges, the best first; where they are ranked by it,
+    with their smallest capacities."""
     distinct: dict[tuple[object, ...], Outcome] = {}
     for outcome in replayer.map(replayer.quick, tried):
         figures = (outcome.peak_reserved_bytes, outcome.reserved_bytes, outcome.device_allocs)
         distinct.setdefault((*figures, outcome.device_frees, outcome.ooms), outcome)
     rows = sorted(distinct.values(), key=lambda each: order_of(objective, each, None))
-    least = bound.with_failed_bytes
+    needs: dict[str, int | None] = {}
     if objective == "fit":
         rows = rows[: max(_RANGED, _STEPS // _RUNS_A_SEARCH // replayer.facts["steps"])]
-    else:
-        rows = rows[:_RANGED]
-    needs = dict(
-        replayer.map(
-            lambda text: (text, smallest_capacity(replayer, text, least)),
-            [each.settings for each in rows],
-        )
-    )
+        needs = smallest_capacities(replayer, [each.settings for each in rows], bound)
     known = [nbytes for nbytes in needs.values() if nbytes is not None]
     alike = int(min(known, default=0) * _ALIKE)
-    rows.sort(key=lambda each: order_of(objective, each, needs[each.settings], alike))
+    rows.sort(key=lambda each: order_of(objective, each, needs.get(each.settings), alike))
     best = [each.settings for each in rows[:_RANGED]]
-    found = [(each, needs[each.settings]) for each in replayer.map(replayer.outcome, best)]
+    found = [(each, needs.get(each.settings)) for each in replayer.map(replayer.outcome, best)]
     return sorted(found, key=lambda pair: order_of(objective, pair[0], pair[1], alike))
 
 
@@ -287,7 +296,7 @@ def _findings(
         Note(best.environment, detail=cost),
         Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
     )
-    found = Finding("recommendation", Severity.INFO, saved, message, advice=advice)
+    found = Finding("recommendation", Severity.INFO, saved, message, doubt(replayer.check), advice)
     return (*_verdict(best, own, recorded, replayer), found)
 
 

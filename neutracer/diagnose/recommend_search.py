@@ -10,7 +10,16 @@ from neutracer.diagnose.replaying import Replayer, canonical
 from neutracer.diagnose.what_if_parts import Outcome
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["OBJECTIVES", "Bound", "candidates", "order_of", "packing_bound", "smallest_capacity"]
+__all__ = [
+    "OBJECTIVES",
+    "Bound",
+    "bound_of",
+    "candidates",
+    "order_of",
+    "packing_bound",
+    "smallest_capacities",
+    "smallest_capacity",
+]
 
 OBJECTIVES = ("fit", "reserved", "speed")
 
@@ -19,6 +28,7 @@ _GRAIN = 2 << 20
 
 _SPLITS = (20, 32, 64, 128, 256, 512, 1024)
 _ROUNDUPS = ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]")
+_LARGES = (12, 40, 64)
 _THRESHOLDS = ("0.6", "0.7", "0.8", "0.9")
 
 
@@ -34,6 +44,9 @@ def candidates(replayer: Replayer) -> tuple[str, ...]:
     found += [f"expandable_segments:True,{each}" for each in roundups]
     found += [f"{a},{b}" for a, b in product(splits[2:5], roundups[1:3])]
     found += [f"{each},max_non_split_rounding_mb:64" for each in splits[2:5]]
+    if replayer.knows_large_segments:
+        larges = [f"large_segment_size_mb:{size}" for size in _LARGES]
+        found += [*larges, *(f"expandable_segments:True,{each}" for each in larges)]
     if replayer.is_capped:
         collecting = [f"garbage_collection_threshold:{each}" for each in _THRESHOLDS]
         found += collecting
@@ -66,7 +79,7 @@ def order_of(
         "speed": (outcome.device_calls + outcome.retries, reserved),
     }
     simplicity = outcome.settings.count(":")
-    return (*failures, *keys[objective], outcome.device_calls, simplicity)
+    return (*failures, *keys[objective], simplicity, outcome.device_calls)
 
 
 def smallest_capacity(replayer: Replayer, settings: str | None, least: int) -> int | None:
@@ -140,3 +153,18 @@ def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
             if action == "oom":
                 wanted.append(live[event + 1] + sizes[event])
     return Bound(most, live.index(most) - 1, max(wanted))
+
+
+def bound_of(replayer: Replayer) -> Bound:
+    """The packing lower bound of the program that was recorded."""
+    divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
+    return packing_bound(replayer.timeline, max(divisions) <= 1)
+
+
+def smallest_capacities(
+    replayer: Replayer, settings: list[str], bound: Bound
+) -> dict[str, int | None]:
+    """The smallest capacity of each of the settings, as `smallest_capacity` finds it."""
+    least = bound.with_failed_bytes
+    found = replayer.map(lambda text: smallest_capacity(replayer, text, least), settings)
+    return dict(zip(settings, found, strict=True))

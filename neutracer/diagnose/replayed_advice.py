@@ -22,13 +22,19 @@ _WORTH = 0.05
 # The core's numbers of when blocks that other streams used are free again.
 _TIMINGS = (0, 1, 2)
 
+# Of the places where a call of empty_cache() may have left no trace, as many of 2^32 are
+# taken for calls; and about so many of them.
+_SHARES = (0xFFFFFFFF, 0x7FFFFFFF, 0x1FFFFFFF)
+_CALLS = (1, 4, 16)
+
 
 class Replayed:
     """One device's trace under expandable segments, replayed when first asked for.
 
     Only where the model reproduces the recording exactly are its figures told. Expandable
-    segments have no ties between addresses; where other streams' timing or a limit that is
-    known only roughly matter, the figures are a range over these.
+    segments have no ties between addresses; where other streams' timing, a limit that is
+    known only roughly, or calls of empty_cache() that left no trace matter, the figures are
+    a range over these.
     """
 
     def __init__(self, snap: Snapshot, device: int) -> None:
@@ -47,7 +53,8 @@ class Replayed:
 
     @cached_property
     def _runs(self) -> tuple[dict[str, memoryview], ...]:
-        """The series under each limit and timing that may have been; empty: none known."""
+        """The series under each limit, timing and number of silent calls that may have been;
+        empty: none known."""
         known = 0 < len(self._timeline) <= _MOST_EVENTS and self._snap.partial is None
         if not known or not self.is_possible:
             return ()
@@ -61,11 +68,15 @@ class Replayed:
         if not replayer.check.is_exact:
             return ()
         timings = _TIMINGS if replayer.facts["has_later"] else _TIMINGS[:1]
-        return tuple(
-            replayer.series(_SETTINGS, **replayer.options(limit), timing=timing, goes_on=True)
+        cases: list[dict[str, int]] = [
+            {**replayer.options(limit), "timing": timing}
             for limit in replayer.limits
             for timing in timings
-        )
+        ]
+        if replayer.silent_places:
+            shares = (*_SHARES, *(0xFFFFFFFF // replayer.silent_places * n for n in _CALLS))
+            cases += [{**cases[0], "silent": 2, "share": min(s, _SHARES[0])} for s in shares]
+        return tuple(replayer.series(_SETTINGS, **case, goes_on=True) for case in cases)
 
     def at_peak(self) -> str | None:
         """What the peak of reserved would have been, up to the first failure.
@@ -86,14 +97,6 @@ class Replayed:
             return None
         ends = [run["reserved"][-1] for run in self._runs]
         return self._saved(ends, self._timeline.reserved[-1])
-
-    def at_failure(self, event: int) -> str | None:
-        """Whether what failed at an event would have gone through; None unless it would."""
-        before = max(event - 1, 0)
-        passed = [run["ooms"][event] == run["ooms"][before] for run in self._runs]
-        if not passed or not all(passed) or any(run["ooms"][before] for run in self._runs):
-            return None
-        return f"this request would have gone through ({self._trust()})"
 
     def _first_failure(self) -> int:
         if not self._timeline.facts["oom_count"]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,18 +13,13 @@ from threading import Event
 from typing import Any, TypeVar
 
 from neutracer._native import core
-from neutracer.diagnose.what_if_parts import (
-    Fidelity,
-    Outcome,
-    fidelity_of,
-    outcome_of,
-    widened,
-)
+from neutracer.diagnose.fidelity import Fidelity, fidelity_of
+from neutracer.diagnose.what_if_parts import Outcome, outcome_of, rebased, widened
 from neutracer.errors import SettingsError
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count, parse_bytes
 
-__all__ = ["Replayer", "canonical", "roundest", "takes_share"]
+__all__ = ["Replayer", "canonical", "roundest", "takes_share", "version_number"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -47,6 +43,9 @@ def canonical(settings: str) -> str:
         >>> canonical("expandable_segments : True, max_split_size_mb:512")
         'expandable_segments:True,max_split_size_mb:512'
     """
+    if not isinstance(settings, str):
+        kind = type(settings).__name__
+        raise TypeError(f"settings are a text for PYTORCH_CUDA_ALLOC_CONF, not {kind}")
     parsed = core.parse_settings(settings)
     if not parsed["native_backend"]:
         raise SettingsError(
@@ -75,6 +74,24 @@ def roundest(low: int, high: int) -> int:
     return -(-low // step) * step
 
 
+def version_number(text: str | None) -> int:
+    """The core's number of a version of PyTorch; 0 for None, which is the newest known.
+
+    Raises:
+        ValueError: It is no version.
+
+    Example:
+        >>> version_number("2.11.0+cu130")
+        2011
+    """
+    if text is None:
+        return 0
+    found = re.match(r"(\d{1,3})\.(\d{1,3})(\D|$)", text)
+    if found is None:
+        raise ValueError(f"a version of torch is written as 2.11, not {text!r}")
+    return int(found[1]) * 1000 + int(found[2])
+
+
 class Replayer:
     """Runs what one device's trace asked of the allocator under other settings.
 
@@ -84,15 +101,24 @@ class Replayer:
         device: The device.
         capacity: The most bytes that the process may have, or None: as when recorded.
         facts: What the core knows of the program: limits, lanes, what is ambiguous.
+        version: PyTorch's, whose rules hold: major * 1000 + minor; 0 is the newest known.
         changed: Another program to run in place of the recorded one, except under the
             recorded settings where these are given as None.
     """
 
-    def __init__(self, snap: Snapshot, device: int, capacity: int | str | None = None) -> None:
+    def __init__(
+        self,
+        snap: Snapshot,
+        device: int,
+        capacity: int | str | None = None,
+        torch_version: str | None = None,
+    ) -> None:
         """
         Raises:
-            ValueError: There is nothing to replay, or it is not the native allocator's.
+            ValueError: There is nothing to replay, or it is not the native allocator's; or
+                that is no version.
         """
+        self.version = version_number(torch_version)
         self.snap = snap
         self.device = device
         self.timeline = snap.timeline(device)
@@ -103,6 +129,11 @@ class Replayer:
             raise ValueError(
                 "this program ran under another allocator than PyTorch's native one, which "
                 "records nothing that could be replayed"
+            )
+        if snap.settings.get("exact_sizes"):
+            raise ValueError(
+                "this is the memory of the CPU, which PyTorch takes from the system block by "
+                "block: it has no cache, and no setting of the CUDA allocator would change it"
             )
         program = self.timeline.program
         self.facts = program.facts()
@@ -144,13 +175,38 @@ class Replayer:
         guess = roundest(low, high)
         return tuple(dict.fromkeys((guess, low, high)))
 
+    @cached_property
+    def silent_places(self) -> int | None:
+        """Where calls of empty_cache() and ends of pools may have left no trace.
+
+        None where that is not looked for: in programs that are not seen to call it, and
+        have no pools of their own.
+        """
+        if not self.facts["calls"] and self.facts["pools"] < 2:
+            return None
+        return self.program.find_silence(self._look)
+
+    @property
+    def _silence(self) -> int:
+        """What the core is to make of what left no trace: 0 nothing, 1 that pools of graphs
+        are put back as they were, 2 that there may be silent calls of empty_cache() too."""
+        return 0 if self.silent_places is None else 2 if self.silent_places else 1
+
+    @property
+    def knows_large_segments(self) -> bool:
+        """Whether this PyTorch has `large_segment_size_mb`, which came with 2.10."""
+        # Events have this column since that version.
+        has_column = "user_metadata" in self.snap.native.tables()["events"]
+        return self.version >= version_number("2.10") if self.version else has_column
+
     def options(self, limit: int) -> dict[str, Any]:
         """The keywords of a run in which the process may have `limit` bytes."""
+        options = {"version": self.version, "silent": min(self._silence, 1)}
         if limit == 0:
-            return {}
+            return options
         if self.is_capped:
-            return {"limit": limit, "device_total": self.facts["device_total"]}
-        return {"limit": 0, "device_total": limit, "device_other": 0}
+            return {**options, "limit": limit, "device_total": self.facts["device_total"]}
+        return {**options, "limit": 0, "device_total": limit, "device_other": 0}
 
     def quick(self, settings: str | None, limit: int | None = None) -> Outcome:
         """What comes out, without its range; None are the recorded settings."""
@@ -168,14 +224,27 @@ class Replayer:
         # Under its own settings the program ran as recorded whatever its limit was.
         limits = self.limits[:1] if settings is None else self.limits
         found = [self._ranged(settings, limit, runs) for limit in limits]
-        outcome = widened(found[0], found[1:])
+        outcome = replace(
+            widened(found[0], found[1:]),
+            _recorded=self.snap,
+            _trace=lambda: self.trace(settings),
+        )
         if self.capacity is None:
-            return outcome
+            is_known = settings is None and self.check.is_exact
+            return rebased(outcome, self._checked[1]) if is_known else outcome
         return replace(outcome, headroom_bytes=self.capacity - outcome.peak_reserved_bytes)
+
+    def trace(self, settings: str | None) -> Snapshot:
+        """The snapshot that there would have been; None are the recorded settings."""
+        options = self.options(self.limits[0])
+        return Snapshot(self._asked(settings).trace(settings, progress=self._look, **options))
 
     def _ranged(self, settings: str | None, limit: int, runs: int) -> Outcome:
         base, low, high, causes, done = self._asked(settings).find_range(
-            settings, runs=runs, progress=self._look, **self.options(limit)
+            settings,
+            runs=runs,
+            progress=self._look,
+            **{**self.options(limit), "silent": min(self._silence, 1 if settings is None else 2)},
         )
         return outcome_of(self._name(settings), base, low, high, causes, done)
 
@@ -190,10 +259,14 @@ class Replayer:
         return self.quick(settings, nbytes).fits
 
     @cached_property
+    def _checked(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """How the model's replay of the recording compares with it, and its figures."""
+        return self.program.check(progress=self._look, version=self.version)
+
+    @property
     def check(self) -> Fidelity:
         """How faithfully the model replays the recording's own settings."""
-        found, _ = self.program.check(progress=self._look)
-        return fidelity_of(found, self.snap.native.actions())
+        return fidelity_of(self._checked[0], self.snap.native.actions())
 
     def series(self, settings: str | None, **options: Any) -> dict[str, memoryview]:
         """The values after each event: bytes, segments, calls and failures so far."""
@@ -242,6 +315,16 @@ class Replayer:
         if facts["unmatched"]:
             events = format_count(facts["unmatched"], "event")
             notes.append(f"The trace has gaps: {events} fit nothing in it and are left out.")
+        if self.facts["segments_without_pool"] and (
+            self.facts["pools"] > 1 or not (facts["unmatched"] or self.check.is_exact)
+        ):
+            segments = format_count(self.facts["segments_without_pool"], "segment")
+            notes.append(
+                "The events of this file do not say which pool they are of, and "
+                f"{segments} had gone at its end: they are taken for the default pool's. Where "
+                "the program used others (CUDA graphs, MemPool) figures may lie outside their "
+                "ranges."
+            )
         if not self.facts["calls_known"]:
             notes.append(
                 "Without stacks an empty_cache() of the program can't always be told from the "

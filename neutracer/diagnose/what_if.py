@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from neutracer.diagnose.fidelity import Fidelity
 from neutracer.diagnose.program_changes import change_program
 from neutracer.diagnose.replaying import Replayer, canonical, takes_share
-from neutracer.diagnose.what_if_parts import CAUSES, OUTCOME_HEADS, Fidelity, Outcome, outcome_cells
+from neutracer.diagnose.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
 from neutracer.live.capture import snapshot
 from neutracer.render.document import (
     Block,
@@ -22,7 +23,7 @@ from neutracer.render.document import (
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
-from neutracer.units import format_bytes, format_count
+from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = [
     "CheckReport",
@@ -30,6 +31,7 @@ __all__ = [
     "Outcome",
     "WhatIfReport",
     "check_replay",
+    "doubt",
     "named",
     "open_replayer",
     "trust_blocks",
@@ -132,6 +134,14 @@ def trust_blocks(
     return tuple(blocks)
 
 
+def doubt(check: Fidelity) -> tuple[Note, ...]:
+    """What a finding of replayed figures is to say where the model is not exact."""
+    if check.is_exact:
+        return ()
+    share = format_share(check.value)
+    return (Note(f"replayed, and doubtful: the model reproduces {share} of this recording"),)
+
+
 def _findings(
     recorded: Outcome, outcomes: tuple[Outcome, ...], check: Fidelity
 ) -> tuple[Finding, ...]:
@@ -154,7 +164,7 @@ def _findings(
             f"{named(best)}: {format_bytes(best.peak_reserved_bytes)} reserved at most "
             f"instead of {format_bytes(recorded.peak_reserved_bytes)}"
         )
-        found.append(Finding("saves_memory", Severity.INFO, saved, message))
+        found.append(Finding("saves_memory", Severity.INFO, saved, message, doubt(check)))
     return ranked(found)
 
 
@@ -194,23 +204,28 @@ def open_replayer(
     source: Snapshot | SnapshotSource | None,
     capacity: int | str | None = None,
     device: int | None = None,
+    torch_version: str | None = None,
 ) -> Replayer:
     """The program of a source's device, ready to be run.
 
     Raises:
-        ValueError: There are several devices, no history, or another allocator.
+        ValueError: There are several devices, no history, or another allocator; or that is
+            no version of torch.
     """
     if source is None:
         source = snapshot()
     snap = source if isinstance(source, Snapshot) else load(source)
-    return Replayer(snap, snap.device(device), capacity)
+    return Replayer(snap, snap.device(device), capacity, torch_version)
 
 
 def check_replay(
-    source: Snapshot | SnapshotSource | None, *, device: int | None = None
+    source: Snapshot | SnapshotSource | None,
+    *,
+    device: int | None = None,
+    torch_version: str | None = None,
 ) -> CheckReport:
     """How faithfully the model replays a recording; the arguments are those of `what_if`."""
-    replayer = open_replayer(source, device=device)
+    replayer = open_replayer(source, None, device, torch_version)
     return CheckReport(
         device=replayer.device,
         events=len(replayer.timeline),
@@ -228,6 +243,8 @@ def what_if(
     empty_cache_after: Iterable[int] = (),
     free_at_once: Iterable[str] = (),
     batch: float = 1.0,
+    no_cycles: bool | Iterable[str] = False,
+    torch_version: str | None = None,
 ) -> WhatIfReport:
     """Replay a trace under other allocator settings.
 
@@ -248,6 +265,11 @@ def what_if(
             ("train.py:155") were freed as soon as they are made? Any frame of a stack counts.
         batch: What if the batch were so many times as large? Parameters, gradients and
             optimizer state keep their sizes, all else grows with it.
+        no_cycles: What if no reference cycle kept blocks until a collection? True where the
+            trace has frames of Python's collector, else the lines at which collections
+            ran ("train.py:95"). Each block is then freed when its line makes the next one.
+        torch_version: PyTorch's version, as "2.11", whose rules hold; None is the newest
+            that is known.
 
     Returns:
         The report; `str(report)` is one screen. With a changed program `.outcomes` are of
@@ -273,26 +295,15 @@ def what_if(
         >>> plan["expandable_segments:True"].peak_reserved_bytes >> 20
         680
     """
-    wanted = {text: canonical(text) for text in ("", *settings)}
-    shares = [text for text in wanted if takes_share(text)]
-    if capacity is None and shares:
-        raise ValueError(
-            f"{shares[0]!r} asks for a share of the device: say with capacity= how large it is"
-        )
-    replayer = open_replayer(source, capacity, device)
+    wanted = _wanted(settings, capacity)
+    replayer = open_replayer(source, capacity, device, torch_version)
     change = change_program(
-        replayer.snap, replayer.timeline, empty_cache_after, free_at_once, batch
+        replayer.snap, replayer.timeline, empty_cache_after, free_at_once, batch, no_cycles
     )
-    asked = list(wanted.values())
     if change is not None:
         replayer.changed = change.program
-        asked.insert(1, replayer.recorded_settings)
-    keys: list[str | None] = [None, *dict.fromkeys(asked)]
-    own = keys.index(replayer.recorded_settings) if replayer.recorded_settings in keys else 0
-    if own and len(replayer.limits) == 1 and change is None:
-        keys[own] = None  # The same runs, done once.
-    found = dict(replayer.map(lambda key: (key, replayer.outcome(key)), dict.fromkeys(keys)))
-    recorded, *outcomes = (found[key] for key in keys)
+        wanted.insert(1, replayer.recorded_settings)
+    recorded, *outcomes = _outcomes(replayer, wanted)
     check = replayer.check
     return WhatIfReport(
         device=replayer.device,
@@ -306,3 +317,29 @@ def what_if(
         findings=_findings(recorded, tuple(outcomes), check),
         _replayer=replayer,
     )
+
+
+def _wanted(settings: tuple[str, ...], capacity: int | str | None) -> list[str]:
+    """The default and what is asked for, each once, in the shortest spelling.
+
+    Raises:
+        SettingsError: PyTorch would not accept one.
+        ValueError: One asks for a share of a device without `capacity`.
+    """
+    wanted = {text: canonical(text) for text in ("", *settings)}
+    shares = [text for text in wanted if takes_share(text)]
+    if capacity is None and shares:
+        raise ValueError(
+            f"{shares[0]!r} asks for a share of the device: say with capacity= how large it is"
+        )
+    return list(wanted.values())
+
+
+def _outcomes(replayer: Replayer, wanted: list[str]) -> list[Outcome]:
+    """The outcome of the recording, and those of the settings that are wanted."""
+    keys: list[str | None] = [None, *dict.fromkeys(wanted)]
+    own = keys.index(replayer.recorded_settings) if replayer.recorded_settings in keys else 0
+    if own and len(replayer.limits) == 1 and replayer.changed is None:
+        keys[own] = None  # The same runs, done once.
+    found = dict(replayer.map(lambda key: (key, replayer.outcome(key)), dict.fromkeys(keys)))
+    return [found[key] for key in keys]

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of a program under one setting, and how far the model can be believed."""
+"""What came of a program under one setting."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neutracer.diagnose.fragmentation_parts import unused_share
 from neutracer.render.document import Cell, Figure
-from neutracer.units import format_bytes, format_count, format_share
+from neutracer.trace.snapshot import Snapshot
+from neutracer.units import format_bytes, format_count
 
 __all__ = [
     "CAUSES",
     "OUTCOME_HEADS",
     "RANGED",
-    "Fidelity",
     "Outcome",
-    "fidelity_of",
     "outcome_cells",
     "outcome_of",
+    "rebased",
     "widened",
 ]
 
@@ -29,9 +30,13 @@ CAUSES = {
     "beyond": "a request goes another way than when recorded, and what the program would "
     "have done then is not in the trace",
     "start": "the state before the trace is not all known, or was left by other settings",
+    "silent": "the program calls empty_cache() or ends private pools; where that had nothing "
+    "to give back it left no trace, and may have something under other settings",
+    "restored": "the pool of a captured graph was put back to an earlier state, which these "
+    "settings lay out otherwise",
     "limit": "how much memory the process was allowed is known only roughly",
 }
-_CAUSE_BITS = ("ties", "timing", "beyond", "start")
+_CAUSE_BITS = ("ties", "timing", "beyond", "start", "silent", "restored")
 
 #: The figures of an Outcome that can have a range.
 RANGED = (
@@ -74,7 +79,7 @@ class Outcome:
             was recorded; the trace does not tell how the program would have gone on.
         ranges: By figure, the lowest and the highest over other orders of addresses and
             other timings, for figures that are no point; None where nothing bounds it.
-        causes: Why there are ranges: words of "ties", "timing", "beyond", "start", "limit".
+        causes: Why there are ranges: keys of `CAUSES`.
         runs: How many times the program was run for this.
         start_rebuilt: The state before the trace could not stay as it lay.
         headroom_bytes: What the capacity leaves above the peak; None without a capacity.
@@ -97,6 +102,41 @@ class Outcome:
     runs: int = 1
     start_rebuilt: bool = False
     headroom_bytes: int | None = None
+    _recorded: Snapshot | None = field(default=None, compare=False, repr=False)
+    _trace: Callable[[], Snapshot] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def recorded(self) -> Snapshot:
+        """The snapshot that was replayed.
+
+        Raises:
+            ValueError: This outcome stands alone, apart from the plan that it came from.
+        """
+        if self._recorded is None:
+            raise ValueError("this outcome has no recording with it")
+        return self._recorded
+
+    def snapshot(self) -> Snapshot:
+        """The trace and the blocks that there would have been, as a snapshot.
+
+        It can be drawn, saved and asked like any other. Addresses are made up; times,
+        stacks and annotations are those of the recorded events. It ends where the program
+        would have ended.
+
+        Raises:
+            ValueError: This outcome stands alone, apart from the plan that it came from.
+
+        Example:
+            >>> import neutracer
+            >>> plan = neutracer.what_if(
+            ...     "tests/data/frag_default.pickle", "expandable_segments:True", capacity="2GiB"
+            ... )
+            >>> plan["expandable_segments:True"].snapshot()
+            <Snapshot: 1 device, 1 segment, 95 blocks, 2,348 events>
+        """
+        if self._trace is None:
+            raise ValueError("this outcome has no recording with it")
+        return self._trace()
 
     @property
     def ratio(self) -> float:
@@ -185,93 +225,19 @@ def widened(outcome: Outcome, others: list[Outcome]) -> Outcome:
     )
 
 
-@dataclass(frozen=True)
-class Fidelity:
-    """How faithfully the model replays a recording under the recording's own settings.
+def rebased(outcome: Outcome, figures: dict[str, Any]) -> Outcome:
+    """The outcome of settings with the core's figures of what came of them once.
 
-    The model gets the addresses that cudaMalloc gave then; all else it decides itself.
-
-    Attributes:
-        value: The share of addresses and device events that are the recorded ones; 1.0
-            only where all are, none came in addition, and the state at the end is the
-            snapshot's.
-        addresses: Requests of the trace.
-        addresses_same: Those that the model put at the recorded address.
-        device_events: Segments, mappings and out-of-memory events of the trace.
-        device_events_same: Those that the model made as well, in the same place.
-        is_end_same: Whether the blocks at the end are the snapshot's: address, size,
-            state and segment of each.
-        first_event: The first event that is not as recorded, or None.
-        recorded: What was recorded there, in words.
-        modelled: What the model did there, in words.
+    Its own figures go into the ranges: another run may give those.
     """
-
-    value: float
-    addresses: int
-    addresses_same: int
-    device_events: int
-    device_events_same: int
-    is_end_same: bool
-    first_event: int | None = None
-    recorded: str = ""
-    modelled: str = ""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every address, every size and the end are the recorded ones."""
-        return self.value == 1.0
-
-    @property
-    def sentence(self) -> str:
-        """What this means, in one sentence."""
-        addresses = format_count(self.addresses, "address", "addresses")
-        events = format_count(self.device_events, "segment event")
-        if self.is_exact:
-            return (
-                f"The model reproduces this recording exactly: {addresses}, {events} and "
-                "the state at the end."
-            )
-        parts = [
-            f"{format_count(self.addresses_same)} of {addresses}",
-            f"{format_count(self.device_events_same)} of {events}",
-            "the state at the end" if self.is_end_same else "not the state at the end",
-        ]
-        text = f"The model reproduces {', '.join(parts)} ({format_share(self.value)})."
-        if self.first_event is not None:
-            text += (
-                f" It first differs at event {format_count(self.first_event)}: recorded "
-                f"{self.recorded}, modelled {self.modelled}."
-            )
-        return text
-
-
-def fidelity_of(found: dict[str, Any], actions: list[str]) -> Fidelity:
-    """The fidelity that the core's comparison stands for."""
-    same = found["mallocs_same"] + found["device_events_same"]
-    total = found["mallocs"] + found["device_events"]
-    exact = found["is_same"] and found["is_end_same"]
-    # What differs only in more events, or only at the end, is not all of it.
-    share = 1.0 if exact else min(same / total if total else 0.0, 1 - 1 / (total + 1))
-    differs = found["first_event"] is not None
-    return Fidelity(
-        share,
-        found["mallocs"],
-        found["mallocs_same"],
-        found["device_events"],
-        found["device_events_same"],
-        found["is_end_same"],
-        found["first_event"],
-        _deed(found["recorded"], actions) if differs else "",
-        _deed(found["modelled"], actions) if differs else "",
-    )
-
-
-def _deed(deed: tuple[int, int, int] | None, actions: list[str]) -> str:
-    if deed is None:
-        return "nothing"
-    action, address, size = deed
-    where = f" at {address:#x}" if address else ""
-    return f"{actions[action]} of {format_bytes(size)}{where}"
+    flat, ranges = _flat(figures), {}
+    for name in RANGED:
+        low, high = outcome.range(name)
+        low, high = min(low, flat[name]), None if high is None else max(high, flat[name])
+        if (low, high) != (flat[name],) * 2:
+            ranges[name] = (low, high)
+    causes = outcome.causes or (("ties",) if ranges else ())
+    return replace(outcome, **flat, ranges=ranges, causes=causes)
 
 
 def outcome_cells(outcome: Outcome, name: str) -> tuple[Cell, ...]:

@@ -168,7 +168,10 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if _hides_its_use(target) or source.type == "tuple":
         return f"set {text} to None when it is done, or have what it holds refer back weakly"
     if edge.kind in ("value", "item", "member"):
-        return f"take {target.label} out of {source.label} when it is done, or keep a weakref.ref to it"
+        return (
+            f"take {target.label} out of {source.label} when it is done, "
+            "or keep a weakref.ref to it"
+        )
     return f"keep a weakref.ref to {_noun(target)} in {text}, or set {text} to None when it is done"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neutracer.cells import reader_name
 from neutracer.heap.advice import choose_cut, reference_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts
@@ -302,7 +303,7 @@ def node_from_core(number: int, row: Sequence[Any], allocations: Mapping[int, Al
         type=type_name,
         label=label,
         kind=kind,
-        place=Place(label, file, line) if file else None,
+        place=Place(label, reader_name(file), line) if file else None,
         bytes=facts.storage_bytes if facts is not None else 0,
         count=count,
         tensor=facts,

@@ -23,6 +23,7 @@ from neutracer.heap.drawing_scene import node_words, scene
 from neutracer.heap.drawing_spawn import render
 from neutracer.heap.drawing_svg import parts_of
 from neutracer.heap.objects import GraphData, Node
+from neutracer.render.inline import MOST_INLINE
 from neutracer.render.json import to_plain
 
 __all__ = ["MOST_NODES", "MOST_ON_PAGE", "dot", "fragment", "html", "json", "png", "svg"]
@@ -73,10 +74,14 @@ def html(graph: GraphData, max_nodes: int = MOST_ON_PAGE) -> str:
 
 
 def fragment(graph: GraphData) -> str:
-    """The picture for a notebook."""
-    small = _folded(graph, MOST_NODES)
-    picture, _ = _svg_or_own(small, headings=True)
-    return f'<div class="neutracer" style="overflow-x:auto">{picture}</div>'
+    """The picture for a notebook, folded until it takes at most 1 MB."""
+    most = MOST_NODES
+    while True:
+        picture, _ = _svg_or_own(_folded(graph, most), headings=True)
+        shown = f'<div class="neutracer" style="overflow-x:auto">{picture}</div>'
+        if most == 1 or len(shown.encode("utf-8", "replace")) <= MOST_INLINE:
+            return shown
+        most //= 2
 
 
 def json(graph: GraphData) -> str:

@@ -17,7 +17,6 @@ import os
 from dataclasses import dataclass
 
 import neutracer.heap.drawing as drawing
-from neutracer.errors import NeutracerError
 from neutracer.heap.objects import GraphData
 from neutracer.saving import atomic_file
 
@@ -92,12 +91,6 @@ class ObjectGraph(GraphData):
             OSError: The file can't be written.
         """
         return _text(drawing.json(self), path)
-
-    def _repr_svg_(self) -> str | None:
-        try:
-            return self.to_svg()
-        except NeutracerError:
-            return None
 
     def _repr_html_(self) -> str:
         return drawing.fragment(self)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from neutracer.cells import reader_name
 from neutracer.heap.objects import Allocation
 from neutracer.render.document import Place
 
@@ -96,6 +97,7 @@ def _stacks_of_blocks(memory: Any, wanted: set[int]) -> dict[int, Any]:
 
 def _places(frames: Any) -> tuple[Place, ...]:
     places = (
-        Place(str(frame["name"]), str(frame["filename"]), int(frame["line"])) for frame in frames
+        Place(str(frame["name"]), reader_name(str(frame["filename"])), int(frame["line"]))
+        for frame in frames
     )
     return tuple(place for place in places if not place.filename.endswith(_OWN_FILES))

@@ -8,10 +8,12 @@ import pickle
 import sys
 from typing import Any
 
+from neutracer._native import core
 from neutracer.errors import UnavailableError
+from neutracer.live.symbols import light_symbols
 from neutracer.trace.snapshot import Snapshot, load
 
-__all__ = ["snapshot"]
+__all__ = ["dumped", "snapshot", "torch_with_cuda"]
 
 
 def snapshot() -> Snapshot:
@@ -26,12 +28,34 @@ def snapshot() -> Snapshot:
         UnavailableError: torch is not imported or has no CUDA, or CUDA was not
             initialised in this process; `.what` and `.install` say which, and what to do.
     """
-    cuda = _initialised_cuda()
-    # Protocol 4 whatever the Python: what is read back is what a file would hold.
-    return load(pickle.dumps(cuda.memory._snapshot(), protocol=4))
+    return load(dumped(_initialised_cuda()))
 
 
-def _initialised_cuda() -> Any:
+def dumped(cuda: Any, *, traces: bool = True) -> bytes:
+    """PyTorch's own dump as a file would hold it, of protocol 4 whatever the Python.
+
+    Args:
+        cuda: torch.cuda, initialised.
+        traces: Whether the events are in it; without them it is quick however many there are.
+    """
+    with light_symbols():
+        if traces:
+            plain = cuda.memory._snapshot()
+        else:
+            plain = sys.modules["torch"]._C._cuda_memorySnapshot((0, 0, False))
+    try:
+        return core.dump_plain(plain)
+    except (TypeError, ValueError):
+        # What a later torch may put there, Python's own pickler takes.
+        return pickle.dumps(plain, protocol=4)
+
+
+def torch_with_cuda() -> Any:
+    """The module torch of this process.
+
+    Raises:
+        UnavailableError: It is not imported, or has no CUDA.
+    """
     torch = sys.modules.get("torch")
     if torch is None and importlib.util.find_spec("torch") is None:
         raise UnavailableError("torch", "install it with 'pip install torch'")
@@ -43,6 +67,11 @@ def _initialised_cuda() -> Any:
         raise UnavailableError(
             "CUDA in this build of torch", "install a torch that is built for CUDA"
         )
+    return torch
+
+
+def _initialised_cuda() -> Any:
+    torch = torch_with_cuda()
     if not torch.cuda.is_initialized():
         raise UnavailableError(
             "an initialised CUDA device in this process",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -26,7 +27,7 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
         printed as Python prints it.
 
     Raises:
-        NeutracerError: There is no such script.
+        NeutracerError: There is no such script or module.
 
     Example:
         >>> run_program(["this"], module=True)  # doctest: +SKIP
@@ -40,10 +41,13 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     try:
         if module:
             sys.path.insert(0, os.getcwd())
+            _check_module(name)
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
             runpy.run_path(name, run_name="__main__")
+    except _NoModuleError as error:
+        raise NeutracerError(str(error)) from None
     except SystemExit as ending:
         return _exit_code(ending.code)
     except KeyboardInterrupt:
@@ -56,6 +60,27 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
     return 0
+
+
+class _NoModuleError(Exception):
+    """There is nothing of this name; no program can raise it."""
+
+
+def _check_module(name: str) -> None:
+    """Look for a module as Python's `-m` does; only its packages are imported for that."""
+    if name.startswith("."):
+        raise _NoModuleError(f"there is no module {name}: its name begins with a dot")
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")
+    except (ModuleNotFoundError, ValueError) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or name == missing or name.startswith(f"{missing}."):
+            raise _NoModuleError(f"there is no module {name}") from None
+        raise
+    if found is None:
+        raise _NoModuleError(f"there is no module {name}, or it is a package that can't be run")
 
 
 def _exit_code(code: object) -> int:

@@ -4,22 +4,26 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
 
+from neutracer.diagnose.what_if_parts import Outcome
 from neutracer.pictures.plot_extra import opened, require_matplotlib, source_name
-from neutracer.render.palette import DARK, LIGHT
+from neutracer.render.palette import DARK, LIGHT, Palette
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from neutracer.pictures.mdtp_scene import Request
+
 __all__ = ["mdtp"]
 
 
 def mdtp(
-    before: Snapshot | SnapshotSource,
-    after: Snapshot | SnapshotSource | None = None,
+    before: Snapshot | SnapshotSource | Outcome,
+    after: Snapshot | SnapshotSource | Outcome | None = None,
     *,
     device: int | None = None,
     x: str = "time",
@@ -36,14 +40,14 @@ def mdtp(
 ) -> Figure:
     """Draw memory over time: each block at its address, for as long as it lived.
 
-    Blocks are blue, darker where larger; holes in what is reserved are sand; addresses that
-    were never reserved are left out (a slanted stroke on the axis says where); moments of
-    OOM are red columns. Above it stand allocated and reserved bytes on the same time axis.
-    The largest holes get a letter, and below the plot a line that says what pins them. A
-    pixel that has seen a block or a hole shows it, however small that is.
+    Blocks are blue, darker where larger; holes in what is reserved are sand; a slanted stroke
+    on the axis says where addresses that were never reserved are left out; moments of OOM are
+    red columns. Above stand allocated and reserved bytes. The largest holes get a letter, and
+    below a line that says what pins them. A pixel that has seen a block or a hole shows it.
 
     Args:
-        before: A snapshot, or what `load` takes.
+        before: A snapshot, or what `load` takes; or an outcome of `what_if`, which is drawn
+            beside what was recorded.
         after: Another one, drawn beside it on the same scale.
         device: The device; None is the only one.
         x: "time" in seconds since the first event, or "event". A file without times
@@ -77,28 +81,45 @@ def mdtp(
     if style not in ("default", "classic"):
         raise ValueError(f"style is 'default' or 'classic', not {style!r}")
     require_matplotlib()
-    from neutracer.pictures.mdtp_classic import draw_classic
-    from neutracer.pictures.mdtp_draw import draw_scenes
-    from neutracer.pictures.mdtp_scene import Request, Scene
+    from neutracer.pictures.mdtp_scene import Request
 
     request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
-    sources = [before] if after is None else [before, after]
-    titles = _titles(sources, title)
-    scenes = [
-        Scene(opened(source), request, name) for source, name in zip(sources, titles, strict=True)
-    ]
-    palette = DARK if dark else LIGHT
-    if style == "classic":
-        figure = draw_classic(scenes, palette)
-    else:
-        figure = draw_scenes(scenes, palette, holes)
+    sources = _sources(before, after)
+    titled = zip(sources, _titles(sources, title), strict=True)
+    figure = _drawn(titled, request, style, holes, DARK if dark else LIGHT)
     if output is not None:
         figure.savefig(output)
     return figure
 
 
+def _drawn(
+    titled: Iterable[tuple[Snapshot | SnapshotSource | Outcome, str]],
+    request: Request,
+    style: str,
+    holes: bool,
+    palette: Palette,
+) -> Figure:
+    from neutracer.pictures.mdtp_classic import draw_classic
+    from neutracer.pictures.mdtp_draw import draw_scenes
+    from neutracer.pictures.mdtp_scene import Scene
+
+    scenes = [Scene(opened(source), request, name) for source, name in titled]
+    if style == "classic":
+        return cast("Figure", draw_classic(scenes, palette))
+    return cast("Figure", draw_scenes(scenes, palette, holes))
+
+
+def _sources(
+    before: Snapshot | SnapshotSource | Outcome, after: Snapshot | SnapshotSource | Outcome | None
+) -> list[Snapshot | SnapshotSource | Outcome]:
+    """What is drawn: an outcome that stands alone goes beside its recording."""
+    if after is not None:
+        return [before, after]
+    return [before.recorded, before] if isinstance(before, Outcome) else [before]
+
+
 def _titles(
-    sources: list[Snapshot | SnapshotSource], title: str | tuple[str, str] | None
+    sources: list[Snapshot | SnapshotSource | Outcome], title: str | tuple[str, str] | None
 ) -> list[str]:
     """What stands above each picture."""
     if title is not None:
@@ -107,6 +128,9 @@ def _titles(
             raise ValueError(f"{len(titles)} titles for {len(sources)} snapshots")
         return titles
     names = [source_name(source) for source in sources]
+    after = sources[-1]
+    if isinstance(after, Outcome) and sources[0] is after.recorded:
+        names[0] = f"recorded: {after.recorded.settings_in_force['text'] or 'default settings'}"
     if len(sources) == 1:
         return [names[0] or "GPU memory"]
     names = [name or word for name, word in zip(names, ("before", "after"), strict=True)]

@@ -22,11 +22,17 @@ from neutracer.pictures.plot_figure import plain_axes
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette
 
-__all__ = ["classic_frames", "draw_classic", "runs_of"]
+__all__ = ["Frames", "classic_frames", "draw_classic"]
+
+#: States, each with its runs.
+Frames = list[tuple[int, Any]]
 
 # More frames than this are thinned out: a picture has no more columns.
 _MOST_FRAMES = 335
 _ROWS = 460
+
+# The event of an end that is not in the trace; below it, one from before the trace.
+_NEVER = -1
 
 # Inches of one scene: two pixels a frame, one a row.
 _WIDE, _FRAMES_WIDE, _HIGH = 7.2, 6.7, 4.6
@@ -37,33 +43,41 @@ def draw_classic(scenes: list[Scene], palette: Palette) -> Any:
     wide, high = _WIDE * len(scenes) + 0.9 + 1.6, _HIGH + 1.2
     figure = picture(wide, high, palette.page)
     frames = [classic_frames(scene) for scene in scenes]
-    largest = max((size for one in frames for _, runs in one for _, _, size in runs), default=1)
+    largest = max(
+        (int((runs[1] - runs[0]).max()) for one in frames for _, runs in one if runs.size),
+        default=1,
+    )
     scale = LogNorm(min(64 << 10, largest), max(largest, 2), clip=True)
     for number, (scene, shown) in enumerate(zip(scenes, frames, strict=True)):
         left = 0.9 + number * _WIDE
         box = [left / wide, 0.6 / high, _FRAMES_WIDE / wide, _HIGH / high]
         axes = figure.add_axes(box, label="classic")
-        plain_axes(axes, palette)
-        axes.imshow(
-            _pixels(scene, shown, scale, palette),
-            origin="lower",
-            aspect="auto",
-            extent=(0, len(shown), 0, 1),
-            interpolation="nearest",
-        )
-        axes.set_xlabel("frame")
         axes.set_ylabel("address, 0 to 1" if number == 0 else "")
-        style = {"color": palette.ink, "loc": "left", "fontsize": 12, "parse_math": False}
-        axes.set_title(sentence(scene.title, 60), pad=18, **style)
-        ooms = {oom.state for oom in scene.ooms}
-        for column, (state, _) in enumerate(shown):
-            if state in ooms:
-                axes.text(
-                    column + 0.5, 1.01, "OOM", color=palette.red, ha="center", fontweight="bold"
-                )
-    axes = figure.add_axes(
-        [(wide - 1.5) / wide, 0.6 / high, 0.16 / wide, _HIGH / high], label="sizes"
+        _draw_frames(axes, scene, shown, _pixels(scene, shown, scale, palette), palette)
+    box = [(wide - 1.5) / wide, 0.6 / high, 0.16 / wide, _HIGH / high]
+    _colour_bar(figure, figure.add_axes(box, label="sizes"), scale, palette)
+    return figure
+
+
+def _draw_frames(axes: Any, scene: Scene, frames: Frames, pixels: Any, palette: Palette) -> None:
+    plain_axes(axes, palette)
+    axes.imshow(
+        pixels,
+        origin="lower",
+        aspect="auto",
+        extent=(0, len(frames), 0, 1),
+        interpolation="nearest",
     )
+    axes.set_xlabel("frame")
+    style = {"color": palette.ink, "loc": "left", "fontsize": 12, "parse_math": False}
+    axes.set_title(sentence(scene.title, 60), pad=18, **style)
+    ooms = {oom.state for oom in scene.ooms}
+    for column, (state, _) in enumerate(frames):
+        if state in ooms:
+            axes.text(column + 0.5, 1.01, "OOM", color=palette.red, ha="center", fontweight="bold")
+
+
+def _colour_bar(figure: Any, axes: Any, scale: Any, palette: Palette) -> None:
     plain_axes(axes, palette, ())
     bar = figure.colorbar(ScalarMappable(scale, blues(palette)), cax=axes)
     low, top = int(scale.vmin), int(scale.vmax)
@@ -71,69 +85,93 @@ def draw_classic(scenes: list[Scene], palette: Palette) -> Any:
     bar.set_ticks(ticks, labels=[units.format_bytes(tick) for tick in ticks])
     bar.ax.yaxis.set_ticks([], minor=True)
     bar.set_label("run of allocations", color=palette.ink)
-    return figure
 
 
-def classic_frames(scene: Scene) -> list[tuple[int, list[tuple[int, int, int]]]]:
-    """The frames: the state of each, and its runs as (address, end, bytes)."""
+def classic_frames(scene: Scene) -> Frames:
+    """The frames: the state of each, and the runs that stand in it: their addresses, and
+    those behind their ends."""
     first, end = scene.shown_states
     count = min(end - first, _MOST_FRAMES)
     states = {first + (end - 1 - first) * number // max(count - 1, 1) for number in range(count)}
     # A moment of OOM is never thinned out.
     states |= {oom.state for oom in scene.ooms}
-    return [(state, runs_of(scene, state)) for state in sorted(states)]
-
-
-def runs_of(scene: Scene, state: int) -> list[tuple[int, int, int]]:
-    """Allocated blocks after a state's event, those that touch merged: (address, end, bytes)."""
-    layout = scene.timeline.at(state - 1)
-    segments, blocks = layout.segments, layout.blocks
-    streams = np.asarray(segments.codes("stream"))
-    one, two = (np.asarray(segments.codes(name)) for name in ("pool_first", "pool_second"))
-    owner = np.asarray(blocks.codes("segment"))
-    passes = np.array(
-        [
-            scene.passes(int(stream), (int(a), int(b)))
-            for stream, a, b in zip(streams, one, two, strict=True)
-        ],
-        bool,
-    )
-    if not len(owner):
-        return []
-    kept = (np.asarray(blocks.codes("state")) == 1) & passes[owner]
-    address = np.asarray(blocks.codes("address")).astype(np.int64)[kept]
-    ends = address + np.asarray(blocks.codes("size")).astype(np.int64)[kept]
-    if not len(address):
-        return []
-    starts = np.flatnonzero(np.append(True, address[1:] != ends[:-1]))
-    lasts = np.append(starts[1:], len(address)) - 1
+    ordered = sorted(states)
+    blocks = _Rows(scene.timeline.allocations, ordered)
+    table = scene.timeline.segments
+    names = ("stream", "pool_first", "pool_second")
+    streams, one, two = (table.codes(name).tolist() for name in names)
+    drawn = [scene.passes(stream, (a, b)) for stream, a, b in zip(streams, one, two, strict=True)]
+    segments = _Rows(table, ordered, np.array(drawn, bool))
     return [
-        (int(low), int(high), int(high - low))
-        for low, high in zip(address[starts], ends[lasts], strict=True)
+        (state, _runs(*blocks.at(column), *segments.at(column)))
+        for column, state in enumerate(ordered)
     ]
 
 
-def _pixels(
-    scene: Scene,
-    frames: list[tuple[int, list[tuple[int, int, int]]]],
-    scale: Any,
-    palette: Palette,
-) -> Any:
+class _Rows:
+    """Blocks or segments, with the columns of the picture that they stand in."""
+
+    def __init__(self, table: Any, states: list[int], drawn: Any = None) -> None:
+        born, gone = (
+            np.asarray(table.codes(name)).astype(np.int64) for name in ("alloc_event", "free_event")
+        )
+        begin = np.searchsorted(states, born + 1)
+        end = np.searchsorted(states, gone + 1)
+        end[gone == _NEVER] = len(states)
+        end[gone < _NEVER] = 0
+        seen = begin < end if drawn is None else (begin < end) & drawn
+        address = np.asarray(table.codes("address"))
+        size = np.asarray(table.codes("size"))
+        # Most stand in one column only: those of a column lie side by side.
+        once, long = (np.flatnonzero(seen & part) for part in (end - begin == 1, end - begin > 1))
+        once = once[np.argsort(begin[once], kind="stable")]
+        self._bounds = np.searchsorted(begin[once], np.arange(len(states) + 1))
+        self._once = address[once], address[once] + size[once]
+        self._long = address[long], address[long] + size[long]
+        self._begin, self._end = begin[long].astype(np.int32), end[long].astype(np.int32)
+
+    def at(self, column: int) -> tuple[Any, Any]:
+        """The addresses of what stands in a column, rising, and those behind its ends."""
+        part = slice(*self._bounds[column : column + 2])
+        stands = (self._begin <= column) & (self._end > column)
+        first, last = (
+            np.concatenate([once[part], long[stands]])
+            for once, long in zip(self._once, self._long, strict=True)
+        )
+        order = np.argsort(first, kind="stable")
+        return first[order], last[order]
+
+
+def _runs(first: Any, last: Any, segment_first: Any, segment_last: Any) -> Any:
+    """The blocks that lie in a segment, those that touch merged; two rows: begins and ends."""
+    if not len(segment_first):
+        return np.zeros((2, 0), np.uint64)
+    at = np.searchsorted(segment_first, first, "right") - 1
+    inside = (at >= 0) & (first < segment_last[at])
+    first, last = first[inside], last[inside]
+    begins = np.append(True, first[1:] != last[:-1])[: len(first)]
+    ends = np.append(begins[1:], True)[: len(first)]
+    return np.stack([first[begins], last[ends]])
+
+
+def _pixels(scene: Scene, frames: Frames, scale: Any, palette: Palette) -> Any:
     """The frames as columns, RGBA."""
     ranges = scene.ranges or [(0, 1, 0)]
-    low, high = ranges[0][0], ranges[-1][0] + ranges[-1][1]
-    red = np.array(to_rgba(palette.red))
-    ooms = {oom.state for oom in scene.ooms}
+    low = ranges[0][0]
+    height = ranges[-1][0] + ranges[-1][1] - low
     sizes = np.zeros((_ROWS, len(frames)))
     for column, (_, runs) in enumerate(frames):
-        for start, end, size in runs:
-            first = (start - low) * _ROWS // (high - low)
-            last = -((low - end) * _ROWS // (high - low))
-            part = sizes[first:last, column]
-            np.maximum(part, size, out=part)
+        begin, end = ((edge - np.uint64(low)).astype(np.float64) for edge in runs)
+        first = (begin * _ROWS / height).astype(np.int64)
+        count = np.maximum(np.ceil(end * _ROWS / height).astype(np.int64) - first, 1)
+        # One entry a pixel that a run covers.
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        pixel = np.minimum(np.repeat(first, count) + within, _ROWS - 1)
+        np.maximum.at(sizes[:, column], pixel, np.repeat(end - begin, count))
     pixels = blues(palette)(scale(np.maximum(sizes, 1)))
     pixels[sizes == 0] = to_rgba(palette.page)
+    ooms = {oom.state for oom in scene.ooms}
     for column, (state, _) in enumerate(frames):
         if state in ooms:
-            pixels[:, column] = red
+            pixels[:, column] = to_rgba(palette.red)
     return pixels

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from neutracer.diagnose.what_if_parts import Outcome
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence
@@ -34,13 +35,18 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def opened(source: Snapshot | SnapshotSource) -> Snapshot:
-    """A snapshot as it is, or what `load` makes of the source."""
+def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
+    """A snapshot as it is, the one that an outcome stands for, or what `load` makes of it."""
+    if isinstance(source, Outcome):
+        return source.snapshot()
     return source if isinstance(source, Snapshot) else load(source)
 
 
 def source_name(source: object) -> str:
-    """A file's name without its endings; empty where the source has no name."""
+    """A file's name without its endings, or an outcome's settings; empty where the source
+    has no name."""
+    if isinstance(source, Outcome):
+        return source.settings or "default settings"
     if not isinstance(source, (str, os.PathLike)) or source == "-":
         return ""
     name = Path(os.fspath(source)).name

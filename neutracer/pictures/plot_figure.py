@@ -9,25 +9,77 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from neutracer import units
+from neutracer.render.inline import MOST_INLINE
 from neutracer.render.palette import Palette
 
 __all__ = ["Picture", "byte_axis", "plain_axes", "time_axis"]
 
 
+# A text with escapes in it grows to at most so many characters, or twice what it had.
+_MOST_ESCAPED = 60
+
+
 class Picture(Figure):  # type: ignore[misc]
-    """A figure that shows itself in a notebook, without pyplot and its list of figures."""
+    """A figure that shows itself in a notebook, without pyplot and its list of figures.
+
+    A character of a name that no font in force has is drawn as its escape.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         FigureCanvasAgg(self)
 
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure."""
+        for text in self.findobj(Text):
+            words = text.get_text()
+            if not words.isascii():
+                text.set_text(_drawable(words, text.get_fontproperties()))
+        super().draw(renderer)
+
     def _repr_png_(self) -> bytes:
-        out = io.BytesIO()
-        self.savefig(out, format="png")
-        return out.getvalue()
+        """What a notebook keeps: at most 1 MB, with fewer pixels where that needs it."""
+        dots = self.dpi
+        while True:
+            out = io.BytesIO()
+            self.savefig(out, format="png", dpi=dots)
+            if out.tell() <= MOST_INLINE or dots < 20:
+                return out.getvalue()
+            dots *= 0.7
+
+
+def _drawable(words: str, properties: Any) -> str:
+    """A text without the characters that none of its fonts has."""
+    fonts = [get_font(path) for path in _font_paths(properties)]
+    known = {
+        char: char.isspace() or any(font.get_char_index(ord(char)) for font in fonts)
+        for char in set(words)
+    }
+    if all(known.values()):
+        return words
+    escaped = "".join(
+        char if known[char] else char.encode("unicode_escape").decode("ascii") for char in words
+    )
+    most = max(_MOST_ESCAPED, 2 * len(words))
+    return escaped if len(escaped) <= most else escaped[: most - 3] + "..."
+
+
+def _font_paths(properties: Any) -> list[str]:
+    """The fonts that matplotlib tries in turn: one for each family that it finds."""
+    paths = []
+    for family in properties.get_family():
+        one: FontProperties = properties.copy()
+        one.set_family(family)
+        try:
+            paths.append(findfont(one, fallback_to_default=False))
+        except ValueError:
+            continue
+    return paths or [findfont(properties)]
 
 
 def plain_axes(axes: Any, palette: Palette, spines: tuple[str, ...] = ("left", "bottom")) -> None:

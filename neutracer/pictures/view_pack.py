@@ -3,19 +3,21 @@
 
 Up to a stated number of allocations the payload is the whole trace, and the page reckons
 every series from it. Beyond that the allocations that matter most (bytes times events
-lived) are kept one by one; the totals after each event that is kept stay exact, and what
-is left out shows as a band of its own.
+lived, those of the focus first) are kept one by one; the totals after each event that is
+kept stay exact, and what is left out shows as a band of its own on the timeline, and as
+the cells of a coarse picture on the map.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
 from operator import sub
 from typing import Any, cast
 
+from neutracer._native import core
 from neutracer.pictures.view_columns import Packer
 from neutracer.render.escape import sentence
 from neutracer.trace.categories import CATEGORIES
@@ -29,8 +31,8 @@ __all__ = ["MOST_ALLOCATIONS", "pack"]
 # Allocations that a page holds one by one: with their events some 9 MB.
 MOST_ALLOCATIONS = 500_000
 
-# Stretches of a longer trace whose highest moment of each series is kept.
-_STRETCHES = 4096
+# Cells of the coarse picture of what is not kept: its events, and its addresses.
+_COARSE_WIDE, _COARSE_HIGH = 4096, 512
 
 # What a page shows of one name, in columns; a hostile one ends here.
 _MOST_NAME = 300
@@ -41,21 +43,35 @@ class _Kept:
     """The rows of a timeline that go into a page, and the events they speak of.
 
     Attributes:
-        rows: Rows of `allocations`; None is all.
-        events: Events of the trace, ascending; None is all.
+        rows: Rows of `allocations`, as native 32-bit numbers; None is all.
+        events: Events of the trace, rising, as such numbers; None is all.
         places: By event of the trace, how many kept events come before it.
+        base: The lowest address, from which the page counts.
     """
 
-    rows: list[int] | None
-    events: list[int] | None
-    places: Sequence[int]
+    rows: bytes | None
+    events: bytes | None
+    places: bytes
+    base: int
 
     def event(self, number: int) -> int:
         """An event's place among the kept ones; negative numbers stay what they mean."""
-        return self.places[number] if number >= 0 and self.events is not None else number
+        return self.numbers(array("i", [number]))[0]
+
+    def numbers(self, events: memoryview | array[int]) -> Sequence[int]:
+        """The places of a column of events."""
+        if self.events is None:
+            return events
+        return memoryview(core.renumber(events, self.places)).cast("i")
 
 
-def pack(snap: Snapshot, timeline: Timeline, facts: dict[str, Any], most: int) -> bytes:
+def pack(
+    snap: Snapshot,
+    timeline: Timeline,
+    facts: dict[str, Any],
+    most: int,
+    focus: tuple[int, int] | None = None,
+) -> bytes:
     """The payload of a page.
 
     Args:
@@ -63,25 +79,29 @@ def pack(snap: Snapshot, timeline: Timeline, facts: dict[str, Any], most: int) -
         timeline: The device's timeline.
         facts: More for the header, as plain data.
         most: Allocations to keep one by one.
+        focus: Events from .. to; what lives in them is kept before all else.
 
     Returns:
         A deflated stream as `view_columns` has it.
     """
-    kept = _choose(timeline, most)
+    kept = _choose(timeline, most, focus)
     packer = Packer()
     stacks = _Stacks(snap)
     _add_allocations(packer, timeline, kept, stacks)
     _add_segments(packer, timeline, kept, stacks)
     _add_events(packer, snap, timeline, kept, stacks)
     _add_series(packer, timeline, kept)
+    _add_coarse(packer, timeline, kept)
     stacks.add_to(packer)
     first_us = timeline.time_us[0] if len(timeline) else 0
     header = {
         **facts,
         "events": len(timeline),
+        "focus": [kept.event(event) for event in focus] if focus else None,
+        "coarse": [_COARSE_WIDE, _COARSE_HIGH],
         "allocations": len(timeline.allocations),
         "first_us": first_us,
-        "base": _base(timeline),
+        "base": hex(kept.base),
         "categories": CATEGORIES,
         "actions": [_name(action) for action in snap.native.actions()],
         "frames": stacks.frames(),
@@ -143,110 +163,67 @@ def _numbers(table: Any, name: str) -> memoryview:
     return cast(memoryview, table.codes(name))
 
 
-def _base(timeline: Timeline) -> str:
-    """The lowest address, from which the columns count; as text, for it may have 64 bits."""
-    return hex(_lowest(timeline))
+def _choose(timeline: Timeline, most: int, focus: tuple[int, int] | None) -> _Kept:
+    table, segments = timeline.allocations, timeline.segments
+    rows = events = None
+    places = b""
+    if len(table) > most:
+        first, last = focus or (0, -1)
+        rows, events, places = core.excerpt(timeline.native, most, first, last + 1)
+    columns = (_picked(_numbers(table, "address"), rows), _numbers(segments, "address"))
+    base = min((min(column) for column in columns if len(column)), default=0)
+    return _Kept(rows, events, places, base)
 
 
-def _lowest(timeline: Timeline) -> int:
-    tables = (timeline.allocations, timeline.segments)
-    return min((min(_numbers(table, "address")) for table in tables if len(table)), default=0)
-
-
-def _choose(timeline: Timeline, most: int) -> _Kept:
-    rows = timeline.allocations
-    if len(rows) <= most:
-        return _Kept(None, None, ())
-    made, freed = _numbers(rows, "alloc_event"), _numbers(rows, "free_event")
-    end = len(timeline)
-    weights = [
-        size * ((gone if gone != -1 else end) - born)
-        for size, born, gone in zip(_numbers(rows, "size"), made, freed, strict=True)
-    ]
-    chosen = sorted(sorted(range(len(weights)), key=weights.__getitem__)[len(weights) - most :])
-    mark = bytearray(end)
-    for name in ("alloc_event", "free_event", "completed_event"):
-        column = _numbers(rows, name)
-        for row in chosen:
-            if column[row] >= 0:
-                mark[column[row]] = 1
-    _mark_others(mark, timeline)
-    places = array("q", accumulate(mark, initial=0))
-    return _Kept(chosen, list(compress(range(end), mark)), places)
-
-
-# By action's code, whether it is more than an allocation made or freed: the core's first three.
-_IS_OTHER = bytes(3) + b"\x01" * 253
-
-
-def _mark_others(mark: bytearray, timeline: Timeline) -> None:
-    """Marks what is no allocation, and the extremes of each stretch of the trace."""
-    end = len(mark)
-    others = bytes(_numbers(timeline.events, "action")).translate(_IS_OTHER)
-    marked = int.from_bytes(mark, "big") | int.from_bytes(others, "big")
-    mark[:] = marked.to_bytes(end, "big")
-    step = max(end // _STRETCHES, 1)
-    for series in (timeline.allocated, timeline.reserved):
-        for first in range(0, end, step):
-            stretch = series[first : first + step]
-            for value in (max(stretch), min(stretch)):
-                mark[first + stretch.tolist().index(value)] = 1
-    for metric in ("allocated", "reserved"):
-        if timeline.peak(metric).event >= 0:
-            mark[timeline.peak(metric).event] = 1
-    mark[-1:] = b"\x01" * (end > 0)
-
-
-def _picked(column: memoryview, rows: list[int] | None) -> Sequence[int]:
-    return column if rows is None else array(column.format, map(column.__getitem__, rows))
+def _picked(column: memoryview, rows: bytes | None) -> memoryview:
+    if rows is None:
+        return column
+    return memoryview(core.pick(column, rows)).cast(cast(Any, column.format))
 
 
 def _add_allocations(packer: Packer, timeline: Timeline, kept: _Kept, stacks: _Stacks) -> None:
     table = timeline.allocations
 
-    def column(name: str) -> Sequence[int]:
+    def column(name: str) -> memoryview:
         return _picked(_numbers(table, name), kept.rows)
 
-    def events(name: str) -> Sequence[int]:
-        numbers = column(name)
-        return numbers if kept.events is None else array("q", map(kept.event, numbers))
-
-    base = _lowest(timeline)
-    packer.add("alloc.address", array("q", map(base.__rsub__, column("address"))), grained=True)
-    packer.add("alloc.size", column("size"), grained=True)
-    packer.add("alloc.slack", array("q", map(sub, column("size"), column("requested_size"))))
-    packer.add("alloc.stream", array("q", map(_signed, column("stream"))))
-    made, freed = events("alloc_event"), events("free_event")
+    size = column("size")
+    packer.add("alloc.address", column("address"), grained=True, base=kept.base)
+    packer.add("alloc.size", size, grained=True)
+    packer.add("alloc.slack", array("q", map(sub, size, column("requested_size"))))
+    packer.add("alloc.stream", _signed(column("stream")))
+    made, freed, done = (
+        kept.numbers(column(name)) for name in ("alloc_event", "free_event", "completed_event")
+    )
     packer.add("alloc.made", made, delta=True)
     packer.add("alloc.freed", freed)
-    packer.add("alloc.waited", array("q", map(sub, events("completed_event"), freed)))
+    packer.add("alloc.waited", array("q", map(sub, done, freed)))
     packer.add("alloc.stack", stacks.numbers(column("stack")))
     packer.add("alloc.category", column("category"))
 
 
-def _signed(stream: int) -> int:
-    """A stream's number within 53 bits: those of other libraries are addresses."""
-    return stream & (1 << 53) - 1
+def _signed(numbers: memoryview) -> Sequence[int]:
+    """Streams, pools and sizes within 53 bits: those of other libraries are addresses."""
+    most = (1 << 53) - 1
+    small = max(numbers, default=0) <= most
+    return numbers if small else array("q", map(most.__and__, numbers))
 
 
 def _add_segments(packer: Packer, timeline: Timeline, kept: _Kept, stacks: _Stacks) -> None:
     table = timeline.segments
-    base = _lowest(timeline)
-    packer.add(
-        "segment.address", array("q", map(base.__rsub__, _numbers(table, "address"))), grained=True
-    )
+    packer.add("segment.address", _numbers(table, "address"), grained=True, base=kept.base)
     packer.add("segment.size", _numbers(table, "size"), grained=True)
-    packer.add("segment.stream", array("q", map(_signed, _numbers(table, "stream"))))
+    packer.add("segment.stream", _signed(_numbers(table, "stream")))
     for name, column in (
         ("kind", "segment_type"),
         ("expandable", "is_expandable"),
         ("pool_first", "pool_first"),
         ("pool_second", "pool_second"),
     ):
-        packer.add(f"segment.{name}", array("q", map(_signed, _numbers(table, column))))
+        packer.add(f"segment.{name}", _signed(_numbers(table, column)))
     for name in ("alloc_event", "free_event"):
         short = "made" if name == "alloc_event" else "freed"
-        packer.add(f"segment.{short}", array("q", map(kept.event, _numbers(table, name))))
+        packer.add(f"segment.{short}", kept.numbers(_numbers(table, name)))
     packer.add("segment.stack", stacks.numbers(_numbers(table, "stack")))
 
 
@@ -257,47 +234,33 @@ def _add_events(
     actions = _numbers(table, "action")
     packer.add("event.action", _picked(actions, kept.events))
     if len(timeline) and timeline.time_us[-1]:
-        packer.add("event.time", _relative(_picked(timeline.time_us, kept.events)), delta=True)
+        times = _picked(timeline.time_us, kept.events)
+        packer.add("event.time", times, delta=True, base=times[0])
     if kept.events is not None:
-        packer.add("event.number", kept.events, delta=True)
+        packer.add("event.number", memoryview(kept.events).cast("I"), delta=True)
     packer.add("event.stack", stacks.numbers(_picked(_numbers(table, "stack"), kept.events)))
     # What an allocation or a segment does not tell: the room left at an out-of-memory event.
     oom = snap.native.actions().index("oom")
-    others = [event for event, action in enumerate(actions) if action == oom]
+    others = [found.start() for found in re.finditer(re.escape(bytes([oom])), actions)]
+    found = array("I", others).tobytes()
     packer.add("oom.event", [kept.event(event) for event in others])
-    packer.add("oom.asked", [_numbers(table, "size")[event] for event in others])
-    packer.add("oom.free", [_signed(_numbers(table, "device_free")[event]) for event in others])
-
-
-def _relative(times: Sequence[int]) -> Sequence[int]:
-    return array("q", map(times[0].__rsub__, times)) if len(times) else times
+    packer.add("oom.asked", _signed(_picked(_numbers(table, "size"), found)))
+    packer.add("oom.free", _signed(_picked(_numbers(table, "device_free"), found)))
 
 
 def _add_series(packer: Packer, timeline: Timeline, kept: _Kept) -> None:
     """The state before the trace, and the series where the allocations don't add up to it."""
     allocated, _, reserved, _ = timeline.facts["start_bytes"]
     start = {"allocated": allocated, "reserved": reserved}
-    for name, table, ending in (
-        ("allocated", timeline.allocations, "free_event"),
-        ("reserved", timeline.segments, "free_event"),
-    ):
+    for what, (name, nbytes) in enumerate(start.items()):
         series: memoryview = getattr(timeline, name)
-        packer.add(f"start.{name}", [start[name]])
-        if kept.events is not None:
+        packer.add(f"start.{name}", [nbytes])
+        if kept.events is not None or not core.adds_up(timeline.native, what, nbytes, series):
             packer.add(f"series.{name}", _picked(series, kept.events), delta=True)
-        elif _summed(table, ending, start[name], len(timeline)) != series.tolist():
-            packer.add(f"series.{name}", series, delta=True)
 
 
-def _summed(table: Any, ending: str, start: int, events: int) -> list[int]:
-    """What a series is by the sizes of rows that come and go."""
-    steps = [0] * events
-    sizes = _numbers(table, "size")
-    for size, born, gone in zip(
-        sizes, _numbers(table, "alloc_event"), _numbers(table, ending), strict=True
-    ):
-        if born >= 0:
-            steps[born] += size
-        if gone >= 0:
-            steps[gone] -= size
-    return list(accumulate(steps, initial=start))[1:]
+def _add_coarse(packer: Packer, timeline: Timeline, kept: _Kept) -> None:
+    """What the allocations that are not kept cover: a cell the class of its largest."""
+    if kept.rows is not None:
+        raster = core.Raster(timeline.native, False)
+        packer.add_bytes("coarse", raster.paint(kept.rows, _COARSE_WIDE, _COARSE_HIGH))

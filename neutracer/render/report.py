@@ -37,7 +37,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from neutracer.render.document import Block, Document, Entry, Findings, Note, Severity
-from neutracer.render.html import render_html
+from neutracer.render.inline import inline_html
 from neutracer.render.json import to_plain
 from neutracer.render.text import render_text
 from neutracer.units import format_count
@@ -135,5 +135,14 @@ class Report(abc.ABC):
         worst = f", worst {self.worst}" if self.worst else ""
         return f"<{type(self).__name__}: {found}{worst}>"
 
+    def picture(self) -> str:
+        """What a notebook shows under the title: HTML that is safe; none in most reports."""
+        return ""
+
     def _repr_html_(self) -> str:
-        return render_html(self.document())
+        return inline_html(self.document(), self.picture(), "print(report), or report.to_dict(),")
+
+    # IPython's text: the whole report where it is shown by itself.
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        alone = not cycle and len(getattr(printer, "stack", ())) <= 1
+        printer.text(str(self) if alone else repr(self))

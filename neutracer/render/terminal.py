@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from neutracer.render.document import Document
 from neutracer.render.palette import TERMINAL_STYLES
 from neutracer.render.text import WIDTH, Line, layout
 
-__all__ = ["show", "write"]
+__all__ = ["colour_wanted", "rich_text", "show", "show_lines", "terminal_width", "write"]
 
 # Typography that an encoding may lack, and what stands for it.
 _PLAINER = str.maketrans({"·": "-", "…": "~"})
@@ -34,10 +34,21 @@ def show(document: Document, stream: TextIO | None = None, max_lines: int | None
         OSError: The stream can't be written to.
     """
     stream = sys.stdout if stream is None else stream
-    is_terminal = stream.isatty()
-    width = min(WIDTH, shutil.get_terminal_size().columns) if is_terminal else WIDTH
-    lines = layout(document, width, max_lines)
-    if not (is_terminal and _colour_wanted() and _show_rich(lines, stream)):
+    show_lines(layout(document, terminal_width(stream), max_lines), stream)
+
+
+def terminal_width(stream: TextIO) -> int:
+    """The columns that a page has on a stream."""
+    return min(WIDTH, shutil.get_terminal_size().columns) if stream.isatty() else WIDTH
+
+
+def show_lines(lines: list[Line], stream: TextIO) -> None:
+    """Print lines that were laid out already.
+
+    Raises:
+        OSError: The stream can't be written to.
+    """
+    if not (stream.isatty() and colour_wanted() and _show_rich(lines, stream)):
         text = "\n".join("".join(span.text for span in line).rstrip() for line in lines)
         write(text + "\n", stream)
 
@@ -53,7 +64,8 @@ def write(text: str, stream: TextIO) -> None:
     stream.write(text)
 
 
-def _colour_wanted() -> bool:
+def colour_wanted() -> bool:
+    """Whether the user has not asked for plain text."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -61,13 +73,22 @@ def _show_rich(lines: list[Line], stream: TextIO) -> bool:
     """Print lines in colour; False where rich is not installed."""
     try:
         from rich.console import Console
-        from rich.text import Text
     except ImportError:
         return False
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     for line in lines:
-        text = Text(no_wrap=True)
+        console.print(rich_text([line]), soft_wrap=True)
+    return True
+
+
+def rich_text(lines: list[Line]) -> Any:
+    """Lines as one `Text` of rich, which is to be installed."""
+    from rich.text import Text
+
+    text = Text(no_wrap=True)
+    for number, line in enumerate(lines):
+        if number:
+            text.append("\n")
         for span in line:
             text.append(span.text, TERMINAL_STYLES.get(span.role))
-        console.print(text, soft_wrap=True)
-    return True
+    return text

@@ -6,7 +6,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from neutracer.trace.category_rules import Evidence, decide
 from neutracer.trace.roles import Passes
@@ -83,8 +84,6 @@ class Categories:
     Attributes:
         codes: One a row of `Timeline.allocations`: an index into `CATEGORIES`.
         rules: One a row: an index into the rules, in the order of `RULES`.
-        share: Of the bytes that were allocated over the trace (each allocation's size times
-            the events it lived), the share that has another category than unknown.
 
     Example:
         >>> import neutracer
@@ -95,7 +94,14 @@ class Categories:
 
     codes: bytes
     rules: bytes
-    share: float
+    _columns: Mapping[str, Sequence[int]] = field(repr=False, compare=False)
+    _events: int = field(repr=False, compare=False)
+
+    @cached_property
+    def share(self) -> float:
+        """Of the bytes that were allocated over the trace (each allocation's size times the
+        events it lived), the share that has another category than unknown."""
+        return _share(self._columns, self.codes, self._events)
 
     def name(self, row: int) -> str:
         """The category of a row of `allocations`."""
@@ -127,7 +133,7 @@ def categories_of(
     number = {code: index for index, code in enumerate(_RULE_CODES)}
     decide(Evidence(columns, passes), rules, number)
     codes = bytes(rules).translate(_OF_RULE.ljust(256, b"\0"))
-    return Categories(codes, bytes(rules), _share(columns, codes, len(passes.role)))
+    return Categories(codes, bytes(rules), columns, len(passes.role))
 
 
 def _share(columns: Mapping[str, Sequence[int]], codes: bytes, events: int) -> float:

@@ -8,8 +8,9 @@ that lived. Where two readings are possible, a rule leaves the row as it is: unk
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import compress
 
 from neutracer.trace.preexisting import decide_preexisting
 from neutracer.trace.roles import Passes, Role
@@ -36,6 +37,16 @@ class Evidence:
         self.begins = [begin for begin, _ in passes.backward]
         self.ends = [end for _, end in passes.backward]
         self.is_training = bool(passes.backward)
+        #: The first row that the trace itself allocates, and from it on each row's role.
+        self.first = bisect_left(self.made, 0)
+        self.kinds = bytes(map(passes.role.__getitem__, self.made[self.first :]))
+
+    def rows_of(self, kinds: Collection[Role]) -> Iterator[int]:
+        """The rows that the trace allocates in one of some roles."""
+        table = bytearray(256)
+        for kind in kinds:
+            table[kind] = 1
+        return compress(range(self.first, len(self.made)), self.kinds.translate(table))
 
     def row_pass(self, event: int) -> int:
         """The number of the backward pass that an event lies in; -1: in none."""
@@ -79,16 +90,17 @@ def decide(evidence: Evidence, rules: bytearray, number: Mapping[str, int]) -> N
 def _scratch(evidence: Evidence, rules: bytearray, rule: int) -> None:
     """Allocations that one operation makes and frees."""
     made, freed = evidence.made, evidence.freed
-    role = evidence.passes.role
-    first = bisect_left(made, 0)
-    for row in range(first, len(made)):
+    passes = evidence.passes
+    # A line of the program's own calls more than one operation.
+    kinds = [Role.MODULE, Role.BACKWARD, *([Role.USER] if passes.library else [])]
+    for row in evidence.rows_of(kinds):
         begin, end = made[row], freed[row]
         if not 0 < end - begin <= _BRIEF:
             continue
-        kind = role[begin]
+        kind = passes.role[begin]
         brief = kind in (Role.MODULE, Role.BACKWARD) and _is_nested(evidence, row)
         if not brief and kind in (Role.MODULE, Role.USER):
-            brief = _is_one_call(evidence.passes, begin, end)
+            brief = _is_one_call(passes, begin, end)
         if brief:
             rules[row] = rule
 
@@ -117,28 +129,12 @@ def _backward(
     evidence: Evidence, rules: bytearray, number: Mapping[str, int]
 ) -> list[Counter[int]]:
     """The allocations of backward passes; returns each pass's gradients by requested size."""
-    detail, gradient = number["inside-backward"], number["survives-backward"]
-    made, freed, asked = evidence.made, evidence.freed, evidence.asked
+    gradient = number["survives-backward"]
+    freed, asked = evidence.freed, evidence.asked
     role = evidence.passes.role
-    candidates: list[list[int]] = [[] for _ in evidence.begins]
-    first = bisect_left(made, 0)
-    built = {asked[row] for row in range(first) if freed[row] == -1}
-    for row in range(first, len(made)):
-        begin = made[row]
-        kind = role[begin]
-        if kind == Role.BUILD and freed[row] < 0:
-            built.add(asked[row])
-        if kind != Role.BACKWARD:
-            continue
-        at = evidence.row_pass(begin)
-        if at < 0:
-            continue
-        if 0 <= freed[row] <= evidence.ends[at]:
-            if not rules[row]:
-                rules[row] = detail
-        elif asked[row] not in _WORKSPACES or freed[row] >= 0:
-            rules[row] = 0
-            candidates[at].append(row)
+    built = Counter(asked[row] for row in evidence.rows_of([Role.BUILD]) if freed[row] < 0)
+    known = {asked[row] for row in range(evidence.first) if freed[row] == -1} | built.keys()
+    candidates = _survivors(evidence, rules, number["inside-backward"], built)
     seen: Counter[int] = Counter()
     for rows in candidates:
         seen.update({asked[row] for row in rows})
@@ -148,11 +144,45 @@ def _backward(
         for row in rows:
             size = asked[row]
             cleared = freed[row] >= 0 and role[freed[row]] == Role.ZERO_GRAD
-            if cleared or size in built or seen[size] > 1 or len(candidates) == 1:
+            if cleared or size in known or seen[size] > 1 or len(candidates) == 1:
                 rules[row] = gradient
                 kept[size] += 1
         gradients.append(kept)
     return gradients
+
+
+def _survivors(
+    evidence: Evidence, rules: bytearray, detail: int, built: Counter[int]
+) -> list[list[int]]:
+    """The rows of each backward pass that outlive it; those that don't get the rule `detail`.
+
+    What is as large as a workspace and never freed may be one. Of these each pass keeps as
+    many as modules have built tensors of that size, the last ones: a workspace is made by the
+    first operation that needs it.
+    """
+    made, freed, asked = evidence.made, evidence.freed, evidence.asked
+    found: list[list[int]] = [[] for _ in evidence.begins]
+    for row in evidence.rows_of([Role.BACKWARD]):
+        at = evidence.row_pass(made[row])
+        if at < 0:
+            continue
+        if 0 <= freed[row] <= evidence.ends[at]:
+            rules[row] = rules[row] or detail
+        else:
+            rules[row] = 0
+            found[at].append(row)
+    for at, rows in enumerate(found):
+        doubtful: defaultdict[int, list[int]] = defaultdict(list)
+        for row in rows:
+            if asked[row] in _WORKSPACES and freed[row] < 0:
+                doubtful[asked[row]].append(row)
+        dropped = {
+            row
+            for size, some in doubtful.items()
+            for row in some[: max(len(some) - built[size], 0)]
+        }
+        found[at] = [row for row in rows if row not in dropped]
+    return found
 
 
 def _others(
@@ -162,8 +192,9 @@ def _others(
     made, freed, asked = evidence.made, evidence.freed, evidence.asked
     role = evidence.passes.role
     forward = _Forward(evidence)
-    first = bisect_left(made, 0)
-    for row in range(first, len(made)):
+    kinds = [Role.MODULE, Role.OPTIMIZER, Role.STATE, Role.BUILD]
+    # Without a module's call nothing is known of the program's own lines.
+    for row in evidence.rows_of([*kinds, Role.USER] if evidence.passes.forward else kinds):
         if rules[row]:
             continue
         begin, end = made[row], freed[row]
@@ -173,13 +204,13 @@ def _others(
                 rules[row] = number["module-output"]
         elif kind == Role.USER:
             rules[row] = forward.rule(begin, end, number)
-        elif kind in (Role.OPTIMIZER, Role.STATE):
-            kept = evidence.outlives(begin, end)
-            rules[row] = number["kept-by-optimizer" if kept else "optimizer-scratch"]
         elif kind == Role.BUILD:
             fits = asked[row] in sizes or not evidence.is_training
             if end < 0 and fits:
                 rules[row] = number["module-made"]
+        else:
+            kept = evidence.outlives(begin, end)
+            rules[row] = number["kept-by-optimizer" if kept else "optimizer-scratch"]
 
 
 def _is_activation(evidence: Evidence, made: int, freed: int, asked: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from neutracer._native import core
 from neutracer.trace.table import NONE, Column, Stacks, Table, constant
 
-__all__ = ["annotation_table", "event_table"]
+__all__ = ["annotation_table", "event_table", "said_of_trace"]
 
 _STAGES = ("START", "END")
 
@@ -69,3 +69,19 @@ def annotation_table(c: Mapping[str, core.Column], strings: Sequence[str], stack
         "time_us": Column(lambda: c["time_us"]),
     }
     return Table("annotation", columns, len(c["stage"]), stacks)
+
+
+def said_of_trace(settings: Mapping[str, Any], key: str, device: int) -> bool | None:
+    """What the settings say of a device's trace; None where they say nothing.
+
+    Args:
+        settings: The allocator's, as the file has them.
+        key: Of a dict by the device's number, a list, or one value for all.
+        device: The device.
+    """
+    said = settings.get(key)
+    if isinstance(said, dict):
+        said = said.get(str(device))
+    elif isinstance(said, list):
+        said = said[device] if device < len(said) else None
+    return None if said is None else bool(said)

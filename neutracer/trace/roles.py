@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import compress
+from operator import and_
 from typing import NamedTuple
 
 from neutracer.trace.table import NONE, Frame, Stacks
@@ -153,25 +156,20 @@ def passes_of(stack: Sequence[int], allocates: bytes, stacks: Stacks) -> Passes:
     if trains:
         empty = int(Role.EMPTY)
         roles = {code: int(Role.BACKWARD) if r == empty else r for code, r in roles.items()}
-    role = bytearray(roles[code] for code in stack)
-    backward: list[tuple[int, int]] = []
-    begin = -1
-    inside = (Role.BACKWARD, Role.SEED)
-    for event, one in enumerate(role):
-        if one in inside:
-            if begin < 0:
-                begin = event
-        elif begin >= 0:
-            # Another thread's lines and the scaler's may come between; a pass ends where
-            # the program goes on.
-            backward.append((begin, event))
-            begin = -1
-    if begin >= 0:
-        backward.append((begin, len(role)))
-    module = int(Role.MODULE)
-    forward = array("q", (i for i, one in enumerate(role) if one == module and allocates[i]))
+    role = bytearray(map(roles.__getitem__, stack))
+    # Another thread's lines and the scaler's may come between; a pass ends where the program
+    # goes on.
+    backward = [found.span() for found in _INSIDE.finditer(role)]
+    forward = array(
+        "q", compress(range(len(role)), map(and_, role.translate(_IS_MODULE), allocates))
+    )
     joined = _joined(backward, role, allocates)
     return Passes(role, joined, forward, allocates, stack, library)
+
+
+# Runs of events of a backward pass, and by role whether it is that of a module.
+_INSIDE = re.compile(b"[%c%c]+" % (Role.BACKWARD, Role.SEED))
+_IS_MODULE = bytes(code == Role.MODULE for code in range(256))
 
 
 def _is_library(stack: Sequence[Frame]) -> bool:
@@ -185,14 +183,14 @@ def _joined(
     allocation left out."""
     joined: list[tuple[int, int]] = []
     for begin, end in passes:
-        if joined and not any(allocates[event] for event in range(joined[-1][1], begin)):
+        if joined and allocates.find(1, joined[-1][1], begin) < 0:
             if _ends_training(role, joined[-1][1], begin):
                 joined.append((begin, end))
             else:
                 joined[-1] = (joined[-1][0], end)
         else:
             joined.append((begin, end))
-    return [(begin, end) for begin, end in joined if any(allocates[begin:end])]
+    return [(begin, end) for begin, end in joined if allocates.find(1, begin, end) >= 0]
 
 
 def _ends_training(role: bytearray, begin: int, end: int) -> bool:

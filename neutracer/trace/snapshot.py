@@ -14,10 +14,10 @@ from typing import Any
 from neutracer import units
 from neutracer._native import core
 from neutracer.errors import HistoryWarning
-from neutracer.render.document import Document, Figure, KeyValues
-from neutracer.render.html import render_html
+from neutracer.render.document import Block, Document, Figure, KeyValues, Paragraph
+from neutracer.render.inline import inline_html
 from neutracer.saving import atomic_file
-from neutracer.trace.events import annotation_table, event_table
+from neutracer.trace.events import annotation_table, event_table, said_of_trace
 from neutracer.trace.layout import block_table, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source
@@ -87,10 +87,12 @@ class Snapshot:
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
     """
 
-    def __init__(self, native: core.Snapshot) -> None:
-        """Made by `load`; not by users."""
+    def __init__(self, native: core.Snapshot, renamed: Mapping[str, str] | None = None) -> None:
+        """Made by `load`; not by users. `renamed`: what files are called here, by name."""
         self._native = native
-        self._strings = native.strings()
+        self._strings = (
+            [renamed.get(s, s) for s in native.strings()] if renamed else native.strings()
+        )
         self._stacks = Stacks(native, self._strings)
         self._columns = native.tables()
         self._traces = native.traces()
@@ -122,12 +124,15 @@ class Snapshot:
 
         Raises:
             ValueError: There is no such device, or there are several and None was asked.
+            TypeError: It is no number.
         """
         devices = self.devices
         if device is None:
             if len(devices) > 1:
                 raise ValueError(f"the snapshot has several devices, say which: {devices}")
             return devices[0] if devices else 0
+        if isinstance(device, str):
+            raise TypeError(f"a snapshot's device is its number, as 0, not {device!r}")
         if device not in devices and not 0 <= device < len(self._traces):
             raise ValueError(f"the snapshot has no device {device}, only {devices}")
         return device
@@ -211,13 +216,8 @@ class Snapshot:
 
     def history_overflowed(self, device: int | None = None) -> bool | None:
         """Whether PyTorch says that its ring of events wrapped; None where it doesn't say."""
-        said = self._native.settings().get("trace_alloc_overflowed")
-        number = self.device(device)
-        if isinstance(said, dict):
-            said = said.get(str(number))
-        elif isinstance(said, list):
-            said = said[number] if number < len(said) else None
-        return None if said is None else bool(said)
+        settings = self._native.settings()
+        return said_of_trace(settings, "trace_alloc_overflowed", self.device(device))
 
     def history_complete(self, device: int | None = None) -> bool | None:
         """Whether the trace goes back to the device's first allocation.
@@ -229,7 +229,8 @@ class Snapshot:
             True if it does; False if the ring wrapped or recording began late; None
             where there is no trace to tell from.
         """
-        if self.history_overflowed(device):
+        late = ("trace_alloc_began_late", self.device(device))
+        if self.history_overflowed(device) or said_of_trace(self._native.settings(), *late):
             return False
         if not self.trace_length(device):
             return None
@@ -314,7 +315,7 @@ class Snapshot:
         return f"<Snapshot: {', '.join(parts)}{', partial' if self.partial else ''}>"
 
     def _repr_html_(self) -> str:
-        blocks = []
+        blocks: list[Block] = []
         for device in self.devices:
             stats = self.memory_stats(device)
             blocks.append(
@@ -327,7 +328,8 @@ class Snapshot:
                     ),
                 )
             )
-        return render_html(Document("PyTorch snapshot", blocks=tuple(blocks)))
+        hint = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
+        return inline_html(Document("PyTorch snapshot", blocks=(*blocks, Paragraph(hint))))
 
 
 def _event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:

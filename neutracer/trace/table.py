@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, overload
 from neutracer._native import core
 from neutracer.render.document import Document
 from neutracer.render.document import Table as TableBlock
-from neutracer.render.html import render_html
+from neutracer.render.inline import inline_html
 
 __all__ = ["Column", "Frame", "Row", "Stacks", "Table"]
 
@@ -168,17 +169,17 @@ class Table:
         name: str,
         columns: Mapping[str, Column],
         count: int,
-        stacks: Stacks,
+        stacks: Stacks | None = None,
         pairs: Mapping[str, tuple[str, str]] | None = None,
         first: int = 0,
     ) -> None:
-        """Made by `Snapshot`, `Timeline` and `Layout`; not by users.
+        """Made by `Snapshot`, `Timeline`, `Layout` and `MemoryMonitor`; not by users.
 
         Args:
             name: What a row is, in one word.
             columns: By name, each of at least `first + count` rows.
             count: Rows of this table.
-            stacks: Spells out the column `stack`.
+            stacks: Spells out the column `stack`; None where there is no such column.
             pairs: Attributes of a row that are tuples made of two columns.
             first: Row of the columns at which this table begins.
         """
@@ -208,7 +209,7 @@ class Table:
             raise AttributeError(
                 f"a {self.name} has no {name!r}; it has {', '.join(self._row_names())}"
             )
-        if name == "stack":
+        if name == "stack" and self._stacks is not None:
             return self._stacks[column.numbers[row]]
         return column.value(row)
 
@@ -258,6 +259,21 @@ class Table:
         """
         return self._columns[name].numbers[self._first : self._first + self._count]
 
+    def find(self, name: str, text: str) -> list[int]:
+        """The rows in which a column of strings has this one; none are spelt out for it.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        names = self._columns[name].names
+        if names is None or text not in names:
+            return []
+        code, codes = names.index(text), self.codes(name)
+        if codes.itemsize > 1:
+            return [row for row, other in enumerate(codes) if other == code]
+        # A million rows in half a millisecond.
+        return [match.start() for match in re.finditer(re.escape(bytes([code])), codes)]
+
     def __iter__(self) -> Iterator[Row]:
         return (Row(self, index) for index in range(self._count))
 
@@ -280,4 +296,4 @@ class Table:
         names = [name for name in self._row_names() if name != "stack"]
         rows = tuple(tuple(str(getattr(row, name)) for name in names) for row in self[:_SHOWN_ROWS])
         title = f"{self._count:,} {self.name}s, the first {len(rows)}"
-        return render_html(Document(title, blocks=(TableBlock("", rows, tuple(names)),)))
+        return inline_html(Document(title, blocks=(TableBlock("", rows, tuple(names)),)))

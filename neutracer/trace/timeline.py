@@ -12,8 +12,13 @@ from typing import Any, cast
 
 from neutracer import units
 from neutracer._native import core
+from neutracer.render.document import Document, Figure, Paragraph
+from neutracer.render.document import Table as DocumentTable
+from neutracer.render.inline import inline_html
+from neutracer.render.strip import strip_svg
 from neutracer.trace.categories import CATEGORIES, Categories, categories_of, live_by_category
 from neutracer.trace.layout import Layout
+from neutracer.trace.places import grouped
 from neutracer.trace.roles import Passes, passes_of
 from neutracer.trace.steps import Steps, steps_of
 from neutracer.trace.table import NONE, Column, Frame, Stacks, Table
@@ -23,6 +28,12 @@ __all__ = ["Churn", "Holder", "Moment", "Timeline"]
 # The core's numbers of the metrics and of the groupings.
 _METRICS = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
 _GROUPINGS = {"stack": 0, "line": 1, "function": 2}
+
+# By action's code, whether it allocates: the core's first.
+_IS_ALLOC = b"\x01" + bytes(255)
+
+# Lines of the program that the rich display shows.
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -215,7 +226,7 @@ class Timeline:
     def passes(self) -> Passes:
         """The forward and backward passes, for other parts of neutracer."""
         codes = self.events.codes("stack")
-        allocates = bytes(name == "alloc" for name in self.events["action"])
+        allocates = bytes(self.events.codes("action")).translate(_IS_ALLOC)
         return passes_of(codes, allocates, self._stacks)
 
     @cached_property
@@ -317,3 +328,17 @@ class Timeline:
     def __repr__(self) -> str:
         peak = units.format_bytes(self.peak().bytes)
         return f"<Timeline of cuda:{self.device}: {len(self):,} events, peak {peak}>"
+
+    def _repr_html_(self) -> str:
+        peak, most = self.peak(), self.peak("reserved")
+        held = grouped((h.key, h.bytes, h.count) for h in self.holders(limit=None))[:_SHOWN]
+        rows = tuple((Figure.bytes(size), Figure.count(n, "block"), at) for at, size, n in held)
+        peaks = (("peak allocated", peak), ("peak reserved", most))
+        figures = tuple((name, Figure.bytes(at.bytes), f"event {at.event:,}") for name, at in peaks)
+        hint = "Only a summary. All of it: neutracer.view(snapshot), .holders() and .allocations."
+        blocks = (DocumentTable("", figures), DocumentTable("Who holds the peak", rows))
+        title = f"Timeline of cuda:{self.device}"
+        facts = (units.format_count(len(self), "event"),)
+        ooms = [i for i, action in enumerate(self.events["action"]) if action == "oom"]
+        picture = strip_svg(self.allocated, self.reserved, ooms)
+        return inline_html(Document(title, facts, (*blocks, Paragraph(hint))), picture)

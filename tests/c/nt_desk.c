@@ -18,9 +18,11 @@ desk_take(void *ctx, const nt_allocator_need *need, uint64_t *address, nt_error 
 }
 
 static void
-desk_tell(void *ctx, nt_action action, uint64_t address, uint64_t size, uint32_t tag)
+desk_tell(void *ctx, nt_action action, uint32_t lane, uint64_t address, uint64_t size,
+          uint32_t tag)
 {
     nt_desk *desk = ctx;
+    (void)lane;
     if (desk->deed_count < NT_DESK_DEEDS) {
         desk->deeds[desk->deed_count++] = (nt_desk_deed){action, address, size, tag};
     }

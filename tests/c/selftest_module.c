@@ -10,6 +10,8 @@
 
 #include "nt_test.h"
 #include "selftest_heap.h"
+#include "selftest_live.h"
+#include "selftest_sampler.h"
 
 /* Written by the build: `selftest_suites`, a table of every test_nt_<module>.c. */
 #include "nt_selftest_list.h"
@@ -139,7 +141,14 @@ static PyMethodDef selftest_methods[] = {
 static int
 selftest_exec(PyObject *module)
 {
-    return PyModule_AddFunctions(module, selftest_heap_methods);
+    PyMethodDef *const tables[] = {selftest_heap_methods, selftest_live_methods,
+                                   selftest_sampler_methods};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 static PyModuleDef_Slot selftest_slots[] = {{Py_mod_exec, selftest_exec}, {0, NULL}};

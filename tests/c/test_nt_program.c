@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "analysis/nt_program.h"
 
+#include <string.h>
+
 #include "nt_recorded.h"
 #include "nt_trace.h"
 
@@ -120,6 +122,74 @@ NT_TEST(blocks_are_freed_only_once)
     program_check_steps(t, program, "MMLLCCMLC");
     nt_program_free(program);
     nt_trace_close(&r);
+}
+
+/* What a request of `size` bytes did, under one stack: 'c' completed a free of 8 MiB,
+ * 'r' released a segment, 'o' failed. */
+static void
+program_check_wait(nt_test *t, const char *settings, const char *deeds, uint64_t size,
+                   bool has_other, const char *expected)
+{
+    const uint64_t second = BASE + 64 * MIB, third = BASE + 128 * MIB;
+    const uint64_t opened = size < 10 * MIB ? 20 * MIB : size;
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    nt_trace_settings(&r, settings);
+    r.stack = nt_trace_stack(&r, "forget", 1, NULL);
+    program_add_segment(&r);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 8 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE + 8 * MIB, 8 * MIB);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_ALLOC, second, 20 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, second, 12 * MIB);
+    nt_trace_free(&r, second, 12 * MIB);
+    nt_trace_event(&r, NT_ACTION_FREE_REQUESTED, BASE, 8 * MIB);
+    if (has_other) {
+        nt_trace_event(&r, NT_ACTION_FREE_REQUESTED, BASE + 8 * MIB, 8 * MIB);
+    }
+    r.stack = nt_trace_stack(&r, "linear", 2, NULL);
+    for (const char *deed = deeds; *deed != 0; deed++) {
+        if (*deed == 'c') {
+            nt_trace_event(&r, NT_ACTION_FREE_COMPLETED, BASE, 8 * MIB);
+        } else if (*deed == 'r') {
+            nt_trace_event(&r, NT_ACTION_SEGMENT_FREE, second, 20 * MIB);
+        } else {
+            nt_trace_event(&r, NT_ACTION_OOM, 0, size);
+        }
+    }
+    nt_trace_segment(&r, BASE, 20 * MIB, NT_POOL_LARGE, false);
+    nt_trace_block(&r, BASE, 8 * MIB, 0, NT_BLOCK_INACTIVE);
+    nt_trace_block(&r, BASE + 8 * MIB, 8 * MIB, 8 * MIB,
+                   has_other ? NT_BLOCK_ACTIVE_PENDING_FREE
+                             : NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(&r, BASE + 16 * MIB, 4 * MIB, 0, NT_BLOCK_INACTIVE);
+    if (strchr(deeds, 'o') == NULL) {
+        nt_trace_event(&r, NT_ACTION_SEGMENT_ALLOC, third, opened);
+        nt_trace_event(&r, NT_ACTION_ALLOC, third, size);
+        nt_trace_segment(&r, third, opened, NT_POOL_LARGE, false);
+        nt_trace_block(&r, third, size, size, NT_BLOCK_ACTIVE_ALLOCATED);
+        if (size < opened) {
+            nt_trace_block(&r, third + size, opened - size, 0, NT_BLOCK_INACTIVE);
+        }
+    }
+    nt_program *program = program_of(&r);
+    NT_REQUIRE(NT_CHECK(program != NULL));
+    program_check_steps(t, program, expected);
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
+/* What a request completed when it waited for all streams came too late for it. */
+NT_TEST(completions_of_a_wait_follow_the_request)
+{
+    static const char gc[] = "garbage_collection_threshold:0.5";
+    program_check_wait(t, "", "cr", 30 * MIB, false, "MMMFLMC");
+    program_check_wait(t, "", "cro", 30 * MIB, false, "MMMFLOC");
+    /* While another block waits, nobody has waited for all. */
+    program_check_wait(t, "", "cr", 30 * MIB, true, "MMMFLLCM");
+    /* Garbage is collected before; but what was complete then would have served. */
+    program_check_wait(t, gc, "cr", 30 * MIB, false, "MMMFLCM");
+    program_check_wait(t, gc, "cr", 7 * MIB, false, "MMMFLMC");
+    program_check_wait(t, gc, "rc", 30 * MIB, false, "MMMFLMC");
 }
 
 /* Releases under a stack, and what comes behind them. */
@@ -298,6 +368,7 @@ const nt_test_case nt_program_tests[] = {
     NT_CASE(requests_and_frees_become_steps),
     NT_CASE(waiting_blocks_are_told_by_stack),
     NT_CASE(blocks_are_freed_only_once),
+    NT_CASE(completions_of_a_wait_follow_the_request),
     NT_CASE(calls_are_told_from_retries),
     NT_CASE(failed_requests_bound_the_limit),
     NT_CASE(runs_of_releases_end_with_their_stack),

@@ -92,9 +92,17 @@ NT_TEST(requests_are_left_out_with_their_frees)
 
 NT_TEST(blocks_are_freed_as_they_are_made)
 {
-    const uint8_t freed[EVENTS] = {0, 0, 1, 0, 0, 1, 0, 0};
-    const nt_program_change change = {.freed = freed};
+    const int32_t ends[EVENTS] = {-1, -1, 2, -1, -1, 5, -1, -1};
+    const nt_program_change change = {.ends = ends};
     edit_check(t, &change, "M1M2F3F4M5F6");
+}
+
+NT_TEST(blocks_end_before_they_were_freed)
+{
+    /* Block 1 ends with the request of block 2, which is freed before its own end. */
+    const int32_t ends[EVENTS] = {-1, 2, 7, -1, -1, -1, -1, -1};
+    const nt_program_change change = {.ends = ends};
+    edit_check(t, &change, "M1M2F3M5F7");
 }
 
 NT_TEST(calls_come_after_their_events)
@@ -122,6 +130,14 @@ edit_check_refused(nt_test *t, const nt_program_change *change)
 NT_TEST(senseless_changes_are_refused)
 {
     const int32_t calls[][2] = {{-1, 0}, {5, 4}, {0, EVENTS}};
+    const int32_t ends[][EVENTS] = {
+        {-1, -1, 1, -1, -1, -1, -1, -1},
+        {-1, -1, EVENTS, -1, -1, -1, -1, -1},
+    };
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const nt_program_change change = {.ends = ends[i]};
+        edit_check_refused(t, &change);
+    }
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const nt_program_change change = {.calls = calls[i], .call_count = 2};
         edit_check_refused(t, &change);
@@ -137,9 +153,9 @@ NT_TEST(senseless_changes_are_refused)
 NT_TEST(edited_programs_run_with_series)
 {
     edit_case c;
-    const uint8_t freed[EVENTS] = {0, 1, 1, 0, 0, 1, 0, 1};
+    const int32_t ends[EVENTS] = {-1, 1, 2, -1, -1, 5, -1, 7};
     const int32_t calls[] = {EVENTS - 1};
-    const nt_program_change change = {.freed = freed, .calls = calls, .call_count = 1};
+    const nt_program_change change = {.ends = ends, .calls = calls, .call_count = 1};
     if (edit_open(&c, t)) {
         nt_program *edited = NULL;
         nt_replay_figures figures = {.segments = 9};
@@ -191,6 +207,7 @@ const nt_test_case nt_program_edit_tests[] = {
     NT_CASE(no_change_is_a_copy),
     NT_CASE(requests_are_left_out_with_their_frees),
     NT_CASE(blocks_are_freed_as_they_are_made),
+    NT_CASE(blocks_end_before_they_were_freed),
     NT_CASE(calls_come_after_their_events),
     NT_CASE(senseless_changes_are_refused),
     NT_CASE(edited_programs_run_with_series),

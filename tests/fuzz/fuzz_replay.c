@@ -58,6 +58,35 @@ check_run(const nt_program *program, const nt_replay_options *options)
     }
 }
 
+/* What leaves no trace is found, and the snapshot of a run is sound. */
+static void
+check_snapshot(const nt_program *program, const nt_replay_options *options)
+{
+    const nt_alloc alloc = nt_fuzz_alloc();
+    const size_t events = nt_timeline_event_count(program->timeline);
+    const size_t pools = program->pool_count * sizeof(int32_t);
+    nt_replay_options other = *options;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_snapshot *snapshot = NULL;
+    uint8_t *marks = nt_allocate(&alloc, events);
+    int32_t *drops = nt_allocate(&alloc, pools);
+    if ((marks != NULL || events == 0) && drops != NULL && events != 0) {
+        if (nt_replay_find_silence(&alloc, program, NULL, marks, drops, &err) ==
+            NT_OK) {
+            other.silence = (nt_replay_silence){
+                .marks = marks, .drops = drops, .places = 1, .share = UINT32_MAX / 2};
+        }
+        const nt_status status =
+            nt_replay_trace(&alloc, program, &other, NULL, &snapshot, &err);
+        check_status(status, &err);
+        NT_FUZZ_CHECK(status != NT_OK ||
+                      nt_layout_check(nt_snapshot_layout(snapshot)) == NT_NONE);
+        nt_snapshot_free(snapshot);
+    }
+    nt_release(&alloc, marks, events);
+    nt_release(&alloc, drops, pools);
+}
+
 static void
 check_program(const nt_program *program, uint8_t choice)
 {
@@ -83,6 +112,7 @@ check_program(const nt_program *program, uint8_t choice)
         options.limit = (uint64_t)(choice - 127) << 20;
     }
     check_run(program, &options);
+    check_snapshot(program, &options);
 }
 
 int

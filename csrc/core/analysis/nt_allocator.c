@@ -279,7 +279,8 @@ allocator_struggle(nt_allocator *model, allocator_request *request, uint32_t *bl
     }
     if (*block == NT_NONE) {
         model->stats.ooms++;
-        nt_allocator_tell(model, NT_ACTION_OOM, 0, request->rounded, NT_NONE);
+        nt_allocator_tell(model, NT_ACTION_OOM, request->lane, 0, request->rounded,
+                          NT_NONE);
     }
     return NT_OK;
 }
@@ -453,6 +454,32 @@ nt_allocator_empty_cache(nt_allocator *model, nt_error *err)
                                : nt_allocator_release_cache(model, err);
 }
 
+/* Whether something of a private pool, or with NT_NONE of any, waits for a stream. */
+static bool
+allocator_waits(const nt_allocator *model, uint32_t pool)
+{
+    uint32_t i = model->first_pending;
+    while (i != NT_NONE && pool != NT_NONE &&
+           model->lanes[nt_allocator_block(model, i)->lane].pool != pool) {
+        i = nt_allocator_block(model, i)->later;
+    }
+    return i != NT_NONE;
+}
+
+bool
+nt_allocator_is_lean(const nt_allocator *model, uint32_t pool)
+{
+    bool is_lean = model->pools[pool].loose == 0;
+    if (pool != NT_DEFAULT_POOL) {
+        return is_lean && !allocator_waits(model, pool);
+    }
+    for (uint32_t i = model->first_released; i != NT_NONE && is_lean;
+         i = model->pools[i].later) {
+        is_lean = model->pools[i].loose == 0;
+    }
+    return is_lean && !allocator_waits(model, NT_NONE);
+}
+
 nt_status
 nt_allocator_empty_pool(nt_allocator *model, uint32_t pool, nt_error *err)
 {
@@ -470,6 +497,18 @@ uint64_t
 nt_allocator_size(const nt_allocator *model, uint32_t block)
 {
     return nt_allocator_block(model, block)->size;
+}
+
+uint64_t
+nt_allocator_requested(const nt_allocator *model, uint32_t block)
+{
+    return nt_allocator_block(model, block)->u.requested;
+}
+
+uint32_t
+nt_allocator_lane(const nt_allocator *model, uint32_t block)
+{
+    return nt_allocator_block(model, block)->lane;
 }
 
 const nt_allocator_stats *

@@ -56,8 +56,8 @@ typedef struct nt_allocator_places {
  * for a stream itself. It must not call the model.
  */
 typedef struct nt_allocator_observer {
-    void (*tell)(void *ctx, nt_action action, uint64_t address, uint64_t size,
-                 uint32_t tag);
+    void (*tell)(void *ctx, nt_action action, uint32_t lane, uint64_t address,
+                 uint64_t size, uint32_t tag);
     void *ctx;
 } nt_allocator_observer;
 
@@ -155,6 +155,12 @@ nt_allocator_complete(nt_allocator *model, uint32_t block, nt_error *err) NT_CHE
 nt_status
 nt_allocator_empty_cache(nt_allocator *model, nt_error *err) NT_CHECKED;
 
+/* Whether empty_cache() would change nothing: nothing waits for a stream, and nothing
+ * that could be given back is free in the default pool, nor in one that nobody uses;
+ * for a private pool, whether that holds of it. */
+bool
+nt_allocator_is_lean(const nt_allocator *model, uint32_t pool);
+
 /* A pool's owner is gone: nobody uses the pool any more, and what is cached in it goes
  * back to the device. `pool` is a private one. */
 nt_status
@@ -165,6 +171,11 @@ uint64_t
 nt_allocator_address(const nt_allocator *model, uint32_t block);
 uint64_t
 nt_allocator_size(const nt_allocator *model, uint32_t block);
+/* The bytes that were asked for, and where. */
+uint64_t
+nt_allocator_requested(const nt_allocator *model, uint32_t block);
+uint32_t
+nt_allocator_lane(const nt_allocator *model, uint32_t block);
 
 const nt_allocator_stats *
 nt_allocator_get_stats(const nt_allocator *model);

@@ -36,6 +36,19 @@ nt_allocator_drop_block(nt_allocator *model, uint32_t block)
     model->unused = block;
 }
 
+bool
+nt_allocator_is_loose(const nt_allocator *model, const allocator_block *block)
+{
+    if (block->area == NT_NONE) {
+        return !nt_allocator_is_split(block);
+    }
+    const uint64_t page =
+        nt_page_size(&model->options.settings, block->kind == NT_POOL_SMALL);
+    const uint64_t offset = block->address - model->areas[block->area].address;
+    return block->size >= page &&
+           (offset + block->size) / page > (offset + page - 1) / page;
+}
+
 nt_status
 nt_allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
 {
@@ -43,6 +56,7 @@ nt_allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
     allocator_lane *lane = &model->lanes[b->lane];
     b->state = ALLOCATOR_FREE;
     b->u.born = model->pools[lane->pool].calls[b->kind];
+    model->pools[lane->pool].loose += nt_allocator_is_loose(model, b);
     return nt_ordered_add(&lane->idle[b->kind], &model->alloc,
                           (nt_ordered_entry){b->size, b->address, block}, err);
 }
@@ -55,6 +69,7 @@ nt_allocator_unstore(nt_allocator *model, uint32_t block)
     if (b->state == ALLOCATOR_UNMAPPED) {
         (void)nt_ordered_remove(&lane->unmapped[b->kind], &model->alloc, 0, b->address);
     } else {
+        model->pools[lane->pool].loose -= nt_allocator_is_loose(model, b);
         (void)nt_ordered_remove(&lane->idle[b->kind], &model->alloc, b->size,
                                 b->address);
     }

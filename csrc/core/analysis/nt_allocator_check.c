@@ -5,7 +5,7 @@
 typedef struct allocator_tally {
     uint64_t bytes[NT_METRIC_COUNT];
     uint64_t allocations, active, segments, pending;
-    size_t seen, unmapped, idle;
+    size_t seen, unmapped, idle, loose;
 } allocator_tally;
 
 /* Leaves the function with the words for what does not hold. */
@@ -72,6 +72,7 @@ allocator_check_block(const nt_allocator *model, uint32_t block, allocator_tally
     tally->bytes[NT_METRIC_RESERVED] += b->size;
     if (b->state == ALLOCATOR_FREE) {
         tally->idle++;
+        tally->loose += nt_allocator_is_loose(model, b);
         ALLOCATOR_HOLDS(allocator_is_stored(model, block), "free blocks are stored");
         return allocator_check_neighbours(model, block);
     }
@@ -156,6 +157,11 @@ allocator_check_sums(const nt_allocator *model, const allocator_tally *tally)
             unmapped += lane->unmapped[kind].count;
         }
     }
+    size_t loose = 0;
+    for (size_t i = 0; i < model->pool_count; i++) {
+        loose += model->pools[i].loose;
+    }
+    ALLOCATOR_HOLDS(loose == tally->loose, "what could be given back is counted");
     ALLOCATOR_HOLDS(used == tally->seen, "every block is in a segment");
     ALLOCATOR_HOLDS(idle == tally->idle && unmapped == tally->unmapped,
                     "sets hold nothing else");

@@ -141,7 +141,8 @@ allocator_map(nt_allocator *model, uint32_t block, uint64_t size, bool *mapped,
     NT_TRY(nt_allocator_store(model, block, err));
     nt_allocator_rise(model, NT_METRIC_RESERVED, bytes);
     model->stats.device_allocs++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_MAP, address, bytes, NT_NONE);
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_MAP,
+                      nt_allocator_block(model, block)->lane, address, bytes, NT_NONE);
     return NT_OK;
 }
 
@@ -236,7 +237,8 @@ nt_allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err)
     NT_TRY(nt_allocator_store_unmapped(model, block, err));
     model->stats.bytes[NT_METRIC_RESERVED] -= end - begin;
     model->stats.device_frees++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_UNMAP, begin, end - begin, NT_NONE);
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_UNMAP, b.lane, begin, end - begin,
+                      NT_NONE);
     if (!nt_allocator_is_split(nt_allocator_block(model, block))) {
         allocator_end_area(model, block);
     }

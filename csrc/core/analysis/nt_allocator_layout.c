@@ -89,7 +89,9 @@ nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t 
     };
     if (!allocator_check_pieces(
             area, nt_page_size(&model->options.settings, area->small), &range.size)) {
-        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "no segment of the allocator's");
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "a segment from before the trace is none that the allocator "
+                       "makes: the file is damaged, or other settings held then");
     }
     if (area->is_reservation) {
         NT_TRY(nt_grow(&model->alloc, (void **)&model->areas, &model->area_capacity,
@@ -99,14 +101,19 @@ nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t 
     } else {
         model->stats.segments++;
     }
+    uint32_t row = NT_NONE, first = NT_NONE;
     for (size_t i = 0; i < area->count; i++) {
-        uint32_t row;
         next.size = area->pieces[i].size;
         NT_TRY(nt_allocator_add_block(model, &next, &row, err));
-        NT_TRY(allocator_adopt_piece(model, &area->pieces[i], row, err));
-        blocks[i] = allocator_is_idle(area->pieces[i].state) ? NT_NONE : row;
+        first = i == 0 ? row : first;
         next.address += next.size;
         next.before = row;
+    }
+    row = first;
+    for (size_t i = 0; i < area->count; i++) {
+        NT_TRY(allocator_adopt_piece(model, &area->pieces[i], row, err));
+        blocks[i] = allocator_is_idle(area->pieces[i].state) ? NT_NONE : row;
+        row = nt_allocator_block(model, row)->after;
     }
     return NT_OK;
 }

@@ -161,8 +161,8 @@ allocator_wait(nt_allocator *model, uint32_t pool, nt_error *err)
     for (uint32_t block = model->first_pending; block != NT_NONE;) {
         const allocator_block b = *nt_allocator_block(model, block);
         if (pool == NT_NONE || model->lanes[b.lane].pool == pool) {
-            nt_allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.address, b.u.requested,
-                              b.tag);
+            nt_allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.lane, b.address,
+                              b.u.requested, b.tag);
             NT_TRY(nt_allocator_complete(model, block, err));
         }
         block = b.later;

@@ -43,7 +43,8 @@ nt_allocator_release_segment(nt_allocator *model, uint32_t block)
     model->stats.bytes[NT_METRIC_RESERVED] -= b.size;
     model->stats.segments--;
     model->stats.device_frees++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_FREE, b.address, b.size, NT_NONE);
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_FREE, b.lane, b.address, b.size,
+                      NT_NONE);
     nt_allocator_give_place(model, b.address, b.size);
 }
 
@@ -71,8 +72,8 @@ allocator_open_segment(nt_allocator *model, const allocator_request *request,
     nt_allocator_rise(model, NT_METRIC_RESERVED, fresh.size);
     model->stats.segments++;
     model->stats.device_allocs++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_ALLOC, fresh.address, fresh.size,
-                      NT_NONE);
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_ALLOC, fresh.lane, fresh.address,
+                      fresh.size, NT_NONE);
     return NT_OK;
 }
 

@@ -50,7 +50,8 @@ typedef struct allocator_pool {
     bool is_released;
     uint32_t earlier, later; /* released: the pools released before and after it */
     uint64_t calls[NT_POOL_KIND_COUNT]; /* of find, while garbage is collected */
-    uint32_t *lanes;                    /* by stream */
+    size_t loose;    /* free blocks of which something could be given back */
+    uint32_t *lanes; /* by stream */
     size_t lane_count, lane_capacity;
 } allocator_pool;
 
@@ -107,12 +108,12 @@ nt_allocator_is_split(const allocator_block *block)
 }
 
 static inline void
-nt_allocator_tell(const nt_allocator *model, nt_action action, uint64_t address,
-                  uint64_t size, uint32_t tag)
+nt_allocator_tell(const nt_allocator *model, nt_action action, uint32_t lane,
+                  uint64_t address, uint64_t size, uint32_t tag)
 {
     if (model->options.observer.tell != NULL) {
-        model->options.observer.tell(model->options.observer.ctx, action, address, size,
-                                     tag);
+        model->options.observer.tell(model->options.observer.ctx, action, lane, address,
+                                     size, tag);
     }
 }
 
@@ -144,6 +145,11 @@ nt_allocator_unstore(nt_allocator *model, uint32_t block);
 nt_status
 nt_allocator_store_unmapped(nt_allocator *model, uint32_t block,
                             nt_error *err) NT_CHECKED;
+
+/* Whether a release would give something of a free block back: it is a whole segment,
+ * or has a whole page of an expandable one in it. */
+bool
+nt_allocator_is_loose(const nt_allocator *model, const allocator_block *block);
 
 /* Cuts the lowest `size` bytes off `block` as a new block of the same state, which is
  * in no set; `block` must not be in one either. */

@@ -181,22 +181,22 @@ static nt_status
 program_free_later(program_maker *m, size_t i, uint32_t row)
 {
     const nt_program_step step = {
-        .size = m->events->size[m->first + i],
         .slot = m->slots[row],
         .event = (int32_t)i,
         .kind = NT_PROGRAM_FREE_LATER,
     };
     m->slots[row] |= PROGRAM_LATER;
+    m->pending++;
     m->p->face.has_later = true;
     return program_add_step(m, &step);
 }
 
-/* A free_requested, a free_completed, or with NT_PROGRAM_FREE both. Where one of them
- * was lost, or comes twice, the block is freed all the same, and once. */
+/* A free_requested, a free_completed, or with NT_PROGRAM_FREE both, of allocation
+ * `row`. Where one of them was lost, or comes twice, the block is freed all the same,
+ * and once. */
 static nt_status
-program_add_free(program_maker *m, size_t i, nt_program_kind kind)
+program_add_free(program_maker *m, size_t i, uint32_t row, nt_program_kind kind)
 {
-    const uint32_t row = m->rows[i];
     if (row == NT_NONE || m->slots[row] == NT_NONE) {
         return NT_OK;
     }
@@ -208,14 +208,33 @@ program_add_free(program_maker *m, size_t i, nt_program_kind kind)
         return NT_OK;
     }
     const nt_program_step step = {
-        .size = m->events->size[m->first + i],
         .slot = m->slots[row] & ~PROGRAM_LATER,
         .event = (int32_t)i + (kind == NT_PROGRAM_FREE),
         .kind = is_later ? NT_PROGRAM_COMPLETE : (uint8_t)kind,
     };
     m->slots[row] = NT_NONE;
+    m->pending -= is_later;
     m->idle_slots[m->idle_count++] = step.slot;
     return program_add_step(m, &step);
+}
+
+static nt_status
+program_add_completion(program_maker *m, size_t i)
+{
+    bool deferred;
+    NT_TRY(nt_program_defer(m, i, &deferred));
+    return deferred ? NT_OK : program_add_free(m, i, m->rows[i], NT_PROGRAM_COMPLETE);
+}
+
+/* What a request completed when it waited for all streams, after event `i`. */
+static nt_status
+program_add_late(program_maker *m, size_t i)
+{
+    for (size_t k = 0; k < m->late_count; k++) {
+        NT_TRY(program_add_free(m, i, m->rows[m->late[k]], NT_PROGRAM_COMPLETE));
+    }
+    m->late_count = 0;
+    return NT_OK;
 }
 
 /* The segment that the allocator first asked for before it got memory with event `end`;
@@ -369,17 +388,6 @@ program_add_segment(program_maker *m, size_t i)
     return NT_OK;
 }
 
-/* Whether the free that event `i` asks for is complete at once. One that waited for a
- * stream is completed by a later request, and has that one's stack. */
-static bool
-program_completes_next(const program_maker *m, size_t i)
-{
-    const size_t at = m->first + i;
-    return i + 1 < m->count && m->events->action[at + 1] == NT_ACTION_FREE_COMPLETED &&
-           m->rows[i + 1] == m->rows[i] &&
-           m->events->stack[at + 1] == m->events->stack[at];
-}
-
 static nt_status
 program_add_event(program_maker *m, size_t i, size_t *next)
 {
@@ -388,12 +396,12 @@ program_add_event(program_maker *m, size_t i, size_t *next)
     case NT_ACTION_ALLOC: return program_add_malloc(m, i);
     case NT_ACTION_OOM: return program_add_oom(m, i);
     case NT_ACTION_FREE_REQUESTED:
-        if (program_completes_next(m, i)) {
+        if (nt_program_completes_next(m, i)) {
             *next = i + 2;
-            return program_add_free(m, i, NT_PROGRAM_FREE);
+            return program_add_free(m, i, m->rows[i], NT_PROGRAM_FREE);
         }
-        return program_add_free(m, i, NT_PROGRAM_FREE_LATER);
-    case NT_ACTION_FREE_COMPLETED: return program_add_free(m, i, NT_PROGRAM_COMPLETE);
+        return program_add_free(m, i, m->rows[i], NT_PROGRAM_FREE_LATER);
+    case NT_ACTION_FREE_COMPLETED: return program_add_completion(m, i);
     case NT_ACTION_SEGMENT_FREE:
     case NT_ACTION_SEGMENT_UNMAP: return program_add_releases(m, i, next);
     case NT_ACTION_SEGMENT_ALLOC:
@@ -411,10 +419,17 @@ program_add_events(program_maker *m)
             /* A segment that goes with this event is still to be found. */
             NT_TRY(program_follow_segments(m, (int32_t)i - 1));
         }
+        if (m->late_count != 0 && nt_program_ends_wait(m, i)) {
+            NT_TRY(program_add_late(m, i - 1));
+        }
         NT_TRY(program_add_event(m, i, &next));
+        const uint8_t action = m->events->action[m->first + i];
+        if (action == NT_ACTION_ALLOC || action == NT_ACTION_OOM) {
+            NT_TRY(program_add_late(m, i));
+        }
         i = next;
     }
-    return NT_OK;
+    return program_add_late(m, m->count - 1);
 }
 
 /* Prepares to know at every event which segments are there. */
@@ -498,6 +513,7 @@ program_clear_maker(program_maker *m)
     nt_ordered_clear(&m->segments, alloc);
     nt_release(alloc, m->slots, m->slot_rows * sizeof *m->slots);
     nt_release(alloc, m->idle_slots, m->idle_capacity * sizeof *m->idle_slots);
+    nt_release(alloc, m->late, m->late_capacity * sizeof *m->late);
     nt_release(alloc, m->begins, m->life_count * sizeof *m->begins);
     nt_release(alloc, m->ends, m->life_count * sizeof *m->ends);
     nt_release(alloc, m->is_users, m->stack_count);

@@ -101,8 +101,9 @@ nt_program_free(nt_program *program);
 typedef struct nt_program_change {
     const uint64_t *sizes; /* bytes that each request asks for, 0: leaves it out, with
                             * all that becomes of its block; or NULL: as they are */
-    const uint8_t *freed;  /* not 0: the block of this request is freed at once; or
-                            * NULL: none is */
+    const int32_t *ends;   /* the block of this request is freed after that event, its
+                            * own (at once) or a later one, unless it is gone by then;
+                            * NT_EVENT_NEVER, or NULL for all: as it was */
     const int32_t *calls;  /* the program calls empty_cache() after these events; they
                             * rise */
     size_t call_count;
@@ -111,7 +112,8 @@ typedef struct nt_program_change {
 /*
  * A copy of the program with the change in it, to be freed like any other. It reads
  * `program`, which must outlive it. NT_ARGUMENT for a size above NT_LARGEST_REQUEST,
- * and calls that don't rise or are after no event of the trace. Blocks from before the
+ * ends before the request or behind the trace, and calls that don't rise or are after
+ * no event of the trace. Blocks from before the
  * trace stay as they are.
  */
 nt_status

@@ -20,14 +20,7 @@ nt_program_find_calls(program_maker *m)
         return nt_fail_nomem(m->err);
     }
     m->stack_count = nt_stacks_count(stacks);
-    const nt_frame *frames = nt_stacks_frames(stacks);
-    const uint32_t *innermost = nt_stacks_innermost(stacks);
-    const uint32_t *parent = nt_stacks_parent(stacks);
-    m->is_users[NT_EMPTY_STACK] = 0;
-    /* A stack comes into being behind the one that it was called from. */
-    for (size_t i = NT_EMPTY_STACK + 1; i < m->stack_count; i++) {
-        m->is_users[i] = m->is_users[parent[i]] || frames[innermost[i]].name == name;
-    }
+    nt_stacks_mark(stacks, name, m->is_users);
     return NT_OK;
 }
 
@@ -65,6 +58,11 @@ nt_program_is_call(program_maker *m, size_t first, size_t end)
         end < m->count ? m->events->action[m->first + end] : NT_ACTION_COUNT;
     if (program_is_users(m, first)) {
         return true;
+    }
+    if (next == NT_ACTION_FREE_COMPLETED && stack != NT_NO_STACK &&
+        m->events->stack[m->first + end] == stack) {
+        /* A request that released garbage, or what is oversize, and then waits. */
+        return false;
     }
     if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP &&
         next != NT_ACTION_OOM) {

@@ -16,6 +16,7 @@ program_name_blocks(program_maker *m, nt_map *slots)
             NT_TRY(nt_program_take_slot(m, row, &slot));
             if (rows->free_event[row] == NT_EVENT_FREED_BEFORE) {
                 m->slots[row] |= PROGRAM_LATER;
+                m->pending++;
             }
             NT_TRY(nt_map_set(slots, rows->address[row], slot, m->err));
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A program while it is made, shared by nt_program.c, nt_program_start.c (what was
- * there before) and nt_program_calls.c (whose releases those are). */
+ * there before), nt_program_calls.c (whose releases those are) and nt_program_waits.c
+ * (what completes when). */
 #ifndef NT_PROGRAM_STATE_H
 #define NT_PROGRAM_STATE_H
 
@@ -45,6 +46,11 @@ typedef struct program_maker {
     bool has_private_pools;
     uint8_t *is_users; /* by stack: empty_cache is in it; may be NULL */
     size_t stack_count;
+    uint32_t pending; /* blocks that are freed and not complete */
+    size_t wait_end;  /* behind the completions looked at last, and whether a */
+    bool is_waiting;  /* request made them when it waited for all streams */
+    uint32_t *late;   /* those: events */
+    size_t late_count, late_capacity;
     uint64_t reserved;      /* bytes now */
     uint64_t reserved_then; /* before the releases of a request that then failed */
 } program_maker;
@@ -75,6 +81,20 @@ nt_program_find_calls(program_maker *m) NT_CHECKED;
 /* Whether the run of releases, events first .. end - 1, is a call of empty_cache(). */
 bool
 nt_program_is_call(program_maker *m, size_t first, size_t end);
+
+/* Whether the free that event `i` asks for is complete at once. One that waited for a
+ * stream is completed by a later request, and has that one's stack. */
+bool
+nt_program_completes_next(const program_maker *m, size_t i);
+
+/* Whether event `i` completes a free only while a request waits for all streams: the
+ * step is then to come after that request, and the event is noted. */
+nt_status
+nt_program_defer(program_maker *m, size_t i, bool *deferred) NT_CHECKED;
+
+/* Whether event `i` is of another call than the one whose completions are noted. */
+bool
+nt_program_ends_wait(const program_maker *m, size_t i);
 
 /* Whether event `i` has a stack, and no empty_cache() in it: memory that goes back then
  * without need is that of a pool whose owner is gone. */

@@ -128,4 +128,15 @@ nt_status
 nt_raster_top(const nt_raster *raster, const nt_raster_view *view, size_t most,
               uint32_t *rows, size_t *count, uint64_t *rest, nt_error *err) NT_CHECKED;
 
+/*
+ * The whole picture, without the blocks of the rising rows `skipped` (`count` of the
+ * timeline's allocations): each cell gets 0 where it has seen no other block, else
+ * 1 + 4 * log2, rounded down, of the bytes of the largest. `cells` has width * height,
+ * row after row from the lowest address. Time is linear in blocks and marked cells.
+ */
+nt_status
+nt_raster_paint(const nt_raster *raster, const uint32_t *skipped, size_t count,
+                uint32_t width, uint32_t height, uint8_t *cells,
+                nt_error *err) NT_CHECKED;
+
 #endif

@@ -52,14 +52,18 @@ nt_replay_default(const nt_program *program)
 }
 
 static void
-replay_listen(void *ctx, nt_action action, uint64_t address, uint64_t size,
-              uint32_t tag)
+replay_listen(void *ctx, nt_action action, uint32_t lane, uint64_t address,
+              uint64_t size, uint32_t tag)
 {
     replay *r = ctx;
+    if (r->record != NULL) {
+        nt_replay_record_deed(r, action, lane, address, size);
+    }
     if (action == NT_ACTION_FREE_COMPLETED) {
         /* The model waited for all streams: the trace's own completion comes too late.
-         * With late timing slots are free already, and may name another block. */
-        if (r->options.timing == NT_TIMING_RECORDED) {
+         * A slot that was freed already may name another block. */
+        if (r->slots[tag] != NT_NONE &&
+            nt_allocator_address(r->model, r->slots[tag]) == address) {
             r->slots[tag] = NT_NONE;
         }
     } else if (r->check != NULL) {
@@ -140,15 +144,30 @@ static nt_status
 replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
 {
     const bool is_least = step->kind == NT_PROGRAM_OOM && r->options.least_ooms;
-    const uint64_t size =
+    uint64_t size =
         is_least ? nt_program_least_request(r->program, step->size) : step->size;
+    replay_moved place;
     *block = NT_NONE;
-    if (r->check != NULL) {
+    if (nt_replay_find_moved(r, step, &place)) {
+        if (place.size == 0) {
+            r->slots[step->slot] = NT_NONE;
+            return NT_OK;
+        }
+        size = place.size;
+        NT_TRY(nt_allocator_restore(r->model, step->lane, place.address, size,
+                                    step->slot, block, r->err));
+    } else if (r->check != NULL) {
         NT_TRY(nt_replay_restore(r, step, block));
     }
     if (*block == NT_NONE) {
         NT_TRY(
             nt_allocator_malloc(r->model, step->lane, size, step->slot, block, r->err));
+    }
+    if (*block != NT_NONE) {
+        NT_TRY(nt_replay_note_moved(r, step, *block));
+    }
+    if (r->record != NULL && *block != NT_NONE) {
+        nt_replay_record_malloc(r, step, *block);
     }
     if (step->kind == NT_PROGRAM_MALLOC) {
         r->slots[step->slot] = *block;
@@ -165,21 +184,42 @@ replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
         r->figures.is_beyond = true;
         r->figures.beyond_event = step->event;
     }
+    if (!r->options.goes_on) {
+        return NT_OK;
+    }
     /* How long the program would have kept it is not known. */
-    return r->options.goes_on ? nt_allocator_give(r->model, *block, r->err) : NT_OK;
+    if (r->record != NULL) {
+        nt_replay_record_free(r, step, *block);
+    }
+    return nt_allocator_give(r->model, *block, r->err);
+}
+
+/* When the block that a step frees is complete. */
+static nt_replay_timing
+replay_timing(const replay *r, const nt_program_step *step)
+{
+    if (r->options.timing != NT_TIMING_MIXED) {
+        return r->options.timing;
+    }
+    const uint64_t draw = nt_mix64(r->options.seed ^ ((uint64_t)step->event << 32));
+    return (nt_replay_timing)(draw % NT_TIMING_MIXED);
 }
 
 static nt_status
 replay_free(replay *r, const nt_program_step *step)
 {
+    const nt_replay_timing timing = replay_timing(r, step);
     const uint32_t block = r->slots[step->slot];
     if (block == NT_NONE) {
         return NT_OK;
     }
     const bool is_later = step->kind == NT_PROGRAM_FREE_LATER;
-    if (is_later && r->options.timing != NT_TIMING_EARLY) {
+    if (r->record != NULL) {
+        nt_replay_record_free(r, step, block);
+    }
+    if (is_later && timing != NT_TIMING_EARLY) {
         nt_allocator_give_later(r->model, block);
-        if (r->options.timing == NT_TIMING_LATE) {
+        if (timing == NT_TIMING_LATE) {
             r->slots[step->slot] = NT_NONE;
         }
         return NT_OK;
@@ -259,7 +299,11 @@ replay_go(replay *r, const nt_progress *progress, const nt_replay_series *series
         if (series != NULL) {
             replay_write(r, series, &next, (size_t)step->event);
         }
+        if (r->record != NULL) {
+            r->record->event = (size_t)step->event;
+        }
         NT_TRY(replay_step(r, step));
+        NT_TRY(nt_replay_pass_silence(r, i));
         if (series != NULL && step->kind == NT_PROGRAM_FREE &&
             series->bytes[NT_METRIC_ALLOCATED] != NULL) {
             /* It is not allocated any more from the event before on. */
@@ -295,12 +339,22 @@ replay_sum_up(replay *r)
 static nt_status
 replay_all(replay *r, const nt_progress *progress, const nt_replay_series *series)
 {
+    NT_TRY(nt_replay_open_silence(r));
     NT_TRY(replay_make_model(r));
     NT_TRY(nt_replay_add_lanes(r->program, r->model, r->err));
     NT_TRY(replay_make_slots(r));
     NT_TRY(nt_replay_start(r));
+    if (r->record != NULL) {
+        r->record->is_begun = true;
+    }
     NT_TRY(replay_go(r, progress, series));
     replay_sum_up(r);
+    if (r->record != NULL) {
+        NT_TRY(nt_replay_record_end(r));
+    }
+    if (r->quiet != NULL) {
+        NT_TRY(nt_replay_mark_restored(r));
+    }
     return r->check != NULL ? nt_replay_compare_end(r) : NT_OK;
 }
 
@@ -314,7 +368,16 @@ replay_clear(replay *r)
     } else {
         nt_ordered_clear(&r->check->taken, &r->alloc);
     }
+    nt_replay_close_silence(r);
     nt_release(&r->alloc, r->slots, program->slot_count * sizeof *r->slots);
+}
+
+nt_status
+nt_replay_whole(replay *r, const nt_progress *progress, const nt_replay_series *series)
+{
+    const nt_status status = replay_all(r, progress, series);
+    replay_clear(r);
+    return status;
 }
 
 nt_status
@@ -324,12 +387,34 @@ nt_replay_run(const nt_alloc *alloc, const nt_program *program,
 {
     replay r = {.alloc = *alloc, .program = program, .options = *options, .err = err};
     r.places.alloc = *alloc;
-    const nt_status status = replay_all(&r, progress, series);
-    replay_clear(&r);
-    if (status == NT_OK) {
-        *out = r.figures;
+    NT_TRY(nt_replay_whole(&r, progress, series));
+    *out = r.figures;
+    return NT_OK;
+}
+
+/* Runs the program with the addresses of the trace, and looks for silence if `quiet` is
+ * not NULL. */
+static nt_status
+replay_compare(replay *r, replay_check *check, const nt_progress *progress)
+{
+    const nt_timeline *timeline = r->program->timeline;
+    const nt_snapshot *snapshot = nt_timeline_snapshot(timeline);
+    *check = (replay_check){
+        .alloc = r->alloc,
+        .program = r->program,
+        .events = nt_snapshot_events(snapshot),
+        .fidelity = {.is_same = true, .first_event = NT_EVENT_NEVER},
+    };
+    r->check = check;
+    r->options.timing = NT_TIMING_RECORDED;
+    r->options.begin = NT_BEGIN_AUTO;
+    r->options.silence = (nt_replay_silence){.share = 0};
+    r->options.goes_on = true;
+    if (nt_timeline_event_count(timeline) != 0) {
+        nt_snapshot_trace(snapshot, (size_t)nt_timeline_device(timeline), &check->first,
+                          &check->count);
     }
-    return status;
+    return nt_replay_whole(r, progress, NULL);
 }
 
 nt_status
@@ -337,33 +422,33 @@ nt_replay_check(const nt_alloc *alloc, const nt_program *program,
                 const nt_replay_options *options, const nt_progress *progress,
                 nt_replay_fidelity *out, nt_replay_figures *figures, nt_error *err)
 {
-    const nt_snapshot *snapshot = nt_timeline_snapshot(program->timeline);
-    replay_check check = {
-        .alloc = *alloc,
-        .program = program,
-        .events = nt_snapshot_events(snapshot),
-        .fidelity = {.is_same = true, .first_event = NT_EVENT_NEVER},
-    };
+    replay_check check;
+    replay r = {.alloc = *alloc, .program = program, .options = *options, .err = err};
+    NT_TRY(replay_compare(&r, &check, progress));
+    *out = check.fidelity;
+    if (figures != NULL) {
+        *figures = r.figures;
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_replay_find_silence(const nt_alloc *alloc, const nt_program *program,
+                       const nt_progress *progress, uint8_t *marks, int32_t *drops,
+                       nt_error *err)
+{
+    replay_check check;
+    replay_quiet quiet = {.marks = marks, .drops = drops};
     replay r = {
         .alloc = *alloc,
         .program = program,
-        .options = *options,
-        .check = &check,
+        .options = nt_replay_default(program),
+        .quiet = &quiet,
         .err = err,
     };
-    r.options.timing = NT_TIMING_RECORDED;
-    r.options.goes_on = true;
-    if (nt_timeline_event_count(program->timeline) != 0) {
-        nt_snapshot_trace(snapshot, (size_t)nt_timeline_device(program->timeline),
-                          &check.first, &check.count);
+    memset(marks, 0, nt_timeline_event_count(program->timeline));
+    for (size_t i = 0; i < program->pool_count; i++) {
+        drops[i] = NT_EVENT_NEVER;
     }
-    const nt_status status = replay_all(&r, progress, NULL);
-    replay_clear(&r);
-    if (status == NT_OK) {
-        *out = check.fidelity;
-        if (figures != NULL) {
-            *figures = r.figures;
-        }
-    }
-    return status;
+    return replay_compare(&r, &check, progress);
 }

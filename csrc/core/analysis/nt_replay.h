@@ -30,7 +30,37 @@ typedef enum nt_replay_timing {
     NT_TIMING_RECORDED,
     NT_TIMING_EARLY, /* as soon as they are freed */
     NT_TIMING_LATE,  /* not before the allocator waits for all streams */
+    NT_TIMING_MIXED, /* each block in one of these ways, as `seed` says */
 } nt_replay_timing;
+
+/* How the state before the trace is made. */
+typedef enum nt_replay_begin {
+    NT_BEGIN_AUTO, /* as it lay, where the settings are of the same kind; else anew */
+    NT_BEGIN_KEPT, /* as it lay, if its pages allow that */
+    NT_BEGIN_EMPTIED, /* the same, and what was cached is given back */
+    NT_BEGIN_ANEW,    /* its blocks allocated one by one */
+} nt_replay_begin;
+
+/*
+ * A call of empty_cache() that finds nothing to give back leaves no trace, nor does the
+ * end of a private pool with nothing cached in it; under other settings there may be
+ * something. These are the places where that may have been, and how many of them are
+ * assumed to be calls. Besides, where PyTorch put the pool of a captured graph back as
+ * it was: its blocks are then not where they fit best.
+ */
+enum {
+    NT_MARK_SILENT = 1 << 0,   /* a call of empty_cache() after it would be silent */
+    NT_MARK_RESTORED = 1 << 1, /* a request that puts a block back where it lay */
+    NT_MARK_FILLER = 1 << 2, /* the same, of what was free then: it is freed at once */
+};
+
+typedef struct nt_replay_silence {
+    const uint8_t *marks; /* by event: bits of NT_MARK_... */
+    const int32_t *drops; /* by pool: the event after which its end would be silent, or
+                           * NT_EVENT_NEVER */
+    size_t places;        /* how many of both there are */
+    uint32_t share;       /* 0: none, UINT32_MAX: all; else so many of 2^32, by seed */
+} nt_replay_silence;
 
 typedef struct nt_replay_options {
     nt_settings settings;
@@ -40,6 +70,8 @@ typedef struct nt_replay_options {
     nt_replay_order order;
     nt_replay_timing timing;
     uint64_t seed;
+    nt_replay_begin begin;
+    nt_replay_silence silence; /* all-zero: what leaves no trace was not */
     bool least_ooms; /* requests that failed were as small as they can have been, not
                       * as large: their exact size is not recorded */
     /* What to do about a request that fails here, and did not when it was recorded, and
@@ -75,6 +107,10 @@ enum {
                                * fails: the program may do what the trace has not */
     NT_CAUSE_START = 1 << 3, /* what was there before the trace is not all known, or was
                               * left there under other settings */
+    NT_CAUSE_SILENT = 1 << 4,   /* the program calls empty_cache() or ends pools, which
+                                 * may have left no trace in places */
+    NT_CAUSE_RESTORED = 1 << 5, /* a captured graph's pool was put back as it was, and
+                                 * under these settings it was otherwise */
 };
 
 /* The figures of several runs, each at its lowest and at its highest. Where a run went
@@ -110,15 +146,37 @@ nt_replay_run(const nt_alloc *alloc, const nt_program *program,
 
 /*
  * Runs the program under `options`, whose figures are *base, and then with other orders
- * of addresses, and where that can matter other timings and other sizes of requests
- * that failed: `runs` runs at most, 0 for as many as take about as long as four million
- * steps (8 to 40). Runs that can't differ are left out.
+ * of addresses, and where that can matter other timings, other starts, other sizes of
+ * requests that failed, and other shares of the silence in `options`: `runs` runs at
+ * most, 0 for as many as take about as long as four million steps (8 to 40). Runs that
+ * can't differ are left out.
  */
 nt_status
 nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
                      const nt_replay_options *options, size_t runs,
                      const nt_progress *progress, nt_replay_figures *base,
                      nt_replay_range *out, nt_error *err) NT_CHECKED;
+
+/*
+ * What nt_replay_silence has: runs the program under the settings it was recorded with,
+ * and fills `marks`, which has
+ * room for nt_timeline_event_count() entries, and `drops`, one for each pool.
+ */
+nt_status
+nt_replay_find_silence(const nt_alloc *alloc, const nt_program *program,
+                       const nt_progress *progress, uint8_t *marks, int32_t *drops,
+                       nt_error *err) NT_CHECKED;
+
+/*
+ * Runs the program and makes a snapshot of it: the trace that PyTorch would have
+ * written, with made-up addresses, and the blocks at the end. Times, stacks and
+ * annotations are those of the recorded events. The caller frees *out, which keeps a
+ * copy of `alloc`.
+ */
+nt_status
+nt_replay_trace(const nt_alloc *alloc, const nt_program *program,
+                const nt_replay_options *options, const nt_progress *progress,
+                nt_snapshot **out, nt_error *err) NT_CHECKED;
 
 /* An event of the trace, and what the model did in its place. An action of
  * NT_ACTION_COUNT: nothing. */

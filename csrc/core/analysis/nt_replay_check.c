@@ -114,8 +114,12 @@ nt_replay_restore(replay *r, const nt_program_step *step, uint32_t *block)
         return NT_OK;
     }
     const nt_replay_deed recorded = replay_recorded(check, (size_t)step->event);
-    return nt_allocator_restore(r->model, step->lane, recorded.address, step->size,
-                                step->slot, block, r->err);
+    NT_TRY(nt_allocator_restore(r->model, step->lane, recorded.address, step->size,
+                                step->slot, block, r->err));
+    if (r->quiet != NULL && *block != NT_NONE) {
+        r->quiet->marks[step->event] |= NT_MARK_RESTORED;
+    }
+    return NT_OK;
 }
 
 /* Whether row `i` of the model's blocks is row `k` of the snapshot's. */
@@ -237,7 +241,8 @@ nt_replay_start_recorded(replay_check *check, uint64_t address, uint64_t size,
 {
     if (!replay_is_open(check, address, size)) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "segments before the trace overlap");
+                       "segments from before the trace overlap: the trace has gaps, or "
+                       "the file is damaged");
     }
     return replay_mark(check, address, size, err);
 }

@@ -10,6 +10,9 @@
 #define RANGE_LEAST ((size_t)8)
 #define RANGE_MOST ((size_t)40)
 
+/* Of so many runs one more tries a timing that is mixed. */
+#define RANGE_MIXED 8
+
 /* Every figure that has a range. */
 #define RANGE_FIGURE(member) offsetof(nt_replay_figures, member)
 static const size_t range_bytes[] = {
@@ -20,7 +23,7 @@ static const size_t range_bytes[] = {
 };
 static const size_t range_counts[] = {
     RANGE_FIGURE(segments), RANGE_FIGURE(device_allocs), RANGE_FIGURE(device_frees),
-    RANGE_FIGURE(ooms),     RANGE_FIGURE(retries),       RANGE_FIGURE(waits),
+    RANGE_FIGURE(ooms),     RANGE_FIGURE(retries),
 };
 
 static uint64_t *
@@ -52,6 +55,8 @@ range_add(nt_replay_range *range, nt_replay_figures *base, nt_replay_figures *ru
     for (size_t i = 0; i < NT_LENGTH(range_counts); i++) {
         differs |= range_widen(range, base, run, range_counts[i]);
     }
+    /* Every call of empty_cache() waits, whatever else comes of it. */
+    (void)range_widen(range, base, run, RANGE_FIGURE(waits));
     if (run->is_beyond || run->is_stopped) {
         range->causes |= NT_CAUSE_BEYOND;
     }
@@ -83,11 +88,20 @@ range_open(nt_replay_range *range, const nt_replay_options *options)
     for (size_t i = 0; i < NT_LENGTH(range_counts); i++) {
         *range_figure(&range->high, range_counts[i]) = UINT64_MAX;
     }
+    range->high.waits = UINT64_MAX;
     for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
         range->low.final[metric] = 0;
     }
     range->low.segments = 0;
 }
+
+/* What a program leaves open. */
+typedef struct range_open_ends {
+    bool has_order;
+    bool has_history;   /* the start was left by other settings */
+    size_t silent_runs; /* that try what may be silent; 0: nothing may be */
+    size_t timed_runs;  /* that try other timings; 0: nothing waits for a stream */
+} range_open_ends;
 
 /* Whether the order of addresses can matter: only in a lane with several segments. */
 static bool
@@ -100,16 +114,65 @@ range_has_order(const nt_program *program, const nt_replay_options *options)
     return has_order;
 }
 
+/* Which starts are tried where the start is not known, and which shares of what is
+ * silent where something may be. */
+static const nt_replay_begin range_begins[] = {
+    NT_BEGIN_KEPT,
+    NT_BEGIN_EMPTIED,
+    NT_BEGIN_ANEW,
+};
+static const uint32_t range_counts_silent[] = {1, 4, 16};
+
+static bool
+range_has_silence(const nt_replay_options *options)
+{
+    return options->silence.places != 0;
+}
+
+/* The share of what may be silent that the `i`-th run takes: all, half, an eighth, or
+ * as much as makes a few calls. */
+static uint32_t
+range_share(const nt_replay_options *options, size_t i)
+{
+    static const uint32_t parts[] = {1, 2, 8};
+    const size_t few = NT_LENGTH(range_counts_silent);
+    i %= NT_LENGTH(parts) + 2 * few;
+    if (i < NT_LENGTH(parts)) {
+        return UINT32_MAX / parts[i];
+    }
+    const uint64_t count = range_counts_silent[(i - NT_LENGTH(parts)) % few];
+    return options->silence.places <= count
+               ? UINT32_MAX
+               : (uint32_t)(UINT32_MAX / options->silence.places * count);
+}
+
+/* When blocks are free again in the `i`-th run that tries other timings: at once, as
+ * late as can be, and then each in its own way. */
+static nt_replay_timing
+range_timing(size_t i)
+{
+    return i == 0 ? NT_TIMING_EARLY : i == 1 ? NT_TIMING_LATE : NT_TIMING_MIXED;
+}
+
 /* What run `i` does otherwise than the first; false when there are no more. */
 static bool
-range_vary(const nt_program *program, size_t i, nt_replay_options *options,
-           unsigned *cause)
+range_vary(const nt_program *program, const range_open_ends *ends, size_t i,
+           nt_replay_options *options, unsigned *cause)
 {
-    const bool has_order = range_has_order(program, options);
     size_t next = 1;
     *cause = 0;
-    if (program->has_later && i < (next += 2)) {
-        options->timing = i == next - 2 ? NT_TIMING_EARLY : NT_TIMING_LATE;
+    options->seed = i;
+    if (ends->has_history && i < (next += NT_LENGTH(range_begins))) {
+        options->begin = range_begins[next - 1 - i];
+        return true;
+    }
+    if (ends->silent_runs != 0 && i < (next += ends->silent_runs)) {
+        options->silence.share = range_share(options, ends->silent_runs - (next - i));
+        *cause = NT_CAUSE_SILENT;
+        return true;
+    }
+    if (ends->timed_runs != 0 && i < (next += ends->timed_runs)) {
+        options->timing = range_timing(ends->timed_runs - (next - i));
         *cause = NT_CAUSE_TIMING;
         return true;
     }
@@ -117,21 +180,26 @@ range_vary(const nt_program *program, size_t i, nt_replay_options *options,
         options->least_ooms = true;
         return true;
     }
-    if (!has_order) {
-        return false;
+    if (!ends->has_order) {
+        options->timing = NT_TIMING_MIXED;
+        *cause = NT_CAUSE_TIMING;
+        return program->has_later;
     }
     *cause = NT_CAUSE_TIES;
     options->order = i == next       ? NT_ORDER_RISING
                      : i == next + 1 ? NT_ORDER_FALLING
                                      : NT_ORDER_RANDOM;
-    options->seed = i;
     /* Half of the orders meet the other timings and sizes as well. */
     if (i % 2 == 1 && program->has_later) {
-        options->timing = i % 4 == 1 ? NT_TIMING_EARLY : NT_TIMING_LATE;
+        options->timing = range_timing(i / 2 % 3);
         *cause = 0;
     }
     if (i % 2 == 1 && program->has_rough_sizes) {
         options->least_ooms = true;
+        *cause = 0;
+    }
+    if (i % 3 == 1 && ends->silent_runs != 0) {
+        options->silence.share = range_share(options, i / 3);
         *cause = 0;
     }
     return true;
@@ -164,18 +232,20 @@ range_are_alike(const nt_settings *a, const nt_settings *b)
                   sizeof a->roundup_power2_divisions) == 0;
 }
 
-/* Whether the program would have begun in this very state. */
+/* Whether the program would have begun in this very state, and if not, whether other
+ * settings left it. */
 static nt_status
 range_find_start(const nt_alloc *alloc, const nt_program *program,
-                 const nt_replay_options *options, bool *is_known, nt_error *err)
+                 const nt_replay_options *options, bool *is_known, bool *has_history,
+                 nt_error *err)
 {
     const nt_trace_facts *facts = nt_timeline_facts(program->timeline);
-    bool has_history = false;
+    *has_history = false;
     if (!range_are_alike(&options->settings, nt_snapshot_settings(nt_timeline_snapshot(
                                                  program->timeline)))) {
-        NT_TRY(nt_replay_has_history(alloc, program, options, &has_history, err));
+        NT_TRY(nt_replay_has_history(alloc, program, options, has_history, err));
     }
-    *is_known = facts->slack_bound == 0 && facts->unmatched == 0 && !has_history &&
+    *is_known = facts->slack_bound == 0 && facts->unmatched == 0 && !*has_history &&
                 !range_lacks_ages(program, options);
     return NT_OK;
 }
@@ -187,6 +257,36 @@ range_runs(const nt_program *program)
     return runs < RANGE_LEAST ? RANGE_LEAST : runs > RANGE_MOST ? RANGE_MOST : runs;
 }
 
+/* Whether the trace puts blocks back, which would have lain elsewhere. */
+static bool
+range_has_restored(const nt_program *program, const nt_replay_options *options)
+{
+    const uint8_t *marks = options->silence.marks;
+    const size_t count = nt_timeline_event_count(program->timeline);
+    bool has_restored = false;
+    for (size_t i = 0; marks != NULL && i < count && !has_restored; i++) {
+        has_restored = (marks[i] & NT_MARK_RESTORED) != 0;
+    }
+    return has_restored && !range_are_alike(&options->settings,
+                                            nt_snapshot_settings(nt_timeline_snapshot(
+                                                program->timeline)));
+}
+
+/* How many runs there are in all, where the caller does not say, and how many of them
+ * try what may be silent and other timings. */
+static void
+range_count_runs(const nt_program *program, const nt_replay_options *options,
+                 range_open_ends *ends, size_t *runs)
+{
+    const size_t base = *runs == 0 ? range_runs(program) : *runs;
+    ends->silent_runs = range_has_silence(options) ? base / 2 : 0;
+    ends->timed_runs = program->has_later ? 2 + base / RANGE_MIXED : 0;
+    if (*runs == 0) {
+        *runs = base + ends->silent_runs;
+        *runs += ends->has_history ? NT_LENGTH(range_begins) : 0;
+    }
+}
+
 nt_status
 nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
                      const nt_replay_options *options, size_t runs,
@@ -196,15 +296,18 @@ nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
     nt_replay_figures first, figures;
     unsigned cause;
     bool is_known;
-    runs = runs == 0 ? range_runs(program) : runs;
+    range_open_ends ends = {.has_order = range_has_order(program, options)};
     NT_TRY(nt_replay_run(alloc, program, options, progress, NULL, &first, err));
     nt_replay_range range = {.low = first, .high = first};
     (void)range_add(&range, &first, &first);
-    NT_TRY(range_find_start(alloc, program, options, &is_known, err));
+    NT_TRY(
+        range_find_start(alloc, program, options, &is_known, &ends.has_history, err));
     range.causes |= is_known ? 0 : NT_CAUSE_START;
+    range.causes |= range_has_restored(program, options) ? NT_CAUSE_RESTORED : 0;
+    range_count_runs(program, options, &ends, &runs);
     for (size_t i = 1; i < runs; i++) {
         nt_replay_options other = *options;
-        if (!range_vary(program, i, &other, &cause)) {
+        if (!range_vary(program, &ends, i, &other, &cause)) {
             break;
         }
         NT_TRY(nt_replay_run(alloc, program, &other, progress, NULL, &figures, err));

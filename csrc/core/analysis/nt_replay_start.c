@@ -236,6 +236,34 @@ replay_count_calls(replay *r)
     return NT_OK;
 }
 
+bool
+nt_replay_can_keep(const nt_program *program, const nt_replay_options *options)
+{
+    const uint64_t then = nt_snapshot_settings(nt_timeline_snapshot(program->timeline))
+                              ->large_segment_size;
+    bool has_pages = false;
+    for (size_t i = 0; i < program->area_count; i++) {
+        has_pages |= program->areas[i].is_expandable;
+    }
+    return !has_pages || options->settings.large_segment_size == then;
+}
+
+/* Whether segments are to stay as they lie: unless something else is asked for, where
+ * they are of the kind that the settings make, with the pages that they would have. */
+static bool
+replay_is_copy(const replay *r)
+{
+    if (r->check == NULL && r->options.begin != NT_BEGIN_AUTO) {
+        return r->options.begin != NT_BEGIN_ANEW &&
+               nt_replay_can_keep(r->program, &r->options);
+    }
+    const nt_settings *now = &r->options.settings;
+    const nt_settings *then =
+        nt_snapshot_settings(nt_timeline_snapshot(r->program->timeline));
+    return r->check != NULL || (now->expandable_segments == then->expandable_segments &&
+                                nt_replay_can_keep(r->program, &r->options));
+}
+
 nt_status
 nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
                       const nt_replay_options *options, bool *out, nt_error *err)
@@ -280,27 +308,17 @@ replay_build_start(replay *r)
     return NT_OK;
 }
 
-/* Whether segments can stay as they lie: they are of the kind that the settings ask
- * for, with the pages that they would have. */
-static bool
-replay_can_copy(const replay *r)
-{
-    const nt_settings *now = &r->options.settings;
-    const nt_settings *then =
-        nt_snapshot_settings(nt_timeline_snapshot(r->program->timeline));
-    return r->check != NULL || (now->expandable_segments == then->expandable_segments &&
-                                (!now->expandable_segments ||
-                                 now->large_segment_size == then->large_segment_size));
-}
-
 nt_status
 nt_replay_start(replay *r)
 {
-    if (!replay_can_copy(r)) {
+    if (!replay_is_copy(r)) {
         return replay_build_start(r);
     }
     replay_start s = {.r = r};
-    const nt_status status = replay_copy_start(&s);
+    nt_status status = replay_copy_start(&s);
+    if (status == NT_OK && r->check == NULL && r->options.begin == NT_BEGIN_EMPTIED) {
+        status = nt_allocator_empty_cache(r->model, r->err);
+    }
     nt_release(&r->alloc, s.pieces, s.piece_capacity * sizeof *s.pieces);
     nt_release(&r->alloc, s.blocks, s.block_capacity * sizeof *s.blocks);
     return status;

@@ -54,6 +54,9 @@ rounding_power2(uint64_t nbytes, uint64_t divisions)
 uint64_t
 nt_round_size(const nt_settings *settings, uint64_t nbytes)
 {
+    if (settings->exact_sizes) {
+        return nbytes;
+    }
     if (nbytes < NT_MIN_BLOCK_SIZE) {
         return NT_MIN_BLOCK_SIZE;
     }

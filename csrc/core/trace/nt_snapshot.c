@@ -309,6 +309,9 @@ snapshot_read_settings(nt_snapshot *snapshot)
     if (row != NULL && row->kind == NT_SETTING_BOOL) {
         settings->expandable_segments = row->integer != 0;
     }
+    row = snapshot_find_setting(snapshot, "exact_sizes", NT_NONE);
+    settings->exact_sizes =
+        row != NULL && row->kind == NT_SETTING_BOOL && row->integer != 0;
     snapshot_read_roundup(snapshot);
 }
 

@@ -130,10 +130,9 @@ nt_stacks_intern_frame(nt_stacks *stacks, nt_frame frame, uint32_t *out, nt_erro
     return NT_OK;
 }
 
-/* The stack that `frame` makes on top of `parent`. */
-static nt_status
-stack_child(nt_stacks *stacks, uint32_t parent, uint32_t frame, uint32_t *out,
-            nt_error *err)
+nt_status
+nt_stacks_intern_call(nt_stacks *stacks, uint32_t parent, uint32_t frame, uint32_t *out,
+                      nt_error *err)
 {
     const uint64_t key = (uint64_t)parent << 32 | frame;
     const uint32_t known = nt_map_find(&stacks->children, key);
@@ -164,7 +163,7 @@ nt_stacks_intern(nt_stacks *stacks, const uint32_t *frames, size_t count, uint32
 {
     uint32_t stack = NT_EMPTY_STACK;
     for (size_t i = count; i-- > 0;) {
-        NT_TRY(stack_child(stacks, stack, frames[i], &stack, err));
+        NT_TRY(nt_stacks_intern_call(stacks, stack, frames[i], &stack, err));
     }
     *out = stack;
     return NT_OK;
@@ -198,4 +197,17 @@ const nt_frame *
 nt_stacks_frames(const nt_stacks *stacks)
 {
     return stacks->frames;
+}
+
+void
+nt_stacks_mark(const nt_stacks *stacks, uint32_t name, uint8_t *marks)
+{
+    const nt_frame *frames = nt_stacks_frames(stacks);
+    const uint32_t *innermost = nt_stacks_innermost(stacks);
+    const uint32_t *parent = nt_stacks_parent(stacks);
+    marks[NT_EMPTY_STACK] = 0;
+    /* A stack comes into being behind the one that it was called from. */
+    for (size_t i = NT_EMPTY_STACK + 1; i < nt_stacks_count(stacks); i++) {
+        marks[i] = marks[parent[i]] || frames[innermost[i]].name == name;
+    }
 }

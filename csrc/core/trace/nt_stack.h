@@ -37,6 +37,11 @@ nt_status
 nt_stacks_intern(nt_stacks *stacks, const uint32_t *frames, size_t count, uint32_t *out,
                  nt_error *err) NT_CHECKED;
 
+/* The id of the stack that the frame id `frame` makes on top of the stack `parent`. */
+nt_status
+nt_stacks_intern_call(nt_stacks *stacks, uint32_t parent, uint32_t frame, uint32_t *out,
+                      nt_error *err) NT_CHECKED;
+
 /* Number of ids handed out; the empty stack counts. Ids run from 0. */
 size_t
 nt_stacks_count(const nt_stacks *stacks);
@@ -49,6 +54,11 @@ const uint32_t *
 nt_stacks_innermost(const nt_stacks *stacks);
 const uint32_t *
 nt_stacks_parent(const nt_stacks *stacks);
+
+/* Writes into `marks`, which has an entry for each stack, 1 where a frame of it is of
+ * the function `name` (a string id), else 0. */
+void
+nt_stacks_mark(const nt_stacks *stacks, uint32_t name, uint8_t *marks);
 
 /* The frames, indexed by frame id. */
 const nt_frame *

@@ -33,14 +33,7 @@ retries_find_users(retries *r, nt_error *err)
     if (r->is_users == NULL) {
         return nt_fail_nomem(err);
     }
-    const nt_frame *frames = nt_stacks_frames(stacks);
-    const uint32_t *innermost = nt_stacks_innermost(stacks);
-    const uint32_t *parent = nt_stacks_parent(stacks);
-    r->is_users[NT_EMPTY_STACK] = 0;
-    /* A stack comes into being behind the one that it was called from. */
-    for (size_t i = NT_EMPTY_STACK + 1; i < r->stack_count; i++) {
-        r->is_users[i] = r->is_users[parent[i]] || frames[innermost[i]].name == name;
-    }
+    nt_stacks_mark(stacks, name, r->is_users);
     return NT_OK;
 }
 

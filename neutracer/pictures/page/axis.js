@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The axis that timeline and address map share: seconds or events, as one coordinate.
 
+import { boxes } from "./raster.js";
+
 // An event's state lasts until the next one; what is there before the first event and after
 // the last one gets this share of the axis.
 const MARGIN = 0.008;
@@ -30,7 +32,9 @@ export const makeAxis = (m, kind) => {
     }
     return low - 1;
   };
-  return { kind: timed ? "time" : "event", edges, eventAt, low: edges[0], high: edges[m.n + 1] };
+  const axis = { kind: timed ? "time" : "event", edges, eventAt, low: edges[0], high: edges[m.n + 1] };
+  axis.boxes = boxes(m, axis);
+  return axis;
 };
 
 // A view with its ends kept inside, and no narrower than a few steps of the axis.

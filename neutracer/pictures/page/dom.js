@@ -33,7 +33,8 @@ export const perFrame = (work) => {
 export const fitCanvas = (canvas, width, height) => {
   const scale = Math.min(window.devicePixelRatio || 1, 2);
   const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
-  if (canvas.width !== w || canvas.height !== h) {
+  const isNew = canvas.width !== w || canvas.height !== h;
+  if (isNew) {
     canvas.width = w;
     canvas.height = h;
     canvas.style.width = `${width}px`;
@@ -41,7 +42,7 @@ export const fitCanvas = (canvas, width, height) => {
   }
   const pen = canvas.getContext("2d", { alpha: canvas.id !== "base" });
   pen.setTransform(scale, 0, 0, scale, 0, 0);
-  return { pen, scale };
+  return { pen, scale, isNew };
 };
 
 // The palette that is in force, out of the style sheet.
@@ -70,3 +71,9 @@ export const rgb = (parts) => `rgb(${parts.join(",")})`;
 export const packed = (parts) => ((255 << 24) | (parts[2] << 16) | (parts[1] << 8) | parts[0]) >>> 0;
 
 export const ofHex = (colour) => channels(colour);
+
+// Between two colours, as red, green, blue.
+export const mixed = (a, b, share = 0.5) => {
+  const [x, y] = [channels(a), channels(b)];
+  return x.map((channel, i) => Math.round(channel + (y[i] - channel) * share));
+};

@@ -40,6 +40,11 @@ const treeOf = (app, event) => {
       node = next;
     }
   }
+  const rest = m.isPartial && event >= 0 ? m.allocated[event] - root.bytes : 0;
+  if (rest > 0) {
+    root.bytes += rest;
+    root.inner.set("", { name: "(not kept one by one)", file: "", where: "", bytes: rest, count: 0, inner: new Map(), up: root });
+  }
   return root;
 };
 
@@ -95,7 +100,7 @@ export const flame = (app) => {
 
   const draw = () => {
     if (app.state.tab !== "stacks") return;
-    const key = `${app.state.event} ${app.colours.page}`;
+    const key = `${app.state.device} ${app.state.event} ${app.colours.page}`;
     if (key === drawn) return;
     drawn = key;
     root = treeOf(app, app.state.event);

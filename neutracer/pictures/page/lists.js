@@ -84,6 +84,7 @@ const matching = (total, test) => {
 
 export const lists = (app) => {
   const { m } = app;
+  for (const name of ["allocation-table", "event-table"]) byId(name).replaceChildren();
   const seen = (event) => (event < 0 ? "before" : count(eventNumber(m, event)));
   const ooms = new Map(m.oom.map((entry) => [entry.event, entry]));
   const sizeOf = (event) => {
@@ -125,7 +126,7 @@ export const lists = (app) => {
     choose: (event) => app.set({ event, held: true, pin: m.subject[event] >= 0 ? m.subject[event] : -1 }),
     isChosen: (event) => event === app.state.event,
   });
-  let shown = { allocations: null, events: null };
+  const shown = { allocations: null, events: null };
   const told = (tab, found, total, wrong) => {
     const what = found === total ? `${count(total)} ${tab}` : `${count(found)} of ${count(total)} ${tab}`;
     byId(`${tab.slice(0, -1)}-words`).textContent = wrong.length ? `${what}; not understood: ${wrong.join(" ")}` : what;
@@ -143,5 +144,5 @@ export const lists = (app) => {
       (tab === "allocations" ? allocations : events).show(found);
     } else (tab === "allocations" ? allocations : events).draw();
   };
-  return { draw, forget: () => { shown = { allocations: null, events: null }; } };
+  return { draw };
 };

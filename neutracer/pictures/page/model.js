@@ -5,14 +5,21 @@
 export const CHUNK = 256;
 
 // Events between two known states of the groups.
-const CHECKPOINT = 1024;
+const CHECKPOINT = 256;
 
 const GROUPS = 6;
 
-export const build = (meta, c) => {
+// Entries of a series' level of detail that one of the next level stands for.
+const FANOUT = 16;
+
+// `m` is filled anew where there is one: another device of the same file.
+export const build = (meta, c, m = {}) => {
+  for (const key of Object.keys(m)) delete m[key];
   const n = c["event.action"].length;
   const rows = c["alloc.size"].length;
-  const m = { meta, n, rows, action: c["event.action"], stackOfEvent: c["event.stack"] };
+  Object.assign(m, { meta, n, rows, action: c["event.action"], stackOfEvent: c["event.stack"] });
+  m.isPartial = rows < meta.allocations;
+  m.coarse = c.coarse ? { cells: c.coarse, width: meta.coarse[0], height: meta.coarse[1] } : null;
   m.number = c["event.number"] || null;
   m.time = c["event.time"] || null;
   m.address = c["alloc.address"];
@@ -44,7 +51,11 @@ export const build = (meta, c) => {
   m.reserved = seriesOf(c, "reserved", n, m.segments.size, m.segments.made, m.segments.freed);
   m.startAllocated = c["start.allocated"][0];
   m.startReserved = c["start.reserved"][0];
-  groupStacks(m);
+  m.steps = new Float64Array(n);
+  for (let i = 0; i < rows; i++) {
+    if (m.made[i] >= 0) m.steps[m.made[i]] += m.size[i];
+    if (m.freed[i] >= 0) m.steps[m.freed[i]] -= m.size[i];
+  }
   m.tops = { allocated: tops(m.allocated), reserved: tops(m.reserved) };
   return m;
 };
@@ -84,37 +95,52 @@ const subjects = (m) => {
   }
 };
 
-// The places that hold the most bytes over the most events, and the rest as one group.
-const groupStacks = (m) => {
-  const weights = new Float64Array(m.meta.places.length);
+// By allocation, what it is put together by, and how many of these there are.
+const KEYS = {
+  stacks: (m) => ({ of: (row) => m.stackPlace[m.stack[row]], count: m.meta.places.length }),
+  categories: (m) => ({ of: (row) => m.category[row], count: m.meta.categories.length }),
+};
+
+// The keys that hold the most bytes over the most events, and the rest as one group. What
+// is of no known category is rest.
+export const group = (m, kind) => {
+  const key = KEYS[kind](m);
+  const weights = new Float64Array(key.count);
   for (let i = 0; i < m.rows; i++) {
     const last = m.freed[i] === -1 ? m.n : m.freed[i];
-    weights[m.stackPlace[m.stack[i]]] += m.size[i] * Math.max(last - Math.max(m.made[i], 0), 1);
+    weights[key.of(i)] += m.size[i] * Math.max(last - Math.max(m.made[i], 0), 1);
   }
-  const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a]);
-  m.groups = order.slice(0, GROUPS).filter((place) => weights[place] > 0);
-  m.hasOthers = m.rows < m.meta.allocations || order.slice(GROUPS).some((place) => weights[place] > 0);
-  const groupOfPlace = new Uint8Array(weights.length).fill(m.groups.length);
-  m.groups.forEach((place, group) => { groupOfPlace[place] = group; });
-  m.groupOf = (row) => groupOfPlace[m.stackPlace[m.stack[row]]];
-  const width = m.groups.length + 1;
+  const order = [...weights.keys()].filter((k) => weights[k] > 0).sort((a, b) => weights[b] - weights[a]);
+  const known = kind === "categories" ? order.filter((k) => k) : order.slice(0, GROUPS);
+  m.groupKind = kind;
+  m.groups = known;
+  m.hasOthers = m.isPartial || order.length > known.length;
+  const groupOfKey = new Uint8Array(key.count).fill(known.length);
+  known.forEach((k, place) => { groupOfKey[k] = place; });
+  const width = known.length + 1;
   m.groupWidth = width;
   m.stepGroup = new Uint8Array(m.n);
-  m.step = new Float64Array(m.n);
   const state = new Float64Array(width);
   for (let i = 0; i < m.rows; i++) {
-    const group = m.groupOf(i);
-    if (m.made[i] >= 0) { m.stepGroup[m.made[i]] = group; m.step[m.made[i]] += m.size[i]; }
-    else if (m.freed[i] !== -2) state[group] += m.size[i];
-    if (m.freed[i] >= 0) { m.stepGroup[m.freed[i]] = group; m.step[m.freed[i]] -= m.size[i]; }
+    const place = groupOfKey[key.of(i)];
+    if (m.made[i] >= 0) m.stepGroup[m.made[i]] = place;
+    else if (m.freed[i] !== -2) state[place] += m.size[i];
+    if (m.freed[i] >= 0) m.stepGroup[m.freed[i]] = place;
   }
   m.checkpoints = new Float64Array((Math.floor(m.n / CHECKPOINT) + 1) * width);
   for (let e = 0; e < m.n; e++) {
     if (e % CHECKPOINT === 0) m.checkpoints.set(state, (e / CHECKPOINT) * width);
-    state[m.stepGroup[e]] += m.step[e];
+    state[m.stepGroup[e]] += m.steps[e];
   }
   if (m.n === 0) m.checkpoints.set(state);
 };
+
+// The name of a group, and a search that finds what is in it.
+export const groupName = (m, key) => (m.groupKind === "stacks" ? placeName(m, key)
+  : m.meta.categories[key].replaceAll("_", " "));
+
+export const groupQuery = (m, key) => (m.groupKind === "stacks"
+  ? `"${placeName(m, key).replaceAll('"', "")}"` : `category:${m.meta.categories[key]}`);
 
 // Bytes of each group after ascending events, handed to `take(index, sums)`.
 export const groupSums = (m, events, take) => {
@@ -127,37 +153,54 @@ export const groupSums = (m, events, take) => {
       for (let g = 0; g < m.groupWidth; g++) state[g] = m.checkpoints[from + g];
       next = jump;
     }
-    for (; next <= events[k]; next++) state[m.stepGroup[next]] += m.step[next];
+    for (; next <= events[k]; next++) state[m.stepGroup[next]] += m.steps[next];
     take(k, state);
   }
 };
 
-// By stretch of a series, the event at which it is highest.
+// The event at which a series is highest, by stretches of 16, 256, ... events.
 const tops = (series) => {
-  const found = new Int32Array(Math.ceil(series.length / CHUNK));
-  for (let k = 0; k < found.length; k++) {
-    let best = k * CHUNK;
-    const stop = Math.min(best + CHUNK, series.length);
-    for (let i = best + 1; i < stop; i++) if (series[i] > series[best]) best = i;
-    found[k] = best;
+  const levels = [];
+  let below = null;
+  for (let count = series.length; count > FANOUT;) {
+    const found = new Int32Array(Math.ceil(count / FANOUT));
+    for (let k = 0; k < found.length; k++) {
+      let best = below ? below[k * FANOUT] : k * FANOUT;
+      const stop = Math.min((k + 1) * FANOUT, count);
+      for (let i = k * FANOUT + 1; i < stop; i++) {
+        const at = below ? below[i] : i;
+        if (series[at] > series[best]) best = at;
+      }
+      found[k] = best;
+    }
+    levels.push(found);
+    below = found;
+    count = found.length;
   }
-  return found;
+  return levels;
 };
 
 // The event in [first, stop) at which a series is highest; first where there is none.
 export const highest = (m, name, first, stop) => {
   const series = m[name];
+  const levels = m.tops[name];
   let best = first;
-  let i = first;
-  while (i < stop) {
-    if (i % CHUNK === 0 && i + CHUNK <= stop) {
-      const top = m.tops[name][i / CHUNK];
-      if (series[top] > series[best]) best = top;
-      i += CHUNK;
-    } else {
-      if (series[i] > series[best]) best = i;
-      i++;
+  // What does not fill an entry of the next level is looked at in this one, at both ends.
+  for (let level = 0; first < stop; level++) {
+    const entries = level ? levels[level - 1] : null;
+    const isLast = level === levels.length;
+    while (first < stop && (first % FANOUT || isLast)) {
+      const event = entries ? entries[first] : first;
+      if (series[event] > series[best]) best = event;
+      first += 1;
     }
+    while (first < stop && stop % FANOUT) {
+      stop -= 1;
+      const event = entries ? entries[stop] : stop;
+      if (series[event] > series[best]) best = event;
+    }
+    first /= FANOUT;
+    stop /= FANOUT;
   }
   return best;
 };
@@ -175,6 +218,17 @@ export const place = (m, raw) => {
     if (last && address[s] <= last.stop) last.stop = Math.max(last.stop, stop);
     else ranges.push({ start: address[s], stop, y: 0 });
   }
+  // Where an address stands on the axis without gaps, which the coarse picture has.
+  const packed = ranges.map(({ start, stop }) => ({ start, stop, below: 0 }));
+  m.compact = 0;
+  for (const range of packed) { range.below = m.compact; m.compact += range.stop - range.start; }
+  m.compact ||= 1;
+  m.compactOf = (y) => {
+    if (!raw || !packed.length) return y;
+    const at = y + packed[0].start;
+    const range = packed.findLast(({ start }) => start <= at) || packed[0];
+    return range.below + Math.min(at - range.start, range.stop - range.start);
+  };
   if (raw && ranges.length) {
     ranges.splice(0, ranges.length, {
       start: ranges[0].start, stop: ranges[ranges.length - 1].stop, y: 0,

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first tab: chart, tooltip, and what mouse, fingers and keys do to it.
 
-import { drawChart, drawOver, geometry } from "./chart.js";
 import { clampView, zoomed } from "./axis.js";
+import { drawChart, geometry } from "./chart.js";
 import { byId, made, perFrame } from "./dom.js";
+import { twoFingers } from "./gestures.js";
+import { marks } from "./marks.js";
 import { blockAt, placeName, segmentAt } from "./model.js";
+import { coarseAt } from "./raster.js";
 import { bytes } from "./units.js";
 
 // Milliseconds without a movement after which the picture is drawn sharp.
@@ -12,7 +15,8 @@ const REST = 160;
 
 export const overview = (app) => {
   const box = byId("chart");
-  const [base, over] = [byId("base"), byId("over")];
+  const base = byId("base");
+  const mark = marks(app, box);
   const tip = byId("tip");
   let g = geometry(600, 400);
   let resting = 0;
@@ -29,12 +33,12 @@ export const overview = (app) => {
     if (app.state.tab !== "overview" || !box.clientWidth) return;
     const start = performance.now();
     drawChart(app, base, g);
-    drawOver(app, over, g);
+    mark(g);
     app.redraws.push(performance.now() - start);
     if (app.redraws.length > 500) app.redraws.shift();
   };
   const soon = perFrame(draw);
-  const overSoon = perFrame(() => drawOver(app, over, g));
+  const overSoon = perFrame(() => mark(g));
 
   const spots = (event) => {
     const frame = box.getBoundingClientRect();
@@ -93,7 +97,8 @@ export const overview = (app) => {
       const event = app.axis.eventAt(at.x);
       const segment = at.inMap ? segmentAt(m, event, at.y) : -1;
       if (segment < 0) { tip.hidden = true; return; }
-      made(tip, "b", "free");
+      const used = coarseAt(m, app.axis, at.x, at.y);
+      made(tip, "b", used ? "in use by blocks not kept one by one, or free" : "free");
       made(tip, "span", ` in a segment of ${bytes(m.segments.size[segment])}`);
     } else {
       made(tip, "b", bytes(m.size[row]));
@@ -107,15 +112,30 @@ export const overview = (app) => {
     tip.style.top = `${at.py + h + 24 > box.clientHeight ? at.py - h - 10 : at.py + 16}px`;
   };
 
+  const bottom = () => g.mapTop + g.mapHeight;
+  const fingers = twoFingers(spots, () => ({
+    left: g.left, width: g.plotWidth, bottom: bottom(), height: g.mapHeight, view: app.view,
+  }), look);
+  // Two fingers are for the chart; one that goes up or down scrolls the page.
+  for (const kind of ["touchstart", "touchmove"]) {
+    box.addEventListener(kind, (event) => {
+      if (event.touches.length > 1 && event.cancelable) event.preventDefault();
+    }, { passive: false });
+  }
+
   let held = null;
   box.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     const at = spots(event);
     if (!at.inside) return;
+    fingers.down(event);
+    if (fingers.active()) { held = null; tip.hidden = true; return; }
     const brush = at.inStrip || event.shiftKey;
     held = { ...at, brush, moved: false, view: { ...app.view } };
   });
   box.addEventListener("pointermove", (event) => {
+    fingers.move(event);
+    if (fingers.active()) return;
     const at = spots(event);
     if (held) {
       const [dx, dy] = [at.px - held.px, at.py - held.py];
@@ -148,7 +168,9 @@ export const overview = (app) => {
     if (app.hovered >= 0) { app.hovered = -1; overSoon(); app.set({}, true); }
   };
   box.addEventListener("pointerleave", leave);
-  box.addEventListener("pointercancel", () => { held = null; });
+  const lift = (event) => { fingers.up(event); };
+  window.addEventListener("pointerup", lift);
+  window.addEventListener("pointercancel", (event) => { lift(event); held = null; });
   box.addEventListener("pointerup", (event) => {
     const clicked = held && !held.moved;
     held = null;
@@ -186,7 +208,6 @@ export const overview = (app) => {
   new ResizeObserver(() => { size(); soon(); }).observe(byId("overview"));
   size();
   return {
-    draw: () => { size(); soon(); }, now: () => { size(); draw(); }, over: overSoon,
-    whole, look,
+    draw: () => { size(); soon(); }, now: () => { size(); draw(); }, over: overSoon, look,
   };
 };

@@ -17,13 +17,15 @@ const moment = (app, box, event) => {
   const { m } = app;
   const allocated = event < 0 ? m.startAllocated : m.allocated[event];
   const reserved = event < 0 ? m.startReserved : m.reserved[event];
-  const hole = Math.max(0, ...layoutAt(m, event).map((segment) => segment.hole));
   made(box, "h2", "At the cursor");
   const rows = [["event", at(app, event)]];
   if (m.time && event >= 0) rows.push(["time", duration(m.time[event])]);
   rows.push(["allocated", bytes(allocated)], ["reserved", bytes(reserved)]);
   if (reserved) rows.push(["unused", share((reserved - allocated) / reserved)]);
-  rows.push(["largest hole", bytes(hole)]);
+  // Blocks that are not kept may stand in what looks like one.
+  if (!m.isPartial) {
+    rows.push(["largest hole", bytes(layoutAt(m, event).reduce((most, one) => Math.max(most, one.hole), 0))]);
+  }
   facts(box, rows);
 };
 
@@ -61,10 +63,12 @@ const ranking = (app, box, title, entries, note) => {
   const list = made(box, "div", "", "ranking");
   for (const entry of entries.slice(0, SHOWN)) {
     const button = made(list, "button", "", "rank");
-    made(button, "span", placeName(app.m, entry.place), "name");
+    button.disabled = entry.place < 0;
+    made(button, "span", entry.place < 0 ? "not kept one by one" : placeName(app.m, entry.place), "name");
     made(button, "span", bytes(entry.bytes), "num");
     const bar = made(button, "span", "", "bar");
     bar.style.width = `${(100 * entry.bytes) / total}%`;
+    if (entry.place < 0) continue;
     button.title = `${share(entry.bytes / total)}, ${count(entry.count)} blocks; click to search for it`;
     button.addEventListener("click", () => app.search(queryOf(app.m.meta.places[entry.place])));
   }
@@ -72,6 +76,14 @@ const ranking = (app, box, title, entries, note) => {
     made(box, "p", `and ${count(entries.length - SHOWN)} more lines`, "muted");
   }
   if (!entries.length) made(box, "p", "Nothing is allocated.", "muted");
+};
+
+// With what the page does not hold one by one, as the last entry.
+const withRest = (m, entries, event) => {
+  if (!m.isPartial || event < 0) return entries;
+  const rest = entries.reduce((left, entry) => left - entry.bytes, m.allocated[event]);
+  const most = entries.slice(0, SHOWN - 1);
+  return rest > 0 ? [...most, { place: -1, bytes: rest, count: 0 }, ...entries.slice(SHOWN - 1)] : entries;
 };
 
 // A search that finds a place again.
@@ -91,7 +103,7 @@ export const drawPanel = (app) => {
   moment(app, box, state.event);
   const row = state.pin >= 0 ? state.pin : app.hovered;
   if (row >= 0) block(app, box, row, state.pin >= 0);
-  ranking(app, box, "Who holds most here", holders(m, state.event));
+  ranking(app, box, "Who holds most here", withRest(m, holders(m, state.event), state.event));
   if (state.pin < 0 && row < 0) {
     made(box, "p", "Point at a block to see what it is; click to pin it.", "muted");
   }

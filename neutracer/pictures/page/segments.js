@@ -17,19 +17,22 @@ export const segments = (app) => {
 
   const labelWidth = () => (view.clientWidth < 560 ? 128 : 250);
 
+  const partial = "only the blocks that this page keeps one by one are drawn";
+  const free = (left) => `${bytes(left)} of it free, the largest hole `
+    + `${bytes(layout.reduce((best, segment) => Math.max(best, segment.hole), 0))}`;
+
   const prepare = () => {
-    const key = `${app.state.event}`;
+    const key = `${app.state.device} ${app.state.event}`;
     if (key === known) return;
     known = key;
     layout = layoutAt(app.m, app.state.event);
     const order = byId("segment-order").value;
     if (order === "free") layout.sort((a, b) => b.size - b.used - (a.size - a.used));
     if (order === "hole") layout.sort((a, b) => b.hole - a.hole);
-    most = Math.max(1, ...layout.map((segment) => segment.size));
+    most = layout.reduce((best, segment) => Math.max(best, segment.size), 1);
     const [size, used] = layout.reduce((s, l) => [s[0] + l.size, s[1] + l.used], [0, 0]);
     byId("segment-words").textContent = layout.length
-      ? `${count(layout.length)} segments, ${bytes(size)}; ${bytes(size - used)} of it free, the largest `
-        + `hole ${bytes(Math.max(...layout.map((l) => l.hole)))}`
+      ? `${count(layout.length)} segments, ${bytes(size)}; ${app.m.isPartial ? partial : free(size - used)}`
       : "Nothing is reserved at this moment.";
     sheet.style.height = `${layout.length * ROW + 4}px`;
   };
@@ -65,7 +68,7 @@ export const segments = (app) => {
     pen.fillStyle = colours.sand;
     pen.fillRect(left, y, full, ROW - 6);
     for (const row of segment.blocks) {
-      const shade = app.shownClasses[row];
+      const shade = app.kinds.of[row];
       pen.fillStyle = shade === DIM ? rgb(ofHex(colours.line))
         : rgb(blueAt(colours, (shade - FIRST_BLUE) / (BLUES - 1)));
       const x = left + (m.address[row] - segment.address) * scale;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a link carries: tab, cursor, pinned block, view, range, search, axis.
+// What a link carries: tab, device, cursor, pinned block, view, range, search, axis, stacking.
 
 const TABS = ["overview", "segments", "stacks", "allocations", "events", "settings"];
 
@@ -24,6 +24,8 @@ export const read = (fragment, events, rows) => {
     query: words.get("q"),
     axis: words.get("axis") === "event" ? "event" : words.get("axis") === "time" ? "time" : null,
     raw: words.get("raw") === "1",
+    stacking: ["stacks", "categories"].includes(words.get("by")) ? words.get("by") : null,
+    device: /^\d{1,4}$/.test(words.get("device") ?? "") ? Number(words.get("device")) : null,
   };
 };
 
@@ -41,5 +43,7 @@ export const write = (state, view, first) => {
   if (state.query) words.set("q", state.query);
   if (state.axis !== first.axis) words.set("axis", state.axis);
   if (state.raw) words.set("raw", "1");
+  if (state.stacking !== first.stacking) words.set("by", state.stacking);
+  if (state.device !== first.device) words.set("device", state.device);
   return words.toString();
 };

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is what leak_trend says of a series true? Synthetic series of each verdict, known truth.
+
+Noise is AR(1) with innovations of 0.3 % of the memory and a memory from 0 to 0.9. A leak is
+0.1 % of the memory a step and is to be found within 60 steps behind the warm-up. Each row is
+a truth, each cell how many of its series were given that verdict.
+
+usage: python benchmarks/bench_trend.py [SERIES A ROW, default 600]
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+import trend_series as made  # noqa: E402
+
+import neutracer  # noqa: E402
+from neutracer.diagnose.leak_trend_verdict import VERDICTS  # noqa: E402
+
+# Behind the warm-up a leak has this many steps to be found in.
+LEAK_STEPS = 60
+LENGTHS = (24, 40, 60, 100, 200, 400)
+LONGEST_WARMUP = 20
+
+Source = tuple[object, dict]
+
+
+def steady(rng: random.Random, how: str, memory: float) -> Source:
+    series = made.disturbed(rng, made.level(rng, rng.choice(LENGTHS), memory), how)
+    if how == "saw-teeth":
+        values, starts = made.within_steps(rng, series)
+        return values, {"steps": starts}
+    return made.whole(series), {}
+
+
+def leak(rng: random.Random, how: str, memory: float) -> Source:
+    count = LEAK_STEPS + (LONGEST_WARMUP if "warmup" in how else 0)
+    series = made.disturbed(rng, made.leaking(made.level(rng, count, memory)), how)
+    if how == "saw-teeth":
+        values, starts = made.within_steps(rng, series)
+        return values, {"steps": starts}
+    return made.whole(series), {}
+
+
+def cycle_garbage(rng: random.Random, how: str, memory: float) -> Source:
+    count = rng.choice([n for n in LENGTHS if n >= 40])
+    return made.whole(made.sawtooth(rng, made.level(rng, count, memory))), {}
+
+
+def beside(kind: str, rng: random.Random, memory: float) -> Source:
+    return made.columns(rng, rng.choice([n for n in LENGTHS if n >= 40]), memory, kind), {}
+
+
+def rows(series: int) -> Iterator[tuple[str, str, float, Counter[str]]]:
+    """(truth, disturbance, memory, verdicts) of each kind of series."""
+    for truth in (
+        "steady",
+        "leak",
+        "cycle_garbage",
+        "cache_growth",
+        "fragmentation_growth",
+        "non_torch_growth",
+        "steady columns",
+    ):
+        hows = made.DISTURBANCES if truth in ("steady", "leak") else ("none",)
+        for how in hows:
+            for memory in made.MEMORIES:
+                rng = random.Random(f"{truth} {how} {memory}")
+                found: Counter[str] = Counter()
+                for _ in range(series // len(made.MEMORIES) // len(hows) + 1):
+                    if truth == "steady":
+                        source, options = steady(rng, how, memory)
+                    elif truth == "leak":
+                        source, options = leak(rng, how, memory)
+                    elif truth == "cycle_garbage":
+                        source, options = cycle_garbage(rng, how, memory)
+                    else:
+                        source, options = beside(truth, rng, memory)
+                    found[neutracer.leak_trend(source, **options).verdict] += 1
+                yield truth, how, memory, found
+
+
+def show(name: str, counts: Counter[str], truth: str) -> None:
+    total = sum(counts.values())
+    cells = "".join(f"{counts[verdict] or '.':>9}" for verdict in VERDICTS)
+    print(f"  {name:32}{cells}   {counts[truth.removesuffix(' columns')] / total:7.2%} right")
+
+
+def main() -> None:
+    series = int(sys.argv[1]) if len(sys.argv) > 1 else 600
+    print(f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
+    print(__doc__.partition("\n\nusage")[0])
+    start = time.perf_counter()
+    by_truth: dict[str, Counter[str]] = {}
+    by_part: dict[tuple[str, str], Counter[str]] = {}
+    by_memory: dict[tuple[str, float], Counter[str]] = {}
+    for truth, how, memory, found in rows(series):
+        by_truth.setdefault(truth, Counter()).update(found)
+        by_part.setdefault((truth, how), Counter()).update(found)
+        by_memory.setdefault((truth, memory), Counter()).update(found)
+    heads = "".join(
+        f"{verdict.replace('_growth', '+').replace('_', ' ')[:8]:>9}" for verdict in VERDICTS
+    )
+    print(f"\n  {'truth':32}{heads}")
+    for truth, counts in by_truth.items():
+        show(truth, counts, truth)
+    print("\nsteady programs and leaks, by what disturbs the series:")
+    for (truth, how), counts in by_part.items():
+        if truth in ("steady", "leak"):
+            show(f"{truth}, {how}", counts, truth)
+    print("\nand by how much of a step's noise the next one remembers:")
+    for (truth, memory), counts in by_memory.items():
+        if truth in ("steady", "leak"):
+            show(f"{truth}, AR(1) {memory}", counts, truth)
+    alarms = by_truth["steady"] + by_truth["steady columns"]
+    wrong = sum(count for verdict, count in alarms.items() if verdict not in ("steady", "unknown"))
+    print(
+        f"\nfalse alarms: {wrong} of {sum(alarms.values())} steady series "
+        f"({wrong / sum(alarms.values()):.2%})"
+    )
+    found = by_truth["leak"]
+    print(
+        f"leaks found: {found['leak']} of {sum(found.values())} "
+        f"({found['leak'] / sum(found.values()):.2%})"
+    )
+    print(
+        f"{sum(map(Counter.total, by_truth.values())):,} series in "
+        f"{time.perf_counter() - start:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

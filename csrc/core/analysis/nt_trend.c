@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_trend.h"
+
+#include "analysis/nt_trend_parts.h"
+
+/* What a growth must reach to be looked at more closely: the 1 % point. */
+#define TREND_NOTABLE 2.326
+
+/* Points that are left at least when growth that levels off is set aside. */
+enum { TREND_LEFT = 8 };
+
+/* Points whose median is the last value. */
+enum { TREND_LAST = 5 };
+
+static void
+trend_work_clear(trend_work *w)
+{
+    const size_t size = w->capacity * sizeof *w->z;
+    nt_release(&w->alloc, w->z, size);
+    nt_release(&w->alloc, w->scratch, size);
+    nt_release(&w->alloc, w->change, size);
+    nt_release(&w->alloc, w->pairs, w->pair_capacity * sizeof *w->pairs);
+}
+
+static nt_status
+trend_work_init(trend_work *w, const nt_alloc *alloc, size_t points, nt_error *err)
+{
+    /* At least two of each, so that no size is 0. */
+    const size_t capacity = points < 2 ? 2 : points;
+    const size_t pairs = capacity * (capacity + 1) / 2;
+    *w = (trend_work){.alloc = *alloc, .capacity = capacity, .pair_capacity = pairs};
+    w->z = nt_allocate(alloc, capacity * sizeof *w->z);
+    w->scratch = nt_allocate(alloc, capacity * sizeof *w->scratch);
+    w->change = nt_allocate(alloc, capacity * sizeof *w->change);
+    w->pairs = nt_allocate(alloc, pairs * sizeof *w->pairs);
+    if (w->z == NULL || w->scratch == NULL || w->change == NULL || w->pairs == NULL) {
+        trend_work_clear(w);
+        return nt_fail_nomem(err);
+    }
+    return NT_OK;
+}
+
+/* A bin's lower median, for bins of any width: the value that half of them reach. */
+static double
+trend_bin(const uint64_t *values, size_t count)
+{
+    uint64_t low = UINT64_MAX, high = 0;
+    for (size_t i = 0; i < count; i++) {
+        low = values[i] < low ? values[i] : low;
+        high = values[i] > high ? values[i] : high;
+    }
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        size_t reached = 0;
+        for (size_t i = 0; i < count; i++) {
+            reached += values[i] <= middle;
+        }
+        if (2 * reached >= count) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return (double)low;
+}
+
+/* Fills `x`; the first bin is the one that may be short, since it is warm-up anyhow. */
+static void
+trend_fill(double *x, size_t points, const uint64_t *values, size_t count, size_t bin)
+{
+    size_t end = count;
+    for (size_t i = points; i-- > 0;) {
+        const size_t first = end > bin ? end - bin : 0;
+        x[i] =
+            bin == 1 ? (double)values[first] : trend_bin(values + first, end - first);
+        end = first;
+    }
+}
+
+/* Tests y[0 .. n - 1] with the steps at cuts, which out->jumps then tells. */
+static void
+trend_test(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
+           nt_trend *out)
+{
+    double heights[NT_TREND_MOST_CUTS];
+    const double memory = nt_trend_memory(y, n, cuts);
+    const double inflation = nt_trend_whiten(w, y, n, cuts, memory, heights);
+    nt_trend_test(w, y, n, memory, inflation, out);
+    out->jump_count =
+        cuts->count < NT_TREND_MOST_JUMPS ? cuts->count : NT_TREND_MOST_JUMPS;
+    for (size_t k = 0; k < out->jump_count; k++) {
+        out->jumps[k] =
+            (nt_trend_jump){(out->warmup + cuts->at[k]) * out->bin, heights[k]};
+    }
+}
+
+/* Tests the points from out->warmup on, and finds the jumps in them. */
+static void
+trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_trend *out)
+{
+    const double *y = x + out->warmup;
+    const size_t left = n - out->warmup;
+    double centre;
+    *cuts = (trend_cuts){0};
+    out->noise = nt_trend_noise(w, y, left, &centre);
+    if (left < 2) {
+        out->slope = out->low = out->high = out->score = 0.0;
+        return;
+    }
+    nt_trend_find_jumps(w, y, left, out->noise, cuts);
+    trend_test(w, y, left, cuts, out);
+    if (out->score > TREND_NOTABLE) {
+        nt_trend_find_steps(w, y, left, cuts);
+        trend_test(w, y, left, cuts, out);
+    }
+}
+
+/* Sets more aside as long as what is left levels off. */
+static void
+trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_trend *out)
+{
+    trend_examine(w, x, n, cuts, out);
+    for (;;) {
+        const size_t left = n - out->warmup;
+        out->is_levelling =
+            out->score > TREND_NOTABLE && left >= TREND_LEFT &&
+            nt_trend_levels_off(w, x + out->warmup, left, cuts, out->memory);
+        const size_t more = left / 6 == 0 ? 1 : left / 6;
+        if (!out->is_levelling || left - more < TREND_LEFT || left - more < n / 3) {
+            return;
+        }
+        out->warmup += more;
+        trend_examine(w, x, n, cuts, out);
+    }
+}
+
+/* The work on points x[0 .. n - 1]; `falls` has room for n. */
+static void
+trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
+           nt_trend *out)
+{
+    double centre;
+    trend_cuts cuts = {0};
+    out->noise = nt_trend_noise(w, x, n, &centre);
+    out->bursts = n < 4 ? 0 : nt_trend_bridge(w, x, n, out->noise);
+    out->warmup = find_warmup ? nt_trend_warmup(w, x, n) : 0;
+    nt_trend_find_teeth(w, x + out->warmup, n - out->warmup, out->noise, falls, out);
+    if (out->teeth < 2) {
+        trend_settle(w, x, n, &cuts, out);
+    }
+    const double *rest = x + out->warmup;
+    out->points = n - out->warmup;
+    out->level = nt_trend_median(rest, out->points, w->scratch);
+    const size_t last = out->points < TREND_LAST ? out->points : TREND_LAST;
+    out->last = nt_trend_median(rest + out->points - last, last, w->scratch);
+    const double bin = (double)out->bin;
+    out->warmup *= out->bin;
+    out->slope /= bin;
+    out->low /= bin;
+    out->high /= bin;
+    out->tooth_slope /= bin;
+}
+
+nt_status
+nt_trend_find(const nt_alloc *alloc, const uint64_t *values, size_t count,
+              bool find_warmup, nt_trend *out, nt_error *err)
+{
+    if (count == 0) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "a series without values");
+    }
+    nt_trend found = {.bin = (count - 1) / NT_TREND_MOST + 1};
+    const size_t n = (count - 1) / found.bin + 1;
+    trend_work w = {.capacity = 0};
+    double *x = NULL;
+    size_t *falls = NULL;
+    nt_status status = NT_OK;
+    NT_TRY(trend_work_init(&w, alloc, n, err));
+    x = nt_allocate(alloc, n * sizeof *x);
+    falls = nt_allocate(alloc, n * sizeof *falls);
+    if (x == NULL || falls == NULL) {
+        status = nt_fail_nomem(err);
+        goto done;
+    }
+    trend_fill(x, n, values, count, found.bin);
+    trend_look(&w, x, falls, n, find_warmup, &found);
+    *out = found;
+done:
+    nt_release(alloc, x, n * sizeof *x);
+    nt_release(alloc, falls, n * sizeof *falls);
+    trend_work_clear(&w);
+    return status;
+}
+
+nt_status
+nt_trend_floors(const uint64_t *values, size_t count, const uint64_t *starts,
+                size_t steps, uint64_t *floors, nt_error *err)
+{
+    for (size_t k = 0; k < steps; k++) {
+        if (starts[k] >= count || (k > 0 && starts[k] <= starts[k - 1])) {
+            return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                           "step %zu begins at %llu: the beginnings rise, and the "
+                           "series has %zu values",
+                           k, (unsigned long long)starts[k], count);
+        }
+    }
+    for (size_t k = 0; k < steps; k++) {
+        const size_t end = k + 1 < steps ? (size_t)starts[k + 1] : count;
+        uint64_t least = values[starts[k]];
+        for (size_t i = (size_t)starts[k]; i < end; i++) {
+            least = values[i] < least ? values[i] : least;
+        }
+        floors[k] = least;
+    }
+    return NT_OK;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Does a series of bytes, one a step, keep growing? Robust: the warm-up is found and
+ * set aside, bursts that come and go are bridged, single jumps of the level are no
+ * growth, and neither is noise that remembers where it was. All is by ranks and
+ * medians.
+ */
+#ifndef NT_TREND_H
+#define NT_TREND_H
+
+#include "base/nt_base.h"
+
+/*
+ * Longer series are first put together in equal bins, each with its lower median, so
+ * that what is quadratic in the number of points is bounded: half a million pairs.
+ */
+#define NT_TREND_MOST 1024
+
+/* Jumps that are told, the largest ones. */
+#define NT_TREND_MOST_JUMPS 16
+
+/* The level changed at once and stayed so. */
+typedef struct nt_trend_jump {
+    size_t step;  /* the first one at the new level */
+    double bytes; /* by how much; negative for a fall */
+} nt_trend_jump;
+
+/* What a series does. Steps are counted from its first value; bytes may have parts. */
+typedef struct nt_trend {
+    size_t bin;    /* values in a point: 1 unless the series is long */
+    size_t warmup; /* values set aside at the beginning */
+    size_t points; /* of what is left */
+    double level;  /* its median */
+    double last;   /* the median of its last points, bursts bridged */
+    /*
+     * Theil-Sen slope in bytes a value with its 95 % interval, and the Mann-Kendall
+     * statistic as a deviate of the normal distribution: both of the series after each
+     * point's `memory` times its predecessor was taken off. `memory` is an upper bound
+     * of the lag-one autocorrelation (two standard errors above the estimate; the
+     * estimate of a short series may not be believed, so it is up to 0.9 there).
+     */
+    double slope, low, high;
+    double score;
+    double memory;
+    double noise;      /* standard deviation of single changes, in bytes */
+    bool is_levelling; /* it grew, and ever more slowly */
+    size_t bursts;     /* rises that were taken back within a few steps */
+    /*
+     * A saw-tooth: gradual rises that end with a fall. Where there are two at least,
+     * slope, interval and score are of the points after the falls.
+     */
+    size_t teeth;
+    double tooth;       /* the median fall */
+    double tooth_slope; /* the median rise a value between falls */
+    size_t jump_count;
+    nt_trend_jump jumps[NT_TREND_MOST_JUMPS]; /* in order */
+} nt_trend;
+
+/*
+ * Looks at `count` values (at least one). Takes at most some 4.3 MiB for a while.
+ * `find_warmup` says whether leading values may be set aside.
+ */
+nt_status
+nt_trend_find(const nt_alloc *alloc, const uint64_t *values, size_t count,
+              bool find_warmup, nt_trend *out, nt_error *err) NT_CHECKED;
+
+/*
+ * The least value of each step: step k is values starts[k] .. starts[k + 1] - 1, the
+ * last one up to `count`. `starts` rises and is below `count`; `floors` has room for
+ * `steps` of them.
+ */
+nt_status
+nt_trend_floors(const uint64_t *values, size_t count, const uint64_t *starts,
+                size_t steps, uint64_t *floors, nt_error *err) NT_CHECKED;
+
+#endif

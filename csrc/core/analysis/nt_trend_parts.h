@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of nt_trend share. Points are doubles; the first one is taken off. */
+#ifndef NT_TREND_PARTS_H
+#define NT_TREND_PARTS_H
+
+#include "analysis/nt_trend.h"
+
+/* Below so many points a slope after pre-whitening says nothing, and a jump neither. */
+enum { NT_TREND_FEW = 8 };
+
+/* Working memory: every array has room for NT_TREND_MOST points, `pairs` for all pairs.
+ */
+typedef struct trend_work {
+    nt_alloc alloc;
+    size_t capacity; /* points */
+    double *z;       /* without what it remembers */
+    double *scratch; /* for medians */
+    double *change;  /* from one point to the next */
+    double *pairs;   /* slopes of pairs */
+    size_t pair_capacity;
+} trend_work;
+
+/* nt_trend_rank.c: ranks and medians. */
+
+double
+nt_trend_root(double x);
+
+/* The item of rank k of values[0 .. n - 1], which come into another order. n > 0. */
+double
+nt_trend_select(double *values, size_t n, size_t k);
+
+/* The median of `values`, which stay as they are; `scratch` has room for n. n > 0. */
+double
+nt_trend_median(const double *values, size_t n, double *scratch);
+
+/* 1.48 times the median distance from `centre`: a standard deviation, for normal noise.
+ */
+double
+nt_trend_spread(const double *values, size_t n, double centre, double *scratch);
+
+/* The median slope of all pairs of n >= 2 points, per point. */
+double
+nt_trend_slope(trend_work *w, const double *values, size_t n);
+
+/* Where the level of a series changed: points before which it did, rising. */
+enum { NT_TREND_MOST_CUTS = NT_TREND_MOST_JUMPS + 3 };
+
+typedef struct trend_cuts {
+    size_t count;
+    size_t at[NT_TREND_MOST_CUTS];
+} trend_cuts;
+
+/*
+ * Slope, interval and score of y[0 .. n - 1], n >= 2, that remembers `memory`, from
+ * w->z as nt_trend_whiten left it; `inflation` is what that returned.
+ */
+void
+nt_trend_test(trend_work *w, const double *y, size_t n, double memory, double inflation,
+              nt_trend *out);
+
+/* nt_trend_shape.c: what is no growth. */
+
+/* The noise of single changes: w->change is filled, its spread returned. */
+double
+nt_trend_noise(trend_work *w, const double *y, size_t n, double *centre);
+
+/* Finds a saw-tooth in y; its falls stand in falls[0 .. teeth - 1]. */
+void
+nt_trend_find_teeth(trend_work *w, const double *y, size_t n, double noise,
+                    size_t *falls, nt_trend *out);
+
+/* Bridges rises and falls of y that are taken back soon; returns how many. */
+size_t
+nt_trend_bridge(trend_work *w, double *y, size_t n, double noise);
+
+/* The number of leading points of y that lie off the line of the rest. */
+size_t
+nt_trend_warmup(trend_work *w, const double *y, size_t n);
+
+/* nt_trend_model.c: lines against steps, by least squares. */
+
+/* An upper bound of the lag-one autocorrelation of y, its level between cuts and its
+ * slope taken off. */
+double
+nt_trend_memory(const double *y, size_t n, const trend_cuts *cuts);
+
+/*
+ * Finds the jumps of y[0 .. n - 1], n >= 2, single changes that noise does not make, as
+ * cuts; none where they are so many that they are how the series grows, or no change of
+ * the level at all.
+ */
+void
+nt_trend_find_jumps(trend_work *w, const double *y, size_t n, double noise,
+                    trend_cuts *cuts);
+
+/* Adds up to three cuts if steps there explain y better than that it grows. */
+void
+nt_trend_find_steps(trend_work *w, const double *y, size_t n, trend_cuts *cuts);
+
+/*
+ * Fills w->z with the n - 1 items of y without what they remember and without the steps
+ * at cuts, whose heights it writes. Returns by how much the variance of a slope is
+ * larger because the heights are not known but estimated.
+ */
+double
+nt_trend_whiten(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
+                double memory, double *heights);
+
+/* Whether y grows ever more slowly: its slope at the end is below half of the first. */
+bool
+nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
+                    double memory);
+
+#endif

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_trend_parts.h"
+
+/*
+ * A change is a jump at so many standard deviations of single changes: among a thousand
+ * changes of normal noise there is none in a million series. A fall of a saw-tooth is
+ * more than noise that remembers wanders off in all.
+ */
+#define TREND_JUMP 6.0
+#define TREND_FALL 8.0
+
+/* A fall of a saw-tooth is at least so much of the range that the series has, and the
+ * rise before it at least so much of the fall. */
+#define TREND_FALL_SHARE 0.25
+#define TREND_RISE_SHARE 0.5
+
+static double
+trend_size(double x)
+{
+    return x < 0.0 ? -x : x;
+}
+
+double
+nt_trend_noise(trend_work *w, const double *y, size_t n, double *centre)
+{
+    *centre = 0.0;
+    if (n < 2) {
+        return 0.0;
+    }
+    for (size_t i = 1; i < n; i++) {
+        w->change[i - 1] = y[i] - y[i - 1];
+    }
+    *centre = nt_trend_median(w->change, n - 1, w->scratch);
+    return nt_trend_spread(w->change, n - 1, *centre, w->scratch);
+}
+
+/* Whether the jump before point `at` of y is taken back before point `end`. */
+static bool
+trend_returns(const trend_work *w, const double *y, size_t at, size_t end,
+              double centre, double noise)
+{
+    const double jump = w->change[at - 1] - centre, back = w->change[end - 1] - centre;
+    const double size = trend_size(jump);
+    const double off = trend_size(y[end] - y[at - 1] - centre * (double)(end - at + 1));
+    return size > TREND_JUMP * noise && trend_size(back) > TREND_JUMP * noise &&
+           back * jump < 0.0 && trend_size(back) >= 0.5 * size &&
+           off <= 0.3 * size + 4.0 * noise;
+}
+
+/* Draws a line from the point before `at` to point `end`, and the changes with it. */
+static void
+trend_draw(trend_work *w, double *y, size_t at, size_t end)
+{
+    const double step = (y[end] - y[at - 1]) / (double)(end - at + 1);
+    for (size_t i = at; i < end; i++) {
+        y[i] = y[at - 1] + step * (double)(i - at + 1);
+    }
+    for (size_t i = at; i <= end; i++) {
+        w->change[i - 1] = y[i] - y[i - 1];
+    }
+}
+
+size_t
+nt_trend_bridge(trend_work *w, double *y, size_t n, double noise)
+{
+    const size_t reach = n / 8 < 3 ? 3 : n / 8;
+    double centre;
+    (void)nt_trend_noise(w, y, n, &centre);
+    size_t bursts = 0;
+    /* The short ones first: else what lies between two bursts is taken for one. */
+    for (size_t width = 1; width <= reach; width++) {
+        for (size_t at = 1; at + width < n; at++) {
+            if (trend_returns(w, y, at, at + width, centre, noise)) {
+                trend_draw(w, y, at, at + width);
+                bursts++;
+            }
+        }
+    }
+    return bursts;
+}
+
+size_t
+nt_trend_warmup(trend_work *w, const double *y, size_t n)
+{
+    const size_t from = n / 3;
+    if (from == 0 || n - from < 2) {
+        return 0;
+    }
+    const size_t rest = n - from;
+    const double slope = nt_trend_slope(w, y + from, rest);
+    for (size_t i = 0; i < rest; i++) {
+        w->z[i] = y[from + i] - slope * (double)(from + i);
+    }
+    const double base = nt_trend_median(w->z, rest, w->scratch);
+    double centre, spread = nt_trend_spread(w->z, rest, base, w->scratch);
+    const double noise = nt_trend_noise(w, y + from, rest, &centre);
+    spread = spread < noise ? noise : spread;
+    /* Half a byte, where nothing but what is exact is left. What is far off the line is
+     * set aside together with the way from there to it. */
+    double tolerance = TREND_FALL * spread + 0.5;
+    size_t warmup = 0;
+    while (warmup < from &&
+           trend_size(y[warmup] - base - slope * (double)warmup) > tolerance) {
+        warmup++;
+        tolerance = spread + 0.5;
+    }
+    return warmup;
+}
+
+/* The range without a twentieth at each end. */
+static double
+trend_range(trend_work *w, const double *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        w->scratch[i] = y[i];
+    }
+    const double high = nt_trend_select(w->scratch, n, n - 1 - n / 20);
+    return high - nt_trend_select(w->scratch, n, n / 20);
+}
+
+/* Whether y rose gradually from point `from` up to `top`, by enough for a fall of
+ * `depth`. */
+static bool
+trend_climbs(const double *y, size_t from, size_t top, double depth)
+{
+    if (top < from + 3) {
+        return false;
+    }
+    const double climb = y[top] - y[from];
+    double largest = 0.0;
+    for (size_t i = from + 1; i <= top; i++) {
+        largest = y[i] - y[i - 1] > largest ? y[i] - y[i - 1] : largest;
+    }
+    return climb >= TREND_RISE_SHARE * depth && largest <= 0.6 * climb;
+}
+
+/* Slope, interval and score of the points after the falls. */
+static void
+trend_base(trend_work *w, const double *y, const size_t *falls, double noise,
+           nt_trend *out)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < out->teeth; i++) {
+        for (size_t j = i + 1; j < out->teeth; j++) {
+            w->pairs[count++] =
+                (y[falls[j]] - y[falls[i]]) / (double)(falls[j] - falls[i]);
+        }
+    }
+    out->slope = nt_trend_median(w->pairs, count, w->pairs + count);
+    out->low = nt_trend_select(w->pairs, count, 0);
+    out->high = nt_trend_select(w->pairs, count, count - 1);
+    const double growth = out->slope * (double)(falls[out->teeth - 1] - falls[0]);
+    out->score = 0.0;
+    if (out->teeth >= 3 && growth > 0.05 * out->tooth) {
+        /* Noise with a memory of 0.9 is 2.2 times as wide as its changes; a difference
+         * of two such points 1.4 times as wide again. */
+        const double score = growth / (3.2 * noise + 1e-3 * growth);
+        out->score = score < 8.0 ? score : 8.0;
+    }
+}
+
+void
+nt_trend_find_teeth(trend_work *w, const double *y, size_t n, double noise,
+                    size_t *falls, nt_trend *out)
+{
+    const double least = TREND_FALL_SHARE * trend_range(w, y, n);
+    size_t from = 0, rises = 0;
+    double *depths = w->z, *slopes = w->change;
+    out->teeth = 0;
+    for (size_t i = 1; i < n; i++) {
+        if (y[i] >= y[i - 1]) {
+            continue;
+        }
+        const size_t top = i - 1;
+        while (i + 1 < n && y[i + 1] < y[i]) {
+            i++;
+        }
+        const double depth = y[top] - y[i];
+        if (depth <= least || depth <= TREND_FALL * noise) {
+            continue;
+        }
+        if (trend_climbs(y, from, top, depth) && y[i] <= y[from] + 0.5 * depth) {
+            depths[out->teeth] = depth;
+            falls[out->teeth++] = i;
+            slopes[rises++] = (y[top] - y[from]) / (double)(top - from);
+        }
+        from = i;
+    }
+    if (out->teeth >= 2) {
+        out->tooth = nt_trend_median(depths, out->teeth, w->scratch);
+        out->tooth_slope = nt_trend_median(slopes, rises, w->scratch);
+        trend_base(w, y, falls, noise, out);
+    }
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The parts of `_torch`, the shim between PyTorch's allocators and the core. `common`
+ * is what every build has: the core's functions, the mode word, the clock, stacks, the
+ * facts of OOMs. The `backend` is nt_torch_cuda.cpp where torch is built for CUDA and
+ * nt_torch_cpu.cpp elsewhere. Backend functions throw `std::exception`s with a reason
+ * unless they are noexcept; the module turns them into Python's.
+ */
+#ifndef NT_TORCH_HPP
+#define NT_TORCH_HPP
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+
+#include "nt_torch_frames.hpp"
+#include "trace/nt_live_api.h"
+
+/* A torch built for CUDA ships this header; one for the CPU has c10/cuda without it. */
+#if !defined(NT_TORCH_CUDA)
+#if __has_include(<c10/cuda/impl/cuda_cmake_macros.h>)
+#define NT_TORCH_CUDA 1
+#else
+#define NT_TORCH_CUDA 0
+#endif
+#endif
+
+namespace neutracer
+{
+
+/* Devices that are followed; those beyond are not recorded. */
+constexpr int MOST_DEVICES = 64;
+
+/* ---- common --------------------------------------------------------------------- */
+
+/* The core's functions; set when the module is imported, before anything else. */
+extern const nt_live_api *core;
+
+/* What the trackers do, in one word: 0 nothing, else bit 0 with the number of frames
+ * to keep in the bits from 8 on. Written by the backend. */
+extern std::atomic<uint32_t> mode_word;
+
+inline uint32_t
+mode_of(unsigned frames) noexcept
+{
+    return 1u | frames << 8;
+}
+
+inline unsigned
+mode_frames(uint32_t mode) noexcept
+{
+    return mode >> 8;
+}
+
+/* Begins to measure the clock; the first call must come before the first event. */
+void
+clock_begin();
+/* Ticks of the events' clock as microseconds since the epoch; any thread. */
+int64_t
+clock_us(uint64_t ticks) noexcept;
+/* Measures anew what `clock_us` uses in this thread. */
+void
+clock_refresh() noexcept;
+/* The clock of the events, now. */
+uint64_t
+clock_ticks() noexcept;
+
+/* The id in `ring` of the calling thread's stack of at most `frames` frames, or
+ * NT_RING_NONE. The producer's. */
+inline uint32_t
+stack_now(nt_ring *ring, unsigned frames) noexcept
+{
+    nt_ring_frame found[NT_RING_FRAMES];
+    const size_t count = frames_walk(found, frames);
+    if (count == 0 || ring->index.slots == nullptr) {
+        return NT_RING_NONE;
+    }
+    uint64_t print[2];
+    nt_ring_fingerprint(found, count, print);
+    const uint32_t stack = nt_ring_find_stack(ring, print);
+    if (__builtin_expect(stack != NT_RING_NONE, 1)) {
+        return stack;
+    }
+    return core->ring_add_stack(ring, found, count, print, frames_describe);
+}
+
+/* What was known when an allocator ran out of memory. */
+struct oom_fact {
+    uint64_t number; /* 1 for the first one */
+    int64_t time_ns; /* since the epoch */
+    int64_t device;
+    uint64_t asked, total, free; /* bytes */
+    int64_t thread;              /* the operating system's id of the asking thread */
+};
+
+/* OOMs that are remembered. */
+constexpr size_t MOST_OOM_FACTS = 32;
+
+/*
+ * Notes an OOM: remembers it, counts it, makes the descriptor readable, then calls the
+ * Python callable that `oom_listen` was given, if any. Never throws; takes the GIL for
+ * the callable only, whose exceptions are kept as text.
+ */
+void
+oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free) noexcept;
+/* OOMs of a device; -1: of all. */
+uint64_t
+oom_count(int32_t device) noexcept;
+/* Copies the remembered ones, oldest first; returns how many. */
+size_t
+oom_facts(oom_fact out[MOST_OOM_FACTS]) noexcept;
+/* An eventfd, readable after an OOM; -1 where there is none. Made by the first call. */
+int
+oom_descriptor() noexcept;
+/* The callable for OOMs, or nullptr for none; with the GIL. Takes a reference. */
+void
+oom_listen(PyObject *callable) noexcept;
+/* A new str of what the callable last raised, or None; with the GIL. */
+PyObject *
+oom_listener_error() noexcept;
+
+/* ---- the backend ---------------------------------------------------------------- */
+
+extern const char *const backend_name; /* "cuda" or "cpu" */
+
+/* Attaches the tracker once, and makes a ring of `events` events for each device; a
+ * ring of another size is made anew. Leaves the mode off. */
+void
+backend_attach(uint64_t events);
+bool
+backend_attached() noexcept;
+
+/* Begins to record with up to `frames` frames an event. What was recorded before is set
+ * apart, since what happened in between is not known. */
+void
+backend_start(unsigned frames);
+/* No event is pushed any more when this returns. */
+void
+backend_stop();
+
+/* Attaches the OOM observer once. */
+void
+backend_attach_oom();
+bool
+backend_oom_attached() noexcept;
+
+/* Threads: the CPU's reports come from threads that asked for them only. */
+void
+backend_watch_thread();
+/* Whether the calling thread was watched. */
+bool
+backend_unwatch_thread();
+
+/* Fills what native threads may call. */
+void
+backend_source(nt_live_source *out) noexcept;
+/* The ring of a device, or nullptr. */
+const nt_ring *
+backend_ring(int device) noexcept;
+/* Further facts for `_torch.state()`, as name and value; false at the end. */
+bool
+backend_fact(int index, const char **name, uint64_t *value) noexcept;
+
+} // namespace neutracer
+
+#endif

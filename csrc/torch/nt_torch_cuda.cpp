@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backend for torch built for CUDA. PyTorch calls the tracker under the lock of the
+ * event's device, which makes each ring a ring of one producer. Neither tracker nor
+ * observer can be detached, and so each is attached once and obeys the mode word.
+ */
+#include "nt_torch.hpp"
+
+#if NT_TORCH_CUDA
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace neutracer
+{
+
+const char *const backend_name = "cuda";
+
+namespace
+{
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+using trace_entry = cca::TraceEntry;
+
+static_assert(static_cast<int>(trace_entry::ALLOC) == NT_LIVE_ALLOC &&
+                  static_cast<int>(trace_entry::FREE_COMPLETED) ==
+                      NT_LIVE_FREE_COMPLETED &&
+                  static_cast<int>(trace_entry::SEGMENT_FREE) == NT_LIVE_SEGMENT_FREE &&
+                  static_cast<int>(trace_entry::SEGMENT_UNMAP) ==
+                      NT_LIVE_SEGMENT_UNMAP &&
+                  static_cast<int>(trace_entry::SNAPSHOT) == NT_LIVE_SNAPSHOT &&
+                  static_cast<int>(trace_entry::OOM) == NT_LIVE_OOM,
+              "PyTorch's trace actions are those of nt_live_action");
+
+/* What the tracker knows of a device: one cache line, guarded by the device's lock. */
+struct alignas(64) device_slot {
+    nt_ring *ring = nullptr; /* changed only while no event is pushed */
+    uint64_t freed_addr = 0; /* of the last free_requested */
+    uint32_t freed_stack = NT_RING_NONE;
+    uint32_t empty_text = NT_RING_NONE; /* the ring's id of "" */
+};
+
+device_slot slots[MOST_DEVICES];
+
+struct backend_state {
+    std::mutex
+        lock; /* guards what follows; taken before a device's lock, never after */
+    bool attached = false;
+    bool oom_attached = false;
+    int devices = 0;
+    uint64_t events = 0; /* asked for, of each ring */
+    int readers = 0;     /* layouts that were not released */
+    std::vector<nt_ring *> retired;
+};
+
+backend_state &
+state()
+{
+    static backend_state *made = new backend_state();
+    return *made;
+}
+
+/* A layout that this thread is taking: PyTorch's snapshot passes device after device,
+ * with one marker each, which says device 0 whatever the device. */
+struct layout_taking {
+    int markers = 0;
+    uint64_t head[MOST_DEVICES] = {};
+};
+
+thread_local layout_taking *taking = nullptr;
+thread_local int layouts_held = 0;
+
+void
+push(device_slot &slot, const trace_entry &event, uint32_t mode) noexcept
+{
+    nt_ring *ring = slot.ring;
+    nt_ring_entry entry;
+    entry.ticks = static_cast<uint64_t>(event.time_.approx_t_);
+    entry.addr = event.addr_;
+    entry.size = event.size_;
+    entry.stream = reinterpret_cast<uintptr_t>(event.stream_);
+    entry.pool_first = event.mempool_.first;
+    entry.pool_second = event.mempool_.second;
+    entry.stack = NT_RING_NONE;
+    entry.metadata = slot.empty_text;
+    entry.action = static_cast<uint8_t>(event.action_);
+    entry.flags = 0;
+    entry.unused16 = 0;
+    entry.unused32 = 0;
+    if (__builtin_expect(!event.user_metadata_.empty(), 0)) {
+        entry.metadata = core->ring_add_text(ring, event.user_metadata_.data(),
+                                             event.user_metadata_.size());
+    }
+    const unsigned frames = mode_frames(mode);
+    if (frames != 0) {
+        /* A free that completes at once has the stack of its request. */
+        const bool again =
+            entry.action == NT_LIVE_FREE_COMPLETED && entry.addr == slot.freed_addr;
+        entry.stack = again ? slot.freed_stack : stack_now(ring, frames);
+        slot.freed_addr = entry.action == NT_LIVE_FREE_REQUESTED ? entry.addr : 0;
+        slot.freed_stack = entry.stack;
+    }
+    nt_ring_push(ring, &entry);
+}
+
+void
+on_marker(const trace_entry &event, uint32_t mode) noexcept
+{
+    int device = 0;
+    if (taking != nullptr) {
+        device = taking->markers++;
+        if (device >= MOST_DEVICES || slots[device].ring == nullptr) {
+            return;
+        }
+        taking->head[device] = nt_ring_head(slots[device].ring);
+    } else if (slots[1].ring != nullptr) {
+        /* Somebody else's snapshot: which device is locked can't be known. */
+        return;
+    }
+    if (mode != 0 && slots[device].ring != nullptr) {
+        push(slots[device], event, mode);
+    }
+}
+
+void
+on_event(const trace_entry &event) noexcept
+{
+    const uint32_t mode = mode_word.load(std::memory_order_acquire);
+    if (__builtin_expect(event.action_ == trace_entry::SNAPSHOT, 0)) {
+        on_marker(event, mode);
+        return;
+    }
+    const auto device = static_cast<unsigned>(event.device_);
+    if (mode == 0 || device >= MOST_DEVICES || slots[device].ring == nullptr) {
+        return;
+    }
+    push(slots[device], event, mode);
+}
+
+void
+on_oom(int64_t device, size_t asked, size_t total, size_t free) noexcept
+{
+    oom_note(device, asked, total, free);
+}
+
+/* PyTorch's allocator, once CUDA is initialised; nullptr before. */
+cca::CUDAAllocator *
+allocator_ready() noexcept
+{
+    try {
+        cca::CUDAAllocator *allocator = cca::get();
+        return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+cca::CUDAAllocator &
+allocator_required()
+{
+    cca::CUDAAllocator *allocator = allocator_ready();
+    if (allocator == nullptr) {
+        throw std::runtime_error(
+            "CUDA is not initialised in this process: hooks attached now would do "
+            "nothing; use a device first");
+    }
+    if (allocator->name() != "native") {
+        throw std::runtime_error("this process uses the allocator '" +
+                                 allocator->name() +
+                                 "', and only PyTorch's own can be followed");
+    }
+    return *allocator;
+}
+
+/* Passes every device's lock: who was inside of the tracker before is out of it. */
+void
+pass_locks(cca::CUDAAllocator &allocator)
+{
+    for (int device = 0; device < state().devices; device++) {
+        (void)allocator.getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    }
+}
+
+bool
+never_used(cca::CUDAAllocator &allocator, int device)
+{
+    const auto stats = allocator.getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    return stats.allocation[0].allocated == 0 && stats.segment[0].allocated == 0 &&
+           stats.reserved_bytes[0].current == 0 && stats.num_device_alloc == 0 &&
+           stats.num_ooms == 0;
+}
+
+void
+free_retired(backend_state &mine)
+{
+    if (mine.readers == 0) {
+        for (nt_ring *ring : mine.retired) {
+            core->ring_free(ring);
+        }
+        mine.retired.clear();
+    }
+}
+
+/* Rings of `events` events for all devices, or none where memory is short. While no
+ * event is pushed. */
+void
+make_rings(backend_state &mine, uint64_t events)
+{
+    nt_ring *made[MOST_DEVICES] = {};
+    for (int device = 0; device < mine.devices; device++) {
+        made[device] = core->ring_new(events, 1);
+        if (made[device] == nullptr) {
+            for (int i = 0; i < device; i++) {
+                core->ring_free(made[i]);
+            }
+            throw std::runtime_error("no memory for rings of " +
+                                     std::to_string(events) + " events");
+        }
+    }
+    for (int device = 0; device < mine.devices; device++) {
+        if (slots[device].ring != nullptr) {
+            mine.retired.push_back(slots[device].ring);
+        }
+        slots[device].ring = made[device];
+        slots[device].empty_text = core->ring_add_text(made[device], "", 0);
+    }
+    mine.events = events;
+    free_retired(mine);
+}
+
+nt_live_stat
+stat_of(const c10::CachingAllocator::Stat &stat) noexcept
+{
+    return {stat.current, stat.peak, stat.allocated, stat.freed};
+}
+
+void
+stats_of(const cca::DeviceStats &stats, nt_live_stats *out) noexcept
+{
+    const c10::CachingAllocator::StatArray *metrics[NT_LIVE_METRICS] = {
+        &stats.allocation,      &stats.segment,
+        &stats.active,          &stats.inactive_split,
+        &stats.allocated_bytes, &stats.reserved_bytes,
+        &stats.active_bytes,    &stats.inactive_split_bytes,
+        &stats.requested_bytes,
+    };
+    for (int metric = 0; metric < NT_LIVE_METRICS; metric++) {
+        for (int pool = 0; pool < NT_LIVE_POOLS; pool++) {
+            out->metric[metric][pool] = stat_of((*metrics[metric])[pool]);
+        }
+    }
+    out->oversize_allocations = stat_of(stats.oversize_allocations);
+    out->oversize_segments = stat_of(stats.oversize_segments);
+    out->num_alloc_retries = stats.num_alloc_retries;
+    out->num_ooms = stats.num_ooms;
+    out->num_sync_all_streams = stats.num_sync_all_streams;
+    out->num_device_alloc = stats.num_device_alloc;
+    out->num_device_free = stats.num_device_free;
+    out->max_split_size = stats.max_split_size;
+}
+
+/* ---- the source: what native threads call --------------------------------------- */
+
+int
+source_device_count(void *)
+{
+    if (allocator_ready() == nullptr) {
+        return 0;
+    }
+    const int count = c10::cuda::device_count();
+    return std::min(count, MOST_DEVICES);
+}
+
+int
+source_device_stats(void *, int32_t device, nt_live_stats *out)
+{
+    try {
+        cca::CUDAAllocator *allocator = allocator_ready();
+        if (allocator == nullptr) {
+            return 1;
+        }
+        if (device < 0 || device >= source_device_count(nullptr)) {
+            return -1;
+        }
+        stats_of(allocator->getDeviceStats(static_cast<c10::DeviceIndex>(device)), out);
+        return 0;
+    } catch (...) {
+        return -1;
+    }
+}
+
+int
+source_device_brief(void *, int32_t device, nt_live_brief *out)
+{
+    try {
+        cca::CUDAAllocator *allocator = allocator_ready();
+        if (allocator == nullptr) {
+            return 1;
+        }
+        if (device < 0 || device >= c10::cuda::device_count()) {
+            return -1;
+        }
+        const cca::DeviceStats stats =
+            allocator->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+        out->allocated_bytes = stats.allocated_bytes[0].current;
+        out->reserved_bytes = stats.reserved_bytes[0].current;
+        out->active_bytes = stats.active_bytes[0].current;
+        out->inactive_split_bytes = stats.inactive_split_bytes[0].current;
+        out->requested_bytes = stats.requested_bytes[0].current;
+        out->peak_allocated_bytes = stats.allocated_bytes[0].peak;
+        out->peak_reserved_bytes = stats.reserved_bytes[0].peak;
+        out->ever_reserved_bytes = stats.reserved_bytes[0].allocated;
+        out->num_alloc_retries = stats.num_alloc_retries;
+        out->num_ooms = stats.num_ooms;
+        return 0;
+    } catch (...) {
+        return -1;
+    }
+}
+
+double
+source_device_fraction(void *, int32_t device)
+{
+    try {
+        cca::CUDAAllocator *allocator = allocator_ready();
+        if (allocator == nullptr || device < 0 || device >= c10::cuda::device_count()) {
+            return 1.0;
+        }
+        return allocator->getMemoryFraction(static_cast<c10::DeviceIndex>(device));
+    } catch (...) {
+        return 1.0;
+    }
+}
+
+uint64_t
+source_oom_count(void *, int32_t device)
+{
+    return oom_count(device);
+}
+
+/* One segment with its blocks. */
+int
+emit_segment(nt_live_builder *builder,
+             const c10::CachingDeviceAllocator::SegmentInfo &from)
+{
+    nt_live_segment segment{};
+    segment.address = from.address;
+    segment.total_size = from.total_size;
+    segment.allocated_size = from.allocated_size;
+    segment.active_size = from.active_size;
+    segment.requested_size = from.requested_size;
+    segment.stream = reinterpret_cast<uintptr_t>(from.stream);
+    segment.pool_first = from.owner_private_pool_id.first;
+    segment.pool_second = from.owner_private_pool_id.second;
+    segment.device = from.device;
+    segment.is_large = from.is_large ? 1 : 0;
+    segment.is_expandable = from.is_expandable ? 1 : 0;
+    if (core->add_segment(builder, &segment) != 0) {
+        return -1;
+    }
+    uint64_t address = from.address;
+    for (const auto &found : from.blocks) {
+        nt_live_block block{};
+        block.address = address;
+        block.size = found.size;
+        block.requested_size = found.requested_size;
+        block.state = found.allocated ? 1 : found.active ? 2 : 0;
+        if (core->add_block(builder, &block) != 0) {
+            return -1;
+        }
+        address += found.size;
+    }
+    return 0;
+}
+
+int
+emit_settings(nt_live_builder *builder, const cca::AllocatorConfigInfo &config)
+{
+    const std::string &conf = config.last_allocator_settings;
+    const std::vector<uint64_t> roundup(config.roundup_power2_divisions.begin(),
+                                        config.roundup_power2_divisions.end());
+    int failed =
+        core->set_text(builder, "PYTORCH_CUDA_ALLOC_CONF", conf.data(), conf.size());
+    failed |= core->set_int(builder, "max_split_size",
+                            static_cast<int64_t>(config.max_split_size));
+    failed |= core->set_real(builder, "garbage_collection_threshold",
+                             config.garbage_collection_threshold);
+    failed |= core->set_bool(builder, "expandable_segments",
+                             config.expandable_segments ? 1 : 0);
+    failed |= core->set_int(builder, "pinned_num_register_threads",
+                            static_cast<int64_t>(config.pinned_num_register_threads));
+    failed |= core->set_bool(builder, "release_lock_on_cudamalloc",
+                             config.release_lock_on_malloc ? 1 : 0);
+    failed |= core->set_bool(builder, "pinned_use_cuda_host_register",
+                             config.pinned_use_host_register ? 1 : 0);
+    failed |= core->set_bool(builder, "graph_capture_record_stream_reuse",
+                             config.graph_capture_record_stream_reuse ? 1 : 0);
+    failed |= core->set_roundup(builder, roundup.data(), roundup.size());
+    return failed;
+}
+
+/* PyTorch's segments of all devices, and how far each ring was under that lock. */
+cca::SnapshotInfo
+take_layout(cca::CUDAAllocator &allocator, layout_taking *mine)
+{
+    struct taking_guard {
+        ~taking_guard()
+        {
+            taking = nullptr;
+        }
+    } guard;
+    taking = mine;
+    return allocator.snapshot({0, 0}, false);
+}
+
+int
+emit_layout(nt_live_builder *builder, const cca::SnapshotInfo &info,
+            const layout_taking &mine)
+{
+    const int devices = source_device_count(nullptr);
+    auto segment = info.segments.begin();
+    for (int device = 0; device < devices; device++) {
+        /* Without a marker from every device, whose they are can't be known. */
+        if (slots[device].ring != nullptr && mine.markers == devices &&
+            core->set_mark(builder, device, slots[device].ring, mine.head[device]) !=
+                0) {
+            return -1;
+        }
+        for (; segment != info.segments.end() && segment->device == device; ++segment) {
+            if (emit_segment(builder, *segment) != 0) {
+                return -1;
+            }
+        }
+    }
+    return emit_settings(builder, info.config_metadata);
+}
+
+int
+source_layout(void *, nt_live_device_type type, nt_live_builder *builder)
+{
+    cca::CUDAAllocator *allocator = allocator_ready();
+    if (type != NT_LIVE_CUDA || allocator == nullptr) {
+        return -1;
+    }
+    try {
+        {
+            const std::lock_guard<std::mutex> guard(state().lock);
+            state().readers++;
+            layouts_held++;
+        }
+        layout_taking mine;
+        const cca::SnapshotInfo info = take_layout(*allocator, &mine);
+        clock_refresh();
+        return emit_layout(builder, info, mine);
+    } catch (...) {
+        return -1;
+    }
+}
+
+void
+source_release(void *)
+{
+    try {
+        const std::lock_guard<std::mutex> guard(state().lock);
+        state().readers -= layouts_held;
+        layouts_held = 0;
+        free_retired(state());
+    } catch (...) {
+        /* Rings that were not given back are kept. */
+    }
+}
+
+int64_t
+source_time_us(void *, nt_live_device_type, uint64_t ticks)
+{
+    return clock_us(ticks);
+}
+
+} // namespace
+
+void
+backend_attach(uint64_t events)
+{
+    cca::CUDAAllocator &allocator = allocator_required();
+    const std::lock_guard<std::mutex> guard(state().lock);
+    clock_begin();
+    state().devices = source_device_count(nullptr);
+    mode_word.store(0);
+    pass_locks(allocator);
+    if (events != state().events) {
+        make_rings(state(), events);
+    }
+    if (!state().attached) {
+        allocator.attachAllocatorTraceTracker(&on_event);
+        state().attached = true;
+    }
+}
+
+bool
+backend_attached() noexcept
+{
+    return state().attached;
+}
+
+void
+backend_start(unsigned frames)
+{
+    cca::CUDAAllocator &allocator = allocator_required();
+    const std::lock_guard<std::mutex> guard(state().lock);
+    if (!state().attached) {
+        throw std::runtime_error("the tracker is not attached");
+    }
+    mode_word.store(0);
+    pass_locks(allocator);
+    for (int device = 0; device < state().devices; device++) {
+        core->ring_restart(slots[device].ring, 1);
+        slots[device].freed_addr = 0;
+    }
+    mode_word.store(mode_of(frames), std::memory_order_release);
+    for (int device = 0; device < state().devices; device++) {
+        /* Still unused while recording: nothing can have been missed. */
+        if (never_used(allocator, device)) {
+            __atomic_store_n(&slots[device].ring->late, 0u, __ATOMIC_RELEASE);
+        }
+    }
+}
+
+void
+backend_stop()
+{
+    cca::CUDAAllocator &allocator = allocator_required();
+    const std::lock_guard<std::mutex> guard(state().lock);
+    mode_word.store(0);
+    pass_locks(allocator);
+}
+
+void
+backend_attach_oom()
+{
+    cca::CUDAAllocator &allocator = allocator_required();
+    const std::lock_guard<std::mutex> guard(state().lock);
+    if (!state().oom_attached) {
+        allocator.attachOutOfMemoryObserver(&on_oom);
+        state().oom_attached = true;
+    }
+}
+
+bool
+backend_oom_attached() noexcept
+{
+    return state().oom_attached;
+}
+
+void
+backend_watch_thread()
+{
+    throw std::runtime_error(
+        "this torch is built for CUDA: every thread's device memory is seen, and the "
+        "CPU's is followed with a torch for the CPU only");
+}
+
+bool
+backend_unwatch_thread()
+{
+    return false;
+}
+
+void
+backend_source(nt_live_source *out) noexcept
+{
+    out->device_count = source_device_count;
+    out->device_stats = source_device_stats;
+    out->device_brief = source_device_brief;
+    out->device_fraction = source_device_fraction;
+    out->oom_count = source_oom_count;
+    out->layout = source_layout;
+    out->release = source_release;
+    out->time_us = source_time_us;
+}
+
+const nt_ring *
+backend_ring(int device) noexcept
+{
+    return device >= 0 && device < MOST_DEVICES ? slots[device].ring : nullptr;
+}
+
+bool
+backend_fact(int, const char **, uint64_t *) noexcept
+{
+    return false;
+}
+
+} // namespace neutracer
+
+#endif

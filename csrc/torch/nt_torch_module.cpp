@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The module `_torch`: Python's calls to the backend. No C++ exception leaves it: each
+ * becomes a RuntimeError with its reason.
+ */
+#include "nt_torch.hpp"
+
+#include <cstring>
+#include <exception>
+#include <string>
+
+#if !defined(NT_TORCH_BUILT_FOR) || !defined(NT_TORCH_BUILD_KEY)
+#error "NT_TORCH_BUILT_FOR (torch's version) and NT_TORCH_BUILD_KEY must be defined"
+#endif
+
+using namespace neutracer;
+
+namespace
+{
+
+constexpr const char *SOURCE_CAPSULE = "neutracer._torch.live_source";
+
+nt_live_source live_source = {};
+
+/* Runs `work` without the GIL; false, with RuntimeError set, if it threw. */
+template <typename Work>
+bool
+without_gil(Work work)
+{
+    std::string reason;
+    bool failed = false;
+    PyThreadState *thread = PyEval_SaveThread();
+    try {
+        work();
+    } catch (const std::exception &error) {
+        failed = true;
+        try {
+            reason = error.what();
+        } catch (...) {
+            reason.clear();
+        }
+    } catch (...) {
+        failed = true;
+    }
+    PyEval_RestoreThread(thread);
+    if (failed) {
+        /* c10's errors go on with a C++ stack after the first line. */
+        const size_t end = reason.find('\n');
+        reason.resize(end == std::string::npos ? reason.size() : end);
+        PyErr_SetString(PyExc_RuntimeError, reason.empty()
+                                                ? "PyTorch failed without a reason"
+                                                : reason.c_str());
+    }
+    return !failed;
+}
+
+template <typename Work>
+PyObject *
+none_after(Work work)
+{
+    if (!without_gil(work)) {
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Adds `value` (a new reference, or NULL after a failure) to a dict. */
+bool
+put(PyObject *dict, const char *name, PyObject *value)
+{
+    const bool stored =
+        value != nullptr && PyDict_SetItemString(dict, name, value) == 0;
+    Py_XDECREF(value);
+    return stored;
+}
+
+PyDoc_STRVAR(attach_doc, "attach($module, events, /)\n--\n\n"
+                         "Attach the tracker, once, with rings of `events` events.");
+
+PyObject *
+module_attach(PyObject *, PyObject *argument)
+{
+    const unsigned long long events = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred() != nullptr) {
+        return nullptr;
+    }
+    return none_after([events] { backend_attach(events); });
+}
+
+PyDoc_STRVAR(start_doc,
+             "start($module, frames, /)\n--\n\n"
+             "Record from now on, with up to `frames` Python frames an event.");
+
+/* The number of frames to keep, once it is known that they are read rightly here; -1
+ * with an exception set where it can't be kept. */
+long
+frames_asked(PyObject *argument)
+{
+    const long frames = PyLong_AsLong(argument);
+    if (frames == -1 && PyErr_Occurred() != nullptr) {
+        return -1;
+    }
+    if (frames < 0 || frames > NT_RING_FRAMES) {
+        PyErr_Format(PyExc_ValueError, "frames must be 0 to %d", NT_RING_FRAMES);
+        return -1;
+    }
+    const char *differs = frames == 0 ? nullptr : frames_differ();
+    if (differs != nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, differs);
+        return -1;
+    }
+    return frames;
+}
+
+PyObject *
+module_start(PyObject *, PyObject *argument)
+{
+    const long frames = frames_asked(argument);
+    if (frames < 0) {
+        return nullptr;
+    }
+    return none_after([frames] { backend_start(static_cast<unsigned>(frames)); });
+}
+
+PyDoc_STRVAR(stop_doc, "stop($module, /)\n--\n\n"
+                       "Record nothing until `start`; the tracker stays attached.");
+
+PyObject *
+module_stop(PyObject *, PyObject *)
+{
+    return none_after([] { backend_stop(); });
+}
+
+PyDoc_STRVAR(keep_frames_doc, "keep_frames($module, frames, /)\n--\n\n"
+                              "Keep another number of frames, without a gap.");
+
+PyObject *
+module_keep_frames(PyObject *, PyObject *argument)
+{
+    const long frames = frames_asked(argument);
+    if (frames < 0) {
+        return nullptr;
+    }
+    /* Only what records goes on recording. */
+    uint32_t mode = mode_word.load();
+    while (mode != 0 && !mode_word.compare_exchange_weak(
+                            mode, mode_of(static_cast<unsigned>(frames)))) {
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(watch_doc, "watch_thread($module, /)\n--\n\n"
+                        "Follow what the calling thread allocates on the CPU.");
+
+PyObject *
+module_watch_thread(PyObject *, PyObject *)
+{
+    return none_after([] { backend_watch_thread(); });
+}
+
+PyDoc_STRVAR(unwatch_doc,
+             "unwatch_thread($module, /)\n--\n\n"
+             "Leave the calling thread alone again; whether it was watched.");
+
+PyObject *
+module_unwatch_thread(PyObject *, PyObject *)
+{
+    bool watched = false;
+    if (!without_gil([&watched] { watched = backend_unwatch_thread(); })) {
+        return nullptr;
+    }
+    return PyBool_FromLong(watched ? 1 : 0);
+}
+
+PyObject *
+ring_facts()
+{
+    PyObject *list = PyList_New(0);
+    for (int device = 0; list != nullptr && device < MOST_DEVICES; device++) {
+        const nt_ring *ring = backend_ring(device);
+        if (ring == nullptr) {
+            continue;
+        }
+        PyObject *row = Py_BuildValue(
+            "iKK", device, static_cast<unsigned long long>(nt_ring_head(ring)),
+            static_cast<unsigned long long>(ring->mask + 1));
+        if (row == nullptr || PyList_Append(list, row) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+PyDoc_STRVAR(state_doc, "state($module, /)\n--\n\n"
+                        "What is attached and what it does, as a dict.");
+
+PyObject *
+module_state(PyObject *, PyObject *)
+{
+    const uint32_t mode = mode_word.load();
+    PyObject *dict = PyDict_New();
+    if (dict == nullptr) {
+        return nullptr;
+    }
+    bool stored = put(dict, "backend", PyUnicode_FromString(backend_name)) &&
+                  put(dict, "attached", PyBool_FromLong(backend_attached())) &&
+                  put(dict, "active", PyBool_FromLong(mode != 0)) &&
+                  put(dict, "frames", PyLong_FromUnsignedLong(mode_frames(mode))) &&
+                  put(dict, "oom_attached", PyBool_FromLong(backend_oom_attached())) &&
+                  put(dict, "ooms", PyLong_FromUnsignedLongLong(oom_count(-1))) &&
+                  put(dict, "rings", ring_facts());
+    const char *name = nullptr;
+    uint64_t value = 0;
+    for (int i = 0; stored && backend_fact(i, &name, &value); i++) {
+        stored = put(dict, name, PyLong_FromUnsignedLongLong(value));
+    }
+    if (!stored) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+bool
+put_stat(PyObject *dict, const std::string &name, const nt_live_stat &stat)
+{
+    return put(dict, (name + ".current").c_str(), PyLong_FromLongLong(stat.current)) &&
+           put(dict, (name + ".peak").c_str(), PyLong_FromLongLong(stat.peak)) &&
+           put(dict, (name + ".allocated").c_str(),
+               PyLong_FromLongLong(stat.allocated)) &&
+           put(dict, (name + ".freed").c_str(), PyLong_FromLongLong(stat.freed));
+}
+
+/* PyTorch's keys of memory_stats(). */
+bool
+put_stats(PyObject *dict, const nt_live_stats &stats)
+{
+    static const char *const METRICS[NT_LIVE_METRICS] = {
+        "allocation",      "segment",        "active",       "inactive_split",
+        "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes",
+        "requested_bytes",
+    };
+    static const char *const POOLS[NT_LIVE_POOLS] = {"all", "small_pool", "large_pool"};
+    for (int metric = 0; metric < NT_LIVE_METRICS; metric++) {
+        for (int pool = 0; pool < NT_LIVE_POOLS; pool++) {
+            const std::string name = std::string(METRICS[metric]) + "." + POOLS[pool];
+            if (!put_stat(dict, name, stats.metric[metric][pool])) {
+                return false;
+            }
+        }
+    }
+    const struct {
+        const char *name;
+        int64_t value;
+    } counts[] = {
+        {"num_alloc_retries", stats.num_alloc_retries},
+        {"num_ooms", stats.num_ooms},
+        {"num_sync_all_streams", stats.num_sync_all_streams},
+        {"num_device_alloc", stats.num_device_alloc},
+        {"num_device_free", stats.num_device_free},
+        {"max_split_size", stats.max_split_size},
+    };
+    for (const auto &count : counts) {
+        if (!put(dict, count.name, PyLong_FromLongLong(count.value))) {
+            return false;
+        }
+    }
+    return put_stat(dict, "oversize_allocations", stats.oversize_allocations) &&
+           put_stat(dict, "oversize_segments", stats.oversize_segments);
+}
+
+PyDoc_STRVAR(
+    device_stats_doc,
+    "device_stats($module, device, /)\n--\n\n"
+    "The figures of torch.cuda.memory_stats(device), or None if they can't be\n"
+    "had.");
+
+PyObject *
+module_device_stats(PyObject *, PyObject *argument)
+{
+    const long device = PyLong_AsLong(argument);
+    if (device == -1 && PyErr_Occurred() != nullptr) {
+        return nullptr;
+    }
+    nt_live_stats stats;
+    int failed = -1;
+    const auto number = static_cast<int32_t>(device);
+    Py_BEGIN_ALLOW_THREADS;
+    failed = live_source.device_stats(nullptr, number, &stats);
+    Py_END_ALLOW_THREADS;
+    if (failed != 0) {
+        Py_RETURN_NONE;
+    }
+    PyObject *dict = PyDict_New();
+    try {
+        if (dict != nullptr && !put_stats(dict, stats)) {
+            Py_CLEAR(dict);
+        }
+    } catch (...) {
+        Py_CLEAR(dict);
+        PyErr_NoMemory();
+    }
+    return dict;
+}
+
+PyDoc_STRVAR(
+    check_frames_doc,
+    "check_frames($module, /)\n--\n\n"
+    "None if the frames found here are those that Python names, else why not.");
+
+PyObject *
+module_check_frames(PyObject *, PyObject *)
+{
+    const char *differs = frames_differ();
+    if (differs == nullptr) {
+        Py_RETURN_NONE;
+    }
+    return PyUnicode_FromString(differs);
+}
+
+PyDoc_STRVAR(attach_oom_doc, "attach_oom($module, /)\n--\n\n"
+                             "Attach the out-of-memory observer, once.");
+
+PyObject *
+module_attach_oom(PyObject *, PyObject *)
+{
+    return none_after([] { backend_attach_oom(); });
+}
+
+PyDoc_STRVAR(
+    oom_listen_doc,
+    "oom_listen($module, callable, /)\n--\n\n"
+    "Call `callable(device, asked, total, free, time_ns, thread)` at each OOM;\n"
+    "None ends it.");
+
+PyObject *
+module_oom_listen(PyObject *, PyObject *callable)
+{
+    oom_listen(callable == Py_None ? nullptr : callable);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(oom_error_doc, "oom_error($module, /)\n--\n\n"
+                            "What the callable of `oom_listen` raised last, as text.");
+
+PyObject *
+module_oom_error(PyObject *, PyObject *)
+{
+    return oom_listener_error();
+}
+
+PyDoc_STRVAR(oom_descriptor_doc,
+             "oom_descriptor($module, /)\n--\n\n"
+             "An eventfd that is readable after an OOM; -1 where there is none.");
+
+PyObject *
+module_oom_descriptor(PyObject *, PyObject *)
+{
+    return PyLong_FromLong(oom_descriptor());
+}
+
+PyDoc_STRVAR(oom_facts_doc,
+             "oom_facts($module, /)\n--\n\n"
+             "The last OOMs as (number, device, asked, total, free, time_ns, thread).");
+
+PyObject *
+module_oom_facts(PyObject *, PyObject *)
+{
+    oom_fact facts[MOST_OOM_FACTS];
+    const size_t count = oom_facts(facts);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != nullptr && i < count; i++) {
+        const oom_fact &fact = facts[i];
+        PyObject *row = Py_BuildValue(
+            "KLKKKLL", static_cast<unsigned long long>(fact.number),
+            static_cast<long long>(fact.device),
+            static_cast<unsigned long long>(fact.asked),
+            static_cast<unsigned long long>(fact.total),
+            static_cast<unsigned long long>(fact.free),
+            static_cast<long long>(fact.time_ns), static_cast<long long>(fact.thread));
+        if (row == nullptr || PyList_Append(list, row) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+PyMethodDef module_methods[] = {
+    {"attach", module_attach, METH_O, attach_doc},
+    {"start", module_start, METH_O, start_doc},
+    {"keep_frames", module_keep_frames, METH_O, keep_frames_doc},
+    {"stop", module_stop, METH_NOARGS, stop_doc},
+    {"watch_thread", module_watch_thread, METH_NOARGS, watch_doc},
+    {"unwatch_thread", module_unwatch_thread, METH_NOARGS, unwatch_doc},
+    {"state", module_state, METH_NOARGS, state_doc},
+    {"device_stats", module_device_stats, METH_O, device_stats_doc},
+    {"check_frames", module_check_frames, METH_NOARGS, check_frames_doc},
+    {"attach_oom", module_attach_oom, METH_NOARGS, attach_oom_doc},
+    {"oom_listen", module_oom_listen, METH_O, oom_listen_doc},
+    {"oom_error", module_oom_error, METH_NOARGS, oom_error_doc},
+    {"oom_descriptor", module_oom_descriptor, METH_NOARGS, oom_descriptor_doc},
+    {"oom_facts", module_oom_facts, METH_NOARGS, oom_facts_doc},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+/* Nothing of c10 may be used with another torch than the one compiled against. */
+bool
+torch_fits()
+{
+    PyObject *torch = PyImport_ImportModule("torch");
+    PyObject *version =
+        torch == nullptr ? nullptr : PyObject_GetAttrString(torch, "__version__");
+    PyObject *text = version == nullptr ? nullptr : PyObject_Str(version);
+    const char *running = text == nullptr ? nullptr : PyUnicode_AsUTF8(text);
+    const bool fits = running != nullptr && strcmp(running, NT_TORCH_BUILT_FOR) == 0;
+    if (running != nullptr && !fits) {
+        PyErr_Format(PyExc_ImportError,
+                     "the hooks were built for torch %s, and this is torch %s",
+                     NT_TORCH_BUILT_FOR, running);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(version);
+    Py_XDECREF(torch);
+    return fits;
+}
+
+bool
+core_fits()
+{
+    core = static_cast<const nt_live_api *>(PyCapsule_Import(NT_LIVE_CAPSULE, 0));
+    if (core == nullptr) {
+        return false;
+    }
+    if (core->version != NT_LIVE_API_VERSION || core->size != sizeof(nt_live_api)) {
+        PyErr_Format(PyExc_ImportError,
+                     "the hooks were built for version %d of the core's interface, and "
+                     "this core has version %d",
+                     NT_LIVE_API_VERSION, static_cast<int>(core->version));
+        return false;
+    }
+    return true;
+}
+
+int
+module_exec(PyObject *module)
+{
+    if (!torch_fits() || !core_fits()) {
+        return -1;
+    }
+    live_source.version = NT_LIVE_API_VERSION;
+    live_source.size = sizeof(nt_live_source);
+    live_source.ctx = nullptr;
+    backend_source(&live_source);
+    PyObject *capsule = PyCapsule_New(&live_source, SOURCE_CAPSULE, nullptr);
+    if (capsule == nullptr || PyModule_AddObject(module, "live_source", capsule) != 0) {
+        Py_XDECREF(capsule);
+        return -1;
+    }
+    const char *refused = frames_refused();
+    if (PyModule_AddStringConstant(module, "built_for", NT_TORCH_BUILT_FOR) != 0 ||
+        PyModule_AddStringConstant(module, "build_key", NT_TORCH_BUILD_KEY) != 0 ||
+        PyModule_AddStringConstant(module, "backend", backend_name) != 0 ||
+        PyModule_AddStringConstant(module, "frames_refused",
+                                   refused == nullptr ? "" : refused) != 0 ||
+        PyModule_AddIntConstant(module, "MOST_FRAMES", NT_RING_FRAMES) != 0) {
+        return -1;
+    }
+    return 0;
+}
+
+PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, reinterpret_cast<void *>(module_exec)},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, nullptr},
+};
+
+PyDoc_STRVAR(module_doc, "PyTorch's allocators, followed through c10.");
+
+PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "_torch", module_doc, 0,       module_methods,
+    module_slots,          nullptr,  nullptr,    nullptr,
+};
+
+} // namespace
+
+PyMODINIT_FUNC
+PyInit__torch(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose memory it is that grows: the stacks of what survives step after step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from neutracer.diagnose.leak_trend_series import Observed
+from neutracer.render.document import Place
+from neutracer.trace.places import place_of
+from neutracer.trace.roles import Role, role_of
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.table import Frame
+
+__all__ = ["Growth", "Survivors", "allocated_blocks", "growth_of", "snapshot_growth"]
+
+# A stack grows if it leaves something in so many steps at least, and at least once in so
+# many steps: weights are made in one step, and an optimizer's state in one or two.
+_FEWEST_STEPS = 3
+_RAREST = 20
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What one stack leaves behind, step after step.
+
+    Attributes:
+        place: The line of the program.
+        stack: The frames, innermost first; empty where none were recorded.
+        category: What the blocks are for, as far as the trace tells.
+        bytes: All that it left, and still holds, or held at the fall.
+        count: In how many blocks.
+        steps: In how many steps it left something.
+        bytes_per_step: The mean over all steps that were looked at.
+        share: Of what all stacks left.
+        holders: What keeps some of it alive in this process, as `why_alive` says; empty
+            where that was not asked.
+    """
+
+    place: Place
+    stack: tuple[Frame, ...]
+    category: str
+    bytes: int
+    count: int
+    steps: int
+    bytes_per_step: float
+    share: float
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """The blocks behind a growth.
+
+    Attributes:
+        growth: By stack, the most bytes first.
+        addresses: (address, size) of those that live at the end of the trace, the newest
+            of each stack first, in the order of `growth`.
+        freed: The lines that freed what fell, with bytes; empty where nothing fell.
+    """
+
+    growth: tuple[Growth, ...] = ()
+    addresses: tuple[tuple[tuple[int, int], ...], ...] = ()
+    freed: tuple[tuple[Place, int], ...] = ()
+
+
+def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:
+    """What a trace's blocks say: those that outlive the step after their own.
+
+    Args:
+        seen: With its trace.
+        warmup: Steps that are set aside.
+        fell: Whether the series is a saw-tooth: then what was freed later counts too.
+    """
+    timeline = seen.timeline
+    if timeline is None:
+        return Survivors()
+    rows, starts = timeline.allocations, seen.starts
+    last = len(starts) - 2
+    made, freed = rows.codes("alloc_event"), list(rows.codes("free_event"))
+    if seen.failed is not None:
+        freed = [-1 if event >= seen.failed else event for event in freed]
+    sizes, stacks = rows.codes("size"), rows.codes("stack")
+    roles: dict[int, Role] = {}
+    groups: dict[int, list[tuple[int, int]]] = {}
+    begin, end = starts[min(warmup, last)], starts[last]
+    fallen: list[int] = []
+    for row, event in enumerate(made):
+        if not begin <= event < end or (freed[row] != -1 and not fell):
+            continue
+        step = bisect_right(starts, event) - 1
+        if freed[row] != -1 and freed[row] < starts[min(step + 2, last)]:
+            continue
+        if stacks[row] not in roles:
+            roles[stacks[row]] = role_of(rows[row].stack)
+        if roles[stacks[row]] is not Role.STATE:
+            groups.setdefault(stacks[row], []).append((step, row))
+            if freed[row] != -1:
+                fallen.append(freed[row])
+    considered = max(last - warmup, 1)
+    kept = {
+        stack: found
+        for stack, found in groups.items()
+        if _recurs({step for step, _ in found}, warmup, last)
+    }
+    total = sum(sizes[row] for found in kept.values() for _, row in found)
+    found = []
+    for items in kept.values():
+        nbytes = sum(sizes[row] for _, row in items)
+        names = Counter[str]()
+        for _, row in items:
+            names[timeline.categories.name(row)] += sizes[row]
+        stack = rows[items[0][1]].stack
+        grown = Growth(
+            place=place_of(stack),
+            stack=stack,
+            category=names.most_common(1)[0][0],
+            bytes=nbytes,
+            count=len(items),
+            steps=len({step for step, _ in items}),
+            bytes_per_step=nbytes / considered,
+            share=nbytes / total if total else 0.0,
+        )
+        addresses = rows.codes("address")
+        alive = [(addresses[row], sizes[row]) for _, row in reversed(items) if freed[row] == -1]
+        found.append((grown, tuple(alive)))
+    found.sort(key=lambda one: -one[0].bytes)
+    return Survivors(
+        tuple(grown for grown, _ in found),
+        tuple(alive for _, alive in found),
+        _lines(timeline.events, fallen),
+    )
+
+
+def _recurs(steps: set[int], warmup: int, last: int) -> bool:
+    """Whether something is left step after step, to the end."""
+    looked = max(last - warmup, 1)
+    if len(steps) < max(_FEWEST_STEPS, looked / _RAREST):
+        return False
+    middle = (warmup + last) / 2
+    return min(steps) < middle <= max(steps)
+
+
+def _lines(events: object, freed: Sequence[int]) -> tuple[tuple[Place, int], ...]:
+    """The lines that freed, with how many blocks."""
+    counts = Counter(place_of(events[event].stack) for event in freed)  # type: ignore[index]
+    return tuple(counts.most_common())
+
+
+def snapshot_growth(
+    shots: Sequence[Snapshot], device: int | None, warmup: int
+) -> tuple[Growth, ...]:
+    """Growth by stack over a sequence of snapshots, from the first behind the warm-up on.
+
+    A stack counts if it holds more from one snapshot to the next in half of the cases at
+    least, and less in none.
+    """
+    series = [_held(shot, shot.device(device)) for shot in shots[warmup:]]
+    if len(series) < 2:
+        return ()
+    grown = []
+    for stack in series[-1]:
+        held = [one.get(stack, (0, 0)) for one in series]
+        rises = [b[0] - a[0] for a, b in pairwise(held)]
+        up = sum(rise > 0 for rise in rises)
+        if 2 * up >= len(rises) and min(rises) >= 0 and up >= min(2, len(rises)):
+            nbytes, count = held[-1][0] - held[0][0], held[-1][1] - held[0][1]
+            grown.append((stack, nbytes, count, up, nbytes / len(rises)))
+    total = sum(nbytes for _, nbytes, *_ in grown)
+    found = [
+        Growth(place_of(stack), stack, "unknown", nbytes, count, up, rate, nbytes / total)
+        for stack, nbytes, count, up, rate in grown
+    ]
+    return tuple(sorted(found, key=lambda one: -one.bytes))
+
+
+def _held(shot: Snapshot, device: int) -> dict[tuple[Frame, ...], tuple[int, int]]:
+    """Allocated bytes and blocks by stack."""
+    sums: dict[tuple[Frame, ...], tuple[int, int]] = {}
+    for frames, nbytes in allocated_blocks(shot, device):
+        held, count = sums.get(frames, (0, 0))
+        sums[frames] = (held + nbytes, count + 1)
+    return sums
+
+
+def allocated_blocks(shot: Snapshot, device: int) -> Iterable[tuple[tuple[Frame, ...], int]]:
+    """The stack and size of each allocated block of a device."""
+    devices = shot.segments.codes("device")
+    blocks = shot.blocks
+    columns = zip(
+        blocks.codes("segment"),
+        blocks["state"],
+        blocks.codes("stack"),
+        blocks.codes("size"),
+        strict=True,
+    )
+    for segment, state, stack, size in columns:
+        if state == "active_allocated" and devices[segment] == device:
+            yield shot.stacks[stack], size

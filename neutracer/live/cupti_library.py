@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where CUPTI is, and to whom the files belong that ask for device memory.
+
+A process must not have two copies of CUPTI at work. One that is loaded already, as torch
+loads it for its profiler, is taken before any other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["RULES", "candidates", "library_of"]
+
+#: (part of a file's path, library): the first that fits counts.
+RULES: tuple[tuple[str, str], ...] = (
+    ("/libc10", "PyTorch"),
+    ("/libnccl", "NCCL"),
+    ("/libcublas", "cuBLAS"),
+    ("/libcudnn", "cuDNN"),
+    ("/cupy", "CuPy"),
+    ("/libcufft", "cuFFT"),
+    ("/libcusolver", "cuSOLVER"),
+    ("/libcusparse", "cuSPARSE"),
+    ("/libcurand", "cuRAND"),
+    ("/libnvshmem", "NVSHMEM"),
+    ("/libnvinfer", "TensorRT"),
+    ("/libtorch_nvshmem", "NVSHMEM"),
+    ("/triton/", "Triton"),
+    ("/.triton/", "Triton"),
+    ("/torchinductor_", "Triton"),
+    ("/libtriton", "Triton"),
+    ("__triton_launcher", "Triton"),
+    ("/libtorch", "PyTorch"),
+    ("/numba/", "Numba"),
+    ("/jaxlib/", "JAX"),
+    ("/jax_cuda", "JAX"),
+    ("/tensorflow/", "TensorFlow"),
+    ("/onnxruntime", "ONNX Runtime"),
+    ("/libcudart", "the CUDA runtime"),
+    ("/libcuda.so", "the CUDA driver"),
+)
+
+_LOADED = re.compile(r"(/\S*/libcupti\.so[.\d]*)$")
+_PLAIN = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
+
+
+def library_of(path: str) -> str:
+    """The library that a file belongs to, as the table of an attribution calls it."""
+    for part, library in RULES:
+        if part in path:
+            return library
+    name = path.rpartition("/")[2]
+    return name.partition(".so.")[0] + ".so" if ".so." in name else name
+
+
+def candidates() -> Iterator[tuple[str, bool]]:
+    """(file or soname, whether it counts only if it is loaded), the best first."""
+    for path in _loaded():
+        yield path, True
+    major = _cuda_major()
+    for folder in map(Path, sys.path):
+        for file in sorted(folder.glob("nvidia/*/lib/libcupti.so.*")):
+            if major is None or file.name.startswith(f"libcupti.so.{major}"):
+                yield str(file), False
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        for inner in ("extras/CUPTI/lib64", "lib64", "lib"):
+            if home and Path(home, inner, "libcupti.so").exists():
+                yield str(Path(home, inner, "libcupti.so")), False
+    for name in _PLAIN:
+        yield name, False
+
+
+def _loaded() -> list[str]:
+    """Files of CUPTI that this process has loaded, torch's first."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    found = (match[1] for line in maps.splitlines() if (match := _LOADED.search(line)))
+    # Triton has a copy of its own, for a profiler that is hardly ever on.
+    return sorted(dict.fromkeys(found), key=lambda path: "/triton/" in path)
+
+
+def _cuda_major() -> str | None:
+    """The release of CUDA that torch was built for: "13"."""
+    torch = sys.modules.get("torch")
+    version = getattr(getattr(torch, "version", None), "cuda", None)
+    return version.partition(".")[0] if isinstance(version, str) else None

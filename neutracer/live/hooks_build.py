@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the hooks on c10 are found, and how they are compiled for the installed torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from neutracer.errors import UnavailableError
+
+__all__ = ["Target", "build", "cache_folder", "command", "find", "installed_torch", "target"]
+
+#: The releases of torch that the hooks were run on, by backend.
+RUN_ON = {"cuda": ((2, 11),), "cpu": ((2, 13),)}
+
+#: Files that are compiled, and headers of the core that they include.
+_FOLDERS = ("torch", "core/base", "core/trace")
+_HEADERS = ("core/base/nt_ring.h", "core/trace/nt_live_api.h")
+
+_UNTRIED = "NEUTRACER_HOOKS_UNTRIED"
+_LIMIT_S = 600
+_FALLBACK = "PyTorch's own Python entry points are used instead"
+
+
+@dataclass(frozen=True)
+class Torch:
+    """An installed torch, as its files tell.
+
+    Attributes:
+        version: Its version, as `torch.__version__` has it.
+        backend: "cuda", "cpu", or the name of another one.
+        folder: Its package's folder.
+    """
+
+    version: str
+    backend: str
+    folder: Path
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version."""
+        match = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the hooks are compiled for.
+
+    Attributes:
+        torch: The torch.
+        key: Names everything that the compiled module depends on: torch's version, the
+            interpreter and its ABI, the machine, the sources.
+        file: The name of the compiled module.
+    """
+
+    torch: Torch
+    key: str
+    file: str
+
+
+def installed_torch() -> Torch:
+    """The torch that `import torch` gives, without importing it.
+
+    Raises:
+        UnavailableError: There is none, or its files don't tell its version.
+    """
+    loaded = sys.modules.get("torch")
+    spec = getattr(loaded, "__spec__", None) or importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise UnavailableError("torch", "install it with 'pip install torch'")
+    folder = Path(spec.origin).parent
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8")
+    except OSError as error:
+        raise UnavailableError("torch's version", f"{folder} can't be read ({error})") from error
+    facts = dict(re.findall(r"^(__version__|cuda|hip|xpu)\b[^=\n]*= '([^']*)'", text, re.M))
+    if "__version__" not in facts:
+        raise UnavailableError("torch's version", f"{folder / 'version.py'} does not tell it")
+    backend = next((name for name in ("hip", "xpu", "cuda") if name in facts), "cpu")
+    return Torch(facts["__version__"], backend, folder)
+
+
+def source_folder() -> Path:
+    """The folder `csrc` with the hooks' sources: in the package, or beside it in a checkout.
+
+    Raises:
+        UnavailableError: It is in neither place.
+    """
+    package = Path(__file__).parents[1]
+    for folder in (package / "csrc", package.parent / "csrc"):
+        if (folder / "torch").is_dir():
+            return folder
+    raise UnavailableError("the source of the hooks", "install neutracer again")
+
+
+def target() -> Target:
+    """What the hooks would be compiled for here.
+
+    Raises:
+        UnavailableError: They can't be had: no torch, or not one that they are known
+            to fit; the reason says which.
+    """
+    torch = installed_torch()
+    refused = _refusal(torch)
+    if refused:
+        raise UnavailableError("the hooks on PyTorch's allocator", refused)
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    key = f"torch{torch.version}-{sysconfig.get_config_var('SOABI')}-{platform.machine()}"
+    key = re.sub(r"[^\w.+-]", "_", key)
+    return Target(torch, f"{key}-{_source_hash(torch)}", f"_torch{suffix}")
+
+
+def _refusal(torch: Torch) -> str:
+    """Why the hooks are not for this torch, or ""."""
+    if sys.platform != "linux":
+        return f"they are for Linux; {_FALLBACK}"
+    if sys.implementation.name != "cpython":
+        return f"they are for CPython; {_FALLBACK}"
+    known = RUN_ON.get(torch.backend)
+    if known is None:
+        return f"they are for torch with CUDA or for the CPU, not {torch.backend}; {_FALLBACK}"
+    if torch.release in known or os.environ.get(_UNTRIED) == "1":
+        return ""
+    names = ", ".join(f"{major}.{minor}" for major, minor in known)
+    return (
+        f"they were run on torch {names} ({torch.backend}) and this is {torch.version}; "
+        f"{_FALLBACK} ({_UNTRIED}=1 tries it all the same)"
+    )
+
+
+def _sources() -> list[Path]:
+    folder = source_folder()
+    return sorted((folder / "torch").glob("*.cpp"))
+
+
+def _source_hash(torch: Torch) -> str:
+    folder = source_folder()
+    files = [*sorted((folder / "torch").glob("*.?pp")), *(folder / name for name in _HEADERS)]
+    digest = hashlib.sha256(repr(_flags(torch)).encode())
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _cxx_abi() -> int:
+    """Which of its two ABIs of std::string torch was built with."""
+    loaded = getattr(sys.modules.get("torch"), "_C", None)
+    return int(getattr(loaded, "_GLIBCXX_USE_CXX11_ABI", True))
+
+
+def _flags(torch: Torch) -> list[str]:
+    """What does not depend on where things lie."""
+    standard = "c++20" if torch.release >= (2, 12) else "c++17"
+    flags = [f"-std={standard}", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
+    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={_cxx_abi()}"]
+    return [*flags, f'-DNT_TORCH_BUILT_FOR="{torch.version}"']
+
+
+def _cuda_includes(torch: Torch) -> list[str]:
+    """Folders with the CUDA runtime's headers: pip's beside torch, or a toolkit's."""
+    site = torch.folder.parent
+    found = sorted(site.glob("nvidia/cu*/include/cuda_runtime_api.h"))
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    toolkit = [Path(home, "include", "cuda_runtime_api.h")]
+    folders = [path.parent for path in [*found, *toolkit] if path.exists()]
+    if not folders:
+        raise UnavailableError(
+            "the CUDA runtime's headers",
+            "install the CUDA toolkit, or torch with its own CUDA packages",
+        )
+    flags = [word for folder in folders[:1] for word in ("-isystem", str(folder))]
+    # pip's headers lack a part (crt/) that triton's, installed with torch, have.
+    for folder in [site / "triton" / "backends" / "nvidia" / "include", *folders[1:]]:
+        if folder.is_dir():
+            flags += ["-idirafter", str(folder)]
+    return flags
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX", ""), "g++", "c++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise UnavailableError(
+        "a C++ compiler", "install g++, or run 'neutracer build-hooks' where there is one"
+    )
+
+
+def command(goal: Target, output: Path) -> list[str]:
+    """The one call of the compiler that builds the hooks.
+
+    Args:
+        goal: What for.
+        output: The file that it writes.
+
+    Raises:
+        UnavailableError: The compiler or headers are missing.
+    """
+    torch = goal.torch
+    python = sysconfig.get_paths()["include"]
+    if not Path(python, "Python.h").exists():
+        raise UnavailableError("Python's headers", "install python3-dev (or python3-devel)")
+    headers = torch.folder / "include"
+    if not (headers / "c10").is_dir():
+        raise UnavailableError("torch's C++ headers", f"there are none in {headers}")
+    folder = source_folder()
+    words = [_compiler(), *_flags(torch), f'-DNT_TORCH_BUILD_KEY="{goal.key}"']
+    words += [f"-I{folder / 'torch'}", f"-I{folder / 'core'}"]
+    words += ["-isystem", str(headers), "-isystem", python]
+    if torch.backend == "cuda":
+        words += _cuda_includes(torch)
+    words += [str(path) for path in _sources()]
+    libraries = ["-lc10", "-lc10_cuda" if torch.backend == "cuda" else "-ltorch_cpu"]
+    return [*words, f"-L{torch.folder / 'lib'}", *libraries, "-o", str(output)]
+
+
+def cache_folder() -> Path:
+    """Where the hooks are kept for this user; NEUTRACER_CACHE names another place."""
+    named = os.environ.get("NEUTRACER_CACHE")
+    if named:
+        return Path(named, "hooks")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "neutracer", "hooks")
+
+
+def find(goal: Target) -> Path | None:
+    """The compiled hooks: in NEUTRACER_HOOKS if that is set, else in the cache.
+
+    What others could have written is passed over.
+    """
+    named = os.environ.get("NEUTRACER_HOOKS")
+    for folder in [*([Path(named)] if named else []), cache_folder()]:
+        path = folder / goal.key / goal.file
+        if path.is_file() and not any(map(_unsafe, (path, path.parent, folder))):
+            return path
+    return None
+
+
+def _unsafe(path: Path) -> str:
+    """Why what lies there can't be trusted to be this user's or root's, or ""."""
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user"
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        return f"{path} can be written by others"
+    return ""
+
+
+def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> Path:
+    """Compile the hooks, unless they are there.
+
+    Several processes may do so at once: one compiles, the others wait for it.
+
+    Args:
+        goal: What for.
+        folder: Where to, None for the cache.
+        again: Compile even if they are there.
+
+    Returns:
+        The compiled module.
+
+    Raises:
+        UnavailableError: Compiler, headers or a safe folder are missing, or the
+            compiler failed; the reason ends with what it said.
+    """
+    place = (cache_folder() if folder is None else folder) / goal.key
+    path = place / goal.file
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in (place.parent, place):
+            reason = _unsafe(made)
+            if reason:
+                raise UnavailableError("a safe folder for the hooks", reason)
+        with _alone(place):
+            if again or not path.is_file() or _unsafe(path):
+                _compile(goal, path)
+    except OSError as error:
+        raise UnavailableError("a folder for the hooks", str(error)) from error
+    return path
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """One process at a time, where the file system can lock."""
+    handle = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _compile(goal: Target, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch, path.name)
+        words = command(goal, made)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise UnavailableError("the hooks", f"compiling took over {_LIMIT_S} s") from None
+        if done.returncode != 0:
+            raise UnavailableError("the hooks", f"{words[0]} failed: {_last_words(done.stderr)}")
+        made.chmod(0o700)
+        os.replace(made, path)
+
+
+def _last_words(text: str) -> str:
+    """What a compiler said, without where it was when it said it."""
+    lines = [line for line in text.splitlines() if "error" in line.lower()]
+    return (lines or text.splitlines() or ["nothing was said"])[0].strip()[:500]

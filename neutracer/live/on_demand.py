@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Something done beside a running program: at a signal, and every few minutes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = ["OnDemand"]
+
+_LOGGER = logging.getLogger("neutracer")
+
+
+class OnDemand:
+    """A thread that acts when a signal comes, and at intervals.
+
+    The signal wakes it even while the main thread is inside of C code, as where a
+    collective hangs, so long as that has let go of the GIL: Python writes the signal's
+    number to a pipe at once, and runs handlers only when the main thread comes back. Where
+    the program takes that pipe for itself (asyncio does) the handler wakes the thread.
+    A program that handles the signal itself is left to it.
+    """
+
+    def __init__(
+        self, action: Callable[[str], object], *, every_s: float | None, signum: int | None
+    ) -> None:
+        """Set up; `start` begins.
+
+        Args:
+            action: Is called with "signal" or "interval", on the thread. What it raises
+                is logged.
+            every_s: Seconds between two actions, or None.
+            signum: The signal, or None.
+        """
+        self._action = action
+        self._every_s = every_s
+        self._signum = signum
+        self._read, self._write = -1, -1
+        self._process = 0
+        self._previous: Any = None
+        self._wakeup = -1
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; call it from the main thread."""
+        if self._every_s is None and self._signum is None:
+            return
+        self._process = os.getpid()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        if threading.current_thread() is not threading.main_thread():
+            # Only the main thread may have a signal handled.
+            self._signum = None
+        if self._signum is not None:
+            self._previous = signal.signal(self._signum, self._handle)
+            self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            if self._wakeup != -1:
+                # Somebody else waits for signals there.
+                signal.set_wakeup_fd(self._wakeup)
+            os.register_at_fork(after_in_child=self._leave_child)
+        self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for an action that is under way; call it from the main thread."""
+        if self._thread is None or self._process != os.getpid():
+            return
+        self._give_back()
+        os.write(self._write, b"\0")
+        self._thread.join()
+        self._thread = None
+        os.close(self._read)
+        os.close(self._write)
+
+    def _give_back(self) -> None:
+        if self._signum is None:
+            return
+        if signal.getsignal(self._signum) == self._handle:
+            signal.signal(self._signum, self._previous)
+        if self._is_wakeup():
+            signal.set_wakeup_fd(-1)
+
+    def _is_wakeup(self) -> bool:
+        """Whether signals are still told by our pipe; in the main thread."""
+        current = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(current)
+        return current == self._write
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if not self._is_wakeup():
+            os.write(self._write, bytes([signum]))
+
+    def _leave_child(self) -> None:
+        # The child of a fork meets the signal as it would without this.
+        if self._thread is not None:
+            self._give_back()
+            self._thread = None
+
+    def _run(self) -> None:
+        due = None if self._every_s is None else time.monotonic() + self._every_s
+        while True:
+            timeout = None if due is None else max(due - time.monotonic(), 0.0)
+            if select.select([self._read], [], [], timeout)[0]:
+                came = os.read(self._read, 4096)
+                if 0 in came:
+                    return
+                if self._is_for_us(came):
+                    self._act("signal")
+            if due is not None and self._every_s is not None and time.monotonic() >= due:
+                self._act("interval")
+                due = time.monotonic() + self._every_s
+
+    def _is_for_us(self, came: bytes) -> bool:
+        if self._signum is None or self._signum not in came:
+            return False
+        return signal.getsignal(self._signum) == self._handle
+
+    def _act(self, reason: str) -> None:
+        try:
+            self._action(reason)
+        except Exception:
+            _LOGGER.exception("a report could not be written")

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Being told before PyTorch's profiler takes CUPTI.
+
+PyTorch has no hook for this. It does have one door: every profiler that records on the
+device, with a schedule or without, calls `torch.autograd.profiler._prepare_profiler` by its
+name in that module before it touches CUPTI. While somebody waits to be told, that name
+leads to a function here which tells them and goes on to PyTorch's own; afterwards it is
+PyTorch's again.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["ProfilerWatch", "profiler_is_active"]
+
+_NAME = "_prepare_profiler"
+
+_lock = threading.Lock()
+
+
+def _profiler_module() -> Any:
+    return sys.modules.get("torch.autograd.profiler")
+
+
+def profiler_is_active() -> bool:
+    """Whether PyTorch's profiler records now, as PyTorch itself has it."""
+    return bool(getattr(_profiler_module(), "_is_profiler_enabled", False))
+
+
+class ProfilerWatch:
+    """Calls a function before a profiler of the device begins, until it is removed."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        """Begin to watch.
+
+        Args:
+            before: Is called in the thread that starts the profiler, each time, before
+                the profiler does anything.
+        """
+        self._before: Callable[[], None] | None = before
+        self._module = _profiler_module()
+        self._replaced: Any = None
+        with _lock:
+            original = getattr(self._module, _NAME, None)
+            if original is not None:
+                self._replaced = original
+                self._stand_in = self._make(original)
+                setattr(self._module, _NAME, self._stand_in)
+
+    @property
+    def is_watching(self) -> bool:
+        """False where this torch has no such door, or none was imported."""
+        return self._before is not None and self._replaced is not None
+
+    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_profiler(config: Any, activities: Any, *rest: Any, **more: Any) -> Any:
+            before = self._before
+            if before is not None and _uses_device(activities):
+                before()
+            return original(config, activities, *rest, **more)
+
+        return prepare_profiler
+
+    def remove(self) -> None:
+        """End the watch; where somebody else has replaced the name since, it is only mute."""
+        self._before = None
+        with _lock:
+            if self._replaced is not None and getattr(self._module, _NAME) is self._stand_in:
+                setattr(self._module, _NAME, self._replaced)
+            self._replaced = None
+
+
+def _uses_device(activities: Any) -> bool:
+    """Whether these activities of a profiler take CUPTI; what can't be read may."""
+    try:
+        return any(str(activity).endswith("CUDA") for activity in activities)
+    except TypeError:
+        return True

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a snapshot can't say of itself: which rank, which step, how large the device is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from neutracer.render.json import dumps
+from neutracer.saving import atomic_file
+
+__all__ = ["file_stem", "rank_facts", "running_program", "sidecar", "sidecar_path", "write_text"]
+
+_SCHEMA = "neutracer.sidecar/1"
+
+# What launchers put into the environment: torchrun, Slurm, Open MPI, MPICH.
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def sidecar_path(path: str | os.PathLike[str]) -> str:
+    """Where the JSON beside a snapshot stands: its whole name with .json behind it."""
+    return os.fspath(path) + ".json"
+
+
+_count = itertools.count(1)
+
+
+def file_stem(kind: str) -> str:
+    """The beginning of a file's name that no other process and no later call gives.
+
+    Example:
+        >>> file_stem("oom")    # doctest: +SKIP
+        'oom-20260131-120000-node7-rank0-4711-1'
+    """
+    rank = rank_facts()["rank"]
+    host = "".join(c if c.isalnum() or c in "-_." else "-" for c in socket.gethostname())
+    parts = [kind, time.strftime("%Y%m%d-%H%M%S"), host, str(os.getpid()), str(next(_count))]
+    if rank is not None:
+        parts.insert(3, f"rank{rank}")
+    return "-".join(parts)
+
+
+def rank_facts() -> dict[str, int | None]:
+    """rank, world_size and local_rank of this process; None where there is no such thing.
+
+    They are those of `torch.distributed` where it is initialised, else what the launcher
+    put into the environment.
+    """
+    facts = {
+        "rank": _from_environment(_RANK),
+        "world_size": _from_environment(_WORLD_SIZE),
+        "local_rank": _from_environment(_LOCAL_RANK),
+    }
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        facts["rank"] = distributed.get_rank()
+        facts["world_size"] = distributed.get_world_size()
+    return facts
+
+
+def running_program() -> str:
+    """The script or module that `sys.argv` names."""
+    return sys.argv[0] if sys.argv else ""
+
+
+def _from_environment(names: Iterable[str]) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+def sidecar(
+    devices: Iterable[int],
+    *,
+    recording: Mapping[str, Any],
+    step: int | str | None = None,
+    program: str | None = None,
+) -> dict[str, Any]:
+    """The facts of this process and its devices at this moment, as plain data.
+
+    CUDA is not initialised by this, and no device gets a context.
+
+    Args:
+        devices: The CUDA devices that are told; none where CUDA is not in use.
+        recording: What was recorded, and how.
+        step: What the program calls the place where it is.
+        program: What runs; None takes it from `sys.argv`.
+
+    Example:
+        >>> facts = sidecar((), recording={}, step=12)
+        >>> facts["schema"], facts["step"], facts["devices"]
+        ('neutracer.sidecar/1', 12, {})
+    """
+    torch = sys.modules.get("torch")
+    version = getattr(torch, "version", None)
+    return {
+        "schema": _SCHEMA,
+        **rank_facts(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time_s": time.time(),
+        "step": step,
+        "program": running_program() if program is None else program,
+        "python": platform.python_version(),
+        "torch": None if torch is None else str(getattr(torch, "__version__", "")),
+        "cuda": getattr(version, "cuda", None),
+        "settings": {name: os.environ[name] for name in _CONF if name in os.environ},
+        "recording": dict(recording),
+        "devices": {str(device): _device(torch, device) for device in devices},
+    }
+
+
+def _device(torch: Any, device: int) -> dict[str, Any]:
+    cuda = torch.cuda
+    properties = cuda.get_device_properties(device)
+    fraction = getattr(cuda, "get_per_process_memory_fraction", None)
+    return {
+        "name": str(properties.name),
+        "total_bytes": int(properties.total_memory),
+        "process_fraction": None if fraction is None else fraction(device),
+        "memory_stats": dict(cuda.memory_stats(device)),
+    }
+
+
+def write_text(path: str | os.PathLike[str], text: str | Mapping[str, Any]) -> None:
+    """Write a text, or plain data as JSON, that appears whole or not at all.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    words = text if isinstance(text, str) else dumps(dict(text))
+    with atomic_file(path) as file:
+        file.write(words.encode("utf-8", "backslashreplace") + b"\n")

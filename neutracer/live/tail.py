@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last events of this process and its layout now, as a snapshot."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from neutracer._native import core
+from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
+from neutracer.live import hooks
+from neutracer.trace.snapshot import Snapshot
+from neutracer.units import format_count
+
+__all__ = ["LiveTail", "live"]
+
+# The core's numbers of what an allocator serves.
+_DEVICE_TYPES = {"cuda": 0, "cpu": 1}
+
+
+class LiveTail:
+    """`neutracer.live`: called, it gives a snapshot; `stop` ends the recording.
+
+    It stands in for the package of the same name too: `neutracer.live.hooks` is that.
+    """
+
+    # With this name `import neutracer.live.hooks as hooks` finds the package's modules.
+    __name__ = "neutracer.live"
+
+    def __call__(self, max_events: int = 100_000, frames: int = 8) -> Snapshot:
+        """The allocator's last events, and what it holds now.
+
+        The first call begins to record, natively and without the GIL, and so gives the
+        layout with no event before it; later ones give what has happened since. The
+        layout is the one after the last event exactly, whatever other threads do. A
+        block's stack is known if its allocation is among the events.
+
+        On a torch built for CUDA the snapshot has the CUDA devices. On one built for the
+        CPU it has what the calling thread, and PyTorch on its behalf, allocates on the
+        CPU, as device 0: that allocator has no segments, and each block counts as a
+        segment of its own that is reserved and given back with it.
+
+        `history_complete()` of the snapshot is True only where the recording began
+        before the device's first allocation and no event since then is missing.
+
+        Args:
+            max_events: The most events of each device that are kept and given. A ring
+                takes 64 bytes an event, and tables of stacks some 9 MiB a device.
+            frames: Python frames recorded of each event, from the innermost, 0 to 16.
+
+        Returns:
+            The snapshot. Every analysis, `save` and the pictures work on it.
+
+        Raises:
+            UnavailableError: PyTorch's allocator can't be followed here; `.install` says
+                why, and what to do. `neutracer.snapshot()` needs no hooks.
+            ValueError: `max_events` is below 1, or `frames` not 0 to 16.
+
+        Example:
+            >>> import neutracer
+            >>> def watched(train_step):
+            ...     neutracer.live()  # begins the recording
+            ...     train_step()
+            ...     return neutracer.live().timeline().peak("allocated")
+        """
+        hooks.attach(max_events, frames)
+        return take(hooks.load().backend, max_events)
+
+    def stop(self) -> None:
+        """End the recording; the next call begins a new one.
+
+        PyTorch can't detach what listens to its allocator: it stays, silent.
+        """
+        hooks.silence()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["neutracer.live"], name)
+
+    def __repr__(self) -> str:
+        return "<neutracer.live: call it for a Snapshot of the last events>"
+
+
+live = LiveTail()
+
+
+def take(backend: str, max_events: int) -> Snapshot:
+    """A snapshot from the hooks that are connected, whether they record or not.
+
+    Args:
+        backend: "cuda" or "cpu".
+        max_events: The most events of each device.
+
+    Raises:
+        UnavailableError: The allocator gave no layout.
+    """
+    try:
+        native, tails = core.live_snapshot(_DEVICE_TYPES[backend], max_events)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, NeutracerError):
+            raise
+        raise UnavailableError("the layout of PyTorch's allocator", str(error)) from error
+    lost = sum(tail["lost_stacks"] for tail in tails)
+    if lost:
+        warnings.warn(
+            f"{format_count(lost, 'event')} had a stack that found no room in the tables: "
+            "the program has more call sites than are kept",
+            HistoryWarning,
+            stacklevel=3,
+        )
+    return Snapshot(native)

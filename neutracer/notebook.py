@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IPython's magics: `%load_ext neutracer` brings them. Importing this imports no IPython.
+
+`%%neutracer` records a cell, `%neutracer_report` reports on a file or on this process,
+`%neutracer_holders` lists what the notebook itself keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import re
+import shlex
+import sys
+import time
+from types import FrameType
+from typing import Any, NoReturn
+
+from neutracer.cells import reader_name
+from neutracer.diagnose.cell import CellReport, cell_report
+from neutracer.diagnose.cycles import find_tensor_cycles
+from neutracer.diagnose.holders import HoldersReport, notebook_holders, release_holders
+from neutracer.diagnose.overview import OverviewReport, overview
+from neutracer.errors import UnavailableError
+from neutracer.heap.cycles import TensorCycle
+from neutracer.live.capture import snapshot
+from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
+from neutracer.live.passage import Passage
+from neutracer.live.recorder import DEFAULT_MAX_ENTRIES
+from neutracer.trace.snapshot import Snapshot, load
+
+__all__ = ["Magics", "load_ipython_extension", "unload_ipython_extension"]
+
+_CELL = "neutracer"
+_LINES = ("neutracer_report", "neutracer_holders")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext neutracer` calls.
+
+    Args:
+        shell: IPython's shell.
+    """
+    magics = Magics(shell)
+    shell.register_magic_function(magics.record_cell, "cell", _CELL)
+    for name, function in zip(_LINES, (magics.report, magics.holders), strict=True):
+        shell.register_magic_function(function, "line", name)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What `%unload_ext neutracer` calls: the magics are gone, and nothing else was there."""
+    known = shell.magics_manager.magics
+    known["cell"].pop(_CELL, None)
+    for name in _LINES:
+        known["line"].pop(name, None)
+
+
+class _Arguments(argparse.ArgumentParser):
+    """A parser that raises where the program's own would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _wrong(f"{message}\n{self.format_usage()}")
+
+
+def _wrong(message: str) -> Exception:
+    """What IPython shows as one line, without a traceback."""
+    error: Exception = importlib.import_module("IPython.core.error").UsageError(message)
+    return error
+
+
+class Magics:
+    """The magics of one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._last: Snapshot | None = None
+
+    def record_cell(self, line: str, cell: str) -> object:
+        """Run the cell, record its allocations, and show its peak and what it left behind.
+
+        `%%neutracer [NAME] [--max-entries N]`: the report gets the name, its `.snapshot` is
+        for every other question. On a torch that is built for the CPU it is the memory of
+        the CPU that is followed. Reference cycles that kept tensors are warned of.
+        """
+        parser = _Arguments(prog="%%neutracer", add_help=False, allow_abbrev=False)
+        parser.add_argument("name", nargs="?", help="the report's name")
+        parser.add_argument("--max-entries", type=int, default=DEFAULT_MAX_ENTRIES)
+        options = parser.parse_args(shlex.split(line))
+        if options.name is not None and not options.name.isidentifier():
+            parser.error(f"no name for a report: {options.name!r}")
+        passage, code = Passage(options.max_entries), self._compiled(cell)
+        cycles = _Cycles("cpu" if passage.backend == "cpu" else None)
+        passage.begin()
+        begun = time.perf_counter_ns()
+        try:
+            return _run(code, self._shell.user_ns)
+        finally:
+            spent = (time.perf_counter_ns() - begun) // 1000
+            passage.end()
+            report = cell_report(passage, spent, cycles.end(), cycles.refused)
+            self._last = report.snapshot
+            if options.name is not None:
+                self._shell.user_ns[options.name] = report
+            self._show(report)
+
+    # What IPython looks for: a semicolon at the end of the cell keeps its value back.
+    record_cell._ipython_magic_output_can_be_silenced = True  # type: ignore[attr-defined]
+
+    def report(self, line: str) -> OverviewReport:
+        """Report on a snapshot: a file, the name of a variable, or else this process.
+
+        `%neutracer_report [FILE]`. On a torch that is built for the CPU, without a file, it
+        is the last cell that `%%neutracer` recorded.
+        """
+        words = shlex.split(line)
+        if len(words) > 1:
+            raise _wrong("usage: %neutracer_report [FILE]")
+        if words:
+            known = self._shell.user_ns.get(words[0])
+            if isinstance(known, CellReport):
+                known = known.snapshot
+            is_snapshot = isinstance(known, Snapshot)
+            if is_snapshot:
+                return overview(known, words[0])
+            return overview(load(words[0]), words[0], path=words[0])
+        try:
+            return overview(snapshot())
+        except UnavailableError:
+            if self._last is None:
+                raise
+            return overview(self._last, "the last recorded cell")
+
+    def holders(self, line: str) -> HoldersReport:
+        """List what the notebook's outputs and past exceptions keep, in bytes of tensors.
+
+        `%neutracer_holders [--release]`: with it, let go of them.
+        """
+        words = shlex.split(line)
+        if words not in ([], ["--release"]):
+            raise _wrong("usage: %neutracer_holders [--release]")
+        return release_holders() if words else notebook_holders()
+
+    def _compiled(self, cell: str) -> tuple[Any, Any]:
+        """The cell's statements, and its last expression if it ends in one."""
+        shell = self._shell
+        # The first line of the cell is the magic's own; IPython drops empty ones behind it.
+        above = 1 + cell[: len(cell) - len(cell.lstrip())].count("\n")
+        text = "\n" * above + shell.transform_cell(cell)
+        name = shell.compile.cache(text, self._number(), raw_code=f"%%{_CELL}\n{cell}")
+        module = shell.transform_ast(shell.compile.ast_parse(text, filename=name))
+        last = None
+        if module.body and isinstance(module.body[-1], ast.Expr):
+            last = shell.compile(ast.Expression(module.body.pop().value), name, "eval")
+        return shell.compile(module, name, "exec"), last
+
+    def _number(self) -> int:
+        """The number of the cell that runs, as its prompt has it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            digits = re.fullmatch(r"In\[(\d+)\]", reader_name(frame.f_code.co_filename))
+            if digits:
+                return int(digits[1])
+            frame = frame.f_back
+        return int(self._shell.execution_count)
+
+    def _show(self, report: CellReport) -> None:
+        importlib.import_module("IPython.display").display(report)
+
+
+def _run(code: tuple[Any, Any], names: dict[str, Any]) -> object:
+    statements, last = code
+    exec(statements, names)
+    return None if last is None else eval(last, names)
+
+
+class _Cycles:
+    """The reference cycles of a cell: those that collections find, and those left at its end."""
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self._watch: CycleWatch | None = None
+        self.refused = ""
+        try:
+            self._before = {cycle.signature: cycle.count for cycle in self._waiting()}
+            self._watch = warn_tensor_cycles(device)
+        except UnavailableError as error:
+            self.refused = str(error)
+
+    def _waiting(self) -> list[TensorCycle]:
+        return list(find_tensor_cycles(self._device, include_alive=False))
+
+    def end(self) -> tuple[TensorCycle, ...]:
+        if self._watch is None:
+            return ()
+        self._watch.remove()
+        shapes = {cycle.signature: cycle for cycle in self._watch.cycles}
+        for cycle in self._waiting():
+            if cycle.count > self._before.get(cycle.signature, 0):
+                seen = shapes.get(cycle.signature)
+                shapes[cycle.signature] = cycle if seen is None else seen.merged(cycle)
+        return tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies over the chart: cursor, selected range, and the blocks that are pinned or
+// pointed at. They are elements of their own, so that moving them draws nothing else.
+
+import { made } from "./dom.js";
+
+export const marks = (app, box) => {
+  const sheet = made(box, "div", "", "marks");
+  const range = made(sheet, "div", "", "range");
+  const hovered = made(sheet, "div", "", "mark thin");
+  const pinned = made(sheet, "div", "", "mark");
+  const cursor = made(sheet, "div", "", "cursor");
+
+  const put = (element, left, top, width, height) => {
+    const { style } = element;
+    style.transform = `translate(${left}px,${top}px)`;
+    if (width !== null) style.width = `${width}px`;
+    if (height !== null) style.height = `${height}px`;
+    element.hidden = false;
+  };
+
+  return (g) => {
+    const { axis, view, state, m } = app;
+    const bottom = g.mapTop + g.mapHeight;
+    put(sheet, g.left, g.stripTop, g.plotWidth, bottom - g.stripTop);
+    const toX = (at) => ((at - view.x0) / (view.x1 - view.x0)) * g.plotWidth;
+    const ky = g.mapHeight / (view.y1 - view.y0);
+    const toY = (y) => bottom - g.stripTop - (y - view.y0) * ky;
+    const far = (at) => Math.min(Math.max(at, -1e4), 1e5);
+    range.hidden = !state.range;
+    if (state.range) {
+      const [a, b] = state.range.map(toX).map(far);
+      put(range, a, 0, Math.max(b - a, 1), bottom - g.stripTop);
+    }
+    for (const [element, row] of [[pinned, state.pin], [hovered, app.hovered]]) {
+      element.hidden = row < 0 || row >= m.rows || m.y[row] < 0;
+      if (element.hidden) continue;
+      const { left, right } = axis.boxes.blocks;
+      const [l, r] = [far(toX(left[row])), far(toX(right[row]))];
+      const [t, b] = [far(toY(m.y[row] + m.size[row])), far(toY(m.y[row]))];
+      element.hidden = b < toY(view.y1) || t > toY(view.y0);
+      if (!element.hidden) put(element, l - 2, t - 2, Math.max(r - l, 1) + 4, Math.max(b - t, 1) + 4);
+    }
+    put(cursor, Math.round(far(toX(app.cursorX()))), 0, null, bottom - g.stripTop);
+  };
+};

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a snapshot inside of a notebook."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from neutracer.render.escape import sentence
+from neutracer.render.inline import MOST_INLINE
+from neutracer.saving import atomic_file
+
+__all__ = ["PageView"]
+
+# Pixels: the findings, and most of the picture under them.
+_HEIGHT = 800
+
+
+@dataclass(frozen=True)
+class PageView:
+    """A page that shows itself in a notebook; `view` without a path returns it.
+
+    The page runs in a frame of its own, that may run its own program and do nothing else:
+    it can't reach the notebook, nor the network. A page of more than 1 MB is not put into
+    the notebook: it is written as a file into the working directory, which is the
+    notebook's folder, and linked.
+
+    Attributes:
+        html: The page.
+        title: Its title.
+
+    Example:
+        >>> import neutracer
+        >>> page = neutracer.view("tests/data/frag_default.pickle")
+        >>> page
+        <PageView of frag_default.pickle: 0.1 MB; .save("out.html") writes it>
+    """
+
+    html: str = field(repr=False)
+    title: str
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page as a file; it appears whole or not at all.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        with atomic_file(path) as file:
+            file.write(self._bytes)
+        return Path(path)
+
+    @property
+    def _bytes(self) -> bytes:
+        return self.html.encode("utf-8", "backslashreplace")
+
+    @property
+    def _size(self) -> str:
+        return f"{len(self._bytes) / 1e6:,.1f} MB"
+
+    def __repr__(self) -> str:
+        return f'<PageView of {sentence(self.title)}: {self._size}; .save("out.html") writes it>'
+
+    def _repr_html_(self) -> str:
+        source = self._bytes.decode("utf-8").replace("&", "&amp;").replace('"', "&quot;")
+        words = (
+            f"{escape(sentence(self.title))}, {self._size} in this notebook; "
+            f"neutracer.view(snapshot, &quot;out.html&quot;) writes it as a file."
+        )
+        shown = (
+            f'<iframe sandbox="allow-scripts" srcdoc="{source}" title="{escape(self.title)}" '
+            f'style="width:100%;height:{_HEIGHT}px;border:0"></iframe>'
+            f'<p style="font-size:12px;opacity:.7">{words}</p>'
+        )
+        return shown if len(shown.encode("utf-8")) <= MOST_INLINE else self._linked()
+
+    def _linked(self) -> str:
+        """A link to the page as a file beside the notebook, which has its contents' name."""
+        stem = re.sub(r"[^\w.-]+", "_", self.title, flags=re.ASCII).strip("._")[:60] or "page"
+        name = f"{stem}-{hashlib.sha256(self._bytes).hexdigest()[:8]}.html"
+        size = f"The page has {self._size}, more than the 1 MB that is put into a notebook"
+        try:
+            if not os.path.exists(name):
+                self.save(name)
+        except OSError as error:
+            why = escape(sentence(error.strerror or str(error)))
+            return (
+                f"<p>{size}, and can't be written here ({why}): "
+                "neutracer.view(snapshot, path) writes it elsewhere.</p>"
+            )
+        return f'<p>{size}. It is a file beside it: <a href="{name}" target="_blank">{name}</a></p>'

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_trend.h"
+
+#include "nt_test.h"
+
+enum { TREND_MOST = 3000 };
+
+static const uint64_t TREND_LEVEL = UINT64_C(8) << 30;
+
+/* One look with the system's allocator; the case fails if it does. */
+static nt_trend
+trend_look(nt_test *t, const uint64_t *values, size_t count)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_trend found = {0};
+    nt_error err = {0};
+    (void)NT_CHECK_OK(nt_trend_find(&alloc, values, count, true, &found, &err), &err);
+    return found;
+}
+
+/* Nearly normal noise of standard deviation 1: the sum of twelve equal numbers. */
+static double
+trend_noise(uint64_t *seed)
+{
+    double sum = -6.0;
+    for (int i = 0; i < 12; i++) {
+        sum += (double)(nt_test_random(seed) >> 11) / (double)(UINT64_C(1) << 53);
+    }
+    return sum;
+}
+
+/* A level with noise of `noise` bytes that remembers `memory`, growing by `slope`. */
+static void
+trend_make(uint64_t *values, size_t count, double memory, double noise, double slope,
+           uint64_t seed)
+{
+    double at = 2.0 * noise * trend_noise(&seed);
+    for (size_t i = 0; i < count; i++) {
+        at = memory * at + noise * trend_noise(&seed);
+        values[i] = (uint64_t)((double)TREND_LEVEL + at + slope * (double)i);
+    }
+}
+
+NT_TEST(constant_series_does_not_grow)
+{
+    uint64_t values[40];
+    for (size_t count = 1; count <= 40; count++) {
+        for (size_t i = 0; i < count; i++) {
+            values[i] = TREND_LEVEL;
+        }
+        const nt_trend found = trend_look(t, values, count);
+        NT_CHECK(found.slope == 0.0 && found.low == 0.0 && found.high == 0.0);
+        NT_CHECK(found.score == 0.0);
+        NT_CHECK_UINT(found.warmup, 0);
+        NT_CHECK_UINT(found.points, count);
+        NT_CHECK(found.level == (double)TREND_LEVEL);
+    }
+}
+
+NT_TEST(straight_line_has_its_slope)
+{
+    uint64_t values[50];
+    for (size_t i = 0; i < 50; i++) {
+        values[i] = TREND_LEVEL + 4096 * i;
+    }
+    const nt_trend found = trend_look(t, values, 50);
+    NT_CHECK(found.slope > 4095.99 && found.slope < 4096.01);
+    NT_CHECK(found.low > 4095.9 && found.high < 4096.1);
+    NT_CHECK(found.score > 6.0);
+    NT_CHECK_UINT(found.warmup, 0);
+    NT_CHECK(!found.is_levelling);
+}
+
+NT_TEST(falling_series_scores_below_zero)
+{
+    uint64_t values[50];
+    for (size_t i = 0; i < 50; i++) {
+        values[i] = TREND_LEVEL - 4096 * i;
+    }
+    NT_CHECK(trend_look(t, values, 50).score < -6.0);
+}
+
+NT_TEST(warmup_is_set_aside)
+{
+    uint64_t values[60];
+    trend_make(values, 60, 0.5, 2e6, 0.0, 3);
+    for (size_t i = 0; i < 5; i++) {
+        values[i] -= UINT64_C(2) << 30;
+    }
+    const nt_trend found = trend_look(t, values, 60);
+    NT_CHECK(found.warmup >= 5 && found.warmup <= 8);
+    NT_CHECK(found.score < 2.3);
+}
+
+NT_TEST(growth_that_ends_is_warmup)
+{
+    uint64_t values[90];
+    for (size_t i = 0; i < 90; i++) {
+        values[i] = TREND_LEVEL + (UINT64_C(1) << 22) * (i < 40 ? i : 40);
+    }
+    const nt_trend found = trend_look(t, values, 90);
+    NT_CHECK(found.warmup >= 30);
+    NT_CHECK(found.score < 2.3 || found.is_levelling);
+}
+
+NT_TEST(one_jump_is_no_growth)
+{
+    uint64_t values[60];
+    for (size_t at = 5; at < 56; at++) {
+        trend_make(values, 60, 0.3, 2e6, 0.0, at);
+        for (size_t i = at; i < 60; i++) {
+            values[i] += UINT64_C(1) << 30;
+        }
+        const nt_trend found = trend_look(t, values, 60);
+        /* By chance one of a hundred may exceed 2.33; none comes near what the jump
+         * itself would give. */
+        if (found.score > 3.5) {
+            NT_FAIL("a jump at %zu gives a score of %g", at, found.score);
+        }
+        NT_CHECK(found.jump_count != 0 || found.warmup != 0);
+    }
+}
+
+NT_TEST(many_equal_jumps_are_growth)
+{
+    uint64_t values[60];
+    for (size_t i = 0; i < 60; i++) {
+        values[i] = TREND_LEVEL + (UINT64_C(2) << 20) * (i / 3);
+    }
+    const nt_trend found = trend_look(t, values, 60);
+    NT_CHECK(found.score > 4.0);
+    NT_CHECK(found.slope > 0.6e6 && found.slope < 0.8e6);
+}
+
+NT_TEST(bursts_are_bridged)
+{
+    uint64_t values[80];
+    trend_make(values, 80, 0.3, 2e6, 0.0, 11);
+    for (size_t i = 7; i < 80; i += 12) {
+        values[i] += UINT64_C(1) << 30;
+    }
+    const nt_trend found = trend_look(t, values, 80);
+    /* The seventh is at the end, where nothing shows that it goes. */
+    NT_CHECK_UINT(found.bursts, 6);
+    NT_CHECK(found.score < 2.3 && found.score > -2.3);
+}
+
+NT_TEST(sawtooth_is_told_from_growth)
+{
+    uint64_t values[100];
+    for (size_t i = 0; i < 100; i++) {
+        values[i] = TREND_LEVEL + (UINT64_C(1) << 26) * (i % 20);
+    }
+    const nt_trend found = trend_look(t, values, 100);
+    NT_CHECK_UINT(found.teeth, 4);
+    NT_CHECK(found.tooth == 19.0 * (double)(UINT64_C(1) << 26));
+    NT_CHECK(found.tooth_slope == (double)(UINT64_C(1) << 26));
+    NT_CHECK(found.score == 0.0 && found.slope == 0.0);
+    for (size_t i = 0; i < 100; i++) {
+        values[i] += (UINT64_C(1) << 24) * i;
+    }
+    const nt_trend leaking = trend_look(t, values, 100);
+    NT_CHECK(leaking.teeth >= 3);
+    NT_CHECK(leaking.score > 2.6);
+    NT_CHECK(leaking.slope > 0.9 * (1 << 24) && leaking.slope < 1.1 * (1 << 24));
+}
+
+NT_TEST(noise_seldom_looks_like_growth)
+{
+    static const double memories[] = {0.0, 0.5, 0.9};
+    uint64_t values[60];
+    for (size_t k = 0; k < sizeof memories / sizeof *memories; k++) {
+        size_t alarms = 0, found = 0;
+        for (uint64_t seed = 1; seed <= 300; seed++) {
+            trend_make(values, 60, memories[k], 0.003 * (double)TREND_LEVEL, 0.0, seed);
+            alarms += trend_look(t, values, 60).score > 2.326;
+            trend_make(values, 60, memories[k], 0.003 * (double)TREND_LEVEL,
+                       0.001 * (double)TREND_LEVEL, seed);
+            found += trend_look(t, values, 60).score > 2.326;
+        }
+        /* One in a hundred, and four more for chance; 95 in a hundred, less as many. */
+        if (alarms > 7 || found < 278) {
+            NT_FAIL("memory %g: %zu of 300 false, %zu of 300 found", memories[k],
+                    alarms, found);
+        }
+    }
+}
+
+NT_TEST(long_series_are_put_in_bins)
+{
+    static uint64_t values[TREND_MOST];
+    trend_make(values, TREND_MOST, 0.0, 2e6, 1000.0, 5);
+    const nt_trend found = trend_look(t, values, TREND_MOST);
+    NT_CHECK_UINT(found.bin, 3);
+    NT_CHECK_UINT(found.points * found.bin + found.warmup, TREND_MOST);
+    NT_CHECK(found.slope > 850.0 && found.slope < 1150.0);
+    NT_CHECK(found.low < found.slope && found.slope < found.high);
+    NT_CHECK(found.score > 5.0);
+}
+
+NT_TEST(extreme_values_give_finite_figures)
+{
+    uint64_t values[64], seed = 9;
+    for (size_t round = 0; round < 200; round++) {
+        const size_t count = 1 + nt_test_random(&seed) % 64;
+        for (size_t i = 0; i < count; i++) {
+            const uint64_t kind = nt_test_random(&seed) % 4;
+            values[i] = kind == 0   ? 0
+                        : kind == 1 ? UINT64_MAX
+                                    : nt_test_random(&seed) >> (kind == 2 ? 0 : 50);
+        }
+        const nt_trend found = trend_look(t, values, count);
+        /* A number that is none differs from itself; infinity less itself is none. */
+        const double all[] = {found.slope, found.low,        found.high,  found.score,
+                              found.level, found.last,       found.noise, found.memory,
+                              found.tooth, found.tooth_slope};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+            if (all[i] - all[i] != 0.0) {
+                NT_FAIL("round %zu: figure %zu is %g", round, i, all[i]);
+            }
+        }
+        NT_CHECK(found.low <= found.slope && found.slope <= found.high);
+        NT_CHECK(found.points >= 1 && found.points <= count);
+        NT_CHECK(found.memory >= 0.0 && found.memory < 1.0);
+    }
+}
+
+NT_TEST(floors_are_the_least_values)
+{
+    const uint64_t values[] = {5, 3, 9, 8, 7, 2, 4};
+    const uint64_t starts[] = {1, 2, 5};
+    uint64_t floors[3] = {0};
+    nt_error err = {0};
+    NT_REQUIRE(NT_CHECK_OK(nt_trend_floors(values, 7, starts, 3, floors, &err), &err));
+    NT_CHECK_UINT(floors[0], 3);
+    NT_CHECK_UINT(floors[1], 7);
+    NT_CHECK_UINT(floors[2], 2);
+    const uint64_t falling[] = {2, 1}, beyond[] = {0, 7};
+    NT_CHECK_STATUS(nt_trend_floors(values, 7, falling, 2, floors, &err), NT_ARGUMENT,
+                    &err);
+    NT_CHECK_STATUS(nt_trend_floors(values, 7, beyond, 2, floors, &err), NT_ARGUMENT,
+                    &err);
+    NT_CHECK_UINT(floors[0], 3);
+}
+
+NT_TEST(empty_series_is_refused)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_trend found = {.points = 77};
+    nt_error err = {0};
+    NT_CHECK_STATUS(nt_trend_find(&alloc, NULL, 0, true, &found, &err), NT_ARGUMENT,
+                    &err);
+    NT_CHECK_UINT(found.points, 77);
+}
+
+static nt_status
+trend_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
+{
+    (void)ctx;
+    uint64_t values[40];
+    trend_make(values, 40, 0.5, 2e6, 1e6, 1);
+    nt_trend found = {.points = 77};
+    nt_error err = {0};
+    const nt_status status = nt_trend_find(alloc, values, 40, true, &found, &err);
+    NT_CHECK((status == NT_OK) == (found.points != 77));
+    return status;
+}
+
+NT_TEST(trend_survives_every_refused_allocation)
+{
+    nt_test_sweep(t, trend_sweep, NULL);
+}
+
+const nt_test_case nt_trend_tests[] = {
+    NT_CASE(constant_series_does_not_grow),
+    NT_CASE(straight_line_has_its_slope),
+    NT_CASE(falling_series_scores_below_zero),
+    NT_CASE(warmup_is_set_aside),
+    NT_CASE(growth_that_ends_is_warmup),
+    NT_CASE(one_jump_is_no_growth),
+    NT_CASE(many_equal_jumps_are_growth),
+    NT_CASE(bursts_are_bridged),
+    NT_CASE(sawtooth_is_told_from_growth),
+    NT_CASE(noise_seldom_looks_like_growth),
+    NT_CASE(long_series_are_put_in_bins),
+    NT_CASE(extreme_values_give_finite_figures),
+    NT_CASE(floors_are_the_least_values),
+    NT_CASE(empty_series_is_refused),
+    NT_CASE(trend_survives_every_refused_allocation),
+    NT_CASES_END,
+};

@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`leak_trend` on series with a known truth, on real snapshots, and on a monitor's tables."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import trend_series as made
+from bundle import DATA, NAMES, snapshot
+from small_snapshots import BASE, block, dumped, event, segment
+
+import neutracer
+from neutracer import leak_trend
+
+MIB = 1 << 20
+LEVEL = 4 << 30
+
+# Bundled programs that pile something up on purpose.
+GROWING = {"leak_list": "leak", "create_graph_leak": "leak", "cycle_nodes": "cycle_garbage"}
+
+
+def rising(steps: int = 40, rate: int = MIB) -> list[int]:
+    return [LEVEL + rate * step for step in range(steps)]
+
+
+# ---- real snapshots --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bundled_snapshots_have_their_verdicts(name: str) -> None:
+    verdict = leak_trend(snapshot(name)).verdict
+    if name in GROWING:
+        assert verdict == GROWING[name]
+    else:
+        assert verdict not in ("leak", "cycle_garbage", "non_torch_growth")
+
+
+def test_leak_is_found_at_its_line() -> None:
+    trend = leak_trend(snapshot("leak_list"))
+    assert trend.unit == "step"
+    assert trend.warmup_steps == 1
+    # Each third step keeps 2 MiB, each step 512 bytes.
+    assert trend.bytes_per_step == pytest.approx((2 * MIB + 3 * 512) / 3, rel=0.01)
+    assert trend.interval[0] <= trend.bytes_per_step <= trend.interval[1]
+    assert trend.p_value < 1e-6
+    assert trend.growth[0].place.location == "train.py:120"
+    assert trend.growth[0].share == 1.0
+    assert trend.suspect is None
+
+
+def test_healthy_training_is_steady() -> None:
+    trend = leak_trend(DATA / "train_resnet_healthy.pickle.xz")
+    assert trend.verdict == "steady"
+    assert trend.bytes_per_step == 0.0
+    assert trend.findings == ()
+    assert trend.growth == ()
+    assert trend.oom_step is None
+
+
+def test_create_graph_is_the_suspect() -> None:
+    trend = leak_trend(snapshot("create_graph_leak"), capacity="1GiB")
+    assert trend.suspect == "create_graph"
+    advice = " ".join(str(note) for note in trend.findings[0].advice)
+    assert "create_graph=True" in advice
+    assert "train.py:112" in advice
+    assert {grown.category for grown in trend.growth} >= {"gradient"}
+    # 8 MiB a step on top of 140 MiB at step 17, and 16 MiB more within a step.
+    assert trend.oom_step is not None
+    assert 110 <= trend.oom_step <= 130
+
+
+def test_garbage_names_both_lines() -> None:
+    trend = leak_trend(snapshot("cycle_nodes"))
+    assert trend.resets >= 2
+    assert trend.reset_bytes > 60 * MIB
+    assert trend.growth[0].place.location == "train.py:91"
+    evidence = " ".join(str(note) for note in trend.findings[0].evidence)
+    assert "train.py:95" in evidence
+    assert "warn_tensor_cycles" in str(trend)
+
+
+@pytest.mark.parametrize("name", ["leak_list", "cycle_nodes", "train_resnet_healthy", "metadata"])
+def test_reports_fit_one_screen(name: str) -> None:
+    trend = leak_trend(snapshot(name), capacity="80GiB")
+    lines = str(trend).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    plain = json.loads(json.dumps(trend.to_dict()))
+    assert plain["schema"] == "neutracer.leak_trend/1"
+    assert plain["verdict"] == trend.verdict
+    assert trend._repr_html_().startswith("<")
+
+
+# ---- synthetic series ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", made.DISTURBANCES)
+def test_steady_programs_raise_no_alarm(how: str) -> None:
+    rng = random.Random(f"steady {how}")
+    verdicts: Counter[str] = Counter()
+    for number in range(100):
+        memory = made.MEMORIES[number % 4]
+        series = made.disturbed(rng, made.level(rng, rng.choice((24, 60, 150)), memory), how)
+        options: dict[str, Any] = {}
+        values = made.whole(series)
+        if how == "saw-teeth":
+            values, options["steps"] = made.within_steps(rng, series)
+        verdicts[leak_trend(values, **options).verdict] += 1
+    # One of a hundred by chance, and two more for the chance of these hundred.
+    assert verdicts["steady"] + verdicts["unknown"] >= 97
+
+
+@pytest.mark.parametrize("memory", made.MEMORIES)
+def test_small_leaks_are_found(memory: float) -> None:
+    rng = random.Random(f"leak {memory}")
+    found = 0
+    for _ in range(60):
+        series = made.leaking(made.level(rng, 60, memory))
+        trend = leak_trend(made.whole(series))
+        found += trend.verdict == "leak"
+    # 95 of a hundred; at the longest memory as many less as chance may take of sixty.
+    assert found >= (52 if memory == 0.9 else 57)
+
+
+@pytest.mark.parametrize("kind", ["cache_growth", "fragmentation_growth", "non_torch_growth"])
+def test_growth_beside_live_bytes_is_told(kind: str) -> None:
+    rng = random.Random(kind)
+    verdicts = Counter(
+        leak_trend(made.columns(rng, 80, made.MEMORIES[n % 4], kind)).verdict for n in range(40)
+    )
+    assert verdicts[kind] >= 37
+
+
+def test_sawtooth_of_garbage_is_told() -> None:
+    rng = random.Random("garbage")
+    verdicts = Counter(
+        leak_trend(
+            made.whole(made.sawtooth(rng, made.level(rng, 100, made.MEMORIES[n % 4])))
+        ).verdict
+        for n in range(40)
+    )
+    assert verdicts["cycle_garbage"] >= 38
+
+
+def test_leak_below_garbage_is_a_leak() -> None:
+    values = [LEVEL + 40 * MIB * (step % 15) + 5 * MIB * step for step in range(90)]
+    trend = leak_trend(values)
+    assert trend.verdict == "leak"
+    assert trend.bytes_per_step == pytest.approx(5 * MIB, rel=0.01)
+    assert trend.resets >= 3
+
+
+def test_growth_that_ends_is_no_leak() -> None:
+    filling = [LEVEL + 20 * MIB * min(step, 35) for step in range(100)]
+    assert leak_trend(filling).verdict == "steady"
+    assert leak_trend(filling).warmup_steps >= 30
+
+
+def test_change_points_are_told() -> None:
+    values = [LEVEL + (600 * MIB if step >= 30 else 0) for step in range(60)]
+    trend = leak_trend(values)
+    assert trend.verdict == "steady"
+    assert [(point.step, point.bytes) for point in trend.change_points] == [(30, 600 * MIB)]
+
+
+def test_growth_too_small_is_no_leak() -> None:
+    trend = leak_trend(rising(60, 512))
+    assert trend.verdict == "steady"
+    assert trend.bytes_per_step == pytest.approx(512)
+    assert "too little" in trend.because
+
+
+def test_few_steps_prove_nothing() -> None:
+    assert leak_trend([LEVEL]).verdict == "unknown"
+    assert leak_trend([LEVEL, 2 * LEVEL]).verdict == "unknown"
+    assert leak_trend([LEVEL, 2 * LEVEL, 3 * LEVEL, 4 * LEVEL]).verdict == "unknown"
+    assert leak_trend([LEVEL, LEVEL, LEVEL]).verdict == "steady"
+
+
+# ---- forecasts, steps and arguments ----------------------------------------------------
+
+
+def test_end_of_memory_is_forecast() -> None:
+    trend = leak_trend(rising(41), capacity=LEVEL + 140 * MIB, step_us=250_000)
+    # The median of the last five steps is that of step 38.
+    assert trend.oom_step == 40 + 140 - 38
+    assert trend.oom_between == (trend.oom_step, trend.oom_step)
+    assert trend.oom_in_us == pytest.approx((trend.oom_step - 40) * 250_000)
+    assert "are full at step 142" in str(trend)
+    assert trend.findings[0].severity == "severe"
+    assert leak_trend(rising(41)).oom_step is None
+
+
+def test_floor_of_each_step_counts() -> None:
+    values, starts = [], []
+    for step in range(40):
+        starts.append(len(values))
+        values += [LEVEL + step * MIB, 2 * LEVEL, 3 * LEVEL, LEVEL + step * MIB + 77]
+    trend = leak_trend(values, steps=starts, capacity=3 * LEVEL + 60 * MIB)
+    assert trend.verdict == "leak"
+    assert trend.bytes_per_step == pytest.approx(MIB)
+    assert list(trend.floors) == [LEVEL + step * MIB for step in range(40)]
+    # What a step takes above its floor must fit too.
+    assert trend.oom_step is not None
+    assert trend.oom_step <= 110
+
+
+@pytest.mark.parametrize("make", [list, tuple, lambda v: array("Q", v), lambda v: array("d", v)])
+def test_numbers_of_any_kind_are_read(make: Any) -> None:
+    assert leak_trend(make(rising())).bytes_per_step == pytest.approx(MIB)
+    assert leak_trend(iter(rising())).verdict == "leak"
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match="without values"):
+        leak_trend([])
+    with pytest.raises(ValueError, match="-1"):
+        leak_trend([1, 2, -1])
+    with pytest.raises(ValueError, match="nan"):
+        leak_trend([1.0, float("nan")])
+    with pytest.raises(TypeError, match="NoneType"):
+        leak_trend([1, None])
+    with pytest.raises(TypeError, match="int"):
+        leak_trend(3)
+    with pytest.raises(ValueError, match="rise"):
+        leak_trend(rising(), steps=[3, 3])
+    with pytest.raises(ValueError, match="40 values"):
+        leak_trend(rising(), steps=[0, 40])
+    with pytest.raises(ValueError, match="'allocated'"):
+        leak_trend({"reserved": rising()})
+    with pytest.raises(ValueError, match="differ in length"):
+        leak_trend({"allocated": rising(), "reserved": rising(3)})
+    with pytest.raises(neutracer.SnapshotError):
+        leak_trend(b"no snapshot")
+
+
+def test_cache_without_split_says_so() -> None:
+    columns = {"allocated": [LEVEL] * 40, "reserved": rising(40, 40 * MIB)}
+    trend = leak_trend(columns, capacity="24GiB")
+    assert trend.verdict == "cache_growth"
+    assert trend.series == "reserved"
+    assert "not in these series" in str(trend)
+    assert trend.oom_step is None
+
+
+# ---- traces ----------------------------------------------------------------------------
+
+
+def traced(steps: int, kept: str, *, every: int = 1) -> dict[str, Any]:
+    """A trace of steps that allocate, free, and keep a block made by the line `kept`."""
+    trace: list[dict[str, Any]] = [event("segment_alloc", BASE, 1 << 30, 1000)]
+    blocks, at, now = [], BASE, 1010
+    pool = event(
+        "alloc", at, 256 * MIB, now, frames=[{"name": "init", "filename": "w.py", "line": 2}]
+    )
+    trace.append(pool)
+    blocks.append(block(at, 256 * MIB, "active_allocated", 256 * MIB))
+    at += 256 * MIB
+    scratch = BASE + (900 << 20)
+    for step in range(steps):
+        for line in range(12):
+            now += 100
+            frames = [{"name": "work", "filename": "train.py", "line": 10 + line}]
+            trace += [
+                event(
+                    action,
+                    scratch,
+                    4 * MIB,
+                    now + number,
+                    frames=frames,
+                    user_metadata=f"step {step}",
+                )
+                for number, action in enumerate(("alloc", "free_requested", "free_completed"))
+            ]
+        if kept and step % every == 0:
+            frames = [{"name": kept, "filename": "train.py", "line": 50}]
+            trace.append(
+                event("alloc", at, MIB, now + 50, frames=frames, user_metadata=f"step {step}")
+            )
+            blocks.append({**block(at, MIB, "active_allocated", MIB), "frames": frames})
+            at += MIB
+    blocks.append(block(at, BASE + (1 << 30) - at))
+    return {
+        "segments": [segment(BASE, blocks)],
+        "device_traces": [trace],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
+        "external_annotations": [],
+    }
+
+
+def test_static_pool_is_no_leak() -> None:
+    trend = leak_trend(dumped(traced(30, "")))
+    assert trend.verdict == "steady"
+    assert trend.growth == ()
+
+
+def test_survivors_name_the_line() -> None:
+    trend = leak_trend(dumped(traced(30, "remember")))
+    assert trend.verdict == "leak"
+    assert trend.bytes_per_step == pytest.approx(MIB)
+    (grown,) = trend.growth
+    assert str(grown.place) == "remember (train.py:50)"
+    assert grown.bytes_per_step == pytest.approx(MIB, rel=0.05)
+    seldom = leak_trend(dumped(traced(60, "remember", every=4)))
+    assert seldom.verdict == "leak"
+    assert seldom.growth[0].steps <= 16
+
+
+def test_steps_of_a_trace_can_be_given() -> None:
+    snap = neutracer.load(dumped(traced(30, "remember")))
+    starts = list(range(2, len(snap.events), 37))
+    assert leak_trend(snap, steps=starts).steps <= 30
+    timed = leak_trend(snap, step_us=1250)
+    assert timed.verdict == "leak"
+    with pytest.raises(ValueError, match="events"):
+        leak_trend(snap, steps=[0, len(snap.events)])
+
+
+# ---- several snapshots -----------------------------------------------------------------
+
+
+def state(kept: int) -> bytes:
+    """A snapshot without a trace: weights, and `kept` blocks of one line."""
+    frames = [{"name": "remember", "filename": "train.py", "line": 50}]
+    blocks = [block(BASE, 64 * MIB, "active_allocated", 64 * MIB)]
+    for number in range(kept):
+        at = BASE + (64 + number) * MIB
+        blocks.append({**block(at, MIB, "active_allocated", MIB), "frames": frames})
+    used = 64 + kept
+    blocks.append(block(BASE + used * MIB, (256 - used) * MIB))
+    return dumped({"segments": [segment(BASE, blocks)], "device_traces": [[]]})
+
+
+def test_snapshots_in_a_row_show_growth() -> None:
+    shots = [neutracer.load(state(2 * number)) for number in range(12)]
+    trend = leak_trend(shots, capacity="1GiB")
+    assert trend.verdict == "leak"
+    assert trend.unit == "snapshot"
+    assert trend.bytes_per_step == pytest.approx(2 * MIB)
+    (grown,) = trend.growth
+    assert grown.place.location == "train.py:50"
+    assert grown.bytes == 22 * MIB
+    assert leak_trend([neutracer.load(state(3))] * 10).verdict == "steady"
+    with pytest.raises(ValueError, match="each is a step"):
+        leak_trend(shots, steps=[0, 3])
+
+
+# ---- a monitor -------------------------------------------------------------------------
+
+
+class Watched:
+    """What `leak_trend` needs of a MemoryMonitor."""
+
+    def __init__(self, series: Mapping[str, Any], marks: Any = ()) -> None:
+        self.series = series
+        self.marks = marks
+
+    def mark(self, label: str) -> None:
+        raise AssertionError(label)
+
+    def get_stats(self) -> dict[str, Any]:
+        return {"total_bytes": 8 << 30}
+
+
+def readings(rate: int, count: int = 1200) -> dict[str, list[int]]:
+    """Ten readings a step of a second: a climb and a fall above a floor."""
+    shape = [0, 2, 4, 6, 8, 9, 7, 5, 3, 1]
+    live = [LEVEL + rate * (n // 10) + 100 * MIB * shape[n % 10] for n in range(count)]
+    return {
+        "time_us": [1_700_000_000_000_000 + 100_000 * n for n in range(count)],
+        "allocated": live,
+        "reserved": [LEVEL + 1200 * MIB + rate * (count // 10)] * count,
+        "device_used": [LEVEL + 1600 * MIB + rate * (count // 10)] * count,
+    }
+
+
+def test_monitor_is_cut_at_its_marks() -> None:
+    columns = readings(MIB)
+    marks = [(at, f"step {n}") for n, at in enumerate(columns["time_us"][::10])]
+    trend = leak_trend(Watched(columns, marks), live=False)
+    assert trend.verdict == "leak"
+    assert trend.bytes_per_step == pytest.approx(MIB, rel=0.01)
+    assert trend.capacity == 8 << 30
+    assert trend.oom_in_us == pytest.approx((trend.oom_step - 119) * 1e6)
+    timed = leak_trend(Watched(columns), step_us=1e6, live=False)
+    assert timed.bytes_per_step == pytest.approx(MIB, rel=0.01)
+
+
+def test_monitor_without_marks_has_windows() -> None:
+    leak = leak_trend(Watched(readings(10 * MIB)), live=False)
+    assert (leak.verdict, leak.unit) == ("leak", "window")
+    calm = leak_trend(Watched(readings(0)), live=False)
+    assert calm.verdict == "steady"
+    with pytest.raises(ValueError, match="no readings"):
+        leak_trend(Watched({"allocated": []}))
+
+
+def test_phases_of_a_monitor_are_steps() -> None:
+    class Phased(Watched):
+        def device_phases(self, device: int | None = None) -> Mapping[str, Any]:
+            count = 80
+            return {
+                "label": [f"{'train' if n % 2 else 'load'} {n // 2}" for n in range(count)],
+                "begin_us": [1000 * n for n in range(count)],
+                "allocated_low": [LEVEL + MIB * n + (n % 2) * MIB for n in range(count)],
+                "allocated_high": [2 * LEVEL] * count,
+                "reserved_low": [2 * LEVEL] * count,
+            }
+
+        def device_series(self, device: int | None = None) -> Mapping[str, Any]:
+            raise AssertionError(device)
+
+    trend = leak_trend(Phased({}), live=False)
+    assert trend.unit == "step"
+    assert trend.verdict == "leak"
+    assert trend.bytes_per_step == pytest.approx(2 * MIB)
+
+
+def test_non_torch_growth_of_a_monitor() -> None:
+    columns = readings(0)
+    columns["device_used"] = [used + MIB * n for n, used in enumerate(columns["device_used"])]
+    trend = leak_trend(Watched(columns), live=False)
+    assert (trend.verdict, trend.series) == ("non_torch_growth", "non_torch")
+    assert "attribute_device_memory" in str(trend)
+    assert trend.oom_step is not None
+
+
+# ---- this process ----------------------------------------------------------------------
+
+
+def test_holders_of_live_blocks_are_named(torch: Any) -> None:
+    kept = [torch.zeros(MIB // 4) for _ in range(30)]
+    plain = traced(30, "remember")
+    at = 0
+    for entry in plain["device_traces"][0]:
+        if entry["size"] == MIB:
+            entry["addr"] = kept[at].data_ptr()
+            at += 1
+    # The blocks are where the tensors are; each in a segment of its own, in order.
+    held = plain["segments"][0]["blocks"]
+    mine = sorted((one for one in held if one["size"] == MIB), key=lambda one: one["address"])
+    for one, tensor in zip(mine, kept, strict=True):
+        one["address"] = tensor.data_ptr()
+    rest = [one for one in held if one["size"] != MIB]
+    tail = rest[-1]
+    rest[-1] = block(rest[0]["address"] + rest[0]["size"], tail["size"])
+    plain["segments"] = [segment(BASE, rest), *(segment(one["address"], [one]) for one in mine)]
+    trend = leak_trend(dumped(plain), live=True)
+    assert trend.verdict == "leak"
+    chains = " ".join(chain for grown in trend.growth for chain in grown.holders)
+    assert "kept" in chains
+    assert "leak_trend_holders" not in chains
+
+
+def test_alike_tensors_of_a_monitor_are_named(torch: Any) -> None:
+    hoard = [torch.zeros(3, 1011) for _ in range(40)]
+    trend = leak_trend(Watched(readings(MIB)))
+    assert trend.verdict == "leak"
+    assert len(hoard) == 40
+    groups = [grown for grown in trend.growth if "(3, 1011)" in grown.category]
+    assert len(groups) == 1
+    assert groups[0].count == 40
+    assert any("hoard" in chain for chain in groups[0].holders)
+
+
+@pytest.mark.parametrize("step_us", [0, -5, float("nan"), float("inf"), 1e30])
+def test_steps_of_no_duration_are_refused(step_us: float) -> None:
+    for source in ([1, 2, 3, 4], snapshot("leak_list")):
+        with pytest.raises(ValueError, match="step_us is"):
+            leak_trend(source, step_us=step_us)
+
+
+def test_steps_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="whole numbers"):
+        leak_trend([1, 2, 3, 4], steps="ab")  # type: ignore[arg-type]

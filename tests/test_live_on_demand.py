@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports at a signal and at intervals, beside a program that knows nothing of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from neutracer.live.on_demand import OnDemand
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
+
+
+class Seen:
+    """What was done, and somebody to wait for it."""
+
+    def __init__(self):
+        self.reasons = []
+        self.changed = threading.Condition()
+
+    def __call__(self, reason):
+        with self.changed:
+            self.reasons.append(reason)
+            self.changed.notify_all()
+
+    def wait(self, count):
+        with self.changed:
+            return self.changed.wait_for(lambda: len(self.reasons) >= count, 10)
+
+
+@pytest.fixture
+def seen():
+    return Seen()
+
+
+@pytest.fixture(autouse=True)
+def signals_are_restored():
+    handler = signal.getsignal(signal.SIGUSR2)
+    yield
+    assert signal.getsignal(signal.SIGUSR2) == handler
+    current = signal.set_wakeup_fd(-1)
+    assert current == -1
+
+
+@pytest.fixture
+def at_signal(seen):
+    beside = OnDemand(seen, every_s=None, signum=signal.SIGUSR2)
+    beside.start()
+    yield beside
+    beside.stop()
+
+
+def send():
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def test_signal_is_acted_on(at_signal, seen):
+    for count in (1, 2):
+        send()
+        assert seen.wait(count)
+    assert seen.reasons == ["signal", "signal"]
+
+
+def test_signal_is_acted_on_in_c_code(at_signal, seen):
+    """The main thread is in C and comes back to no handler, as in a hanging collective."""
+    came = []
+    watcher = threading.Thread(target=lambda: came.append(seen.wait(1) and time.monotonic()))
+    watcher.start()
+    killer = threading.Timer(0.05, send)
+    killer.start()
+    rounds = 200_000
+    while not came:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
+        back = time.monotonic()
+        rounds *= 2
+    watcher.join()
+    killer.join()
+    assert came[0] < back
+
+
+def test_pipe_taken_by_the_program_still_works(at_signal, seen):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    ours = signal.set_wakeup_fd(write)
+    try:
+        send()
+        assert seen.wait(1)
+    finally:
+        signal.set_wakeup_fd(ours)
+        os.close(read)
+        os.close(write)
+    assert seen.reasons == ["signal"]
+
+
+def test_pipe_of_the_program_is_left_alone(seen):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    beside = OnDemand(seen, every_s=None, signum=signal.SIGUSR2)
+    beside.start()
+    try:
+        send()
+        assert seen.wait(1)
+        assert os.read(read, 10) == bytes([signal.SIGUSR2])
+        beside.stop()
+        assert signal.set_wakeup_fd(write) == write
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(read)
+        os.close(write)
+
+
+def test_handler_of_the_program_wins(at_signal, seen):
+    theirs = []
+    ours = signal.signal(signal.SIGUSR2, lambda *args: theirs.append(1))
+    send()
+    time.sleep(0.2)
+    signal.signal(signal.SIGUSR2, ours)
+    assert theirs == [1]
+    assert seen.reasons == []
+
+
+def test_intervals_come_again_and_again(seen):
+    beside = OnDemand(seen, every_s=0.02, signum=None)
+    beside.start()
+    assert seen.wait(3)
+    beside.stop()
+    count = len(seen.reasons)
+    time.sleep(0.06)
+    assert len(seen.reasons) == count
+    assert set(seen.reasons) == {"interval"}
+
+
+def test_failing_action_is_not_the_last(caplog):
+    count = []
+    done = threading.Event()
+
+    def action(reason):
+        count.append(reason)
+        if len(count) == 2:
+            done.set()
+        raise ValueError("no")
+
+    beside = OnDemand(action, every_s=0.01, signum=None)
+    beside.start()
+    assert done.wait(10)
+    beside.stop()
+    assert "could not be written" in caplog.text
+
+
+def test_nothing_asked_begins_nothing(seen):
+    before = threading.active_count()
+    beside = OnDemand(seen, every_s=None, signum=None)
+    beside.start()
+    assert threading.active_count() == before
+    beside.stop()
+
+
+def test_child_of_a_fork_is_as_it_was(at_signal, seen):
+    child = os.fork()
+    if child == 0:
+        at_signal.stop()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGUSR2
+    assert seen.reasons == []
+    send()
+    assert seen.wait(1)
+
+
+def test_other_threads_get_intervals_only(seen):
+    def work():
+        beside = OnDemand(seen, every_s=0.01, signum=signal.SIGUSR2)
+        beside.start()
+        seen.wait(1)
+        beside.stop()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen.reasons[0] == "interval"
