@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README, the docstrings and the notebook show what the program really does."""
+"""The README and the docstrings show what the program really does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import doctest
 import importlib
 import inspect
 import io
-import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -19,7 +19,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in ROOT.glob("neutracer/**/*.py")
@@ -32,22 +31,55 @@ def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def run_report() -> str:
+# What the README says that a command, or the lines of Python before it, print. "..." stands
+# for anything.
+PRINTED = re.compile(
+    r"(?:```python\n(?P<code>(?:(?!```).)*?)```\n)?"
+    r"<!-- prints(?:: (?P<command>neutracer [^>]*?))? -->\n```text\n(?P<shown>.*?)```",
+    re.S,
+)
+SHOWN = [match.groupdict() for match in PRINTED.finditer(README)]
+
+
+def first_words(shown: dict[str, str]) -> str:
+    return shown["command"] or shown["shown"].partition("   ")[0]
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=first_words)
+def test_readme_shows_what_is_printed(shown: dict[str, str], tmp_path: Path) -> None:
+    if shown["command"]:
+        arguments, folder = ["-m", *shlex.split(shown["command"])], ROOT / "tests" / "data"
+    else:
+        if "import torch" in shown["code"]:
+            pytest.importorskip("torch")
+        (tmp_path / "train.py").write_text(shown["code"], encoding="utf-8")
+        arguments, folder = [str(tmp_path / "train.py")], ROOT
     environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
-    return subprocess.run(
-        [sys.executable, "-m", "neutracer", "report", "data/frag_default.pickle"],
-        cwd=ROOT / "tests",
+    environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         encoding="utf-8",
-        env={**environment, "PYTHONIOENCODING": "utf-8"},
-    ).stdout
+        env=environment,
+    )
+    printed = done.stdout.replace(f"{tmp_path}{os.sep}", "")
+    assert doctest.OutputChecker().check_output(shown["shown"], printed, doctest.ELLIPSIS), printed
 
 
-def test_readme_shows_the_real_report() -> None:
-    shown = re.search(r"<!-- demo -->\n```\n(.*?)```\n<!-- end of demo -->", README, re.S)
-    assert shown
-    assert shown.group(1) == run_report()
+def test_readme_answers_all_five_questions() -> None:
+    asked = re.findall(r"^### (.*\?)$", README, re.M)
+    assert asked == [
+        "What holds it?",
+        "Is it leaking?",
+        "Is it fragmented?",
+        "Why did it run out?",
+        "What should I change?",
+    ]
+    for part in README.partition("## Five questions")[2].partition("\n## ")[0].split("\n### ")[1:]:
+        assert "<!-- prints" in part
 
 
 def test_readme_code_runs_as_written() -> None:
@@ -71,33 +103,3 @@ def test_docstring_examples_run_as_written(name: str) -> None:
     if ">>> import torch" in inspect.getsource(module):
         pytest.importorskip("torch")
     assert doctest.testmod(module, optionflags=flags).failed == 0
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_cells_run_in_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    names: dict[str, object] = {}
-    with redirect_stdout(io.StringIO()) as out:
-        for cell in cells:
-            if cell["cell_type"] == "code":
-                exec(compile("".join(cell["source"]), path.name, "exec"), names)
-    assert "cuda:0" in out.getvalue()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_in_a_kernel(path: Path) -> None:
-    pytest.importorskip("ipykernel", reason="needs the extra 'docs'")
-    pytest.importorskip("nbclient", reason="needs the extra 'docs'")
-    command = [sys.executable, "-m", "jupyter", "execute", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_stored_without_outputs(path: Path) -> None:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert code
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the pictures of the README and of the pages, from the bundled snapshots.
+
+    python tools/pictures.py [NAME ...]    # into docs/pictures; all of them without a name
+
+Needs matplotlib, Pillow (which comes with it), Graphviz for the object graph together with
+torch, and Chromium for the page.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from PIL import Image
+
+import neutracer
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
+PICTURES = ROOT / "docs" / "pictures"
+
+# The pages show a picture some 720 pixels wide; twice that is sharp on any screen.
+_WIDTH = 1440
+
+# The window of the page's picture, in pixels.
+_WINDOW = {"width": 1280, "height": 1060, "deviceScaleFactor": 1, "mobile": False}
+
+_TWO_FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+# What the object graph is of: the circle that the README tells of.
+_PROGRAM = """
+class Trainer:
+    def __init__(self):
+        self.weights = torch.zeros(4096, 4096)
+        self.on_step = self.step
+
+    def step(self):
+        return self.weights.sum()
+
+Trainer()
+"""
+
+
+def save(name: str, png: bytes) -> None:
+    """Writes one picture."""
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    path = PICTURES / f"{name}.png"
+    image.save(path, optimize=True)
+    print(f"{path.relative_to(ROOT)}: {image.width} x {image.height}, {path.stat().st_size:,} B")
+
+
+def save_figure(name: str, figure) -> None:
+    """Writes a figure of matplotlib."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=_WIDTH / figure.get_size_inches()[0])
+    save(name, png.getvalue())
+
+
+def mdtp() -> None:
+    save_figure("mdtp", neutracer.mdtp(DATA / "frag_default.pickle"))
+
+
+def mdtp_zoom() -> None:
+    last = (0.0625, 0.0705)
+    save_figure("mdtp_zoom", neutracer.mdtp(DATA / "frag_default.pickle", time_range=last))
+
+
+def mdtp_what_if() -> None:
+    wanted = "expandable_segments:True"
+    plan = neutracer.what_if(DATA / "frag_default.pickle", wanted, capacity="2GiB")
+    save_figure("mdtp_what_if", neutracer.mdtp(plan[wanted]))
+
+
+def mdtp_attention() -> None:
+    both = (DATA / "attention_math.pickle.xz", DATA / "attention_flash.pickle.xz")
+    save_figure("mdtp_attention", neutracer.mdtp(*both, x="event"))
+
+
+def timeline() -> None:
+    source = DATA / "train_resnet_healthy.pickle.xz"
+    save_figure("timeline", neutracer.plot_timeline(source, by="category", x="event"))
+
+
+def sawtooth() -> None:
+    source = DATA / "cycle_nodes.pickle.xz"
+    save_figure("sawtooth", neutracer.plot_timeline(source, x="event"))
+
+
+def leak() -> None:
+    source = DATA / "leak_list.pickle.xz"
+    save_figure("leak", neutracer.plot_timeline(source, x="event"))
+
+
+def fragmentation() -> None:
+    save_figure("fragmentation", neutracer.plot_fragmentation(DATA / "frag_default.pickle"))
+
+
+def object_graph() -> None:
+    """A circle of references around a tensor, and the reference to cut."""
+    import torch
+
+    seen: list[neutracer.TensorCycle] = []
+    with warnings.catch_warnings(), neutracer.warn_tensor_cycles("cpu", callback=seen.append):
+        warnings.simplefilter("ignore", neutracer.TensorCycleWarning)
+        exec(compile(_PROGRAM, "train.py", "exec"), {"torch": torch, "__name__": "train"})
+        gc.collect()
+    save("object_graph", bytes(seen[0].graph.to_png()))
+
+
+def page() -> None:
+    """The offline page's first tab, with the pointer in the middle of its plots."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from chromium import Browser
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = neutracer.view(DATA / "frag_default.pickle", f"{folder}/page.html")
+        with Browser(Path(folder) / "profile") as browser:
+            browser.open(path)
+            browser.call("Emulation.setDeviceMetricsOverride", **_WINDOW)
+            while browser.value("document.documentElement.dataset.ready") != "1":
+                time.sleep(0.05)
+            browser.call("Runtime.evaluate", expression=_TWO_FRAMES, awaitPromise=True)
+            x, y = browser.middle("#chart")
+            browser.mouse("mouseMoved", x, y)
+            browser.call("Runtime.evaluate", expression=_TWO_FRAMES, awaitPromise=True)
+            shot = Path(folder) / "page.png"
+            browser.screenshot(shot)
+            save("page", shot.read_bytes())
+
+
+ALL = (
+    mdtp,
+    mdtp_zoom,
+    mdtp_what_if,
+    mdtp_attention,
+    timeline,
+    sawtooth,
+    leak,
+    fragmentation,
+    object_graph,
+    page,
+)
+
+
+def main(names: list[str]) -> None:
+    PICTURES.mkdir(exist_ok=True)
+    for draw in ALL:
+        if not names or draw.__name__ in names:
+            draw()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
