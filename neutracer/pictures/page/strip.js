@@ -5,7 +5,7 @@ import { blueAt, mixed, ofHex, packed } from "./dom.js";
 import { groupSums, highest } from "./model.js";
 
 // Neighbours in the pile differ clearly; the last group is what is left.
-const SHARES = [0.85, 0.3, 0.65, 0.05, 1, 0.45, 0.18];
+const SHARES = [1, 0.33, 0.67, 0, 0.83, 0.5, 0.17];
 
 // Red, green and blue of each group, and of the rest behind them.
 export const groupColours = (colours, groups) =>
