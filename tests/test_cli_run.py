@@ -31,7 +31,7 @@ def run(tmp_path):
 
     def go(text, *options, arguments=(), module=False):
         (tmp_path / "program.py").write_text(text)
-        where = os.pathsep.join(map(str, (tmp_path, TESTS, TESTS.parent)))
+        where = os.pathsep.join(map(str, (tmp_path, TESTS, *sys.path)))
         program = ["-m", "program"] if module else [str(tmp_path / "program.py")]
         command = [sys.executable, "-m", "neutracer", "run", "-o", str(tmp_path / "out")]
         return subprocess.run(
@@ -189,7 +189,7 @@ def test_forked_workers_write_nothing(run):
 
 def test_missing_program_is_refused(run, tmp_path):
     command = [sys.executable, "-m", "neutracer", "run", str(tmp_path / "missing.py")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
     assert done.returncode == 2
     assert "missing.py: there is no such file" in done.stderr
     assert "Traceback" not in done.stderr
@@ -218,7 +218,7 @@ def test_folder_that_goes_is_told(run):
 
 def test_missing_module_is_refused(tmp_path):
     command = [sys.executable, "-m", "neutracer", "run", "-m", "no.such.module"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "neutracer: there is no module no.such.module\n"
 
@@ -229,7 +229,7 @@ def test_real_torch_on_a_cpu_is_told(tmp_path):
         pytest.skip("this torch is built for CUDA")
     (tmp_path / "program.py").write_text("import torch\nprint(torch.zeros(2).sum().item())\n")
     command = [sys.executable, "-m", "neutracer", "run", str(tmp_path / "program.py")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
     assert done.returncode == 0
     assert done.stdout == "0.0\n"
     assert "Nothing was recorded: CUDA in this build of torch" in done.stderr

@@ -64,7 +64,7 @@ def script(text: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         cwd=ROOT / "tests",
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

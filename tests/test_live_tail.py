@@ -303,7 +303,11 @@ def test_without_torch_live_says_so() -> None:
         "import neutracer\ntry: neutracer.live()\nexcept neutracer.UnavailableError as e: print(e)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "import torch first" in done.stdout
 
@@ -366,7 +370,7 @@ CPU_PROGRAM = textwrap.dedent("""
 def test_cpu_allocations_of_torch_are_followed() -> None:
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, "-c", CPU_PROGRAM], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", CPU_PROGRAM], cwd=ROOT / "tests", capture_output=True, text=True
     )
     if "UnavailableError" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
