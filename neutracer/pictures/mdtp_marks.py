@@ -68,7 +68,9 @@ def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> N
     for share, ooms in groups:
         last = ooms[-1]
         text = f"OOM  asked {units.format_bytes(last.asked)}"
-        text += f", device had {units.format_bytes(last.device_free)} free"
+        # A simulated failure knows the limit that it met, not the device.
+        if last.device_free:
+            text += f", device had {units.format_bytes(last.device_free)} free"
         if len(ooms) > 1:
             text = f"{text} (the last of {len(ooms)})"
         x, side = (min(share + 0.003, 1.0), "right") if share > 0.5 else (share, "left")
