@@ -55,7 +55,7 @@ def test_readme_shows_what_is_printed(shown: dict[str, str], tmp_path: Path) -> 
         (tmp_path / "train.py").write_text(shown["code"], encoding="utf-8")
         arguments, folder = [str(tmp_path / "train.py")], ROOT
     environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
-    environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT)}
+    environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,

@@ -7,6 +7,7 @@ import dataclasses
 import re
 
 import pytest
+from bundle import DATA
 from hostile_names import HOSTILE_NAMES
 from small_snapshots import dumped, one_program
 
@@ -89,7 +90,7 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_report_shows_its_text_in_a_terminal() -> None:
-    report = neutracer.fragmentation_report("tests/data/frag_default.pickle")
+    report = neutracer.fragmentation_report(DATA / "frag_default.pickle")
     parts: list[str] = []
 
     @dataclasses.dataclass
