@@ -4,6 +4,7 @@
 #
 # PYTHON        the interpreter of .venv      (default: python3.11, else python3)
 # TORCH         the torch that the tests get  (an installed one is used as it is; empty: none)
+# JOBS          processes of a test run       (one a core, 8 at most; 0: all in pytest's own)
 # FUZZ_SECONDS  how long `make fuzz` runs     (60)
 
 SHELL := /bin/bash
@@ -32,6 +33,10 @@ C_FILES := $(C_SOURCES) $(shell find csrc tests/c -name '*.h' 2>/dev/null)
 ALL_C_FILES := $(shell find csrc tests -name '*.[ch]')
 PY_FILES := $(shell find neutracer -name '*.py' -o -name '*.pyi')
 
+JOBS ?= auto
+# A file's tests go to one process, where what several of them need is made once; in the
+# files' order: those of few tests, which would come last, are the long ones.
+PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 60
 
 .PHONY: help demo test build lint format sanitize fuzz bench matrix coverage valgrind \
@@ -98,7 +103,7 @@ build: $(VENV)/.modules  ## build the compiled modules in place
 	@ls neutracer/*.so
 
 test: setup-test build/.lint  ## lint, and all tests but the long ones
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(PARALLEL)
 
 lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warnings as errors
 	@tools/need $(PYTHON) clang
@@ -144,7 +149,7 @@ format: $(VENV)/.tools  ## lay out all C and Python files
 
 BUILD_IN = $(BIN)/python setup.py -q build --build-base build/$@ --build-lib build/$@/lib
 PYTEST_IN = cd build/$@ && PYTHONPATH=$(CURDIR)/build/$@/lib $(1) \
-    ../../$(BIN)/pytest -p no:cacheprovider ../../tests
+    ../../$(BIN)/pytest $(PARALLEL) -p no:cacheprovider ../../tests
 
 # Fewer of the examples that compare columns: wrong accesses are what `make fuzz` looks for.
 sanitize: setup-test  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -184,7 +189,7 @@ bench: $(VENV)/.tools  ## what loading and the questions cost, beside pickle.loa
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
 
 matrix:  ## the package built and tested under every Python that is here
-	@tools/matrix
+	@tools/matrix $(PARALLEL)
 
 docs: $(VENV)/.docs  ## the pages as HTML in build/docs; a warning is an error
 	@$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs build/docs
