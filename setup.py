@@ -18,12 +18,17 @@ import os
 import shlex
 import shutil
 import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+
+if TYPE_CHECKING:
+    from distutils.ccompiler import CCompiler
 
 os.chdir(Path(__file__).parent)
 
@@ -83,10 +88,27 @@ def switches_file(build_temp: str) -> str:
     return write_if_changed(Path(build_temp, "switches.txt"), "\n".join(words) + "\n")
 
 
+def compile_at_once(compiler: CCompiler) -> None:
+    """Lets a compiler work on as many files at a time as there are cores."""
+    compile_all, compile_one = compiler.compile, compiler._compile
+
+    def compile_in_pool(*args: Any, **options: Any) -> list[str]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs: list[Future[None]] = []
+            compiler._compile = lambda *file: jobs.append(pool.submit(compile_one, *file))
+            objects = compile_all(*args, **options)
+            for job in jobs:
+                job.result()
+        return objects
+
+    compiler.compile = compile_in_pool
+
+
 class BuildCore(build_clib):
     """The core as an archive made anew each time: no object of a removed file stays in it."""
 
     def build_libraries(self, libraries: list) -> None:
+        compile_at_once(self.compiler)
         for name, core in libraries:
             core["obj_deps"] = {"": [*files("csrc/core/**/*.h"), switches_file(self.build_temp)]}
             archive = self.compiler.library_filename(name, output_dir=self.build_clib)
@@ -106,6 +128,10 @@ class BuildModules(build_ext):
                 extension.depends.append(write_if_changed(header, selftest_list()))
                 extension.include_dirs.append(str(header.parent))
         super().run()
+
+    def build_extensions(self) -> None:
+        compile_at_once(self.compiler)
+        super().build_extensions()
 
 
 # What `neutracer.live.hooks` compiles on the user's machine, against the torch there.
