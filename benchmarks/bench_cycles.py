@@ -203,7 +203,7 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def alternatives(heap: list[Record]) -> dict[str, Callable[[], object]]:
+def alternatives() -> dict[str, Callable[[], object]]:
     """What else answers the question, where it is installed."""
     ways: dict[str, Callable[[], object]] = {"gc.get_objects()": gc.get_objects}
     try:
@@ -244,7 +244,7 @@ def bench_find(quick: bool) -> None:
             f"{(facts['peak_bytes'] - 4 * edges) / objects:13.1f} {4:11}"
         )
         if size == 100_000:
-            for name, way in alternatives(heap).items():
+            for name, way in alternatives().items():
                 took = timed(way)
                 print(f"  {name:>28} {took * 1e3:9.1f} ms = {took / best:.1f}x")
         for ring in rings:

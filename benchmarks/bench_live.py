@@ -22,7 +22,17 @@ import statistics
 import warnings
 
 import torch
-from bench_hooks import EVENTS, ON_GPU, recorder_entry, recorder_off, ring, silent, step, wait
+from bench_hooks import (
+    EVENTS,
+    ON_GPU,
+    recorder_entry,
+    recorder_off,
+    recorder_python,
+    ring,
+    silent,
+    step,
+    wait,
+)
 from paired import Figure, Switch, Work, compare, quiet
 
 import neutracer
@@ -31,10 +41,6 @@ import neutracer.live.hooks as hooks
 #: Steps of an element, where something costs in some of them only: of the collections as of
 #: the readings there are a few in so many.
 MANY = 12
-
-
-def recorder_python() -> None:
-    torch.cuda.memory._record_memory_history(max_entries=EVENTS, stacks="python")
 
 
 def recorder_all() -> None:

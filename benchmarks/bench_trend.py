@@ -5,7 +5,7 @@ Noise is AR(1) with innovations of 0.3 % of the memory and a memory from 0 to 0.
 0.1 % of the memory a step and is to be found within 60 steps behind the warm-up. Each row is
 a truth, each cell how many of its series were given that verdict.
 
-usage: python benchmarks/bench_trend.py [SERIES A ROW, default 600]
+usage: python benchmarks/bench_trend.py [SERIES A ROW, default 600 [SEED]]
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def beside(kind: str, rng: random.Random, memory: float) -> Source:
     return made.columns(rng, rng.choice([n for n in LENGTHS if n >= 40]), memory, kind), {}
 
 
-def rows(series: int) -> Iterator[tuple[str, str, float, Counter[str]]]:
+def rows(series: int, seed: str) -> Iterator[tuple[str, str, float, Counter[str]]]:
     """(truth, disturbance, memory, verdicts) of each kind of series."""
     for truth in (
         "steady",
@@ -75,7 +75,7 @@ def rows(series: int) -> Iterator[tuple[str, str, float, Counter[str]]]:
         hows = made.DISTURBANCES if truth in ("steady", "leak") else ("none",)
         for how in hows:
             for memory in made.MEMORIES:
-                rng = random.Random(f"{truth} {how} {memory}")
+                rng = random.Random(f"{truth} {how} {memory}{seed}")
                 found: Counter[str] = Counter()
                 for _ in range(series // len(made.MEMORIES) // len(hows) + 1):
                     if truth == "steady":
@@ -98,16 +98,19 @@ def show(name: str, counts: Counter[str], truth: str) -> None:
 
 def main() -> None:
     series = int(sys.argv[1]) if len(sys.argv) > 1 else 600
+    seed = sys.argv[2] if len(sys.argv) > 2 else ""
     print(f"{platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores")
     print(__doc__.partition("\n\nusage")[0])
     start = time.perf_counter()
     by_truth: dict[str, Counter[str]] = {}
     by_part: dict[tuple[str, str], Counter[str]] = {}
     by_memory: dict[tuple[str, float], Counter[str]] = {}
-    for truth, how, memory, found in rows(series):
+    cells: dict[tuple[str, str, float], Counter[str]] = {}
+    for truth, how, memory, found in rows(series, seed):
         by_truth.setdefault(truth, Counter()).update(found)
         by_part.setdefault((truth, how), Counter()).update(found)
         by_memory.setdefault((truth, memory), Counter()).update(found)
+        cells[truth, how, memory] = found
     heads = "".join(
         f"{verdict.replace('_growth', '+').replace('_', ' ')[:8]:>9}" for verdict in VERDICTS
     )
@@ -122,6 +125,14 @@ def main() -> None:
     for (truth, memory), counts in by_memory.items():
         if truth in ("steady", "leak"):
             show(f"{truth}, AR(1) {memory}", counts, truth)
+    print("\nand where both meet, the three worst of each:")
+    for truth in ("steady", "leak"):
+        mine = [
+            (counts, f"{how}, AR(1) {m}") for (t, how, m), counts in cells.items() if t == truth
+        ]
+        mine.sort(key=lambda one: one[0][truth] / one[0].total())
+        for counts, name in mine[:3]:
+            show(f"{truth}, {name}", counts, truth)
     alarms = by_truth["steady"] + by_truth["steady columns"]
     wrong = sum(count for verdict, count in alarms.items() if verdict not in ("steady", "unknown"))
     print(

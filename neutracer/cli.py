@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -14,6 +15,15 @@ import neutracer
 from neutracer.cli_build_hooks import add_build_hooks
 from neutracer.cli_diff import add_diff
 from neutracer.cli_explain import add_explain
+from neutracer.cli_parts import (
+    FAILED,
+    complain,
+    complain_of,
+    print_report,
+    standing_streams,
+    without_history_warning,
+    written,
+)
 from neutracer.cli_run import add_run
 from neutracer.cli_top import add_top
 from neutracer.cli_view import add_view
@@ -22,7 +32,6 @@ from neutracer.diagnose.cycle_run import cycle_run
 from neutracer.diagnose.environment import environment
 from neutracer.diagnose.overview import OverviewReport, overview
 from neutracer.errors import (
-    HistoryWarning,
     NeutracerError,
     TensorCycleWarning,
     UnavailableError,
@@ -69,51 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    raw = argparse.RawDescriptionHelpFormatter
-    report = commands.add_parser(
-        "report",
-        help="what a snapshot shows, on one page",
-        description="Says what each snapshot shows: totals, peak and who holds it, findings.",
-        epilog=_REPORT_EXAMPLE,
-        formatter_class=raw,
-    )
-    report.add_argument(
-        "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
-    )
-    report.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    report.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
-    report.add_argument(
-        "--fail-on",
-        choices=[str(severity) for severity in Severity],
-        metavar="SEVERITY",
-        help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
-    )
-    report.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
-    report.set_defaults(run=_report)
-    cycles = commands.add_parser(
-        "cycles",
-        help="run a program and tell the reference cycles that kept its tensors",
-        description=(
-            "Runs a Python program under the cycle watch and sums up at its end which "
-            "reference cycles kept tensors until the garbage collector ran."
-        ),
-        epilog=_CYCLES_EXAMPLE,
-        formatter_class=raw,
-    )
-    cycles.add_argument("-m", dest="module", action="store_true", help="run a module")
-    cycles.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
-    cycles.add_argument("--min-bytes", metavar="SIZE", default="0", help="pass over smaller ones")
-    cycles.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    cycles.add_argument("-o", "--output", metavar="FILE", help="an offline page with the graphs")
-    cycles.add_argument(
-        "--fail-on",
-        choices=[str(severity) for severity in Severity],
-        metavar="SEVERITY",
-        help="exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
-    )
-    cycles.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
-    cycles.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    cycles.set_defaults(run=_cycles)
+    _add_report(commands)
+    _add_cycles(commands)
     add_explain(commands)
     add_run(commands)
     add_diff(commands)
@@ -122,15 +88,58 @@ def _parser() -> argparse.ArgumentParser:
     add_view(commands)
     _add_mdtp(commands)
     add_build_hooks(commands)
-    env = commands.add_parser(
-        "env",
-        help="versions, what is available, what is missing and how to get it",
-        epilog="example:\n  neutracer env",
-        formatter_class=raw,
-    )
-    env.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    env.set_defaults(run=_env)
+    _add_env(commands)
     return parser
+
+
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="what a snapshot shows, on one page",
+        description="Says what each snapshot shows: totals, peak and who holds it, findings.",
+        epilog=_REPORT_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
+    )
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    parser.add_argument(
+        "--fail-on",
+        choices=[str(severity) for severity in Severity],
+        metavar="SEVERITY",
+        help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
+    )
+    parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    parser.set_defaults(run=_report)
+
+
+def _add_cycles(commands: Any) -> None:
+    parser = commands.add_parser(
+        "cycles",
+        help="run a program and tell the reference cycles that kept its tensors",
+        description=(
+            "Runs a Python program under the cycle watch and sums up at its end which "
+            "reference cycles kept tensors until the garbage collector ran."
+        ),
+        epilog=_CYCLES_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module")
+    parser.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
+    parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="pass over smaller ones")
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.add_argument("-o", "--output", metavar="FILE", help="an offline page with the graphs")
+    parser.add_argument(
+        "--fail-on",
+        choices=[str(severity) for severity in Severity],
+        metavar="SEVERITY",
+        help="exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
+    )
+    parser.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(run=_cycles)
 
 
 def _add_mdtp(commands: Any) -> None:
@@ -160,6 +169,17 @@ def _add_mdtp(commands: Any) -> None:
     plot.set_defaults(run=_mdtp)
 
 
+def _add_env(commands: Any) -> None:
+    parser = commands.add_parser(
+        "env",
+        help="versions, what is available, what is missing and how to get it",
+        epilog="example:\n  neutracer env",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.set_defaults(run=_env)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -169,36 +189,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    options = _parser().parse_args(arguments)
     try:
-        code: int = options.run(options)
-        sys.stdout.flush()
+        with standing_streams():
+            options = _parser().parse_args(arguments)
+            code: int = options.run(options)
         return code
     except BrokenPipeError:
-        # Whoever read has seen enough; nothing more is to be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read has seen enough.
         return 0
+    except OSError as error:
+        return complain_of("standard output", error)
     except KeyboardInterrupt:
         return 130
-
-
-def _complain(text: str) -> None:
-    write(f"neutracer: {text}\n", sys.stderr)
 
 
 def _report(options: argparse.Namespace) -> int:
     found = [_read(file, options.max_memory) for file in options.files]
     reports = [report for report in found if report is not None]
-    code = 0 if len(reports) == len(found) else 2
-    if options.output:
-        try:
-            with open(options.output, "w", encoding="utf-8", errors="backslashreplace") as stream:
-                _print(reports, options.json, stream)
-        except OSError as error:
-            _complain(f"{options.output}: {error.strerror or error}")
-            return 2
-    else:
+    code = 0 if len(reports) == len(found) else FAILED
+    if not reports:
+        return code
+    if options.output is None:
         _print(reports, options.json, sys.stdout)
+    else:
+        page = io.StringIO()
+        _print(reports, options.json, page)
+        if not written(options.output, page.getvalue()):
+            return FAILED
     if code == 0 and options.fail_on:
         bad = [r for r in reports if r.worst is not None and r.worst >= options.fail_on]
         code = 1 if bad else 0
@@ -208,16 +225,13 @@ def _report(options: argparse.Namespace) -> int:
 def _read(file: str, max_memory: str | None) -> OverviewReport | None:
     """The report on one file; None, with a word on standard error, if it can't be read."""
     try:
-        with warnings.catch_warnings():
-            # A partial file is told on the page.
-            warnings.simplefilter("ignore", HistoryWarning)
+        with without_history_warning():
             snap = load(file, max_memory=max_memory)
         if file == "-":
             return overview(snap, "standard input")
         return overview(snap, file, path=file)
     except (NeutracerError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        _complain(f"{file}: {reason}")
+        complain_of(file, error)
         return None
 
 
@@ -235,34 +249,39 @@ def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
 
 def _cycles(options: argparse.Namespace) -> int:
     try:
-        folder = os.path.dirname(options.output or "") or os.curdir
-        if not os.path.isdir(folder):
-            # Before the program runs for hours, not after.
-            raise NeutracerError(f"{options.output}: there is no folder {folder}")
-        device = _watched_device(options.device)
+        if options.output is not None:
+            _check_page(options.output)
         min_bytes = parse_bytes(options.min_bytes)
+        device = _watched_device(options.device)
         with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
             # The summary tells them, ranked and with their pictures.
             warnings.simplefilter("ignore", TensorCycleWarning)
             command = [options.program, *options.arguments]
             code = run_program(command, module=options.module)
             report = cycle_run(watch, options.program, code, device, min_bytes)
-    except (NeutracerError, OSError, ValueError) as error:
-        _complain(str(error))
-        return 2
-    if options.json:
-        sys.stdout.write(dumps(report.to_dict()) + "\n")
-    else:
-        show(report.document(), sys.stderr, max_lines=None)
+    except OSError as error:
+        return complain_of(options.program, error)
+    except (NeutracerError, ValueError) as error:
+        return complain(str(error))
+    print_report(report, options.json, sys.stderr)
     try:
-        if options.output:
+        if options.output is not None:
             report.graph.to_html(options.output)
     except (NeutracerError, OSError) as error:
-        _complain(f"{options.output}: {error}")
-        return code or 2
+        complain_of(options.output, error)
+        return code or FAILED
     if code == 0 and options.fail_on and report.worst is not None:
         code = 1 if report.worst >= options.fail_on else 0
     return code
+
+
+def _check_page(output: str) -> None:
+    """Say before the program runs for hours, not after, that its page can't be written."""
+    folder = os.path.dirname(output) or os.curdir
+    if not os.path.isdir(folder):
+        raise NeutracerError(f"{output}: there is no folder {folder}")
+    if not output:
+        raise NeutracerError("'': this is no name of a file")
 
 
 def _watched_device(device: str | None) -> str | None:
@@ -272,21 +291,20 @@ def _watched_device(device: str | None) -> str | None:
     except ImportError:
         raise UnavailableError("torch", "install it with 'pip install torch'") from None
     if device is None and not torch.cuda.is_available():
-        _complain("no accelerator here: tensors of every device count")
+        complain("no accelerator here: tensors of every device count")
         return "all"
     return device
 
 
 def _mdtp(options: argparse.Namespace) -> int:
     if len(options.files) > (2 if options.settings is None else 1):
-        _complain("one file is drawn, alone or with --set, or two are compared")
-        return 2
-    if not options.output.endswith((".png", ".svg", ".pdf")):
-        _complain(f"{options.output}: the name of a picture ends in .png, .svg or .pdf")
-        return 2
+        return complain("one file is drawn, alone or with --set, or two are compared")
+    if options.capacity is not None and options.settings is None:
+        return complain("--capacity is for what would have been: it goes with --set")
+    if not options.output.lower().endswith((".png", ".svg", ".pdf")):
+        return complain(f"{options.output}: the name of a picture ends in .png, .svg or .pdf")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HistoryWarning)
+        with without_history_warning():
             mdtp(
                 *simulation(options),
                 device=options.device,
@@ -299,17 +317,11 @@ def _mdtp(options: argparse.Namespace) -> int:
                 output=options.output,
             )
     except (NeutracerError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        _complain(f"{' '.join(options.files)}: {reason}")
-        return 2
+        return complain_of(" ".join(options.files), error)
     write(f"{options.output}\n", sys.stdout)
     return 0
 
 
 def _env(options: argparse.Namespace) -> int:
-    report = environment(neutracer.__version__)
-    if options.json:
-        sys.stdout.write(dumps(report.to_dict()) + "\n")
-    else:
-        show(report.document(), sys.stdout)
+    print_report(environment(neutracer.__version__), options.json, sys.stdout)
     return 0

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from neutracer.cli_parts import complain
 from neutracer.errors import NeutracerError
 from neutracer.live.hooks_build import build, find, target
 from neutracer.render.json import dumps
@@ -52,8 +53,7 @@ def _build_hooks(options: argparse.Namespace) -> int:
         path = there or build(goal, folder, again=options.again)
         took = time.perf_counter() - began
     except NeutracerError as error:
-        write(f"neutracer: {error}\n", sys.stderr)
-        return 2
+        return complain(str(error))
     if options.json:
         facts = {
             "schema": "neutracer.build-hooks/1",

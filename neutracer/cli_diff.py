@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from typing import Any
 
-from neutracer.diagnose.diff import DiffReport, diff
-from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.cli_parts import complain, complain_of, print_report, without_history_warning
+from neutracer.diagnose.diff import diff
+from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
-from neutracer.render.json import dumps
-from neutracer.render.terminal import show, write
 from neutracer.trace.snapshot import Snapshot, load
 
 __all__ = ["add_diff"]
@@ -56,33 +54,19 @@ def _diff(options: argparse.Namespace) -> int:
         try:
             snaps.append(_loaded(name, options.max_memory))
         except (NeutracerError, OSError, ValueError) as error:
-            return _complain(name, error)
+            return complain_of(name, error)
     try:
         report = diff(*snaps, device=options.device)
     except ValueError as error:
-        return _complain(f"{options.before} {options.after}", error)
-    _tell(report, options.json)
+        return complain_of(f"{options.before} {options.after}", error)
+    print_report(report, options.json, sys.stdout)
     failed = options.fail_on is not None and report.worst is not None
     return int(failed and report.worst >= options.fail_on)
 
 
 def _loaded(name: str, max_memory: str | None) -> Snapshot:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HistoryWarning)
+    with without_history_warning():
         snap = load(name, max_memory=max_memory)
     if snap.partial is not None:
-        write(f"neutracer: {name}: only a part was read: {snap.partial}\n", sys.stderr)
+        complain(f"{name}: only a part was read: {snap.partial}")
     return snap
-
-
-def _tell(report: DiffReport, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(dumps(report.to_dict()) + "\n")
-    else:
-        show(report.document(), sys.stdout, max_lines=None)
-
-
-def _complain(what: str, error: Exception) -> int:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    write(f"neutracer: {what}: {reason}\n", sys.stderr)
-    return 2

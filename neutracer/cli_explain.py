@@ -4,21 +4,25 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import warnings
 from typing import Any
 
+from neutracer.cli_parts import (
+    FAILED,
+    complain,
+    complain_of,
+    print_report,
+    without_history_warning,
+    written,
+)
 from neutracer.diagnose.explain import explain
 from neutracer.diagnose.explain_facts import OomFacts, read_sidecar
 from neutracer.diagnose.explain_parts import KINDS
 from neutracer.diagnose.explain_report import ExplainReport
-from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.errors import NeutracerError
 from neutracer.render.document import Document, Severity
 from neutracer.render.json import dumps
-from neutracer.render.terminal import show, write
 from neutracer.render.text import render_text
-from neutracer.saving import atomic_file
 from neutracer.trace.snapshot import load
 
 __all__ = ["add_explain"]
@@ -85,34 +89,24 @@ def _wanted(text: str) -> tuple[str, ...]:
 def _explain(options: argparse.Namespace) -> int:
     try:
         report = _asked(options)
-        if options.output:
-            with atomic_file(options.output) as file:
-                file.write(_text(report, options.json).encode("utf-8", "backslashreplace"))
-        elif options.json:
-            sys.stdout.write(_text(report, True))
-        else:
-            show(report.document(), sys.stdout, max_lines=None)
     except (NeutracerError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        where = options.file
-        if isinstance(error, OSError) and error.filename:
-            where = os.fsdecode(error.filename)
-        write(f"neutracer: {where}: {reason}\n", sys.stderr)
-        return 2
+        return complain_of(options.file, error)
+    if options.output is None:
+        print_report(report, options.json, sys.stdout)
+    elif not written(options.output, _text(report, options.json)):
+        return FAILED
     return int(_fails(report, options.fail_on or ()))
 
 
 def _asked(options: argparse.Namespace) -> ExplainReport:
-    with warnings.catch_warnings():
-        # What a partial file lacks is told on the page.
-        warnings.simplefilter("ignore", HistoryWarning)
+    with without_history_warning():
         snap = load(options.file, max_memory=options.max_memory)
     facts: OomFacts | None = None
     if options.file != "-" and options.request is None:
         try:
             facts = read_sidecar(options.file)
         except NeutracerError as error:
-            write(f"neutracer: left out: {error}\n", sys.stderr)
+            complain(f"left out: {error}")
     return explain(
         snap,
         options.capacity,

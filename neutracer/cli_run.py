@@ -7,11 +7,10 @@ import argparse
 import sys
 from typing import Any
 
+from neutracer.cli_parts import complain, complain_of, print_report
 from neutracer.diagnose.run_report import DEFAULT_DIRECTORY, run_and_report
 from neutracer.errors import NeutracerError
 from neutracer.live.recorder import DEFAULT_MAX_ENTRIES
-from neutracer.render.json import dumps
-from neutracer.render.terminal import show, write
 
 __all__ = ["add_run"]
 
@@ -79,11 +78,9 @@ def _run(options: argparse.Namespace) -> int:
             stacks=options.stacks,
             every_s=None if options.every is None else options.every * 60,
         )
-    except (NeutracerError, OSError, ValueError) as error:
-        write(f"neutracer: {error}\n", sys.stderr)
-        return 2
-    if options.json:
-        sys.stdout.write(dumps(report.to_dict()) + "\n")
-    else:
-        show(report.document(), sys.stderr, max_lines=None)
+    except OSError as error:
+        return complain_of(options.program, error)
+    except (NeutracerError, ValueError) as error:
+        return complain(str(error))
+    print_report(report, options.json, sys.stderr)
     return report.exit_code

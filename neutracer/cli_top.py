@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import ipaddress
 import json
 import sys
@@ -13,6 +14,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
+from neutracer.cli_parts import complain
 from neutracer.diagnose.top_page import top_lines
 from neutracer.errors import NeutracerError
 from neutracer.live.exporter_page import SCHEMA
@@ -73,8 +75,7 @@ def _top(options: argparse.Namespace) -> int:
         urls = [_page_url(text, options.seconds) for text in options.urls]
         pages = [_fetch(url) for url in urls]
     except (NeutracerError, ValueError) as error:
-        write(f"neutracer: {error}\n", sys.stderr)
-        return 2
+        return complain(str(error))
     if options.json:
         _write_json(pages)
     try:
@@ -87,8 +88,7 @@ def _top(options: argparse.Namespace) -> int:
         else:
             _follow(urls, pages, options.interval)
     except NeutracerError as error:
-        write(f"neutracer: {error}\n", sys.stderr)
-        return 2
+        return complain(str(error))
     except KeyboardInterrupt:
         return 0
     return 0
@@ -164,7 +164,7 @@ def _fetch(url: str) -> dict[str, Any]:
     try:
         with _opener(url).open(url, timeout=_PATIENCE_S) as answer:
             text = answer.read(_MOST_BYTES + 1)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise NeutracerError(f"{shown}: no exporter answers there ({reason})") from None
     try:

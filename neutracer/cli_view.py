@@ -6,10 +6,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import warnings
 from typing import Any
 
-from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.cli_parts import complain_of, without_history_warning
+from neutracer.errors import NeutracerError
 from neutracer.pictures.view import view
 from neutracer.render.terminal import write
 
@@ -50,16 +50,12 @@ def add_view(commands: Any) -> None:
 
 def _view(options: argparse.Namespace) -> int:
     name = "snapshot" if options.file == "-" else os.path.basename(options.file)
-    output = options.output or f"{name}.html"
+    output = f"{name}.html" if options.output is None else options.output
     focus = None if options.events is None else (options.events[0], options.events[1])
     try:
-        with warnings.catch_warnings():
-            # A partial file is told on the page.
-            warnings.simplefilter("ignore", HistoryWarning)
+        with without_history_warning():
             path = view(options.file, output, device=options.device, focus=focus)
     except (NeutracerError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        write(f"neutracer: {options.file}: {reason}\n", sys.stderr)
-        return 2
+        return complain_of(options.file, error)
     write(f"{path}\n", sys.stdout)
     return 0

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from typing import Any
 
+from neutracer.cli_parts import complain, complain_of, print_report, without_history_warning
 from neutracer.diagnose.recommend import recommend
 from neutracer.diagnose.recommend_search import OBJECTIVES
 from neutracer.diagnose.what_if import check_replay, what_if
-from neutracer.errors import HistoryWarning, NeutracerError, SettingsError
-from neutracer.render.json import dumps
+from neutracer.errors import NeutracerError, SettingsError
 from neutracer.render.report import Report
-from neutracer.render.terminal import show, write
 from neutracer.trace.snapshot import load
 from neutracer.units import parse_bytes
 
@@ -45,6 +43,14 @@ def add_what_if(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
+    _add_questions(parser)
+    _add_changes(parser)
+    _add_circumstances(parser)
+    parser.set_defaults(run=_what_if)
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    """What is asked: of these settings, of the model itself, or for the best."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--set",
@@ -66,6 +72,10 @@ def add_what_if(commands: Any) -> None:
         help="what is best: the least memory to go through (fit), the lowest peak of reserved, "
         "or the fewest calls of the device (speed)",
     )
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    """What the program would do otherwise."""
     parser.add_argument(
         "--batch", type=float, default=1.0, metavar="K", help="with a batch K times as large"
     )
@@ -96,6 +106,10 @@ def add_what_if(commands: Any) -> None:
         default=[],
         help="the same for other traces: collections ran in this function or FILE:LINE",
     )
+
+
+def _add_circumstances(parser: argparse.ArgumentParser) -> None:
+    """Where it would run, and how the answer is to look."""
     parser.add_argument(
         "--torch", metavar="VERSION", help='the version of torch whose rules hold, as "2.11"'
     )
@@ -105,7 +119,6 @@ def add_what_if(commands: Any) -> None:
     parser.add_argument("--device", type=int, metavar="N", help="the device, where there are more")
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
-    parser.set_defaults(run=_what_if)
 
 
 def add_simulation(parser: Any) -> None:
@@ -134,24 +147,16 @@ def _what_if(options: argparse.Namespace) -> int:
     try:
         report = _asked(options)
     except SettingsError as error:
-        write(f"neutracer: --set: {error}\n", sys.stderr)
-        return 2
+        return complain(f"--set: {error}")
     except (NeutracerError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        write(f"neutracer: {options.file}: {reason}\n", sys.stderr)
-        return 2
-    if options.json:
-        sys.stdout.write(dumps(report.to_dict()) + "\n")
-    else:
-        show(report.document(), sys.stdout, max_lines=None)
+        return complain_of(options.file, error)
+    print_report(report, options.json, sys.stdout)
     return 0
 
 
 def _asked(options: argparse.Namespace) -> Report:
     capacity = None if options.capacity is None else parse_bytes(options.capacity)
-    with warnings.catch_warnings():
-        # What a partial file lacks is told on the page.
-        warnings.simplefilter("ignore", HistoryWarning)
+    with without_history_warning():
         snap = load(options.file, max_memory=options.max_memory)
     if options.check:
         return check_replay(snap, device=options.device, torch_version=options.torch)

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
+from neutracer.arguments import path_name
 from neutracer.errors import UnavailableError
 
 __all__ = ["atomic_file"]
@@ -20,33 +23,67 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary stream whose contents stand at `path` once the block ends without an error.
 
     Until then they stand in a file of another name beside it, so that a reader, or a crash,
-    never meets half a file. A symbolic link keeps pointing where it did.
+    never meets half a file. A symbolic link keeps pointing where it did. What is no file
+    (a pipe, /dev/stdout, /dev/null) is written to as it is.
 
     Args:
         path: Where to; what is written is compressed if it ends in .gz, .xz or .zst.
 
     Raises:
         UnavailableError: The name asks for a compression that nothing here writes.
-        OSError: It can't be written.
+        OSError: It can't be written; `filename` is `path`.
+        TypeError: It is no path.
+        ValueError: It has a null character in it.
     """
-    name = os.path.realpath(path)
+    given = path_name(path)
+    try:
+        with _whole_or_not(given) as file, _compressed(file, given) as packed:
+            yield packed
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, given):
+            raise
+        # The name that the caller knows.
+        raise OSError(error.errno, error.strerror, given) from None
+
+
+@contextlib.contextmanager
+def _whole_or_not(given: str) -> Iterator[BinaryIO]:
+    """The file as it is written; its errors name `given`, or nothing."""
+    name = os.path.realpath(given)
+    kind = _file_kind(given)
+    if not given or kind == stat.S_IFDIR:
+        wrong = errno.EISDIR if given else errno.ENOENT
+        raise OSError(wrong, os.strerror(wrong), given)
+    if kind not in (None, stat.S_IFREG):
+        with open(given, "wb") as stream:
+            yield stream
+        return
     temporary = f"{name}.{secrets.token_hex(4)}.tmp"
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        # The name that the caller knows.
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+        raise OSError(error.errno, error.strerror, given) from None
     try:
         with os.fdopen(handle, "wb") as file:
-            with _compressed(file, os.fspath(path)) as packed:
-                yield packed
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, name)
+        try:
+            os.replace(temporary, name)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, given) from None
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _file_kind(name: str) -> int | None:
+    """What stands there, as `stat.S_IFMT` has it; None for nothing."""
+    try:
+        return stat.S_IFMT(os.stat(name).st_mode)
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def expected(name: str) -> dict:
     return json.loads((DATA / f"{name}.json").read_text())
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def pickled(name: str) -> bytes:
     """The snapshot's own pickle, unpacked."""
     import lzma

@@ -16,7 +16,7 @@ from typing import Any
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 
 # Seconds until an answer counts as none.
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 class Browser:
@@ -37,6 +37,7 @@ class Browser:
         self._process = subprocess.Popen(
             ["bash", "-c", shell, "bash", PROGRAM, *options, f"--user-data-dir={profile}"],
             pass_fds=(in_read, out_write),
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -67,8 +68,12 @@ class Browser:
         size = {"width": 1200, "height": 800, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Page.navigate", url=path.as_uri())
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+        while not any(map(self._is_loaded, self.events)):
             self._receive()
+
+    def _is_loaded(self, event: dict[str, Any]) -> bool:
+        is_mine = event.get("sessionId") == self._session
+        return is_mine and event["method"] == "Page.loadEventFired"
 
     def call(self, method: str, **parameters: Any) -> Any:
         """The answer to a command of the DevTools protocol."""
@@ -102,6 +107,23 @@ class Browser:
         done = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
+
+    def until(self, expression: str, wanted: Any = True) -> None:
+        """Waits for an expression to be what is wanted."""
+        end = time.monotonic() + _PATIENCE
+        while (found := self.value(expression)) != wanted:
+            assert time.monotonic() < end, (expression, found, self.complaints())
+            time.sleep(0.02)
+
+    def calm(self, milliseconds: int = 250) -> None:
+        """Waits until the page has done what it had put off for less, and has drawn.
+
+        Its own timers tell: a busy machine delays them as it delays the page's.
+        """
+        after = "setTimeout(() => requestAnimationFrame(() => setTimeout(done)), %d)"
+        wait = f"new Promise((done) => {after % milliseconds})"
+        done = self.call("Runtime.evaluate", expression=wait, awaitPromise=True)
+        assert "exceptionDetails" not in done, done
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """One event of the mouse: mousePressed, mouseMoved, mouseReleased, mouseWheel."""

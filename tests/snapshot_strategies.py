@@ -138,7 +138,7 @@ def stacks(draw: Any, *, missing: bool) -> Strategy:
     return st.sampled_from([*known, []])
 
 
-def pools(schema: Schema) -> Strategy:
+def pools() -> Strategy:
     """A pool id: mostly that of the default pool."""
     private = st.tuples(numbers, numbers)
     return st.one_of(st.just((0, 0)), private, private.map(list))
@@ -171,7 +171,7 @@ def segment_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strat
     fields["stream"] = numbers
     fields["segment_type"] = st.sampled_from(["small", "large"])
     if schema.has_pools:
-        fields["segment_pool_id"] = pools(schema)
+        fields["segment_pool_id"] = pools()
         fields["is_expandable"] = st.booleans()
         fields["frames"] = frames
     fields["blocks"] = sequences(block_records(schema, frames, missing=missing))
@@ -185,7 +185,7 @@ def event_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strateg
     if schema.has_time:
         fields["time_us"] = times
     if schema.has_event_pool:
-        fields["pool_id"] = pools(schema)
+        fields["pool_id"] = pools()
     if schema.has_context:
         fields["compile_context"] = st.just("N/A") | texts
     if schema.has_metadata:

@@ -40,7 +40,7 @@ def run(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
 
     go.out = tmp_path / "out"
@@ -145,7 +145,7 @@ def test_signal_writes_a_report(run):
         "os.kill(os.getpid(), signal.SIGUSR2)\n"
         "begin = time.monotonic()\n"
         "while not list(pathlib.Path('out').glob('*-signal.txt')):\n"
-        "    assert time.monotonic() - begin < 30\n"
+        "    assert time.monotonic() - begin < 120\n"
         "    time.sleep(0.01)\n"
         "torch.fake.allocate(2)\n"
     )
@@ -161,7 +161,7 @@ def test_reports_come_at_intervals(run):
         "torch.fake.init()\n"
         "begin = time.monotonic()\n"
         "while len(list(pathlib.Path('out').glob('*-interval.txt'))) < 2:\n"
-        "    assert time.monotonic() - begin < 30\n"
+        "    assert time.monotonic() - begin < 120\n"
         "    time.sleep(0.01)\n"
     )
     done = run(text, "--every", "0.001")

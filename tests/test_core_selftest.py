@@ -3,29 +3,20 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
-from conftest import ALL_SNAPSHOTS, snapshot_bytes
+from bundle import NAMES, pickled
+from compiled import needs_selftest, selftest
 
 ROOT = Path(__file__).parents[1]
 
-try:
-    selftest = importlib.import_module("neutracer._selftest")
-except ModuleNotFoundError:
-    selftest = None
-
 CASES = selftest.cases() if selftest else []
-
-needs_selftest = pytest.mark.skipif(
-    selftest is None, reason="built without NEUTRACER_SELFTEST=1, so without the C cases"
-)
 
 
 def sample(name: str) -> bytes:
-    assert name in ALL_SNAPSHOTS
-    return snapshot_bytes(name)
+    assert name in NAMES
+    return pickled(name)
 
 
 @pytest.mark.parametrize("case", CASES)

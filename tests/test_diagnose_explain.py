@@ -62,6 +62,15 @@ def test_unknown_device_is_said_so() -> None:
     assert "capacity= tells" in words(report)
 
 
+def test_small_request_is_never_called_unreasonable() -> None:
+    recording = Recording()
+    recording.oom(2 * 1024, device_free=1200)
+    report = explained(recording)
+    assert kinds(report) == ["capacity"]
+    assert "PyTorch had 0 B of the device, and 1,200 MiB were free" in words(report)
+    assert kinds(explained(recording, 80 * GIB)) == ["non_torch"]
+
+
 def test_holes_that_would_hold_it_are_fragmentation() -> None:
     recording = checkered()
     recording.oom(60, device_free=0)
@@ -511,7 +520,7 @@ def test_random_programs_are_explained() -> None:
         assert capped == bool(said["limit"] or "fraction" in said["conf"])
         if said["limit"] and report.limit_bytes:
             assert report.reserved_bytes <= said["limit"]
-    assert failed == 11
+    assert failed == 13
 
 
 def test_quick_report_has_the_same_main_verdict() -> None:

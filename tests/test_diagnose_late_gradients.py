@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bundle import snapshot
 
 import neutracer
 from neutracer.diagnose.late_gradients import late_gradients, late_gradients_finding
 from neutracer.diagnose.overview import overview
-from neutracer.trace.snapshot import Snapshot
 
 DATA = Path(__file__).parent / "data"
 LATE = "train_resnet_late_zero_grad"
-
-
-def snapshot(name: str) -> Snapshot:
-    return neutracer.load(DATA / f"{name}.pickle.xz")
 
 
 def test_late_zero_grad_is_found() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from bundle import DATA, NAMES, OOMS, snapshot
 from oom_snapshots import MIB, Recording, checkered
@@ -32,7 +34,7 @@ def test_failures_have_the_explained_cause(name: str) -> None:
     assert found.bytes == why.request_bytes
     assert f"Why: {why.main.message}." in [note.text for note in found.evidence]
     assert found.advice == (*why.main.advice, found.advice[-1])
-    assert found.advice[-1].text == f"more: neutracer explain {path.name}"
+    assert found.advice[-1].text == f"more: neutracer explain {path}"
 
 
 def test_each_place_of_failure_is_told() -> None:
@@ -55,7 +57,7 @@ def test_earlier_failure_is_pointed_at(tmp_path) -> None:
     path = tmp_path / "oom.pickle"
     path.write_bytes(recording.dumped())
     (found,) = failures(overview(neutracer.load(path), path=str(path)))
-    assert found.advice[-1].text == f"more: neutracer explain oom.pickle --event {first}"
+    assert found.advice[-1].text == f"more: neutracer explain {path} --event {first}"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/" not in name])
@@ -68,7 +70,25 @@ def test_growth_is_told_where_there_is_any(name: str) -> None:
 def test_growth_names_line_and_question() -> None:
     found = next(one for one in of_file("leak_list").findings if one.kind == "leak")
     assert any(note.place is not None and note.place.line == 120 for note in found.evidence)
-    assert found.advice[-1].text == 'more: neutracer.leak_trend("leak_list.pickle.xz")'
+    path = DATA / "leak_list.pickle.xz"
+    assert found.advice[-1].text == f'more: neutracer.leak_trend("{path}")'
+
+
+def test_findings_of_several_devices_name_theirs(tmp_path, snapshot_path) -> None:
+    path = tmp_path / "two devices.pickle"
+    both = [
+        pickle.loads(snapshot_path(name).read_bytes())
+        for name in ("frag_default", "weight_streaming")
+    ]
+    for segment in both[1]["segments"]:
+        segment["device"] = 1
+    both[0]["segments"] += both[1]["segments"]
+    both[0]["device_traces"] = [part["device_traces"][0] for part in both]
+    path.write_bytes(pickle.dumps(both[0]))
+    report = overview(neutracer.load(path), path=str(path))
+    assert {one.message[:8] for one in report.findings} == {"cuda:0: ", "cuda:1: "}
+    (failed,) = failures(report)
+    assert failed.advice[-1].text == f"more: neutracer explain '{path}' --device 0"
 
 
 def test_leak_that_failed_is_told_once() -> None:

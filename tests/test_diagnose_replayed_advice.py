@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import lzma
+
 import pytest
-from bundle import expected, snapshot
+from bundle import DATA, expected, snapshot
 
 import neutracer
 from neutracer.diagnose import replayed_advice
 from neutracer.diagnose.replayed_advice import Replayed
+from neutracer.diagnose.replaying import Replayer
 
 RULE = "free ranges then serve any size"
 
@@ -35,6 +38,36 @@ def test_other_timings_make_a_range() -> None:
     assert replayed.is_possible
     # The lowest of the range saves something, and the highest does not.
     assert replayed.at_peak() == ""
+
+
+def program(name: str) -> neutracer.Snapshot:
+    """A random program that once ran for real."""
+    packed = (DATA / "programs" / f"{name}.snapshot.xz").read_bytes()
+    return neutracer.load(lzma.decompress(packed))
+
+
+def test_silent_calls_make_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It calls empty_cache(), and more calls than are seen may have found nothing.
+    replayed = Replayed(program("35-0"), 0)
+    assert replayed.at_peak() == (
+        "1,462 to 1,542 MiB instead of 1,696 (replayed; the model reproduces this file exactly)"
+    )
+    # What the same program really had with expandable segments lies in it.
+    truth = expected("programs/35-11")["stats"]["reserved_bytes.all.peak"] >> 20
+    assert 1462 <= truth <= 1542
+    # All, half and an eighth of the places are tried, and 1, 4 and 16 of them.
+    assert len(replayed._runs) == 1 + 6
+    monkeypatch.setattr(Replayer, "silent_places", None)
+    told = Replayed(program("35-0"), 0).at_peak()
+    assert told is not None
+    assert told.startswith("1,542 MiB instead of 1,696")
+
+
+def test_nothing_is_saved_of_nothing() -> None:
+    # It gives all back at its end.
+    replayed = Replayed(program("7-0"), 0)
+    assert replayed.at_end() == ""
+    assert replayed.at_peak() is not None
 
 
 def test_long_traces_keep_the_rule_of_thumb(monkeypatch: pytest.MonkeyPatch) -> None:

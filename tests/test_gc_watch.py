@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import gc
-import importlib
 import subprocess
 import sys
 import textwrap
@@ -16,15 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import needs_selftest, selftest
 
-try:
-    selftest: Any = importlib.import_module("neutracer._selftest")
-except ModuleNotFoundError:
-    selftest = None
-
-pytestmark = pytest.mark.skipif(
-    selftest is None, reason="built without NEUTRACER_SELFTEST=1, so without the C cases"
-)
+pytestmark = needs_selftest
 
 Records = list[dict[str, Any]]
 

@@ -155,12 +155,12 @@ def child(monkeypatch, tmp_path):
 
 
 def test_a_layout_that_never_ends_is_ended(child, monkeypatch):
-    child("import time; time.sleep(60)")
+    child("import time; time.sleep(600)")
     monkeypatch.setattr(drawing_spawn, "_TIMEOUT", 0.5)
     start = time.monotonic()
     with pytest.raises(NeutracerError, match=r"within 0\.5 seconds; draw fewer nodes"):
         callback_cycle().to_svg()
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 120
 
 
 @pytest.mark.parametrize(

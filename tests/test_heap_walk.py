@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
-import importlib
 import importlib.util
 import random
 import subprocess
@@ -20,17 +19,11 @@ from typing import Any
 
 import heap_shapes
 import pytest
+from compiled import needs_selftest, selftest
 
 from neutracer._native import core
 
-try:
-    selftest: Any = importlib.import_module("neutracer._selftest")
-except ModuleNotFoundError:
-    selftest = None
-
-pytestmark = pytest.mark.skipif(
-    selftest is None, reason="built without NEUTRACER_SELFTEST=1, so without the C cases"
-)
+pytestmark = needs_selftest
 
 YOUNG, MIDDLE, FULL, ALL = range(4)
 

@@ -335,10 +335,11 @@ def blocks_of_many_keys(count: int) -> bytes:
     ids=lambda make: make.__name__,
 )
 def test_time_grows_with_the_size(make: Callable[[int], bytes]) -> None:
-    # Sixteen times the size may take 16 times as long, and not 256 times.
+    # Sixteen times the size may take 16 times as long, 40 times where it no longer fits a
+    # cache that others use too, and not 256 times.
     small, large = make(10_000), make(160_000)
     base = max(min(seconds_to_load(small) for _ in range(3)), 0.002)
-    assert min(seconds_to_load(large) for _ in range(2)) < 64 * base
+    assert min(seconds_to_load(large) for _ in range(3)) < 128 * base
 
 
 # ---- what breaks the format ------------------------------------------------------------

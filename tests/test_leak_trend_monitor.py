@@ -3,33 +3,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from compiled import needs_selftest, selftest
+from made_up_monitor import MadeUpMonitor
 
 import neutracer
 from neutracer.live.monitor import MemoryMonitor
-from neutracer.live.monitor_source import Road
 
 MIB = 1 << 20
 
-try:
-    selftest: Any = importlib.import_module("neutracer._selftest")
-except ImportError:
-    selftest = None
-
-pytestmark = pytest.mark.skipif(
-    selftest is None, reason="built without NEUTRACER_SELFTEST=1, so without a made-up source"
-)
-
-
-class MadeUpMonitor(MemoryMonitor):
-    """A monitor of one device that `say` speaks for."""
-
-    def _find_road(self) -> Road:
-        return Road((0,), (-1,), None, selftest.sampler_source(), "made-up")
+pytestmark = needs_selftest
 
 
 def say(allocated: int, reserved: int, used: int) -> None:

@@ -4,7 +4,6 @@ the CPU through the hooks."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import subprocess
@@ -17,33 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import needs_selftest, selftest
+from made_up_monitor import MadeUpMonitor
+from waiting import PATIENCE, wait_for
 
 import neutracer
 from neutracer.live import monitor_source
 from neutracer.live.monitor import MemoryMonitor
-from neutracer.live.monitor_source import Road, parse_devices
+from neutracer.live.monitor_source import parse_devices
 
 MIB = 1 << 20
 GB = 1e9
 
-try:
-    selftest: Any = importlib.import_module("neutracer._selftest")
-except ImportError:
-    selftest = None
-
-pytestmark = pytest.mark.skipif(
-    selftest is None, reason="built without NEUTRACER_SELFTEST=1, so without a made-up source"
-)
-
-
-class MadeUpMonitor(MemoryMonitor):
-    """A monitor of devices that `say` speaks for."""
-
-    numbers: tuple[int, ...] = (0,)
-
-    def _find_road(self) -> Road:
-        places = (-1,) * len(self.numbers)
-        return Road(self.numbers, places, None, selftest.sampler_source(), "made-up")
+pytestmark = needs_selftest
 
 
 def say(
@@ -57,13 +42,6 @@ def say(
     delay_us: int = 0,
 ) -> None:
     selftest.sampler_set(device, allocated, reserved, used, total, answer, delay_us)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
 
 
 @pytest.fixture(autouse=True)
@@ -199,14 +177,17 @@ def test_threshold_calls_back_from_python() -> None:
         threads.append(threading.current_thread().name)
         told.append(alert)
 
-    say(0, 10 * MIB, 20 * MIB, used=30 * MIB, total=100 * MIB)
-    with MadeUpMonitor(0.001, 0.9, on_alert=receive, actions=["callback"]) as monitor:
+    # One figure changes at a time: a reading may fall between two.
+    say(0, 10 * MIB, 85 * MIB, used=95 * MIB, total=100 * MIB)
+    with MadeUpMonitor(
+        0.001, 0.9, on_alert=receive, actions=["callback"], fragmentation_threshold=None
+    ) as monitor:
         assert wait_for(lambda: monitor.get_stats()["samples"] > 3)
         assert not told
-        say(0, 85 * MIB, 85 * MIB, used=30 * MIB, total=100 * MIB)
+        say(0, 85 * MIB, 85 * MIB, used=95 * MIB, total=100 * MIB)
         assert wait_for(lambda: bool(told))
         assert monitor.get_stats()["active_alerts"] == ("threshold",)
-        say(0, 10 * MIB, 85 * MIB, used=30 * MIB, total=100 * MIB)
+        say(0, 10 * MIB, 85 * MIB, used=95 * MIB, total=100 * MIB)
         assert wait_for(lambda: not monitor.get_stats()["active_alerts"])
     (alert,) = told
     assert threads == ["neutracer-monitor"]
@@ -237,27 +218,43 @@ def test_memory_fraction_is_a_limit() -> None:
     )
 
 
+def grow_until(condition: Callable[[], bool], total: int) -> bool:
+    """Allocated rises by 10 MiB a second from 100 MiB until the condition holds.
+
+    Where the sampler is not run for a part of its window it begins the window anew: growth
+    goes on until it has seen a whole one.
+    """
+    begin = time.monotonic()
+
+    def grown() -> bool:
+        allocated = round((100 + 10 * (time.monotonic() - begin)) * MIB)
+        say(0, allocated, 1000 * MIB, used=1100 * MIB, total=total)
+        return condition()
+
+    return wait_for(grown)
+
+
 def test_growth_is_told_against_the_fraction() -> None:
     say(0, 100 * MIB, 1000 * MIB, used=1100 * MIB, total=9000 * MIB)
     selftest.sampler_cap(0, 4000 * MIB)
-    with MadeUpMonitor(0.001, None, growth_threshold=MIB, growth_window=0.08, actions=()) as watch:
-        for step in range(60):
-            say(0, (100 + 10 * step) * MIB, 1000 * MIB, used=1100 * MIB, total=9000 * MIB)
-            time.sleep(0.004)
-        assert wait_for(lambda: bool(watch.alerts))
+    with MadeUpMonitor(
+        *(0.001, None),
+        growth_threshold=MIB,
+        growth_window=0.4,
+        fragmentation_threshold=None,
+        actions=(),
+    ) as watch:
+        assert grow_until(lambda: bool(watch.alerts), 9000 * MIB)
     assert "at this pace the process's limit is reached in" in watch.alerts[0].message
 
 
 def test_fragmentation_and_growth_are_told() -> None:
     say(0, 100 * MIB, 1000 * MIB, used=1100 * MIB, total=4000 * MIB)
     with MadeUpMonitor(
-        0.001, growth_threshold=MIB, growth_window=0.08, patience=0.01, actions=()
+        0.001, growth_threshold=MIB, growth_window=0.4, patience=0.01, actions=()
     ) as monitor:
         assert wait_for(lambda: bool(monitor.alerts))
-        for step in range(60):
-            say(0, (100 + 10 * step) * MIB, 1000 * MIB, used=1100 * MIB, total=4000 * MIB)
-            time.sleep(0.004)
-        assert wait_for(lambda: len(monitor.alerts) >= 2)
+        assert grow_until(lambda: len(monitor.alerts) >= 2, 4000 * MIB)
     first, second = monitor.alerts[:2]
     assert first.message == (
         "cuda:0: 90.0 % of the 1,000 MiB reserved is unused (900 MiB); the limit is 40.0 %"
@@ -271,11 +268,11 @@ def test_slow_callback_delays_nobody() -> None:
 
     def stuck(alert: object) -> None:
         entered.set()
-        release.wait(20)
+        release.wait(2 * PATIENCE)
 
     say(0, 95 * MIB, 95 * MIB, used=95 * MIB, total=100 * MIB)
     monitor = MadeUpMonitor(0.001, on_alert=stuck, actions=["callback"]).start()
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE)
     before = monitor.get_stats()["samples"]
     assert wait_for(lambda: monitor.get_stats()["samples"] > before + 5)
     threading.Timer(0.05, release.set).start()
@@ -288,7 +285,8 @@ def test_raising_callback_is_only_logged(caplog: pytest.LogCaptureFixture) -> No
         raise RuntimeError("on purpose")
 
     say(0, 95 * MIB, 95 * MIB, used=95 * MIB, total=100 * MIB)
-    with MadeUpMonitor(0.001, on_alert=broken) as monitor, caplog.at_level(logging.WARNING):
+    made = MadeUpMonitor(0.001, on_alert=broken, fragmentation_threshold=None)
+    with made as monitor, caplog.at_level(logging.WARNING):
         assert wait_for(lambda: monitor.status["callback_errors"] == 1)
         say(0, MIB, 95 * MIB, used=95 * MIB, total=100 * MIB)
         assert wait_for(lambda: not monitor.get_stats()["active_alerts"])
@@ -306,7 +304,7 @@ def test_stop_works_inside_the_callback() -> None:
     monitor = MadeUpMonitor(0.001, on_alert=stop_it, actions=["callback"])
     say(0, 95 * MIB, 95 * MIB, used=95 * MIB, total=100 * MIB)
     monitor.start()
-    assert stopped.wait(10)
+    assert stopped.wait(PATIENCE)
     assert not monitor.running
 
 
@@ -323,11 +321,15 @@ def test_snapshot_that_fails_is_told(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_failing_device_is_said_once() -> None:
     say(0, MIB, answer=77)
+    begin = time.monotonic()
     with MadeUpMonitor(0.001, actions=()) as monitor:
         assert wait_for(lambda: bool(monitor.alerts))
-        time.sleep(0.02)
+        ticks = monitor.status["ticks"]
+        assert wait_for(lambda: monitor.status["ticks"] > ticks + 20)
         assert len(monitor.alerts) == 1
-        assert monitor.get_stats()["failures"] == 1
+        # It is asked again no sooner than after a second, and then after two more.
+        failures = monitor.get_stats()["failures"]
+        assert 1 <= failures <= 1 + (time.monotonic() - begin)
     assert monitor.alerts[0].message == "cuda:0 can't be read (error 77); it is tried again"
 
 
@@ -353,12 +355,12 @@ def test_native_thread_runs_without_the_gil() -> None:
     with MadeUpMonitor(0.001) as monitor:
         before = selftest.sampler_calls(0)
         interval = sys.getswitchinterval()
-        sys.setswitchinterval(5)
+        sys.setswitchinterval(10 * PATIENCE)
         try:
-            end = time.perf_counter() + 0.1
-            while time.perf_counter() < end:  # the GIL is not given up here
-                pass
-            seen = selftest.sampler_calls(0) - before
+            end = time.perf_counter() + PATIENCE
+            seen = 0
+            while seen <= 20 and time.perf_counter() < end:  # the GIL is not given up here
+                seen = selftest.sampler_calls(0) - before
         finally:
             sys.setswitchinterval(interval)
         assert seen > 20
@@ -421,7 +423,7 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,  # the hooks may have to be compiled
         env={**os.environ, **environment},
     )
 
@@ -441,8 +443,10 @@ def test_child_of_a_fork_is_free() -> None:
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 7, status
         seen = monitor.get_stats()["samples"]
-        time.sleep(0.05)
-        assert monitor.get_stats()["samples"] > seen
+        end = time.monotonic() + 60
+        while monitor.get_stats()["samples"] <= seen:
+            assert time.monotonic() < end
+            time.sleep(0.01)
         print("alive")
         """)
     assert (done.stdout, done.returncode) == ("alive\n", 0), done.stderr

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-import time
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 import neutracer
+from neutracer.live import pressure
 from neutracer.live.cycle_watch import prepare_heap
 from neutracer.live.pressure import PressureCollector, _Use
 
@@ -40,19 +42,28 @@ def collector(use: Callable[[], _Use], **options: Any) -> PressureCollector:
     return made
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
-
-
 def full() -> _Use:
     return _Use(95, 95, 100)
 
 
 def idle() -> _Use:
     return _Use(10, 10, 100)
+
+
+class Asked:
+    """A device's use, and who asked for it: the thread that looks, or the main thread, which
+    has walked the heap just before."""
+
+    def __init__(self, use: Callable[[], _Use]) -> None:
+        self.use = use
+        self.looks = self.walks = 0
+
+    def __call__(self) -> _Use:
+        if threading.current_thread() is threading.main_thread():
+            self.walks += 1
+        else:
+            self.looks += 1
+        return self.use()
 
 
 def test_garbage_is_collected_under_pressure() -> None:
@@ -69,16 +80,19 @@ def test_garbage_is_collected_under_pressure() -> None:
 
 def test_nothing_is_collected_without_pressure() -> None:
     cases.two_nodes()
-    with collector(idle) as handle:
-        time.sleep(0.1)
+    use = Asked(idle)
+    with collector(use) as handle:
+        assert wait_for(lambda: use.looks >= 10)
     assert handle.collections == ()
+    assert use.walks == 0
     assert neutracer.garbage_bytes("cpu") == 4 * cases.SIZE
 
 
 def test_little_garbage_is_left_alone() -> None:
     cases.two_nodes()
-    with collector(full, min_garbage=1 << 30) as handle:
-        time.sleep(0.1)
+    use = Asked(full)
+    with collector(use, min_garbage=1 << 30) as handle:
+        assert wait_for(lambda: use.walks > 0 and use.looks >= 10)
     assert handle.collections == ()
 
 
@@ -89,11 +103,18 @@ def test_much_garbage_is_collected_without_pressure() -> None:
     assert handle.collections[0].used_share == 0.1
 
 
-def test_heap_is_not_walked_again_at_once() -> None:
-    with collector(full) as handle:
-        time.sleep(0.1)
+def test_heap_is_not_walked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pressure._FIRST_WAIT_S >= 1
+    # Longer than this test takes on any machine.
+    monkeypatch.setattr(pressure, "_FIRST_WAIT_S", 1000.0)
+    monkeypatch.setattr(pressure, "_LONGEST_WAIT_S", 1000.0)
+    use = Asked(full)
+    with collector(use) as handle:
+        assert wait_for(lambda: use.walks > 0)
         cases.two_nodes()
-        time.sleep(0.2)
+        looks = use.looks
+        assert wait_for(lambda: use.looks >= looks + 20)
+        assert use.walks == 1
         assert handle.collections == ()
 
 

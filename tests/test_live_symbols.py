@@ -67,12 +67,12 @@ def test_two_threads_overlap(fake):
     def other():
         with light_symbols():
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
             seen.append(hasattr(fake._inductor, "codecache"))
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     with light_symbols():
         assert not hasattr(fake._inductor, "codecache")
     leave.set()

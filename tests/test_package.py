@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -46,10 +47,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     tree = folder / "tree"
     tree.mkdir()
-    files = [name for name in BUILT if (ROOT / name).exists()]
-    skip = ("--exclude=*.so", "--exclude=__pycache__")
-    run("tar", "-cf", folder / "tree.tar", *skip, *files, cwd=ROOT)
-    run("tar", "-xf", folder / "tree.tar", cwd=tree)
+    # Other processes may import modules, and so write caches, while it is copied.
+    skip = shutil.ignore_patterns("*.so", "__pycache__")
+    for path in filter(Path.exists, (ROOT / name for name in BUILT)):
+        if path.is_dir():
+            shutil.copytree(path, tree / path.name, ignore=skip)
+        else:
+            shutil.copy(path, tree)
     run(sys.executable, "-m", "build", "-q", "--no-isolation", "--outdir", folder, cwd=tree)
     return folder
 

@@ -360,7 +360,7 @@ def test_files_with_little_are_drawn(style):
         figure = neutracer.mdtp(snap, style=style)
         figure.canvas.draw()
     (axes,) = axes_of(neutracer.mdtp(snap), "map")
-    assert axes.get_xlabel() == "allocator event (the file has no times)"
+    assert axes.get_xlabel() == "no history: the moment of the snapshot"
     assert axes.get_ylim() == (0, 2 * MIB)
     neutracer.plot_timeline(snap).canvas.draw()
     neutracer.plot_fragmentation(snap).canvas.draw()

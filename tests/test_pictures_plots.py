@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stacked live bytes over time, and the plot of fragmentation."""
 
+import pickle
+
 import bundle
 import pytest
+from small_snapshots import one_program
 
 import neutracer
 
@@ -95,3 +98,53 @@ def test_fragmentation_plot_marks_the_moment():
 def test_plots_are_written_by_name(tmp_path, plot):
     plot(bundle.snapshot("foreign_memory"), output=tmp_path / "plot.svg", dark=True)
     assert b"<svg" in (tmp_path / "plot.svg").read_bytes()[:2000]
+
+
+def changed_times(*times):
+    program = one_program()
+    for entry, time in zip(program["device_traces"][0], times, strict=True):
+        entry["time_us"] = time
+    return neutracer.load(pickle.dumps(program))
+
+
+def facts_of(figure):
+    return figure.texts[1].get_text()
+
+
+def test_moments_without_width_are_seen():
+    # 10 MiB stand between two events of one microsecond: the first, and one in the middle.
+    for times in ((1000, 1000, 1000, 1000, 1040), (1000, 1010, 1020, 1020, 1040)):
+        figure = neutracer.plot_timeline(changed_times(*times))
+        assert "peak allocated 10 MiB at event 2" in facts_of(figure)
+        scene = Scene(changed_times(*times), Request(), "")
+        assert scene.column_extremes(scene.allocated, 40)[1].max() == 10 << 20
+    figure = neutracer.plot_timeline(changed_times(*[1000] * 5))
+    assert figure.axes[0].get_xlabel() == "allocator event"
+    assert "peak allocated 10 MiB at event 2" in facts_of(figure)
+
+
+def test_short_times_are_in_microseconds():
+    axes = neutracer.plot_timeline(pickle.dumps(one_program())).axes[0]
+    axes.figure.canvas.draw()
+    assert axes.get_xlabel() == "time, microseconds"
+    assert [text.get_text() for text in axes.get_xticklabels()][:3] == ["0", "8", "16"]
+
+
+def test_snapshots_without_history_say_so():
+    program = one_program()
+    program["device_traces"] = [[]]
+    figures = [plot(pickle.dumps(program)) for plot in (neutracer.plot_timeline, neutracer.mdtp)]
+    for figure in figures:
+        labels = [axes.get_xlabel() for axes in figure.axes]
+        assert "no history: the moment of the snapshot" in labels
+    assert "peak allocated 4 MiB at the start" in facts_of(figures[0])
+    share = neutracer.plot_fragmentation(pickle.dumps(program)).axes[0]
+    assert share.lines[-2].get_ydata().max() == pytest.approx(0.8)
+
+
+def test_legends_end_within_the_figure():
+    figure = neutracer.plot_timeline(bundle.snapshot("cpp_stacks"))
+    renderer = figure.canvas.get_renderer()
+    figure.draw(renderer)
+    box = figure.axes[0].get_legend().get_window_extent(renderer)
+    assert box.x1 <= figure.bbox.x1

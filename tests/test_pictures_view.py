@@ -206,6 +206,22 @@ def test_view_writes_the_file_whole(tmp_path):
         view(dumped(one_program()), path, max_allocations=0)
 
 
+def test_page_reads_what_lies_beside_its_file(tmp_path):
+    name = "adam_above_the_cap"
+    for ending in ("pickle.xz", "json"):
+        (tmp_path / f"{name}.{ending}").write_bytes(
+            (DATA / "oom" / f"{name}.{ending}").read_bytes()
+        )
+    path = tmp_path / f"{name}.pickle.xz"
+    page = view_html(path)
+    assert "may have only 350 MiB" in page
+    assert f"neutracer explain {path.name}" in page
+    (tmp_path / f"{name}.json").unlink()
+    # The limit itself stands in the JSON only; without it what failed bounds it.
+    assert "may have only about 320 MiB" in view_html(path)
+    assert "neutracer explain" not in view_html(neutracer.load(path))
+
+
 def test_several_devices_share_one_page():
     page = view_html(dumped(two_devices()))
     assert page.count("<script") == 3

@@ -8,8 +8,9 @@ import re
 from dataclasses import astuple
 
 import pytest
+from colour_distance import EYES, ciede2000, distance
 
-from neutracer.render.palette import DARK, LIGHT, TERMINAL_STYLES, Palette
+from neutracer.render.palette import DARK, LIGHT, TERMINAL_STYLES, Palette, mixed
 
 BOTH = pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
 
@@ -61,6 +62,31 @@ def test_free_memory_is_told_from_blocks_without_hue(palette: Palette) -> None:
         assert _contrast(one, other) >= 1.2
     assert _contrast(palette.sand, middle) >= 1.7
     assert _contrast(palette.red, palette.sand) >= 3.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        # Pairs that Sharma, Wu and Dalal (2005) publish to test an implementation.
+        ((50.0, 2.6772, -79.7751), (50.0, 0.0, -82.7485), 2.0425),
+        ((50.0, 2.5, 0.0), (73.0, 25.0, -18.0), 27.1492),
+        ((2.0776, 0.0795, -1.1350), (0.9033, -0.0636, -0.5514), 0.9082),
+        ((22.7233, 20.0904, -46.6940), (23.0331, 14.9730, -42.5619), 2.0373),
+    ],
+)
+def test_colour_distance_is_the_published(one, other, wanted) -> None:
+    assert ciede2000(one, other) == pytest.approx(wanted, abs=1e-4)
+
+
+@BOTH
+@pytest.mark.parametrize("eye", EYES)
+def test_groups_are_told_apart_by_every_eye(palette: Palette, eye: str) -> None:
+    others = (mixed(palette.line, palette.grey), palette.sand, palette.page)
+    for one, other in itertools.combinations((*palette.groups, *others), 2):
+        if one in palette.groups:
+            assert distance(one, other, eye) > 10, (one, other)
+    for one, other in itertools.pairwise((*palette.groups, palette.groups[0])):
+        assert distance(one, other, eye) > 20, (one, other)
 
 
 def test_every_role_of_text_has_a_style() -> None:

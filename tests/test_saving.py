@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -94,3 +95,56 @@ def test_missing_compressors_leave_nothing(snap, ending, missing, tmp_path, monk
     with pytest.raises(UnavailableError, match="compression"):
         snap.save(tmp_path / f"file.{ending}")
     assert os.listdir(tmp_path) == []
+
+
+def refuse_to_replace(source, target):
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with atomic_file(pipe) as file:
+            file.write(b"told")
+        assert os.read(reader, 100) == b"told"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_full_device_is_named_and_kept(snap):
+    before = os.stat("/dev/full").st_rdev
+    with pytest.raises(OSError, match="No space left") as caught:
+        snap.save("/dev/full")
+    assert caught.value.filename == "/dev/full"
+    assert os.stat("/dev/full").st_rdev == before
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("", errno.ENOENT), ("folder", errno.EISDIR), ("no/file", errno.ENOENT)]
+)
+def test_error_has_the_name_given(snap, name, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("folder")
+    with pytest.raises(OSError) as caught:
+        snap.save(name)
+    assert (caught.value.errno, caught.value.filename) == (number, name)
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_failure_of_the_last_step_is_named(snap, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", refuse_to_replace)
+    with pytest.raises(OSError) as caught:
+        snap.save(tmp_path / "file")
+    assert caught.value.filename == str(tmp_path / "file")
+    assert os.listdir(tmp_path) == []
+
+
+def test_name_may_be_bytes(snap, tmp_path):
+    name = os.fsencode(tmp_path) + b"/odd\xff.pickle.gz"
+    snap.save(name)
+    assert neutracer.load(os.fsdecode(name)).to_dict() == snap.to_dict()

@@ -7,7 +7,6 @@ import json
 import pickle
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -55,11 +54,7 @@ def timeline():
 
 
 def until(browser, expression, wanted=True):
-    """Waits for an expression to be what is wanted."""
-    end = time.monotonic() + 10
-    while (found := browser.value(expression)) != wanted:
-        assert time.monotonic() < end, (expression, found, browser.complaints())
-        time.sleep(0.02)
+    browser.until(expression, wanted)
 
 
 def ready(browser, path):
@@ -70,11 +65,7 @@ def ready(browser, path):
 def go(browser, fragment):
     """Follows a link into the page, and waits for the next frame."""
     browser.value(f"location.hash = {json.dumps(fragment)}")
-    browser.call(
-        "Runtime.evaluate",
-        expression="new Promise(r => setTimeout(() => requestAnimationFrame(r), 60))",
-        awaitPromise=True,
-    )
+    browser.calm(60)
 
 
 def key(browser, name, text=""):
@@ -84,7 +75,8 @@ def key(browser, name, text=""):
 
 
 def hash_of(browser):
-    time.sleep(0.25)
+    """The link, which the page writes anew when it has rested for 150 ms."""
+    browser.calm()
     return browser.value("decodeURIComponent(location.hash)")
 
 
@@ -168,7 +160,7 @@ def test_map_shows_what_lies_where(browser, page, timeline):
     ready(browser, page)
     first, last = 1900.0, 2200.0
     go(browser, f"axis=event&x={first:g},{last:g}")
-    time.sleep(0.3)
+    browser.calm()
     box = browser.value("document.getElementById('base').getBoundingClientRect().toJSON()")
     top = 10 + round(min(max(box["height"] * 0.22, 70), 150)) + 16
     width, height = int(box["width"] - 92 - 94), int(box["height"] - top - 40)
@@ -213,7 +205,7 @@ def test_pointer_tells_and_click_pins(browser, page):
     )
     for step in range(12):
         browser.mouse("mouseMoved", x, y + 3 * step)
-        time.sleep(0.05)
+        browser.calm(20)
         told = browser.value("document.getElementById('tip').innerText")
         if "train.py:155" in told:
             break
@@ -505,7 +497,7 @@ def test_phone_and_dark_pages_fit(browser, page):
         for tab in TABS:
             browser.click(f"[data-tab={tab}]")
             until(browser, SHOWN, [tab])
-            assert browser.value("document.documentElement.scrollWidth") <= 390, tab
+            until(browser, "document.documentElement.scrollWidth <= 390")
         ground = browser.value("getComputedStyle(document.body).backgroundColor")
         assert ground == "rgb(18, 24, 30)"
     finally:
@@ -551,6 +543,80 @@ def test_hostile_names_run_nothing(browser, tmp_path):
     assert browser.requested() == [path.as_uri()]
     assert browser.complaints() == []
     assert not any(event["method"] == "Page.javascriptDialogOpening" for event in browser.events)
+
+
+CUT = """[...document.querySelectorAll('section:not([hidden]) .cell.num')]
+    .filter(cell => cell.offsetWidth && cell.scrollWidth > cell.clientWidth).length"""
+APART = """(rows => [...rows[0].children].map((cell, k) => Math.abs(
+    cell.getBoundingClientRect().right - rows[1].children[k].getBoundingClientRect().right
+    )))([...document.querySelectorAll('section:not([hidden]) .table .row')])"""
+
+
+def test_tables_cut_no_figure_at_any_width(browser, page):
+    ready(browser, page)
+    for width in (1400, 1000, 820, 420):
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.call("Emulation.setDeviceMetricsOverride", **size)
+        for tab in ("allocations", "events"):
+            browser.click(f"[data-tab={tab}]")
+            until(browser, f"document.querySelectorAll('#{tab} .row').length > 9")
+            assert browser.value(CUT) == 0, (width, tab)
+            assert max(browser.value(APART)) <= 1, (width, tab)
+
+
+LAYOUT = """(box => [document.documentElement.scrollHeight, box.x, box.y, box.width, box.height]
+    )(document.getElementById('chart').getBoundingClientRect())"""
+
+
+def test_pointing_at_a_block_moves_nothing(browser, tmp_path):
+    # The deepest stack, in a window in which the panel has no room for it.
+    ready(browser, view(DATA / "train_resnet_healthy.pickle.xz", tmp_path / "page.html"))
+    size = {"width": 1400, "height": 620, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    go(browser, "")
+    before = browser.value(LAYOUT)
+    x, y = browser.middle("#chart")
+    browser.mouse("mouseMoved", x, min(y, 600))
+    until(browser, f"{PANEL}.includes('Block under the pointer')")
+    assert browser.value("(p => p.scrollHeight > p.clientHeight)(document.getElementById('panel'))")
+    assert browser.value(LAYOUT) == before
+
+
+def test_links_say_the_whole_state(browser, page):
+    ready(browser, page)
+    first = browser.value(PANEL)
+    go(browser, "tab=stacks&e=100&axis=event&x=10,60&q=frag&raw=1")
+    assert browser.value(SHOWN) == ["stacks"]
+    # What a link does not say is as it was at first, whatever was there before.
+    go(browser, "e=2215")
+    assert browser.value(SHOWN) == ["overview"]
+    assert browser.value(PANEL) == first
+    assert browser.value("document.getElementById('search').value") == ""
+    assert browser.value("document.querySelector('[data-axis=time]').ariaPressed") == "true"
+    assert hash_of(browser) == "#e=2215"
+
+
+def test_flame_keeps_the_keyboard(browser, page):
+    ready(browser, page)
+    browser.click("[data-tab=stacks]")
+    until(browser, "document.querySelectorAll('#flame .box').length", 5)
+    name = "document.activeElement.ariaLabel"
+    browser.value("document.querySelectorAll('#flame .box')[4].focus()")
+    wanted = browser.value(name)
+    key(browser, "Enter", "\r")
+    until(browser, "document.querySelectorAll('#flame .box').length", 4)
+    assert browser.value(name) == wanted
+
+
+def test_times_that_are_no_axis_give_events(browser, tmp_path):
+    same = one_program()
+    for entry in same["device_traces"][0]:
+        entry["time_us"] = 5000
+    ready(browser, view(pickle.dumps(same), tmp_path / "page.html"))
+    assert browser.value("document.querySelector('[data-axis=time]').disabled")
+    go(browser, "e=2")
+    assert "10 MiB" in browser.value(PANEL)
+    assert browser.complaints() == []
 
 
 def test_broken_links_and_no_history_are_fine(browser, tmp_path):

@@ -42,18 +42,13 @@ nt_py_state_of(PyTypeObject *type);
 PyObject *
 nt_py_raise(nt_status status, const nt_error *err);
 
-/* The same for a call of csrc/pyheap: UnavailableError with the reason for NT_REFUSED.
- */
-PyObject *
-nt_py_raise_heap(nt_status status, const nt_error *err);
-
-/* The same, where it is `what` that is not available. */
+/* The same where NT_REFUSED says why `what` is not available: UnavailableError. */
 PyObject *
 nt_py_raise_unavailable(nt_status status, const nt_error *err, const char *what);
 
-/* An instance of neutracer.errors.<name> made of `args` (stolen) is raised. */
-void
-nt_py_raise_named(const char *name, PyObject *args);
+/* The same for a call of csrc/pyheap. */
+PyObject *
+nt_py_raise_heap(nt_status status, const nt_error *err);
 
 /* __reduce__ of every type: what is memory of this process is not pickled or copied,
  * under no protocol. */
@@ -122,10 +117,6 @@ nt_py_settings_dict(const nt_settings *settings);
  */
 int
 nt_py_parse_settings(PyObject *text, nt_settings *out);
-
-/* A str of UTF-8 in which surrogates are let through. */
-PyObject *
-nt_py_text(const char *text, size_t length);
 
 /* nt_py_load.c */
 PyObject *

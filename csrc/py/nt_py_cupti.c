@@ -34,13 +34,22 @@ attribution_get(PyObject *self)
 static PyObject *
 attribution_raise(nt_status status, const nt_error *err)
 {
-    if (status != NT_REFUSED) {
-        return nt_py_raise(status, err);
+    return nt_py_raise_unavailable(status, err, "CUPTI's memory activity");
+}
+
+/* Calls what may wait for the device. */
+static PyObject *
+attribution_call(PyObject *self, nt_status (*call)(nt_cupti *cupti, nt_error *err))
+{
+    nt_cupti *cupti = attribution_get(self);
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_status status;
+    if (cupti == NULL) {
+        return NULL;
     }
-    nt_py_raise_named(
-        "UnavailableError",
-        Py_BuildValue("(sN)", "CUPTI's memory activity", nt_py_message(err->message)));
-    return NULL;
+    Py_BEGIN_ALLOW_THREADS status = call(cupti, &err);
+    Py_END_ALLOW_THREADS return status == NT_OK ? Py_NewRef(Py_None)
+                                                : attribution_raise(status, &err);
 }
 
 /* The number of rules of a sequence of pairs, whose texts it keeps; -1 with an
@@ -116,15 +125,7 @@ static PyObject *
 attribution_flush(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    nt_cupti *cupti = attribution_get(self);
-    nt_error err = {.offset = NT_NO_OFFSET};
-    nt_status status;
-    if (cupti == NULL) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS status = nt_cupti_flush(cupti, &err);
-    Py_END_ALLOW_THREADS return status == NT_OK ? Py_NewRef(Py_None)
-                                                : attribution_raise(status, &err);
+    return attribution_call(self, nt_cupti_flush);
 }
 
 PyDoc_STRVAR(attribution_stop_doc,
@@ -135,15 +136,7 @@ static PyObject *
 attribution_stop(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    nt_cupti *cupti = attribution_get(self);
-    nt_error err = {.offset = NT_NO_OFFSET};
-    nt_status status;
-    if (cupti == NULL) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS status = nt_cupti_stop(cupti, &err);
-    Py_END_ALLOW_THREADS return status == NT_OK ? Py_NewRef(Py_None)
-                                                : attribution_raise(status, &err);
+    return attribution_call(self, nt_cupti_stop);
 }
 
 PyDoc_STRVAR(attribution_seed_doc,

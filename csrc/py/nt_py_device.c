@@ -3,18 +3,6 @@
 
 #include "device/nt_device.h"
 
-/* UnavailableError(what, reason) for NT_REFUSED, and the usual exception otherwise. */
-static PyObject *
-device_raise(nt_status status, const nt_error *err, const char *what)
-{
-    if (status != NT_REFUSED || PyErr_Occurred()) {
-        return nt_py_raise(status, err);
-    }
-    nt_py_raise_named("UnavailableError",
-                      Py_BuildValue("(sN)", what, nt_py_message(err->message)));
-    return NULL;
-}
-
 /* A size, or None where it is not known. */
 static PyObject *
 device_size(uint64_t bytes)
@@ -210,7 +198,8 @@ devices_processes(PyObject *self, PyObject *number)
         device_of(self), slot, rows, NT_DEVICE_MOST_PROCESSES, &count, &err);
     Py_END_ALLOW_THREADS if (status != NT_OK)
     {
-        return device_raise(status, &err, "a list of the device's processes");
+        return nt_py_raise_unavailable(status, &err,
+                                       "a list of the device's processes");
     }
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
@@ -232,7 +221,7 @@ devices_visible(PyObject *self, PyObject *unused)
     size_t count;
     nt_status status = nt_device_count_visible(device_of(self), &count, &err);
     if (status != NT_OK) {
-        return device_raise(status, &err, "the CUDA driver in this process");
+        return nt_py_raise_unavailable(status, &err, "the CUDA driver in this process");
     }
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
@@ -240,7 +229,8 @@ devices_visible(PyObject *self, PyObject *unused)
         status = nt_device_get_visible(device_of(self), i, &info, &err);
         if (status != NT_OK) {
             Py_DECREF(list);
-            return device_raise(status, &err, "the CUDA driver in this process");
+            return nt_py_raise_unavailable(status, &err,
+                                           "the CUDA driver in this process");
         }
         device_append(&list, device_info(&info));
     }
@@ -262,9 +252,9 @@ devices_visible_memory(PyObject *self, PyObject *number)
     nt_device_memory memory;
     const nt_status status =
         nt_device_read_visible(device_of(self), ordinal, &memory, &err);
-    return status == NT_OK
-               ? device_memory(&memory)
-               : device_raise(status, &err, "the CUDA driver in this process");
+    return status == NT_OK ? device_memory(&memory)
+                           : nt_py_raise_unavailable(status, &err,
+                                                     "the CUDA driver in this process");
 }
 
 static PyMethodDef devices_methods[] = {

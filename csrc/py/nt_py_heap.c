@@ -8,17 +8,6 @@
 #include "ph_walk.h"
 
 PyObject *
-nt_py_raise_unavailable(nt_status status, const nt_error *err, const char *what)
-{
-    if (status != NT_REFUSED || PyErr_Occurred()) {
-        return nt_py_raise(status, err);
-    }
-    nt_py_raise_named("UnavailableError",
-                      Py_BuildValue("(sN)", what, nt_py_message(err->message)));
-    return NULL;
-}
-
-PyObject *
 nt_py_raise_heap(nt_status status, const nt_error *err)
 {
     return nt_py_raise_unavailable(status, err,

@@ -14,8 +14,9 @@ nt_py_state_of(PyTypeObject *type)
     return module == NULL ? NULL : PyModule_GetState(module);
 }
 
-void
-nt_py_raise_named(const char *name, PyObject *args)
+/* An instance of neutracer.errors.<name> made of `args` (stolen) is raised. */
+static void
+module_raise(const char *name, PyObject *args)
 {
     PyObject *errors = args == NULL ? NULL : PyImport_ImportModule("neutracer.errors");
     PyObject *type = errors == NULL ? NULL : PyObject_GetAttrString(errors, name);
@@ -75,7 +76,18 @@ nt_py_raise(nt_status status, const nt_error *err)
                          ? Py_BuildValue("(N)", nt_py_message(err->message))
                          : Py_BuildValue("(NK)", nt_py_message(err->message),
                                          (unsigned long long)err->offset);
-    nt_py_raise_named(name, args);
+    module_raise(name, args);
+    return NULL;
+}
+
+PyObject *
+nt_py_raise_unavailable(nt_status status, const nt_error *err, const char *what)
+{
+    if (status != NT_REFUSED || PyErr_Occurred()) {
+        return nt_py_raise(status, err);
+    }
+    module_raise("UnavailableError",
+                 Py_BuildValue("(sN)", what, nt_py_message(err->message)));
     return NULL;
 }
 
@@ -85,14 +97,14 @@ module_raise_settings(const char *utf8, Py_ssize_t length, const nt_error *err)
 {
     PyObject *message = nt_py_message(err->message);
     if (err->offset > (uint64_t)length) {
-        nt_py_raise_named("SettingsError", Py_BuildValue("(N)", message));
+        module_raise("SettingsError", Py_BuildValue("(N)", message));
         return;
     }
     Py_ssize_t position = 0;
     for (uint64_t i = 0; i < err->offset; i++) {
         position += ((unsigned char)utf8[i] & 0xC0) != 0x80;
     }
-    nt_py_raise_named("SettingsError", Py_BuildValue("(Nn)", message, position));
+    module_raise("SettingsError", Py_BuildValue("(Nn)", message, position));
 }
 
 int

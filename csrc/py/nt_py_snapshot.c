@@ -73,8 +73,9 @@ nt_py_layout_tables(nt_py_state *state, PyObject *owner, const nt_layout *layout
     return dict;
 }
 
-PyObject *
-nt_py_text(const char *text, size_t length)
+/* A str of UTF-8 in which surrogates are let through. */
+static PyObject *
+snapshot_text(const char *text, size_t length)
 {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)length, "surrogatepass");
 }
@@ -140,7 +141,7 @@ snapshot_strings(PyObject *self, PyObject *unused)
     for (size_t id = 0; list != NULL && id < count; id++) {
         size_t length;
         const char *text = nt_strings_get(strings, (uint32_t)id, &length);
-        PyObject *item = nt_py_text(text, length);
+        PyObject *item = snapshot_text(text, length);
         if (item == NULL) {
             Py_CLEAR(list);
         } else {
@@ -208,7 +209,7 @@ snapshot_actions(PyObject *self, PyObject *unused)
         size_t length;
         const char *text =
             nt_snapshot_action_name(snapshot_of(self), (uint8_t)code, &length);
-        PyObject *item = nt_py_text(text, length);
+        PyObject *item = snapshot_text(text, length);
         if (item == NULL) {
             Py_CLEAR(list);
         } else {
@@ -252,7 +253,7 @@ snapshot_setting_value(const nt_snapshot *s, const nt_setting *row)
     case NT_SETTING_FLOAT: return PyFloat_FromDouble(row->real);
     case NT_SETTING_STRING:
         text = nt_strings_get(nt_snapshot_strings(s), row->string, &length);
-        return nt_py_text(text, length);
+        return snapshot_text(text, length);
     case NT_SETTING_DICT: return PyDict_New();
     case NT_SETTING_LIST: return PyList_New(0);
     default: return Py_NewRef(Py_None);
@@ -269,7 +270,7 @@ snapshot_place_setting(const nt_snapshot *s, const nt_setting *row, PyObject *pa
     }
     size_t length;
     const char *text = nt_strings_get(nt_snapshot_strings(s), row->key, &length);
-    PyObject *key = nt_py_text(text, length);
+    PyObject *key = snapshot_text(text, length);
     const int failed = key == NULL ? -1 : PyDict_SetItem(parent, key, value);
     Py_XDECREF(key);
     return failed;

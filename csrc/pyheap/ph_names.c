@@ -202,8 +202,9 @@ ph_names_cell(PyObject *function, Py_ssize_t index)
     return names_variable(code, first, index);
 }
 
-const char *
-ph_names_default(PyObject *function, Py_ssize_t index)
+/* The name of the argument whose default is at `index` of __defaults__. */
+static const char *
+names_default(PyObject *function, Py_ssize_t index)
 {
     PyObject *code = names_code_of(function);
     PyObject *defaults = code == NULL ? NULL : PyFunction_GET_DEFAULTS(function);
@@ -274,7 +275,7 @@ ph_names_through(PyObject *owner, PyObject *container, PyObject *target,
     } else if (held == PH_EDGE_DEFAULT) {
         meant = PH_EDGE_DEFAULT;
         named = names_dict_key(container, target, found) ||
-                names_tuple_variable(owner, container, target, ph_names_default, found);
+                names_tuple_variable(owner, container, target, names_default, found);
     }
     if (named) {
         *kind = meant;

@@ -94,10 +94,6 @@ ph_names_through(PyObject *owner, PyObject *container, PyObject *target,
 const char *
 ph_names_cell(PyObject *function, Py_ssize_t index);
 
-/* The same for the argument whose default is at `index` of __defaults__. */
-const char *
-ph_names_default(PyObject *function, Py_ssize_t index);
-
 /* "attribute", "instance_dict" and so on. Static. */
 const char *
 ph_edge_kind_name(ph_edge_kind kind);

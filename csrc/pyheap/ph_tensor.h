@@ -19,7 +19,6 @@
 
 /* c10::DeviceType, the ones with names of their own here. */
 #define PH_DEVICE_CPU 0
-#define PH_DEVICE_CUDA 1
 #define PH_DEVICE_META 14 /* no memory */
 
 typedef struct ph_tensor {

@@ -84,6 +84,20 @@ stack_now(nt_ring *ring, unsigned frames) noexcept
     return core->ring_add_stack(ring, found, count, print, frames_describe);
 }
 
+/*
+ * A ring that another takes the place of stays while a layout may read it. A thread
+ * that takes a layout holds all rings from before it looks for one until it releases
+ * them. Any thread; what these need of locks is taken after a backend's, never before.
+ */
+void
+rings_hold();
+/* Ends what the calling thread holds, all of it at once. */
+void
+rings_release() noexcept;
+/* Frees a ring that nobody finds any more, now or when nobody holds. Takes nullptr. */
+void
+rings_retire(nt_ring *ring) noexcept;
+
 /* What was known when an allocator ran out of memory. */
 struct oom_fact {
     uint64_t number; /* 1 for the first one */
@@ -119,6 +133,10 @@ oom_listen(PyObject *callable) noexcept;
 PyObject *
 oom_listener_error() noexcept;
 
+/* Fills what native threads may call and what is the same in all backends. */
+void
+common_source(nt_live_source *out) noexcept;
+
 /* ---- the backend ---------------------------------------------------------------- */
 
 extern const char *const backend_name; /* "cuda" or "cpu" */
@@ -151,7 +169,7 @@ backend_watch_thread();
 bool
 backend_unwatch_thread();
 
-/* Fills what native threads may call. */
+/* Fills the rest of it. */
 void
 backend_source(nt_live_source *out) noexcept;
 /* The ring of a device, or nullptr. */

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <vector>
 
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -45,6 +46,24 @@ clock_measure(c10::ApproximateClockToUnixTimeConverter &converter)
         static_cast<double>(convert(line.ticks + APART) - line.ns) / APART;
     return line;
 }
+
+/* ---- rings that layouts read ---------------------------------------------------- */
+
+struct ring_keeping {
+    std::mutex lock; /* guards what follows */
+    int holds = 0;   /* of all threads */
+    std::vector<nt_ring *> retired;
+};
+
+ring_keeping &
+rings()
+{
+    /* Never destroyed, for the same reason as the clock. */
+    static ring_keeping *made = new ring_keeping();
+    return *made;
+}
+
+thread_local int rings_held = 0;
 
 /* ---- facts of OOMs -------------------------------------------------------------- */
 
@@ -155,6 +174,26 @@ call_listener(const oom_fact &fact) noexcept
     PyGILState_Release(gil);
 }
 
+/* ---- the source: what native threads call --------------------------------------- */
+
+uint64_t
+source_oom_count(void *, int32_t device)
+{
+    return oom_count(device);
+}
+
+void
+source_release(void *)
+{
+    rings_release();
+}
+
+int64_t
+source_time_us(void *, nt_live_device_type, uint64_t ticks)
+{
+    return clock_us(ticks);
+}
+
 } // namespace
 
 void
@@ -199,6 +238,50 @@ uint64_t
 clock_ticks() noexcept
 {
     return static_cast<uint64_t>(c10::getApproximateTime());
+}
+
+void
+rings_hold()
+{
+    const std::lock_guard<std::mutex> guard(rings().lock);
+    rings().holds++;
+    rings_held++;
+}
+
+void
+rings_release() noexcept
+{
+    try {
+        const std::lock_guard<std::mutex> guard(rings().lock);
+        rings().holds -= rings_held;
+        rings_held = 0;
+        if (rings().holds == 0) {
+            for (nt_ring *ring : rings().retired) {
+                core->ring_free(ring);
+            }
+            rings().retired.clear();
+        }
+    } catch (...) {
+        /* Rings that were not given back are kept. */
+    }
+}
+
+void
+rings_retire(nt_ring *ring) noexcept
+{
+    if (ring == nullptr) {
+        return;
+    }
+    try {
+        const std::lock_guard<std::mutex> guard(rings().lock);
+        if (rings().holds == 0) {
+            core->ring_free(ring);
+        } else {
+            rings().retired.push_back(ring);
+        }
+    } catch (...) {
+        /* A ring that can't be noted is kept. */
+    }
 }
 
 void
@@ -282,6 +365,14 @@ oom_listener_error() noexcept
     PyObject *text = oom().error == nullptr ? Py_None : oom().error;
     Py_INCREF(text);
     return text;
+}
+
+void
+common_source(nt_live_source *out) noexcept
+{
+    out->oom_count = source_oom_count;
+    out->release = source_release;
+    out->time_us = source_time_us;
 }
 
 } // namespace neutracer

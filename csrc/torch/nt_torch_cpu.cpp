@@ -21,7 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace neutracer
 {
@@ -47,8 +47,6 @@ struct backend_state {
     nt_ring *ring = nullptr;
     uint64_t events = 0;
     nt_live_blocks *blocks = nullptr;
-    int readers = 0;
-    std::vector<nt_ring *> retired;
     uint64_t threads = 0;     /* asked to be watched, and not to be left alone again */
     uint64_t unfollowed = 0;  /* blocks that the table had no room for */
     uint64_t gaps = 0;        /* reports before which others went elsewhere */
@@ -65,8 +63,6 @@ state()
     static backend_state *made = new backend_state();
     return *made;
 }
-
-thread_local int layouts_held = 0;
 
 void
 push(backend_state &mine, uint8_t action, uint64_t address, uint64_t size,
@@ -188,17 +184,6 @@ watched_here()
     return ThreadLocalDebugInfo::get(DebugInfoKind::PROFILER_STATE) == watch().get();
 }
 
-void
-free_retired(backend_state &mine)
-{
-    if (mine.readers == 0) {
-        for (nt_ring *ring : mine.retired) {
-            core->ring_free(ring);
-        }
-        mine.retired.clear();
-    }
-}
-
 int
 source_device_count(void *)
 {
@@ -258,12 +243,6 @@ source_device_brief(void *, int32_t device, nt_live_brief *out)
     }
 }
 
-uint64_t
-source_oom_count(void *, int32_t device)
-{
-    return oom_count(device);
-}
-
 int
 source_layout(void *, nt_live_device_type type, nt_live_builder *builder)
 {
@@ -280,8 +259,7 @@ source_layout(void *, nt_live_device_type type, nt_live_builder *builder)
             if (mine.ring == nullptr) {
                 return -1;
             }
-            mine.readers++;
-            layouts_held++;
+            rings_hold();
             copy = core->blocks_copy(mine.blocks);
             ring = mine.ring;
             head = nt_ring_head(ring);
@@ -302,25 +280,6 @@ source_layout(void *, nt_live_device_type type, nt_live_builder *builder)
     }
 }
 
-void
-source_release(void *)
-{
-    try {
-        const std::lock_guard<std::mutex> guard(state().lock);
-        state().readers -= layouts_held;
-        layouts_held = 0;
-        free_retired(state());
-    } catch (...) {
-        /* Rings that were not given back are kept. */
-    }
-}
-
-int64_t
-source_time_us(void *, nt_live_device_type, uint64_t ticks)
-{
-    return clock_us(ticks);
-}
-
 } // namespace
 
 void
@@ -335,12 +294,10 @@ backend_attach(uint64_t events)
     }
     if (events != mine.events) {
         nt_ring *made = core->ring_new(events, 1);
-        if (made != nullptr && mine.ring != nullptr) {
-            mine.retired.push_back(mine.ring);
+        if (made != nullptr) {
+            rings_retire(std::exchange(mine.ring, made));
+            mine.events = events;
         }
-        mine.ring = made != nullptr ? made : mine.ring;
-        mine.events = made != nullptr ? events : mine.events;
-        free_retired(mine);
     }
     if (mine.blocks == nullptr || mine.events != events) {
         throw std::runtime_error("no memory for a ring of " + std::to_string(events) +
@@ -422,10 +379,7 @@ backend_source(nt_live_source *out) noexcept
     out->device_count = source_device_count;
     out->device_stats = source_device_stats;
     out->device_brief = source_device_brief;
-    out->oom_count = source_oom_count;
     out->layout = source_layout;
-    out->release = source_release;
-    out->time_us = source_time_us;
 }
 
 const nt_ring *

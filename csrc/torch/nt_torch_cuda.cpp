@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace neutracer
@@ -54,8 +55,6 @@ struct backend_state {
     bool oom_attached = false;
     int devices = 0;
     uint64_t events = 0; /* asked for, of each ring */
-    int readers = 0;     /* layouts that were not released */
-    std::vector<nt_ring *> retired;
 };
 
 backend_state &
@@ -73,7 +72,6 @@ struct layout_taking {
 };
 
 thread_local layout_taking *taking = nullptr;
-thread_local int layouts_held = 0;
 
 void
 push(device_slot &slot, const trace_entry &event, uint32_t mode) noexcept
@@ -195,17 +193,6 @@ never_used(cca::CUDAAllocator &allocator, int device)
            stats.num_ooms == 0;
 }
 
-void
-free_retired(backend_state &mine)
-{
-    if (mine.readers == 0) {
-        for (nt_ring *ring : mine.retired) {
-            core->ring_free(ring);
-        }
-        mine.retired.clear();
-    }
-}
-
 /* Rings of `events` events for all devices, or none where memory is short. While no
  * event is pushed. */
 void
@@ -223,14 +210,10 @@ make_rings(backend_state &mine, uint64_t events)
         }
     }
     for (int device = 0; device < mine.devices; device++) {
-        if (slots[device].ring != nullptr) {
-            mine.retired.push_back(slots[device].ring);
-        }
-        slots[device].ring = made[device];
+        rings_retire(std::exchange(slots[device].ring, made[device]));
         slots[device].empty_text = core->ring_add_text(made[device], "", 0);
     }
     mine.events = events;
-    free_retired(mine);
 }
 
 nt_live_stat
@@ -335,12 +318,6 @@ source_device_fraction(void *, int32_t device)
     } catch (...) {
         return 1.0;
     }
-}
-
-uint64_t
-source_oom_count(void *, int32_t device)
-{
-    return oom_count(device);
 }
 
 /* One segment with its blocks. */
@@ -449,9 +426,9 @@ source_layout(void *, nt_live_device_type type, nt_live_builder *builder)
     }
     try {
         {
+            /* Not while rings are made. */
             const std::lock_guard<std::mutex> guard(state().lock);
-            state().readers++;
-            layouts_held++;
+            rings_hold();
         }
         layout_taking mine;
         const cca::SnapshotInfo info = take_layout(*allocator, &mine);
@@ -460,25 +437,6 @@ source_layout(void *, nt_live_device_type type, nt_live_builder *builder)
     } catch (...) {
         return -1;
     }
-}
-
-void
-source_release(void *)
-{
-    try {
-        const std::lock_guard<std::mutex> guard(state().lock);
-        state().readers -= layouts_held;
-        layouts_held = 0;
-        free_retired(state());
-    } catch (...) {
-        /* Rings that were not given back are kept. */
-    }
-}
-
-int64_t
-source_time_us(void *, nt_live_device_type, uint64_t ticks)
-{
-    return clock_us(ticks);
 }
 
 } // namespace
@@ -577,10 +535,7 @@ backend_source(nt_live_source *out) noexcept
     out->device_stats = source_device_stats;
     out->device_brief = source_device_brief;
     out->device_fraction = source_device_fraction;
-    out->oom_count = source_oom_count;
     out->layout = source_layout;
-    out->release = source_release;
-    out->time_us = source_time_us;
 }
 
 const nt_ring *

@@ -451,6 +451,7 @@ module_exec(PyObject *module)
     live_source.version = NT_LIVE_API_VERSION;
     live_source.size = sizeof(nt_live_source);
     live_source.ctx = nullptr;
+    common_source(&live_source);
     backend_source(&live_source);
     PyObject *capsule = PyCapsule_New(&live_source, SOURCE_CAPSULE, nullptr);
     if (capsule == nullptr || PyModule_AddObject(module, "live_source", capsule) != 0) {

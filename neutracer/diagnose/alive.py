@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neutracer.arguments import whole_number
 from neutracer.heap.cycles import tensor_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, Node
@@ -106,6 +107,7 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
         >>> read(cache["last"][0]).partition(",")[0]
         'frame of read'
     """
+    max_paths = whole_number("max_paths", max_paths)
     if not 1 <= max_paths <= _MOST_PATHS:
         raise ValueError(f"max_paths is {max_paths}: it is 1 to {_MOST_PATHS}")
     # A list of its own, so that no variable of this call holds the object.

@@ -14,7 +14,7 @@ from neutracer.heap.autograd import read_autograd
 from neutracer.heap.autograd_advice import begin_at, choose_autograd_cut
 from neutracer.heap.cycles import node_from_core, tensor_text
 from neutracer.heap.graph import ObjectGraph
-from neutracer.heap.objects import TensorFacts
+from neutracer.heap.objects import TensorFacts, devices_sum, devices_text
 from neutracer.heap.roots import OWN_FILES, Way, way_from_core
 from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
 from neutracer.render.report import Finding, Report, ranked
@@ -66,9 +66,8 @@ class AutogradCycle:
 
     @property
     def size_text(self) -> str:
-        """The bytes by device: "64.0 MiB on cuda:0"."""
-        parts = [f"{format_bytes(size)} on {name}" for name, size in self.device_bytes.items()]
-        return ", ".join(parts) or "tensors without memory"
+        """The bytes by device: "64 MiB on cuda:0"."""
+        return devices_text(self.device_bytes)
 
     @property
     def headline(self) -> str:
@@ -86,13 +85,10 @@ class AutogradCycle:
 
     def merged(self, other: AutogradCycle) -> AutogradCycle:
         """This and other cycles of the same shape as one, this one's details kept."""
-        devices = dict(self.device_bytes)
-        for name, size in other.device_bytes.items():
-            devices[name] = devices.get(name, 0) + size
         return replace(
             self,
             bytes=self.bytes + other.bytes,
-            device_bytes=devices,
+            device_bytes=devices_sum(self.device_bytes, other.device_bytes),
             count=self.count + other.count,
             tensor_count=self.tensor_count + other.tensor_count,
         )

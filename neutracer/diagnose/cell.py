@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from neutracer.diagnose.cycles import cycle_finding
 from neutracer.diagnose.explain import explain
@@ -114,11 +114,6 @@ class CellReport(Report):
     def snapshot(self) -> Snapshot | None:
         """What was recorded, for every other question and picture; None without CUDA use."""
         return self._passage.snapshot
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = super().to_dict()
-        plain["cycles"] = [cycle.to_dict() for cycle in self.cycles]
-        return plain
 
     def document(self) -> Document:
         """The report as a page."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from neutracer.diagnose.cycles import cycle_finding, find_tensor_cycles
 from neutracer.heap.cycles import TensorCycle, cycles_graph
@@ -47,11 +46,6 @@ class CycleRunReport(Report):
     def graph(self) -> ObjectGraph:
         """The cycles that keep most, side by side."""
         return cycles_graph(self.cycles)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = super().to_dict()
-        plain["cycles"] = [cycle.to_dict() for cycle in self.cycles]
-        return plain
 
     def document(self) -> Document:
         facts = (

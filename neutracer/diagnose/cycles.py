@@ -28,6 +28,11 @@ __all__ = ["TensorCyclesReport", "cycle_finding", "find_tensor_cycles", "garbage
 # Shapes that are described; of more only the sum is told.
 _MOST_SHAPES = 200
 
+_NONE_FOUND = (
+    "No reference cycle holds a tensor that was asked for: one of an accelerator, where device= "
+    'was not "cpu" or "all".'
+)
+
 _GIB = 1 << 30
 
 
@@ -75,11 +80,6 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
         """The cycles that keep most, side by side."""
         return cycles_graph(self.cycles)
 
-    def to_dict(self) -> dict[str, Any]:
-        plain = super().to_dict()
-        plain["cycles"] = [cycle.to_dict() for cycle in self.cycles]
-        return plain
-
     def document(self) -> Document:
         facts = [
             f"{format_count(self.objects, 'object')} looked at",
@@ -87,7 +87,7 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
         ]
         blocks: tuple[Block, ...] = self.finding_blocks()
         if not blocks:
-            blocks = (Paragraph("No reference cycle holds a tensor that was asked for."),)
+            blocks = (Paragraph(_NONE_FOUND),)
         return Document(
             title="Reference cycles that hold tensors",
             facts=tuple(facts),
@@ -147,21 +147,7 @@ def find_tensor_cycles(
     found = core.find_cycles(device_type, index, min_bytes, _MOST_SHAPES, include_alive)
     parts = [(found["garbage"], True), (found["alive"], False)]
     told = [(part, garbage) for part, garbage in parts if part is not None]
-    allocations = allocations_of_live(
-        row[6][5]
-        for part, _ in told
-        for plain in part["cycles"]
-        for row in plain["nodes"]
-        if row[6] is not None
-    )
-    cycles = sorted(
-        (
-            cycle_from_core(plain, garbage=garbage, allocations=allocations)
-            for part, garbage in told
-            for plain in part["cycles"]
-        ),
-        key=lambda cycle: -cycle.bytes,
-    )
+    cycles = _cycles(told)
     garbage = found["garbage"]
     return TensorCyclesReport(
         cycles=tuple(cycles),
@@ -173,6 +159,23 @@ def find_tensor_cycles(
         untold_shapes=sum(part["left_out"] for part, _ in told),
         findings=ranked(cycle_finding(cycle) for cycle in cycles),
     )
+
+
+def _cycles(parts: Sequence[tuple[dict[str, Any], bool]]) -> list[TensorCycle]:
+    """The core's descriptions, with whether they are garbage, as cycles: most bytes first."""
+    allocations = allocations_of_live(
+        row[6][5]
+        for part, _ in parts
+        for plain in part["cycles"]
+        for row in plain["nodes"]
+        if row[6] is not None
+    )
+    cycles = (
+        cycle_from_core(plain, garbage=garbage, allocations=allocations)
+        for part, garbage in parts
+        for plain in part["cycles"]
+    )
+    return sorted(cycles, key=lambda cycle: -cycle.bytes)
 
 
 def garbage_bytes(device: object = None) -> int:

@@ -58,7 +58,7 @@ def findings_of(
     return ranked(
         (
             *_others(memory, processes, others),
-            *_outside(memory, outside, own, uses, attribution),
+            *_outside(memory, outside, own, uses),
             *_full(memory),
             *_limits(one, memory, process_list),
             *_stepped_aside(attribution),
@@ -103,7 +103,6 @@ def _outside(
     outside: int | None,
     own: int | None,
     uses: Sequence[LibraryUse],
-    attribution: str,
 ) -> tuple[Finding, ...]:
     """What is not PyTorch's in this process, or, where that is not known, on the device."""
     if outside is None or outside <= 0:

@@ -13,19 +13,21 @@ from pathlib import Path
 from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.live.hooks import HookState, state
-from neutracer.live.hooks_build import find, target
+from neutracer.live.hooks_build import find, installed_torch, target
 from neutracer.live.oom_hook import is_attached
-from neutracer.render.document import Document, Table
+from neutracer.render.document import Block, Document, Paragraph, Table
 from neutracer.render.report import Report
 
 __all__ = ["EnvironmentReport", "Part", "environment"]
 
 # Packages that neutracer can use, what for, and how to get them.
 _PACKAGES = (
-    ("torch", "live snapshots, reference cycles", "install torch for your CUDA version"),
     ("matplotlib", "plots", "pip install 'neutracer[plot]'"),
     ("rich", "colours on a terminal", "pip install 'neutracer[cli]'"),
+    ("prometheus_client", "serve_metrics()", "pip install 'neutracer[prometheus]'"),
 )
+
+_NO_CUDA = "built without CUDA, so that it has no snapshots and no recorder of its own"
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class Part:
         version: Its version, "" where it is missing.
         use: What it is good for.
         install: How to get it.
+        note: What is to be known of the one that is there.
     """
 
     name: str
     version: str
     use: str
     install: str
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,7 +74,9 @@ class EnvironmentReport(Report):
             for part in self.parts
         )
         facts = (self.python, self.machine)
-        return Document(f"neutracer {self.neutracer}", facts, (Table("What it can use", rows),))
+        notes = (Paragraph(f"{part.name}: {part.note}.") for part in self.parts if part.note)
+        blocks: tuple[Block, ...] = (Table("What it can use", rows), *notes)
+        return Document(f"neutracer {self.neutracer}", facts, blocks)
 
 
 def environment(version: str) -> EnvironmentReport:
@@ -83,7 +89,8 @@ def environment(version: str) -> EnvironmentReport:
         >>> environment("0.1.0").python.startswith(platform.python_implementation())
         True
     """
-    parts = [Part(name, _version(name), use, install) for name, use, install in _PACKAGES]
+    parts = [_torch()]
+    parts += [Part(name, _version(name), use, install) for name, use, install in _PACKAGES]
     parts += [_zstd(), _graphviz(), _heap(), *_hooks(), *_observer()]
     return EnvironmentReport(
         neutracer=version,
@@ -98,6 +105,18 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _torch() -> Part:
+    """PyTorch: without CUDA (or HIP, which goes by its name) it has no snapshots."""
+    use, install = "live snapshots, reference cycles", "install torch for your CUDA version"
+    try:
+        torch = installed_torch()
+    except UnavailableError:
+        return Part("torch", _version("torch"), use, install)
+    if torch.backend in ("cuda", "hip"):
+        return Part("torch", torch.version, use, install)
+    return Part("torch", torch.version, "reference cycles", install, _NO_CUDA)
 
 
 def _zstd() -> Part:
@@ -138,7 +157,7 @@ def _hooks() -> list[Part]:
         install = f"compiled at first use for torch {goal.torch.version}, or by build-hooks"
         return [Part("Hooks", "", use, install)]
     place = str(path.parent.parent).replace(os.path.expanduser("~"), "~", 1)
-    parts = [Part("Hooks", f"for torch {goal.torch.version}", f"{use}; built in {place}", "")]
+    parts = [Part("Hooks", f"for torch {goal.torch.version}", use, "", f"built in {place}")]
     return parts + ([] if now is None else _attached(now))
 
 

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from neutracer._native import core
 from neutracer.diagnose.explain_budget import Failure, budget_of
-from neutracer.diagnose.explain_facts import OomFacts, read_sidecar
+from neutracer.diagnose.explain_facts import OomFacts, facts_beside
 from neutracer.diagnose.explain_inside import (
     cycle_garbage,
     fragmentation,
@@ -27,7 +26,6 @@ from neutracer.diagnose.explain_parts import KINDS, Case, Cause, Verdict
 from neutracer.diagnose.explain_report import ExplainReport
 from neutracer.diagnose.explain_room import Room
 from neutracer.diagnose.phases import Phase, phase_of
-from neutracer.errors import SnapshotError
 from neutracer.live.capture import snapshot
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
@@ -98,20 +96,9 @@ def explain(
         True
     """
     notes: list[str] = []
-    if facts is not None and not isinstance(facts, OomFacts):
-        raise TypeError(
-            f"facts are neutracer.OomFacts, no {type(facts).__name__}: "
-            "OomFacts.from_dict() and OomFacts.from_message() make them"
-        )
-    if facts is None and request is None:
-        facts = _facts_beside(source, notes)
-    if source is None:
-        source = snapshot()
-    snap = source if isinstance(source, Snapshot) else load(source)
-    known = OomFacts() if facts is None else facts.filled()
-    if device is None and known.device in snap.devices:
-        device = known.device
-    number = _device(snap, device)
+    known = _known(facts, source, request is not None, notes)
+    snap = _opened(source)
+    number = _device(snap, device, known)
     timeline = snap.timeline(number) if snap.trace_length(number) else None
     ooms = _oom_events(timeline)
     if request is not None:
@@ -126,19 +113,37 @@ def explain(
     return _report(case, () if fits else _verdicts(case), request is not None, ooms, notes)
 
 
-def _facts_beside(source: Snapshot | SnapshotSource | None, notes: list[str]) -> OomFacts | None:
-    """The facts in the JSON beside a file, if it is one."""
-    if not isinstance(source, (str, os.PathLike)) or source == "-":
-        return None
-    try:
-        return read_sidecar(source)
-    except (SnapshotError, OSError) as error:
-        notes.append(f"The JSON beside the file was not read: {error}")
-        return None
+def _known(
+    facts: OomFacts | None,
+    source: Snapshot | SnapshotSource | None,
+    is_question: bool,
+    notes: list[str],
+) -> OomFacts:
+    """What is known beside the snapshot: what was handed over, or what stands beside the file.
+
+    Raises:
+        TypeError: `facts` are no OomFacts.
+    """
+    if facts is not None and not isinstance(facts, OomFacts):
+        raise TypeError(
+            f"facts are neutracer.OomFacts, no {type(facts).__name__}: "
+            "OomFacts.from_dict() and OomFacts.from_message() make them"
+        )
+    if facts is None and not is_question:
+        facts = facts_beside(source, notes)
+    return OomFacts() if facts is None else facts.filled()
 
 
-def _device(snap: Snapshot, device: int | None) -> int:
-    """The device asked for, the only one, or the only one that ran out."""
+def _opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
+    if source is None:
+        source = snapshot()
+    return source if isinstance(source, Snapshot) else load(source)
+
+
+def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:
+    """The device asked for, that of the facts, the only one, or the only one that ran out."""
+    if device is None and facts.device in snap.devices:
+        device = facts.device
     if device is None and len(snap.devices) > 1:
         failed = [d for d in snap.devices if _oom_events(snap.timeline(d))]
         if len(failed) == 1:
@@ -271,17 +276,15 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         )
     if budget.device_free is None:
         notes.append(
-            "What the device had left is not known and counts as nothing; capacity= tells."
+            "What the device had left is not known and counts as nothing; capacity= tells, "
+            "or --capacity."
+        )
+    elif budget.total is not None and budget.non_torch is None:
+        notes.append(
+            "What contexts, libraries and others take on such a device is not known and counts "
+            "as nothing."
         )
     return notes
-
-
-def _is_pool_unknown(case: Case) -> bool:
-    """Whether there are private pools, in a file of a PyTorch that names none in events."""
-    if case.timeline is None or all(tuple(group["pool"]) == (0, 0) for group in case.room.groups):
-        return False
-    events = case.timeline.events
-    return not any(events.codes("pool_first")) and not any(events.codes("pool_second"))
 
 
 def _report(

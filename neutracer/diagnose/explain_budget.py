@@ -94,10 +94,15 @@ class Budget:
 
     @property
     def non_torch(self) -> int | None:
-        """What is taken on the device and not PyTorch's; None where its size is unknown."""
+        """What is taken on the device and not PyTorch's; None where that is unknown.
+
+        Nothing left over is no figure: a context takes some on every device, so the device's
+        size is then what somebody wants to know, and what it had left was told from that.
+        """
         if self.total is None or self.device_free is None:
             return None
-        return max(self.total - self.device_free - self.reserved, 0)
+        taken = self.total - self.device_free - self.reserved
+        return taken if taken > 0 else None
 
 
 def budget_of(

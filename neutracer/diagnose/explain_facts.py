@@ -17,7 +17,7 @@ from typing import Any
 
 from neutracer.errors import SnapshotError
 
-__all__ = ["OomFacts", "read_sidecar", "sidecar_paths"]
+__all__ = ["OomFacts", "facts_beside", "read_sidecar", "sidecar_paths"]
 
 _SCHEMA = "neutracer.oom/1"
 
@@ -92,6 +92,12 @@ class OomFacts:
     message: str = ""
     is_rounded: bool = False
 
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"{name} is a whole number, or None, not {type(value).__name__}")
+
     @classmethod
     def from_message(cls, message: str) -> OomFacts:
         """What PyTorch's text says; sizes in it are rounded to two decimals.
@@ -104,6 +110,8 @@ class OomFacts:
             >>> facts.device, facts.segment_bytes >> 20, facts.limit_bytes >> 20
             (0, 1536, 2048)
         """
+        if not isinstance(message, str):
+            raise TypeError(f"a message is PyTorch's text, not {type(message).__name__}")
         found: dict[str, Any] = {}
         for name, pattern in _IN_MESSAGE.items():
             match = pattern.search(message)
@@ -123,7 +131,7 @@ class OomFacts:
         Raises:
             ValueError: It is not such a dict.
         """
-        if plain.get("schema") != _SCHEMA:
+        if not isinstance(plain, Mapping) or plain.get("schema") != _SCHEMA:
             raise ValueError(f"facts of an out-of-memory error have the schema {_SCHEMA!r}")
         found: dict[str, Any] = {n: plain[n] for n in _COUNTS if _is_count(plain.get(n))}
         for name in ("grad_enabled", "is_rounded"):
@@ -238,3 +246,19 @@ def read_sidecar(path: str | os.PathLike[str]) -> OomFacts | None:
         if isinstance(said, dict) and said.get("schema") == _SCHEMA:
             return OomFacts.from_dict(said).filled()
     return None
+
+
+def facts_beside(source: object, notes: list[str]) -> OomFacts | None:
+    """The facts in the JSON beside a snapshot, if that is a file.
+
+    Args:
+        source: What `neutracer.load` takes, or a Snapshot, or None.
+        notes: Gets a sentence where the JSON is there and can't be read.
+    """
+    if not isinstance(source, str | os.PathLike) or source == "-":
+        return None
+    try:
+        return read_sidecar(source)
+    except (SnapshotError, OSError) as error:
+        notes.append(f"The JSON beside the file was not read: {error}")
+        return None

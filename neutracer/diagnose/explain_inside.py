@@ -7,6 +7,7 @@ from typing import Any
 
 from neutracer.diagnose.explain_growth import Growth, saw_tooth
 from neutracer.diagnose.explain_parts import Case, Verdict, least_worth
+from neutracer.diagnose.explain_room import free_bytes
 from neutracer.diagnose.explain_settings import settings_advice
 from neutracer.render.document import Note
 from neutracer.trace.places import grouped
@@ -170,8 +171,8 @@ def other_pool(case: Case) -> Verdict | None:
     suffices = room.other_hole >= size or room.would_hold(more=room.other_whole)
     if not suffices and free < least_worth(size):
         return None
-    groups = sorted(room.others, key=lambda group: -_free(group))
-    told = [group for group in groups if _free(group) >= max(_TOO_LITTLE * free, 1)][:_TOLD]
+    groups = sorted(room.others, key=lambda group: -free_bytes(group))
+    told = [group for group in groups if free_bytes(group) >= max(_TOO_LITTLE * free, 1)][:_TOLD]
     evidence = tuple(Note(_group_text(group)) for group in told)
     if room.kept_back:
         evidence += (Note(_KEPT_BACK.format(format_bytes(room.kept_back))),)
@@ -182,18 +183,15 @@ def other_pool(case: Case) -> Verdict | None:
     return Verdict("other_pool", free, evidence, advice, message, suffices)
 
 
-def _free(group: dict[str, Any]) -> int:
-    return int(group["reserved_bytes"]) - int(group["active_bytes"])
-
-
 def _group_text(group: dict[str, Any]) -> str:
     pool, stream = tuple(group["pool"]), group["stream"]
     name = f"private pool {pool}" if pool != (0, 0) else "the default pool"
     where = f"stream {stream:#x}" if stream else "the default stream"
     kind = "small" if group["small"] else "large"
     return (
-        f"{format_bytes(_free(group))} free of {format_bytes(int(group['reserved_bytes']))} in "
-        f"{name} on {where} ({kind} blocks), in holes of at most "
+        f"{format_bytes(free_bytes(group))} free of "
+        f"{format_bytes(int(group['reserved_bytes']))} in {name} on {where} ({kind} blocks), "
+        "in holes of at most "
         f"{format_bytes(int(group['largest_hole']))}."
     )
 

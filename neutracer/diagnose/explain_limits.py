@@ -18,6 +18,10 @@ _CONTEXT = 640 << 20
 # Less than this beyond a context can't be told from what the context itself varies by.
 _LEAST_OTHERS = 256 << 20
 
+# No device that PyTorch computes on today has less: a request below it is one that a device
+# refuses because others have it, and no mistake in a shape, where its size is not known.
+_LEAST_DEVICE = 8 << 30
+
 # Element sizes that a square matrix is tried for, with a dtype of that size.
 _ELEMENTS = ((4, "float32"), (2, "float16"), (8, "float64"), (1, "bool"))
 
@@ -39,7 +43,7 @@ def unreasonable_request(case: Case) -> Verdict | None:
     """One request for more than the device has."""
     budget, size = case.room.budget, case.failure.size
     ceiling = budget.total
-    if ceiling is None and budget.device_free is not None:
+    if ceiling is None and budget.device_free is not None and size > _LEAST_DEVICE:
         ceiling = budget.reserved + budget.device_free + _CONTEXT
     if ceiling is None or size <= ceiling:
         return None
@@ -48,7 +52,9 @@ def unreasonable_request(case: Case) -> Verdict | None:
     evidence += [Note(f"there: {tensor}") for tensor in case.facts.tensors[:4]]
     evidence += [Note(text) for text in _shape_texts(size)]
     if budget.total is None:
-        evidence.append(Note("How large the device is the file does not say; capacity= tells."))
+        evidence.append(
+            Note("The file does not say how large the device is; capacity= tells, or --capacity.")
+        )
     advice = (
         Note("check the shapes on that line: an outer product, all pairs, a mask, a wrong axis"),
     )
@@ -96,6 +102,10 @@ def non_torch(case: Case) -> Verdict | None:
             Note(f"This process had {own} beside PyTorch's: its context, NCCL, CuPy and the like.")
         )
     advice = [Note("neutracer.device_report() and nvidia-smi name who has it")]
+    if _avoidable(taken - (budget.others or 0), 0):
+        advice.append(
+            Note("of this process by library, if neutracer.attribute_device_memory() is on early")
+        )
     if budget.others:
         advice.insert(0, Note("end what else runs on this device, or take another device"))
     message = f"{format_bytes(avoidable)} of the device are taken, and not by PyTorch"
@@ -155,7 +165,9 @@ def process_cap(case: Case) -> Verdict | None:
              f"{format_bytes(room.segment)} more; the device had {format_bytes(free)} free.")
     ]  # fmt: skip
     if budget.limit_is_guess:
-        evidence.append(Note("The limit is told from what failed; facts or capacity= tell it."))
+        evidence.append(
+            Note("Told from what failed; capacity= (--capacity) or facts= tell the limit itself.")
+        )
     share = ""
     if budget.total:
         least = min(needed / budget.total, 1.0)
@@ -193,6 +205,12 @@ def too_little(case: Case) -> Verdict:
     if case.holdings:
         most = case.holdings[0]
         evidence.append(Note(f"most of it, {format_bytes(most.bytes)}, is held by", most.place))
+    if budget.total is None and budget.device_free is not None:
+        evidence.append(
+            Note(f"PyTorch had {format_bytes(budget.reserved)} of the device, and "
+                 f"{format_bytes(budget.device_free)} were free; what others had of it the file "
+                 "does not say: capacity= tells, or --capacity; nvidia-smi names them.")
+        )  # fmt: skip
     if not advice:
         advice.append(Note("make less of it live at one time: a smaller batch, fewer kept tensors"))
     total = f" of {format_bytes(budget.total)}" if budget.total else ""

@@ -14,7 +14,7 @@ from neutracer.trace.layout import Layout
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE, Table
 
-__all__ = ["Room"]
+__all__ = ["Room", "free_bytes"]
 
 # Codes of the columns `segment_type` and `state`.
 _SMALL = 0
@@ -159,7 +159,7 @@ class Room:
     def own_free(self) -> int:
         """Free bytes inside the segments of the request's pool and stream."""
         own = sum(size for row, size in self._kept_back.items() if self._places[row].is_own)
-        return sum(_free(group) for group in self.own) - own
+        return sum(free_bytes(group) for group in self.own) - own
 
     @cached_property
     def own_hole(self) -> int:
@@ -177,7 +177,7 @@ class Room:
     @property
     def other_free(self) -> int:
         """Free bytes inside the segments of other pools and streams."""
-        return sum(_free(group) for group in self.groups) - self.own_free
+        return sum(free_bytes(group) for group in self.groups) - self.own_free
 
     @cached_property
     def other_hole(self) -> int:
@@ -283,5 +283,6 @@ def _given_back(place: _Place, runs: list[tuple[int, int]]) -> int:
     return place.size if place.is_default and runs and runs[0][0] == place.size else 0
 
 
-def _free(group: dict[str, Any]) -> int:
+def free_bytes(group: dict[str, Any]) -> int:
+    """What a group of `Room.groups` has reserved and not in use."""
     return int(group["reserved_bytes"]) - int(group["active_bytes"])

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from neutracer._native import core
+from neutracer.arguments import number_pair, whole_number
 from neutracer.diagnose.fragmentation_findings import findings_of
 from neutracer.diagnose.fragmentation_parts import (
     Hole,
@@ -23,11 +24,12 @@ from neutracer.live.capture import snapshot
 from neutracer.live.monitor import MemoryMonitor
 from neutracer.render.document import Document, Figure, Place, Table
 from neutracer.render.report import Report
-from neutracer.trace.places import UNKNOWN_PLACE, place_of
+from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.table import NONE
 from neutracer.trace.timeline import Timeline
+from neutracer.units import format_share
 
 __all__ = [
     "FragmentationReport",
@@ -50,7 +52,7 @@ class FragmentationReport(Report):
     `["avg_fragmentation"]`, `["current_fragmentation"]`, `["fragmentation_history"]`.
 
     Attributes:
-        device: The device.
+        device: The device; -1 is the CPU.
         reserved_bytes: Taken from the device: PyTorch's reserved_bytes.all.current.
         allocated_bytes: In allocated blocks: allocated_bytes.all.current.
         active_bytes: And in those waiting for a stream: active_bytes.all.current.
@@ -128,21 +130,21 @@ class FragmentationReport(Report):
         """
         if self._fragment is None:
             raise UnavailableError("the layout", "a monitor's readings don't tell it")
-        if nbytes < 0:
-            raise ValueError(f"a request has no negative size: {nbytes}")
+        nbytes = min(whole_number("nbytes", nbytes, least=0), (1 << 64) - 1)
+        pool, stream = number_pair("pool", pool, whole=True), whole_number("stream", stream)
         return self._fragment.fits(self.device, pool, stream, nbytes)
 
     def __getitem__(self, key: str) -> Any:
         """A figure by its name, for programs written for the usual guide."""
-        if key.startswith("_") or not hasattr(self, key):
-            raise KeyError(key)
+        if not isinstance(key, str) or key.startswith("_") or not hasattr(self, key):
+            raise KeyError(f"the report has no figure {key!r}; it has those of .to_dict()")
         return getattr(self, key)
 
     def document(self) -> Document:
         """The report as a page."""
         facts = (
             "cpu" if self.device < 0 else f"cuda:{self.device}",
-            f"{self.severity}, {self.ratio:.1%} unused",
+            f"{self.severity}, {format_share(self.ratio)} unused",
         )
         return Document(
             "Fragmentation",
@@ -230,7 +232,7 @@ def fragmentation_report(
     now = unused_share(figures["reserved_bytes"], figures["allocated_bytes"])
     is_now = at < 0 or now > largest
     return FragmentationReport(
-        device=number,
+        device=-1 if snap.is_cpu else number,
         **figures,
         max_fragmentation=max(largest, now),
         max_event=None if is_now else at,
@@ -298,45 +300,46 @@ def _pool(group: dict[str, Any]) -> PoolFragmentation:
     return PoolFragmentation(kind=kind, **{k: v for k, v in group.items() if k in names})
 
 
+def _places(snap: Snapshot) -> Callable[[int], Place]:
+    """Places by the codes of stacks, each looked for once."""
+    return cache(lambda code: place_of(snap.stacks[code]))
+
+
 def _segments(
     snap: Snapshot, fragment: core.Fragment, timeline: Timeline
 ) -> tuple[SegmentFragmentation, ...]:
-    segments, blocks = snap.segments, snap.blocks
+    place = _places(snap)
+    addresses, sizes, openers = map(snap.segments.codes, ("address", "total_size", "stack"))
+    block_sizes, block_stacks = map(snap.blocks.codes, ("size", "stack"))
     # The trace knows who opened a segment also where the segment itself does not.
     lives = timeline.segments
     stays = [row for row, event in enumerate(lives.codes("free_event")) if event == -1]
     opened = {lives.codes("address")[row]: lives.codes("stack")[row] for row in stays}
     rows = []
     for row, holes, free, largest, reclaimable, pin in fragment.segments():
-        segment = segments[row]
-        pinned = None if pin == NONE else blocks[pin]
+        known = bool(snap.stacks[openers[row]])
         rows.append(
             SegmentFragmentation(
-                address=segment.address,
-                total_size=segment.total_size,
+                address=addresses[row],
+                total_size=sizes[row],
                 free_bytes=free,
                 holes=holes,
                 largest_hole=largest,
                 reclaimable_bytes=reclaimable,
-                opened_by=place_of(segment.stack or snap.stacks[opened.get(segment.address, NONE)]),
-                pinned_by=None if pinned is None else place_of(pinned.stack),
-                pinned_bytes=0 if pinned is None else pinned.size,
+                opened_by=place(openers[row] if known else opened.get(addresses[row], NONE)),
+                pinned_by=None if pin == NONE else place(block_stacks[pin]),
+                pinned_bytes=0 if pin == NONE else block_sizes[pin],
             )
         )
     return tuple(rows)
 
 
 def _holes(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
-    stacks = snap.stacks
+    by_code = _places(snap)
     ids, sizes = snap.blocks.codes("stack"), snap.blocks.codes("size")
-    known: dict[int, Place] = {}
 
     def place(row: int) -> Place | None:
-        if row == NONE:
-            return None
-        if ids[row] not in known:
-            known[ids[row]] = place_of(stacks[ids[row]]) if ids[row] != NONE else UNKNOWN_PLACE
-        return known[ids[row]]
+        return None if row == NONE else by_code(ids[row])
 
     def size(row: int) -> int:
         return 0 if row == NONE else sizes[row]

@@ -102,7 +102,7 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
         rows = tuple(
             (
                 _names_text(holder.names),
-                holder.type,
+                holder.type.rpartition(".")[2],
                 Figure.bytes(holder.bytes),
                 Figure.bytes(holder.reachable_bytes),
             )

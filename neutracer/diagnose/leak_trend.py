@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any, cast
 
 from neutracer.diagnose.leak_trend_findings import findings_of, suspect_of
@@ -59,7 +60,8 @@ class LeakTrendReport(Report):
         bytes_per_step: Its growth (Theil-Sen slope of the least value of each step).
         interval: The 95 % interval of that.
         p_value: The chance that a series which does not grow looks like it (Mann-Kendall,
-            one-sided, with what the series remembers of its last step taken off).
+            one-sided, with what the series remembers of its last step taken off, and how
+            far it is from where it began).
         unit: What a step is: "step", "snapshot", or "window" where steps are unknown.
         steps: How many were looked at, behind the warm-up.
         warmup_steps: How many were set aside before them.
@@ -175,9 +177,11 @@ def leak_trend(
 
     The least of each step is looked at, so that what comes and goes within a step does not
     count. The warm-up is found and set aside, bursts that are taken back are bridged, and
-    a change of the level at once is no growth. The slope is Theil-Sen's and its test
-    Mann-Kendall's, after the memory of the series (its autocorrelation, up to 0.9 for short
-    ones) was taken off; a series of more than 1,024 steps is first put together in bins.
+    a change of the level at once is no growth. The slope is Theil-Sen's (Sen, JASA 63, 1968)
+    and its test Mann-Kendall's, after the memory of the series (its autocorrelation, up to
+    0.9 for short ones) was taken off (Yue and others, Hydrological Processes 16, 2002); to
+    both is added what the first step tells of it (Prais and Winsten, Cowles Commission 383,
+    1954). A series of more than 1,024 steps is first put together in bins.
 
     Args:
         source: One of
@@ -212,18 +216,28 @@ def leak_trend(
         ('leak', 8, 'create_graph')
     """
     most = None if capacity is None else parse_bytes(capacity)
-    if step_us is not None and not 0 < step_us < _LONGEST_STEP_US:
-        raise ValueError(f"step_us is {step_us}: it is how long a step takes in microseconds")
+    if step_us is not None and not _is_duration(step_us):
+        raise ValueError(f"step_us is {step_us!r}: it is how long a step takes in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)
     verdict = judge(seen)
     survivors = _survivors(seen, verdict, shots, device)
     verdict = _held_against(seen, verdict, survivors)
     is_monitor = seen.timeline is None and not shots and hasattr(source, "mark")
     survivors = _with_holders(seen, verdict, survivors, is_monitor, live)
-    coming = forecast(seen, verdict)
-    settings = shots[-1].settings_in_force if shots else {}
-    trend = verdict.trend
-    is_leak = verdict.kind == "leak"
+    return _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
+
+
+def _is_duration(step_us: Any) -> bool:
+    is_number = isinstance(step_us, Real)
+    return is_number and bool(0 < step_us < _LONGEST_STEP_US)
+
+
+def _report(
+    seen: Observed, verdict: Verdict, survivors: Survivors, settings: Mapping[str, Any]
+) -> LeakTrendReport:
+    """All that was found, as a report."""
+    trend, coming = verdict.trend, forecast(seen, verdict)
+    is_suspect = verdict.kind == "leak" and suspect_of(survivors) is not None
     return LeakTrendReport(
         verdict=verdict.kind,
         series=trend.name,
@@ -242,7 +256,7 @@ def leak_trend(
         oom_in_us=coming.in_us,
         capacity=seen.capacity,
         growth=survivors.growth,
-        suspect="create_graph" if is_leak and suspect_of(survivors) else None,
+        suspect="create_graph" if is_suspect else None,
         how=seen.how,
         because=verdict.because,
         findings=findings_of(seen, verdict, coming, survivors, settings),

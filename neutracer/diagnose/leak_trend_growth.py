@@ -15,6 +15,7 @@ from neutracer.trace.places import place_of
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import Frame
+from neutracer.trace.timeline import Timeline
 
 __all__ = ["Growth", "Survivors", "allocated_blocks", "growth_of", "snapshot_growth"]
 
@@ -79,61 +80,74 @@ def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:
     timeline = seen.timeline
     if timeline is None:
         return Survivors()
-    rows, starts = timeline.allocations, seen.starts
-    last = len(starts) - 2
-    made, freed = rows.codes("alloc_event"), list(rows.codes("free_event"))
-    if seen.failed is not None:
-        freed = [-1 if event >= seen.failed else event for event in freed]
-    sizes, stacks = rows.codes("size"), rows.codes("stack")
-    roles: dict[int, Role] = {}
-    groups: dict[int, list[tuple[int, int]]] = {}
-    begin, end = starts[min(warmup, last)], starts[last]
-    fallen: list[int] = []
-    for row, event in enumerate(made):
-        if not begin <= event < end or (freed[row] != -1 and not fell):
-            continue
-        step = bisect_right(starts, event) - 1
-        if freed[row] != -1 and freed[row] < starts[min(step + 2, last)]:
-            continue
-        if stacks[row] not in roles:
-            roles[stacks[row]] = role_of(rows[row].stack)
-        if roles[stacks[row]] is not Role.STATE:
-            groups.setdefault(stacks[row], []).append((step, row))
-            if freed[row] != -1:
-                fallen.append(freed[row])
-    considered = max(last - warmup, 1)
-    kept = {
-        stack: found
-        for stack, found in groups.items()
-        if _recurs({step for step, _ in found}, warmup, last)
-    }
-    total = sum(sizes[row] for found in kept.values() for _, row in found)
-    found = []
-    for items in kept.values():
-        nbytes = sum(sizes[row] for _, row in items)
+    trace = _Trace(seen, timeline, warmup)
+    groups = trace.outliving(fell=fell)
+    fallen = sorted(row for found in groups.values() for _, row in found)
+    last = trace.last
+    kept = [one for one in groups.values() if _recurs({step for step, _ in one}, warmup, last)]
+    total = sum(trace.sizes[row] for found in kept for _, row in found)
+    found = [(trace.growth(items, total), trace.alive(items)) for items in kept]
+    found.sort(key=lambda one: -one[0].bytes)
+    return Survivors(
+        tuple(grown for grown, _ in found),
+        tuple(alive for _, alive in found),
+        _lines(timeline.events, [trace.freed[row] for row in fallen if trace.freed[row] != -1]),
+    )
+
+
+class _Trace:
+    """The allocations of a trace, and the steps that they were made in."""
+
+    def __init__(self, seen: Observed, timeline: Timeline, warmup: int) -> None:
+        self.timeline, self.starts, self.warmup = timeline, seen.starts, warmup
+        self.last = len(seen.starts) - 2
+        self.rows = timeline.allocations
+        self.sizes = self.rows.codes("size")
+        self.freed = list(self.rows.codes("free_event"))
+        if seen.failed is not None:
+            self.freed = [-1 if event >= seen.failed else event for event in self.freed]
+
+    def outliving(self, *, fell: bool) -> dict[int, list[tuple[int, int]]]:
+        """(step, row) of what outlives the step after its own, by stack; no state's."""
+        stacks, roles = self.rows.codes("stack"), dict[int, Role]()
+        groups: dict[int, list[tuple[int, int]]] = {}
+        begin, end = self.starts[min(self.warmup, self.last)], self.starts[self.last]
+        for row, event in enumerate(self.rows.codes("alloc_event")):
+            freed = self.freed[row]
+            if not begin <= event < end or (freed != -1 and not fell):
+                continue
+            step = bisect_right(self.starts, event) - 1
+            if freed != -1 and freed < self.starts[min(step + 2, self.last)]:
+                continue
+            if stacks[row] not in roles:
+                roles[stacks[row]] = role_of(self.rows[row].stack)
+            if roles[stacks[row]] is not Role.STATE:
+                groups.setdefault(stacks[row], []).append((step, row))
+        return groups
+
+    def growth(self, items: Sequence[tuple[int, int]], total: int) -> Growth:
+        """What one stack left, of `total` bytes that all left."""
+        nbytes = sum(self.sizes[row] for _, row in items)
         names = Counter[str]()
         for _, row in items:
-            names[timeline.categories.name(row)] += sizes[row]
-        stack = rows[items[0][1]].stack
-        grown = Growth(
+            names[self.timeline.categories.name(row)] += self.sizes[row]
+        stack = self.rows[items[0][1]].stack
+        return Growth(
             place=place_of(stack),
             stack=stack,
             category=names.most_common(1)[0][0],
             bytes=nbytes,
             count=len(items),
             steps=len({step for step, _ in items}),
-            bytes_per_step=nbytes / considered,
+            bytes_per_step=nbytes / max(self.last - self.warmup, 1),
             share=nbytes / total if total else 0.0,
         )
-        addresses = rows.codes("address")
-        alive = [(addresses[row], sizes[row]) for _, row in reversed(items) if freed[row] == -1]
-        found.append((grown, tuple(alive)))
-    found.sort(key=lambda one: -one[0].bytes)
-    return Survivors(
-        tuple(grown for grown, _ in found),
-        tuple(alive for _, alive in found),
-        _lines(timeline.events, fallen),
-    )
+
+    def alive(self, items: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """(address, size) of those of a stack that nobody freed, the newest first."""
+        addresses = self.rows.codes("address")
+        newest = (row for _, row in reversed(items) if self.freed[row] == -1)
+        return tuple((addresses[row], self.sizes[row]) for row in newest)
 
 
 def _recurs(steps: set[int], warmup: int, last: int) -> bool:

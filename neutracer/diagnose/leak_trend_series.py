@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -34,7 +34,8 @@ class Trend:
         slope: Growth in bytes a step (Theil-Sen).
         interval: Its 95 % interval.
         p_value: How likely a series that does not grow looks as if it grew so (one-sided
-            Mann-Kendall, with the series' memory taken off).
+            Mann-Kendall, with the series' memory taken off, and how far it is from its
+            first step).
         level: The median, in bytes.
         last: The median of the last five steps, in bytes.
         memory: The autocorrelation that was reckoned with: an upper bound of it.
@@ -177,9 +178,12 @@ def numbers(values: object, what: str = "a series") -> array[int]:
     """
     if isinstance(values, array) and values.typecode == "Q":
         return values
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{what} is a sequence of numbers (bytes), no {type(values).__name__}")
     found = array("Q")
-    for value in values:  # type: ignore[attr-defined]
-        if isinstance(value, bool) or not hasattr(value, "__float__"):
+    for value in values:
+        is_number = hasattr(value, "__float__") and not getattr(value, "shape", ())
+        if isinstance(value, bool) or not is_number:
             raise TypeError(f"{what} is of numbers (bytes), and has a {type(value).__name__}")
         if not 0 <= value < 1 << 63:
             raise ValueError(f"{what} is of bytes, and has {value!r}")

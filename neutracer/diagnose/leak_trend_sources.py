@@ -4,22 +4,18 @@
 from __future__ import annotations
 
 import os
-import re
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
 from neutracer._native import core
 from neutracer.diagnose.leak_trend_series import Observed, floors, numbers, windows
+from neutracer.diagnose.leak_trend_steps import checked_steps, step_marks, time_steps, trace_steps
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
-from neutracer.units import format_count, format_duration_us
 
 __all__ = ["observe"]
-
-_DIGITS = re.compile(r"\d+")
 
 # Layouts of a trace that are made for the growth of fragmentation: it takes that many.
 _LAYOUTS = 48
@@ -48,20 +44,15 @@ def observe(
         TypeError: It is nothing of what `leak_trend` takes.
         ValueError: It is empty, or steps and source don't fit.
     """
-    if isinstance(source, (str, bytes, os.PathLike)) or hasattr(source, "read"):
+    if isinstance(source, (str, bytes, bytearray, os.PathLike)) or hasattr(source, "read"):
         source = load(cast(Any, source))
     if isinstance(source, Snapshot):
         return _of_trace(source, step_us, steps, capacity, device), (source,)
-    if hasattr(source, "series") and not isinstance(source, Mapping):
+    if hasattr(source, "series") and not isinstance(source, (Mapping, type)):
         return _of_monitor(source, step_us, steps, capacity, device), ()
     if isinstance(source, Mapping):
         return _of_columns(source, step_us, steps, capacity), ()
-    if not isinstance(source, Iterable):
-        raise TypeError(
-            "a trend is of a monitor, a snapshot, several snapshots or a series of bytes, not of "
-            f"{'None' if source is None else 'a ' + type(source).__name__}"
-        )
-    items = source if isinstance(source, (Sequence, array, memoryview)) else list(source)
+    items = _items(source)
     if len(items) and isinstance(items[0], (Snapshot, str, os.PathLike)):
         shots = tuple(one if isinstance(one, Snapshot) else load(cast(Any, one)) for one in items)
         if steps is not None:
@@ -70,16 +61,20 @@ def observe(
     return _of_columns({"allocated": items}, step_us, steps, capacity), ()
 
 
-def _checked_steps(steps: Sequence[int], count: int, what: str) -> list[int]:
+def _items(source: Any) -> Sequence[Any]:
+    """The items of what is neither a file nor a monitor.
+
+    Raises:
+        TypeError: It has none.
+    """
     try:
-        starts = [int(step) for step in steps]
-    except (TypeError, ValueError):
-        raise ValueError("steps= are whole numbers: where each step begins") from None
-    if not starts or any(b <= a for a, b in pairwise(starts)):
-        raise ValueError("steps= are numbers that rise, one at each step's beginning")
-    if starts[0] < 0 or starts[-1] >= count:
-        raise ValueError(f"steps= begin among the {format_count(count, what)} there are")
-    return starts
+        return source if isinstance(source, (Sequence, array, memoryview)) else list(source)
+    except TypeError:
+        what = "None" if source is None else f"a {type(source).__name__}"
+        raise TypeError(
+            "a trend is of a monitor, a snapshot, several snapshots or a series of bytes, not of "
+            + what
+        ) from None
 
 
 def _of_columns(
@@ -104,7 +99,7 @@ def _of_columns(
         raise ValueError("the series differ in length")
     how = "Each value is a step."
     if steps is not None:
-        starts = _checked_steps(steps, count, "value")
+        starts = checked_steps(steps, count, "value")
         peaks = [max(found["allocated"][a:b]) for a, b in pairwise([*starts, count])]
         found = {name: floors(values, starts) for name, values in found.items()}
         how = "Of each step given the least value counts."
@@ -158,7 +153,7 @@ def _of_monitor(
     if capacity is None and hasattr(monitor, "get_stats"):
         capacity = int(monitor.get_stats().get("total_bytes", 0)) or None
     table = _rows(monitor, "phases", device)
-    marks = None if table is None or steps is not None or step_us else _step_marks(table)
+    marks = None if table is None or steps is not None or step_us else step_marks(table)
     if table is None or marks is None:
         table = _rows(monitor, "series", device)
     found: dict[str, array[int]] = {}
@@ -172,7 +167,7 @@ def _of_monitor(
     unit = "step"
     if marks is None:
         times = found.get("time_us", array("Q"))
-        marks, how, unit = _time_steps(times, len(found["allocated"]), monitor, steps, step_us)
+        marks, how, unit = time_steps(times, len(found["allocated"]), monitor, steps, step_us)
     peaks = found.pop("peaks", found["allocated"])
     highs = [max(peaks[a:b]) for a, b in pairwise([*marks, len(peaks)])]
     used = found.get("device_used")
@@ -192,53 +187,15 @@ def _rows(monitor: Any, name: str, device: int | None) -> Any:
     return getattr(monitor, name, None)
 
 
-def _step_marks(phases: Any) -> list[int] | None:
-    """The phases at which steps begin: those with the commonest label but for a number."""
-    labels = _any_of(phases, ("label",))
-    patterns = [_DIGITS.sub("#", label) if label else None for label in labels or ()]
-    common = Counter(pattern for pattern in patterns if pattern).most_common(1)
-    if not common or common[0][1] < 3:
-        return None
-    return [row for row, pattern in enumerate(patterns) if pattern == common[0][0]]
-
-
-def _time_steps(
-    times: Sequence[int],
-    count: int,
-    monitor: Any,
-    steps: Sequence[int] | None,
-    step_us: float | None,
-) -> tuple[list[int], str, str]:
-    """Where steps begin in a series with times, what they are, and what they are called."""
-    if steps is None and not step_us:
-        given = [_mark_time(mark) for mark in getattr(monitor, "marks", ())]
-        steps = [at for at in given if at is not None] if len(given) >= 3 else None
-    if steps is None and step_us and times:
-        steps = range(times[0], times[-1] + 1, max(int(step_us), 1))
-    if steps is None or not times:
-        text = "No steps are marked: the run was cut into windows of equal length."
-        return windows(count), text, "window"
-    starts = sorted({_first_at(times, at) for at in steps if at <= times[-1]})
-    if not starts:
-        raise ValueError("no step begins within the monitor's readings")
-    return starts, "Steps begin at the times given.", "step"
-
-
-def _first_at(times: Sequence[int], at: float) -> int:
-    return next(row for row, time in enumerate(times) if time >= at)
-
-
-def _mark_time(mark: Any) -> int | None:
-    time = getattr(mark, "time_us", mark)
-    time = time[0] if isinstance(time, tuple) else time
-    return int(time) if isinstance(time, (int, float)) else None
-
-
 def _of_snapshots(
     shots: tuple[Snapshot, ...], step_us: float | None, capacity: int | None, device: int | None
 ) -> Observed:
     """Each snapshot as a step."""
-    stats = [shot.memory_stats(shot.device(device)) for shot in shots]
+    numbers_of = [shot.device(device) for shot in shots]
+    if len(set(numbers_of)) > 1:
+        told = ", ".join(f"cuda:{one}" for one in sorted(set(numbers_of)))
+        raise ValueError(f"the snapshots are of different devices ({told}): no one thing grows")
+    stats = [shot.memory_stats(one) for shot, one in zip(shots, numbers_of, strict=True)]
 
     def column(name: str) -> array[int]:
         return array("Q", (one[f"{name}.all.current"] for one in stats))
@@ -274,7 +231,7 @@ def _of_trace(
     timeline = snap.timeline(device)
     if not len(timeline):
         return _of_snapshots((snap,), step_us, capacity, device)
-    starts, end, how, unit = _trace_steps(timeline, steps, step_us)
+    starts, end, how, unit = trace_steps(timeline, steps, step_us)
     failed = _failed_for_good(timeline) if steps is None else None
     if failed is not None and starts[0] < failed:
         starts, end = [at for at in starts if at < failed], min(end, failed)
@@ -309,27 +266,6 @@ def _failed_for_good(timeline: Timeline) -> int | None:
     actions = cast("list[str]", timeline.events["action"])
     last = len(actions) - actions[::-1].index("oom")
     return None if "alloc" in actions[last:] else last
-
-
-def _trace_steps(
-    timeline: Timeline, steps: Sequence[int] | None, step_us: float | None
-) -> tuple[list[int], int, str, str]:
-    """Where steps begin, where the last ends, what they are, and what they are called."""
-    count = len(timeline)
-    if steps is not None:
-        starts = _checked_steps(steps, count, "event")
-        return starts, count, "Steps begin at the events given.", "step"
-    if step_us:
-        first, last = timeline.time_us[0], timeline.time_us[-1]
-        marks = range(first, last + 1, max(int(step_us), 1))
-        starts = sorted({max(timeline.event_at(at - 1) + 1, 0) for at in marks})
-        text = f"A step is {format_duration_us(step_us)} of the trace."
-        return [at for at in starts if at < count], count, text, "step"
-    found = timeline.steps
-    if len(found) >= 3:
-        return [step.first for step in found], found[-1].end, found.explanation, "step"
-    text = "No steps were found: the trace was cut into windows of as many events each."
-    return windows(count), count, text, "window"
 
 
 def _stuck(snap: Snapshot, timeline: Timeline, edges: Sequence[int]) -> array[int]:

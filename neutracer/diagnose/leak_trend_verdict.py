@@ -23,13 +23,17 @@ VERDICTS = {
 }
 
 # A growth is believed below these p-values: with the noise that a step's floor may have, at
-# most one steady program in a hundred is then said to leak. The series besides the live
-# bytes share what is left of that.
-ALPHA = 0.01
+# most one steady program in a hundred is then said to leak. Two thirds of that hundredth are
+# kept for what no p-value knows of: steps and warm-ups that were not recognised. The series
+# besides the live bytes share what is left.
+ALPHA = 0.003
 ALPHA_BESIDES = 0.0025
 
 # Growth over all steps below this share of what is held is told and is no leak.
 _MATERIAL = 0.002
+
+# A fall by this share of the growth gives it back.
+_GIVEN_BACK = 0.5
 
 # With fewer steps behind the warm-up nothing can be told.
 _FEWEST = 3
@@ -96,9 +100,14 @@ def _besides(seen: Observed) -> Verdict | None:
 
 def _grows(trend: Trend, alpha: float, whole: float, *, settled: bool = False) -> bool:
     """Whether a growth is proved and matters; `settled`: and shows no sign of ending."""
-    if settled and (trend.is_levelling or trend.is_sawtooth):
+    if settled and (trend.is_levelling or trend.is_sawtooth or _was_given_back(trend)):
         return False
     return trend.p_value < alpha and trend.growth > _MATERIAL * whole
+
+
+def _was_given_back(trend: Trend) -> bool:
+    """Whether one fall took back most of what had grown, as when a cache is emptied."""
+    return any(-nbytes > _GIVEN_BACK * trend.growth for _, nbytes in trend.jumps)
 
 
 def _not_growing(live: Trend, seen: Observed) -> Verdict:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import runpy
 import sys
 import sysconfig
 import threading
@@ -21,6 +22,7 @@ from neutracer.errors import NeutracerError
 from neutracer.heap.cycles import device_filter
 from neutracer.live.device import device_processes
 from neutracer.live.oom_hook import OutOfMemory
+from neutracer.live.program import run_program
 
 __all__ = ["asking_frame", "facts_of", "python_stack", "site_of"]
 
@@ -33,6 +35,8 @@ _MOST_TENSORS = 12
 _MOST_SHAPES = 50
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RUNNER = run_program.__code__.co_filename
+_STARTERS = (runpy.__file__, "<frozen runpy>")
 _LIBRARIES = tuple(
     {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")}
 )
@@ -52,13 +56,24 @@ def asking_frame() -> FrameType | None:
 
 
 def python_stack(frame: FrameType | None) -> Stack:
-    """File, line and function of a frame and its callers, innermost first."""
-    found: list[tuple[str, int, str]] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    """File, line and function of a frame and its callers, innermost first.
+
+    How the program was started (by neutracer, by runpy) and what of neutracer lies between
+    its frames is left out, unless there is nothing else.
+    """
+    every: list[tuple[str, int, str]] = []
+    program: list[tuple[str, int, str]] = []
+    is_program = True
+    while frame is not None and len(program) < _MOST_FRAMES:
         code = frame.f_code
-        found.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+        # What lies outside of the one that runs a program is not the program.
+        is_program = is_program and code.co_filename != _RUNNER
+        row = (code.co_filename, frame.f_lineno or 0, code.co_name)
+        every.append(row)
+        if is_program and not code.co_filename.startswith((_OWN, *_STARTERS)):
+            program.append(row)
         frame = frame.f_back
-    return tuple(found)
+    return tuple(program or every[:_MOST_FRAMES])
 
 
 def site_of(device: int, stack: Stack) -> tuple[object, ...]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from neutracer.arguments import callback as called_back
+from neutracer.arguments import number, path_name, whole_number
 from neutracer.diagnose.explain_facts import OomFacts
 from neutracer.diagnose.oom_moment import asking_frame, python_stack, site_of
 from neutracer.diagnose.oom_notebook import tell_after_cells
@@ -74,6 +76,7 @@ def watch_oom(
     Raises:
         UnavailableError: torch is not imported, or has no CUDA.
         ValueError: An argument is out of its range.
+        TypeError: An argument is of another kind.
 
     Example:
         >>> import neutracer
@@ -116,19 +119,23 @@ def oom_report(
     Raises:
         UnavailableError: torch is not imported, or has no CUDA.
         ValueError: An argument is out of its range.
+        TypeError: An argument is of another kind.
 
     Example:
         >>> import neutracer
         >>> with neutracer.oom_report(directory="reports") as watch:   # doctest: +SKIP
         ...     train()
     """
-    torch_with_cuda()
+    folder = path_name(directory, "directory")
+    max_entries = whole_number("max_entries", max_entries, "a number of events")
+    limit = whole_number("limit", limit, "a number of reports")
+    number("seconds", seconds, "a number of seconds")
     if max_entries < 0 or limit < 1 or not seconds > 0:
         raise ValueError("max_entries is 0 or more, limit 1 or more, seconds above 0")
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback is called with each report: a {type(callback).__name__}")
+    called_back("callback", callback, "report")
+    torch_with_cuda()
     recording = record(max_entries, stacks) if max_entries else None
-    return OomWatch(os.fspath(directory), recording, limit, seconds, callback)
+    return OomWatch(folder, recording, limit, seconds, callback)
 
 
 @dataclass

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neutracer.diagnose.fragmentation import FragmentationReport, band, fragmentation_report
@@ -136,14 +136,17 @@ class OverviewReport(Report):
         )
 
 
-def overview(snap: Snapshot, file: str = "", *, path: str = "") -> OverviewReport:
+def overview(
+    snap: Snapshot, file: str = "", *, path: str = "", called: str | None = None
+) -> OverviewReport:
     """What a snapshot shows.
 
     Args:
         snap: The snapshot.
         file: The name of its file, or what else it is to be called, for the page's title.
-        path: Where its file is: what `explain` reads beside it is read there, and commands
-            that tell more name it. Empty where it has none.
+        path: Where its file is: what `explain` reads beside it is read there. Empty where
+            it has none.
+        called: What commands that tell more call the file; None for `path`.
 
     Example:
         >>> import neutracer
@@ -154,13 +157,18 @@ def overview(snap: Snapshot, file: str = "", *, path: str = "") -> OverviewRepor
     devices = tuple(_device(snap, device) for device in snap.devices)
     findings: list[Finding] = []
     facts = facts_beside(path) if path else None
+    name = path if called is None else called
     for device in devices:
         timeline = snap.timeline(device.device)
-        failures, causes = failure_findings(snap, timeline, path, facts)
-        findings.extend(failures)
-        findings.extend(trend_findings(snap, timeline, path, causes))
-        findings.extend(device.fragmentation.findings)
-        findings.extend(late_gradients_finding(timeline))
+        failures, causes = failure_findings(snap, timeline, name, facts)
+        found = [
+            *failures,
+            *trend_findings(snap, timeline, name, causes),
+            *device.fragmentation.findings,
+            *late_gradients_finding(timeline),
+        ]
+        where = f"{_name(device)}: " if len(devices) > 1 else ""
+        findings += [replace(one, message=where + one.message) for one in found]
     return OverviewReport(
         file=os.path.basename(file),
         devices=devices,
@@ -244,7 +252,11 @@ def _totals(device: DeviceOverview) -> Table:
         ),
         ("unused", Figure.share(now.ratio), Figure.share(then), words),
     )
-    return Table(f"cuda:{device.device}", rows, ("", "now", "peak", ""), _attempts(device))
+    return Table(_name(device), rows, ("", "now", "peak", ""), _attempts(device))
+
+
+def _name(device: DeviceOverview) -> str:
+    return "cpu" if device.fragmentation.device < 0 else f"cuda:{device.device}"
 
 
 def _when(event: int) -> str:
@@ -276,7 +288,7 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
         )
         for holder in shown
     )
-    where = f" of cuda:{device.device}" if several else ""
+    where = f" of {_name(device)}" if several else ""
     asked = format_bytes(device.peak["requested_bytes"], "MiB", decimals=1)
     allocated = format_bytes(device.peak["allocated_bytes"], "MiB", decimals=1)
     rest = len(holders) - len(shown)
@@ -305,7 +317,8 @@ def _odd_device(snap: Snapshot, device: DeviceOverview) -> list[tuple[str, str]]
     elif device.events and not device.history_complete:
         blocks = format_count(facts["preexisting"], "block")
         were = "was" if facts["preexisting"] == 1 else "were"
-        odd.append(("history", f"{blocks} {were} there before the first event"))
+        before = f"{blocks} {were} there before the first event"
+        odd.append(("history", before if facts["preexisting"] else "nothing is known of before"))
     if facts["slack_bound"]:
         bound = format_bytes(facts["slack_bound"])
         odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))

@@ -4,7 +4,8 @@ questions that are asked of these: `explain` and `leak_trend`."""
 
 from __future__ import annotations
 
-import os
+import json
+import shlex
 
 from neutracer.diagnose.explain import explain
 from neutracer.diagnose.explain_facts import OomFacts, read_sidecar
@@ -48,7 +49,7 @@ def failure_findings(
     Args:
         snap: The snapshot.
         timeline: Of the device.
-        file: The snapshot's file, for the command that tells more; "" is none.
+        file: The snapshot's file as a command here names it; "" is none.
         facts: What is known beside the snapshot.
 
     Returns:
@@ -77,8 +78,9 @@ def failure_findings(
             notes += (Note(f"Why: {main.message}."), *main.evidence)
             advice = main.advice
         if file and main is not None:
-            more = f"neutracer explain {os.path.basename(file)}"
-            which = "" if event == last else f" --event {event}"
+            more = f"neutracer explain {shlex.quote(file)}"
+            which = f" --device {timeline.device}" if len(snap.devices) > 1 else ""
+            which += "" if event == last else f" --event {event}"
             advice = (*advice, Note(f"more: {more}{which}"))
         kind, size = "out_of_memory", sizes[event]
         found.append(Finding(kind, Severity.SEVERE, size, message, notes, advice, event))
@@ -102,7 +104,7 @@ def trend_findings(
     Args:
         snap: The snapshot.
         timeline: Of the device.
-        file: The snapshot's file, for the call that tells more; "" is none.
+        file: The snapshot's file as a call here names it; "" is none.
         told: The kinds of what failures were put down to.
     """
     if not 0 < len(timeline) <= _MOST_EVENTS:
@@ -113,7 +115,8 @@ def trend_findings(
         return ()
     if trend.verdict in _QUIET or trend.verdict in told:
         return ()
-    more = Note(f'more: neutracer.leak_trend("{os.path.basename(file)}")')
+    which = f", device={timeline.device}" if len(snap.devices) > 1 else ""
+    more = Note(f"more: neutracer.leak_trend({json.dumps(file)}{which})")
     return tuple(
         Finding(one.kind, one.severity, one.bytes, one.message, one.evidence,
                 (*one.advice, more) if file else one.advice)

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from itertools import islice
 
 from neutracer.diagnose.fidelity import Fidelity
+from neutracer.diagnose.recommend_rank import best_of, rank
 from neutracer.diagnose.recommend_search import (
     OBJECTIVES,
     Bound,
-    bound_of,
+    Survey,
     candidates,
-    order_of,
     smallest_capacities,
-    smallest_capacity,
+    survey,
 )
 from neutracer.diagnose.replaying import Replayer
 from neutracer.diagnose.what_if import doubt, named, open_replayer, trust_blocks
@@ -28,17 +27,8 @@ from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["Choice", "RecommendReport", "recommend"]
 
-# How many candidates get a range, and how many of these are shown.
-_RANGED = 6
+# How many choices are shown.
 _SHOWN = 3
-
-# Capacities up to this much above the smallest one are as good: the model is of one run.
-_ALIKE = 1.02
-
-# The search for the smallest capacity of every candidate takes at most about so many steps
-# of the program, some ten seconds of one core; of a longer trace fewer candidates have it.
-_STEPS = 60_000_000
-_RUNS_A_SEARCH = 16
 
 
 @dataclass(frozen=True)
@@ -200,68 +190,35 @@ def recommend(
         raise ValueError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
     replayer = open_replayer(source, capacity, device, torch_version)
     tried = candidates(replayer)
-    recorded = replayer.outcome(None)
-    bound = bound_of(replayer)
-    own = smallest_capacity(replayer, None, bound.with_failed_bytes)
-    choices = _choices(replayer, tried, objective, bound, (recorded, own))
+    return _report(replayer, objective, len(tried), survey(replayer, tried))
+
+
+def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> RecommendReport:
+    choices = _choices(replayer, objective, found)
     return RecommendReport(
         device=replayer.device,
         events=len(replayer.timeline),
         objective=objective,
         capacity_bytes=replayer.capacity,
-        tried=len(tried),
-        recorded=recorded,
-        recorded_capacity_bytes=own,
+        tried=tried,
+        recorded=found.recorded,
+        recorded_capacity_bytes=found.smallest,
         choices=choices,
-        bound=bound,
+        bound=found.bound,
         check=replayer.check,
         notes=replayer.notes(),
-        findings=_findings(objective, choices, own, recorded, replayer),
+        findings=_findings(objective, choices, found.smallest, found.recorded, replayer),
     )
 
 
-def _choices(
-    replayer: Replayer,
-    tried: tuple[str, ...],
-    objective: str,
-    bound: Bound,
-    own: tuple[Outcome, int | None],
-) -> tuple[Choice, ...]:
-    """The best of what was tried, as far as it does better than the recorded settings, of
-    which `own` are the outcome and the smallest capacity."""
-    base = order_of(objective, *own)
-    better = (
-        (outcome, smallest)
-        for outcome, smallest in _rank(replayer, tried, objective, bound)
-        if order_of(objective, outcome, smallest)[:3] < base[:3]
-    )
-    found = list(islice(better, _SHOWN))
+def _choices(replayer: Replayer, objective: str, found: Survey) -> tuple[Choice, ...]:
+    """The best of what was tried, as far as it does better than the recorded settings."""
+    rows, alike = rank(replayer, objective, found)
+    best = best_of(replayer, objective, found, rows, alike, _SHOWN)
     if objective != "fit":
-        needs = smallest_capacities(replayer, [each.settings for each, _ in found], bound)
-        found = [(outcome, needs[outcome.settings]) for outcome, _ in found]
-    return tuple(_choice(*pair, own[0], bound) for pair in found)
-
-
-def _rank(
-    replayer: Replayer, tried: tuple[str, ...], objective: str, bound: Bound
-) -> list[tuple[Outcome, int | None]]:
-    """The best candidates with their ranges, the best first; where they are ranked by it,
-    with their smallest capacities."""
-    distinct: dict[tuple[object, ...], Outcome] = {}
-    for outcome in replayer.map(replayer.quick, tried):
-        figures = (outcome.peak_reserved_bytes, outcome.reserved_bytes, outcome.device_allocs)
-        distinct.setdefault((*figures, outcome.device_frees, outcome.ooms), outcome)
-    rows = sorted(distinct.values(), key=lambda each: order_of(objective, each, None))
-    needs: dict[str, int | None] = {}
-    if objective == "fit":
-        rows = rows[: max(_RANGED, _STEPS // _RUNS_A_SEARCH // replayer.facts["steps"])]
-        needs = smallest_capacities(replayer, [each.settings for each in rows], bound)
-    known = [nbytes for nbytes in needs.values() if nbytes is not None]
-    alike = int(min(known, default=0) * _ALIKE)
-    rows.sort(key=lambda each: order_of(objective, each, needs.get(each.settings), alike))
-    best = [each.settings for each in rows[:_RANGED]]
-    found = [(each, needs.get(each.settings)) for each in replayer.map(replayer.outcome, best)]
-    return sorted(found, key=lambda pair: order_of(objective, pair[0], pair[1], alike))
+        needs = smallest_capacities(replayer, [each for each, _ in best], found)
+        best = [(outcome, needs[outcome.settings]) for outcome, _ in best]
+    return tuple(_choice(*row, found.recorded, found.bound) for row in best)
 
 
 def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bound) -> Choice:

@@ -105,7 +105,7 @@ class Replayed:
 
     def _saved(self, simulated: list[int], recorded: int) -> str:
         low, high = min(simulated), max(simulated)
-        if high > recorded * (1 - _WORTH):
+        if high >= recorded * (1 - _WORTH):
             return ""
         unit = "MiB"
         span = format_bytes(low, unit, decimals=0)

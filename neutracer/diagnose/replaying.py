@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,8 +13,8 @@ from typing import Any, TypeVar
 
 from neutracer._native import core
 from neutracer.diagnose.fidelity import Fidelity, fidelity_of
+from neutracer.diagnose.replay_settings import canonical, takes_share, version_number
 from neutracer.diagnose.what_if_parts import Outcome, outcome_of, rebased, widened
-from neutracer.errors import SettingsError
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count, parse_bytes
 
@@ -27,38 +26,6 @@ Result = TypeVar("Result")
 
 class _StoppedError(Exception):
     """Another run has failed: the rest is not wanted any more."""
-
-
-def canonical(settings: str) -> str:
-    """The shortest text that stands for the same settings.
-
-    Args:
-        settings: A PYTORCH_CUDA_ALLOC_CONF text.
-
-    Raises:
-        SettingsError: PyTorch would not accept it, or it asks for an allocator that is not
-            PyTorch's native one; `.position` is where.
-
-    Example:
-        >>> canonical("expandable_segments : True, max_split_size_mb:512")
-        'expandable_segments:True,max_split_size_mb:512'
-    """
-    if not isinstance(settings, str):
-        kind = type(settings).__name__
-        raise TypeError(f"settings are a text for PYTORCH_CUDA_ALLOC_CONF, not {kind}")
-    parsed = core.parse_settings(settings)
-    if not parsed["native_backend"]:
-        raise SettingsError(
-            "the model is of PyTorch's native allocator; of other backends nobody records "
-            "what they do",
-            max(settings.find("backend"), 0),
-        )
-    return str(parsed["text"])
-
-
-def takes_share(settings: str) -> bool:
-    """Whether settings limit the process to a share of its device."""
-    return float(core.parse_settings(settings)["per_process_memory_fraction"]) < 1.0
 
 
 def roundest(low: int, high: int) -> int:
@@ -74,22 +41,18 @@ def roundest(low: int, high: int) -> int:
     return -(-low // step) * step
 
 
-def version_number(text: str | None) -> int:
-    """The core's number of a version of PyTorch; 0 for None, which is the newest known.
-
-    Raises:
-        ValueError: It is no version.
-
-    Example:
-        >>> version_number("2.11.0+cu130")
-        2011
-    """
-    if text is None:
-        return 0
-    found = re.match(r"(\d{1,3})\.(\d{1,3})(\D|$)", text)
-    if found is None:
-        raise ValueError(f"a version of torch is written as 2.11, not {text!r}")
-    return int(found[1]) * 1000 + int(found[2])
+def _refuse_others(snap: Snapshot) -> None:
+    """Raises a ValueError for what is not the work of PyTorch's native CUDA allocator."""
+    if not snap.settings_in_force["native_backend"]:
+        raise ValueError(
+            "this program ran under another allocator than PyTorch's native one, which "
+            "records nothing that could be replayed"
+        )
+    if snap.settings.get("exact_sizes"):
+        raise ValueError(
+            "this is the memory of the CPU, which PyTorch takes from the system block by "
+            "block: it has no cache, and no setting of the CUDA allocator would change it"
+        )
 
 
 class Replayer:
@@ -125,16 +88,7 @@ class Replayer:
         self.capacity = None if capacity is None else parse_bytes(capacity)
         if self.capacity == 0:
             raise ValueError("a capacity is above 0 bytes")
-        if not snap.settings_in_force["native_backend"]:
-            raise ValueError(
-                "this program ran under another allocator than PyTorch's native one, which "
-                "records nothing that could be replayed"
-            )
-        if snap.settings.get("exact_sizes"):
-            raise ValueError(
-                "this is the memory of the CPU, which PyTorch takes from the system block by "
-                "block: it has no cache, and no setting of the CUDA allocator would change it"
-            )
+        _refuse_others(snap)
         program = self.timeline.program
         self.facts = program.facts()
         if not self.facts["steps"]:
@@ -298,6 +252,10 @@ class Replayer:
 
     def notes(self) -> tuple[str, ...]:
         """What the trace can't tell, a sentence each."""
+        return (*self._start_notes(), *self._event_notes(), *self._limit_notes())
+
+    def _start_notes(self) -> list[str]:
+        """What is not known of the state before the trace, or of the file as a whole."""
         facts, notes = self.timeline.facts, []
         if self.snap.partial is not None:
             notes.append(f"Only a part of the file could be read: {self.snap.partial}")
@@ -312,6 +270,11 @@ class Replayer:
         if facts["slack_bound"]:
             bound = format_bytes(facts["slack_bound"])
             notes.append(f"Blocks from before the trace may be up to {bound} larger than assumed.")
+        return notes
+
+    def _event_notes(self) -> list[str]:
+        """What events are missing, or do not say."""
+        facts, notes = self.timeline.facts, []
         if facts["unmatched"]:
             events = format_count(facts["unmatched"], "event")
             notes.append(f"The trace has gaps: {events} fit nothing in it and are left out.")
@@ -330,11 +293,15 @@ class Replayer:
                 "Without stacks an empty_cache() of the program can't always be told from the "
                 "allocator's own."
             )
-        if self.capacity is None and len(self.limits) > 1:
-            guess, low, high = self.limits[0], min(self.limits), max(self.limits)
-            notes.append(
-                f"PyTorch kept this process below a limit from {format_bytes(low)} to "
-                f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
-                "ranges cover all; capacity= says which."
-            )
-        return tuple(notes)
+        return notes
+
+    def _limit_notes(self) -> list[str]:
+        """What is not known of how much memory the process was allowed."""
+        if self.capacity is not None or len(self.limits) == 1:
+            return []
+        guess, low, high = self.limits[0], min(self.limits), max(self.limits)
+        return [
+            f"PyTorch kept this process below a limit from {format_bytes(low)} to "
+            f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
+            "ranges cover all; capacity= says which."
+        ]

@@ -28,6 +28,9 @@ __all__ = ["DEFAULT_DIRECTORY", "RunReport", "run_and_report"]
 
 _LOGGER = logging.getLogger("neutracer")
 
+# Events, and seconds between two reports, that no program comes to.
+_MOST = 1_000_000_000
+
 DEFAULT_DIRECTORY = "neutracer-run"
 
 
@@ -118,6 +121,8 @@ def run_and_report(
     """
     if max_entries < 1 or (every_s is not None and not every_s > 0):
         raise ValueError("max_entries and the time between reports are above 0")
+    if max(max_entries, every_s or 0) > _MOST:
+        raise ValueError(f"max_entries and the time between reports are at most {_MOST:,}")
     _check_writable(os.path.abspath(directory))
     run = _Run(os.fspath(directory), max_entries, stacks)
     beside = OnDemand(run.write, every_s=every_s, signum=getattr(signal, "SIGUSR2", None))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from neutracer.diagnose.fidelity import Fidelity
-from neutracer.diagnose.program_changes import change_program
+from neutracer.diagnose.program_changes import Change, change_program
 from neutracer.diagnose.replaying import Replayer, canonical, takes_share
 from neutracer.diagnose.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
 from neutracer.live.capture import snapshot
@@ -300,9 +300,14 @@ def what_if(
     change = change_program(
         replayer.snap, replayer.timeline, empty_cache_after, free_at_once, batch, no_cycles
     )
+    return _compared(replayer, wanted, change)
+
+
+def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> WhatIfReport:
+    """The report of the settings that are wanted, of the recorded program or a changed one."""
     if change is not None:
         replayer.changed = change.program
-        wanted.insert(1, replayer.recorded_settings)
+        wanted = [wanted[0], replayer.recorded_settings, *wanted[1:]]
     recorded, *outcomes = _outcomes(replayer, wanted)
     check = replayer.check
     return WhatIfReport(

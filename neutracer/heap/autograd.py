@@ -87,7 +87,7 @@ def read_autograd() -> AutogradLinks:
         return AutogradLinks([], b"", array("I"), (), 0)
     with _nobody_called(torch):
         _learn_hooks(torch)
-        reader = _Reader(torch, tensor_base)
+        reader = _Reader(tensor_base)
         reader.run()
     return AutogradLinks(
         reader.objects,
@@ -135,7 +135,7 @@ def _no_hook(*_: object) -> None:
 class _Reader:
     """Follows the references, object after object; the list of objects is its queue."""
 
-    def __init__(self, torch: Any, tensor_base: type) -> None:
+    def __init__(self, tensor_base: type) -> None:
         self.objects: list[Any] = core.heap_tensors()
         self.kinds = bytearray([_TENSOR]) * len(self.objects)
         self.links = array("I")

@@ -12,12 +12,13 @@ from typing import Any
 from neutracer.cells import reader_name
 from neutracer.heap.advice import choose_cut, reference_text
 from neutracer.heap.graph import ObjectGraph
-from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts
+from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Place
 from neutracer.render.json import to_plain
 from neutracer.units import format_bytes, format_count, format_duration_us
 
 __all__ = [
+    "ACCELERATORS",
     "ANY_DEVICE",
     "TensorCycle",
     "cycle_from_core",
@@ -30,7 +31,7 @@ __all__ = [
 
 #: As the core takes them: any device; whatever is neither the CPU nor without memory.
 ANY_DEVICE = -1
-_ACCELERATORS = -2
+ACCELERATORS = -2
 
 # A chain shows so many objects from its beginning and from its end.
 _CHAIN_ENDS = (4, 2)
@@ -101,9 +102,8 @@ class TensorCycle:
 
     @property
     def size_text(self) -> str:
-        """The bytes by device: "64.0 MiB on cuda:0"."""
-        parts = [f"{format_bytes(size)} on {name}" for name, size in self.device_bytes.items()]
-        return ", ".join(parts) or "tensors without memory"
+        """The bytes by device: "64 MiB on cuda:0"."""
+        return devices_text(self.device_bytes)
 
     def merged(self, other: TensorCycle) -> TensorCycle:
         """This and other cycles of the same shape as one, this one's details kept."""
@@ -118,13 +118,10 @@ class TensorCycle:
 
     def with_figures_of(self, plain: Mapping[str, Any]) -> TensorCycle:
         """The same, the core's description of the other cycles not spelt out."""
-        devices = dict(self.device_bytes)
-        for name, size in plain["devices"].items():
-            devices[name] = devices.get(name, 0) + size
         return replace(
             self,
             bytes=self.bytes + plain["bytes"],
-            device_bytes=devices,
+            device_bytes=devices_sum(self.device_bytes, plain["devices"]),
             count=self.count + plain["count"],
             tensor_count=self.tensor_count + plain["tensors"],
             resurrected=self.resurrected + plain["survivors"],
@@ -157,7 +154,7 @@ def device_filter(device: object) -> tuple[int, int]:
         ValueError: It is none of these.
     """
     if device is None:
-        return _ACCELERATORS, -1
+        return ACCELERATORS, -1
     name, colon, index = str(device).partition(":")
     if name == "all" and not colon:
         return ANY_DEVICE, -1

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json as json_text
 
+from neutracer.arguments import whole_number
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.drawing_fold import MOST_NODES, fold
 from neutracer.heap.drawing_layout import lay_out
@@ -100,6 +101,7 @@ def json(graph: GraphData) -> str:
 
 
 def _folded(graph: GraphData, max_nodes: int) -> GraphData:
+    max_nodes = whole_number("max_nodes", max_nodes)
     if not 1 <= max_nodes <= MOST_DRAWN:
         raise ValueError(f"max_nodes is from 1 to {MOST_DRAWN:,}: {max_nodes}")
     return fold(graph, max_nodes)

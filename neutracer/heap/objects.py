@@ -18,11 +18,21 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from neutracer.render.document import Place
+from neutracer.units import format_bytes
 
-__all__ = ["Allocation", "Edge", "GraphData", "Node", "TensorFacts"]
+__all__ = [
+    "Allocation",
+    "Edge",
+    "GraphData",
+    "Node",
+    "TensorFacts",
+    "devices_sum",
+    "devices_text",
+]
 
 # How an edge's name is written where it is read, by the kind of reference.
 _FORMS = {
@@ -162,3 +172,22 @@ class GraphData:
     edges: tuple[Edge, ...]
     title: str = ""
     notes: tuple[str, ...] = field(default=())
+
+
+def devices_text(device_bytes: Mapping[str, int]) -> str:
+    """Bytes of tensors by device, in words.
+
+    Example:
+        >>> devices_text({"cuda:0": 64 << 20, "cpu": 512})
+        '64 MiB on cuda:0, 512 B on cpu'
+    """
+    parts = [f"{format_bytes(size)} on {name}" for name, size in device_bytes.items()]
+    return ", ".join(parts) or "tensors without memory"
+
+
+def devices_sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by device of both, the devices of the first one first."""
+    devices = dict(one)
+    for name, size in other.items():
+        devices[name] = devices.get(name, 0) + size
+    return devices

@@ -17,8 +17,16 @@ from types import ModuleType
 from typing import Any
 
 from neutracer._native import core
+from neutracer.arguments import callback as called_back
+from neutracer.arguments import path_name
 from neutracer.errors import TensorCycleWarning, UnavailableError
-from neutracer.heap.cycles import TensorCycle, cycle_from_core, device_filter, least_bytes
+from neutracer.heap.cycles import (
+    ACCELERATORS,
+    TensorCycle,
+    cycle_from_core,
+    device_filter,
+    least_bytes,
+)
 from neutracer.live.allocation_sites import allocations_of_freed
 from neutracer.units import format_bytes, format_count
 
@@ -83,11 +91,10 @@ def warn_tensor_cycles(
         1
     """
     min_bytes = least_bytes(min_bytes)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback is called with each cycle: a {type(callback).__name__} can't be")
+    called_back("callback", callback, "cycle")
     wanted = device_filter(device)
     prepare_heap()
-    folder = None if html_dir is None else os.fsdecode(html_dir)
+    folder = None if html_dir is None else path_name(html_dir, "html_dir")
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
     watch = CycleWatch(callback, folder, once_per_signature)
@@ -101,7 +108,7 @@ def prepare_heap() -> None:
     Raises:
         UnavailableError: torch is not imported, or a layout is not known.
     """
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:
         raise UnavailableError("torch in this process", "import torch first")
     core.heap_prepare()
     core.names_prepare()
@@ -125,8 +132,10 @@ class CycleWatch:
         self._repeats: dict[int, dict[str, Any]] = {}
         self._untold = 0
         self._id: int | None = None
+        self._whose = ""
 
     def _begin(self, device_type: int, device_index: int, min_bytes: int) -> None:
+        self._whose = " of an accelerator" if device_type == ACCELERATORS else ""
         # The core keeps the watch, so that it lives without its handle.
         self._id = core.watch_cycles(
             self._receive, device_type, device_index, min_bytes, _MOST_SHAPES
@@ -168,7 +177,7 @@ class CycleWatch:
         status = self.status
         spent = f"{status['spent_ns'] / 1e6:,.1f} ms inside the watch"
         seen = f"{format_count(status['collections'], 'collection')} watched, {spent}"
-        lines = [f"no tensor was kept by a reference cycle   ({seen})"]
+        lines = [f"no tensor{self._whose} was kept by a reference cycle   ({seen})"]
         if self._seen:
             cycles = self.cycles
             total = sum(cycle.bytes for cycle in cycles)

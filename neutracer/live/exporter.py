@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from neutracer.arguments import number
 from neutracer.errors import UnavailableError
 from neutracer.live.exporter_page import page_of
 from neutracer.live.exporter_probes import Probes
@@ -63,6 +64,8 @@ class MetricsCollector:
 
     Raises:
         UnavailableError: prometheus_client is not installed.
+        ValueError: An interval is negative.
+        TypeError: `monitor` is no MemoryMonitor, or an interval no number.
 
     Example:
         >>> import neutracer, prometheus_client
@@ -79,6 +82,14 @@ class MetricsCollector:
         layout_interval: float | None = 10.0,
         garbage_interval: float | None = 60.0,
     ) -> None:
+        if not isinstance(monitor, MemoryMonitor):
+            raise TypeError(f"monitor is a MemoryMonitor, no {type(monitor).__name__}")
+        for name, seconds in (
+            ("layout_interval", layout_interval),
+            ("garbage_interval", garbage_interval),
+        ):
+            if seconds is not None and not number(name, seconds, "a number of seconds") >= 0:
+                raise ValueError(f"{name} is {seconds}: it is some seconds, or None for never")
         _prometheus()
         self.monitor = monitor
         self.rank = str(os.environ.get("RANK", "0") if rank is None else rank)
@@ -234,8 +245,8 @@ def serve_metrics(
     Raises:
         UnavailableError: prometheus_client is not installed, or there is nothing to follow.
         ValueError: There is no such port.
-        TypeError: `monitor` is no MemoryMonitor.
-        OSError: It can't listen there.
+        TypeError: `monitor` is no MemoryMonitor, or another argument of a wrong kind.
+        OSError: It can't listen there; the message has the address.
 
     Example:
         >>> import neutracer
@@ -245,23 +256,16 @@ def serve_metrics(
     """
     if monitor is not None and not isinstance(monitor, MemoryMonitor):
         raise TypeError(f"monitor is a MemoryMonitor, no {type(monitor).__name__}")
-    if not isinstance(port, int) or not 0 <= port <= 65_535:
+    if not isinstance(host, str):
+        raise TypeError(f"host is an address or a name, no {type(host).__name__}")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
         raise ValueError(f"port is {port!r}: it is 0 to 65535")
     prometheus = _prometheus()
     chosen = MemoryMonitor() if monitor is None else monitor
     collector = MetricsCollector(
         chosen, rank, layout_interval=layout_interval, garbage_interval=garbage_interval
     )
-    registry = prometheus.CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    lock = threading.Lock()
-
-    def page(seconds: float | None) -> dict[str, Any]:
-        with lock:
-            collector.probes.look(chosen.devices if chosen.status["road"] else ())
-            return page_of(chosen, collector.probes, collector.rank, seconds)
-
-    server = Server(host, port, Application(prometheus.make_wsgi_app(registry), page))
+    server = Server(host, port, _application(prometheus, chosen, collector))
     try:
         if monitor is None:
             chosen.start()
@@ -270,3 +274,19 @@ def serve_metrics(
         server.stop()
         raise
     return MetricsServer(chosen, server, monitor is None)
+
+
+def _application(
+    prometheus: Any, monitor: MemoryMonitor, collector: MetricsCollector
+) -> Application:
+    """What answers requests: /metrics from a registry of its own, /top.json from the probes."""
+    registry = prometheus.CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    lock = threading.Lock()
+
+    def page(seconds: float | None) -> dict[str, Any]:
+        with lock:
+            collector.probes.look(monitor.devices if monitor.status["road"] else ())
+            return page_of(monitor, collector.probes, collector.rank, seconds)
+
+    return Application(prometheus.make_wsgi_app(registry), page)

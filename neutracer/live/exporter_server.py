@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
@@ -113,11 +114,20 @@ class Server:
     """
 
     def __init__(self, host: str, port: int, application: Application) -> None:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError) as error:
+            number, why = errno.EINVAL, "no such address"
+            if isinstance(error, OSError):
+                number, why = error.errno or number, error.strerror or why
+            raise OSError(number, f"{why}: {host!r}") from None
         family, address = found[0][0], found[0][4]
         kind = type("Listener", (_Listener,), {"address_family": family})
         application.loopback_only = ipaddress.ip_address(address[0]).is_loopback
-        self._listener = kind(address[:2], _Handler)
+        try:
+            self._listener = kind(address[:2], _Handler)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}: {address[0]} port {port}") from None
         self._listener.set_app(application)
         self._thread: threading.Thread | None = None
         name = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]

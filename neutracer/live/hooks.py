@@ -7,10 +7,12 @@ at the first request and once, and costs some ten ns an event from then on even 
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from neutracer.arguments import whole_number
 from neutracer.errors import UnavailableError
 from neutracer.live.hooks_cpu import unwatch_thread as unwatch_here
 from neutracer.live.hooks_cpu import watch_thread as watch_here
@@ -98,6 +100,8 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
             this thread (CPU), or frames can't be read in this interpreter.
         ValueError: `events` is below 1, or `frames` not 0 to 16.
     """
+    events = min(whole_number("events", events), sys.maxsize)
+    frames = whole_number("frames", frames)
     if events < 1 or not 0 <= frames <= 16:
         raise ValueError("events must be 1 or more, and frames 0 to 16")
     module = load()

@@ -16,6 +16,7 @@ from typing import Any
 
 import neutracer.live.hooks as hooks
 from neutracer._native import core
+from neutracer.arguments import number, whole_number
 from neutracer.live.monitor_alerts import Alert, AlertDesk, alert_rules, device_name
 from neutracer.live.monitor_source import Poller, Road, find_road, parse_devices, read_total
 from neutracer.live.monitor_views import MonitorViews
@@ -69,6 +70,7 @@ class MemoryMonitor(MonitorViews):
 
     Raises:
         ValueError: An argument is out of its range.
+        TypeError: An argument is of another kind.
 
     Example:
         >>> import torch, neutracer
@@ -97,15 +99,16 @@ class MemoryMonitor(MonitorViews):
         snapshot_dir: str | os.PathLike[str] | None = None,
         history: int = 8192,
     ) -> None:
-        if not 1e-4 <= interval <= 86_400:
+        if not 1e-4 <= number("interval", interval, "a number of seconds") <= 86_400:
             raise ValueError(f"interval is {interval}: it is 0.0001 to 86400 seconds")
+        history = whole_number("history", history, "a number of readings")
         if not 16 <= history <= 1 << 24:
             raise ValueError(f"history is {history}: it is 16 to {1 << 24} readings")
         for name, value in (("patience", patience), ("cooldown", cooldown)):
-            if not 0.0 <= value < 1e9:
+            if not 0.0 <= number(name, value, "a number of seconds") < 1e9:
                 raise ValueError(f"{name} is {value}: it is some seconds, 0 or more")
-        if not 0.08 <= growth_window < 1e9:
-            raise ValueError(f"growth_window is {growth_window}: it is some seconds")
+        if not 0.08 <= number("growth_window", growth_window, "a number of seconds") < 1e9:
+            raise ValueError(f"growth_window is {growth_window}: it is some seconds, from 0.08 on")
         super().__init__()
         self.interval = interval
         self._asked = parse_devices(devices)
@@ -238,12 +241,17 @@ class MemoryMonitor(MonitorViews):
     def mark(self, label: object) -> None:
         """A phase begins: "step 12", "evaluation". Reads at once; costs microseconds.
 
-        While the monitor is not running nothing is marked.
+        Once the monitor is stopped nothing is marked.
 
         Args:
             label: What `phases` and `series` call it.
+
+        Raises:
+            NeutracerError: The monitor was not started.
         """
         sampler = self._sampler
+        if sampler is None and self._road is None:
+            self._now(0)
         if sampler is None or self not in _running:
             return
         if self._poller is not None:

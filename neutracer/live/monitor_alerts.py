@@ -8,10 +8,12 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neutracer.arguments import callback as called_back
+from neutracer.arguments import number, path_name
 from neutracer.live.capture import snapshot
 from neutracer.units import format_bytes, format_share
 
@@ -131,16 +133,19 @@ def alert_rules(
 
     Raises:
         ValueError: A limit is out of its range.
+        TypeError: It is no number.
     """
     for name, share in (
         ("alert_threshold", threshold),
         ("fragmentation_threshold", fragmentation),
     ):
-        if share is not None and not 0.0 < share <= 1.0:
+        if share is not None and not 0.0 < number(name, share, "a share of 1.0, or None") <= 1.0:
             raise ValueError(f"{name} is {share}: it is above 0 and at most 1, or None")
+    if growth is not None:
+        number("growth_threshold", growth, "a number of bytes a second, or None")
     if growth is not None and not 0.0 < growth < math.inf:
         raise ValueError(f"growth_threshold is {growth}: it is bytes a second above 0, or None")
-    if not 0.0 <= hysteresis < 1.0:
+    if not 0.0 <= number("hysteresis", hysteresis, "a share of 1.0") < 1.0:
         raise ValueError(f"hysteresis is {hysteresis}: it is 0 or more and below 1")
     wait_us = round(patience * 1e6)
 
@@ -161,16 +166,18 @@ class AlertDesk:
         callback: Callable[[Alert], object] | None,
         directory: str | os.PathLike[str] | None,
     ) -> None:
+        if isinstance(actions, str) or not isinstance(actions, Iterable):
+            raise TypeError(f"actions are several of {ACTIONS}, not {actions!r}")
+        actions = tuple(actions)
         unknown = [action for action in actions if action not in ACTIONS]
         if unknown:
             raise ValueError(f"there is no action {unknown[0]!r}: there are {', '.join(ACTIONS)}")
-        if callback is not None and not callable(callback):
-            raise TypeError(f"on_alert is called with each alert: a {type(callback).__name__}")
+        called_back("on_alert", callback, "alert")
         if "snapshot" in actions and directory is None:
             raise ValueError("the action 'snapshot' needs snapshot_dir: where the files go")
         self._actions = frozenset(actions)
         self._callback = callback
-        self._directory = None if directory is None else os.fsdecode(directory)
+        self._directory = None if directory is None else path_name(directory, "snapshot_dir")
         self.alerts: deque[Alert] = deque(maxlen=_MOST_ALERTS)
         self.errors = 0
 

@@ -49,8 +49,8 @@ class MonitorViews:
         if not followed:
             self._now(0)
         if device is not None:
-            (number,) = parse_devices(device) or (None,)
-            if number not in followed:
+            number, *others = parse_devices(device) or (None,)
+            if others or number not in followed:
                 names = ", ".join(map(device_name, followed))
                 raise ValueError(f"{device!r} is not followed: {names}")
             return followed.index(number)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer._native import core
+from neutracer.arguments import callback as called_back
+from neutracer.arguments import number, whole_number
 from neutracer.errors import UnavailableError
 from neutracer.heap.cycles import device_filter
 from neutracer.live.cycle_watch import prepare_heap
@@ -102,20 +104,23 @@ def collect_on_pressure(
         UnavailableError: torch is not imported, has no initialised CUDA device, or the
             memory layout of this Python is not known.
         ValueError: An argument is out of its range.
+        TypeError: An argument is of another kind.
 
     Example:
         >>> import neutracer
         >>> handle = neutracer.collect_on_pressure(0.85)    # doctest: +SKIP
         >>> handle.remove()                                 # doctest: +SKIP
     """
-    if not 0.0 < fraction <= 1.0:
+    if not 0.0 < number("fraction", fraction, "a share of 1.0") <= 1.0:
         raise ValueError(f"fraction is {fraction}: it is above 0 and at most 1")
+    min_garbage = whole_number("min_garbage", min_garbage, "a number of bytes")
+    if max_garbage is not None:
+        max_garbage = whole_number("max_garbage", max_garbage, "a number of bytes")
     if min_garbage < 0 or (max_garbage is not None and max_garbage < 0):
         raise ValueError("min_garbage and max_garbage can't be negative")
-    if not 0 < interval < threading.TIMEOUT_MAX:
+    if not 0 < number("interval", interval, "a number of seconds") < threading.TIMEOUT_MAX:
         raise ValueError(f"interval is {interval}: it is some seconds, above 0")
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback is called with each collection: a {type(callback).__name__}")
+    called_back("callback", callback, "collection")
     prepare_heap()
     measure = _CudaDevice(device)
     index = measure.index

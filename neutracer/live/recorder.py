@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any, TypeVar
 
+from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.live.capture import snapshot, torch_with_cuda
 from neutracer.live.history import HISTORY, Wish
@@ -70,7 +71,7 @@ def record(
     Raises:
         UnavailableError: torch is not imported, has no CUDA, or can't record that.
         ValueError: An argument is none of those.
-        TypeError: `max_entries` is no whole number.
+        TypeError: `max_entries` is no whole number, or another argument of a wrong kind.
 
     Example:
         >>> import neutracer
@@ -78,7 +79,7 @@ def record(
         ...     train_step()
         >>> recording.save("step.pickle.gz")                          # doctest: +SKIP
     """
-    if not isinstance(max_entries, Integral):
+    if isinstance(max_entries, bool) or not isinstance(max_entries, Integral):
         hint = ": write @neutracer.record() with its brackets" if callable(max_entries) else ""
         raise TypeError(f"max_entries is a number of events, no {_type_of(max_entries)}{hint}")
     if not 0 < max_entries <= sys.maxsize:
@@ -87,6 +88,9 @@ def record(
         raise ValueError(f"stacks is {stacks!r}: it is one of {_STACKS}")
     if context not in _CONTEXTS:
         raise ValueError(f"context is {context!r}: it is one of {_CONTEXTS}")
+    if isinstance(skip_actions, str) or not isinstance(skip_actions, Iterable):
+        raise TypeError(f"skip_actions are several of PyTorch's names, not {skip_actions!r}")
+    path = None if path is None else path_name(path)
     wish = Wish(max_entries, stacks, context, tuple(skip_actions), compile_context, annotations)
     HISTORY.check(torch_with_cuda(), wish)
     return Recording(wish, path)

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 from neutracer._native import core
+from neutracer.arguments import whole_number
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.live import hooks
 from neutracer.trace.snapshot import Snapshot
@@ -17,6 +18,10 @@ __all__ = ["LiveTail", "live"]
 
 # The core's numbers of what an allocator serves.
 _DEVICE_TYPES = {"cuda": 0, "cpu": 1}
+
+# What is recorded where nobody says how much: events of each device, frames of each event.
+_EVENTS = 100_000
+_FRAMES = 8
 
 
 class LiveTail:
@@ -28,7 +33,10 @@ class LiveTail:
     # With this name `import neutracer.live.hooks as hooks` finds the package's modules.
     __name__ = "neutracer.live"
 
-    def __call__(self, max_events: int = 100_000, frames: int = 8) -> Snapshot:
+    def __init__(self) -> None:
+        self._asked = (_EVENTS, _FRAMES)
+
+    def __call__(self, max_events: int | None = None, frames: int | None = None) -> Snapshot:
         """The allocator's last events, and what it holds now.
 
         The first call begins to record, natively and without the GIL, and so gives the
@@ -45,9 +53,12 @@ class LiveTail:
         before the device's first allocation and no event since then is missing.
 
         Args:
-            max_events: The most events of each device that are kept and given. A ring
-                takes 64 bytes an event, and tables of stacks some 9 MiB a device.
-            frames: Python frames recorded of each event, from the innermost, 0 to 16.
+            max_events: The most events of each device that are kept and given; None for as
+                many as the call before, at first 100,000. A ring takes 64 bytes an event,
+                and tables of stacks some 9 MiB a device. More than before begins anew:
+                what was recorded is gone.
+            frames: Python frames recorded of each event, from the innermost, 0 to 16; None
+                for as many as before, at first 8.
 
         Returns:
             The snapshot. Every analysis, `save` and the pictures work on it.
@@ -64,8 +75,12 @@ class LiveTail:
             ...     train_step()
             ...     return neutracer.live().timeline().peak("allocated")
         """
-        hooks.attach(max_events, frames)
-        return take(hooks.load().backend, max_events)
+        events = self._asked[0] if max_events is None else max_events
+        depth = self._asked[1] if frames is None else frames
+        events = whole_number("max_events", events, "a number of events")
+        hooks.attach(events, depth)
+        self._asked = (events, depth)
+        return take(hooks.load().backend, events)
 
     def stop(self) -> None:
         """End the recording; the next call begins a new one.
@@ -73,6 +88,7 @@ class LiveTail:
         PyTorch can't detach what listens to its allocator: it stays, silent.
         """
         hooks.silence()
+        self._asked = (_EVENTS, _FRAMES)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.modules["neutracer.live"], name)
@@ -108,4 +124,6 @@ def take(backend: str, max_events: int) -> Snapshot:
             HistoryWarning,
             stacklevel=3,
         )
-    return Snapshot(native)
+    snap = Snapshot(native)
+    snap.is_cpu = backend == "cpu"
+    return snap

@@ -7,8 +7,15 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
+from neutracer.arguments import text
 from neutracer.diagnose.what_if_parts import Outcome
-from neutracer.pictures.plot_extra import opened, require_matplotlib, source_name
+from neutracer.pictures.plot_extra import (
+    opened,
+    picture_file,
+    require_matplotlib,
+    save_picture,
+    source_name,
+)
 from neutracer.render.palette import DARK, LIGHT, Palette
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
@@ -70,7 +77,9 @@ def mdtp(
     Raises:
         UnavailableError: matplotlib is not installed.
         SnapshotError: A file can't be read.
-        ValueError: There is no such device, axis or style, or nothing in that range.
+        OSError: A file can't be read or written.
+        ValueError: `output` ends otherwise; there is no such device, axis or style, or
+            nothing in that range.
 
     Example:
         >>> import neutracer
@@ -80,6 +89,7 @@ def mdtp(
     """
     if style not in ("default", "classic"):
         raise ValueError(f"style is 'default' or 'classic', not {style!r}")
+    name_of_file = picture_file(output)
     require_matplotlib()
     from neutracer.pictures.mdtp_scene import Request
 
@@ -87,9 +97,7 @@ def mdtp(
     sources = _sources(before, after)
     titled = zip(sources, _titles(sources, title), strict=True)
     figure = _drawn(titled, request, style, holes, DARK if dark else LIGHT)
-    if output is not None:
-        figure.savefig(output)
-    return figure
+    return cast("Figure", save_picture(figure, name_of_file))
 
 
 def _drawn(
@@ -123,7 +131,8 @@ def _titles(
 ) -> list[str]:
     """What stands above each picture."""
     if title is not None:
-        titles = [title] if isinstance(title, str) else list(title)
+        several = title if isinstance(title, (tuple, list)) else [title]
+        titles = [text("title", one) for one in several]
         if len(titles) != len(sources):
             raise ValueError(f"{len(titles)} titles for {len(sources)} snapshots")
         return titles

@@ -226,9 +226,11 @@ def _map(
     axes.set_ylim(y_first, y_first + height)
     _borders(scene, axes, height, palette)
     draw_gaps(scene, axes, palette)
-    time_axis(axes, scene.by_time)
-    if scene.request.x == "time" and not scene.by_time:
-        axes.set_xlabel("allocator event (the file has no times)")
+    time_axis(axes, scene.by_time, len(scene.timeline))
+    times = scene.timeline.time_us
+    if scene.request.x == "time" and not scene.by_time and len(times):
+        why = "the times are all the same" if times[-1] > 0 else "the file has no times"
+        axes.set_xlabel(f"allocator event ({why})")
     byte_axis(axes.yaxis, height, 7, first)
     what = "device address, what was ever reserved"
     if scene.request.raw_addresses:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from neutracer._native import core
+from neutracer.arguments import number_pair, whole_number
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 
@@ -20,6 +21,9 @@ SEEN_BLOCK, SEEN_HOLE, SEEN_RESERVED = 1, 2, 4
 
 # Events that only make room for the allocation behind them.
 _OPENING = ("segment_alloc", "segment_map")
+
+# Seconds, or events, behind the end of every axis.
+_FARTHEST = 1e12
 
 _ALLOCATED, _ACTIVE, _RESERVED = 0, 1, 2
 
@@ -85,6 +89,7 @@ class Scene:
     def __init__(self, snapshot: Snapshot, request: Request, title: str) -> None:
         if request.x not in ("time", "event"):
             raise ValueError(f"x is 'time' or 'event', not {request.x!r}")
+        request = _checked(request)
         self.snapshot = snapshot
         self.timeline: Timeline = snapshot.timeline(request.device)
         self.by_time = request.x == "time" and _has_times(self.timeline)
@@ -104,6 +109,8 @@ class Scene:
         self.states = edges[:-1]
         self._end = int(edges[-1])
         self.view = (*self._x_view(), *self._y_view())
+        if (request.stream, request.pool) != (None, None) and not self.segment_lives():
+            raise ValueError(f"no segment is of stream {request.stream}, pool {request.pool}")
 
     # Axes -------------------------------------------------------------------------------
 
@@ -119,7 +126,11 @@ class Scene:
         first = 0 if self.by_time or len(self.timeline) == 0 else 1
         if self.request.time_range is None:
             return first, self._end
-        low, high = (self._x_position(value) for value in self.request.time_range)
+        # A bound that no axis reaches (inf) is the axis' end.
+        low, high = (
+            self._x_position(min(max(value, -_FARTHEST), _FARTHEST))
+            for value in self.request.time_range
+        )
         low, high = max(low, first), min(high, self._end)
         if low >= high:
             raise ValueError(f"nothing of the trace lies in {self.request.time_range}")
@@ -167,8 +178,8 @@ class Scene:
     @cached_property
     def shown_states(self) -> tuple[int, int]:
         """The first state of the view, and the one behind its last."""
-        first = int(np.searchsorted(self.states, self.view[0], "right")) - 1
-        return max(first, 0), int(np.searchsorted(self.states, self.view[1], "left"))
+        first = int(self._first_states(np.array([self.view[0]]))[0])
+        return first, int(np.searchsorted(self.states, self.view[1], "left"))
 
     def _series(self, metric: int) -> Any:
         return np.frombuffer(self.raster.series(metric), np.uint64).astype(np.int64)
@@ -192,10 +203,16 @@ class Scene:
         """Of each of the view's columns the first state it sees, and the one behind the last."""
         x_first, x_end = self.view[:2]
         edges = x_first + (x_end - x_first) * np.arange(width + 1) / width
-        first = np.searchsorted(self.states, edges[:-1], "right") - 1
+        first = self._first_states(edges[:-1])
         end = np.searchsorted(self.states, edges[1:], "left")
-        first = np.maximum(first, 0)
         return first, np.maximum(end, first + 1)
+
+    def _first_states(self, positions: Any) -> Any:
+        """The first state that is seen from each position on: of several that begin there,
+        all but the last without width, the first."""
+        begins = np.searchsorted(self.states, positions, "left")
+        lasts = np.maximum(np.searchsorted(self.states, positions, "right") - 1, 0)
+        return np.minimum(begins, lasts)
 
     def column_extremes(self, series: Any, width: int) -> tuple[Any, Any]:
         """The least and the largest value that each of the view's columns has seen."""
@@ -268,5 +285,34 @@ class Scene:
         return request.stream in (None, stream) and request.pool in (None, pool)
 
 
+def _checked(request: Request) -> Request:
+    """The request, with what it says of parts as numbers.
+
+    Raises:
+        TypeError: Something is no number, or no pair of them.
+        ValueError: There can be no such stream or pool.
+    """
+    stream, pool = request.stream, request.pool
+    times, addresses = request.time_range, request.address_range
+    if stream is not None:
+        stream = whole_number("stream", stream, least=0)
+    if pool is not None:
+        pool = number_pair("pool", pool, whole=True)
+    for one in (stream or 0, *(pool or ())):
+        if not 0 <= one < 1 << 64:
+            raise ValueError(f"there is no stream or pool {one}: it is 0 to 2**64 - 1")
+    return replace(
+        request,
+        stream=stream,
+        pool=pool,
+        time_range=None if times is None else number_pair("time_range", times),
+        address_range=(
+            None if addresses is None else number_pair("address_range", addresses, whole=True)
+        ),
+    )
+
+
 def _has_times(timeline: Timeline) -> bool:
-    return len(timeline) > 0 and timeline.time_us[len(timeline) - 1] > 0
+    """Whether there are times to go by: some, and not all the same."""
+    times = timeline.time_us
+    return len(times) > 0 and times[-1] > 0 and any(time != times[0] for time in times)

@@ -114,8 +114,22 @@ def byte_axis(axis: Any, most: int, count: int, labelled: bool = True) -> None:
     axis.set_label_text(unit if labelled else "")
 
 
-def time_axis(axes: Any, by_time: bool) -> None:
-    """Ticks and name of an axis of seconds, or of events."""
-    axes.set_xlabel("time, seconds" if by_time else "allocator event")
+def time_axis(axes: Any, by_time: bool, events: int) -> None:
+    """Ticks and name of an axis of seconds, or of events.
+
+    Args:
+        axes: The axes, with their limits.
+        by_time: Whether they are seconds.
+        events: How many there are; without one there is a moment, and nothing to count.
+    """
+    if not events:
+        axes.set_xlabel("no history: the moment of the snapshot")
+        axes.set_xticks([])
+        return
+    # Below a millisecond, seconds would be powers of ten.
+    is_short = by_time and max(axes.get_xlim()) < 1e-3
+    factor = 1e6 if is_short else 1
+    unit = "microseconds" if is_short else "seconds"
+    axes.set_xlabel(f"time, {unit}" if by_time else "allocator event")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=not by_time))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:,.6g}"))

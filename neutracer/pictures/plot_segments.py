@@ -44,6 +44,9 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
     """The figure of `plot_fragmentation`."""
     if event is None:
         unused = np.where(scene.settled, scene.reserved - scene.active, -1)
+        # Where nothing was ever unused, the moment with the most reserved shows that.
+        if unused.max() <= 0:
+            unused = np.where(scene.settled, scene.reserved, -1)
         event = int(np.argmax(unused)) - 1
     layout = scene.timeline.at(event)
     figure = picture(11.5, 7.4, palette.page)
@@ -55,9 +58,8 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
     head = f"segments after {when}, by size"
     if shown < count:
         head = f"the {shown} largest of {count} segments after {when}"
-    axes.set_title(
-        f"{head}: blocks are blue, holes sand", loc="left", fontsize=9.5, color=palette.ink
-    )
+    head = f"{head}: blocks are blue, holes sand" if count else f"nothing reserved after {when}"
+    axes.set_title(head, loc="left", fontsize=9.5, color=palette.ink)
     style: dict[str, Any] = {"parse_math": False, "va": "top"}
     title = sentence(scene.title, 80)
     figure.text(0.085, 0.985, title, color=palette.ink, size=13, weight="bold", **style)
@@ -72,7 +74,9 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
 def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
     """The largest share that each column has seen, over the bands."""
     plain_axes(axes, palette)
-    shares = np.append(0.0, unused_shares(scene))
+    reserved = int(scene.reserved[0])
+    start = (reserved - int(scene.allocated[0])) / reserved if reserved else 0.0
+    shares = np.append(start, unused_shares(scene))
     x_first, x_end = (float(scene.axis_x(v)) for v in scene.view[:2])
     columns = min(_COLUMNS, max(1, scene.view[1] - scene.view[0]))
     first, end = scene.column_states(columns)
@@ -95,7 +99,7 @@ def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
     axes.set_ylabel("reserved, unused")
     moment = float(scene.axis_x(float(scene.states[event + 1])))
     axes.axvline(moment, color=palette.ink, linewidth=0.9, linestyle=":", zorder=4)
-    time_axis(axes, scene.by_time)
+    time_axis(axes, scene.by_time, len(scene.timeline))
     draw_ooms(scene, None, axes, palette)
     box = axes.get_position()
     axes.set_position([box.x0, box.y0, box.width - 0.055, box.height])

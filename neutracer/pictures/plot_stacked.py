@@ -8,22 +8,26 @@ from typing import Any
 import numpy as np
 
 from neutracer import units
-from neutracer.pictures.mdtp_colours import blues
 from neutracer.pictures.mdtp_marks import draw_ooms
 from neutracer.pictures.mdtp_scene import Scene
-from neutracer.pictures.plot_extra import picture, place_text
+from neutracer.pictures.plot_extra import moment, picture, place_text
 from neutracer.pictures.plot_figure import byte_axis, plain_axes, time_axis
 from neutracer.render.escape import sentence
-from neutracer.render.palette import Palette
+from neutracer.render.palette import Palette, mixed
 from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
 from neutracer.trace.table import NONE
 
 __all__ = ["draw_stacked", "stacked_bands"]
 
-_COLUMNS = 900
+# The picture has some 775 pixels for them at 100 an inch.
+_COLUMNS = 700
 
 _OTHERS = "all others"
+_UNKNOWN = CATEGORIES[0]
+
+# Characters of a name for which the legend has room.
+_MOST_NAME = 46
 
 
 def stacked_bands(scene: Scene, by: str, top: int) -> tuple[Any, list[tuple[str, Any]]]:
@@ -100,21 +104,12 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     x_first, x_end = (float(scene.axis_x(v)) for v in scene.view[:2])
     edges = np.linspace(x_first, x_end, len(states) + 1)
     low = np.zeros(len(states) + 1)
-    # Neighbours in the stack differ in lightness, so that they are told apart in print.
-    shades = [0.85, 0.35, 0.65, 0.15, 1.0, 0.5, 0.75, 0.25]
     for number, (name, values) in enumerate(bands):
         high = low + np.append(values, values[-1:])
-        colour = palette.line if name == _OTHERS else blues(palette)(shades[number % len(shades)])
-        axes.fill_between(
-            edges,
-            low,
-            high,
-            step="post",
-            facecolor=colour,
-            edgecolor=palette.page,
-            linewidth=0.4,
-            label=name,
-        )
+        # Columns are wider than pixels, so that without blurred edges none of them is lost.
+        colour = _colour(name, number, palette)
+        style = {"step": "post", "color": colour, "linewidth": 0, "antialiased": False}
+        axes.fill_between(edges, low, high, label=name, **style)
         low = high
     _, reserved = scene.column_extremes(scene.reserved, len(states))
     steps = np.append(reserved, reserved[-1:]).astype(float)
@@ -124,19 +119,26 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     axes.set_xlim(x_first, x_end)
     axes.set_ylim(0, most * 1.05)
     byte_axis(axes.yaxis, most, 6)
-    time_axis(axes, scene.by_time)
+    time_axis(axes, scene.by_time, len(scene.timeline))
     draw_ooms(scene, None, axes, palette)
     _legend(axes, palette)
-    style: dict[str, Any] = {"parse_math": False, "va": "top"}
+    written: dict[str, Any] = {"parse_math": False, "va": "top"}
     title = sentence(scene.title, 80)
-    figure.text(0.075, 0.985, title, color=palette.ink, size=13, weight="bold", **style)
+    figure.text(0.075, 0.985, title, color=palette.ink, size=13, weight="bold", **written)
     state, nbytes = scene.peak(scene.allocated)
     facts = (
-        f"peak allocated {units.format_bytes(nbytes)} at event {state - 1:,}"
-        f" · peak reserved {units.format_bytes(most)}"
+        f"peak allocated {units.format_bytes(nbytes)} {moment(state - 1)}"
+        f" · peak reserved {units.format_bytes(scene.peak(scene.reserved)[1])}"
     )
-    figure.text(0.075, 0.928, facts, color=palette.grey, size=9.5, **style)
+    figure.text(0.075, 0.928, facts, color=palette.grey, size=9.5, **written)
     return figure
+
+
+def _colour(name: str, number: int, palette: Palette) -> str:
+    """The colour of a band: greys for what has no name."""
+    if name == _OTHERS:
+        return mixed(palette.line, palette.grey)
+    return palette.grey if name == _UNKNOWN else palette.groups[number % len(palette.groups)]
 
 
 def _legend(axes: Any, palette: Palette) -> None:
@@ -154,4 +156,4 @@ def _legend(axes: Any, palette: Palette) -> None:
     )
     for text, (_, name) in zip(legend.get_texts(), shown, strict=True):
         text.set_parse_math(False)
-        text.set_text(name)
+        text.set_text(sentence(name, _MOST_NAME))

@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from neutracer.pictures.plot_extra import opened, require_matplotlib, source_name
+from neutracer.arguments import text, whole_number
+from neutracer.pictures.plot_extra import (
+    opened,
+    picture_file,
+    require_matplotlib,
+    save_picture,
+    source_name,
+)
 from neutracer.render.palette import DARK, LIGHT
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
@@ -48,7 +55,8 @@ def plot_timeline(
     Raises:
         UnavailableError: matplotlib is not installed.
         SnapshotError: The file can't be read.
-        ValueError: There is no such device, axis or grouping.
+        OSError: A file can't be read or written.
+        ValueError: `output` ends otherwise; or there is no such device, axis or grouping.
 
     Example:
         >>> import neutracer
@@ -58,16 +66,16 @@ def plot_timeline(
     """
     if by not in ("line", "stack", "category"):
         raise ValueError(f"by is 'line', 'stack' or 'category', not {by!r}")
+    top = whole_number("top", top, least=0)
+    name_of_file = picture_file(output)
     require_matplotlib()
     from neutracer.pictures.mdtp_scene import Request, Scene
     from neutracer.pictures.plot_stacked import draw_stacked
 
-    name = title if title is not None else source_name(source) or "GPU memory"
+    name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)
     figure = draw_stacked(scene, by, top, DARK if dark else LIGHT)
-    if output is not None:
-        figure.savefig(output)
-    return figure
+    return cast("Figure", save_picture(figure, name_of_file))
 
 
 def plot_fragmentation(
@@ -99,7 +107,8 @@ def plot_fragmentation(
     Raises:
         UnavailableError: matplotlib is not installed.
         SnapshotError: The file can't be read.
-        ValueError: There is no such device, axis or event.
+        OSError: A file can't be read or written.
+        ValueError: `output` ends otherwise; or there is no such device, axis or event.
 
     Example:
         >>> import neutracer
@@ -107,13 +116,12 @@ def plot_fragmentation(
         >>> [axes.get_label() for axes in figure.axes]
         ['share', 'segments']
     """
+    name_of_file = picture_file(output)
     require_matplotlib()
     from neutracer.pictures.mdtp_scene import Request, Scene
     from neutracer.pictures.plot_segments import draw_fragmentation
 
-    name = title if title is not None else source_name(source) or "GPU memory"
+    name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)
     figure = draw_fragmentation(scene, event, DARK if dark else LIGHT)
-    if output is not None:
-        figure.savefig(output)
-    return figure
+    return cast("Figure", save_picture(figure, name_of_file))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
+from neutracer.arguments import number_pair, path_name, whole_number
 from neutracer.diagnose.overview import overview
 from neutracer.diagnose.what_if_parts import Outcome
 from neutracer.pictures.view_bundle import bundle, part
@@ -85,6 +86,9 @@ def view(
         ...     page.stat().st_size < 200_000
         True
     """
+    if path is not None:
+        # What can be no file's name is told before the work.
+        path_name(path)
     page = _page(source, device, max_allocations, focus)
     return page if path is None else page.save(path)
 
@@ -121,12 +125,14 @@ def _page(
     focus: tuple[int, int] | None,
     title: str = "",
 ) -> PageView:
-    if most < 1:
+    if whole_number("max_allocations", most) < 1:
         raise ValueError("a page holds at least one allocation")
-    snap, name = _opened(source, title)
+    if focus is not None:
+        focus = number_pair("focus", focus, whole=True)
+    snap, name, path = _opened(source, title)
     several = device is None and len(snap.devices) > 1
     devices = snap.devices if several else (snap.timeline(device).device,)
-    report = overview(snap, name)
+    report = overview(snap, name, path=path, called=os.path.basename(path))
     slots = {
         **page_parts(snap, report, devices, name),
         "payloads": _payloads(snap, devices, most, focus),
@@ -135,16 +141,17 @@ def _page(
     return PageView(page_shell(name, body, page_style(), bundle("main.js")), name)
 
 
-def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str]:
-    """The snapshot, and what stands on top of its page."""
+def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
+    """The snapshot, what stands on top of its page, and where its file is; "" is nowhere."""
     if isinstance(source, Outcome):
         settings = source.settings or "default settings"
-        return source.snapshot(), title or f"What if: {settings}"
+        return source.snapshot(), title or f"What if: {settings}", ""
     if isinstance(source, Snapshot):
-        return source, title or "PyTorch snapshot"
+        return source, title or "PyTorch snapshot", ""
     if isinstance(source, (str, os.PathLike)) and source != "-":
-        return load(source), title or os.path.basename(os.fspath(source))
-    return load(source), title or "PyTorch snapshot"
+        path = os.fspath(source)
+        return load(source), title or os.path.basename(path), path
+    return load(source), title or "PyTorch snapshot", ""
 
 
 def _payloads(

@@ -79,10 +79,11 @@ def _text(text: str) -> str:
 
 def _variables(palette: Palette) -> str:
     blues = "".join(f"--b{step}:{blue};" for step, blue in enumerate(palette.allocated))
+    groups = "".join(f"--g{place}:{colour};" for place, colour in enumerate(palette.groups))
     return (
         f"--page:{palette.page};--ink:{palette.ink};--grey:{palette.grey};--line:{palette.line};"
         f"--surface:{palette.surface};--sand:{palette.sand};--sand-ink:{palette.sand_ink};"
-        f"--red:{palette.red};--red-wash:{palette.red_fill}80;{blues}"
+        f"--red:{palette.red};--red-wash:{palette.red_fill}80;{blues}{groups}"
     )
 
 
@@ -91,8 +92,8 @@ def page_style() -> str:
     dark = f"{{color-scheme:dark;{_variables(DARK)}}}"
     return (
         f":root{{color-scheme:light;{_variables(LIGHT)}}}"
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){dark}}}"
-        f":root[data-theme=dark]{dark}\n{part('page.css')}"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){dark}}}"
+        f"@media screen{{:root[data-theme=dark]{dark}}}\n{part('page.css')}"
     )
 
 
@@ -101,6 +102,7 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     length = f" over {format_duration_us(mine.duration_us)}" if mine and mine.duration_us else ""
     complete = mine.history_complete if mine else None
     history = {True: "history complete", False: "history begins late", None: "no history"}
+    length = length.replace(" us", " \N{MICRO SIGN}s")
     facts = [f"cuda:{number}", format_count(events, "event") + length, history[complete]]
     facts.append(report.settings or "default settings")
     if report.partial:

@@ -156,7 +156,8 @@ def _place_columns(columns: Sequence[_Column], *, headed: bool, width: int) -> l
     for index, column in enumerate(columns):
         if index:
             begin += _HEADED_GAP if headed and column.is_figures else GAP
-        column.fit(max(width - begin, _LEAST_FLOW), flows=index == len(columns) - 1)
+        later = sum(_HEADED_GAP + more.width for more in columns[index + 1 :] if more.is_figures)
+        column.fit(max(width - begin - later, _LEAST_FLOW), flows=index == len(columns) - 1)
         begins.append(begin)
         begin += column.width
     return begins

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DARK", "LIGHT", "TERMINAL_STYLES", "Palette"]
+__all__ = ["DARK", "LIGHT", "TERMINAL_STYLES", "Palette", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Palette:
         grey: Text of second rank, axes.
         line: Hairlines: borders of segments, rules between rows.
         allocated: The blue scale, from the smallest block to the largest.
+        groups: Bands of blocks that are told apart, and not ordered: kinds of blue, each of
+            which differs from every other one also for who sees no red or no green. What
+            stands side by side in this order differs most, the last and the first too.
         sand: Reserved but free.
         sand_ink: Lines and words about what is free.
         red: Trouble: running out of memory, cycles.
@@ -41,6 +44,7 @@ class Palette:
     grey: str
     line: str
     allocated: tuple[str, ...]
+    groups: tuple[str, ...]
     sand: str
     sand_ink: str
     red: str
@@ -51,9 +55,13 @@ class Palette:
         """The blue of a block, between the smallest (0.0) and the largest (1.0)."""
         position = min(max(share, 0.0), 1.0) * (len(self.allocated) - 1)
         index = min(int(position), len(self.allocated) - 2)
-        low, high = (_channels(self.allocated[index + step]) for step in (0, 1))
-        mixed = (a + (b - a) * (position - index) for a, b in zip(low, high, strict=True))
-        return "#" + "".join(f"{round(channel):02x}" for channel in mixed)
+        return mixed(self.allocated[index], self.allocated[index + 1], position - index)
+
+
+def mixed(one: str, other: str, share: float = 0.5) -> str:
+    """Between two colours: the first at a share of 0, the second at 1."""
+    pairs = zip(_channels(one), _channels(other), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 def _channels(colour: str) -> tuple[int, int, int]:
@@ -67,6 +75,16 @@ LIGHT = Palette(
     grey="#5b6770",
     line="#d9dfe4",
     allocated=("#c3daee", "#82b4db", "#3f83c0", "#1a5a9e", "#0b2f66"),
+    groups=(
+        "#1b377d",
+        "#658fdc",
+        "#336a70",
+        "#a0d5df",
+        "#545f9f",
+        "#8dbffe",
+        "#01464f",
+        "#578699",
+    ),
     sand="#fae3c6",
     sand_ink="#8a5a12",
     red="#b3202a",
@@ -80,6 +98,16 @@ DARK = Palette(
     grey="#98a6b2",
     line="#33404b",
     allocated=("#d6e8f8", "#a5cdef", "#72abe0", "#4f8ccb", "#3d76b5"),
+    groups=(
+        "#6c95f9",
+        "#82cbc6",
+        "#4d86aa",
+        "#17e6fd",
+        "#679c98",
+        "#5460c4",
+        "#5daec5",
+        "#295f7f",
+    ),
     sand="#5c4a30",
     sand_ink="#e5b878",
     red="#ff7a73",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from neutracer._native import core
+from neutracer.arguments import number_pair
 from neutracer.trace.table import NONE, Column, Stacks, Table, constant
 
-__all__ = ["annotation_table", "event_table", "said_of_trace"]
+__all__ = ["annotation_table", "event_range", "event_table", "said_of_trace"]
 
 _STAGES = ("START", "END")
 
@@ -85,3 +86,22 @@ def said_of_trace(settings: Mapping[str, Any], key: str, device: int) -> bool | 
     elif isinstance(said, list):
         said = said[device] if device < len(said) else None
     return None if said is None else bool(said)
+
+
+def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:
+    """The first event of a range and the one behind its last.
+
+    Raises:
+        ValueError: It has gaps, or is not among the `count` events there are.
+        TypeError: It is neither a range, a slice nor a pair of numbers.
+    """
+    if isinstance(events, slice):
+        events = range(*events.indices(count))
+    if isinstance(events, range):
+        if events.step != 1:
+            raise ValueError("a range of events has a step of 1")
+        events = (events.start, max(events.start, events.stop))
+    first, end = number_pair("events", events, whole=True)
+    if not 0 <= first <= end <= count:
+        raise ValueError(f"events {first} to {end} are not among the {count} there are")
+    return first, end

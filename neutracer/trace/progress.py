@@ -49,6 +49,6 @@ def _show(done: int) -> None:
 
 def _is_long(source: object) -> bool:
     if isinstance(source, (str, os.PathLike)):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             return os.stat(source).st_size >= _LONG_FILE
     return False

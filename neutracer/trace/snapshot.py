@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -13,11 +14,12 @@ from typing import Any
 
 from neutracer import units
 from neutracer._native import core
+from neutracer.arguments import whole_number
 from neutracer.errors import HistoryWarning
 from neutracer.render.document import Block, Document, Figure, KeyValues, Paragraph
 from neutracer.render.inline import inline_html
 from neutracer.saving import atomic_file
-from neutracer.trace.events import annotation_table, event_table, said_of_trace
+from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
 from neutracer.trace.layout import block_table, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source
@@ -74,6 +76,7 @@ def load(
         <Snapshot: 1 device, 18 segments, 83 blocks, 2,375 events>
     """
     limit = DEFAULT_MAX_MEMORY if max_memory is None else units.parse_bytes(max_memory)
+    limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
         native = core.load(opened, limit, report)
     if native.partial is not None:
@@ -97,6 +100,12 @@ class Snapshot:
         self._columns = native.tables()
         self._traces = native.traces()
         self._timelines: dict[int, Timeline] = {}
+        # Of the CPU's allocator, as live() gives it on a torch without CUDA.
+        self.is_cpu = False
+
+    def device_name(self, device: int) -> str:
+        """What a device is called: "cuda:0", or "cpu"."""
+        return "cpu" if self.is_cpu else f"cuda:{device}"
 
     @property
     def native(self) -> core.Snapshot:
@@ -133,6 +142,7 @@ class Snapshot:
             return devices[0] if devices else 0
         if isinstance(device, str):
             raise TypeError(f"a snapshot's device is its number, as 0, not {device!r}")
+        device = whole_number("a snapshot's device", device, "its number, as 0")
         if device not in devices and not 0 <= device < len(self._traces):
             raise ValueError(f"the snapshot has no device {device}, only {devices}")
         return device
@@ -283,11 +293,12 @@ class Snapshot:
             device: The device of `events`; None is the only one.
 
         Raises:
-            ValueError: There are no such events.
+            ValueError: There are no such events, or no such device.
             UnavailableError: The path asks for a compression that nothing here writes.
             OSError: It can't be written.
         """
-        chosen = None if events is None else _event_range(events, self.trace_length(device))
+        length = 0 if events is None and device is None else self.trace_length(device)
+        chosen = None if events is None else event_range(events, length)
         with atomic_file(path) as file:
             if chosen is None:
                 core.save(self._native, file.write)
@@ -320,7 +331,7 @@ class Snapshot:
             stats = self.memory_stats(device)
             blocks.append(
                 KeyValues(
-                    f"cuda:{device}",
+                    self.device_name(device),
                     (
                         ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
                         ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
@@ -330,21 +341,3 @@ class Snapshot:
             )
         hint = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
         return inline_html(Document("PyTorch snapshot", blocks=(*blocks, Paragraph(hint))))
-
-
-def _event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:
-    """The first event of a range and the one behind its last.
-
-    Raises:
-        ValueError: It has gaps, or is not among the `count` events there are.
-    """
-    if isinstance(events, slice):
-        events = range(*events.indices(count))
-    if isinstance(events, range):
-        if events.step != 1:
-            raise ValueError("a range of events has a step of 1")
-        events = (events.start, max(events.start, events.stop))
-    first, end = events
-    if not 0 <= first <= end <= count:
-        raise ValueError(f"events {first} to {end} are not among the {count} there are")
-    return first, end

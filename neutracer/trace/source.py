@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
+from neutracer.arguments import path_name
 from neutracer.errors import SnapshotError
 from neutracer.trace.unpack import Reader, packed_kind, unpack
 
@@ -96,12 +97,12 @@ def _open_binary(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO
     if not isinstance(source, (str, os.PathLike)):
         yield source
         return
-    path = os.fspath(source)
+    path = path_name(source, "source")
     if path == "-":
         yield sys.stdin.buffer
         return
     if os.path.isdir(path):
-        raise SnapshotError(f"{path} is a directory: {EXPECTED}")
+        raise SnapshotError(f"this is a directory: {EXPECTED}")
     with open(path, "rb", buffering=0) as file:
         yield cast(BinaryIO, file)
 
@@ -118,6 +119,8 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
         SnapshotError: It is a directory, empty, text, or a file of another kind.
         UnavailableError: It is compressed, and nothing here unpacks that.
         OSError: It can't be opened.
+        ValueError: The path has a null character in it.
+        TypeError: It is none of these.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         # What others can write to while it is read without the GIL is copied.
@@ -142,6 +145,8 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
 
 def _first_bytes(file: BinaryIO) -> bytes:
     """As many as are looked at; a stream may give them in smaller pieces."""
+    if not getattr(file, "readable", lambda: True)():
+        raise ValueError("the file is not open for reading")
     head = b""
     while len(head) < _PEEK:
         piece = file.read(_PEEK - len(head))

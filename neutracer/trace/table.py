@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
 from neutracer._native import core
+from neutracer.arguments import whole_number
 from neutracer.render.document import Document
 from neutracer.render.document import Table as TableBlock
 from neutracer.render.inline import inline_html
@@ -206,8 +206,9 @@ class Table:
             return self._columns[first].value(row), self._columns[second].value(row)
         column = self._columns.get(name)
         if column is None:
+            article = "an" if self.name[:1] in "aeiou" else "a"
             raise AttributeError(
-                f"a {self.name} has no {name!r}; it has {', '.join(self._row_names())}"
+                f"{article} {self.name} has no {name!r}; it has {', '.join(self._row_names())}"
             )
         if name == "stack" and self._stacks is not None:
             return self._stacks[column.numbers[row]]
@@ -230,7 +231,7 @@ class Table:
             if step != 1:
                 raise ValueError("a table is sliced with a step of 1")
             return self._part(start, max(stop, start))
-        number = operator.index(key)
+        number = whole_number("a row of a table", key, "its number, a slice or a column's name")
         index = number + self._count if number < 0 else number
         if not 0 <= index < self._count:
             raise IndexError(f"row {key} of a table of {self._count}")
@@ -242,14 +243,17 @@ class Table:
         )
 
     def _column_values(self, name: str) -> memoryview | list[str | None]:
-        column = self._columns.get(name)
-        if column is None:
-            raise KeyError(f"no column {name!r}; there are {', '.join(self._columns)}")
+        column = self._column(name)
         numbers = column.numbers[self._first : self._first + self._count]
         if column.names is None:
             return numbers
         names = column.names
         return [None if code == column.null else names[code] for code in numbers]
+
+    def _column(self, name: str) -> Column:
+        if not isinstance(name, str) or name not in self._columns:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self._columns)}")
+        return self._columns[name]
 
     def codes(self, name: str) -> memoryview:
         """A column's numbers, also where they stand for strings.
@@ -257,7 +261,7 @@ class Table:
         Raises:
             KeyError: There is no such column.
         """
-        return self._columns[name].numbers[self._first : self._first + self._count]
+        return self._column(name).numbers[self._first : self._first + self._count]
 
     def find(self, name: str, text: str) -> list[int]:
         """The rows in which a column of strings has this one; none are spelt out for it.
@@ -265,7 +269,7 @@ class Table:
         Raises:
             KeyError: There is no such column.
         """
-        names = self._columns[name].names
+        names = self._column(name).names
         if names is None or text not in names:
             return []
         code, codes = names.index(text), self.codes(name)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from neutracer import units
 from neutracer._native import core
+from neutracer.arguments import number, whole_number
 from neutracer.render.document import Document, Figure, Paragraph
 from neutracer.render.document import Table as DocumentTable
 from neutracer.render.inline import inline_html
@@ -174,13 +175,14 @@ class Timeline:
         Raises:
             ValueError: There is no such series.
         """
-        if metric not in _METRICS:
+        if metric not in tuple(_METRICS):
             raise ValueError(f"no series {metric!r}; there are {', '.join(_METRICS)}")
         event, nbytes = self._native.peak(_METRICS[metric])
         time_us = self.time_us[event] if event >= 0 else 0
         return Moment(event, time_us or None, nbytes)
 
     def _event(self, event: int) -> int:
+        event = whole_number("event", event)
         if not -1 <= event < len(self):
             raise ValueError(f"event {event} is not among the {len(self)} of the trace")
         return event
@@ -193,7 +195,7 @@ class Timeline:
         """
         if len(self) and not self.time_us[-1]:
             raise ValueError("the events of this snapshot have no times")
-        return bisect_right(self.time_us, time_us) - 1
+        return bisect_right(self.time_us, number("time_us", time_us)) - 1
 
     def at(self, event: int) -> Layout:
         """The layout after an event; -1 is before the first.
@@ -291,7 +293,8 @@ class Timeline:
         Raises:
             ValueError: There is no such event, or no such grouping.
         """
-        if by not in _GROUPINGS and by != "category":
+        limit = None if limit is None else whole_number("limit", limit, least=0)
+        if by not in (*_GROUPINGS, "category"):
             raise ValueError(
                 f"holders by {by!r} are not known; by {', '.join(_GROUPINGS)}, category"
             )

@@ -133,6 +133,23 @@ nt_trace_block(nt_trace *trace, uint64_t addr, uint64_t size, uint64_t requested
     TRY(nt_snapshot_add_block(trace->snapshot, &block, &trace->err));
 }
 
+void
+nt_trace_add_layout(nt_trace *trace, const nt_layout *end)
+{
+    const nt_segment_columns *s = &end->segments;
+    const nt_block_columns *b = &end->blocks;
+    for (size_t i = 0; i < s->count; i++) {
+        trace->stream = s->stream[i];
+        nt_trace_segment(trace, s->address[i], s->total_size[i],
+                         (nt_pool_kind)s->kind[i], s->is_expandable[i] != 0);
+        for (size_t k = s->block_first[i]; k < s->block_first[i] + s->block_count[i];
+             k++) {
+            nt_trace_block(trace, b->address[k], b->size[k], b->requested_size[k],
+                           (nt_block_state)b->state[k]);
+        }
+    }
+}
+
 bool
 nt_trace_replay(nt_trace *trace)
 {

@@ -58,6 +58,9 @@ nt_trace_segment(nt_trace *trace, uint64_t addr, uint64_t size, nt_pool_kind kin
 void
 nt_trace_block(nt_trace *trace, uint64_t addr, uint64_t size, uint64_t requested,
                nt_block_state state);
+/* The whole of a layout, as the end layout. */
+void
+nt_trace_add_layout(nt_trace *trace, const nt_layout *end);
 
 /* Seals and replays; true if a timeline is there. */
 bool

@@ -9,23 +9,6 @@
 #include "nt_model.h"
 #include "nt_trace.h"
 
-static void
-random_add_end(nt_trace *r, const nt_layout *end)
-{
-    const nt_segment_columns *s = &end->segments;
-    const nt_block_columns *b = &end->blocks;
-    for (size_t i = 0; i < s->count; i++) {
-        r->stream = s->stream[i];
-        nt_trace_segment(r, s->address[i], s->total_size[i], (nt_pool_kind)s->kind[i],
-                         s->is_expandable[i] != 0);
-        for (size_t k = s->block_first[i]; k < s->block_first[i] + s->block_count[i];
-             k++) {
-            nt_trace_block(r, b->address[k], b->size[k], b->requested_size[k],
-                           (nt_block_state)b->state[k]);
-        }
-    }
-}
-
 /* The events from number `first` on, without one in `lose_one_of` (0: all of them). */
 static bool
 random_replay(nt_trace *r, nt_model *m, size_t first, uint64_t lose_one_of)
@@ -41,7 +24,7 @@ random_replay(nt_trace *r, nt_model *m, size_t first, uint64_t lose_one_of)
             nt_trace_event(r, e->action, e->addr, e->size);
         }
     }
-    random_add_end(r, &m->events[m->event_count - 1].layout);
+    nt_trace_add_layout(r, &m->events[m->event_count - 1].layout);
     return nt_trace_replay(r);
 }
 

@@ -385,21 +385,32 @@ allocator_find_cover(const nt_allocator *model, uint32_t lane, uint64_t address,
     return NT_NONE;
 }
 
+bool
+nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
+                      uint64_t address)
+{
+    allocator_request request;
+    if (allocator_make_request(model, lane, nbytes, &request, NULL) != NT_OK) {
+        return false;
+    }
+    const uint32_t fit = allocator_look_up(model, &request);
+    return fit != NT_NONE && nt_allocator_block(model, fit)->address == address;
+}
+
 nt_status
 nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
                      uint64_t nbytes, uint32_t tag, uint32_t *block, nt_error *err)
 {
     allocator_request request;
     NT_TRY(allocator_make_request(model, lane, nbytes, &request, err));
-    const uint32_t fit = allocator_look_up(model, &request);
-    const bool is_elsewhere =
-        fit == NT_NONE || nt_allocator_block(model, fit)->address != address;
     /* What is put back is a block as it was: its size is not rounded again, and where
      * a small segment was free for more than a small request, it stays in it. */
     const bool is_block =
         address % NT_MIN_BLOCK_SIZE == 0 && nbytes % NT_MIN_BLOCK_SIZE == 0;
     const uint64_t size = is_block ? nbytes : request.rounded;
-    uint32_t found = is_elsewhere && address % NT_MIN_BLOCK_SIZE == 0
+    const bool is_other =
+        size != request.rounded || !nt_allocator_leads_to(model, lane, nbytes, address);
+    uint32_t found = is_other && address % NT_MIN_BLOCK_SIZE == 0
                          ? allocator_find_cover(model, lane, address, size)
                          : NT_NONE;
     if (found == NT_NONE) {

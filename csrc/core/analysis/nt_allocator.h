@@ -128,12 +128,18 @@ nt_status
 nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_t tag,
                     uint32_t *block, nt_error *err) NT_CHECKED;
 
+/* Whether best fit would serve such a request of the lane from a free block that begins
+ * at `address`. */
+bool
+nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
+                      uint64_t address);
+
 /*
  * A block that PyTorch puts back where it lay, as it does when it restores the private
  * pool of a captured graph: not by best fit, but at `address`, where the lane has the
  * bytes free. `nbytes` is the size of the block, which is not rounded again where it is
- * a multiple of 512. *block is NT_NONE where the lane has not, or where best fit leads
- * there too.
+ * a multiple of 512. *block is NT_NONE where the lane has not, or where a request would
+ * get the same bytes there.
  */
 nt_status
 nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,

@@ -12,8 +12,8 @@ program_settings(const program_maker *m)
     return nt_snapshot_settings(nt_timeline_snapshot(m->timeline));
 }
 
-nt_status
-nt_program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out)
+static nt_status
+program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out)
 {
     program *p = m->p;
     uint32_t id;
@@ -36,7 +36,7 @@ nt_program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_
     NT_TRY(nt_strings_intern(m->lane_names, name, sizeof name, &id, m->err));
     if (id == p->face.lane_count) {
         nt_program_lane lane = {.stream = stream};
-        NT_TRY(nt_program_find_pool(m, pool, &lane.pool));
+        NT_TRY(program_find_pool(m, pool, &lane.pool));
         NT_TRY(nt_grow(&p->alloc, (void **)&p->lanes, &p->lane_capacity, (size_t)id + 1,
                        sizeof *p->lanes, m->err));
         p->lanes[p->face.lane_count++] = lane;
@@ -300,7 +300,7 @@ program_release_pools(program_maker *m, size_t first, size_t end, uint32_t *only
     for (size_t i = first; i < end; i++) {
         const nt_pool_id id = program_pool_at(m, i, m->events->addr[m->first + i]);
         uint32_t pool;
-        NT_TRY(nt_program_find_pool(m, id, &pool));
+        NT_TRY(program_find_pool(m, id, &pool));
         *only = i == first || *only == pool ? pool : NT_NONE;
         if (pool != 0 && pool != last) {
             const nt_program_step step = {
@@ -472,7 +472,7 @@ program_make(program_maker *m)
     uint32_t pool;
     NT_TRY(nt_strings_new(&m->p->alloc, &m->lane_names, m->err));
     NT_TRY(nt_strings_new(&m->p->alloc, &m->pool_names, m->err));
-    NT_TRY(nt_program_find_pool(m, PROGRAM_DEFAULT_POOL, &pool));
+    NT_TRY(program_find_pool(m, PROGRAM_DEFAULT_POOL, &pool));
     m->slots = nt_size_mul(rows, sizeof *m->slots, &bytes)
                    ? nt_allocate(&m->p->alloc, bytes)
                    : NULL;

@@ -8,20 +8,9 @@
 nt_status
 nt_program_find_calls(program_maker *m)
 {
-    const nt_snapshot *snapshot = nt_timeline_snapshot(m->timeline);
-    const nt_stacks *stacks = nt_snapshot_stacks(snapshot);
-    const uint32_t name =
-        nt_strings_find(nt_snapshot_strings(snapshot), "empty_cache", 11);
-    if (name == NT_NONE) {
-        return NT_OK;
-    }
-    m->is_users = nt_allocate(&m->p->alloc, nt_stacks_count(stacks));
-    if (m->is_users == NULL) {
-        return nt_fail_nomem(m->err);
-    }
-    m->stack_count = nt_stacks_count(stacks);
-    nt_stacks_mark(stacks, name, m->is_users);
-    return NT_OK;
+    return nt_snapshot_mark_function(nt_timeline_snapshot(m->timeline), "empty_cache",
+                                     &m->p->alloc, &m->is_users, &m->stack_count,
+                                     m->err);
 }
 
 /* Whether the allocator may release memory of its own accord, as far as the trace and

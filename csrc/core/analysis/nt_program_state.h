@@ -55,9 +55,7 @@ typedef struct program_maker {
     uint64_t reserved_then; /* before the releases of a request that then failed */
 } program_maker;
 
-/* The number of a pool, and of a stream in it. */
-nt_status
-nt_program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out) NT_CHECKED;
+/* The number of a stream in a pool. */
 nt_status
 nt_program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream,
                      uint32_t *out) NT_CHECKED;

@@ -17,12 +17,6 @@ nt_program_completes_next(const program_maker *m, size_t i)
            m->events->stack[at + 1] == m->events->stack[at];
 }
 
-static bool
-program_is_release(uint8_t action)
-{
-    return action == NT_ACTION_SEGMENT_FREE || action == NT_ACTION_SEGMENT_UNMAP;
-}
-
 /* Whether event `i` is there, and its stack is that of the call under way. */
 static bool
 program_is_of_call(const program_maker *m, size_t i, uint32_t stack)
@@ -115,13 +109,14 @@ program_waits_at(program_maker *m, size_t i)
     if (end == request) {
         return action[end] == NT_ACTION_OOM;
     }
-    if (i != 0 && program_is_release(action[i - 1]) && stack != NT_NO_STACK &&
+    if (i != 0 && nt_events_is_release(action[i - 1]) && stack != NT_NO_STACK &&
         program_is_of_call(m, i - 1, stack)) {
         /* Nothing is released before a request looks at what is complete. */
         return true;
     }
-    return program_is_release(action[end]) && (!program_may_be_first(m, end, request) ||
-                                               program_would_serve(m, i, end, request));
+    return nt_events_is_release(action[end]) &&
+           (!program_may_be_first(m, end, request) ||
+            program_would_serve(m, i, end, request));
 }
 
 nt_status
@@ -149,7 +144,7 @@ nt_program_ends_wait(const program_maker *m, size_t i)
 {
     const uint8_t action = m->events->action[m->first + i];
     const bool is_part =
-        program_is_release(action) || action == NT_ACTION_FREE_COMPLETED ||
+        nt_events_is_release(action) || action == NT_ACTION_FREE_COMPLETED ||
         action == NT_ACTION_SEGMENT_ALLOC || action == NT_ACTION_SEGMENT_MAP ||
         action == NT_ACTION_ALLOC || action == NT_ACTION_OOM;
     return !is_part ||

@@ -140,21 +140,19 @@ replay_make_slots(replay *r)
     return NT_OK;
 }
 
+/* Gets a step's block: where `moved` says, or where the trace has it, or from the
+ * model; NT_NONE where there is no room. */
 static nt_status
-replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
+replay_get_block(replay *r, const nt_program_step *step, const replay_moved *moved,
+                 uint32_t *block)
 {
     const bool is_least = step->kind == NT_PROGRAM_OOM && r->options.least_ooms;
     uint64_t size =
         is_least ? nt_program_least_request(r->program, step->size) : step->size;
-    replay_moved place;
     *block = NT_NONE;
-    if (nt_replay_find_moved(r, step, &place)) {
-        if (place.size == 0) {
-            r->slots[step->slot] = NT_NONE;
-            return NT_OK;
-        }
-        size = place.size;
-        NT_TRY(nt_allocator_restore(r->model, step->lane, place.address, size,
+    if (moved != NULL) {
+        size = moved->size;
+        NT_TRY(nt_allocator_restore(r->model, step->lane, moved->address, size,
                                     step->slot, block, r->err));
     } else if (r->check != NULL) {
         NT_TRY(nt_replay_restore(r, step, block));
@@ -163,23 +161,21 @@ replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
         NT_TRY(
             nt_allocator_malloc(r->model, step->lane, size, step->slot, block, r->err));
     }
-    if (*block != NT_NONE) {
-        NT_TRY(nt_replay_note_moved(r, step, *block));
-    }
-    if (r->record != NULL && *block != NT_NONE) {
-        nt_replay_record_malloc(r, step, *block);
-    }
-    if (step->kind == NT_PROGRAM_MALLOC) {
-        r->slots[step->slot] = *block;
-        if (*block == NT_NONE && !r->options.goes_on) {
-            r->figures.is_stopped = true;
-            r->figures.stopped_event = step->event;
-        }
-        return NT_OK;
-    }
     if (*block == NT_NONE) {
         return NT_OK;
     }
+    NT_TRY(nt_replay_note_moved(r, step, *block));
+    if (r->record != NULL) {
+        nt_replay_record_malloc(r, step, *block);
+    }
+    return NT_OK;
+}
+
+/* A request that failed in the trace got a block: what the program would have done from
+ * here on is not known, and how long it would have kept the block neither. */
+static nt_status
+replay_go_beyond(replay *r, const nt_program_step *step, uint32_t block)
+{
     if (!r->figures.is_beyond) {
         r->figures.is_beyond = true;
         r->figures.beyond_event = step->event;
@@ -187,11 +183,32 @@ replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
     if (!r->options.goes_on) {
         return NT_OK;
     }
-    /* How long the program would have kept it is not known. */
     if (r->record != NULL) {
-        nt_replay_record_free(r, step, *block);
+        nt_replay_record_free(r, step, block);
     }
-    return nt_allocator_give(r->model, *block, r->err);
+    return nt_allocator_give(r->model, block, r->err);
+}
+
+static nt_status
+replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
+{
+    replay_moved moved;
+    const bool is_moved = nt_replay_find_moved(r, step, &moved);
+    *block = NT_NONE;
+    if (is_moved && moved.size == 0) {
+        r->slots[step->slot] = NT_NONE;
+        return NT_OK;
+    }
+    NT_TRY(replay_get_block(r, step, is_moved ? &moved : NULL, block));
+    if (step->kind != NT_PROGRAM_MALLOC) {
+        return *block == NT_NONE ? NT_OK : replay_go_beyond(r, step, *block);
+    }
+    r->slots[step->slot] = *block;
+    if (*block == NT_NONE && !r->options.goes_on) {
+        r->figures.is_stopped = true;
+        r->figures.stopped_event = step->event;
+    }
+    return NT_OK;
 }
 
 /* When the block that a step frees is complete. */
@@ -392,10 +409,11 @@ nt_replay_run(const nt_alloc *alloc, const nt_program *program,
     return NT_OK;
 }
 
-/* Runs the program with the addresses of the trace, and looks for silence if `quiet` is
- * not NULL. */
+/* Runs the program with the addresses of the trace, and looks for silence if r->quiet
+ * is not NULL. `marks` says which requests are known to put blocks back; or NULL. */
 static nt_status
-replay_compare(replay *r, replay_check *check, const nt_progress *progress)
+replay_compare(replay *r, replay_check *check, const uint8_t *marks,
+               const nt_progress *progress)
 {
     const nt_timeline *timeline = r->program->timeline;
     const nt_snapshot *snapshot = nt_timeline_snapshot(timeline);
@@ -403,6 +421,7 @@ replay_compare(replay *r, replay_check *check, const nt_progress *progress)
         .alloc = r->alloc,
         .program = r->program,
         .events = nt_snapshot_events(snapshot),
+        .marks = marks,
         .fidelity = {.is_same = true, .first_event = NT_EVENT_NEVER},
     };
     r->check = check;
@@ -417,17 +436,33 @@ replay_compare(replay *r, replay_check *check, const nt_progress *progress)
     return nt_replay_whole(r, progress, NULL);
 }
 
-nt_status
-nt_replay_check(const nt_alloc *alloc, const nt_program *program,
-                const nt_replay_options *options, const nt_progress *progress,
-                nt_replay_fidelity *out, nt_replay_figures *figures, nt_error *err)
+static bool
+replay_is_exact(const replay_check *check)
 {
+    return check->fidelity.is_same && check->fidelity.is_end_same;
+}
+
+/* Finds silence in one run; *restores tells whether requests put blocks back which that
+ * run, as it was not told of them, may have taken for others. */
+static nt_status
+replay_listen_once(const replay *from, const uint8_t *known,
+                   const nt_progress *progress, uint8_t *marks, int32_t *drops,
+                   bool *restores)
+{
+    const size_t count = nt_timeline_event_count(from->program->timeline);
     replay_check check;
-    replay r = {.alloc = *alloc, .program = program, .options = *options, .err = err};
-    NT_TRY(replay_compare(&r, &check, progress));
-    *out = check.fidelity;
-    if (figures != NULL) {
-        *figures = r.figures;
+    replay_quiet quiet = {.marks = marks, .drops = drops};
+    replay r = *from;
+    r.options = nt_replay_default(r.program);
+    r.quiet = &quiet;
+    *restores = false;
+    memset(marks, 0, count);
+    for (size_t i = 0; i < r.program->pool_count; i++) {
+        drops[i] = NT_EVENT_NEVER;
+    }
+    NT_TRY(replay_compare(&r, &check, known, progress));
+    for (size_t i = 0; i < count && !replay_is_exact(&check) && !*restores; i++) {
+        *restores = (marks[i] & NT_MARK_RESTORED) != 0;
     }
     return NT_OK;
 }
@@ -437,18 +472,65 @@ nt_replay_find_silence(const nt_alloc *alloc, const nt_program *program,
                        const nt_progress *progress, uint8_t *marks, int32_t *drops,
                        nt_error *err)
 {
-    replay_check check;
-    replay_quiet quiet = {.marks = marks, .drops = drops};
-    replay r = {
-        .alloc = *alloc,
-        .program = program,
-        .options = nt_replay_default(program),
-        .quiet = &quiet,
-        .err = err,
-    };
-    memset(marks, 0, nt_timeline_event_count(program->timeline));
-    for (size_t i = 0; i < program->pool_count; i++) {
-        drops[i] = NT_EVENT_NEVER;
+    const size_t count = nt_timeline_event_count(program->timeline);
+    const replay r = {.alloc = *alloc, .program = program, .err = err};
+    bool restores;
+    NT_TRY(replay_listen_once(&r, NULL, progress, marks, drops, &restores));
+    if (!restores) {
+        return NT_OK;
     }
-    return replay_compare(&r, &check, progress);
+    uint8_t *known = nt_allocate(alloc, count);
+    if (known == NULL) {
+        return nt_fail_nomem(err);
+    }
+    memcpy(known, marks, count);
+    const nt_status status =
+        replay_listen_once(&r, known, progress, marks, drops, &restores);
+    nt_release(alloc, known, count);
+    return status;
+}
+
+/* The same comparison once more, for a program with pools of its own: this time it is
+ * known which requests put blocks back. */
+static nt_status
+replay_compare_again(replay *r, replay_check *check, const nt_progress *progress)
+{
+    const nt_program *program = r->program;
+    const size_t count = nt_timeline_event_count(program->timeline);
+    const size_t drop_bytes = program->pool_count * sizeof(int32_t);
+    uint8_t *marks = nt_allocate(&r->alloc, count);
+    int32_t *drops = nt_allocate(&r->alloc, drop_bytes);
+    nt_status status = NT_OK;
+    if ((marks == NULL && count != 0) || drops == NULL) {
+        status = nt_fail_nomem(r->err);
+        goto done;
+    }
+    NT_TRY_DONE(
+        nt_replay_find_silence(&r->alloc, program, progress, marks, drops, r->err));
+    NT_TRY_DONE(replay_compare(r, check, marks, progress));
+    check->marks = NULL;
+done:
+    nt_release(&r->alloc, marks, count);
+    nt_release(&r->alloc, drops, drop_bytes);
+    return status;
+}
+
+nt_status
+nt_replay_check(const nt_alloc *alloc, const nt_program *program,
+                const nt_replay_options *options, const nt_progress *progress,
+                nt_replay_fidelity *out, nt_replay_figures *figures, nt_error *err)
+{
+    replay_check check;
+    replay r = {.alloc = *alloc, .program = program, .options = *options, .err = err};
+    NT_TRY(replay_compare(&r, &check, NULL, progress));
+    if (!replay_is_exact(&check) && program->pool_count > 1) {
+        r = (replay){
+            .alloc = *alloc, .program = program, .options = *options, .err = err};
+        NT_TRY(replay_compare_again(&r, &check, progress));
+    }
+    *out = check.fidelity;
+    if (figures != NULL) {
+        *figures = r.figures;
+    }
+    return NT_OK;
 }

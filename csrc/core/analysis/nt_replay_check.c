@@ -114,6 +114,12 @@ nt_replay_restore(replay *r, const nt_program_step *step, uint32_t *block)
         return NT_OK;
     }
     const nt_replay_deed recorded = replay_recorded(check, (size_t)step->event);
+    const bool is_known =
+        check->marks != NULL && (check->marks[step->event] & NT_MARK_RESTORED) != 0;
+    if (!is_known &&
+        nt_allocator_leads_to(r->model, step->lane, step->size, recorded.address)) {
+        return NT_OK;
+    }
     NT_TRY(nt_allocator_restore(r->model, step->lane, recorded.address, step->size,
                                 step->slot, block, r->err));
     if (r->quiet != NULL && *block != NT_NONE) {

@@ -236,8 +236,9 @@ replay_count_calls(replay *r)
     return NT_OK;
 }
 
-bool
-nt_replay_can_keep(const nt_program *program, const nt_replay_options *options)
+/* Whether the state before the trace can stay as it lies under these settings. */
+static bool
+replay_can_keep(const nt_program *program, const nt_replay_options *options)
 {
     const uint64_t then = nt_snapshot_settings(nt_timeline_snapshot(program->timeline))
                               ->large_segment_size;
@@ -255,13 +256,13 @@ replay_is_copy(const replay *r)
 {
     if (r->check == NULL && r->options.begin != NT_BEGIN_AUTO) {
         return r->options.begin != NT_BEGIN_ANEW &&
-               nt_replay_can_keep(r->program, &r->options);
+               replay_can_keep(r->program, &r->options);
     }
     const nt_settings *now = &r->options.settings;
     const nt_settings *then =
         nt_snapshot_settings(nt_timeline_snapshot(r->program->timeline));
     return r->check != NULL || (now->expandable_segments == then->expandable_segments &&
-                                nt_replay_can_keep(r->program, &r->options));
+                                replay_can_keep(r->program, &r->options));
 }
 
 nt_status

@@ -39,8 +39,9 @@ typedef struct replay_check {
     const nt_program *program;
     const nt_event_columns *events;
     size_t first, count, next; /* `next`: the first event not yet compared */
-    uint64_t spare;            /* where places are that the trace has not */
-    nt_ordered taken;          /* (address, end) */
+    const uint8_t *marks; /* by event, as nt_replay_silence has them; may be NULL */
+    uint64_t spare;       /* where places are that the trace has not */
+    nt_ordered taken;     /* (address, end) */
     nt_replay_fidelity fidelity;
 } replay_check;
 
@@ -135,10 +136,6 @@ nt_status
 nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
                       const nt_replay_options *options, bool *out,
                       nt_error *err) NT_CHECKED;
-
-/* Whether the state before the trace can stay as it lies under these settings. */
-bool
-nt_replay_can_keep(const nt_program *program, const nt_replay_options *options);
 
 /* Sorts the ends of pools that are silent; nt_replay_clear_silence() frees them. */
 nt_status

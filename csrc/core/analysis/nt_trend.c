@@ -29,6 +29,7 @@ trend_work_init(trend_work *w, const nt_alloc *alloc, size_t points, nt_error *e
     const size_t capacity = points < 2 ? 2 : points;
     const size_t pairs = capacity * (capacity + 1) / 2;
     *w = (trend_work){.alloc = *alloc, .capacity = capacity, .pair_capacity = pairs};
+    w->doubt = 1.0;
     w->z = nt_allocate(alloc, capacity * sizeof *w->z);
     w->scratch = nt_allocate(alloc, capacity * sizeof *w->scratch);
     w->change = nt_allocate(alloc, capacity * sizeof *w->change);
@@ -85,7 +86,14 @@ trend_test(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
     double heights[NT_TREND_MOST_CUTS];
     const double memory = nt_trend_memory(y, n, cuts);
     const double inflation = nt_trend_whiten(w, y, n, cuts, memory, heights);
-    nt_trend_test(w, y, n, memory, inflation, out);
+    /* Points that were made up tell nothing, and at most half are counted as such. */
+    const double points = (double)n, seen = (double)n - (double)w->bridged;
+    const double made_up = 2.0 * seen > points ? points / seen : 2.0;
+    nt_trend_test(w, y, n, memory, inflation * made_up, out);
+    if (n >= NT_TREND_FEW) {
+        const trend_start start = nt_trend_look_back(y, n, cuts, memory, w->doubt);
+        nt_trend_add_start(&start, made_up, out);
+    }
     out->jump_count =
         cuts->count < NT_TREND_MOST_JUMPS ? cuts->count : NT_TREND_MOST_JUMPS;
     for (size_t k = 0; k < out->jump_count; k++) {
@@ -130,6 +138,7 @@ trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tren
             return;
         }
         out->warmup += more;
+        w->doubt = NT_TREND_DOUBT;
         trend_examine(w, x, n, cuts, out);
     }
 }

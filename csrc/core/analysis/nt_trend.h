@@ -3,7 +3,7 @@
  * Does a series of bytes, one a step, keep growing? Robust: the warm-up is found and
  * set aside, bursts that come and go are bridged, single jumps of the level are no
  * growth, and neither is noise that remembers where it was. All is by ranks and
- * medians.
+ * medians, but for what the first point tells.
  */
 #ifndef NT_TREND_H
 #define NT_TREND_H
@@ -33,11 +33,17 @@ typedef struct nt_trend {
     double level;  /* its median */
     double last;   /* the median of its last points, bursts bridged */
     /*
-     * Theil-Sen slope in bytes a value with its 95 % interval, and the Mann-Kendall
-     * statistic as a deviate of the normal distribution: both of the series after each
-     * point's `memory` times its predecessor was taken off. `memory` is an upper bound
-     * of the lag-one autocorrelation (two standard errors above the estimate; the
-     * estimate of a short series may not be believed, so it is up to 0.9 there).
+     * The slope in bytes a value with its 95 % interval, and how far it is from 0 as a
+     * deviate of the normal distribution. Two things that are independent are put
+     * together, each by how much it tells: Theil-Sen slope and Mann-Kendall statistic
+     * of the series after each point's `memory` times its predecessor was taken off
+     * (Yue and others, Hydrological Processes 16, 2002), and how far the level is above
+     * the first point: the row that Prais and Winsten (Cowles Commission 383, 1954)
+     * add, without which much of what a short series says of a trend is lost (Park and
+     * Mitchell, J. of Econometrics 13, 1980). `memory` is an upper bound of the lag-one
+     * autocorrelation (two standard errors above the estimate, which is corrected for
+     * its bias as by Kendall, Biometrika 41, 1954; the estimate of a short series may
+     * not be believed, so it is up to 0.9 there).
      */
     double slope, low, high;
     double score;

@@ -126,12 +126,9 @@ typedef struct trend_model {
     size_t m;     /* items of z */
     size_t lines; /* TREND_FLAT, TREND_LINE or TREND_BENT */
     trend_cuts steps;
-    double
-        parts[NT_TREND_MOST_CUTS + 3]; /* mean, line, bend, then the steps' heights */
-    double squares;                    /* that the fit leaves */
+    double parts[NT_TREND_COLUMNS]; /* mean, line, bend, then the steps' heights */
+    double squares;                 /* that the fit leaves */
 } trend_model;
-
-enum { TREND_COLUMNS = NT_TREND_MOST_CUTS + 3 };
 
 /* Item i of a column. Line and bend go from -1/2 to 1/2 and from 1/6 to 1/6. */
 static double
@@ -145,10 +142,8 @@ trend_column(const trend_model *model, size_t column, size_t i)
     return i + 1 < at ? 0.0 : i + 1 == at ? 1.0 : 1.0 - model->memory;
 }
 
-/* Solves the symmetric equations a x = b by elimination; a column that says nothing
- * beyond those before it gets 0. */
-static void
-trend_solve(double a[TREND_COLUMNS][TREND_COLUMNS], double *b, size_t n)
+void
+nt_trend_solve(double a[NT_TREND_COLUMNS][NT_TREND_COLUMNS], double *b, size_t n)
 {
     for (size_t k = 0; k < n; k++) {
         const bool is_empty = a[k][k] <= 1e-9;
@@ -176,8 +171,8 @@ static void
 trend_fit(trend_model *model, const double *z, double *rest)
 {
     const size_t n = 1 + model->lines + model->steps.count;
-    double a[TREND_COLUMNS][TREND_COLUMNS] = {{0.0}}, *b = model->parts;
-    double x[TREND_COLUMNS];
+    double a[NT_TREND_COLUMNS][NT_TREND_COLUMNS] = {{0.0}}, *b = model->parts;
+    double x[NT_TREND_COLUMNS];
     for (size_t k = 0; k < n; k++) {
         b[k] = 0.0;
     }
@@ -195,7 +190,7 @@ trend_fit(trend_model *model, const double *z, double *rest)
             a[k][j] = a[j][k];
         }
     }
-    trend_solve(a, b, n);
+    nt_trend_solve(a, b, n);
     model->squares = 0.0;
     for (size_t i = 0; i < model->m; i++) {
         rest[i] = z[i];

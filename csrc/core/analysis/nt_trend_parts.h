@@ -18,6 +18,8 @@ typedef struct trend_work {
     double *change;  /* from one point to the next */
     double *pairs;   /* slopes of pairs */
     size_t pair_capacity;
+    size_t bridged; /* points that lie on a line drawn over a burst */
+    double doubt;   /* as nt_trend_look_back takes it */
 } trend_work;
 
 /* nt_trend_rank.c: ranks and medians. */
@@ -50,6 +52,9 @@ typedef struct trend_cuts {
     size_t at[NT_TREND_MOST_CUTS];
 } trend_cuts;
 
+/* What a least-squares fit has at most: mean, line, bend, and the steps at cuts. */
+enum { NT_TREND_COLUMNS = NT_TREND_MOST_CUTS + 3 };
+
 /*
  * Slope, interval and score of y[0 .. n - 1], n >= 2, that remembers `memory`, from
  * w->z as nt_trend_whiten left it; `inflation` is what that returned.
@@ -69,15 +74,25 @@ void
 nt_trend_find_teeth(trend_work *w, const double *y, size_t n, double noise,
                     size_t *falls, nt_trend *out);
 
-/* Bridges rises and falls of y that are taken back soon; returns how many. */
+/* Bridges rises and falls of y that are taken back soon; returns how many, and counts
+ * their points in w->bridged. */
 size_t
 nt_trend_bridge(trend_work *w, double *y, size_t n, double noise);
 
-/* The number of leading points of y that lie off the line of the rest. */
+/* The number of leading points of y that lie off the line of the rest. Where they come
+ * to it little by little, the first of the rest may be on its way still: w->doubt. */
 size_t
 nt_trend_warmup(trend_work *w, const double *y, size_t n);
 
+/* Of the first point behind what came to its level little by little. */
+#define NT_TREND_DOUBT 4.0
+
 /* nt_trend_model.c: lines against steps, by least squares. */
+
+/* Solves the symmetric equations a x = b by elimination, x in b's place; a column that
+ * says nothing beyond those before it gets 0. `a` is lost. */
+void
+nt_trend_solve(double a[NT_TREND_COLUMNS][NT_TREND_COLUMNS], double *b, size_t n);
 
 /* An upper bound of the lag-one autocorrelation of y, its level between cuts and its
  * slope taken off. */
@@ -110,5 +125,29 @@ nt_trend_whiten(trend_work *w, const double *y, size_t n, const trend_cuts *cuts
 bool
 nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
                     double memory);
+
+/* nt_trend_start.c: the level against where it began. */
+
+/* What the first point of a series adds to what its changes say of a slope. */
+typedef struct trend_start {
+    double share; /* of all that is known of the slope, 0 to 1; 0: the rest is 0 too */
+    double slope; /* by the first point alone, and its standard error */
+    double error;
+    double score; /* a deviate of the normal distribution */
+} trend_start;
+
+/*
+ * Looks back from y[0 .. n - 1], n >= NT_TREND_FEW, that remembers `memory` and has
+ * steps at cuts, to y[0]. `doubt` is by how much the variance of y[0] is larger than
+ * that of noise that has gone on for long.
+ */
+trend_start
+nt_trend_look_back(const double *y, size_t n, const trend_cuts *cuts, double memory,
+                   double doubt);
+
+/* Puts what y[0] says together with the slope, interval and score in `out`, whose
+ * errors are independent of it. `inflation` is of the variance of what it says. */
+void
+nt_trend_add_start(const trend_start *start, double inflation, nt_trend *out);
 
 #endif

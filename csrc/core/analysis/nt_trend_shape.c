@@ -14,6 +14,11 @@
 #define TREND_FALL_SHARE 0.25
 #define TREND_RISE_SHARE 0.5
 
+/* A warm-up ends at once with a change of so many spreads of the rest: one that comes
+ * nearer by at most a factor of e a step, and is within a spread of its end, has no
+ * more than 1.7 of these in its last change. */
+#define TREND_ABRUPT 4.0
+
 static double
 trend_size(double x)
 {
@@ -67,11 +72,13 @@ nt_trend_bridge(trend_work *w, double *y, size_t n, double noise)
     double centre;
     (void)nt_trend_noise(w, y, n, &centre);
     size_t bursts = 0;
+    w->bridged = 0;
     /* The short ones first: else what lies between two bursts is taken for one. */
     for (size_t width = 1; width <= reach; width++) {
         for (size_t at = 1; at + width < n; at++) {
             if (trend_returns(w, y, at, at + width, centre, noise)) {
                 trend_draw(w, y, at, at + width);
+                w->bridged += width;
                 bursts++;
             }
         }
@@ -103,6 +110,12 @@ nt_trend_warmup(trend_work *w, const double *y, size_t n)
            trend_size(y[warmup] - base - slope * (double)warmup) > tolerance) {
         warmup++;
         tolerance = spread + 0.5;
+    }
+    if (warmup > 0) {
+        const double last = trend_size(y[warmup] - y[warmup - 1]);
+        const bool is_abrupt =
+            last > TREND_ABRUPT * spread && last > TREND_JUMP * noise;
+        w->doubt = is_abrupt ? 1.0 : NT_TREND_DOUBT;
     }
     return warmup;
 }

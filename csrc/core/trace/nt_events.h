@@ -28,6 +28,13 @@ typedef enum nt_action {
     NT_ACTION_COUNT,
 } nt_action;
 
+/* Whether the device gets memory back. */
+static inline bool
+nt_events_is_release(uint8_t action)
+{
+    return action == NT_ACTION_SEGMENT_FREE || action == NT_ACTION_SEGMENT_UNMAP;
+}
+
 /* Which optional keys the file had: bits of nt_snapshot_keys(). */
 enum {
     NT_HAS_EVENT_TIME = 1 << 0,            /* time_us, torch 2.2 */

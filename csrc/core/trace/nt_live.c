@@ -30,8 +30,9 @@ live_note(nt_live_builder *b, nt_status status)
     return status == NT_OK ? 0 : -1;
 }
 
-nt_live_mark *
-nt_live_builder_find_mark(const nt_live_builder *b, int32_t device)
+/* The mark of a device, or NULL. */
+static nt_live_mark *
+live_find_mark(const nt_live_builder *b, int32_t device)
 {
     for (size_t i = 0; i < b->mark_count; i++) {
         if (b->marks[i].tail.device == device) {
@@ -45,7 +46,7 @@ static nt_status
 live_add_mark(nt_live_builder *b, int32_t device, const nt_ring *ring, uint64_t head)
 {
     if (device < 0 || device >= NT_LIVE_MOST_DEVICES ||
-        nt_live_builder_find_mark(b, device) != NULL) {
+        live_find_mark(b, device) != NULL) {
         return nt_fail(b->err, NT_ARGUMENT, NT_NO_OFFSET,
                        "the layout has device %d twice, or out of range", (int)device);
     }
@@ -123,9 +124,9 @@ nt_live_builder_add_bare(nt_live_builder *b, int32_t device, uint64_t address,
                : live_note(b, live_append_block(b, &block, stack));
 }
 
-nt_status
-nt_live_builder_set(nt_live_builder *b, const char *key, nt_setting setting,
-                    uint32_t *row)
+/* A row of allocator_settings; *row, where it is not NULL, is its number. */
+static nt_status
+live_set_row(nt_live_builder *b, const char *key, nt_setting setting, uint32_t *row)
 {
     NT_TRY(nt_strings_intern(nt_snapshot_strings(b->snapshot), key, strlen(key),
                              &setting.key, b->err));
@@ -141,9 +142,7 @@ static int
 live_set(nt_live_builder *b, const char *key, nt_setting setting)
 {
     setting.parent = NT_NONE;
-    return b->status != NT_OK
-               ? -1
-               : live_note(b, nt_live_builder_set(b, key, setting, NULL));
+    return b->status != NT_OK ? -1 : live_note(b, live_set_row(b, key, setting, NULL));
 }
 
 static int
@@ -186,12 +185,12 @@ live_set_dict(nt_live_builder *b, const char *key, nt_setting_kind kind, size_t 
 {
     nt_setting setting = {.parent = NT_NONE, .kind = NT_SETTING_DICT};
     uint32_t parent;
-    NT_TRY(nt_live_builder_set(b, key, setting, &parent));
+    NT_TRY(live_set_row(b, key, setting, &parent));
     for (size_t i = 0; i < count; i++) {
         char name[24];
         setting = (nt_setting){.parent = parent, .kind = kind};
         entry(from, i, name, &setting.integer);
-        NT_TRY(nt_live_builder_set(b, name, setting, NULL));
+        NT_TRY(live_set_row(b, name, setting, NULL));
     }
     return NT_OK;
 }
@@ -235,7 +234,7 @@ live_set_recording(nt_live_builder *b)
 {
     nt_setting most = {.parent = NT_NONE, .kind = NT_SETTING_INT};
     most.integer = b->most_events > INT64_MAX ? INT64_MAX : (int64_t)b->most_events;
-    NT_TRY(nt_live_builder_set(b, "trace_alloc_max_entries", most, NULL));
+    NT_TRY(live_set_row(b, "trace_alloc_max_entries", most, NULL));
     NT_TRY(live_set_dict(b, "trace_alloc_overflowed", NT_SETTING_BOOL, b->mark_count,
                          live_cut_entry, b->marks));
     NT_TRY(live_set_dict(b, "trace_alloc_began_late", NT_SETTING_BOOL, b->mark_count,
@@ -243,7 +242,7 @@ live_set_recording(nt_live_builder *b)
     if (b->type == NT_LIVE_CPU) {
         const nt_setting exact = {
             .parent = NT_NONE, .kind = NT_SETTING_BOOL, .integer = 1};
-        NT_TRY(nt_live_builder_set(b, "exact_sizes", exact, NULL));
+        NT_TRY(live_set_row(b, "exact_sizes", exact, NULL));
     }
     return NT_OK;
 }
@@ -258,7 +257,7 @@ live_add_traces(nt_live_builder *b)
     }
     for (int32_t device = 0; device <= last; device++) {
         NT_TRY(nt_snapshot_begin_trace(b->snapshot, b->err));
-        nt_live_mark *mark = nt_live_builder_find_mark(b, device);
+        nt_live_mark *mark = live_find_mark(b, device);
         if (mark != NULL) {
             NT_TRY(nt_live_mark_drain(mark, b));
         }
@@ -348,7 +347,7 @@ static nt_status
 live_emit_device(nt_live_builder *b, size_t *row)
 {
     const int32_t device = b->segments[*row].segment.device;
-    nt_live_mark *mark = nt_live_builder_find_mark(b, device);
+    nt_live_mark *mark = live_find_mark(b, device);
     nt_map blocks, segments;
     nt_map_init(&blocks, b->alloc);
     nt_map_init(&segments, b->alloc);

@@ -61,15 +61,6 @@ int
 nt_live_builder_add_bare(nt_live_builder *builder, int32_t device, uint64_t address,
                          uint64_t size, uint32_t stack);
 
-/* The mark of a device, or NULL. */
-nt_live_mark *
-nt_live_builder_find_mark(const nt_live_builder *builder, int32_t device);
-
-/* A row of allocator_settings; *row, where it is not NULL, is its number. */
-nt_status
-nt_live_builder_set(nt_live_builder *builder, const char *key, nt_setting setting,
-                    uint32_t *row);
-
 /* Copies the last entries of the mark's ring before its head. */
 nt_status
 nt_live_mark_copy(nt_live_mark *mark, const nt_alloc *alloc, uint64_t most,

@@ -74,8 +74,9 @@ nt_pickle_string(nt_pickle *p, const uint8_t *bytes, size_t length, nt_value *ou
     return NT_OK;
 }
 
-nt_status
-nt_pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value)
+/* Sets memo entry `index`; no index beyond the number of bytes read. */
+static nt_status
+pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value)
 {
     /* Every put costs a byte at least, so an honest index is below the offset. */
     if (index >= nt_source_offset(p->source)) {
@@ -96,8 +97,9 @@ nt_pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value)
     return NT_OK;
 }
 
-nt_status
-nt_pickle_memo_get(nt_pickle *p, uint64_t index, nt_value *out)
+/* The memo entry `index`; NT_MALFORMED if it was never set. */
+static nt_status
+pickle_memo_get(nt_pickle *p, uint64_t index, nt_value *out)
 {
     if (index >= p->memo_count || p->memo[index] == NT_VALUE_ABSENT) {
         return nt_pickle_malformed(p, "a memo entry is fetched that was never stored");
@@ -127,14 +129,14 @@ nt_status
 nt_pickle_memoize(nt_pickle *p, uint64_t index)
 {
     NT_TRY(pickle_need_stack(p, 1));
-    return nt_pickle_memo_put(p, index, p->stack[p->stack_count - 1]);
+    return pickle_memo_put(p, index, p->stack[p->stack_count - 1]);
 }
 
 nt_status
 nt_pickle_fetch(nt_pickle *p, uint64_t index)
 {
     nt_value value;
-    NT_TRY(nt_pickle_memo_get(p, index, &value));
+    NT_TRY(pickle_memo_get(p, index, &value));
     return nt_pickle_push(p, value);
 }
 

@@ -17,9 +17,8 @@
 #include "trace/nt_source.h"
 #include "trace/nt_value.h"
 
-/* Most keys and kinds of records that a visitor may declare. */
+/* Most keys that a visitor may declare. */
 #define NT_PICKLE_MOST_KEYS 32
-#define NT_PICKLE_MOST_KINDS 4
 
 /* How deep containers may be nested; snapshots need eight levels. */
 #define NT_PICKLE_MOST_DEPTH 256

@@ -290,14 +290,6 @@ nt_pickle_forget_steps(nt_pickle *p)
     }
 }
 
-/* Sets memo entry `index`; no index beyond the number of bytes read. */
-nt_status
-nt_pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value);
-
-/* The memo entry `index`; NT_MALFORMED if it was never set. */
-nt_status
-nt_pickle_memo_get(nt_pickle *p, uint64_t index, nt_value *out);
-
 /* What an integer of `count` little-endian bytes (LONG1, LONG4) is. */
 nt_status
 nt_pickle_long(nt_pickle *p, const uint8_t *bytes, size_t count, nt_value *out);

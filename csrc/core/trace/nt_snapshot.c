@@ -343,6 +343,27 @@ nt_snapshot_stacks(const nt_snapshot *snapshot)
     return snapshot->stacks;
 }
 
+nt_status
+nt_snapshot_mark_function(const nt_snapshot *snapshot, const char *name,
+                          const nt_alloc *alloc, uint8_t **marks, size_t *count,
+                          nt_error *err)
+{
+    const nt_stacks *stacks = nt_snapshot_stacks(snapshot);
+    const uint32_t found =
+        nt_strings_find(nt_snapshot_strings(snapshot), name, strlen(name));
+    const size_t needed = found == NT_NONE ? 0 : nt_stacks_count(stacks);
+    uint8_t *made = needed == 0 ? NULL : nt_allocate(alloc, needed);
+    if (made == NULL && needed != 0) {
+        return nt_fail_nomem(err);
+    }
+    if (made != NULL) {
+        nt_stacks_mark(stacks, found, made);
+    }
+    *marks = made;
+    *count = needed;
+    return NT_OK;
+}
+
 const nt_event_columns *
 nt_snapshot_events(const nt_snapshot *snapshot)
 {

@@ -127,6 +127,15 @@ nt_strings *
 nt_snapshot_strings(const nt_snapshot *snapshot);
 nt_stacks *
 nt_snapshot_stacks(const nt_snapshot *snapshot);
+/*
+ * Which stacks have a frame of a function of this name: a number for each stack id, 1
+ * or 0, made by `alloc`; the caller gives them back. NULL, and a count of 0, where
+ * there is no such function.
+ */
+nt_status
+nt_snapshot_mark_function(const nt_snapshot *snapshot, const char *name,
+                          const nt_alloc *alloc, uint8_t **marks, size_t *count,
+                          nt_error *err) NT_CHECKED;
 const nt_event_columns *
 nt_snapshot_events(const nt_snapshot *snapshot);
 const nt_layout *

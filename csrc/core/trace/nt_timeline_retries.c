@@ -17,32 +17,6 @@ typedef struct retries {
     size_t stack_count;
 } retries;
 
-/* Which stacks have a frame called empty_cache. */
-static nt_status
-retries_find_users(retries *r, nt_error *err)
-{
-    const nt_snapshot *snapshot = r->t->snapshot;
-    const nt_stacks *stacks = nt_snapshot_stacks(snapshot);
-    const uint32_t name =
-        nt_strings_find(nt_snapshot_strings(snapshot), "empty_cache", 11);
-    if (name == NT_NONE) {
-        return NT_OK;
-    }
-    r->stack_count = nt_stacks_count(stacks);
-    r->is_users = nt_allocate(&r->t->alloc, r->stack_count);
-    if (r->is_users == NULL) {
-        return nt_fail_nomem(err);
-    }
-    nt_stacks_mark(stacks, name, r->is_users);
-    return NT_OK;
-}
-
-static bool
-retries_is_release(uint8_t action)
-{
-    return action == NT_ACTION_SEGMENT_FREE || action == NT_ACTION_SEGMENT_UNMAP;
-}
-
 /* Whether only a retry gives back what event `i` does: garbage is collected from large
  * segments only, and room for oversize requests is made by oversize segments. */
 static bool
@@ -97,11 +71,11 @@ retries_count(retries *r)
             t->facts.oom_count++;
             t->facts.retries += first != after_retry;
         }
-        if (!retries_is_release(action[first])) {
+        if (!nt_events_is_release(action[first])) {
             continue;
         }
         size_t end = first + 1;
-        while (end < t->count && retries_is_release(action[end])) {
+        while (end < t->count && nt_events_is_release(action[end])) {
             end++;
         }
         const bool is_retry = retries_is_retry(r, first, end);
@@ -124,7 +98,8 @@ nt_timeline_count_retries(nt_timeline *t, nt_error *err)
     if (t->count == 0) {
         return NT_OK;
     }
-    NT_TRY(retries_find_users(&r, err));
+    NT_TRY(nt_snapshot_mark_function(t->snapshot, "empty_cache", &t->alloc, &r.is_users,
+                                     &r.stack_count, err));
     retries_count(&r);
     nt_release(&t->alloc, r.is_users, r.stack_count);
     return NT_OK;

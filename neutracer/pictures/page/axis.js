@@ -8,7 +8,7 @@ import { boxes } from "./raster.js";
 const MARGIN = 0.008;
 
 export const makeAxis = (m, kind) => {
-  const timed = kind === "time" && m.time !== null && m.n > 1;
+  const timed = kind === "time" && m.isTimed;
   const x = new Float64Array(m.n);
   for (let i = 0, latest = 0; i < m.n; i++) {
     latest = timed ? Math.max(latest, m.time[i]) : (m.number ? m.number[i] : i);

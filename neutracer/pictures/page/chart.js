@@ -68,19 +68,25 @@ const borders = (app, g, pen) => {
   }
 };
 
+// The name of the time axis; where nothing was recorded, there is one moment and no tick.
+const timeName = ({ m, axis }) => (!m.n ? "no history: the moment of the snapshot"
+  : axis.kind === "time" ? "time since the first event" : "allocator event");
+
 const drawTime = (app, g, pen) => {
   const { axis, view, colours, m } = app;
   const base = g.mapTop + g.mapHeight;
   pen.fillStyle = colours.grey;
   pen.textAlign = "center";
   const toX = (at) => g.left + ((at - view.x0) / (view.x1 - view.x0)) * g.plotWidth;
-  for (const at of steps(view.x0, view.x1, g.plotWidth / 90)) {
-    if (axis.kind === "event" && !Number.isInteger(at)) continue;
+  // Events and microseconds are whole.
+  const span = view.x1 - view.x0;
+  const most = axis.kind === "event" || span < 2e3 ? Math.min(g.plotWidth / 80, span) : g.plotWidth / 80;
+  for (const at of m.n ? steps(view.x0, view.x1, most) : []) {
+    if (at < 0) continue;
     pen.fillRect(Math.round(toX(at)), base + 1, 1, 4);
     pen.fillText(axis.kind === "time" ? timeTick(at, view) : count(at), toX(at), base + 17);
   }
-  pen.fillText(axis.kind === "time" ? "time since the first event" : "allocator event",
-    g.left + g.plotWidth / 2, base + 33);
+  pen.fillText(timeName(app), g.left + g.plotWidth / 2, base + 33);
   pen.save();
   pen.beginPath();
   pen.rect(g.left, g.stripTop, g.plotWidth, base - g.stripTop);
@@ -111,13 +117,14 @@ const halo = (app, pen, text, x, y) => {
 // Ticks of one axis have one unit and as many digits as they differ by.
 const timeTick = (us, { x0, x1 }) => {
   const span = x1 - x0;
-  const [unit, name] = span >= 2e6 ? [1e6, "s"] : span >= 2e3 ? [1e3, "ms"] : [1, "µs"];
+  if (span < 2e3) return `${count(us)} µs`;
+  const [unit, name] = span >= 2e6 ? [1e6, "s"] : [1e3, "ms"];
   const places = Math.max(0, Math.min(3, Math.ceil(-Math.log10(span / unit / 8))));
   return `${(us / unit).toFixed(places)} ${name}`;
 };
 
 const drawScale = (app, g, pen) => {
-  if (g.narrow) return;
+  if (g.narrow || !app.m.rows) return;
   const { colours, sizes } = app;
   const [x, top, height] = [g.left + g.plotWidth + 16, g.mapTop, Math.min(g.mapHeight - 50, 260)];
   const blues = pen.createLinearGradient(0, top + height, 0, top);
@@ -144,10 +151,10 @@ const surround = (app, g, pen, most) => {
   const { colours, view } = app;
   pen.fillStyle = colours.page;
   pen.fillRect(0, 0, g.width, g.height);
-  frame(app, g, pen, g.stripTop, g.stripHeight, 0, most, g.stripHeight / 30);
-  frame(app, g, pen, g.mapTop, g.mapHeight, view.y0, view.y1, g.mapHeight / 48);
+  frame(app, g, pen, g.stripTop, g.stripHeight, 0, most, g.stripHeight / 22);
+  if (app.m.segments.count) frame(app, g, pen, g.mapTop, g.mapHeight, view.y0, view.y1, g.mapHeight / 48);
   drawScale(app, g, pen);
-  if (g.narrow) return;
+  if (g.narrow || !app.m.segments.count) return;
   pen.save();
   pen.translate(14, g.mapTop + g.mapHeight / 2);
   pen.rotate(-Math.PI / 2);
@@ -164,7 +171,8 @@ export const drawChart = (app, canvas, g) => {
   pen.font = FONT;
   pen.lineWidth = 1;
   const columns = stripColumns(app, Math.round(g.plotWidth * scale));
-  const most = columns.most * 1.06;
+  // Where an OOM is named, its name has a line of its own above the pile.
+  const most = columns.most * (app.m.oom.length ? g.stripHeight / (g.stripHeight - 22) : 1.06);
   const key = [most, view.y0, view.y1, g.width, g.height, scale, colours.page, sizes.low, sizes.high,
     app.state.raw].join();
   if (isNew || app.surround !== key) {
@@ -183,4 +191,5 @@ export const drawChart = (app, canvas, g) => {
     (words, wide, high) => paintMap(app, words, wide, high));
   borders(app, g, pen);
   drawTime(app, g, pen);
+  if (!app.m.segments.count) halo(app, pen, "nothing was reserved", g.left + g.plotWidth / 2, g.mapTop + g.mapHeight / 2);
 };

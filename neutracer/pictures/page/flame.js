@@ -3,11 +3,17 @@
 
 import { blueAt, byId, made, rgb } from "./dom.js";
 import { baseName, framesOf, isAllocated, liveRows, whereOf } from "./model.js";
-import { bytes, count, share } from "./units.js";
+import { bytes, many, share } from "./units.js";
 
 const ROW = 22;
 // Narrower boxes are told as "more", so that a page stays quick.
 const NARROWEST = 0.003;
+
+// Pixels from which on a box has room for some letters of its name.
+const READABLE = 26;
+
+// Frames without a file stand for what was not recorded.
+const isOwn = (node) => node.file !== "" && !isLibrary(node.file);
 
 const isLibrary = (file) => /[\\/](torch|site-packages)[\\/]/.test(file) || /\.(cpp|cu|h|c)$/.test(file);
 
@@ -53,23 +59,30 @@ export const flame = (app) => {
   let drawn = "";
   let root = null;
   let zoom = null;
+  let zoomed = null;
+  let wide = 0;
 
   const place = (node, left, width, depth, whole) => {
     const button = made(box, "button", "", "box");
     button.style.left = `${left * 100}%`;
     button.style.width = `calc(${width * 100}% - 1px)`;
     button.style.top = `${depth * ROW}px`;
-    const blue = !isLibrary(node.file) && node !== root;
-    if (blue) {
+    if (isOwn(node)) {
       const tone = 0.05 + 0.22 * (node.bytes / whole);
       button.style.background = rgb(blueAt(app.colours, tone));
       button.classList.add("own");
     }
-    made(button, "span", node.name);
-    made(button, "span", ` ${node.where}  ${bytes(node.bytes)}`, "muted");
+    const isReadable = width * box.clientWidth >= READABLE;
+    button.classList.toggle("bare", !isReadable);
+    if (isReadable) {
+      made(button, "span", node.name);
+      made(button, "span", ` ${node.where}  ${bytes(node.bytes)}`, "muted");
+    }
+    button.ariaLabel = `${node.name} ${node.where}, ${bytes(node.bytes)}`;
     button.title = `${node.name} ${node.where}\n${bytes(node.bytes)}, ${share(node.bytes / root.bytes)}, `
-      + `${count(node.count)} blocks${node.file === baseName(node.file) ? "" : `\n${node.file}`}`;
-    button.addEventListener("click", () => { zoom = node; render(); });
+      + `${many(node.count, "block")}${node.file === baseName(node.file) ? "" : `\n${node.file}`}`;
+    button.addEventListener("click", () => { zoom = node; render(); zoomed.focus(); });
+    if (node === zoom) zoomed = button;
   };
 
   const render = () => {
@@ -93,7 +106,7 @@ export const flame = (app) => {
     if (zoom.bytes) walk(zoom, 0, 1, above.length);
     box.style.height = `${(deepest + 2) * ROW}px`;
     byId("flame-words").textContent = root.bytes
-      ? `${bytes(root.bytes)} in ${count(root.count)} blocks ${app.momentWords()}; outermost call on top, `
+      ? `${bytes(root.bytes)} in ${many(root.count, "block")} ${app.momentWords()}; outermost call on top, `
         + "wider holds more. Your own code is blue. Click a call to look into it."
       : `Nothing is allocated ${app.momentWords()}.`;
   };
@@ -103,10 +116,17 @@ export const flame = (app) => {
     const key = `${app.state.device} ${app.state.event} ${app.colours.page}`;
     if (key === drawn) return;
     drawn = key;
+    wide = box.clientWidth;
     root = treeOf(app, app.state.event);
     zoom = root;
     render();
   };
+  // Which names have room depends on the width.
+  new ResizeObserver(() => {
+    if (!root || app.state.tab !== "stacks" || box.clientWidth === wide) return;
+    wide = box.clientWidth;
+    render();
+  }).observe(box);
   byId("flame-peak").addEventListener("click", () => app.set({ event: app.m.meta.peak_event, held: true }));
   byId("flame-end").addEventListener("click", () => app.set({ event: app.m.n - 1, held: true }));
   return { draw };

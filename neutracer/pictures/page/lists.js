@@ -5,7 +5,7 @@ import { byId } from "./dom.js";
 import { compile, parse } from "./filter.js";
 import { eventNumber, framesOf, hexAddress, placeName, poolOf, segmentAt } from "./model.js";
 import { table } from "./table.js";
-import { bytes, count, duration } from "./units.js";
+import { bytes, count, duration, many } from "./units.js";
 
 // By stack, whether its frames have a text; asked once a stack.
 const stackTest = (m, text) => {
@@ -102,7 +102,7 @@ export const lists = (app) => {
       { name: "size", kind: "num", text: (r) => bytes(m.size[r]), number: (r) => m.size[r] },
       { name: "asked", kind: "num", wide: "wide", text: (r) => bytes(m.size[r] - m.slack[r]), number: (r) => m.size[r] - m.slack[r] },
       { name: "allocated by", kind: "text", text: (r) => placeName(m, m.stackPlace[m.stack[r]]), rank: byPlace(m, (r) => m.stack[r]) },
-      { name: "made at event", kind: "num", wide: "wide", text: (r) => seen(m.made[r]), number: (r) => m.made[r] },
+      { name: "made at", kind: "num", wide: "wide", text: (r) => seen(m.made[r]), number: (r) => m.made[r] },
       { name: "freed at", kind: "num", wide: "wide", text: (r) => (m.freed[r] === -1 ? "kept" : seen(m.freed[r])), number: (r) => (m.freed[r] === -1 ? m.n : m.freed[r]) },
       { name: "lived", kind: "num", text: (r) => (Number.isFinite(lifetime(m, r)) ? duration(lifetime(m, r)) : m.freed[r] === -1 ? "to the end" : "–"), number: (r) => lifetime(m, r) },
       { name: "stream", kind: "num", wide: "wide", text: (r) => String(m.stream[r]), number: (r) => m.stream[r] },
@@ -120,7 +120,7 @@ export const lists = (app) => {
       { name: "action", kind: "text", text: (e) => m.meta.actions[m.action[e]], number: (e) => m.action[e] },
       { name: "size", kind: "num", text: (e) => (Number.isNaN(sizeOf(e)) ? "–" : bytes(sizeOf(e))), number: (e) => sizeOf(e) || 0 },
       { name: "by", kind: "text", text: (e) => placeName(m, m.stackPlace[m.stackOfEvent[e]]), rank: byPlace(m, (e) => m.stackOfEvent[e]) },
-      { name: "address", kind: "num", wide: "wide", text: (e) => (offsetOf(e) < 0 ? "–" : hexAddress(m, offsetOf(e))), number: offsetOf },
+      { name: "address", kind: "num", wide: "wide address", text: (e) => (offsetOf(e) < 0 ? "–" : hexAddress(m, offsetOf(e))), number: offsetOf },
       { name: "stream", kind: "num", wide: "wide", text: (e) => String(streamOf(m, e)), number: (e) => Number(streamOf(m, e)) },
     ],
     choose: (event) => app.set({ event, held: true, pin: m.subject[event] >= 0 ? m.subject[event] : -1 }),
@@ -128,7 +128,8 @@ export const lists = (app) => {
   });
   const shown = { allocations: null, events: null };
   const told = (tab, found, total, wrong) => {
-    const what = found === total ? `${count(total)} ${tab}` : `${count(found)} of ${count(total)} ${tab}`;
+    const all = many(total, tab.slice(0, -1));
+    const what = !total ? `no ${tab} were recorded` : found === total ? all : `${count(found)} of ${all}`;
     byId(`${tab.slice(0, -1)}-words`).textContent = wrong.length ? `${what}; not understood: ${wrong.join(" ")}` : what;
   };
   const draw = (tab) => {

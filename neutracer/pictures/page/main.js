@@ -15,7 +15,7 @@ import { drawPanel } from "./panel.js";
 import { DIM, classes } from "./raster.js";
 import { segments } from "./segments.js";
 import { read, write } from "./state.js";
-import { count, duration, share } from "./units.js";
+import { count, duration, many, share } from "./units.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
@@ -25,11 +25,14 @@ const devices = holders.map((holder) => Number(holder.dataset.device));
 
 const phone = () => window.innerWidth < 560;
 
+// The event that a page opens on: the peak, or where nothing was ever allocated, the last.
+const opening = (m) => (m.meta.peak_event < 0 && !m.startAllocated ? m.n - 1 : Math.max(m.meta.peak_event, -1));
+
 // What is reckoned from the data of one device: axis, classes, groups, and the first state.
 const prepare = (app) => {
   const { m } = app;
   const first = {
-    x0: 0, x1: 0, y0: 0, y1: 0, axis: m.time ? "time" : "event", stacking: "stacks", device: devices[0],
+    x0: 0, x1: 0, y0: 0, y1: 0, axis: m.isTimed ? "time" : "event", stacking: "stacks", device: devices[0],
   };
   app.first = first;
   app.replace = () => {
@@ -40,10 +43,11 @@ const prepare = (app) => {
   };
   app.sizes = classes(m);
   app.hovered = -1;
-  Object.assign(app.state, {
-    event: Math.max(m.meta.peak_event, -1), pin: -1, held: false, range: null, query: "",
+  app.start = {
+    event: opening(m), pin: -1, held: false, range: null, query: "",
     axis: first.axis, stacking: "stacks", raw: false,
-  });
+  };
+  Object.assign(app.state, app.start);
   group(m, "stacks");
   app.replace();
   app.refilter();
@@ -56,13 +60,13 @@ const words = (app) => {
   app.lifeWords = (row) => {
     if (m.freed[row] === -1) return m.made[row] < 0 ? "from before the trace to the end" : "kept to the end";
     if (m.made[row] < 0) return "from before the trace";
-    const many = eventNumber(m, m.freed[row]) - eventNumber(m, m.made[row]);
+    const passed = many(eventNumber(m, m.freed[row]) - eventNumber(m, m.made[row]), "event");
     const long = lifetime(m, row);
-    return Number.isFinite(long) ? `${duration(long)} (${count(many)} events)` : `${count(many)} events`;
+    return Number.isFinite(long) ? `${duration(long)} (${passed})` : passed;
   };
   app.momentWords = () => {
     const { event } = app.state;
-    if (event < 0) return "before the first event";
+    if (event < 0) return m.n ? "before the first event" : "when the snapshot was taken";
     const peak = event === m.meta.peak_event ? ", the peak" : "";
     return `after event ${count(eventNumber(m, event))}${m.time ? ` at ${duration(m.time[event])}` : ""}${peak}`;
   };
@@ -106,14 +110,29 @@ const start = async () => {
         + `95 of 100 within ${sorted[Math.floor(sorted.length * 0.95)].toFixed(1)} ms`
       : "nothing drawn yet";
   };
+  // What scrolls by itself reaches down to the end of the window.
+  const { style } = document.documentElement;
+  const tell = (name, element, more) => {
+    const value = `${Math.round(element.getBoundingClientRect().top + window.scrollY) + more}px`;
+    if (style.getPropertyValue(name) !== value) style.setProperty(name, value);
+  };
+  const fit = () => {
+    tell("--top", byId("main"), 0);
+    const scroll = document.querySelector("section:not([hidden]) .scroll");
+    if (scroll) tell("--above", scroll, 16);
+  };
+  const fitSoon = perFrame(fit);
+  window.addEventListener("resize", fitSoon);
   const render = perFrame(() => {
     const { tab } = app.state;
     if (tab !== "settings") drawPanel(app);
+    document.querySelector("[data-zoom=range]").disabled = !app.state.range;
     for (const text of document.querySelectorAll(".moment")) text.textContent = app.momentWords();
     if (tab === "segments" || tab === "stacks") parts[tab].draw();
     if (tab === "allocations" || tab === "events") parts.lists.draw(tab);
     if (tab === "overview") parts.overview.over();
     if (tab === "settings") speed();
+    fitSoon();
   });
   app.render = render;
 
@@ -176,15 +195,19 @@ const start = async () => {
     const found = read(location.hash, Infinity, Infinity);
     await app.turnTo(found.device ?? devices[0]);
     const inside = read(location.hash, m.n, m.rows);
-    const change = {};
+    // What a link does not say is as it was at first.
+    const change = { ...app.start, tab: "overview" };
     for (const key of ["tab", "event", "pin", "query", "axis"]) if (inside[key] !== null) change[key] = inside[key];
     if (m.category && inside.stacking) change.stacking = inside.stacking;
     if (inside.event !== null) change.held = true;
     app.set({ ...change, raw: inside.raw }, true);
     app.set({ range: inside.range }, true);
     const { x0, x1, y0, y1 } = app.first;
+    const { view } = app;
+    const isWhole = view.x0 === x0 && view.x1 === x1 && view.y0 === y0 && view.y1 === y1;
     if (inside.x || inside.y) parts.overview.look(...(inside.x || [x0, x1]), ...(inside.y || [y0, y1]));
-    else if (!location.hash && m.meta.focus) {
+    else if (!isWhole) parts.overview.look(x0, x1, y0, y1);
+    if (!location.hash && m.meta.focus) {
       const [from, to] = m.meta.focus.map((event) => app.axis.edges[event + 1]);
       parts.overview.look(from, to, y0, y1);
     }
@@ -196,6 +219,7 @@ const start = async () => {
   Object.assign(parts, { overview: overview(app), segments: segments(app), stacks: flame(app), lists: lists(app) });
   wire(app);
   settle(app);
+  app.drawNow = parts.overview.now;
   await restore();
   app.show();
   window.addEventListener("hashchange", restore);
@@ -216,7 +240,7 @@ const press = (name, value) => {
 // What depends on the device that is shown.
 const settle = (app) => {
   const { m } = app;
-  document.querySelector("[data-axis=time]").disabled = !m.time;
+  document.querySelector("[data-axis=time]").disabled = !m.isTimed;
   const byCategory = document.querySelector("[data-by=categories]");
   byCategory.disabled = !m.category;
   byCategory.title = m.category ? "" : "nothing in the trace tells what its blocks are for";
@@ -227,7 +251,7 @@ const settle = (app) => {
     ? `${count(m.rows)} of ${count(m.meta.allocations)} allocations one by one: those with the most bytes times `
       + `events lived; totals are exact, the others (${share(left / m.meta.allocations)} of all) are in the band `
       + "\"others\" and, in cells, on the map"
-    : `all ${count(m.rows)} allocations and ${count(m.n)} events`;
+    : `all ${many(m.rows, "allocation")} and ${many(m.n, "event")}`;
 };
 
 const wire = (app) => {
@@ -268,12 +292,18 @@ const wire = (app) => {
     repaint();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  // Paper is light, and has no next frame.
+  matchMedia("print").addEventListener("change", () => { repaint(); app.drawNow(); });
   for (const finding of document.querySelectorAll("[data-event]")) {
     finding.addEventListener("click", () => {
       const event = Number(finding.dataset.event);
       const at = m.number ? m.number.findIndex((number) => number >= event) : event;
       app.set({ event: Math.min(at < 0 ? m.n - 1 : at, m.n - 1), held: true, pin: -1 });
     });
+  }
+  // On a phone the words of a finding are cut; a tap shows all of them.
+  for (const notes of document.querySelectorAll("article p")) {
+    notes.addEventListener("click", () => notes.classList.toggle("full"));
   }
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -292,7 +322,7 @@ const keys = (app, event) => {
   const work = {
     "/": () => { event.preventDefault(); byId("search").focus(); },
     p: () => app.set({ event: m.meta.peak_event, held: true, pin: -1 }),
-    t: () => m.time && app.set({ axis: state.axis === "time" ? "event" : "time" }),
+    t: () => m.isTimed && app.set({ axis: state.axis === "time" ? "event" : "time" }),
     s: () => m.category && app.set({ stacking: state.stacking === "stacks" ? "categories" : "stacks" }),
     l: () => app.set({ legend: !state.legend }),
     d: () => app.turnTo(devices[(devices.indexOf(state.device) + 1) % devices.length]),

@@ -22,6 +22,8 @@ export const build = (meta, c, m = {}) => {
   m.coarse = c.coarse ? { cells: c.coarse, width: meta.coarse[0], height: meta.coarse[1] } : null;
   m.number = c["event.number"] || null;
   m.time = c["event.time"] || null;
+  // Where all times are the same, or there is one, they are no axis.
+  m.isTimed = m.time !== null && m.time.some((time) => time > m.time[0]);
   m.address = c["alloc.address"];
   m.size = c["alloc.size"];
   m.slack = c["alloc.slack"];

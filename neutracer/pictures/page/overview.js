@@ -13,6 +13,9 @@ import { bytes } from "./units.js";
 // Milliseconds without a movement after which the picture is drawn sharp.
 const REST = 160;
 
+// Microseconds, or events, that a view shows at least.
+const FINEST = 2;
+
 export const overview = (app) => {
   const box = byId("chart");
   const base = byId("base");
@@ -56,7 +59,8 @@ export const overview = (app) => {
 
   const look = (x0, x1, y0 = app.view.y0, y1 = app.view.y1) => {
     const { axis, m } = app;
-    const finest = (axis.high - axis.low) / Math.max(m.n * 4, 1e5);
+    // Times are whole microseconds, and events are counted: closer there is nothing to see.
+    const finest = Math.max((axis.high - axis.low) / Math.max(m.n * 4, 1e5), FINEST);
     [app.view.x0, app.view.x1] = clampView(x0, x1, axis.low, axis.high, finest);
     [app.view.y0, app.view.y1] = clampView(y0, y1, 0, m.height, Math.min(4096, m.height));
     app.moved();

@@ -6,12 +6,13 @@ import {
   baseName, eventNumber, framesOf, hexAddress, holders, holdersOver, layoutAt, placeName, poolOf,
   segmentAt, whereOf,
 } from "./model.js";
-import { bytes, count, duration, share } from "./units.js";
+import { bytes, count, duration, many, share } from "./units.js";
 
 const SHOWN = 8;
 const FRAMES = 60;
 
-const at = (app, event) => (event >= 0 ? count(eventNumber(app.m, event)) : "before the trace");
+const at = (app, event) => (event >= 0 ? count(eventNumber(app.m, event))
+  : app.m.n ? "before the trace" : "none was recorded");
 
 const moment = (app, box, event) => {
   const { m } = app;
@@ -69,11 +70,11 @@ const ranking = (app, box, title, entries, note) => {
     const bar = made(button, "span", "", "bar");
     bar.style.width = `${(100 * entry.bytes) / total}%`;
     if (entry.place < 0) continue;
-    button.title = `${share(entry.bytes / total)}, ${count(entry.count)} blocks; click to search for it`;
+    button.title = `${share(entry.bytes / total)}, ${many(entry.count, "block")}; click to search for it`;
     button.addEventListener("click", () => app.search(queryOf(app.m.meta.places[entry.place])));
   }
   if (entries.length > SHOWN) {
-    made(box, "p", `and ${count(entries.length - SHOWN)} more lines`, "muted");
+    made(box, "p", `and ${many(entries.length - SHOWN, "more line")}`, "muted");
   }
   if (!entries.length) made(box, "p", "Nothing is allocated.", "muted");
 };
@@ -93,10 +94,12 @@ const queryOf = ([name, file, line]) =>
 export const drawPanel = (app) => {
   const box = byId("panel");
   const { m, state } = app;
+  // Who stands on a line with the keyboard stays on the line of that place.
+  const held = [...box.querySelectorAll("button")].indexOf(document.activeElement);
   box.replaceChildren();
   if (state.range) {
     const [first, last] = state.range;
-    const span = app.axis.kind === "time" ? duration(last - first) : `${count(last - first)} events`;
+    const span = app.axis.kind === "time" ? duration(last - first) : many(Math.round(last - first), "event");
     ranking(app, box, "Selected range", holdersOver(m, app.axis, first, last, app.view.y0, app.view.y1),
       `${span}; bytes on the mean over it`);
   }
@@ -107,4 +110,5 @@ export const drawPanel = (app) => {
   if (state.pin < 0 && row < 0) {
     made(box, "p", "Point at a block to see what it is; click to pin it.", "muted");
   }
+  if (held >= 0) box.querySelectorAll("button")[held]?.focus({ preventScroll: true });
 };

@@ -3,10 +3,14 @@
 
 import { blueAt, byId, fitCanvas, made, ofHex, perFrame, rgb } from "./dom.js";
 import { hexAddress, layoutAt, placeName, poolOf } from "./model.js";
-import { bytes, count } from "./units.js";
+import { bytes, many } from "./units.js";
 import { BLUES, DIM, FIRST_BLUE } from "./raster.js";
 
 const ROW = 26;
+const FONT = "12px system-ui, sans-serif";
+
+// Pixels of a segment's size, with the gaps at its sides.
+const SIZE_ROOM = 84;
 
 export const segments = (app) => {
   const [view, sheet, canvas] = [byId("segment-scroll"), byId("segment-sheet"), byId("segment-canvas")];
@@ -14,8 +18,18 @@ export const segments = (app) => {
   let layout = [];
   let most = 1;
   let known = null;
+  let widest = null;
+  let longest = 0;
 
-  const labelWidth = () => (view.clientWidth < 560 ? 128 : 250);
+  // What stands before a bar: where it is, and of which pool; on a phone only the pool.
+  const label = (segment) => {
+    const pool = poolOf(app.m, segment.row);
+    return view.clientWidth < 560 ? pool : `${hexAddress(app.m, segment.address)}  ${pool}`;
+  };
+
+  // Room for a label is for the longest, but at most a part of the width.
+  const LABEL_PART = 0.4;
+  const labelWidth = () => Math.min(longest + SIZE_ROOM, Math.round(view.clientWidth * LABEL_PART));
 
   const partial = "only the blocks that this page keeps one by one are drawn";
   const free = (left) => `${bytes(left)} of it free, the largest hole `
@@ -29,10 +43,12 @@ export const segments = (app) => {
     const order = byId("segment-order").value;
     if (order === "free") layout.sort((a, b) => b.size - b.used - (a.size - a.used));
     if (order === "hole") layout.sort((a, b) => b.hole - a.hole);
+    widest = layout.reduce((best, segment) =>
+      (best && label(best).length >= label(segment).length ? best : segment), null);
     most = layout.reduce((best, segment) => Math.max(best, segment.size), 1);
     const [size, used] = layout.reduce((s, l) => [s[0] + l.size, s[1] + l.used], [0, 0]);
     byId("segment-words").textContent = layout.length
-      ? `${count(layout.length)} segments, ${bytes(size)}; ${app.m.isPartial ? partial : free(size - used)}`
+      ? `${many(layout.length, "segment")}, ${bytes(size)}; ${app.m.isPartial ? partial : free(size - used)}`
       : "Nothing is reserved at this moment.";
     sheet.style.height = `${layout.length * ROW + 4}px`;
   };
@@ -44,7 +60,8 @@ export const segments = (app) => {
     const [width, height] = [view.clientWidth, view.clientHeight];
     const { pen } = fitCanvas(canvas, width, height);
     pen.clearRect(0, 0, width, height);
-    pen.font = "12px system-ui, sans-serif";
+    pen.font = FONT;
+    longest = widest ? pen.measureText(label(widest)).width : 0;
     const first = Math.floor(view.scrollTop / ROW);
     const left = labelWidth();
     for (let k = first; k < layout.length && k * ROW < view.scrollTop + height; k++) {
@@ -60,8 +77,7 @@ export const segments = (app) => {
     const scale = full / segment.size;
     pen.fillStyle = colours.grey;
     pen.textAlign = "left";
-    const where = left < 200 ? "" : `${hexAddress(m, segment.address)}  `;
-    pen.fillText(`${where}${poolOf(m, segment.row)}`, 2, y + 14);
+    pen.fillText(label(segment), 2, y + 14, left - SIZE_ROOM);
     pen.fillStyle = colours.ink;
     pen.textAlign = "right";
     pen.fillText(bytes(segment.size), left - 10, y + 14);

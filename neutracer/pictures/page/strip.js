@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The timeline's strip: allocated bytes in groups, under the line of what is reserved.
 
-import { blueAt, mixed, ofHex, packed } from "./dom.js";
+import { mixed, ofHex, packed } from "./dom.js";
 import { groupSums, highest } from "./model.js";
 
-// Neighbours in the pile differ clearly; the last group is what is left.
-const SHARES = [1, 0.33, 0.67, 0, 0.83, 0.5, 0.17];
-
-// Red, green and blue of each group, and of the rest behind them.
+// Red, green and blue of each group, and of the rest behind them, which is grey.
 export const groupColours = (colours, groups) =>
   Array.from({ length: groups + 1 }, (_, g) => (g === groups
-    ? mixed(colours.line, colours.grey) : blueAt(colours, SHARES[g % SHARES.length])));
+    ? mixed(colours.line, colours.grey) : ofHex(colours.groups[g % colours.groups.length])));
 
 // What each pixel column shows: the highest moment within it.
 export const stripColumns = (app, width) => {
@@ -19,6 +16,8 @@ export const stripColumns = (app, width) => {
   const allocated = new Float64Array(width);
   const reserved = new Float64Array(width);
   let from = axis.eventAt(view.x0);
+  // All that happens at the very beginning belongs to the first column.
+  while (from > 0 && axis.edges[from] === view.x0) from -= 1;
   const step = (view.x1 - view.x0) / width;
   for (let x = 0; x < width; x++) {
     const to = axis.eventAt(view.x0 + (x + 1) * step);

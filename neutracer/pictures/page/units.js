@@ -11,6 +11,9 @@ const digits = (value, places) => FORMATS[places].format(value);
 
 export const count = (number) => digits(Math.round(number), 0);
 
+// A count with its word, which takes an s but for one.
+export const many = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+
 // Three digits that matter, and none after the point where the number is whole.
 const short = (value) => {
   const whole = Number.isInteger(value);
@@ -58,7 +61,7 @@ export const parseDuration = (text) => read(text, SECONDS);
 export const steps = (low, high, most, binary = false) => {
   const raw = (high - low) / Math.max(most, 1);
   if (!(raw > 0)) return [low];
-  let step = 2 ** Math.ceil(Math.log2(raw));
+  let step = Math.max(2 ** Math.ceil(Math.log2(raw)), 1);
   if (!binary) {
     const power = 10 ** Math.floor(Math.log10(raw));
     step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999);

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an argument has to be, checked where it comes in.
+
+What is wrong is said with the argument's name, as the caller knows it. A range is checked by
+whoever knows what it is for.
+
+Example:
+    >>> whole_number("limit", 3)
+    3
+    >>> whole_number("limit", "3")
+    Traceback (most recent call last):
+    ...
+    TypeError: limit is a whole number, not str
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from numbers import Real
+from typing import Any
+
+__all__ = ["callback", "number", "number_pair", "path_name", "text", "whole_number"]
+
+
+def _no(name: str, wanted: str, value: object) -> TypeError:
+    return TypeError(f"{name} is {wanted}, not {type(value).__name__}")
+
+
+def number(name: str, value: Any, wanted: str = "a number") -> Any:
+    """`value`, which is an int, a float or one of NumPy's.
+
+    Args:
+        name: What the caller calls it.
+        value: What was given.
+        wanted: What it should be, as a noun with its unit: "a number of seconds".
+
+    Raises:
+        TypeError: It is something else; a bool too.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _no(name, wanted, value)
+    return value
+
+
+def whole_number(
+    name: str, value: Any, wanted: str = "a whole number", least: int | None = None
+) -> int:
+    """`value` as an int; NumPy's integers are taken too.
+
+    Args:
+        name: What the caller calls it.
+        value: What was given.
+        wanted: What it should be, as a noun.
+        least: The least that it may be.
+
+    Raises:
+        TypeError: It is something else; a bool too.
+        ValueError: It is below `least`.
+    """
+    if isinstance(value, (bool, type)) or not hasattr(value, "__index__"):
+        raise _no(name, wanted, value)
+    found = operator.index(value)
+    if least is not None and found < least:
+        wrong = f"it is {least} or more" if least else "it can't be negative"
+        raise ValueError(f"{name} is {found}: {wrong}")
+    return found
+
+
+def number_pair(name: str, value: Any, *, whole: bool = False) -> tuple[Any, Any]:
+    """`value` as a tuple of two numbers.
+
+    Raises:
+        TypeError: It is no pair, or not of numbers.
+        ValueError: It is of another length, or one of the two is not a number (nan).
+    """
+    wanted = "two whole numbers" if whole else "two numbers"
+    if not isinstance(value, (tuple, list, range)):
+        raise _no(name, wanted, value)
+    if len(value) != 2:
+        raise ValueError(f"{name} is {wanted}, not {len(value)}")
+    if whole:
+        return whole_number(name, value[0], wanted), whole_number(name, value[1], wanted)
+    first, second = (number(name, one, wanted) for one in value)
+    if first != first or second != second:
+        raise ValueError(f"{name} is {wanted}, not nan")
+    return first, second
+
+
+def callback(name: str, value: Any, what: str) -> None:
+    """Check something that is called with each `what`, or None.
+
+    Raises:
+        TypeError: It can't be called.
+    """
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} is called with each {what}: a {type(value).__name__} can't be")
+
+
+def text(name: str, value: Any) -> str:
+    """`value`, which is a str.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, str):
+        raise _no(name, "a text", value)
+    return value
+
+
+def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
+    """A path as text.
+
+    Args:
+        value: What was given.
+        name: What the caller calls it.
+
+    Raises:
+        TypeError: It is no path.
+        ValueError: It has a null character, which no file system takes.
+    """
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise _no(name, "a path (a str or an os.PathLike)", value)
+    text = os.fsdecode(value)
+    if "\0" in text:
+        raise ValueError(f"{name} has a null character in it: {text!r}")
+    return text

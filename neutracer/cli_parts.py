@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands have in common: how they complain, read a file and print a report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.render.escape import clean
+from neutracer.render.json import dumps
+from neutracer.render.report import Report
+from neutracer.render.terminal import show, write
+from neutracer.saving import atomic_file
+
+__all__ = [
+    "FAILED",
+    "complain",
+    "complain_of",
+    "print_report",
+    "standing_streams",
+    "without_history_warning",
+    "written",
+]
+
+#: The exit code of a command that could not do what it was asked.
+FAILED = 2
+
+
+def complain(text: str) -> int:
+    """Say something on standard error, in one line; returns `FAILED`."""
+    with suppress(OSError):
+        write(f"neutracer: {clean(text)}\n", sys.stderr)
+    return FAILED
+
+
+def complain_of(what: str, error: Exception) -> int:
+    """Say what is wrong with a file, or with the one that the error names; returns `FAILED`."""
+    reason: object = error
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+        if isinstance(error.filename, (str, bytes)):
+            what = os.fsdecode(error.filename)
+    return complain(f"{what or repr(what)}: {reason}")
+
+
+def written(path: str, text: str) -> bool:
+    """Write a text as a file, whole or not at all; False, and a complaint, if it can't be."""
+    try:
+        with atomic_file(path) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+    except (NeutracerError, OSError, ValueError) as error:
+        complain_of(path, error)
+        return False
+    return True
+
+
+@contextmanager
+def standing_streams() -> Iterator[None]:
+    """Standard output and error as something that can be written to.
+
+    What was closed before the start takes all and keeps nothing, as for `print`.
+
+    Raises:
+        BrokenPipeError: Whoever reads standard output has seen enough.
+        OSError: It can't be written.
+    """
+    was = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = (stream or nowhere for stream in was)
+        try:
+            yield
+        finally:
+            try:
+                # A program that was run here may have closed it.
+                if not sys.stdout.closed:
+                    sys.stdout.flush()
+            except OSError:
+                # Python's own attempt at the end of the process is not to fail again.
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+                raise
+            finally:
+                sys.stdout, sys.stderr = was
+
+
+@contextmanager
+def without_history_warning() -> Iterator[None]:
+    """What a partial file lacks is told on the page, and not a second time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HistoryWarning)
+        yield
+
+
+def print_report(report: Report, as_json: bool, page: TextIO) -> None:
+    """Print a report: as JSON on standard output, or as text on `page`."""
+    if as_json:
+        sys.stdout.write(dumps(report.to_dict()) + "\n")
+    else:
+        show(report.document(), page)
