@@ -10,64 +10,70 @@ Example:
     0.83
 """
 
-from neutracer.diagnose.alive import AliveReport, why_alive
-from neutracer.diagnose.autograd_cycles import (
-    AutogradCycle,
-    AutogradCyclesReport,
-    find_autograd_cycles,
-)
-from neutracer.diagnose.cell import CellReport
-from neutracer.diagnose.cycles import TensorCyclesReport, find_tensor_cycles, garbage_bytes
-from neutracer.diagnose.device_report import DeviceReport, device_report
-from neutracer.diagnose.diff import DiffReport, diff
-from neutracer.diagnose.explain import explain
-from neutracer.diagnose.explain_facts import OomFacts
-from neutracer.diagnose.explain_parts import Verdict
-from neutracer.diagnose.explain_report import ExplainReport
-from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report
-from neutracer.diagnose.holders import (
-    HoldersReport,
-    NotebookHolder,
-    notebook_holders,
-    release_holders,
-)
-from neutracer.diagnose.leak_trend import LeakTrendReport, leak_trend
-from neutracer.diagnose.oom_page import OomReport
-from neutracer.diagnose.oom_watch import OomWatch, oom_report, watch_oom
-from neutracer.diagnose.recommend import RecommendReport, recommend
-from neutracer.diagnose.what_if import Outcome, WhatIfReport, what_if
-from neutracer.errors import (
-    HistoryWarning,
-    LimitError,
-    NeutracerError,
-    SettingsError,
-    SnapshotError,
-    TensorCycleWarning,
-    UnavailableError,
-)
-from neutracer.heap.cycles import TensorCycle
-from neutracer.heap.graph import ObjectGraph
-from neutracer.live.attribution import DeviceAttribution, attribute_device_memory
-from neutracer.live.attribution_sums import LibraryUse
-from neutracer.live.capture import snapshot
-from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
-from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
-from neutracer.live.monitor import MemoryMonitor
-from neutracer.live.monitor_alerts import Alert
-from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
-from neutracer.live.recorder import Recording, record
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# A package of that name is there too: what is called stands before it from the beginning.
 from neutracer.live.tail import live
-from neutracer.notebook import load_ipython_extension as load_ipython_extension
-from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
-from neutracer.pictures.mdtp import mdtp
-from neutracer.pictures.plots import plot_fragmentation, plot_timeline
-from neutracer.pictures.view import view
-from neutracer.pictures.view_inline import PageView
-from neutracer.render.report import Finding, Report
-from neutracer.trace.layout import Layout
-from neutracer.trace.snapshot import Snapshot, load
-from neutracer.trace.table import Frame, Table
-from neutracer.trace.timeline import Churn, Holder, Moment, Timeline
+
+if TYPE_CHECKING:
+    from neutracer.diagnose.alive import AliveReport, why_alive
+    from neutracer.diagnose.autograd_cycles import (
+        AutogradCycle,
+        AutogradCyclesReport,
+        find_autograd_cycles,
+    )
+    from neutracer.diagnose.cell import CellReport
+    from neutracer.diagnose.cycles import TensorCyclesReport, find_tensor_cycles, garbage_bytes
+    from neutracer.diagnose.device_report import DeviceReport, device_report
+    from neutracer.diagnose.diff import DiffReport, diff
+    from neutracer.diagnose.explain import explain
+    from neutracer.diagnose.explain_facts import OomFacts
+    from neutracer.diagnose.explain_parts import Verdict
+    from neutracer.diagnose.explain_report import ExplainReport
+    from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report
+    from neutracer.diagnose.holders import (
+        HoldersReport,
+        NotebookHolder,
+        notebook_holders,
+        release_holders,
+    )
+    from neutracer.diagnose.leak_trend import LeakTrendReport, leak_trend
+    from neutracer.diagnose.oom_page import OomReport
+    from neutracer.diagnose.oom_watch import OomWatch, oom_report, watch_oom
+    from neutracer.diagnose.recommend import RecommendReport, recommend
+    from neutracer.diagnose.what_if import Outcome, WhatIfReport, what_if
+    from neutracer.errors import (
+        HistoryWarning,
+        LimitError,
+        NeutracerError,
+        SettingsError,
+        SnapshotError,
+        TensorCycleWarning,
+        UnavailableError,
+    )
+    from neutracer.heap.cycles import TensorCycle
+    from neutracer.heap.graph import ObjectGraph
+    from neutracer.live.attribution import DeviceAttribution, attribute_device_memory
+    from neutracer.live.attribution_sums import LibraryUse
+    from neutracer.live.capture import snapshot
+    from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
+    from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
+    from neutracer.live.monitor import MemoryMonitor
+    from neutracer.live.monitor_alerts import Alert
+    from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
+    from neutracer.live.recorder import Recording, record
+    from neutracer.notebook import load_ipython_extension as load_ipython_extension
+    from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
+    from neutracer.pictures.mdtp import mdtp
+    from neutracer.pictures.plots import plot_fragmentation, plot_timeline
+    from neutracer.pictures.view import view
+    from neutracer.pictures.view_inline import PageView
+    from neutracer.render.report import Finding, Report
+    from neutracer.trace.layout import Layout
+    from neutracer.trace.snapshot import Snapshot, load
+    from neutracer.trace.table import Frame, Table
+    from neutracer.trace.timeline import Churn, Holder, Moment, Timeline
 
 __version__ = "0.1.0"
 
@@ -149,3 +155,78 @@ __all__ = [
     "what_if",
     "why_alive",
 ]
+
+# What a name needs is imported when the name is first asked for: a command takes part of the
+# package, and so does a program that only records.
+_MODULES = {
+    "neutracer.diagnose.alive": ("AliveReport", "why_alive"),
+    "neutracer.diagnose.autograd_cycles": (
+        "AutogradCycle",
+        "AutogradCyclesReport",
+        "find_autograd_cycles",
+    ),
+    "neutracer.diagnose.cell": ("CellReport",),
+    "neutracer.diagnose.cycles": ("TensorCyclesReport", "find_tensor_cycles", "garbage_bytes"),
+    "neutracer.diagnose.device_report": ("DeviceReport", "device_report"),
+    "neutracer.diagnose.diff": ("DiffReport", "diff"),
+    "neutracer.diagnose.explain": ("explain",),
+    "neutracer.diagnose.explain_facts": ("OomFacts",),
+    "neutracer.diagnose.explain_parts": ("Verdict",),
+    "neutracer.diagnose.explain_report": ("ExplainReport",),
+    "neutracer.diagnose.fragmentation": ("FragmentationReport", "fragmentation_report"),
+    "neutracer.diagnose.holders": (
+        "HoldersReport",
+        "NotebookHolder",
+        "notebook_holders",
+        "release_holders",
+    ),
+    "neutracer.diagnose.leak_trend": ("LeakTrendReport", "leak_trend"),
+    "neutracer.diagnose.oom_page": ("OomReport",),
+    "neutracer.diagnose.oom_watch": ("OomWatch", "oom_report", "watch_oom"),
+    "neutracer.diagnose.recommend": ("RecommendReport", "recommend"),
+    "neutracer.diagnose.what_if": ("Outcome", "WhatIfReport", "what_if"),
+    "neutracer.errors": (
+        "HistoryWarning",
+        "LimitError",
+        "NeutracerError",
+        "SettingsError",
+        "SnapshotError",
+        "TensorCycleWarning",
+        "UnavailableError",
+    ),
+    "neutracer.heap.cycles": ("TensorCycle",),
+    "neutracer.heap.graph": ("ObjectGraph",),
+    "neutracer.live.attribution": ("DeviceAttribution", "attribute_device_memory"),
+    "neutracer.live.attribution_sums": ("LibraryUse",),
+    "neutracer.live.capture": ("snapshot",),
+    "neutracer.live.cycle_watch": ("CycleWatch", "warn_tensor_cycles"),
+    "neutracer.live.exporter": ("MetricsCollector", "MetricsServer", "serve_metrics"),
+    "neutracer.live.monitor": ("MemoryMonitor",),
+    "neutracer.live.monitor_alerts": ("Alert",),
+    "neutracer.live.pressure": ("PressureCollection", "PressureCollector", "collect_on_pressure"),
+    "neutracer.live.recorder": ("Recording", "record"),
+    "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
+    "neutracer.pictures.mdtp": ("mdtp",),
+    "neutracer.pictures.plots": ("plot_fragmentation", "plot_timeline"),
+    "neutracer.pictures.view": ("view",),
+    "neutracer.pictures.view_inline": ("PageView",),
+    "neutracer.render.report": ("Finding", "Report"),
+    "neutracer.trace.layout": ("Layout",),
+    "neutracer.trace.snapshot": ("Snapshot", "load"),
+    "neutracer.trace.table": ("Frame", "Table"),
+    "neutracer.trace.timeline": ("Churn", "Holder", "Moment", "Timeline"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+if not TYPE_CHECKING:
+    # Checkers see the imports above, and that nothing else is there.
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-__all__ = ["callback", "number", "number_pair", "path_name", "text", "whole_number"]
+__all__ = ["callback", "number", "number_pair", "path_name", "several", "text", "whole_number"]
 
 
 def _no(name: str, wanted: str, value: object) -> TypeError:
@@ -75,13 +76,14 @@ def number_pair(name: str, value: Any, *, whole: bool = False) -> tuple[Any, Any
         ValueError: It is of another length, or one of the two is not a number (nan).
     """
     wanted = "two whole numbers" if whole else "two numbers"
-    if not isinstance(value, (tuple, list, range)):
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise _no(name, wanted, value)
-    if len(value) != 2:
-        raise ValueError(f"{name} is {wanted}, not {len(value)}")
+    pair = tuple(value)
+    if len(pair) != 2:
+        raise ValueError(f"{name} is {wanted}, not {len(pair)}")
     if whole:
-        return whole_number(name, value[0], wanted), whole_number(name, value[1], wanted)
-    first, second = (number(name, one, wanted) for one in value)
+        return whole_number(name, pair[0], wanted), whole_number(name, pair[1], wanted)
+    first, second = (number(name, one, wanted) for one in pair)
     if first != first or second != second:
         raise ValueError(f"{name} is {wanted}, not nan")
     return first, second
@@ -106,6 +108,22 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise _no(name, "a text", value)
     return value
+
+
+def several(name: str, value: Any, wanted: str) -> list[Any]:
+    """`value`, which is a list of things or gives them one by one, as a list.
+
+    Args:
+        name: What the caller calls it.
+        value: What was given.
+        wanted: What they should be, as a plural.
+
+    Raises:
+        TypeError: It is something else; a text too.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise _no(name, f"a list of {wanted}", value)
+    return list(value)
 
 
 def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:

@@ -26,11 +26,11 @@ exit codes: 0, 2 where they can't be built; the reason is printed
 """
 
 
-def add_build_hooks(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_build_hooks(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "build-hooks",
-        help="compile the hooks on PyTorch's allocator ahead of their first use",
+        help=summary,
         description=(
             "Compiles the hooks on PyTorch's allocator for the torch that is installed. It "
             "needs a C++ compiler and no CUDA compiler; torch is not imported."

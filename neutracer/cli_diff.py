@@ -24,11 +24,11 @@ exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
 """
 
 
-def add_diff(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_diff(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "diff",
-        help="what one snapshot holds that another did not, by line, category and size",
+        help=summary,
         description="Says what two snapshots hold and how it differs: new, gone, grown.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -41,11 +41,11 @@ which no request failed
 """
 
 
-def add_explain(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_explain(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "explain",
-        help="why a program ran out of memory, and what would have helped",
+        help=summary,
         description=(
             "Says why a request for memory failed: the first cause whose removal alone would "
             "have let it succeed, what else was in the way, who held the memory, what to do."

@@ -77,7 +77,7 @@ def standing_streams() -> Iterator[None]:
         finally:
             try:
                 # A program that was run here may have closed it.
-                if not sys.stdout.closed:
+                if not getattr(sys.stdout, "closed", False):
                     sys.stdout.flush()
             except OSError:
                 # Python's own attempt at the end of the process is not to fail again.

@@ -25,11 +25,11 @@ The summary goes to standard error, or with --json to standard output.
 """
 
 
-def add_run(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_run(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "run",
-        help="run a program, record its GPU memory and say what it did",
+        help=summary,
         description=(
             "Runs an unchanged Python program and records PyTorch's allocator from the moment "
             "in which the program initialises CUDA. A report is written when it ends, when it "

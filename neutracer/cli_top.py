@@ -45,11 +45,11 @@ _PATIENCE_S = 5.0
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
-def add_top(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_top(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "top",
-        help="follow the memory of a running job in the terminal",
+        help=summary,
         description="Shows what the exporter of a running job tells: curves, alerts, holders.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -166,7 +166,10 @@ def _fetch(url: str) -> dict[str, Any]:
             text = answer.read(_MOST_BYTES + 1)
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise NeutracerError(f"{shown}: no exporter answers there ({reason})") from None
+        raise NeutracerError(
+            f"{shown}: no exporter answers there ({reason}); in the program "
+            "neutracer.serve_metrics() starts one"
+        ) from None
     try:
         page = json.loads(text) if len(text) <= _MOST_BYTES else None
     except (ValueError, RecursionError):

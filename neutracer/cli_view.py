@@ -26,11 +26,11 @@ most bytes times events lived. Totals stay exact, and the map shows the others i
 """
 
 
-def add_view(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_view(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "view",
-        help="write a snapshot as one offline page",
+        help=summary,
         description="Writes a page that shows a snapshot: findings, timeline, address map, tables.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

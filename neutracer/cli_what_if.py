@@ -30,11 +30,11 @@ exit codes: 0, 2 for a file that can't be read or replayed, or settings that PyT
 """
 
 
-def add_what_if(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_what_if(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "what-if",
-        help="the same program under other allocator settings, and the best of them",
+        help=summary,
         description=(
             "Replays a snapshot's trace on a model of PyTorch's allocator: under the settings "
             "given with --set, or without any under a few dozen, of which the best are told."

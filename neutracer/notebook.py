@@ -22,7 +22,7 @@ from neutracer.diagnose.cell import CellReport, cell_report
 from neutracer.diagnose.cycles import find_tensor_cycles
 from neutracer.diagnose.holders import HoldersReport, notebook_holders, release_holders
 from neutracer.diagnose.overview import OverviewReport, overview
-from neutracer.errors import UnavailableError
+from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.cycles import TensorCycle
 from neutracer.live.capture import snapshot
 from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
@@ -67,6 +67,17 @@ def _wrong(message: str) -> Exception:
     """What IPython shows as one line, without a traceback."""
     error: Exception = importlib.import_module("IPython.core.error").UsageError(message)
     return error
+
+
+def _loaded(path: str) -> Snapshot:
+    """A file's snapshot; what is wrong with it is one line."""
+    try:
+        return load(path)
+    except FileNotFoundError:
+        raise _wrong(f"{path!r} is no file, and no variable with a snapshot") from None
+    except (NeutracerError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise _wrong(f"{path}: {reason}") from None
 
 
 class Magics:
@@ -123,7 +134,7 @@ class Magics:
             is_snapshot = isinstance(known, Snapshot)
             if is_snapshot:
                 return overview(known, words[0])
-            return overview(load(words[0]), words[0], path=words[0])
+            return overview(_loaded(words[0]), words[0], path=words[0])
         try:
             return overview(snapshot())
         except UnavailableError:

@@ -95,6 +95,13 @@ def test_exit_code_is_the_programs(run: Run, tmp_path: Path) -> None:
     assert run(str(tmp_path / "missing.py")).returncode == 2
 
 
+@pytest.mark.parametrize("device", ["cpu:1", "cuda:99"])
+def test_devices_that_are_not_there_are_named(run: Run, leaky: str, device: str) -> None:
+    done = run("--device", device, leaky, "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"there is no device {device} here: torch sees " in done.stderr
+
+
 def test_summary_is_json(run: Run, leaky: str) -> None:
     done = run("--json", leaky, "2")
     trained, report = done.stdout.split("\n", 1)

@@ -148,3 +148,18 @@ def test_page_of_cycles_is_checked_first(
     captured = capfd.readouterr()
     assert captured.err == "neutracer: '': this is no name of a file\n"
     assert captured.out == ""
+
+
+def test_summary_is_told_behind_odd_streams(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    # As scripts do that log what they print: with no more methods than print() needs.
+    (tmp_path / "program.py").write_text(
+        "import sys\n"
+        "class Tee:\n"
+        "    def __init__(self, stream): self.write, self.flush = stream.write, stream.flush\n"
+        "sys.stdout, sys.stderr = Tee(sys.stdout), Tee(sys.stderr)\n"
+        "print('ran')\n"
+    )
+    done = run_in_shell(f"neutracer cycles --device cpu '{tmp_path}/program.py'")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "No tensor was kept by a reference cycle" in done.stderr

@@ -40,6 +40,13 @@ def test_capacity_is_answered(capsys: Capture) -> None:
     assert "fits in 24 GiB as it is: from 1,770 MiB on" in capsys.readouterr().out
 
 
+def test_settings_break_at_commas(capsys: Capture) -> None:
+    assert main(["what-if", FRAG]) == 0
+    lines = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("expandable_segments:True,")
+    assert lines[at + 1].startswith("large_segment_size_mb:")
+
+
 def test_check_tells_how_faithful_it_is(capsys: Capture) -> None:
     assert main(["what-if", "--check", FRAG]) == 0
     text = capsys.readouterr().out
@@ -69,6 +76,10 @@ def test_bad_input_gives_two_and_a_reason(capsys: Capture) -> None:
     assert "No such file" in capsys.readouterr().err
     assert main(["what-if", FRAG, "--device", "3"]) == 2
     assert "no device 3" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--empty-cache-after", "-5"]) == 2
+    assert "there is no event -5; the trace has 2375" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--set", "per_process_memory_fraction:0.5"]) == 2
+    assert "capacity= (or --capacity) says how large it is" in capsys.readouterr().err
 
 
 def test_program_can_be_changed(capsys: Capture) -> None:

@@ -68,6 +68,18 @@ def test_lines_put_callers_together() -> None:
     assert "as many bytes as before" in str(report)
 
 
+def test_findings_tell_how_many_blocks() -> None:
+    before = [(4 * MIB, 20, 3), (4 * MIB, 20, 3)]
+    after = {
+        "1 more block": [(4 * MIB, 20, 3), (4 * MIB, 20, 3), (4 * MIB, 20, 3)],
+        "in as many blocks": [(4 * MIB, 20, 3), (6 * MIB, 20, 3)],
+        "in fewer blocks": [(16 * MIB, 20, 3)],
+    }
+    for words, held in after.items():
+        (finding,) = diff(state(before), state(held)).findings
+        assert finding.evidence[0].text.startswith(f"{words}, ")
+
+
 def test_sizes_are_powers_of_two() -> None:
     assert [size_class(size) for size in (1, 512, 513, MIB, MIB + 1)] == [
         512,

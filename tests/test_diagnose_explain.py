@@ -13,6 +13,7 @@ from bundle import DATA, NAMES, OOMS, snapshot
 from gpu.oom_programs import PROGRAMS
 from oom_model import DEVICE, ended
 from oom_snapshots import BASE, MIB, Recording, checkered, full, looping
+from small_snapshots import dumped, event, two_devices
 
 import neutracer
 from neutracer import ExplainReport, OomFacts
@@ -346,6 +347,16 @@ def test_last_failure_is_explained_unless_asked() -> None:
         neutracer.explain(data, event=0)
 
 
+def test_failure_of_another_device_is_named() -> None:
+    plain = two_devices()
+    plain["device_traces"][0].append(event("oom", 0, 64 * MIB, 1050, device_free=MIB))
+    data = dumped(plain)
+    assert neutracer.explain(data).device == 0
+    told = r"no request failed on cuda:2, but one did on cuda:0: .*device= \(--device\)"
+    with pytest.raises(ValueError, match=told):
+        neutracer.explain(data, device=2)
+
+
 def test_file_without_failure_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"no request failed .* request="):
         neutracer.explain(DATA / "train_resnet_healthy.pickle.xz")
@@ -520,7 +531,7 @@ def test_random_programs_are_explained() -> None:
         assert capped == bool(said["limit"] or "fraction" in said["conf"])
         if said["limit"] and report.limit_bytes:
             assert report.reserved_bytes <= said["limit"]
-    assert failed == 13
+    assert failed == 14
 
 
 def test_quick_report_has_the_same_main_verdict() -> None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from neutracer import leak_trend
 
 MIB = 1 << 20
 LEVEL = 4 << 30
+CALL = {"name": "_call_impl", "filename": "/x/torch/nn/modules/module.py", "line": 1}
 
 # Bundled programs that pile something up on purpose.
 GROWING = {"leak_list": "leak", "create_graph_leak": "leak", "cycle_nodes": "cycle_garbage"}
@@ -213,6 +215,69 @@ def test_few_steps_prove_nothing() -> None:
     assert leak_trend([LEVEL, LEVEL, LEVEL]).verdict == "steady"
 
 
+@pytest.mark.parametrize("count", [1, 7, 15, 63])
+def test_few_events_prove_nothing(count: int) -> None:
+    trace = [event("segment_alloc", BASE, 64 * MIB, 1000)]
+    for number in range(1, count):
+        action = ("alloc", "free_requested", "free_completed")[(number - 1) % 3]
+        trace.append(event(action, BASE, MIB, 1000 + 10 * number))
+    state = ("inactive", "active_allocated", "active_pending_free")[(count - 1) % 3]
+    blocks = [block(BASE, MIB, state, MIB), block(BASE + MIB, 63 * MIB)]
+    plain = {"segments": [segment(BASE, blocks)], "device_traces": [trace]}
+    trend = leak_trend(dumped(plain))
+    assert (trend.verdict, trend.unit) == ("unknown", "window")
+    assert trend.steps + trend.warmup_steps == max(count // 8, 1)
+    assert "record longer" in str(trend)
+
+
+@pytest.mark.parametrize("count", [3, 7, 40])
+def test_few_readings_prove_nothing(count: int) -> None:
+    trend = leak_trend(Watched(readings(0, count)), live=False)
+    assert (trend.verdict, trend.unit) == ("unknown", "window")
+
+
+# ---- the page ---------------------------------------------------------------------------
+
+
+RATE = re.compile(r"(\S+) +([KMG]iB) +p [<=]")
+
+
+@pytest.mark.parametrize(
+    ("live", "cached", "told"),
+    [
+        (2 * MIB, -99_533, [("2.0", "MiB"), ("-97.2", "KiB")]),
+        (136 * MIB, -5 * MIB // 4, [("136.00", "MiB"), ("-1.25", "MiB")]),
+        (683 << 10, 0, [("683", "KiB"), ("0", "KiB")]),
+    ],
+)
+def test_rates_of_a_column_end_alike(live: int, cached: int, told: list[tuple[str, str]]) -> None:
+    series = {
+        "allocated": [LEVEL + live * step for step in range(40)],
+        "reserved": [4 * LEVEL + cached * step for step in range(40)],
+    }
+    found = [RATE.search(line) for line in str(leak_trend(series)).splitlines()]
+    rates = [one for one in found if one is not None]
+    assert [one.groups() for one in rates] == told
+    assert rates[0].span(2) == rates[1].span(2)
+    assert rates[0].end(1) == rates[1].end(1)
+
+
+def test_chances_are_told_in_one_way() -> None:
+    trend = leak_trend({"allocated": rising(), "reserved": [2 * LEVEL] * 40})
+    assert re.findall(r"p [<=]? ?[0-9.]+", str(trend)) == [
+        "p < 0.0001.",
+        "p < 0.0001",
+        "p = 0.5000",
+    ]
+
+
+def test_cache_given_back_is_said_so() -> None:
+    trend = leak_trend(snapshot("frag_default"))
+    assert trend.verdict == "steady"
+    assert "The cache grew and was given back" in trend.because
+    assert "fell by 1,412 MiB at step 14" in str(trend)
+
+
 # ---- forecasts, steps and arguments ----------------------------------------------------
 
 
@@ -299,8 +364,11 @@ def test_cache_without_split_says_so() -> None:
 # ---- traces ----------------------------------------------------------------------------
 
 
-def traced(steps: int, kept: str, *, every: int = 1) -> dict[str, Any]:
-    """A trace of steps that allocate, free, and keep a block made by the line `kept`."""
+def traced(
+    steps: int, kept: str, *, every: int = 1, layers: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """A trace of steps that allocate, free, and keep a block made by the line `kept`, and one
+    by each of some layers of a module that it called."""
     trace: list[dict[str, Any]] = [event("segment_alloc", BASE, 1 << 30, 1000)]
     blocks, at, now = [], BASE, 1010
     pool = event(
@@ -332,6 +400,13 @@ def traced(steps: int, kept: str, *, every: int = 1) -> dict[str, Any]:
             )
             blocks.append({**block(at, MIB, "active_allocated", MIB), "frames": frames})
             at += MIB
+            for layer in layers:
+                inside = [layer, CALL, *frames]
+                trace.append(
+                    event("alloc", at, MIB, now + 60, frames=inside, user_metadata=f"step {step}")
+                )
+                blocks.append({**block(at, MIB, "active_allocated", MIB), "frames": inside})
+                at += MIB
     blocks.append(block(at, BASE + (1 << 30) - at))
     return {
         "segments": [segment(BASE, blocks)],
@@ -357,6 +432,17 @@ def test_survivors_name_the_line() -> None:
     seldom = leak_trend(dumped(traced(60, "remember", every=4)))
     assert seldom.verdict == "leak"
     assert seldom.growth[0].steps <= 16
+
+
+@pytest.mark.parametrize(("layers", "has_graph"), [(0, False), (1, False), (2, True)])
+def test_graphs_are_named_where_seen(layers: int, has_graph: bool) -> None:
+    inside = [{"name": "forward", "filename": "model.py", "line": 7 + n} for n in range(layers)]
+    trend = leak_trend(dumped(traced(30, "remember", layers=inside)))
+    assert trend.verdict == "leak"
+    assert len(trend.growth) == 1 + layers
+    advice = " ".join(str(note) for note in trend.findings[0].advice)
+    assert ("graph" in advice) == has_graph
+    assert ".item()" in advice
 
 
 def test_steps_of_a_trace_can_be_given() -> None:
@@ -528,6 +614,10 @@ def test_alike_tensors_of_a_monitor_are_named(torch: Any) -> None:
     assert len(groups) == 1
     assert groups[0].count == 40
     assert any("hoard" in chain for chain in groups[0].holders)
+    assert "graph" not in str(trend)
+    weight = torch.ones((), requires_grad=True)
+    hoard = [tensor * weight for tensor in hoard]
+    assert "kept with its graph" in str(leak_trend(Watched(readings(MIB))))
 
 
 @pytest.mark.parametrize("step_us", [0, -5, float("nan"), float("inf"), 1e30, "a"])

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pickle
+from fractions import Fraction
+from typing import Any
 
 import pytest
 from bundle import NAMES, snapshot
@@ -94,7 +96,8 @@ def test_recorded_settings_are_kept_in_changed_plans() -> None:
 
 @pytest.mark.parametrize("events", [[-1], [2375], [0, 5000]])
 def test_events_outside_of_the_trace_are_refused(events: list[int]) -> None:
-    with pytest.raises(ValueError, match="the trace has 2375"):
+    wrong = max(events, key=abs)
+    with pytest.raises(ValueError, match=f"no event {wrong}; the trace has 2375"):
         neutracer.what_if(snapshot("frag_default"), empty_cache_after=events)
 
 
@@ -134,6 +137,35 @@ def test_frames_of_the_collector_are_believed() -> None:
 def test_one_name_is_not_its_letters() -> None:
     with pytest.raises(ValueError, match="'no_such_function' allocated nothing"):
         neutracer.what_if(snapshot("frag_default"), free_at_once="no_such_function")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": "x"}, "batch is a number of times the recorded batch, not str"),
+        ({"batch": True}, "not bool"),
+        ({"empty_cache_after": 5}, "empty_cache_after is a list of the numbers of events, not int"),
+        ({"empty_cache_after": ("x",)}, "empty_cache_after is the numbers of events, not str"),
+        ({"empty_cache_after": "12"}, "not str"),
+        ({"free_at_once": None}, "free_at_once is a list of functions and lines, not NoneType"),
+        ({"free_at_once": [b"forward"]}, "free_at_once is a text, not bytes"),
+        ({"no_cycles": 1}, "no_cycles is a list of functions and lines, or a bool, not int"),
+        ({"no_cycles": [1]}, "no_cycles is a text, not int"),
+        ({"torch_version": 5}, "torch_version is a text, not int"),
+    ],
+)
+def test_changes_of_another_type_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        neutracer.what_if(snapshot("frag_default"), **changes)
+
+
+def test_any_kind_of_number_is_taken() -> None:
+    half = neutracer.what_if(snapshot("frag_default"), "", capacity="2GiB", batch=Fraction(1, 2))
+    assert "the batch is 0.5 times as large" in half.notes[0]
+    assert (
+        half.outcomes
+        == neutracer.what_if(snapshot("frag_default"), "", capacity="2GiB", batch=0.5).outcomes
+    )
 
 
 def test_settings_that_are_no_text_are_refused() -> None:

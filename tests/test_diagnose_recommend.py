@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 from bundle import expected, snapshot
 
 import neutracer
 from neutracer._native import core
+from neutracer.diagnose.recommend import _cost
+from neutracer.diagnose.recommend_bound import packing_bound
+from neutracer.diagnose.recommend_rank import is_worth
 from neutracer.diagnose.recommend_search import (
     OBJECTIVES,
     candidates,
     order_of,
-    packing_bound,
     smallest_capacity,
 )
 from neutracer.diagnose.replaying import Replayer
@@ -55,6 +58,8 @@ def test_choices_do_better_than_recorded(name: str, objective: str) -> None:
     for choice in report.choices:
         mine = order_of(objective, choice.outcome, choice.smallest_capacity_bytes)
         assert mine[:3] < own[:3]
+        recorded = (report.recorded, report.recorded_capacity_bytes)
+        assert is_worth(objective, (choice.outcome, choice.smallest_capacity_bytes), recorded)
         assert shlex.split(choice.environment) == [f"PYTORCH_CUDA_ALLOC_CONF={choice.settings}"]
         peaks = (report.recorded.peak_reserved_bytes, choice.outcome.peak_reserved_bytes)
         assert choice.saved_bytes == peaks[0] - peaks[1]
@@ -122,6 +127,73 @@ def test_capacity_gets_a_verdict() -> None:
     assert kinds("frag_default", "24GiB")[0] == "fits"
     assert kinds("whatif/0/dyn_transformer_capped", "2600MiB")[0] == "fits_with_settings"
     assert kinds("train_resnet_healthy", "2GiB")[0] == "fits"
+
+
+def test_verdict_names_what_needs_least() -> None:
+    least = "expandable_segments:True,large_segment_size_mb:12"
+    short = neutracer.recommend(snapshot("frag_default"), "2GiB")
+    assert short.findings[0].message.endswith(f"; {least} needs 2,072 MiB")
+    # What is as good as that is simpler, whatever the capacity.
+    for capacity in ("2GiB", "24GiB", None):
+        report = neutracer.recommend(snapshot("frag_default"), capacity)
+        assert report.best is not None
+        assert report.best.settings == "expandable_segments:True"
+        told = next(each for each in report.findings if each.kind == "recommendation")
+        assert str(told.evidence[0]) == f"within 2 % of the least, 2,072 MiB with {least}"
+
+
+def test_small_gains_are_not_recommended() -> None:
+    report = neutracer.recommend(snapshot("whatif/7/frag_default"))
+    # Another setting needs 2,086 MiB.
+    assert report.recorded_capacity_bytes == 2094 * MIB
+    assert report.choices == ()
+
+
+def test_gain_counts_by_every_figure() -> None:
+    outcome = neutracer.what_if(snapshot("frag_default"), capacity="2GiB").recorded
+    own = (outcome, 1000)
+    less = replace(outcome, peak_reserved_bytes=outcome.peak_reserved_bytes // 2)
+    assert is_worth("fit", (outcome, 970), own)
+    assert not is_worth("fit", (outcome, 990), own)
+    assert is_worth("fit", (less, 990), own)
+    assert not is_worth("fit", (less, 1000), own)
+    fails = replace(outcome, ooms=outcome.ooms + 1)
+    assert not is_worth("fit", (fails, 500), own)
+    assert is_worth("fit", own, (fails, 500))
+
+
+def test_peaks_are_held_against_what_went_through() -> None:
+    enough = neutracer.recommend(snapshot("frag_default"), "24GiB")
+    with_failed = enough.bound.with_failed_bytes
+    assert enough.recorded.beyond_event is not None
+    assert enough.bound.of(enough.recorded) == with_failed
+    for choice in enough.choices:
+        peak = choice.outcome.peak_reserved_bytes
+        assert choice.above_bound == pytest.approx(peak / with_failed - 1)
+    text = " ".join(str(enough).split())
+    assert "101.4 % above 1,970 MiB as recorded, 5.6 % with expandable_segments:True." in text
+    short = neutracer.recommend(snapshot("frag_default"), "2GiB")
+    assert short.bound.of(short.recorded) == short.bound.bytes
+    assert "250.2 % above 579 MiB as recorded, 17.4 % with" in " ".join(str(short).split())
+
+
+@pytest.mark.parametrize("name", ["frag_default", "whatif/0/dyn_transformer_capped"])
+def test_bound_holds_where_a_replay_ends(name: str) -> None:
+    replayer, bound = Replayer(snapshot(name), 0, "24GiB"), packing_bound(snapshot(name).timeline())
+    outcome = replayer.quick(None)
+    assert outcome.beyond_event is not None
+    assert 0 < bound.of(outcome) <= outcome.peak_reserved_bytes
+
+
+def test_cost_is_told_in_words() -> None:
+    words = [_cost(more) for more in (-2, -1, 0, 1, 1200)]
+    assert words == [
+        "2 fewer calls of the device",
+        "1 fewer call of the device",
+        "as many calls of the device",
+        "1 more call of the device",
+        "1,200 more calls of the device",
+    ]
 
 
 def test_verdict_says_where_knowledge_ends() -> None:

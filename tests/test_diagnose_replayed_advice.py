@@ -28,6 +28,13 @@ def test_advice_tells_the_bytes_of_a_real_run() -> None:
     assert not any(RULE in note for note in advice("frag_default"))
 
 
+def test_advice_says_what_it_replaces() -> None:
+    told = advice("whatif/5/frag_default")
+    wanted = "expandable_segments:True instead of garbage_collection_threshold:0.6"
+    assert any(f"try PYTORCH_CUDA_ALLOC_CONF={wanted}" in note for note in told)
+    assert not any(" instead of g" in note for note in advice("frag_default"))
+
+
 def test_nothing_is_advised_that_saves_nothing() -> None:
     for name in ("whatif/0/mixed_streams", "multi_stream", "leak_list"):
         assert not any("expandable" in note for note in advice(name)), name

@@ -266,6 +266,23 @@ def test_malformed_settings_have_a_position() -> None:
     assert "native" in str(caught.value)
 
 
+def test_half_a_character_is_refused() -> None:
+    for settings in ("max_split_size_mb:6\ud800", "\udc80"):
+        with pytest.raises(neutracer.SettingsError, match="half of a character") as caught:
+            neutracer.what_if(snapshot("frag_default"), settings)
+        assert caught.value.position == len(settings) - 1
+
+
+def test_mapped_memory_bounds_the_limit() -> None:
+    replayer = Replayer(snapshot("whatif/7/frag_default"), 0)
+    peak, cap = 680 * MIB, cap_of("whatif/7/frag_default")
+    assert cap is not None
+    # What is mapped may be above the limit by less than a page.
+    assert replayer.facts["limit_low"] == peak - 20 * MIB
+    assert replayer.facts["limit_low"] <= cap <= replayer.facts["limit_high"]
+    assert replayer.limits[0] == cap
+
+
 def test_share_of_a_device_needs_its_size() -> None:
     snap = snapshot("train_resnet_healthy")
     with pytest.raises(ValueError, match="capacity"):
@@ -285,6 +302,8 @@ def test_nothing_to_replay_is_refused() -> None:
         neutracer.what_if(pickle.dumps(other))
     with pytest.raises(ValueError, match="above 0"):
         neutracer.what_if(snapshot("frag_default"), capacity=0)
+    with pytest.raises(ValueError, match="no device has more"):
+        neutracer.what_if(snapshot("frag_default"), capacity=1 << 64)
 
 
 def test_several_devices_need_a_choice() -> None:

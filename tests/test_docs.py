@@ -22,6 +22,7 @@ from neutracer.cli import main
 from neutracer.diagnose.environment import environment
 from neutracer.diagnose.overview import overview
 from neutracer.render.report import Report
+from neutracer.units import format_bytes
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -107,6 +108,12 @@ def test_code_on_pages_runs_as_written(
     monkeypatch.chdir(tmp_path)
     with redirect_stdout(io.StringIO()):
         exec(compile(block, "page", "exec"), {})
+
+
+def test_leaking_page_tells_the_rate() -> None:
+    trend = neutracer.leak_trend(DATA / "leak_list.pickle.xz")
+    told = re.findall(r"([\d,.]+ [KM]iB) a step", text_of(DOCS / "howto" / "leaking.md"))
+    assert told == [format_bytes(round(trend.bytes_per_step))]
 
 
 def real_reports() -> dict[str, Report]:

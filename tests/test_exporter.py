@@ -261,7 +261,7 @@ def test_prometheus_reads_dashboard_and_rules(scraping: str) -> None:
     for query in dashboard_queries():
         ask(scraping, query)
     rules = rules_of(scraping)
-    assert len(rules) == 8
+    assert len(rules) == 9
     assert [rule for rule in rules if rule["health"] != "ok" or rule.get("lastError")] == []
 
 
@@ -283,6 +283,10 @@ tests:
     values: '0.5x60'
   - series: 'neutracer_ooms_total{{device="cuda:0",rank="0"}}'
     values: '0x10 1x5'
+  - series: 'neutracer_monitor_info{{rank="0",road="direct",torch="2.13.0",pid="7"}}'
+    values: '1x10 0x10'
+  - series: 'neutracer_monitor_info{{rank="1",road="direct",torch="2.13.0",pid="8"}}'
+    values: '1x20'
   alert_rule_test:
   - {{alertname: GpuMemoryNearlyFull, eval_time: 4m, exp_alerts: []}}
   - alertname: GpuMemoryNearlyFull
@@ -301,6 +305,14 @@ tests:
         summary: "rank 0, cuda:0: 50% of the reserved memory is unused"
         description: "{holes}"
   - {{alertname: GpuOutOfMemory, eval_time: 9m, exp_alerts: []}}
+  - {{alertname: GpuMonitorStopped, eval_time: 12m, exp_alerts: []}}
+  - alertname: GpuMonitorStopped
+    eval_time: 14m
+    exp_alerts:
+    - exp_labels: {{severity: warning, rank: "0", road: direct, torch: "2.13.0", pid: "7"}}
+      exp_annotations:
+        summary: "rank 0: the monitor of process 7 has stopped"
+        description: "{stopped}"
   promql_expr_test:
   - expr: count(ALERTS{{alertname="GpuOutOfMemory",alertstate="firing"}})
     eval_time: 13m
@@ -318,13 +330,16 @@ def test_alert_rules_fire_when_they_should(tmp_path: Path) -> None:
     file = tmp_path / "tests.yml"
     file.write_text(
         RULE_TESTS.format(
-            rules=rules, full=said["GpuMemoryNearlyFull"], holes=said["GpuMemoryFragmented"]
+            rules=rules,
+            full=said["GpuMemoryNearlyFull"],
+            holes=said["GpuMemoryFragmented"],
+            stopped=said["GpuMonitorStopped"],
         )
     )
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     checked = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True)
-    assert "8 rules found" in checked.stdout
+    assert "9 rules found" in checked.stdout
 
 
 @needs_selftest
@@ -393,7 +408,9 @@ def test_top_says_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> No
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         assert main(["top", "--once", f"http://127.0.0.1:{port}"]) == 2
-    assert f"127.0.0.1:{port}: no exporter answers there" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"127.0.0.1:{port}: no exporter answers there" in told
+    assert "neutracer.serve_metrics() starts one" in told
     assert main(["top", "file:///etc/passwd"]) == 2
     assert main(["top", "--interval", "0", ":1"]) == 2
 

@@ -336,10 +336,13 @@ def blocks_of_many_keys(count: int) -> bytes:
 )
 def test_time_grows_with_the_size(make: Callable[[int], bytes]) -> None:
     # Sixteen times the size may take 16 times as long, 40 times where it no longer fits a
-    # cache that others use too, and not 256 times.
+    # cache that others use too, and not 256 times. A busy machine gets more attempts.
     small, large = make(10_000), make(160_000)
-    base = max(min(seconds_to_load(small) for _ in range(3)), 0.002)
-    assert min(seconds_to_load(large) for _ in range(3)) < 128 * base
+    ratios = []
+    while not ratios or (ratios[-1] >= 64 and len(ratios) < 8):
+        base = max(min(seconds_to_load(small) for _ in range(3)), 0.002)
+        ratios.append(seconds_to_load(large) / base)
+    assert min(ratios) < 64, ratios
 
 
 # ---- what breaks the format ------------------------------------------------------------

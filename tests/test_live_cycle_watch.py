@@ -302,6 +302,22 @@ def test_long_ring_is_folded() -> None:
     assert len(cycle.graph.nodes) < 60
 
 
+def test_each_watch_counts_its_own_collections() -> None:
+    with neutracer.warn_tensor_cycles(device="cpu") as first:
+        for _ in range(3):
+            gc.collect()
+        with neutracer.warn_tensor_cycles(device="cpu") as second:
+            assert second.status["spent_ns"] == second.status["walked"] == 0
+            gc.collect()
+        gc.collect()
+    gone = neutracer.warn_tensor_cycles(device="cpu")
+    gc.collect()
+    gone.remove()
+    assert [one.status["collections"] for one in (first, second, gone)] == [5, 1, 1]
+    assert 0 < second.status["spent_ns"] < first.status["spent_ns"]
+    assert "1 collection watched" in str(second)
+
+
 def test_collections_in_threads_are_seen() -> None:
     def work() -> None:
         for _ in range(20):

@@ -24,6 +24,7 @@ import neutracer
 from neutracer.live import monitor_source
 from neutracer.live.monitor import MemoryMonitor
 from neutracer.live.monitor_source import parse_devices
+from neutracer.units import parse_duration
 
 MIB = 1 << 20
 GB = 1e9
@@ -261,6 +262,10 @@ def test_fragmentation_and_growth_are_told() -> None:
     )
     assert second.kind == "growth"
     assert "at this pace the device is full in" in second.message
+    left = parse_duration(second.message.rpartition(" full in ")[2])
+    free = second.total_bytes - second.device_used_bytes
+    free += second.reserved_bytes - second.allocated_bytes
+    assert left == pytest.approx(free / second.value * 1e6, rel=0.02)
 
 
 def test_slow_callback_delays_nobody() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import os
 import select
@@ -65,6 +67,59 @@ def test_signal_is_acted_on(at_signal, seen):
         send()
         assert seen.wait(count)
     assert seen.reasons == ["signal", "signal"]
+
+
+class Interrupted:
+    """`signal.set_wakeup_fd` with a signal just before one of its calls does its work.
+
+    Both happen without a turn of the interpreter between them, so that the signal's handler
+    runs when the call is over.
+    """
+
+    def __init__(self, monkeypatch, signum, before=lambda: None):
+        self.signum, self.before, self.calls = signum, before, 0
+        self.real = signal.set_wakeup_fd
+        self.kill = functools.partial(ctypes.PyDLL(None).kill, os.getpid(), signum)
+        monkeypatch.setattr(signal, "set_wakeup_fd", self)
+
+    def __call__(self, fd, **options):
+        self.calls += 1
+        if self.calls != 2:
+            return self.real(fd, **options)
+        self.before()
+        both = [self.kill, functools.partial(self.real, fd, **options)]
+        return list(map(functools.partial.__call__, both))[1]
+
+
+def test_signal_while_another_is_handled_is_acted_on(at_signal, seen, monkeypatch):
+    call = Interrupted(monkeypatch, signal.SIGUSR2, before=lambda: seen.wait(1))
+    send()
+    assert seen.wait(2)
+    assert call.calls >= 2
+    monkeypatch.undo()
+    assert seen.reasons == ["signal", "signal"]
+
+
+def test_signals_of_the_program_are_handed_on(seen, monkeypatch):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    previous = signal.signal(signal.SIGUSR1, lambda *args: None)
+    signal.set_wakeup_fd(write)
+    beside = OnDemand(seen, every_s=None, signum=signal.SIGUSR2)
+    beside.start()
+    try:
+        call = Interrupted(monkeypatch, signal.SIGUSR1)
+        send()
+        assert seen.wait(1)
+        assert call.calls >= 2
+        assert sorted(os.read(read, 10)) == [signal.SIGUSR1, signal.SIGUSR2]
+    finally:
+        monkeypatch.undo()
+        beside.stop()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGUSR1, previous)
+        os.close(read)
+        os.close(write)
 
 
 def test_signal_is_acted_on_in_c_code(at_signal, seen):

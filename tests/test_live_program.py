@@ -88,3 +88,32 @@ def test_package_that_fails_is_the_programs(
     monkeypatch.chdir(tmp_path)
     assert run_program(["broken"], module=True) == 1
     assert "nothing_of_this_name" in capsys.readouterr().err
+
+
+TEE = """
+import sys
+
+class Tee:
+    def __init__(self, stream):
+        self.stream, self.kept = stream, []
+    def write(self, text):
+        self.kept.append(text)
+    def flush(self):
+        self.stream.write("".join(self.kept))
+        self.kept.clear()
+
+sys.stdout, sys.stderr = Tee(sys.stdout), Tee(sys.stderr)
+print("told")
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit('late')", 1), ("1 / 0", 1)])
+def test_streams_of_a_program_end_with_it(
+    tmp_path: Path, end: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sys.stdout, sys.stderr
+    assert run_program([script(tmp_path, TEE + end)]) == code
+    assert (sys.stdout, sys.stderr) == before
+    captured = capsys.readouterr()
+    assert captured.out == "told\n"
+    assert ("late" in captured.err or "ZeroDivisionError" in captured.err) == bool(end)

@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said_in_one_line(plain: list[dict[str, Any]]) -> None:
     assert sorted(wrong) == [1, 5, 6, 7, 9, 14]
     assert "import torch first" in wrong[1]
     assert wrong[5] == "UsageError: usage: %neutracer_report [FILE]"
-    assert wrong[6].startswith("FileNotFoundError")
+    assert wrong[6] == "UsageError: 'nothing.pickle' is no file, and no variable with a snapshot"
     assert wrong[7].startswith("UnavailableError: torch")
     assert wrong[9] == "UsageError: usage: %neutracer_holders [--release]"
     # Taken off again, the magic is unknown.

@@ -222,6 +222,18 @@ def test_page_reads_what_lies_beside_its_file(tmp_path):
     assert "neutracer explain" not in view_html(neutracer.load(path))
 
 
+def test_memory_of_the_cpu_is_called_so():
+    cpu = one_program()
+    assert not neutracer.load(dumped(cpu)).is_cpu
+    cpu["allocator_settings"]["exact_sizes"] = True
+    snap = neutracer.load(dumped(cpu))
+    assert snap.device_name(0) == "cpu"
+    assert neutracer.fragmentation_report(snap).device == -1
+    page = view_html(snap)
+    assert "cuda:0" not in page
+    assert "<span>cpu · " in page
+
+
 def test_several_devices_share_one_page():
     page = view_html(dumped(two_devices()))
     assert page.count("<script") == 3

@@ -89,3 +89,9 @@ def test_wrapping_keeps_words_and_inner_spaces() -> None:
     assert wrap("exactly ten", 7) == ["exactly", "ten"]
     assert wrap("abcdefghij", 4) == ["abcd", "efgh", "ij"]
     assert wrap("", 4) == [""]
+
+
+def test_long_words_break_behind_commas() -> None:
+    assert wrap("set one:True,two:12", 13) == ["set", "one:True,", "two:12"]
+    assert wrap("a,b,cdefgh", 4) == ["a,b,", "cdef", "gh"]
+    assert wrap(",abcd", 3) == [",", "abc", "d"]

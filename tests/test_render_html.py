@@ -138,4 +138,4 @@ def test_notes_show_place_or_detail() -> None:
         Document("", blocks=(Findings((Entry(Severity.INFO, "x", "", notes),)),))
     )
     assert "<p>by <code>&lt;module&gt;</code> <code>a.py:3</code></p>" in fragment
-    assert "<p>try 3 MiB</p><p>alone</p>" in fragment
+    assert "<p>try: 3 MiB</p><p>alone</p>" in fragment

@@ -64,7 +64,7 @@ def test_several_devices_are_kept_apart():
     assert snap.devices == (0, 2)
     assert snap.events["device"].tolist() == [0] * 5 + [2] * 5
     for ask in (snap.memory_stats, snap.timeline, snap.history_complete, snap.trace_length):
-        with pytest.raises(ValueError, match=r"several devices.*\(0, 2\)"):
+        with pytest.raises(ValueError, match=r"several devices.*device= \(--device\).*\(0, 2\)"):
             ask()
     for device in (0, 2):
         assert snap.memory_stats(device)["allocated_bytes.all.current"] == 4 * MIB
@@ -83,7 +83,31 @@ def test_empty_snapshot_is_all_zeros():
     assert len(snap.timeline()) == 0
     assert snap.history_complete() is None
     assert repr(snap) == "<Snapshot: 0 devices, 0 segments, 0 blocks, 0 events>"
+    with pytest.raises(ValueError, match="no device 0, nor any other"):
+        snap.timeline(0)
     assert "PyTorch snapshot" in snap._repr_html_()
+
+
+def test_cpu_snapshots_say_cpu_everywhere():
+    program = one_program()
+    program["allocator_settings"]["exact_sizes"] = True
+    snap = load(program)
+    pages = [
+        repr(snap.timeline()),
+        snap.timeline()._repr_html_(),
+        snap._repr_html_(),
+        str(neutracer.explain(snap, request="4MiB")),
+        str(neutracer.diff(snap, snap)),
+        str(neutracer.leak_trend(snap)),
+        str(neutracer.fragmentation_report(snap)),
+    ]
+    assert [page for page in pages if "cuda" in page] == []
+    assert pages[0] == "<Timeline of cpu: 5 events, peak 10 MiB>"
+    assert "Timeline of cpu" in pages[1]
+    assert "It would fit   cpu" in pages[3]
+    assert "Difference   cpu" in pages[4]
+    with pytest.raises(ValueError, match="different devices \\(cpu, cuda:0\\)"):
+        neutracer.leak_trend([snap, load(one_program())])
 
 
 def test_bare_list_of_segments_is_read():

@@ -29,8 +29,8 @@ __all__ = ["TensorCyclesReport", "cycle_finding", "find_tensor_cycles", "garbage
 _MOST_SHAPES = 200
 
 _NONE_FOUND = (
-    "No reference cycle holds a tensor that was asked for: one of an accelerator, where device= "
-    'was not "cpu" or "all".'
+    "No reference cycle holds a tensor that was asked for. Without device= only those on "
+    "accelerators are."
 )
 
 _GIB = 1 << 30

@@ -33,7 +33,7 @@ class DiffReport(Report):
     """How what two snapshots hold differs.
 
     Attributes:
-        device: The device.
+        device: The device; -1 is the CPU.
         before_allocated_bytes: allocated_bytes.all.current before.
         after_allocated_bytes: And after.
         before_reserved_bytes: reserved_bytes.all.current before.
@@ -93,7 +93,8 @@ class DiffReport(Report):
                 blocks += (_table(title, differing),)
         if not any(one.kind != "same" for one in self.by_line):
             blocks += (Paragraph("Every line holds as many bytes as before."),)
-        facts = (f"cuda:{self.device}", f"{_signed(self.allocated_bytes)} allocated")
+        name = "cpu" if self.device < 0 else f"cuda:{self.device}"
+        facts = (name, f"{_signed(self.allocated_bytes)} allocated")
         return Document("Difference", facts, blocks)
 
     def _totals(self) -> Table:
@@ -171,7 +172,7 @@ def diff(
     lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
     total = was["allocated_bytes.all.current"]
     return DiffReport(
-        device=number,
+        device=-1 if second.is_cpu else number,
         before_allocated_bytes=total,
         after_allocated_bytes=now["allocated_bytes.all.current"],
         before_reserved_bytes=was["reserved_bytes.all.current"],
@@ -193,7 +194,13 @@ def _findings(lines: Iterable[Change], total: int) -> tuple[Finding, ...]:
 def _finding(one: Change, total: int) -> Finding:
     size = format_bytes(one.bytes)
     said = f"{size} new" if one.kind == "new" else f"{size} more than before"
-    blocks = format_count(one.count, "more block") if one.count > 0 else "in no more blocks"
+    blocks = (
+        format_count(one.count, "more block")
+        if one.count > 0
+        else "in fewer blocks"
+        if one.count
+        else "in as many blocks"
+    )
     evidence = Note(f"{blocks}, {format_bytes(one.after_bytes)} in all, from", one.place)
     return Finding(one.kind, _severity(one.bytes, total), one.bytes, said, (evidence,))
 

@@ -104,7 +104,7 @@ def explain(
     if request is not None:
         failure = _asked(snap, timeline, event, request)
     else:
-        failure = _failed(timeline, ooms, event, known)
+        failure = _failed(snap, number, ooms, event, known)
     known = _matching(snap, failure, known, notes)
     limit = None if capacity is None else parse_bytes(capacity)
     case = _case(snap, number, timeline, failure, known, limit, thorough, event)
@@ -170,7 +170,7 @@ def _asked(
 
 
 def _failed(
-    timeline: Timeline | None, ooms: tuple[int, ...], event: int | None, facts: OomFacts
+    snap: Snapshot, device: int, ooms: tuple[int, ...], event: int | None, facts: OomFacts
 ) -> Failure:
     """The request that failed.
 
@@ -180,14 +180,21 @@ def _failed(
     if event is not None and event not in ooms:
         there = ", ".join(map(str, ooms[:8])) or "none"
         raise ValueError(f"event {event} is no out-of-memory event; there are: {there}")
-    if timeline is not None and ooms:
+    if ooms:
         number = ooms[-1] if event is None else event
-        row = timeline.events[number]
+        row = snap.timeline(device).events[number]
         pool = row.pool_id
         return Failure(number, row.time_us or None, row.size, row.stream, pool, row.stack)
     if facts.segment_bytes:
         stack = tuple(Frame(*frame) for frame in facts.stack)
         return Failure(None, facts.time_us, facts.segment_bytes, stack=stack)
+    others = [one for one in snap.devices if one != device and snap.trace_length(one)]
+    failed = [snap.device_name(one) for one in others if _oom_events(snap.timeline(one))]
+    if failed:
+        raise ValueError(
+            f"no request failed on {snap.device_name(device)}, but one did on "
+            f"{' and '.join(failed)}: say which with device= (--device)"
+        )
     raise ValueError(
         "no request failed in this snapshot: take one after the error, with the history that "
         "torch.cuda.memory._record_memory_history() records, or with neutracer.watch_oom(); "
@@ -302,7 +309,7 @@ def _report(
         notes = (*notes, told)
     findings = [one.finding(not number, event) for number, one in enumerate(verdicts)]
     return ExplainReport(
-        device=room.device,
+        device=-1 if case.snap.is_cpu else room.device,
         event=event,
         time_us=failure.time_us,
         request_bytes=failure.size,

@@ -96,8 +96,8 @@ class Budget:
     def non_torch(self) -> int | None:
         """What is taken on the device and not PyTorch's; None where that is unknown.
 
-        Nothing left over is no figure: a context takes some on every device, so the device's
-        size is then what somebody wants to know, and what it had left was told from that.
+        A context takes some of every real device. Where nothing is taken, what the device had
+        left was reckoned from its size alone, as of one that a user has only in mind.
         """
         if self.total is None or self.device_free is None:
             return None

@@ -18,8 +18,8 @@ _CONTEXT = 640 << 20
 # Less than this beyond a context can't be told from what the context itself varies by.
 _LEAST_OTHERS = 256 << 20
 
-# No device that PyTorch computes on today has less: a request below it is one that a device
-# refuses because others have it, and no mistake in a shape, where its size is not known.
+# Where nobody knows how large the device is, a request for less is no mistake in a shape: all
+# but the smallest devices have so much, and refuse it only because others have it.
 _LEAST_DEVICE = 8 << 30
 
 # Element sizes that a square matrix is tried for, with a dtype of that size.

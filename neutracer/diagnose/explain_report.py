@@ -32,7 +32,7 @@ class ExplainReport(Report):
     """Why a request failed, or whether one would fit. Sizes in bytes.
 
     Attributes:
-        device: The device.
+        device: The device; -1 is the CPU.
         event: The out-of-memory event in its trace; None where no event tells of it.
         time_us: When it was, in microseconds since the epoch; None where unknown.
         request_bytes: What was asked for, as the allocator rounded it.
@@ -123,7 +123,7 @@ class ExplainReport(Report):
         blocks: list[Block] = [*self.finding_blocks(), _request(self), _where(self)]
         blocks += _holders(self)
         blocks += [Paragraph(note) for note in self.notes]
-        facts = [f"cuda:{self.device}"]
+        facts = ["cpu" if self.device < 0 else f"cuda:{self.device}"]
         if self.event is not None:
             facts.append(f"event {format_count(self.event)} of {format_count(self._events)}")
         if self.phase != "unknown":

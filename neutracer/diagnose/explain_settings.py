@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from neutracer.diagnose.explain_budget import Budget
+from neutracer.diagnose.replay_settings import expandable_advice
 from neutracer.diagnose.replaying import Replayer, canonical
 from neutracer.render.document import Note
 from neutracer.trace.snapshot import Snapshot
@@ -68,7 +69,7 @@ def settings_advice(
     if settings["expandable_segments"]:
         return SettingsAdvice()
     why = "free ranges then serve any size; not replayed, so no promise"
-    return SettingsAdvice((Note(f"try {_VARIABLE}=expandable_segments:True", detail=why),))
+    return SettingsAdvice((Note(expandable_advice(str(settings["text"])), detail=why),))
 
 
 def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:

@@ -127,7 +127,7 @@ def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) 
     if not replayed.is_possible or detail == "":
         return ()
     why = "free ranges then serve any size" if unused.cached else "segments then grow as needed"
-    return (Note("try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", detail=detail or why),)
+    return (Note(replayed.advice, detail=detail or why),)
 
 
 def _whole_call(timeline: Timeline, event: int) -> int:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from numbers import Real
 from typing import Any, cast
 
-from neutracer.diagnose.leak_trend_findings import findings_of, suspect_of
+from neutracer.diagnose.leak_trend_findings import chance_text, findings_of, suspect_of
 from neutracer.diagnose.leak_trend_growth import Growth, Survivors, growth_of, snapshot_growth
 from neutracer.diagnose.leak_trend_holders import alike_tensors, with_holders
 from neutracer.diagnose.leak_trend_series import Observed
@@ -19,7 +19,7 @@ from neutracer.diagnose.leak_trend_verdict import VERDICTS, Verdict, forecast, j
 from neutracer.render.document import Block, Document, Figure, Paragraph, Table
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import Snapshot
-from neutracer.units import format_count, parse_bytes
+from neutracer.units import format_count, parse_bytes, split_bytes
 
 __all__ = ["ChangePoint", "LeakTrendReport", "leak_trend"]
 
@@ -126,16 +126,17 @@ class LeakTrendReport(Report):
         seen = self._seen
         trends = [seen.live, *(one for one in (seen.cached, seen.outside) if one is not None)]
         names = {"allocated": "live", "reserved": "reserved", "non_torch": "not PyTorch's"}
+        rates = _rates([trend.slope for trend in trends])
         rows = tuple(
             (
                 names[trend.name],
                 Figure.bytes(round(trend.level)),
                 Figure.bytes(round(trend.last)),
-                Figure.bytes(round(trend.slope), None, None),
-                f"p {trend.p_value:.4f}",
+                rate,
+                chance_text(trend.p_value),
                 format_count(trend.warmup),
             )
-            for trend in trends
+            for trend, rate in zip(trends, rates, strict=True)
         )
         heads = ("", "median", "last", f"a {self.unit}", "growth by chance", "warm-up")
         return Table("Least of each " + self.unit, rows, heads)
@@ -149,19 +150,31 @@ class LeakTrendReport(Report):
         return Table("The level changed at once", rows)
 
     def _growth_table(self) -> Table:
+        rates = _rates([grown.bytes_per_step for grown in self.growth[:_SHOWN]])
         rows = tuple(
             (
-                Figure.bytes(round(grown.bytes_per_step), None, None),
+                rate,
                 Figure.bytes(grown.bytes),
                 Figure.count(grown.count, "block"),
                 grown.category,
                 grown.place,
             )
-            for grown in self.growth[:_SHOWN]
+            for grown, rate in zip(self.growth, rates, strict=False)
         )
         shown = f"{len(rows)} of {len(self.growth)}" if len(self.growth) > len(rows) else ""
         title = "What is left behind" + (f" ({shown})" if shown else "")
         return Table(title, rows, (f"a {self.unit}", "in all", "", "", ""))
+
+
+def _rates(slopes: Sequence[float]) -> list[Figure]:
+    """The rates of one column, each in the unit that fits it (none in that of the largest) and
+    all with as many decimals."""
+    sizes = [round(slope) for slope in slopes]
+    largest = split_bytes(max(sizes, key=abs))[1]
+    parts = [split_bytes(size, None if size else largest) for size in sizes]
+    places = max(len(number.partition(".")[2]) for number, _ in parts)
+    pairs = zip(sizes, parts, strict=True)
+    return [Figure.bytes(size, unit, places) for size, (_, unit) in pairs]
 
 
 def leak_trend(
@@ -309,10 +322,10 @@ def _with_holders(
     if verdict.kind not in ("leak", "cycle_garbage") or live is False:
         return survivors if verdict.kind in ("leak", "cycle_garbage") else Survivors()
     if survivors.addresses and live:
-        return replace(survivors, growth=with_holders(survivors))
+        return with_holders(survivors)
     if is_monitor or live:
         torch = sys.modules.get("torch")
         has_cuda = torch is not None and torch.cuda.is_initialized()
         alike = alike_tensors(verdict.trend.steps, "cuda" if has_cuda else "cpu")
-        return replace(survivors, growth=survivors.growth or alike)
+        return survivors if survivors.growth else alike
     return survivors

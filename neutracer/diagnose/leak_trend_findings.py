@@ -9,18 +9,29 @@ from typing import Any
 from neutracer.diagnose.leak_trend_growth import Growth, Survivors
 from neutracer.diagnose.leak_trend_series import Observed, Trend
 from neutracer.diagnose.leak_trend_verdict import VERDICTS, Forecast, Verdict
+from neutracer.diagnose.replay_settings import expandable_advice
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
 from neutracer.trace.roles import Role, role_of
 from neutracer.units import format_bytes, format_count, format_duration_us, format_share
 
-__all__ = ["findings_of", "suspect_of"]
+__all__ = ["chance_text", "findings_of", "suspect_of"]
 
 # Growth that is full within so many times the steps seen is severe.
 _SOON = 20
 
 # Stacks that a finding names.
 _NAMED = 3
+
+# What to keep instead, where the blocks show that a graph is kept, and where they don't.
+_WITH_GRAPH = (
+    "what is kept for later is kept with its graph and its whole storage: keep loss.item(), or "
+    "x.detach().cpu(), or a clone() of a view"
+)
+_WITHOUT_GRAPH = (
+    "what is kept for later is kept with its whole storage: keep x.item() or x.cpu(), or a "
+    "clone() of a view"
+)
 
 
 def suspect_of(survivors: Survivors) -> Growth | None:
@@ -33,6 +44,11 @@ def suspect_of(survivors: Survivors) -> Growth | None:
         if role_of(grown.stack) is Role.SEED:
             return grown
     return None
+
+
+def chance_text(p_value: float) -> str:
+    """A p-value as it is told: "p = 0.0238", or "p < 0.0001"."""
+    return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.4f}"
 
 
 def findings_of(
@@ -49,7 +65,7 @@ def findings_of(
     if verdict.kind == "unknown":
         evidence: tuple[Note, ...] = (Note(verdict.because),)
         advice: tuple[Note, ...] = (
-            Note(f"look at more {seen.unit}s: some sixty tell a leak of 0.1 % a step"),
+            Note(f"{_more(seen.unit)}: some sixty {seen.unit}s tell a leak of 0.1 % a {seen.unit}"),
         )
         message = "whether memory grows can't be told"
         return (Finding("unknown", Severity.INFO, 0, message, evidence, advice),)
@@ -61,6 +77,13 @@ def findings_of(
     message = f"{VERDICTS[kind]}: {_rate(trend, seen.unit, kind)}"
     advice = _advice(kind, survivors, settings)
     return (Finding(kind, severity, nbytes, message, tuple(notes), advice),)
+
+
+def _more(unit: str) -> str:
+    """How to have more steps, by what they are."""
+    if unit == "window":
+        return "record longer, or say with steps= where steps begin"
+    return f"look at more {unit}s"
 
 
 def _rate(trend: Trend, unit: str, kind: str) -> str:
@@ -77,7 +100,7 @@ def _how_sure(trend: Trend, unit: str) -> Note:
         rise = format_bytes(round(trend.tooth_slope))
         return Note(f"Seen in {steps}{set_aside}; between two falls it rises by {rise} a {unit}.")
     low, high = (format_bytes(round(end)) for end in trend.interval)
-    chance = "p < 0.0001" if trend.p_value < 1e-4 else f"p = {trend.p_value:.4f}"
+    chance = chance_text(trend.p_value)
     return Note(f"Seen in {steps}{set_aside}: 95 % interval {low} to {high}, {chance}.")
 
 
@@ -137,7 +160,7 @@ def _advice(kind: str, survivors: Survivors, settings: Mapping[str, Any]) -> tup
     notes = (
         []
         if settings.get("expandable_segments")
-        else [Note("try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")]
+        else [Note(expandable_advice(str(settings.get("text", ""))))]
     )
     if kind == "cache_growth":
         notes.append(
@@ -164,10 +187,7 @@ def _leak_advice(survivors: Survivors) -> tuple[Note, ...]:
         )
     if survivors.growth:
         return (
-            Note(
-                "what is kept for later is kept with its graph and its whole storage: keep "
-                "loss.item(), or x.detach().cpu(), or a clone() of a view"
-            ),
+            Note(_WITH_GRAPH if survivors.shows_graph else _WITHOUT_GRAPH),
             Note("neutracer.why_alive(tensor) in the program says what holds one of them"),
         )
     return (

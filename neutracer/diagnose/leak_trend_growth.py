@@ -62,11 +62,20 @@ class Survivors:
         addresses: (address, size) of those that live at the end of the trace, the newest
             of each stack first, in the order of `growth`.
         freed: The lines that freed what fell, with bytes; empty where nothing fell.
+        has_graph: Some of the tensors were looked at, and one has an autograd graph.
     """
 
     growth: tuple[Growth, ...] = ()
     addresses: tuple[tuple[tuple[int, int], ...], ...] = ()
     freed: tuple[tuple[Place, int], ...] = ()
+    has_graph: bool = False
+
+    @property
+    def shows_graph(self) -> bool:
+        """Whether the blocks show that a graph is kept: its tensors do, or what several
+        operations of a module's call made, of which a program holds the last only."""
+        inside = sum(role_of(grown.stack) is Role.MODULE for grown in self.growth)
+        return self.has_graph or inside > 1
 
 
 def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:

@@ -36,19 +36,26 @@ def _live_tensors() -> list[Any]:
     return core.heap_tensors()
 
 
-def with_holders(survivors: Survivors) -> tuple[Growth, ...]:
-    """The growths, the first of them with what keeps their newest blocks alive.
+def with_holders(survivors: Survivors) -> Survivors:
+    """The survivors, the first of them with what keeps their newest blocks alive.
 
     The blocks are found by their addresses among this process's tensors; a block that no
     tensor of this process lies in stays without.
     """
-    grown = list(survivors.growth)
+    grown, has_graph = list(survivors.growth), survivors.has_graph
     tensors = _live_tensors()
     for number, blocks in enumerate(survivors.addresses[:_MOST_GROWTHS]):
         chosen = _in_blocks(tensors, blocks[: 4 * _MOST_TENSORS])
+        has_graph = has_graph or any(map(_has_graph, chosen))
         grown[number] = replace(grown[number], holders=_chains(chosen, tensors))
         tensors = _live_tensors()
-    return tuple(grown)
+    return replace(survivors, growth=tuple(grown), has_graph=has_graph)
+
+
+def _has_graph(tensor: Any) -> bool:
+    """Whether an operation made a tensor that gradients flow through."""
+    facts = core.tensor_facts(tensor)
+    return facts is not None and bool(facts["has_grad_fn"])
 
 
 def _in_blocks(tensors: Iterable[Any], blocks: Sequence[tuple[int, int]]) -> list[Any]:
@@ -72,7 +79,7 @@ def _chains(chosen: list[Any], tensors: list[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chains))
 
 
-def alike_tensors(steps: int, device_type: str) -> tuple[Growth, ...]:
+def alike_tensors(steps: int, device_type: str) -> Survivors:
     """Groups of live tensors of one shape that are so many that each few steps left one.
 
     Args:
@@ -83,16 +90,19 @@ def alike_tensors(steps: int, device_type: str) -> tuple[Growth, ...]:
         The groups, the most bytes first, with what keeps two of each alive.
     """
     groups: dict[tuple[Any, ...], dict[int, int]] = {}
+    graphs = set[tuple[Any, ...]]()
     for tensor in _live_tensors():
         facts = core.tensor_facts(tensor)
         if facts is not None and facts["device_type"] == device_type and facts["data_ptr"]:
             key = (tuple(facts["shape"]), facts["dtype"], facts["storage_bytes"])
             groups.setdefault(key, {})[facts["storage"]] = facts["storage_bytes"]
+            if facts["has_grad_fn"]:
+                graphs.add(key)
     least = max(_STEPS_A_TENSOR, steps // _STEPS_A_TENSOR)
     many = {key: held for key, held in groups.items() if len(held) >= least}
-    ranked = sorted(many.items(), key=lambda item: -sum(item[1].values()))
+    ranked = sorted(many.items(), key=lambda item: -sum(item[1].values()))[:_MOST_GROWTHS]
     found = []
-    for (shape, dtype, _), held in ranked[:_MOST_GROWTHS]:
+    for (shape, dtype, _), held in ranked:
         nbytes = sum(held.values())
         newest = list(held)[-_MOST_TENSORS:]
         found.append(
@@ -108,7 +118,7 @@ def alike_tensors(steps: int, device_type: str) -> tuple[Growth, ...]:
                 holders=_chains(*_of_storages(newest)),
             )
         )
-    return tuple(found)
+    return Survivors(tuple(found), has_graph=any(key in graphs for key, _ in ranked))
 
 
 def _of_storages(storages: Sequence[int]) -> tuple[list[Any], list[Any]]:

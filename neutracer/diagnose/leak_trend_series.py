@@ -200,9 +200,8 @@ def floors(values: array[int] | memoryview, starts: Sequence[int]) -> array[int]
 
 def windows(count: int) -> list[int]:
     """Where equal windows begin in a series of `count` values, none short of eight; all of
-    them are as long but the first, which may be a little longer."""
-    number = min(_WINDOWS, count // _WINDOW_VALUES)
-    if number == 0:
-        return list(range(count))
+    them are as long but the first, which may be a little longer. Fewer values than eight
+    are one window."""
+    number = min(_WINDOWS, count // _WINDOW_VALUES) or 1
     width = count // number
     return [0, *(count - width * (number - k) for k in range(1, number))]

@@ -192,8 +192,9 @@ def _of_snapshots(
 ) -> Observed:
     """Each snapshot as a step."""
     numbers_of = [shot.device(device) for shot in shots]
-    if len(set(numbers_of)) > 1:
-        told = ", ".join(f"cuda:{one}" for one in sorted(set(numbers_of)))
+    names = {shot.device_name(one) for shot, one in zip(shots, numbers_of, strict=True)}
+    if len(names) > 1:
+        told = ", ".join(sorted(names))
         raise ValueError(f"the snapshots are of different devices ({told}): no one thing grows")
     stats = [shot.memory_stats(one) for shot, one in zip(shots, numbers_of, strict=True)]
 

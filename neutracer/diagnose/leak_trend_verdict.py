@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from neutracer.diagnose.leak_trend_series import Observed, Trend
-from neutracer.units import format_count
+from neutracer.units import format_bytes, format_count
 
 __all__ = ["VERDICTS", "Forecast", "Verdict", "forecast", "judge"]
 
@@ -37,7 +37,7 @@ _GIVEN_BACK = 0.5
 
 # With fewer steps behind the warm-up nothing can be told.
 _FEWEST = 3
-# With fewer no growth can be proved.
+# With fewer no growth can be proved, and of windows, which are no steps, not its absence.
 _PROVABLE = 8
 
 
@@ -111,7 +111,7 @@ def _was_given_back(trend: Trend) -> bool:
 
 
 def _not_growing(live: Trend, seen: Observed) -> Verdict:
-    if live.steps < _FEWEST:
+    if live.steps < (_PROVABLE if seen.unit == "window" else _FEWEST):
         verb = "is" if live.steps == 1 else "are"
         text = f"Only {format_count(live.steps, seen.unit)} {verb} left behind the warm-up."
         return Verdict("unknown", live, text)
@@ -120,7 +120,17 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
         return Verdict("unknown", live, f"It rose in each of {live.steps} {seen.unit}s: too few.")
     if live.p_value < ALPHA:
         return Verdict("steady", live, "It grows by too little to matter.")
-    return Verdict("steady", live, "Behind the warm-up no growth shows.")
+    return Verdict("steady", live, _given_back(seen) or "Behind the warm-up no growth shows.")
+
+
+def _given_back(seen: Observed) -> str:
+    """What a table's growth of the reserved bytes came to, where one fall took it back."""
+    cached = seen.cached
+    if cached is None or cached.p_value >= ALPHA_BESIDES or not _was_given_back(cached):
+        return ""
+    at, nbytes = min(cached.jumps, key=lambda jump: jump[1])
+    fall = f"by {format_bytes(-round(nbytes))} at {seen.unit} {format_count(at)}"
+    return f"The cache grew and was given back: the reserved bytes fell {fall}."
 
 
 def forecast(seen: Observed, verdict: Verdict) -> Forecast:

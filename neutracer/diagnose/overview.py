@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from neutracer.diagnose.explain_facts import facts_beside
 from neutracer.diagnose.fragmentation import FragmentationReport, band, fragmentation_report
 from neutracer.diagnose.late_gradients import late_gradients_finding
-from neutracer.diagnose.overview_findings import facts_beside, failure_findings, trend_findings
+from neutracer.diagnose.overview_findings import failure_findings, trend_findings
 from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.places import grouped
@@ -156,7 +157,7 @@ def overview(
     """
     devices = tuple(_device(snap, device) for device in snap.devices)
     findings: list[Finding] = []
-    facts = facts_beside(path) if path else None
+    facts = facts_beside(path, []) if path else None
     name = path if called is None else called
     for device in devices:
         timeline = snap.timeline(device.device)

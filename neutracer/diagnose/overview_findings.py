@@ -8,7 +8,7 @@ import json
 import shlex
 
 from neutracer.diagnose.explain import explain
-from neutracer.diagnose.explain_facts import OomFacts, read_sidecar
+from neutracer.diagnose.explain_facts import OomFacts
 from neutracer.diagnose.explain_parts import Verdict
 from neutracer.diagnose.leak_trend import leak_trend
 from neutracer.errors import NeutracerError
@@ -19,7 +19,7 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["facts_beside", "failure_findings", "trend_findings"]
+__all__ = ["failure_findings", "trend_findings"]
 
 # Longer traces are left to `leak_trend`, so that an overview costs little more than its file.
 _MOST_EVENTS = 1_000_000
@@ -29,15 +29,6 @@ _MOST_PLACES = 8
 
 # Verdicts of `leak_trend` that are nothing to tell.
 _QUIET = ("steady", "unknown")
-
-
-def facts_beside(file: str) -> OomFacts | None:
-    """What the JSON beside a snapshot's file knows of its failure; None where there is none
-    that can be read."""
-    try:
-        return read_sidecar(file)
-    except (NeutracerError, OSError):
-        return None
 
 
 def failure_findings(

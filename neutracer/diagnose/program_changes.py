@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from neutracer._native import core
+from neutracer.arguments import number, several, whole_number
+from neutracer.arguments import text as checked_text
 from neutracer.trace.places import base_name, user_frame
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE, Frame
@@ -74,22 +76,24 @@ def change_program(
             lines at which collections ran.
 
     Raises:
+        TypeError: One is of another type.
         ValueError: There is no such event, nobody of that name allocated or freed anything,
             the batch is not above 0, or it can't be told what collections freed.
     """
-    calls = sorted(set(empty_cache_after))
+    calls = _events(empty_cache_after, len(timeline))
     notes, sizes = [], None
     ends = array("i", [_AS_IT_WAS]) * len(timeline)
-    if calls and not 0 <= calls[0] <= calls[-1] < len(timeline):
-        raise ValueError(f"no event {calls[0]} or {calls[-1]}; the trace has {len(timeline)}")
     if calls:
         notes.append(f"Changed: {format_count(len(calls), 'more call')} of empty_cache().")
-    chosen = _names(free_at_once)
+    chosen = _names("free_at_once", free_at_once, "functions and lines")
     if chosen:
         notes.append(_free_at_once(snap, timeline, chosen, ends))
-    if no_cycles:
-        places = None if no_cycles is True else _names(no_cycles)
+    places = None
+    if not isinstance(no_cycles, bool):
+        places = _names("no_cycles", no_cycles, "functions and lines, or a bool")
+    if no_cycles is True or places:
         notes.append(_free_cycles(snap, timeline, places, ends))
+    number("batch", batch, "a number of times the recorded batch")
     if batch != 1.0:
         sizes, note = _scaled(timeline, batch)
         notes.append(note)
@@ -98,9 +102,21 @@ def change_program(
     return Change(timeline.program.edit(sizes, ends, array("i", calls)), tuple(notes))
 
 
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    """One name is as good as a list of one."""
-    return (names,) if isinstance(names, str) else tuple(names)
+def _events(events: Iterable[int], count: int) -> list[int]:
+    """The numbers of events in a trace of so many, each once."""
+    name = "empty_cache_after"
+    listed = several(name, events, "the numbers of events")
+    found = sorted({whole_number(name, event, "the numbers of events") for event in listed})
+    for event in found:
+        if not 0 <= event < count:
+            raise ValueError(f"{name}: there is no event {event}; the trace has {count}")
+    return found
+
+
+def _names(name: str, places: Iterable[str], wanted: str) -> tuple[str, ...]:
+    """Functions and lines; one is as good as a list of one."""
+    listed = [places] if isinstance(places, str) else places
+    return tuple(checked_text(name, each) for each in several(name, listed, wanted))
 
 
 def _is_named(frame: Frame, name: str) -> bool:
@@ -237,9 +253,9 @@ def _scaled(timeline: Timeline, batch: float) -> tuple[array[int], str]:
             fixed += sizes[event]
         else:
             sizes[event] = max(round(sizes[event] * batch), 1)
-    share = format_share(fixed / total if total else 0.0)
+    share, times = format_share(fixed / total if total else 0.0), f"{float(batch):g}"
     return sizes, (
-        f"Changed: the batch is {batch:g} times as large. Assumed: parameters, gradients and "
+        f"Changed: the batch is {times} times as large. Assumed: parameters, gradients and "
         f"optimizer state ({share} of the bytes asked for) and what was there before the trace "
         "keep their sizes, all else is in proportion to the batch."
     )

@@ -7,10 +7,10 @@ import shlex
 from dataclasses import dataclass
 
 from neutracer.diagnose.fidelity import Fidelity
-from neutracer.diagnose.recommend_rank import best_of, rank
+from neutracer.diagnose.recommend_bound import Bound
+from neutracer.diagnose.recommend_rank import ALIKE, best_of, rank
 from neutracer.diagnose.recommend_search import (
     OBJECTIVES,
-    Bound,
     Survey,
     candidates,
     smallest_capacities,
@@ -30,6 +30,9 @@ __all__ = ["Choice", "RecommendReport", "recommend"]
 # How many choices are shown.
 _SHOWN = 3
 
+#: The smallest capacity of what needs least, in bytes, and its name.
+Least = tuple[int, str]
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -44,7 +47,8 @@ class Choice:
         saved_bytes: Fewer bytes reserved at the peak than with the recorded settings.
         more_device_calls: More cudaMalloc, cudaFree, mappings and unmappings than with the
             recorded settings: what it costs; less than 0 where it saves some.
-        above_bound: Its peak of reserved above the packing lower bound, as a share of that.
+        above_bound: Its peak of reserved above the packing lower bound, as a share of that;
+            above the bound with what had failed, up to there, where it goes through.
     """
 
     settings: str
@@ -139,11 +143,24 @@ class RecommendReport(Report):
             )
         if self.recorded.stopped_event is not None or not bound.bytes:
             return f"{text}."
-        above = self.recorded.peak_reserved_bytes / bound.bytes - 1
-        text += f". Reserved at its peak: {format_share(above)} above it as recorded"
+        shown = [(self.recorded, "as recorded")]
         if self.best and self.best.outcome.stopped_event is None:
-            text += f", {format_share(self.best.above_bound)} with {named(self.best.outcome)}"
-        return f"{text}."
+            shown.append((self.best.outcome, f"with {named(self.best.outcome)}"))
+        parts: list[str] = []
+        told = 0
+        for outcome, words in shown:
+            least = bound.of(outcome)
+            base = "it" if least == bound.with_failed_bytes == bound.bytes else format_bytes(least)
+            above = "" if least == told else f" above {base}"
+            parts.append(f"{format_share(_above(outcome, bound))}{above} {words}")
+            told = least
+        return f"{text}. Reserved at its peak: {', '.join(parts)}."
+
+
+def _above(outcome: Outcome, bound: Bound) -> float:
+    """The peak of an outcome above the least that it could have, as a share of that."""
+    least = bound.of(outcome)
+    return outcome.peak_reserved_bytes / least - 1 if least else 0.0
 
 
 def recommend(
@@ -165,7 +182,8 @@ def recommend(
             None is as when it was recorded. `.recorded.fits` says whether the program fits
             in it as it is, `.best.outcome.fits` whether it does with the best setting.
         objective: What is best: "fit" needs the least memory to go through, "reserved" has
-            the lowest peak of reserved, "speed" the fewest calls of the device.
+            the lowest peak of reserved, "speed" the fewest calls of the device. What differs
+            by up to 2 % counts as alike.
         device: The device; None is the only one.
         torch_version: PyTorch's version, as "2.11", whose rules and settings hold; None is
             the newest that is known, with the settings that the file's own version has.
@@ -194,7 +212,7 @@ def recommend(
 
 
 def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> RecommendReport:
-    choices = _choices(replayer, objective, found)
+    choices, least = _choices(replayer, objective, found)
     return RecommendReport(
         device=replayer.device,
         events=len(replayer.timeline),
@@ -207,54 +225,77 @@ def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> Re
         bound=found.bound,
         check=replayer.check,
         notes=replayer.notes(),
-        findings=_findings(objective, choices, found.smallest, found.recorded, replayer),
+        findings=_findings(objective, choices, least, found, replayer),
     )
 
 
-def _choices(replayer: Replayer, objective: str, found: Survey) -> tuple[Choice, ...]:
-    """The best of what was tried, as far as it does better than the recorded settings."""
-    rows, alike = rank(replayer, objective, found)
-    best = best_of(replayer, objective, found, rows, alike, _SHOWN)
+def _choices(
+    replayer: Replayer, objective: str, found: Survey
+) -> tuple[tuple[Choice, ...], Least | None]:
+    """The best of what was tried, as far as it does better than the recorded settings; and
+    the smallest capacity that is known of anything."""
+    rows = rank(replayer, objective, found)
+    best = best_of(replayer, objective, found, rows, _SHOWN)
     if objective != "fit":
         needs = smallest_capacities(replayer, [each for each, _ in best], found)
         best = [(outcome, needs[outcome.settings]) for outcome, _ in best]
-    return tuple(_choice(*row, found.recorded, found.bound) for row in best)
+    known = [*best, *rows, (found.recorded, found.smallest)]
+    needs_of = [(nbytes, named(each)) for each, nbytes in known if nbytes is not None]
+    least = min(needs_of, key=lambda pair: pair[0], default=None)
+    return tuple(_choice(*row, found.recorded, found.bound) for row in best), least
 
 
 def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bound) -> Choice:
-    peak = outcome.peak_reserved_bytes
     return Choice(
         outcome.settings,
         f"PYTORCH_CUDA_ALLOC_CONF={shlex.quote(outcome.settings)}",
         outcome,
         smallest,
-        recorded.peak_reserved_bytes - peak,
+        recorded.peak_reserved_bytes - outcome.peak_reserved_bytes,
         outcome.device_calls - recorded.device_calls,
-        peak / bound.bytes - 1 if bound.bytes else 0.0,
+        _above(outcome, bound),
     )
 
 
 def _findings(
     objective: str,
     choices: tuple[Choice, ...],
-    own: int | None,
-    recorded: Outcome,
+    least: Least | None,
+    found: Survey,
     replayer: Replayer,
 ) -> tuple[Finding, ...]:
+    own, recorded = found.smallest, found.recorded
     if not choices:
         message = f"nothing that was tried does better than {named(recorded)}"
-        verdict = _verdict(None, own, recorded, replayer)
+        verdict = _verdict(None, least, found, replayer)
         return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
     best = choices[0]
     saved, message = _gain(objective, best, own, recorded)
-    calls = best.more_device_calls
-    cost = f"{format_count(abs(calls))} {'more' if calls > 0 else 'fewer'} calls of the device"
+    evidence = (*_near_least(objective, best, least), *doubt(replayer.check))
     advice = (
-        Note(best.environment, detail=cost),
+        Note(best.environment, detail=_cost(best.more_device_calls)),
         Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
     )
-    found = Finding("recommendation", Severity.INFO, saved, message, doubt(replayer.check), advice)
-    return (*_verdict(best, own, recorded, replayer), found)
+    finding = Finding("recommendation", Severity.INFO, saved, message, evidence, advice)
+    return (*_verdict(best, least, found, replayer), finding)
+
+
+def _cost(more: int) -> str:
+    """How many more calls of the device a choice makes, in words."""
+    if not more:
+        return "as many calls of the device"
+    return f"{format_count(abs(more), 'more call' if more > 0 else 'fewer call')} of the device"
+
+
+def _near_least(objective: str, best: Choice, least: Least | None) -> tuple[Note, ...]:
+    """What needs a little less than the best does, and is no better for that."""
+    needed = best.smallest_capacity_bytes
+    if objective != "fit" or least is None or needed is None:
+        return ()
+    if not least[0] < needed <= least[0] * (1 + ALIKE):
+        return ()
+    share = format_share(ALIKE, decimals=0)
+    return (Note(f"within {share} of the least, {format_bytes(least[0])} with {least[1]}"),)
 
 
 def _gain(objective: str, best: Choice, own: int | None, recorded: Outcome) -> tuple[int, str]:
@@ -274,12 +315,12 @@ def _gain(objective: str, best: Choice, own: int | None, recorded: Outcome) -> t
 
 
 def _verdict(
-    best: Choice | None, own: int | None, recorded: Outcome, replayer: Replayer
+    best: Choice | None, least: Least | None, found: Survey, replayer: Replayer
 ) -> tuple[Finding, ...]:
     """Whether the program fits in the capacity that was asked about."""
     if replayer.capacity is None:
         return ()
-    room = format_bytes(replayer.capacity)
+    room, own, recorded = format_bytes(replayer.capacity), found.smallest, found.recorded
     if recorded.fits:
         message = f"fits in {room} as it is"
         if own is not None:
@@ -293,10 +334,6 @@ def _verdict(
             message += "; what the program would have done beyond its trace is not known"
         return (Finding("fits_with_settings", Severity.SERIOUS, replayer.capacity, message),)
     message = f"does not fit in {room} under any setting that was tried"
-    needs = [(own, named(recorded))]
-    needs += [(best.smallest_capacity_bytes, named(best.outcome))] if best else []
-    known = [(nbytes, name) for nbytes, name in needs if nbytes is not None]
-    if known:
-        nbytes, name = min(known)
-        message += f"; {name} needs {format_bytes(nbytes)}"
+    if least is not None:
+        message += f"; {least[1]} needs {format_bytes(least[0])}"
     return (Finding("out_of_memory", Severity.SEVERE, replayer.capacity, message),)

@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings worth trying on a program, how little memory each needs, and the least of all."""
+"""The settings worth trying on a program, and how little memory each needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import product
 from typing import Any
 
 from neutracer._native import core
+from neutracer.diagnose.recommend_bound import Bound, bound_of
 from neutracer.diagnose.replaying import Replayer, canonical
 from neutracer.diagnose.what_if_parts import Outcome
 from neutracer.trace.timeline import Timeline
 
 __all__ = [
     "OBJECTIVES",
-    "Bound",
     "Survey",
-    "bound_of",
     "candidates",
     "distinct_rules",
     "order_of",
-    "packing_bound",
     "smallest_capacities",
     "smallest_capacity",
     "survey",
@@ -68,7 +66,10 @@ def candidates(replayer: Replayer) -> tuple[str, ...]:
 
 
 def order_of(
-    objective: str, outcome: Outcome, smallest: int | None, least: int = 0
+    objective: str,
+    outcome: Outcome,
+    smallest: int | None,
+    alike: tuple[int, int] = (0, 0),
 ) -> tuple[int, ...]:
     """What candidates are ranked by: the least is the best.
 
@@ -79,19 +80,21 @@ def order_of(
         objective: One of `OBJECTIVES`.
         outcome: The candidate's.
         smallest: Its smallest capacity in bytes, or None.
-        least: Below so many bytes smaller capacities are no better than others.
+        alike: Up to which values the two figures of the objective are as good as each
+            other.
     """
     peak = outcome.peak_reserved_bytes
     highest = outcome.range("peak_reserved_bytes")[1]
     reserved = peak if highest is None or "beyond" in outcome.causes else highest
     failures = (int(outcome.stopped_event is not None), outcome.ooms)
     keys = {
-        "fit": (max(peak if smallest is None else smallest, least), reserved),
+        "fit": (peak if smallest is None else smallest, reserved),
         "reserved": (reserved, peak),
         "speed": (outcome.device_calls + outcome.retries, reserved),
     }
+    figures = (max(key, up_to) for key, up_to in zip(keys[objective], alike, strict=True))
     simplicity = outcome.settings.count(":")
-    return (*failures, *keys[objective], simplicity, outcome.device_calls)
+    return (*failures, *figures, simplicity, outcome.device_calls)
 
 
 def distinct_rules(replayer: Replayer, tried: tuple[str, ...]) -> tuple[str, ...]:
@@ -226,56 +229,6 @@ def smallest_capacity(
         else:
             low = middle
     return high if high == low or low < most else None
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The least memory that any allocator could do with.
-
-    Attributes:
-        bytes: The most bytes in live blocks at one time, each rounded up to 512, which is
-            PyTorch's smallest unit.
-        event: The event after which it was so; -1: before the trace.
-        with_failed_bytes: The same if what failed when it was recorded had gone through.
-    """
-
-    bytes: int
-    event: int
-    with_failed_bytes: int
-
-
-def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
-    """The packing lower bound of a trace: no allocator could do with less.
-
-    Args:
-        timeline: The trace.
-        counts_failed: Whether the sizes of failed requests can be believed: PyTorch writes
-            them down as its settings rounded them.
-    """
-    rows = timeline.allocations
-    changes = [0] * (len(timeline) + 1)
-    columns = (rows.codes("requested_size"), rows.codes("alloc_event"), rows.codes("free_event"))
-    for requested, made, freed in zip(*columns, strict=True):
-        size = -(-requested // 512) * 512
-        if freed != -2:  # -2: freed before the trace
-            changes[made + 1] += size
-        if freed >= 0:
-            changes[freed + 1] -= size
-    live = list(accumulate(changes))
-    most = max(live)
-    wanted = [most]
-    if timeline.facts["oom_count"] and counts_failed:
-        sizes = timeline.events.codes("size")
-        for event, action in enumerate(timeline.events["action"]):
-            if action == "oom":
-                wanted.append(live[event + 1] + sizes[event])
-    return Bound(most, live.index(most) - 1, max(wanted))
-
-
-def bound_of(replayer: Replayer) -> Bound:
-    """The packing lower bound of the program that was recorded."""
-    divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
-    return packing_bound(replayer.timeline, max(divisions) <= 1)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from neutracer._native import core
+from neutracer.arguments import text as checked_text
 from neutracer.errors import SettingsError
 
-__all__ = ["canonical", "takes_share", "version_number"]
+__all__ = ["canonical", "expandable_advice", "takes_share", "version_number"]
 
 
 def canonical(settings: str) -> str:
@@ -25,10 +27,7 @@ def canonical(settings: str) -> str:
         >>> canonical("expandable_segments : True, max_split_size_mb:512")
         'expandable_segments:True,max_split_size_mb:512'
     """
-    if not isinstance(settings, str):
-        kind = type(settings).__name__
-        raise TypeError(f"settings are a text for PYTORCH_CUDA_ALLOC_CONF, not {kind}")
-    parsed = core.parse_settings(settings)
+    parsed = _parsed(settings)
     if not parsed["native_backend"]:
         raise SettingsError(
             "the model is of PyTorch's native allocator; of other backends nobody records "
@@ -38,15 +37,42 @@ def canonical(settings: str) -> str:
     return str(parsed["text"])
 
 
+def _parsed(settings: str) -> dict[str, Any]:
+    """The core's reading of a text for PYTORCH_CUDA_ALLOC_CONF."""
+    if not isinstance(settings, str):
+        kind = type(settings).__name__
+        raise TypeError(f"settings are a text for PYTORCH_CUDA_ALLOC_CONF, not {kind}")
+    try:
+        return core.parse_settings(settings)
+    except UnicodeEncodeError as error:
+        bad = settings[error.start]
+        raise SettingsError(f"{bad!r} is half of a character", error.start) from None
+
+
 def takes_share(settings: str) -> bool:
     """Whether settings limit the process to a share of its device."""
-    return float(core.parse_settings(settings)["per_process_memory_fraction"]) < 1.0
+    return float(_parsed(settings)["per_process_memory_fraction"]) < 1.0
+
+
+def expandable_advice(recorded: str) -> str:
+    """The advice to set expandable segments, and nothing else, in place of what is set.
+
+    Args:
+        recorded: The settings in force, as text; "" is the default.
+
+    Example:
+        >>> expandable_advice("max_split_size_mb:64")
+        'try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True instead of max_split_size_mb:64'
+    """
+    text = "try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    return f"{text} instead of {recorded}" if recorded else text
 
 
 def version_number(text: str | None) -> int:
     """The core's number of a version of PyTorch; 0 for None, which is the newest known.
 
     Raises:
+        TypeError: It is no text.
         ValueError: It is no version.
 
     Example:
@@ -55,7 +81,7 @@ def version_number(text: str | None) -> int:
     """
     if text is None:
         return 0
-    found = re.match(r"(\d{1,3})\.(\d{1,3})(\D|$)", text)
+    found = re.match(r"(\d{1,3})\.(\d{1,3})(\D|$)", checked_text("torch_version", text))
     if found is None:
         raise ValueError(f"a version of torch is written as 2.11, not {text!r}")
     return int(found[1]) * 1000 + int(found[2])

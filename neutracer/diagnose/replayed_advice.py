@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from neutracer.diagnose.replay_settings import expandable_advice
 from neutracer.diagnose.replaying import Replayer
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes
@@ -50,6 +51,11 @@ class Replayed:
             return False
         segments = self._snap.native.tables()["segments"]
         return not any(memoryview(segments["is_expandable"]))
+
+    @property
+    def advice(self) -> str:
+        """The advice to switch them on, which is what was replayed: with nothing else set."""
+        return expandable_advice(str(self._snap.settings_in_force["text"]))
 
     @cached_property
     def _runs(self) -> tuple[dict[str, memoryview], ...]:

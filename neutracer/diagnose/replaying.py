@@ -24,6 +24,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+# More than any device has; the core counts in 64 bits.
+_MOST_BYTES = 1 << 60
+
+
 class _StoppedError(Exception):
     """Another run has failed: the rest is not wanted any more."""
 
@@ -48,7 +52,7 @@ def _refuse_others(snap: Snapshot) -> None:
             "this program ran under another allocator than PyTorch's native one, which "
             "records nothing that could be replayed"
         )
-    if snap.settings.get("exact_sizes"):
+    if snap.is_cpu:
         raise ValueError(
             "this is the memory of the CPU, which PyTorch takes from the system block by "
             "block: it has no cache, and no setting of the CUDA allocator would change it"
@@ -86,8 +90,8 @@ class Replayer:
         self.device = device
         self.timeline = snap.timeline(device)
         self.capacity = None if capacity is None else parse_bytes(capacity)
-        if self.capacity == 0:
-            raise ValueError("a capacity is above 0 bytes")
+        if self.capacity is not None and not 0 < self.capacity <= _MOST_BYTES:
+            raise ValueError("a capacity is above 0 bytes, and no device has more than 2^60")
         _refuse_others(snap)
         program = self.timeline.program
         self.facts = program.facts()
@@ -126,6 +130,7 @@ class Replayer:
         low, high = self.facts["limit_low"], self.facts["limit_high"]
         if not self.is_capped or low >= high:
             return (0,)
+        low = max(low, 1)  # 0 is as recorded.
         guess = roundest(low, high)
         return tuple(dict.fromkeys((guess, low, high)))
 
@@ -303,5 +308,5 @@ class Replayer:
         return [
             f"PyTorch kept this process below a limit from {format_bytes(low)} to "
             f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
-            "ranges cover all; capacity= says which."
+            "ranges cover all; capacity= (or --capacity) says which."
         ]

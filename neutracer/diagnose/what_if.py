@@ -334,9 +334,8 @@ def _wanted(settings: tuple[str, ...], capacity: int | str | None) -> list[str]:
     wanted = {text: canonical(text) for text in ("", *settings)}
     shares = [text for text in wanted if takes_share(text)]
     if capacity is None and shares:
-        raise ValueError(
-            f"{shares[0]!r} asks for a share of the device: say with capacity= how large it is"
-        )
+        asked = f"{shares[0]!r} asks for a share of the device"
+        raise ValueError(f"{asked}: capacity= (or --capacity) says how large it is")
     return list(wanted.values())
 
 

@@ -37,6 +37,9 @@ _LOGGER = logging.getLogger("neutracer")
 # Shapes that are described in one collection; of more only the sum is told.
 _MOST_SHAPES = 50
 
+# What the core counts for all watches of the process, and a watch from its own begin on.
+_COUNTED = ("collections", "walked", "predicted", "described", "survivors", "refused", "spent_ns")
+
 # What of a repeat is added up, and devices.
 _NOTHING = {"bytes": 0, "count": 0, "tensors": 0, "survivors": 0}
 
@@ -133,6 +136,9 @@ class CycleWatch:
         self._untold = 0
         self._id: int | None = None
         self._whose = ""
+        self._process = os.getpid()
+        self._before: dict[str, Any] = {}
+        self._ended: dict[str, Any] | None = None
 
     def _begin(self, device_type: int, device_index: int, min_bytes: int) -> None:
         self._whose = " of an accelerator" if device_type == ACCELERATORS else ""
@@ -140,10 +146,12 @@ class CycleWatch:
         self._id = core.watch_cycles(
             self._receive, device_type, device_index, min_bytes, _MOST_SHAPES
         )
+        self._before = core.watch_status()
 
     def remove(self) -> None:
         """End the watch; a second time does nothing."""
         if self._id is not None:
+            self._ended = self.status
             core.unwatch_cycles(self._id)
             self._id = None
 
@@ -164,9 +172,19 @@ class CycleWatch:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the watching costs: "collections", "walked" (objects), "spent_ns", "longest_ns",
-        and whether any collection was not looked at ("refused" and "refusal")."""
+        """What the watching cost while this watch was on: "collections", "walked" (objects),
+        "spent_ns", and whether any collection was not looked at ("refused" and "refusal").
+
+        Several watches share one look at each collection, and each counts it. "longest_ns" is
+        the longest look of all watches of the process.
+        """
+        if self._ended is not None:
+            return dict(self._ended)
         status: dict[str, Any] = core.watch_status()
+        # The child of a fork counts anew.
+        if self._process == os.getpid():
+            for name in _COUNTED:
+                status[name] -= self._before.get(name, 0)
         return status
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ class MemoryMonitor(MonitorViews):
     """Follows the memory of devices while a program runs.
 
     Args:
-        interval: Seconds between two readings: 0.1 costs less than 0.05 % of a core,
+        interval: Seconds between two readings: 0.1 costs some 0.05 % of a core,
             0.001 less than 1 %.
         alert_threshold: The share of a device from which on there is an alert, of what
             can't be had: all that is in use but PyTorch's own cache. Where a memory fraction
@@ -241,17 +241,12 @@ class MemoryMonitor(MonitorViews):
     def mark(self, label: object) -> None:
         """A phase begins: "step 12", "evaluation". Reads at once; costs microseconds.
 
-        Once the monitor is stopped nothing is marked.
+        While the monitor is not running nothing is marked.
 
         Args:
             label: What `phases` and `series` call it.
-
-        Raises:
-            NeutracerError: The monitor was not started.
         """
         sampler = self._sampler
-        if sampler is None and self._road is None:
-            self._now(0)
         if sampler is None or self not in _running:
             return
         if self._poller is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name
 from neutracer.live.capture import snapshot
-from neutracer.units import format_bytes, format_share
+from neutracer.units import format_bytes, format_duration_us, format_share
 
 __all__ = ["ACTIONS", "KINDS", "Alert", "AlertDesk", "alert_rules", "device_name"]
 
@@ -109,8 +109,8 @@ class Alert:
             free, what = self.cap_bytes - self.allocated_bytes, "the process's limit is reached"
         if not self.device_used_bytes or self.value <= 0 or free < 0:
             return ""
-        minutes = free / self.value / 60
-        return f"; at this pace {what} in {max(minutes, 0.1):,.1f} minutes"
+        left_us = max(free / self.value, 1.0) * 1e6
+        return f"; at this pace {what} in {format_duration_us(left_us)}"
 
     def _is_capped(self) -> bool:
         """Whether it is the process's limit, and not the device, that is so full."""

@@ -10,12 +10,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 __all__ = ["OnDemand"]
 
 _LOGGER = logging.getLogger("neutracer")
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe that nobody waits at: where to read, and where to write."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
 
 
 class OnDemand:
@@ -43,9 +52,10 @@ class OnDemand:
         self._every_s = every_s
         self._signum = signum
         self._read, self._write = -1, -1
+        # Where signals are told while it is asked where they are told.
+        self._aside: tuple[int, int] = (-1, -1)
         self._process = 0
         self._previous: Any = None
-        self._wakeup = -1
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -53,18 +63,16 @@ class OnDemand:
         if self._every_s is None and self._signum is None:
             return
         self._process = os.getpid()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+        self._read, self._write = _pipe()
+        self._aside = _pipe()
         if threading.current_thread() is not threading.main_thread():
             # Only the main thread may have a signal handled.
             self._signum = None
         if self._signum is not None:
             self._previous = signal.signal(self._signum, self._handle)
-            self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            if self._wakeup != -1:
-                # Somebody else waits for signals there.
-                signal.set_wakeup_fd(self._wakeup)
+            if self._waiting() == -1:
+                # Nobody else waits for signals there.
+                signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             os.register_at_fork(after_in_child=self._leave_child)
         self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
         self._thread.start()
@@ -77,25 +85,34 @@ class OnDemand:
         os.write(self._write, b"\0")
         self._thread.join()
         self._thread = None
-        os.close(self._read)
-        os.close(self._write)
+        for end in (self._read, self._write, *self._aside):
+            os.close(end)
 
     def _give_back(self) -> None:
         if self._signum is None:
             return
         if signal.getsignal(self._signum) == self._handle:
             signal.signal(self._signum, self._previous)
-        if self._is_wakeup():
+        if self._waiting() == self._write:
             signal.set_wakeup_fd(-1)
 
-    def _is_wakeup(self) -> bool:
-        """Whether signals are still told by our pipe; in the main thread."""
-        current = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(current)
-        return current == self._write
+    def _waiting(self) -> int:
+        """The pipe in which Python tells of signals, -1 for none; in the main thread.
+
+        It can only be asked for by putting another in its place. What is told there in that
+        moment is handed on.
+        """
+        aside, end = self._aside
+        current = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
+        with suppress(OSError):
+            came = os.read(aside, 4096)
+            if current != -1:
+                os.write(current, came)
+        return current
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if not self._is_wakeup():
+        if self._waiting() != self._write:
             os.write(self._write, bytes([signum]))
 
     def _leave_child(self) -> None:

@@ -81,7 +81,6 @@ class Passage:
             named = ((text, reader_name(text)) for text in taken.strings)
             renamed = {text: name for text, name in named if name != text}
             self.snapshot = Snapshot(taken.native, renamed) if renamed else taken
-            self.snapshot.is_cpu = taken.is_cpu
 
     def _end_cpu(self) -> Snapshot:
         state = hooks.state()

@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from neutracer.errors import NeutracerError
@@ -17,6 +18,9 @@ __all__ = ["run_program"]
 
 def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     """Run a script or a module as `__main__`, with its own arguments and search path.
+
+    Streams that it put in place of standard output and error are flushed and taken out
+    again.
 
     Args:
         arguments: The script's path, or the module's name, and what follows it.
@@ -37,6 +41,7 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     if not module and not os.path.exists(name):
         raise NeutracerError(f"{name}: there is no such file")
     saved = sys.argv, list(sys.path)
+    streams = sys.stdout, sys.stderr
     sys.argv = list(arguments)
     try:
         if module:
@@ -59,6 +64,12 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
         return 1
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
+        for mine, stream in zip(streams, (sys.stdout, sys.stderr), strict=True):
+            # What a program makes of a stream may raise anything.
+            with suppress(Exception):
+                if stream is not mine:
+                    stream.flush()
+        sys.stdout, sys.stderr = streams
     return 0
 
 

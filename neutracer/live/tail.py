@@ -124,6 +124,4 @@ def take(backend: str, max_events: int) -> Snapshot:
             HistoryWarning,
             stacklevel=3,
         )
-    snap = Snapshot(native)
-    snap.is_cpu = backend == "cpu"
-    return snap
+    return Snapshot(native)

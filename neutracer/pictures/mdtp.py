@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from neutracer.arguments import text
 from neutracer.diagnose.what_if_parts import Outcome
 from neutracer.pictures.plot_extra import (
     opened,
     picture_file,
-    require_matplotlib,
     save_picture,
     source_name,
 )
@@ -43,7 +42,7 @@ def mdtp(
     holes: bool = True,
     title: str | tuple[str, str] | None = None,
     dark: bool = False,
-    output: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
     """Draw memory over time: each block at its address, for as long as it lived.
 
@@ -69,7 +68,8 @@ def mdtp(
         holes: Name the largest holes.
         title: What stands above, or a pair for two snapshots; None is the file's name.
         dark: For a dark page.
-        output: Where the figure is written too: .png, .svg or .pdf by its name.
+        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
+            writes by its name; a binary file gets a PNG.
 
     Returns:
         The matplotlib figure; `.savefig("memory.png")` writes it.
@@ -78,8 +78,8 @@ def mdtp(
         UnavailableError: matplotlib is not installed.
         SnapshotError: A file can't be read.
         OSError: A file can't be read or written.
-        ValueError: `output` ends otherwise; there is no such device, axis or style, or
-            nothing in that range.
+        ValueError: `output` ends in no format of matplotlib's; there is no such device,
+            axis or style, or nothing in that range.
 
     Example:
         >>> import neutracer
@@ -89,15 +89,14 @@ def mdtp(
     """
     if style not in ("default", "classic"):
         raise ValueError(f"style is 'default' or 'classic', not {style!r}")
-    name_of_file = picture_file(output)
-    require_matplotlib()
+    target = picture_file(output)
     from neutracer.pictures.mdtp_scene import Request
 
     request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
     sources = _sources(before, after)
     titled = zip(sources, _titles(sources, title), strict=True)
     figure = _drawn(titled, request, style, holes, DARK if dark else LIGHT)
-    return cast("Figure", save_picture(figure, name_of_file))
+    return cast("Figure", save_picture(figure, target))
 
 
 def _drawn(

@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
 from neutracer.diagnose.what_if_parts import Outcome
@@ -29,7 +29,7 @@ __all__ = [
     "source_name",
 ]
 
-_PICTURES = (".png", ".svg", ".pdf")
+_USUAL = ("png", "svg", "pdf")
 
 # A longer name of a function or file would push the rest of a line off the picture.
 _MOST_PLACE = 60
@@ -69,23 +69,42 @@ def source_name(source: object) -> str:
     return name
 
 
-def picture_file(output: str | os.PathLike[str] | None) -> str | None:
-    """The name under which a picture is written, checked before it is drawn.
+def picture_file(output: str | os.PathLike[str] | BinaryIO | None) -> str | BinaryIO | None:
+    """Where a picture is written, checked before it is drawn: a name, or an open file.
 
     Raises:
-        ValueError: It does not end as a picture does.
-        TypeError: It is no path.
+        UnavailableError: matplotlib is not installed.
+        ValueError: The name ends in no format that matplotlib writes.
+        TypeError: It is neither a path nor a file.
     """
+    require_matplotlib()
     if output is None:
         return None
-    name = path_name(output, "output")
-    if os.path.splitext(name)[1].lower() not in _PICTURES:
-        raise ValueError(f"{name}: the name of a picture ends in {', '.join(_PICTURES)}")
+    if not isinstance(output, (str, os.PathLike)) and hasattr(output, "write"):
+        return output
+    name = path_name(cast(str, output), "output")
+    others = _other_formats()
+    if _format(name) not in (*_USUAL, *others):
+        raise ValueError(
+            f"{name or repr(name)}: the name of a picture ends in .png, .svg or .pdf; "
+            f"matplotlib also writes .{', .'.join(others)}"
+        )
     return name
 
 
-def save_picture(figure: Any, name: str | None) -> Any:
-    """Write a figure where a name was given; the file appears whole or not at all.
+def _format(name: str) -> str:
+    return os.path.splitext(name)[1][1:].lower()
+
+
+def _other_formats() -> list[str]:
+    """The endings of what matplotlib writes beside the usual ones."""
+    from matplotlib.figure import Figure
+
+    return sorted(set(Figure().canvas.get_supported_filetypes()).difference(_USUAL))
+
+
+def save_picture(figure: Any, target: str | BinaryIO | None) -> Any:
+    """Write a figure where `picture_file` said; a file of a name appears whole or not at all.
 
     Returns:
         The figure.
@@ -93,11 +112,15 @@ def save_picture(figure: Any, name: str | None) -> Any:
     Raises:
         OSError: It can't be written.
     """
-    if name is not None:
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=os.path.splitext(name)[1][1:].lower())
-        with atomic_file(name) as file:
+    if target is None:
+        return figure
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=_format(target) if isinstance(target, str) else "png")
+    if isinstance(target, str):
+        with atomic_file(target) as file:
             file.write(drawn.getvalue())
+    else:
+        target.write(drawn.getvalue())
     return figure
 
 

@@ -36,11 +36,15 @@ class Picture(Figure):  # type: ignore[misc]
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure."""
+        self.escape_texts()
+        super().draw(renderer)
+
+    def escape_texts(self) -> None:
+        """Make all texts drawable; before anything measures them."""
         for text in self.findobj(Text):
             words = text.get_text()
             if not words.isascii():
                 text.set_text(_drawable(words, text.get_fontproperties()))
-        super().draw(renderer)
 
     def _repr_png_(self) -> bytes:
         """What a notebook keeps: at most 1 MB, with fewer pixels where that needs it."""

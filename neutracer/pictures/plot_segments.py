@@ -95,7 +95,7 @@ def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
     axes.step(edges, steps, where="post", color=palette.sand_ink, linewidth=1.1, zorder=3)
     axes.set_xlim(x_first, x_end)
     axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.set_ylabel("reserved, unused")
     moment = float(scene.axis_x(float(scene.states[event + 1])))
     axes.axvline(moment, color=palette.ink, linewidth=0.9, linestyle=":", zorder=4)

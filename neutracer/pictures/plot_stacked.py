@@ -120,8 +120,8 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     axes.set_ylim(0, most * 1.05)
     byte_axis(axes.yaxis, most, 6)
     time_axis(axes, scene.by_time, len(scene.timeline))
-    draw_ooms(scene, None, axes, palette)
     _legend(axes, palette)
+    draw_ooms(scene, None, axes, palette)
     written: dict[str, Any] = {"parse_math": False, "va": "top"}
     title = sentence(scene.title, 80)
     figure.text(0.075, 0.985, title, color=palette.ink, size=13, weight="bold", **written)
@@ -142,7 +142,7 @@ def _colour(name: str, number: int, palette: Palette) -> str:
 
 
 def _legend(axes: Any, palette: Palette) -> None:
-    """The bands from the top down, as they lie."""
+    """The bands from the top down, as they lie; the axes take the room that they leave."""
     named = zip(*axes.get_legend_handles_labels(), strict=True)
     shown = [(handle, name) for handle, name in named if name != "OOM"][::-1]
     legend = axes.legend(
@@ -157,3 +157,8 @@ def _legend(axes: Any, palette: Palette) -> None:
     for text, (_, name) in zip(legend.get_texts(), shown, strict=True):
         text.set_parse_math(False)
         text.set_text(sentence(name, _MOST_NAME))
+    axes.figure.escape_texts()
+    place = axes.get_position()
+    share = legend.get_window_extent().width / axes.figure.bbox.width
+    # 1 % of the axes between them and the legend, 1 % of the figure right of it.
+    axes.set_position([place.x0, place.y0, (0.99 - place.x0 - share) / 1.01, place.height])

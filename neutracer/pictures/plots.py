@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from neutracer.arguments import text, whole_number
 from neutracer.pictures.plot_extra import (
     opened,
     picture_file,
-    require_matplotlib,
     save_picture,
     source_name,
 )
@@ -33,7 +32,7 @@ def plot_timeline(
     top: int = 8,
     title: str | None = None,
     dark: bool = False,
-    output: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
     """Draw allocated bytes over time, stacked by who allocated them.
 
@@ -50,13 +49,15 @@ def plot_timeline(
             peak first; all others are one band, in grey.
         title: What stands above; None is the file's name.
         dark: For a dark page.
-        output: Where the figure is written too: .png, .svg or .pdf by its name.
+        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
+            writes by its name; a binary file gets a PNG.
 
     Raises:
         UnavailableError: matplotlib is not installed.
         SnapshotError: The file can't be read.
         OSError: A file can't be read or written.
-        ValueError: `output` ends otherwise; or there is no such device, axis or grouping.
+        ValueError: `output` ends in no format of matplotlib's; or there is no such device,
+            axis or grouping.
 
     Example:
         >>> import neutracer
@@ -67,15 +68,14 @@ def plot_timeline(
     if by not in ("line", "stack", "category"):
         raise ValueError(f"by is 'line', 'stack' or 'category', not {by!r}")
     top = whole_number("top", top, least=0)
-    name_of_file = picture_file(output)
-    require_matplotlib()
+    target = picture_file(output)
     from neutracer.pictures.mdtp_scene import Request, Scene
     from neutracer.pictures.plot_stacked import draw_stacked
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)
     figure = draw_stacked(scene, by, top, DARK if dark else LIGHT)
-    return cast("Figure", save_picture(figure, name_of_file))
+    return cast("Figure", save_picture(figure, target))
 
 
 def plot_fragmentation(
@@ -86,7 +86,7 @@ def plot_fragmentation(
     event: int | None = None,
     title: str | None = None,
     dark: bool = False,
-    output: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
     """Draw the share of reserved bytes that was unused over time, and each segment at one
     moment with its blocks and holes.
@@ -102,13 +102,15 @@ def plot_fragmentation(
         event: Another moment for the segments: after this event.
         title: What stands above; None is the file's name.
         dark: For a dark page.
-        output: Where the figure is written too: .png, .svg or .pdf by its name.
+        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
+            writes by its name; a binary file gets a PNG.
 
     Raises:
         UnavailableError: matplotlib is not installed.
         SnapshotError: The file can't be read.
         OSError: A file can't be read or written.
-        ValueError: `output` ends otherwise; or there is no such device, axis or event.
+        ValueError: `output` ends in no format of matplotlib's; or there is no such device,
+            axis or event.
 
     Example:
         >>> import neutracer
@@ -116,12 +118,11 @@ def plot_fragmentation(
         >>> [axes.get_label() for axes in figure.axes]
         ['share', 'segments']
     """
-    name_of_file = picture_file(output)
-    require_matplotlib()
+    target = picture_file(output)
     from neutracer.pictures.mdtp_scene import Request, Scene
     from neutracer.pictures.plot_segments import draw_fragmentation
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)
     figure = draw_fragmentation(scene, event, DARK if dark else LIGHT)
-    return cast("Figure", save_picture(figure, name_of_file))
+    return cast("Figure", save_picture(figure, target))

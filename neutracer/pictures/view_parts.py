@@ -103,7 +103,8 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     complete = mine.history_complete if mine else None
     history = {True: "history complete", False: "history begins late", None: "no history"}
     length = length.replace(" us", " \N{MICRO SIGN}s")
-    facts = [f"cuda:{number}", format_count(events, "event") + length, history[complete]]
+    name = "cpu" if mine and mine.fragmentation.device < 0 else f"cuda:{number}"
+    facts = [name, format_count(events, "event") + length, history[complete]]
     facts.append(report.settings or "default settings")
     if report.partial:
         facts.append(f"only a part was read: {report.partial}")

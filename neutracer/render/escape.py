@@ -112,7 +112,8 @@ def _head(text: str, width: int) -> str:
 def wrap(text: str, width: int) -> list[str]:
     """Break a clean text at its spaces into lines of at most `width` columns.
 
-    A word that is longer than a line is cut into lines, each of at least one character.
+    A word that is longer than a line is cut into lines, each of at least one character,
+    behind a comma where there is one.
     Spaces inside a line are kept as they are. An empty text is one empty line.
 
     Example:
@@ -132,5 +133,6 @@ def _take_line(text: str, width: int) -> tuple[str, str]:
     head = _head(text, width) or text[:1]
     end = len(head) if text[len(head) : len(head) + 1] == " " else head.rfind(" ")
     if end <= 0:
-        return head, text[len(head) :]
+        end = head.rfind(",") + 1 or len(head)
+        return text[:end], text[end:]
     return text[:end].rstrip(" "), text[end:].lstrip(" ")

@@ -176,8 +176,11 @@ def _entry(entry: Entry) -> str:
 
 
 def _note(note: Note) -> str:
-    aside = _place(note.place) if note.place else _text(note.detail)
-    return f"<p>{_text(note.text)} {aside}</p>" if aside else f"<p>{_text(note.text)}</p>"
+    if note.place:
+        return f"<p>{_text(note.text)} {_place(note.place)}</p>"
+    # Without a column of its own the detail goes on with the sentence.
+    colon = "" if not note.detail or note.text.endswith(":") else ":"
+    return f"<p>{_text(note.text)}{colon} {_text(note.detail)}".rstrip() + "</p>"
 
 
 def _place(place: Place) -> str:

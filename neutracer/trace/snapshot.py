@@ -100,8 +100,11 @@ class Snapshot:
         self._columns = native.tables()
         self._traces = native.traces()
         self._timelines: dict[int, Timeline] = {}
-        # Of the CPU's allocator, as live() gives it on a torch without CUDA.
-        self.is_cpu = False
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is of the CPU's allocator, as `live` gives it on a torch without CUDA."""
+        return self._native.settings().get("exact_sizes") is True
 
     def device_name(self, device: int) -> str:
         """What a device is called: "cuda:0", or "cpu"."""
@@ -138,13 +141,15 @@ class Snapshot:
         devices = self.devices
         if device is None:
             if len(devices) > 1:
-                raise ValueError(f"the snapshot has several devices, say which: {devices}")
+                which = "say which with device= (--device)"
+                raise ValueError(f"the snapshot has several devices, {which}: {devices}")
             return devices[0] if devices else 0
         if isinstance(device, str):
             raise TypeError(f"a snapshot's device is its number, as 0, not {device!r}")
         device = whole_number("a snapshot's device", device, "its number, as 0")
         if device not in devices and not 0 <= device < len(self._traces):
-            raise ValueError(f"the snapshot has no device {device}, only {devices}")
+            others = f"only {devices}" if devices else "nor any other"
+            raise ValueError(f"the snapshot has no device {device}, {others}")
         return device
 
     @property
@@ -271,7 +276,9 @@ class Snapshot:
         if number not in self._timelines:
             first, count = self._traces[number] if number < len(self._traces) else (0, 0)
             events, named = self.events[first : first + count], self.annotations
-            self._timelines[number] = Timeline(self._native, number, events, self._stacks, named)
+            self._timelines[number] = Timeline(
+                self._native, number, events, self._stacks, named, self.device_name(number)
+            )
         return self._timelines[number]
 
     def save(

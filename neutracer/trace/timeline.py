@@ -110,9 +110,11 @@ class Timeline:
         events: Table,
         stacks: Stacks,
         annotations: Table | None = None,
+        name: str = "",
     ) -> None:
-        """Made by `Snapshot.timeline`; not by users."""
+        """Made by `Snapshot.timeline`; not by users. `name`: what the device is called."""
         self.device = device
+        self._name = name or f"cuda:{device}"
         self.events = events
         self._annotations = annotations
         self._stacks = stacks
@@ -330,7 +332,7 @@ class Timeline:
 
     def __repr__(self) -> str:
         peak = units.format_bytes(self.peak().bytes)
-        return f"<Timeline of cuda:{self.device}: {len(self):,} events, peak {peak}>"
+        return f"<Timeline of {self._name}: {len(self):,} events, peak {peak}>"
 
     def _repr_html_(self) -> str:
         peak, most = self.peak(), self.peak("reserved")
@@ -340,7 +342,7 @@ class Timeline:
         figures = tuple((name, Figure.bytes(at.bytes), f"event {at.event:,}") for name, at in peaks)
         hint = "Only a summary. All of it: neutracer.view(snapshot), .holders() and .allocations."
         blocks = (DocumentTable("", figures), DocumentTable("Who holds the peak", rows))
-        title = f"Timeline of cuda:{self.device}"
+        title = f"Timeline of {self._name}"
         facts = (units.format_count(len(self), "event"),)
         ooms = [i for i, action in enumerate(self.events["action"]) if action == "oom"]
         picture = strip_svg(self.allocated, self.reserved, ooms)

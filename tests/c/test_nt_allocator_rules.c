@@ -108,9 +108,10 @@ NT_TEST(garbage_is_never_expandable)
     nt_desk_close(&d);
 }
 
-/* A mapped range whose blocks are all free, from before the settings changed. */
+/* Memory from before the settings changed: 60 MiB that are free, and with `count` 2 a
+ * block of 20 MiB behind them. */
 static void
-rules_adopt(nt_desk *d, nt_test *t, bool is_reservation)
+rules_adopt(nt_desk *d, nt_test *t, bool is_reservation, size_t count)
 {
     const nt_allocator_piece pieces[] = {
         {.size = 60 * MIB, .state = NT_PIECE_FREE},
@@ -122,17 +123,36 @@ rules_adopt(nt_desk *d, nt_test *t, bool is_reservation)
         .lane = d->lane,
         .is_reservation = is_reservation,
         .pieces = pieces,
-        .count = 2,
+        .count = count,
     };
     NT_CHECK_OK(nt_allocator_adopt(d->model, &area, blocks, NULL), NULL);
     d->deed_count = 0;
+}
+
+/* Not even where all of a range is free. Its age counts all the same, so that what came
+ * after it is younger than the average; that of a part of a range does not. */
+NT_TEST(mapped_ranges_are_no_garbage)
+{
+    for (size_t count = 1; count <= 2; count++) {
+        nt_desk d;
+        nt_desk_open(&d, t, "garbage_collection_threshold:0.2", 200 * MIB);
+        rules_adopt(&d, t, true, count);
+        const uint64_t before = nt_desk_reserved(&d);
+        nt_desk_free(&d, nt_desk_malloc(&d, 40 * MIB));
+        d.deed_count = 0;
+        NT_CHECK(nt_desk_malloc(&d, 50 * MIB) != NT_NONE);
+        NT_CHECK_UINT(nt_desk_count(&d, NT_ACTION_SEGMENT_UNMAP), 0);
+        NT_CHECK_UINT(nt_desk_count(&d, NT_ACTION_SEGMENT_FREE), count - 1);
+        NT_CHECK_UINT(nt_desk_reserved(&d), before + (count == 1 ? 90 : 50) * MIB);
+        nt_desk_close(&d);
+    }
 }
 
 NT_TEST(mapped_memory_serves_expandable_requests_only)
 {
     nt_desk d;
     nt_desk_open(&d, t, "", 0);
-    rules_adopt(&d, t, true);
+    rules_adopt(&d, t, true, 2);
     const uint32_t a = nt_desk_malloc(&d, 50 * MIB);
     NT_CHECK(nt_desk_address(&d, a) != PLACE);
     NT_CHECK_INT(d.deeds[0].action, NT_ACTION_SEGMENT_ALLOC);
@@ -155,7 +175,7 @@ NT_TEST(ordinary_memory_serves_expandable_requests)
 {
     nt_desk d;
     nt_desk_open(&d, t, "expandable_segments:True", 0);
-    rules_adopt(&d, t, false);
+    rules_adopt(&d, t, false, 2);
     const uint32_t a = nt_desk_malloc(&d, 60 * MIB - 512);
     NT_CHECK_UINT(nt_desk_address(&d, a), PLACE);
     NT_CHECK_UINT(nt_desk_size(&d, a), 60 * MIB - 512);
@@ -283,6 +303,7 @@ const nt_test_case nt_allocator_rules_tests[] = {
     NT_CASE(oversize_release_keeps_other_streams),
     NT_CASE(garbage_is_large_and_public),
     NT_CASE(garbage_is_never_expandable),
+    NT_CASE(mapped_ranges_are_no_garbage),
     NT_CASE(mapped_memory_serves_expandable_requests_only),
     NT_CASE(ordinary_memory_serves_expandable_requests),
     NT_CASE(oversize_rules_hold_for_mapped_blocks),

@@ -117,8 +117,10 @@ NT_TEST(growing_one_by_one_is_cheap)
                                NULL));
         array[i] = i * i;
     }
+#ifndef NT_DEBUG /* which leaves hardly any room, so that a write past it is seen */
     /* Doubled each time: 14 steps from 8 to 100,000. */
     NT_CHECK(hostile.requests <= 15);
+#endif
     for (uint64_t i = 0; i < 100000; i++) {
         NT_REQUIRE(NT_CHECK_UINT(array[i], i * i));
     }

@@ -302,8 +302,47 @@ NT_TEST(retries_that_map_bound_the_limit)
     NT_REQUIRE(NT_CHECK(program != NULL));
     program_check_steps(t, program, "MFM");
     NT_CHECK_UINT(program->bounds.high, 60 * MIB + 70 * MIB - 1);
+    /* 80 MiB were mapped, of which less than a page of 20 was for whole pages. */
+    NT_CHECK_UINT(program->bounds.low, 60 * MIB);
     nt_program_free(program);
     nt_trace_close(&r);
+}
+
+/* A free block that is too large for a request is unmapped, and what is left of it
+ * serves the request: that was no call. The steps under these settings, where the
+ * request has the stack of the release, or another. */
+static void
+program_check_rest(nt_test *t, const char *settings, bool is_same, const char *steps,
+                   uint64_t high)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    nt_trace_settings(&r, settings);
+    r.stack = nt_trace_stack(&r, "linear", 1, NULL);
+    const uint32_t other = nt_trace_stack(&r, "release", 2, NULL);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_MAP, BASE, 80 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 74 * MIB);
+    nt_trace_free(&r, BASE, 74 * MIB);
+    nt_trace_event_at(&r, NT_ACTION_SEGMENT_UNMAP, BASE + 20 * MIB, 60 * MIB,
+                      is_same ? r.stack : other);
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, 3 * MIB);
+    nt_trace_segment(&r, BASE, 20 * MIB, NT_POOL_LARGE, true);
+    nt_trace_block(&r, BASE, 3 * MIB, 3 * MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(&r, BASE + 3 * MIB, 17 * MIB, 0, NT_BLOCK_INACTIVE);
+    nt_program *program = program_of(&r);
+    NT_REQUIRE(NT_CHECK(program != NULL));
+    program_check_steps(t, program, steps);
+    NT_CHECK_UINT(program->bounds.high, high);
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
+NT_TEST(unmapped_rest_serves_its_request)
+{
+    const char *oversize = "expandable_segments:True,max_split_size_mb:64";
+    program_check_rest(t, oversize, true, "MFM", 100 * MIB - 1);
+    program_check_rest(t, oversize, false, "MFEM", NT_UNLIMITED);
+    program_check_rest(t, "expandable_segments:True", true, "MFEM", NT_UNLIMITED);
 }
 
 NT_TEST(blocks_before_are_in_areas)
@@ -373,6 +412,7 @@ const nt_test_case nt_program_tests[] = {
     NT_CASE(failed_requests_bound_the_limit),
     NT_CASE(runs_of_releases_end_with_their_stack),
     NT_CASE(retries_that_map_bound_the_limit),
+    NT_CASE(unmapped_rest_serves_its_request),
     NT_CASE(blocks_before_are_in_areas),
     NT_CASE(private_pools_have_own_lanes),
     NT_CASE(refused_memory_leaves_no_program),

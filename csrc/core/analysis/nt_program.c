@@ -6,8 +6,8 @@
 
 #define PROGRAM_DEFAULT_POOL ((nt_pool_id){0, 0})
 
-static const nt_settings *
-program_settings(const program_maker *m)
+const nt_settings *
+nt_program_settings(const program_maker *m)
 {
     return nt_snapshot_settings(nt_timeline_snapshot(m->timeline));
 }
@@ -128,23 +128,27 @@ program_add_malloc(program_maker *m, size_t i)
     }
     NT_TRY(nt_program_find_lane(m, program_pool_at(m, i, m->events->addr[at]),
                                 m->events->stream[at], &step.lane));
+    m->last_lane = step.lane;
     NT_TRY(nt_program_take_slot(m, m->rows[i], &step.slot));
     return program_add_step(m, &step);
 }
 
-/* An attempt to get `segment` bytes above `reserved` failed, while the device had
- * `device_free` bytes (NT_UNLIMITED: unknown): what the process may have is less. */
-static void
-program_note_failure(program_maker *m, uint64_t reserved, uint64_t segment,
-                     uint64_t device_free)
+/* The pool of the request that failed with event `i`. Where events do not say it, it is
+ * that of the request before, if that was of the same stream: a captured graph has its
+ * own, or a pool that is in use; but only the default pool's requests release memory.
+ */
+static nt_pool_id
+program_pool_of_oom(const program_maker *m, size_t i)
 {
-    nt_program_bounds *bounds = &m->p->face.bounds;
-    const bool is_device = device_free < segment;
-    const uint64_t high = is_device ? reserved + device_free : reserved + segment - 1;
-    if (high < bounds->high) {
-        bounds->high = high;
-        bounds->is_device = is_device;
+    const program *p = m->p;
+    if (m->events->pool_first != NULL) {
+        return program_pool_at(m, i, 0);
     }
+    const bool is_known =
+        m->has_private_pools && m->reserved_then == 0 &&
+        m->last_lane < p->face.lane_count &&
+        p->lanes[m->last_lane].stream == m->events->stream[m->first + i];
+    return is_known ? p->pools[p->lanes[m->last_lane].pool] : PROGRAM_DEFAULT_POOL;
 }
 
 static nt_status
@@ -167,13 +171,13 @@ program_add_oom(program_maker *m, size_t i)
         m->events->device_free != NULL ? m->events->device_free[at] : NT_UNLIMITED;
     /* In a private pool nobody tries again after a release that was not enough. */
     const bool is_first = m->has_private_pools && m->reserved_then > m->reserved &&
-                          program_settings(m)->max_split_size != NT_UNLIMITED;
-    program_note_failure(m, is_first ? m->reserved_then : m->reserved,
-                         nt_segment_size(program_settings(m), step.size), free_then);
+                          nt_program_settings(m)->max_split_size != NT_UNLIMITED;
+    nt_program_note_failure(m, is_first ? m->reserved_then : m->reserved,
+                            nt_segment_size(nt_program_settings(m), step.size),
+                            free_then);
+    NT_TRY(nt_program_find_lane(m, program_pool_of_oom(m, i), m->events->stream[at],
+                                &step.lane));
     m->reserved_then = 0;
-    const nt_pool_id pool =
-        m->events->pool_first != NULL ? program_pool_at(m, i, 0) : PROGRAM_DEFAULT_POOL;
-    NT_TRY(nt_program_find_lane(m, pool, m->events->stream[at], &step.lane));
     return program_add_step(m, &step);
 }
 
@@ -237,59 +241,6 @@ program_add_late(program_maker *m, size_t i)
     return NT_OK;
 }
 
-/* The segment that the allocator first asked for before it got memory with event `end`;
- * 0: not known. What is mapped does not tell: part of it was there. */
-static uint64_t
-program_attempt(const program_maker *m, size_t end)
-{
-    const uint8_t *action = m->events->action + m->first;
-    const uint64_t *size = m->events->size + m->first;
-    if (action[end] == NT_ACTION_SEGMENT_ALLOC) {
-        return size[end];
-    }
-    while (end < m->count && action[end] == NT_ACTION_SEGMENT_MAP) {
-        end++;
-    }
-    if (end == m->count || action[end] != NT_ACTION_ALLOC) {
-        return 0;
-    }
-    const nt_settings *settings = program_settings(m);
-    return nt_segment_size(settings, nt_round_size(settings, size[end]));
-}
-
-/* Releases of the allocator's own, events first .. end - 1, before it got memory with
- * event `end`: they answer a first attempt that failed, or collect garbage, which never
- * unmaps. */
-static void
-program_note_shortage(program_maker *m, size_t first, size_t end)
-{
-    const uint64_t *size = m->events->size + m->first;
-    const double threshold = program_settings(m)->garbage_collection_threshold;
-    const uint64_t attempt = program_attempt(m, end);
-    if (attempt == 0) {
-        return;
-    }
-    if (threshold <= 0 ||
-        m->events->action[m->first + first] == NT_ACTION_SEGMENT_UNMAP) {
-        program_note_failure(m, m->reserved, attempt, NT_UNLIMITED);
-        return;
-    }
-    for (size_t i = first; i < end; i++) {
-        if (size[i] <= NT_SMALL_BUFFER) {
-            return;
-        }
-    }
-    /* Garbage is collected only above the threshold. */
-    uint64_t most = (uint64_t)((double)m->reserved / threshold);
-    while (most > 0 && (uint64_t)(threshold * (double)most) >= m->reserved) {
-        most--;
-    }
-    nt_program_bounds *bounds = &m->p->face.bounds;
-    if (most < bounds->high) {
-        *bounds = (nt_program_bounds){.low = bounds->low, .high = most};
-    }
-}
-
 /* What a run of releases says of private pools: one whose memory goes back is not used
  * any more. *only is the pool where all the memory is of one, else NT_NONE. */
 static nt_status
@@ -347,8 +298,8 @@ program_add_releases(program_maker *m, size_t i, size_t *end)
     }
     if (!is_call && last < m->count &&
         (action[last] == NT_ACTION_SEGMENT_ALLOC ||
-         action[last] == NT_ACTION_SEGMENT_MAP)) {
-        program_note_shortage(m, i, last);
+         action[last] == NT_ACTION_SEGMENT_MAP || action[last] == NT_ACTION_ALLOC)) {
+        nt_program_note_shortage(m, i, last);
     }
     m->reserved_then =
         !is_call && last < m->count && action[last] == NT_ACTION_OOM ? m->reserved : 0;
@@ -376,12 +327,12 @@ program_add_segment(program_maker *m, size_t i)
     program *p = m->p;
     const nt_program_place place = {m->events->addr[m->first + i],
                                     m->events->size[m->first + i]};
+    const bool is_map = m->events->action[m->first + i] == NT_ACTION_SEGMENT_MAP;
     m->reserved += place.size;
-    if (m->events->action[m->first + i] == NT_ACTION_SEGMENT_MAP) {
+    nt_program_note_growth(m, is_map);
+    if (is_map) {
         return NT_OK;
     }
-    nt_program_bounds *bounds = &p->face.bounds;
-    bounds->low = m->reserved > bounds->low ? m->reserved : bounds->low;
     NT_TRY(nt_grow(&p->alloc, (void **)&p->places, &p->place_capacity,
                    p->face.place_count + 1, sizeof *p->places, m->err));
     p->places[p->face.place_count++] = place;

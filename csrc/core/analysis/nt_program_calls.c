@@ -18,8 +18,7 @@ nt_program_find_calls(program_maker *m)
 static bool
 program_runs_short(const program_maker *m)
 {
-    const nt_settings *settings =
-        nt_snapshot_settings(nt_timeline_snapshot(m->timeline));
+    const nt_settings *settings = nt_program_settings(m);
     return settings->garbage_collection_threshold > 0 ||
            settings->max_split_size != NT_UNLIMITED ||
            nt_timeline_facts(m->timeline)->oom_count != 0;
@@ -39,6 +38,20 @@ nt_program_is_quiet(const program_maker *m, size_t i)
     return m->events->stack[m->first + i] != NT_NO_STACK && !program_is_users(m, i);
 }
 
+/* Whether the request of event `end`, which mapped nothing, may have unmapped what lies
+ * before it: a free block that was too large to be used, and whose rest serves it now.
+ */
+static bool
+program_unmaps_first(const program_maker *m, size_t end)
+{
+    const size_t at = m->first + end;
+    return end < m->count && m->events->action[at] == NT_ACTION_ALLOC &&
+           m->events->action[at - 1] == NT_ACTION_SEGMENT_UNMAP &&
+           m->events->stack[at] != NT_NO_STACK &&
+           m->events->stack[at] == m->events->stack[at - 1] &&
+           nt_program_settings(m)->max_split_size != NT_UNLIMITED;
+}
+
 bool
 nt_program_is_call(program_maker *m, size_t first, size_t end)
 {
@@ -53,10 +66,12 @@ nt_program_is_call(program_maker *m, size_t first, size_t end)
         /* A request that released garbage, or what is oversize, and then waits. */
         return false;
     }
+    if (program_unmaps_first(m, end)) {
+        return false;
+    }
     if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP &&
         next != NT_ACTION_OOM) {
-        /* With frames it may be a call from C++, or a retry that found room in what
-         * was mapped: both are told by what follows. */
+        /* With frames it is a call from C++. */
         return true;
     }
     if (stack != NT_NO_STACK) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A program while it is made, shared by nt_program.c, nt_program_start.c (what was
- * there before), nt_program_calls.c (whose releases those are) and nt_program_waits.c
- * (what completes when). */
+ * there before), nt_program_calls.c (whose releases those are), nt_program_waits.c
+ * (what completes when) and nt_program_limit.c (how much memory there was). */
 #ifndef NT_PROGRAM_STATE_H
 #define NT_PROGRAM_STATE_H
 
@@ -46,10 +46,11 @@ typedef struct program_maker {
     bool has_private_pools;
     uint8_t *is_users; /* by stack: empty_cache is in it; may be NULL */
     size_t stack_count;
-    uint32_t pending; /* blocks that are freed and not complete */
-    size_t wait_end;  /* behind the completions looked at last, and whether a */
-    bool is_waiting;  /* request made them when it waited for all streams */
-    uint32_t *late;   /* those: events */
+    uint32_t last_lane; /* of the last request that went through */
+    uint32_t pending;   /* blocks that are freed and not complete */
+    size_t wait_end;    /* behind the completions looked at last, and whether a */
+    bool is_waiting;    /* request made them when it waited for all streams */
+    uint32_t *late;     /* those: events */
     size_t late_count, late_capacity;
     uint64_t reserved;      /* bytes now */
     uint64_t reserved_then; /* before the releases of a request that then failed */
@@ -71,6 +72,27 @@ nt_program_find_start(program_maker *m) NT_CHECKED;
 /* Finds out how large reservations can be. */
 nt_status
 nt_program_find_reservation(program_maker *m) NT_CHECKED;
+
+/* The settings of the snapshot. */
+const nt_settings *
+nt_program_settings(const program_maker *m);
+
+/* What m->reserved, to which a segment or mapped pages have just been added, says of
+ * the limit. */
+void
+nt_program_note_growth(program_maker *m, bool is_map);
+
+/* An attempt to get `segment` bytes above `reserved` failed, while the device had
+ * `device_free` bytes (NT_UNLIMITED: unknown): what the process may have is less. */
+void
+nt_program_note_failure(program_maker *m, uint64_t reserved, uint64_t segment,
+                        uint64_t device_free);
+
+/* Releases of the allocator's own, events first .. end - 1, before the request that got
+ * memory with event `end`: they answer a first attempt that failed, or collect garbage,
+ * which never unmaps. */
+void
+nt_program_note_shortage(program_maker *m, size_t first, size_t end);
 
 /* Which stacks have a frame called empty_cache. */
 nt_status

@@ -456,7 +456,9 @@ replay_listen_once(const replay *from, const uint8_t *known,
     r.options = nt_replay_default(r.program);
     r.quiet = &quiet;
     *restores = false;
-    memset(marks, 0, count);
+    if (count != 0) {
+        memset(marks, 0, count);
+    }
     for (size_t i = 0; i < r.program->pool_count; i++) {
         drops[i] = NT_EVENT_NEVER;
     }

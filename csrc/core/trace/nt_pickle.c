@@ -135,7 +135,7 @@ nt_pickle_memoize(nt_pickle *p, uint64_t index)
 nt_status
 nt_pickle_fetch(nt_pickle *p, uint64_t index)
 {
-    nt_value value;
+    nt_value value = NT_VALUE_ABSENT;
     NT_TRY(pickle_memo_get(p, index, &value));
     return nt_pickle_push(p, value);
 }

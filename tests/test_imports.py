@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is imported when: a name's module when the name is asked for, and no sooner."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import neutracer
+from neutracer.cli import main
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = sorted(
+    path.stem.removeprefix("cli_").replace("_", "-")
+    for path in ROOT.glob("neutracer/cli_*.py")
+    if path.stem != "cli_parts"
+)
+
+
+def run(*arguments: str) -> str:
+    """What another Python prints, which has imported nothing of neutracer yet."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT / "tests", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imported_for_checkers() -> dict[str, str]:
+    """The names that a type checker sees, with their modules."""
+    tree = ast.parse((ROOT / "neutracer" / "__init__.py").read_text(encoding="utf-8"))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(checked.test) == "TYPE_CHECKING"
+    return {
+        alias.name: str(node.module)
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_checkers_see_what_programs_get() -> None:
+    seen = imported_for_checkers()
+    assert seen == neutracer._HOMES
+    assert set(neutracer.__all__) <= {*seen, "live"}
+    assert {*seen, *neutracer.__all__} <= set(dir(neutracer))
+    for name, module in seen.items():
+        assert getattr(neutracer, name) is getattr(importlib.import_module(module), name)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="'neutracer' has no attribute 'leek_trend'"):
+        neutracer.leek_trend  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="leek_trend"):
+        exec("from neutracer import leek_trend")
+
+
+def test_import_leaves_diagnoses_for_later() -> None:
+    parts = "('neutracer.diagnose', 'neutracer.pictures', 'neutracer.heap')"
+    script = (
+        f"import sys, neutracer; print([name for name in sys.modules if name.startswith({parts})])"
+    )
+    assert run("-c", script) == "[]\n"
+
+
+def test_star_brings_every_name() -> None:
+    script = "from neutracer import *; import neutracer; print(set(neutracer.__all__) - set(dir()))"
+    assert run("-c", script) == "set()\n"
+
+
+def test_live_is_called_whatever_came_first() -> None:
+    for first in ("import neutracer", "import neutracer.live.hooks", "from neutracer import cli"):
+        told = run("-c", f"{first}; import neutracer.live.monitor; print(neutracer.live)")
+        assert told.startswith("<neutracer.live: call it")
+
+
+@pytest.mark.parametrize("command", ["--version", "report"])
+def test_commands_import_no_other(command: str) -> None:
+    script = (
+        "import sys; from neutracer.cli import main\n"
+        "try: main([sys.argv[1], '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(name for name in sys.modules if name.startswith('neutracer.cli_')))"
+    )
+    others = [f"neutracer.cli_{command}"] if command in COMMANDS else []
+    last = run("-c", script, command).splitlines()[-1]
+    assert last == str(sorted(["neutracer.cli_parts", *others]))
+
+
+def test_each_command_is_listed_and_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = " ".join(capsys.readouterr().out.split())
+    for command in COMMANDS:
+        assert f" {command} " in listed
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        page = capsys.readouterr().out
+        assert page.startswith(f"usage: neutracer {command} ")
+        assert len(page.splitlines()) > 5
