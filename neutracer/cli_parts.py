@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.live.program import can_be_restored
 from neutracer.render.escape import clean
 from neutracer.render.json import dumps
 from neutracer.render.report import Report
@@ -33,7 +34,8 @@ FAILED = 2
 
 def complain(text: str) -> int:
     """Say something on standard error, in one line; returns `FAILED`."""
-    with suppress(OSError):
+    # It may be closed, by a program that was run here.
+    with suppress(OSError, ValueError):
         write(f"neutracer: {clean(text)}\n", sys.stderr)
     return FAILED
 
@@ -84,7 +86,10 @@ def standing_streams() -> Iterator[None]:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
                 raise
             finally:
-                sys.stdout, sys.stderr = was
+                pairs = zip(was, (sys.stdout, sys.stderr), strict=True)
+                sys.stdout, sys.stderr = (
+                    stream if can_be_restored(stream) else now for stream, now in pairs
+                )
 
 
 @contextmanager
@@ -96,8 +101,13 @@ def without_history_warning() -> Iterator[None]:
 
 
 def print_report(report: Report, as_json: bool, page: TextIO) -> None:
-    """Print a report: as JSON on standard output, or as text on `page`."""
-    if as_json:
+    """Print a report: as JSON on standard output, or as text on `page`.
+
+    Where a program that was run here has closed that stream, nothing is printed.
+    """
+    if getattr(sys.stdout if as_json else page, "closed", False):
+        complain("the program has closed what its report goes to")
+    elif as_json:
         sys.stdout.write(dumps(report.to_dict()) + "\n")
     else:
         show(report.document(), page)

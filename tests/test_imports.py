@@ -53,6 +53,18 @@ def test_checkers_see_what_programs_get() -> None:
         assert getattr(neutracer, name) is getattr(importlib.import_module(module), name)
 
 
+def test_names_are_there_at_the_end() -> None:
+    script = (
+        "import atexit, neutracer\n"
+        "file = 'data/frag_default.pickle'\n"
+        "def end():\n"
+        "    neutracer.explain(file, request='1GiB'), neutracer.view(file)\n"
+        "    print(neutracer.recommend(file).recorded.ooms)\n"
+        "atexit.register(end)"
+    )
+    assert run("-c", script) == "1\n"
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="'neutracer' has no attribute 'leek_trend'"):
         neutracer.leek_trend  # type: ignore[attr-defined]  # noqa: B018

@@ -175,6 +175,25 @@ def test_pipe_of_the_program_is_left_alone(seen):
         os.close(write)
 
 
+def test_pipe_that_the_program_closed_is_forgotten(at_signal, seen):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    os.close(read)
+    os.close(write)
+    signal.getsignal(signal.SIGUSR2)(signal.SIGUSR2, None)
+    assert seen.wait(1)
+    assert signal.set_wakeup_fd(-1) == -1
+    assert seen.reasons == ["signal"]
+
+
+def test_handler_does_nothing_once_stopped(at_signal, seen):
+    kept = signal.getsignal(signal.SIGUSR2)
+    at_signal.stop()
+    kept(signal.SIGUSR2, None)
+    assert seen.reasons == []
+
+
 def test_handler_of_the_program_wins(at_signal, seen):
     theirs = []
 

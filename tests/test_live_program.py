@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +90,37 @@ def test_package_that_fails_is_the_programs(
     monkeypatch.chdir(tmp_path)
     assert run_program(["broken"], module=True) == 1
     assert "nothing_of_this_name" in capsys.readouterr().err
+
+
+WRAPPED = """
+import io, sys
+sys.stdout = io.TextIOWrapper(sys.stdout.{taken}, encoding="utf-8")
+sys.stderr = io.TextIOWrapper(sys.stderr.{taken}, encoding="utf-8")
+print("told")
+"""
+
+
+@pytest.mark.parametrize("taken", ["buffer", "detach()"])
+def test_wrapped_streams_still_take_reports(tmp_path: Path, taken: str) -> None:
+    command = ["-m", "neutracer", "run", "-o", str(tmp_path / "out"), "--json"]
+    path = script(tmp_path, WRAPPED.format(taken=taken))
+    done = subprocess.run([sys.executable, *command, path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    told, _, report = done.stdout.partition("\n")
+    assert told == "told"
+    assert json.loads(report)["exit_code"] == 0
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_closed_stream_takes_no_report(tmp_path: Path, closed: str) -> None:
+    options = ["--json"] if closed == "stdout" else []
+    command = ["-m", "neutracer", "run", "-o", str(tmp_path / "out"), *options]
+    path = script(tmp_path, f"import sys\nsys.{closed}.close()\nsys.exit(7)")
+    done = subprocess.run([sys.executable, *command, path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr == (
+        "neutracer: the program has closed what its report goes to\n" if options else ""
+    )
 
 
 TEE = """

@@ -111,6 +111,17 @@ def facts_of(figure):
     return figure.texts[1].get_text()
 
 
+def test_format_without_its_program_is_told(tmp_path, monkeypatch):
+    def savefig(*arguments, **options):
+        raise RuntimeError("'xelatex' not found; install it")
+
+    monkeypatch.setattr("neutracer.pictures.plot_figure.Picture.savefig", savefig, raising=False)
+    path = tmp_path / "x.pgf"
+    with pytest.raises(neutracer.UnavailableError, match=r"\.pgf .* not found; install it"):
+        neutracer.plot_timeline(bundle.snapshot("foreign_memory"), output=path)
+    assert not path.exists()
+
+
 def test_moments_without_width_are_seen():
     # 10 MiB stand between two events of one microsecond: the first, and one in the middle.
     for times in ((1000, 1000, 1000, 1000, 1040), (1000, 1010, 1020, 1020, 1040)):

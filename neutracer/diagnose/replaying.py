@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from threading import Event
+from threading import Event, main_thread
 from typing import Any, TypeVar
 
 from neutracer._native import core
@@ -240,6 +239,11 @@ class Replayer:
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """`work` on each item, in threads of which each has a core; results in order."""
         listed = list(items)
+        if not main_thread().is_alive():
+            # The interpreter is about to end, as in what atexit calls: no thread begins then.
+            return [work(item) for item in listed]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             futures = [pool.submit(work, item) for item in listed]
             try:

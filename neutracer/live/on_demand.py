@@ -85,6 +85,8 @@ class OnDemand:
         os.write(self._write, b"\0")
         self._thread.join()
         self._thread = None
+        # Whoever kept the handler may still call it.
+        self._process = 0
         for end in (self._read, self._write, *self._aside):
             os.close(end)
 
@@ -104,7 +106,12 @@ class OnDemand:
         """
         aside, end = self._aside
         current = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-        signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
+        try:
+            signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
+        except (OSError, ValueError):
+            # The program has closed its own.
+            signal.set_wakeup_fd(-1)
+            current = -1
         with suppress(OSError):
             came = os.read(aside, 4096)
             if current != -1:
@@ -112,7 +119,7 @@ class OnDemand:
         return current
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._waiting() != self._write:
+        if self._process == os.getpid() and self._waiting() != self._write:
             os.write(self._write, bytes([signum]))
 
     def _leave_child(self) -> None:

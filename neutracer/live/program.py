@@ -10,17 +10,22 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import TextIO
 
 from neutracer.errors import NeutracerError
 
-__all__ = ["run_program"]
+__all__ = ["can_be_restored", "run_program"]
+
+# What programs put in place of the standard streams: where one of them is thrown away, it
+# closes the standard stream's own buffer, which it may write to.
+_kept: list[object] = []
 
 
 def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     """Run a script or a module as `__main__`, with its own arguments and search path.
 
     Streams that it put in place of standard output and error are flushed and taken out
-    again.
+    again; those that took over what the standard ones wrote to stay.
 
     Args:
         arguments: The script's path, or the module's name, and what follows it.
@@ -64,13 +69,29 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
         return 1
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
-        for mine, stream in zip(streams, (sys.stdout, sys.stderr), strict=True):
-            # What a program makes of a stream may raise anything.
-            with suppress(Exception):
-                if stream is not mine:
-                    stream.flush()
-        sys.stdout, sys.stderr = streams
+        sys.stdout, sys.stderr = map(_own_stream, streams, (sys.stdout, sys.stderr))
     return 0
+
+
+def can_be_restored(stream: object) -> bool:
+    """Whether a standard stream still has what it writes to, and none has been given that."""
+    try:
+        # Of a stream without its buffer not even this can be asked.
+        getattr(stream, "closed", False)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_stream(mine: TextIO, theirs: TextIO) -> TextIO:
+    """The stream to go on with, where a program has left `theirs` in place of `mine`."""
+    if theirs is mine:
+        return mine
+    _kept.append(theirs)
+    # What a program makes of a stream may raise anything.
+    with suppress(Exception):
+        theirs.flush()
+    return mine if can_be_restored(mine) else theirs
 
 
 class _NoModuleError(Exception):

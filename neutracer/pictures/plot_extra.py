@@ -111,11 +111,15 @@ def save_picture(figure: Any, target: str | BinaryIO | None) -> Any:
 
     Raises:
         OSError: It can't be written.
+        UnavailableError: matplotlib writes this format with a program that is not here.
     """
     if target is None:
         return figure
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=_format(target) if isinstance(target, str) else "png")
+    drawn, ending = io.BytesIO(), _format(target) if isinstance(target, str) else "png"
+    try:
+        figure.savefig(drawn, format=ending)
+    except RuntimeError as error:
+        raise UnavailableError(f"what matplotlib writes .{ending} with", str(error)) from None
     if isinstance(target, str):
         with atomic_file(target) as file:
             file.write(drawn.getvalue())

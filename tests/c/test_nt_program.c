@@ -281,6 +281,32 @@ NT_TEST(runs_of_releases_end_with_their_stack)
     nt_trace_close(&r);
 }
 
+/* Garbage is collected where more than the threshold's share is reserved: the limit is
+ * below this under this threshold. */
+static void
+program_check_garbage(nt_test *t, const char *settings, uint64_t high)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    nt_trace_settings(&r, settings);
+    r.stack = nt_trace_stack(&r, "linear", 1, NULL);
+    program_add_segment(&r);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_FREE, BASE, 20 * MIB);
+    program_add_segment(&r);
+    program_end_free(&r);
+    nt_program *program = program_of(&r);
+    NT_REQUIRE(NT_CHECK(program != NULL));
+    NT_CHECK_UINT(program->bounds.high, high);
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
+NT_TEST(collected_garbage_bounds_the_limit)
+{
+    program_check_garbage(t, "garbage_collection_threshold:0.5", 40 * MIB - 1);
+    program_check_garbage(t, "garbage_collection_threshold:1e-300", NT_UNLIMITED);
+}
+
 /* A request that had to unmap before it could map: its first attempt was too much, by
  * the segment that it would have opened, not by what it mapped. */
 NT_TEST(retries_that_map_bound_the_limit)
@@ -366,6 +392,30 @@ NT_TEST(blocks_before_are_in_areas)
     nt_trace_close(&r);
 }
 
+/* What fails before any request went through is not of the pool that lies first. */
+NT_TEST(first_failure_is_of_default_pool)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    const nt_segment own = {
+        .address = BASE,
+        .total_size = 20 * MIB,
+        .kind = NT_POOL_LARGE,
+        .pool = {0, 1},
+        .stack = r.stack,
+    };
+    nt_trace_event(&r, NT_ACTION_OOM, 0, 40 * MIB);
+    NT_CHECK_OK(nt_snapshot_add_segment(r.snapshot, &own, NULL), NULL);
+    nt_trace_block(&r, BASE, 20 * MIB, 20 * MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_program *program = program_of(&r);
+    NT_REQUIRE(NT_CHECK(program != NULL));
+    program_check_steps(t, program, "O");
+    NT_CHECK_UINT(program->pool_count, 2);
+    NT_CHECK_UINT(program->lanes[program->steps[0].lane].pool, 0);
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
 NT_TEST(private_pools_have_own_lanes)
 {
     nt_recorded recorded;
@@ -411,9 +461,11 @@ const nt_test_case nt_program_tests[] = {
     NT_CASE(calls_are_told_from_retries),
     NT_CASE(failed_requests_bound_the_limit),
     NT_CASE(runs_of_releases_end_with_their_stack),
+    NT_CASE(collected_garbage_bounds_the_limit),
     NT_CASE(retries_that_map_bound_the_limit),
     NT_CASE(unmapped_rest_serves_its_request),
     NT_CASE(blocks_before_are_in_areas),
+    NT_CASE(first_failure_is_of_default_pool),
     NT_CASE(private_pools_have_own_lanes),
     NT_CASE(refused_memory_leaves_no_program),
     NT_CASES_END,

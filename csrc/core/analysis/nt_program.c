@@ -505,6 +505,7 @@ nt_program_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_program **
         .events = nt_snapshot_events(snapshot),
         .count = nt_timeline_event_count(timeline),
         .rows = nt_timeline_event_allocations(timeline),
+        .last_lane = NT_NONE,
         .err = err,
     };
     const int32_t device = nt_timeline_device(timeline);

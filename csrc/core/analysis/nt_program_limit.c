@@ -66,8 +66,13 @@ nt_program_note_shortage(program_maker *m, size_t first, size_t end)
             return;
         }
     }
-    /* Garbage is collected only above the threshold. */
-    uint64_t most = (uint64_t)((double)m->reserved / threshold);
+    /* Garbage is collected only above the threshold. One that is met with any limit
+     * says nothing; up to 2^63 a double can be made a whole number. */
+    const double least = (double)m->reserved / threshold;
+    if (least >= 0x1p63) {
+        return;
+    }
+    uint64_t most = (uint64_t)least;
     while (most > 0 && (uint64_t)(threshold * (double)most) >= m->reserved) {
         most--;
     }

@@ -46,7 +46,7 @@ typedef struct program_maker {
     bool has_private_pools;
     uint8_t *is_users; /* by stack: empty_cache is in it; may be NULL */
     size_t stack_count;
-    uint32_t last_lane; /* of the last request that went through */
+    uint32_t last_lane; /* of the last request that went through; NT_NONE: none yet */
     uint32_t pending;   /* blocks that are freed and not complete */
     size_t wait_end;    /* behind the completions looked at last, and whether a */
     bool is_waiting;    /* request made them when it waited for all streams */
