@@ -54,7 +54,8 @@ def compile_flags() -> list[str]:
         flags += ["-O1", "-g", SANITIZERS, "-fno-omit-frame-pointer"]
         flags.append("-fno-sanitize-recover=undefined")
     if on("COVERAGE"):
-        flags += ["-O0", "-g", "--coverage"]
+        # Atomic: replays run in several threads.
+        flags += ["-O0", "-g", "--coverage", "-fprofile-update=atomic"]
     return flags
 
 
