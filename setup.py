@@ -136,7 +136,12 @@ class BuildModules(build_ext):
 
 
 # What `neutracer.live.hooks` compiles on the user's machine, against the torch there.
-HOOKS = ("csrc/torch/*.[ch]pp", "csrc/core/base/nt_ring.h", "csrc/core/trace/nt_live_api.h")
+HOOKS = (
+    "csrc/torch/*.[ch]pp",
+    "csrc/core/base/nt_ring.h",
+    "csrc/core/base/nt_ring_origins.h",
+    "csrc/core/trace/nt_live_api.h",
+)
 
 
 class BuildPython(build_py):

@@ -220,15 +220,29 @@ def chain(length: int) -> torch.Tensor:
     return end.sum()
 
 
+def pytorchs_copy() -> tuple[float, float]:
+    """Takes PyTorch's own snapshot; when, in microseconds since the epoch."""
+    began = time.time() * 1e6
+    if ON_GPU:
+        torch.cuda.memory._snapshot()
+    return began, time.time() * 1e6
+
+
+def waited(name: str, gaps: list[float]) -> None:
+    if gaps:
+        print(f"  {name:34}{statistics.median(gaps) / 1e3:10.2f} ms at the median, ", end="")
+        print(f"{max(gaps) / 1e3:.2f} at worst of {len(gaps)}")
+
+
 def stalls(blocks: int, looks: int) -> None:
-    """How long an allocating thread waits while a live layout is taken.
+    """How long an allocating thread waits while a live layout is taken, or PyTorch's own.
 
     The thread is in a backward pass, without the GIL, and the ring tells when its events
     were: the wait is the gap round the marker of a layout, less a gap as any other.
     """
     live(EVENTS, 0)
     keep = [torch.empty(1024, dtype=torch.uint8, device=DEVICE) for _ in range(blocks)]
-    graphs = [chain(5_000) for _ in range(24)]
+    graphs = [chain(5_000) for _ in range(48)]
     ended = threading.Event()
 
     def backwards() -> None:
@@ -241,10 +255,13 @@ def stalls(blocks: int, looks: int) -> None:
     thread = threading.Thread(target=backwards)
     thread.start()
     took: list[float] = []
+    theirs: list[tuple[float, float]] = []
     waits: dict[int, int] = {}
     usual: list[int] = []
     snap = live(EVENTS, 0)
     while thread.is_alive() and len(took) < looks:
+        time.sleep(0.01)
+        theirs.append(pytorchs_copy())
         time.sleep(0.01)
         began = time.perf_counter()
         snap = live(EVENTS, 0)
@@ -260,10 +277,13 @@ def stalls(blocks: int, looks: int) -> None:
     if not took or not waits:
         print("the other thread was done before it could be watched")
         return
+    print(f"{statistics.median(took) * 1e3:.2f} ms; meanwhile an allocating thread waits")
     typical = statistics.median(usual)
-    gaps = [gap - typical for gap in waits.values()]
-    print(f"{statistics.median(took) * 1e3:.2f} ms; an allocating thread waited ", end="")
-    print(f"{statistics.median(gaps) / 1e3:.2f} ms ({max(gaps) / 1e3:.2f} at worst of {len(gaps)})")
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    for at, gap in waits.items():
+        gaps[any(begin <= at <= end for begin, end in theirs)].append(gap - typical)
+    waited("in neutracer.live()", gaps[False])
+    waited("in torch.cuda.memory._snapshot()", gaps[True])
     del keep
 
 

@@ -419,17 +419,21 @@ def test_cpu_allocations_of_torch_are_followed() -> None:
 MAIN = """
 #include <stdio.h>
 #include "nt_test.h"
-extern const nt_test_case nt_ring_tests[];
-int main(void)
+extern const nt_test_case nt_ring_tests[], nt_ring_origins_tests[];
+static int run(const nt_test_case *c)
 {
     int failed = 0;
-    for (const nt_test_case *c = nt_ring_tests; c->name != NULL; c++) {
+    for (; c->name != NULL; c++) {
         nt_test t = {0};
         c->run(&t);
         failed |= t.failures != 0;
         printf("%s%s", t.failures != 0 ? c->name : "", t.message);
     }
     return failed;
+}
+int main(void)
+{
+    return run(nt_ring_tests) | run(nt_ring_origins_tests);
 }
 """
 
@@ -438,7 +442,7 @@ int main(void)
 def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     (tmp_path / "main.c").write_text(MAIN)
     sources = [
-        ROOT / "tests/c/test_nt_ring.c",
+        *ROOT.glob("tests/c/test_nt_ring*.c"),
         ROOT / "tests/c/nt_test.c",
         *ROOT.glob("csrc/core/base/nt_ring*.c"),
         ROOT / "csrc/core/base/nt_base.c",

@@ -56,13 +56,14 @@ static PyObject *
 live_tail_dict(const nt_live_tail *tail)
 {
     const nt_ring_counts *counts = &tail->tables;
-    return Py_BuildValue("{sisOsKsKsIsIsIsKsK}", "device", (int)tail->device, "late",
+    return Py_BuildValue("{sisOsKsKsIsIsIsKsKsK}", "device", (int)tail->device, "late",
                          tail->late ? Py_True : Py_False, "pushed",
                          (unsigned long long)tail->pushed, "taken",
                          (unsigned long long)tail->taken, "stacks", counts->stacks,
                          "frames", counts->frames, "codes", counts->codes,
                          "lost_stacks", (unsigned long long)counts->lost_stacks,
-                         "lost_texts", (unsigned long long)counts->lost_texts);
+                         "lost_texts", (unsigned long long)counts->lost_texts,
+                         "lost_origins", (unsigned long long)counts->lost_origins);
 }
 
 static PyObject *

@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -104,6 +105,11 @@ push(device_slot &slot, const trace_entry &event, uint32_t mode) noexcept
         slot.freed_stack = entry.stack;
     }
     nt_ring_push(ring, &entry);
+    if (entry.action == NT_LIVE_ALLOC && entry.stack != NT_RING_NONE) {
+        nt_ring_origins_set(&ring->origins, entry.addr, ring->head - 1, entry.stack);
+    } else if (frames != 0 && entry.action == NT_LIVE_FREE_COMPLETED) {
+        nt_ring_origins_drop(&ring->origins, entry.addr);
+    }
 }
 
 void
@@ -146,16 +152,35 @@ on_oom(int64_t device, size_t asked, size_t total, size_t free) noexcept
     oom_note(device, asked, total, free);
 }
 
-/* PyTorch's allocator, once CUDA is initialised; nullptr before. */
+/* PyTorch's allocator, once CUDA is initialised; nullptr before. It stays what it is
+ * from then on, and is asked for once: whoever reads figures now and then pays for
+ * every line of code that it comes through. */
 cca::CUDAAllocator *
 allocator_ready() noexcept
 {
+    static std::atomic<cca::CUDAAllocator *> known;
+    cca::CUDAAllocator *allocator = known.load(std::memory_order_acquire);
+    if (allocator != nullptr) {
+        return allocator;
+    }
     try {
-        cca::CUDAAllocator *allocator = cca::get();
-        return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
+        allocator = cca::get();
+        if (allocator == nullptr || !allocator->initialized()) {
+            return nullptr;
+        }
+        known.store(allocator, std::memory_order_release);
+        return allocator;
     } catch (...) {
         return nullptr;
     }
+}
+
+/* How many devices CUDA shows to this process, which is counted once. */
+bool
+device_shown(int32_t device) noexcept
+{
+    static const int count = c10::cuda::device_count();
+    return device >= 0 && device < count;
 }
 
 cca::CUDAAllocator &
@@ -285,7 +310,7 @@ source_device_brief(void *, int32_t device, nt_live_brief *out)
         if (allocator == nullptr) {
             return 1;
         }
-        if (device < 0 || device >= c10::cuda::device_count()) {
+        if (!device_shown(device)) {
             return -1;
         }
         const cca::DeviceStats stats =
@@ -311,7 +336,7 @@ source_device_fraction(void *, int32_t device)
 {
     try {
         cca::CUDAAllocator *allocator = allocator_ready();
-        if (allocator == nullptr || device < 0 || device >= c10::cuda::device_count()) {
+        if (allocator == nullptr || !device_shown(device)) {
             return 1.0;
         }
         return allocator->getMemoryFraction(static_cast<c10::DeviceIndex>(device));

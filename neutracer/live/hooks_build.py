@@ -30,7 +30,7 @@ RUN_ON = {"cuda": ((2, 11),), "cpu": ((2, 13),)}
 
 #: Files that are compiled, and headers of the core that they include.
 _FOLDERS = ("torch", "core/base", "core/trace")
-_HEADERS = ("core/base/nt_ring.h", "core/trace/nt_live_api.h")
+_HEADERS = ("core/base/nt_ring.h", "core/base/nt_ring_origins.h", "core/trace/nt_live_api.h")
 
 _UNTRIED = "NEUTRACER_HOOKS_UNTRIED"
 _LIMIT_S = 600
@@ -119,7 +119,7 @@ def target() -> Target:
     torch = installed_torch()
     refused = _refusal(torch)
     if refused:
-        raise UnavailableError("the hooks on PyTorch's allocator", refused)
+        raise UnavailableError("use of the hooks on PyTorch's allocator", refused)
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     key = f"torch{torch.version}-{sysconfig.get_config_var('SOABI')}-{platform.machine()}"
     key = re.sub(r"[^\w.+-]", "_", key)
@@ -314,9 +314,13 @@ def _compile(goal: Target, path: Path) -> None:
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise UnavailableError("the hooks", f"compiling took over {_LIMIT_S} s") from None
+            raise UnavailableError(
+                "a build of the hooks", f"compiling took over {_LIMIT_S} s"
+            ) from None
         if done.returncode != 0:
-            raise UnavailableError("the hooks", f"{words[0]} failed: {_last_words(done.stderr)}")
+            raise UnavailableError(
+                "a build of the hooks", f"{words[0]} failed: {_last_words(done.stderr)}"
+            )
         made.chmod(0o700)
         os.replace(made, path)
 

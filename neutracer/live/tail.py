@@ -42,7 +42,8 @@ class LiveTail:
         The first call begins to record, natively and without the GIL, and so gives the
         layout with no event before it; later ones give what has happened since. The
         layout is the one after the last event exactly, whatever other threads do. A
-        block's stack is known if its allocation is among the events.
+        block's stack is known if it was allocated since the recording began, however long
+        ago, with Python on the thread's stack; a segment's if that event is still kept.
 
         On a torch built for CUDA the snapshot has the CUDA devices. On one built for the
         CPU it has what the calling thread, and PyTorch on its behalf, allocates on the
@@ -55,7 +56,7 @@ class LiveTail:
         Args:
             max_events: The most events of each device that are kept and given; None for as
                 many as the call before, at first 100,000. A ring takes 64 bytes an event,
-                and tables of stacks some 9 MiB a device. More than before begins anew:
+                and tables of stacks some 11 MiB a device. More than before begins anew:
                 what was recorded is gone.
             frames: Python frames recorded of each event, from the innermost, 0 to 16; None
                 for as many as before, at first 8.
@@ -93,6 +94,10 @@ class LiveTail:
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.modules["neutracer.live"], name)
 
+    def __reduce__(self) -> str:
+        # By its name, as a function goes: it is the same in every process.
+        return "live"
+
     def __repr__(self) -> str:
         return "<neutracer.live: call it for a Snapshot of the last events>"
 
@@ -121,6 +126,14 @@ def take(backend: str, max_events: int) -> Snapshot:
         warnings.warn(
             f"{format_count(lost, 'event')} had a stack that found no room in the tables: "
             "the program has more call sites than are kept",
+            HistoryWarning,
+            stacklevel=3,
+        )
+    lost = sum(tail["lost_origins"] for tail in tails)
+    if lost:
+        warnings.warn(
+            f"{format_count(lost, 'block')} found no room among those whose stack is kept for as "
+            "long as they are in use: the program has more blocks than that",
             HistoryWarning,
             stacklevel=3,
         )

@@ -486,9 +486,44 @@ NT_TEST(any_line_table_is_safe)
     NT_CHECK_INT(nt_live_line(&none, 8), 5);
 }
 
+NT_TEST(long_lived_blocks_keep_their_stacks)
+{
+    process p;
+    nt_snapshot *s = NULL;
+    nt_live_tail tail;
+    nt_error err;
+    const nt_alloc system = nt_alloc_system();
+    NT_REQUIRE(NT_CHECK(process_begin(&p)));
+    nt_ring_origins_set(&p.ring->origins, BASE, 1, add_stack(p.ring, 11));
+    nt_ring_origins_set(&p.ring->origins, BASE + 1024, 2, add_stack(p.ring, 12));
+    /* So many events that none of the above is kept; the layout is as it was. */
+    for (int i = 0; i < 3000; i++) {
+        push(&p, NT_LIVE_FREE_REQUESTED, BASE + MIB, 512, NT_RING_NONE);
+    }
+    p.head = nt_ring_head(p.ring);
+    /* After the layout the second block gave way to another. */
+    nt_ring_origins_drop(&p.ring->origins, BASE + 1024);
+    nt_ring_origins_set(&p.ring->origins, BASE + 1024, p.head, add_stack(p.ring, 13));
+    NT_REQUIRE(
+        NT_CHECK_OK(build(&p, &system, NT_LIVE_CUDA, 1000, &s, &tail, &err), &err));
+    const nt_layout *layout = nt_snapshot_layout(s);
+    check_stack(t, s, layout->blocks.stack[0], 11);
+    NT_CHECK_UINT(layout->blocks.stack[1], NT_EMPTY_STACK);
+    NT_CHECK_UINT(layout->blocks.stack[2], NT_EMPTY_STACK);
+    nt_snapshot_free(s);
+    nt_ring_restart(p.ring, 1);
+    p.head = nt_ring_head(p.ring);
+    NT_REQUIRE(
+        NT_CHECK_OK(build(&p, &system, NT_LIVE_CUDA, 1000, &s, &tail, &err), &err));
+    NT_CHECK_UINT(nt_snapshot_layout(s)->blocks.stack[0], NT_EMPTY_STACK);
+    nt_snapshot_free(s);
+    nt_ring_free(p.ring);
+}
+
 const nt_test_case nt_live_tests[] = {
     NT_CASE(tail_joins_layout_at_marker),
     NT_CASE(cut_and_late_recordings_say_so),
+    NT_CASE(long_lived_blocks_keep_their_stacks),
     NT_CASE(failing_source_is_told_apart),
     NT_CASE(refused_memory_leaves_nothing_behind),
     NT_CASE(bare_blocks_are_own_segments),

@@ -506,32 +506,37 @@ def gradient_above_the_cap(torch: Any) -> None:
 # ---- capacity: the device is too small -----------------------------------------------------
 
 
+# What each of these lacks is gigabytes: what other processes have of the device is less.
+
+
 @program("capacity", cap=None)
 def one_tensor_above_the_rest(torch: Any) -> None:
     weights = fill_device(torch, 600)
-    tensor(torch, 800)
+    tensor(torch, 8000)
     del weights
 
 
 @program("capacity", cap=None, phase="loading")
 def model_above_the_rest(torch: Any) -> None:
     weights = fill_device(torch, 500)
-    torch.nn.Linear(10240, 20480, bias=False, device="meta").to_empty(device="cuda")
+    torch.nn.Linear(40960, 40960, bias=False, device="meta").to_empty(device="cuda")
     del weights
 
 
 @program("capacity", cap=None, phase="forward")
 def activations_above_the_rest(torch: Any) -> None:
-    model = mlp(torch, depth=6)
-    weights = fill_device(torch, 400)
-    model(torch.randn(16384, 2048, device="cuda"))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 262_144)
+    ).cuda()
+    weights = fill_device(torch, 600)
+    model(torch.randn(8192, 1024, device="cuda"))
     del weights
 
 
 @program("capacity", cap=None, phase="backward")
 def gradient_above_the_rest(torch: Any) -> None:
-    table = torch.nn.Embedding(200_000, 1024, device="cuda")
-    words = torch.randint(0, 200_000, (16,), device="cuda")
+    table = torch.nn.Embedding(2_000_000, 1024, device="cuda")
+    words = torch.randint(0, 2_000_000, (16,), device="cuda")
     weights = fill_device(torch, 400)
     table(words).sum().backward()
     del weights
@@ -539,9 +544,9 @@ def gradient_above_the_rest(torch: Any) -> None:
 
 @program("capacity", cap=None, phase="optimizer")
 def adam_above_the_rest(torch: Any) -> None:
-    model = mlp(torch, width=10240, depth=1)
+    model = mlp(torch, width=36_864, depth=1)
     optimizer = torch.optim.Adam(model.parameters())
-    model(torch.randn(8, 10240, device="cuda")).sum().backward()
+    model(torch.randn(8, 36_864, device="cuda")).sum().backward()
     weights = fill_device(torch, 500)
     optimizer.step()
     del weights
@@ -549,10 +554,10 @@ def adam_above_the_rest(torch: Any) -> None:
 
 @program("capacity", cap=None, phase="inference")
 def logits_above_the_rest(torch: Any) -> None:
-    model = torch.nn.Linear(1024, 32768, device="cuda")
+    model = torch.nn.Linear(1024, 131_072, device="cuda")
     weights = fill_device(torch, 400)
     with torch.no_grad():
-        model(torch.randn(8192, 1024, device="cuda"))
+        model(torch.randn(16384, 1024, device="cuda"))
     del weights
 
 

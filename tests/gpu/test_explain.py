@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that run out of memory on a device, and the verdicts that they are given."""
 
+import gc
 import subprocess
 import sys
 from collections import Counter
@@ -12,14 +13,16 @@ from gpu.oom_programs import PROGRAMS, judged
 import neutracer
 from neutracer.diagnose.explain_parts import KINDS
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Every program, run once in a process of their own."""
+    """Every program, run once in a process of their own, which may have all of the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
     place = tmp_path_factory.mktemp("programs")
     script = Path(__file__).parent / "oom_programs.py"
     subprocess.run([sys.executable, script, place], capture_output=True, check=False)

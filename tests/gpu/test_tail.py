@@ -151,49 +151,66 @@ def test_ten_million_events_take_no_memory(churn):
         neutracer.live(100_000, 8)
     gc.collect()
     before = resident_bytes()
-    for _ in range(20):
+    for _ in range(100):
         snap = neutracer.live(100_000, 8)
         assert snap.trace_length() == 100_000
     del snap
     gc.collect()
     grown = resident_bytes() - before
-    print(f"20 tails of 100,000 events, resident memory grew by {grown:,} bytes")
-    assert grown < 8 << 20
+    print(f"100 tails of 100,000 events, resident memory grew by {grown:,} bytes")
+    # A tail has some 12 MiB, and what the C library keeps of one is nobody's.
+    assert grown < 16 << 20
+
+
+def quantiles(waits):
+    """The middle of some waits, in ms, the one that nine of ten are below, and the longest."""
+    waits = sorted(waits)
+    return waits[len(waits) // 2], waits[len(waits) * 9 // 10], waits[-1]
 
 
 def test_layout_of_ten_thousand_blocks_stalls_briefly(churn):
     kept = [torch.empty(256 * (1 + k % 8), dtype=torch.uint8, device="cuda") for k in range(10_000)]
     neutracer.live(100_000, 0)
+    waits = {"nothing": [], "neutracer.live()": [], "torch.cuda.memory._snapshot()": []}
+    looks = [
+        lambda: time.sleep(0.004),
+        lambda: neutracer.live(1000, 0),
+        torch.cuda.memory._snapshot,
+    ]
     churn.churn_begin(C10_CUDA, 1 << 40)
     try:
-        calm, stalls, took = [], [], []
         for _ in range(100):
-            churn.churn_worst_ns()
-            time.sleep(0.004)
-            calm.append(churn.churn_worst_ns() / 1e6)
-            began = time.perf_counter()
-            snap = neutracer.live(1000, 0)
-            took.append((time.perf_counter() - began) * 1e3)
-            stalls.append(churn.churn_worst_ns() / 1e6)
+            for look, found in zip(looks, waits.values(), strict=True):
+                time.sleep(0.004)
+                churn.churn_worst_ns()
+                look()
+                found.append(churn.churn_worst_ns() / 1e6)
     finally:
         rounds = churn.churn_end(0)
-    calm, stalls, took = sorted(calm), sorted(stalls), sorted(took)
+    snap = neutracer.live(1000, 0)
     print(
-        f"\n{len(snap.blocks):,} blocks, {rounds:,} allocations beside them; longest wait of an "
-        f"allocation, ms: median {stalls[50]:.2f}, 90 % {stalls[90]:.2f}, worst {stalls[-1]:.2f}; "
-        f"without a layout: median {calm[50]:.2f}, worst {calm[-1]:.2f}; "
-        f"live() took {took[50]:.2f} ms (median), {took[-1]:.2f} (worst)"
+        f"\n{len(snap.blocks):,} blocks, {rounds:,} allocations meanwhile; the longest wait of one"
     )
+    for name, found in waits.items():
+        middle, most, worst = quantiles(found)
+        print(f"  in {name:30} median {middle:.2f} ms, 90 % {most:.2f}, worst {worst:.2f}")
     assert len(snap.blocks) >= 10_000
-    assert stalls[90] <= 1.0
     assert snap.memory_stats()["active.all.current"] >= 10_000
+    ours, theirs = (quantiles(found) for found in list(waits.values())[1:])
+    # The wait is for PyTorch's own copy of its blocks, whoever asks for it.
+    assert ours[0] <= 1.0
+    assert ours[1] <= max(1.0, 1.25 * theirs[1])
     del kept
 
 
 def test_join_holds_at_native_speed(churn):
     neutracer.live(50_000, 4)
+    before = hooks.state().pushed[0]
     churn.churn_begin(C10_CUDA, 1 << 40)
     try:
+        end = time.monotonic() + 60
+        while hooks.state().pushed[0] < before + 2000 and time.monotonic() < end:
+            time.sleep(0.001)
         lengths = []
         for _ in range(30):
             snap = neutracer.live(50_000, 4)
@@ -265,7 +282,8 @@ FRESH = textwrap.dedent("""
         early = torch.empty(3 << 20, device="cuda")
         del early
         torch.cuda.empty_cache()
-    first = neutracer.live(20_000, 8)
+    most = 20_000 if sys.argv[1] != "wrapped" else 2_000
+    first = neutracer.live(most, 8)
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     same = []
@@ -273,7 +291,7 @@ FRESH = textwrap.dedent("""
         model(torch.randn(64, 512, device="cuda")).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        snap = neutracer.live(20_000 if sys.argv[1] != "wrapped" else 2_000, 8)
+        snap = neutracer.live(most, 8)
         theirs, ours = torch.cuda.memory_stats(), snap.memory_stats()
         same.append(ours == {key: theirs[key] for key in ours})
     timeline, again = snap.timeline(), neutracer.load(snap.to_bytes())
@@ -299,9 +317,9 @@ def test_history_is_complete_only_when_it_is(kind):
     assert told["same"]
     assert told["unmatched"] == 0
     assert told["complete"] is told["again"] is (kind == "first")
+    # Parameters and the optimizer's state; what the backward thread made has no frames.
+    assert 36 <= told["stacked"] <= told["blocks"]
     if kind == "first":
         assert told["peak"] == told["their_peak"]
-        # Parameters and the optimizer's state; what the backward thread made has no frames.
-        assert 36 <= told["stacked"] <= told["blocks"]
     if kind == "wrapped":
         assert told["events"] == 2000

@@ -9,6 +9,11 @@
 /* Below this many events a ring is not worth its tables. */
 #define RING_LEAST_EVENTS 64
 
+/* Slots of the table of origins, 2 MiB, and how many of them are used at most. Programs
+ * have some hundred to some ten thousand blocks in use. */
+#define RING_ORIGIN_SLOTS (UINT64_C(1) << 17)
+#define RING_ORIGINS (RING_ORIGIN_SLOTS / 4 * 3)
+
 /* 2^34 events are a TiB. */
 #define RING_MOST_EVENTS (UINT64_C(1) << 34)
 
@@ -33,6 +38,9 @@ ring_place(nt_ring_plan *plan, uint64_t capacity, int frames)
     nt_ring *ring = nt_ring_plan_take(plan, 1, sizeof(nt_ring));
     nt_ring_entry *entries = nt_ring_plan_take(plan, capacity, sizeof(nt_ring_entry));
     nt_ring_tables *tables = nt_ring_plan_take(plan, 1, sizeof(nt_ring_tables));
+    nt_ring_origin *origins =
+        frames ? nt_ring_plan_take(plan, RING_ORIGIN_SLOTS, sizeof(nt_ring_origin))
+               : NULL;
     nt_ring_tables counted = {0};
     nt_ring_tables_place(tables == NULL ? &counted : tables, plan, frames);
     if (ring == NULL) {
@@ -45,6 +53,8 @@ ring_place(nt_ring_plan *plan, uint64_t capacity, int frames)
     if (frames) {
         ring->index = (nt_ring_index){tables->stacks, tables->stack_slots.items,
                                       tables->stack_slots.mask};
+        ring->origins = (nt_ring_origins){
+            .slots = origins, .mask = RING_ORIGIN_SLOTS - 1, .most = RING_ORIGINS};
     }
     return ring;
 }
@@ -91,6 +101,7 @@ nt_ring_free(nt_ring *ring)
 void
 nt_ring_restart(nt_ring *ring, int late)
 {
+    nt_ring_origins_clear(&ring->origins);
     __atomic_store_n(&ring->late, (uint32_t)(late != 0), __ATOMIC_RELAXED);
     __atomic_store_n(&ring->start, nt_ring_head(ring), __ATOMIC_RELEASE);
 }

@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/nt_ring_origins.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -101,10 +103,11 @@ typedef struct nt_ring_tables nt_ring_tables;
  * capacity - 1 events can be read.
  */
 typedef struct nt_ring {
-    nt_ring_entry *entries; /* aligned to a cache line */
-    uint64_t mask;          /* capacity - 1; the capacity is a power of two */
-    uint64_t head;          /* written by the producer only */
-    nt_ring_index index;    /* of stacks; slots is NULL where frames are not kept */
+    nt_ring_entry *entries;  /* aligned to a cache line */
+    uint64_t mask;           /* capacity - 1; the capacity is a power of two */
+    uint64_t head;           /* written by the producer only */
+    nt_ring_index index;     /* of stacks; slots is NULL where frames are not kept */
+    nt_ring_origins origins; /* of blocks in use; likewise */
     nt_ring_tables *tables;
     uint64_t start; /* events before this one belong to an earlier recording */
     uint32_t late;  /* 1: the recording began after the first allocation */
@@ -195,8 +198,9 @@ nt_ring_new(const struct nt_alloc *alloc, uint64_t events, int frames);
 void
 nt_ring_free(nt_ring *ring);
 
-/* What is pushed from now on does not follow what was pushed before; nobody may be
- * pushing. `late` is 0 only if nothing was ever allocated before. */
+/* What is pushed from now on does not follow what was pushed before, and no block that
+ * is in use has an origin; nobody may be pushing. `late` is 0 only if nothing was ever
+ * allocated before. */
 void
 nt_ring_restart(nt_ring *ring, int late);
 
@@ -233,7 +237,7 @@ nt_ring_room(const nt_ring *ring);
 /* How full the tables are, and how often something found no room. */
 typedef struct nt_ring_counts {
     uint32_t stacks, frames, codes, texts;
-    uint64_t lost_stacks, lost_texts;
+    uint64_t lost_stacks, lost_texts, lost_origins;
 } nt_ring_counts;
 
 void

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* A training script shows some thousand functions and some ten thousand stacks; code
- * objects take some 500 bytes of the store. A ring with frames has 9 MiB of tables. */
+ * objects take some 500 bytes of the store. A ring with frames has 9 MiB of these tables. */
 #define TABLES_CODES 8192
 #define TABLES_FRAMES 32768
 #define TABLES_STACKS 65536
@@ -13,6 +13,9 @@
 #define TABLES_TEXTS 4096
 #define TABLES_STORE (4u << 20)
 #define TABLES_SMALL_STORE (64u << 10)
+
+_Static_assert(TABLES_STACKS <= 1 << NT_RING_ORIGIN_STACK_BITS,
+               "an origin has room for every stack's id");
 
 static void
 tables_place_slots(nt_ring_slots *slots, nt_ring_plan *plan, uint64_t most)
@@ -247,6 +250,7 @@ nt_ring_count(const nt_ring *ring, nt_ring_counts *out)
         .texts = __atomic_load_n(&t->text_count, __ATOMIC_ACQUIRE),
         .lost_stacks = __atomic_load_n(&t->lost_stacks, __ATOMIC_RELAXED),
         .lost_texts = __atomic_load_n(&t->lost_texts, __ATOMIC_RELAXED),
+        .lost_origins = __atomic_load_n(&ring->origins.lost, __ATOMIC_RELAXED),
     };
 }
 

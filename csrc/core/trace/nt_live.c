@@ -288,11 +288,21 @@ live_find_stacks(const nt_live_mark *mark, nt_map *blocks, nt_map *segments,
     return NT_OK;
 }
 
-/* The ring's stack under `address`, or NT_RING_NONE. */
+/* The ring's stack of a block in use, or NT_RING_NONE: its own, that of its allocation
+ * among the events that were copied, or of one before these. */
 static uint32_t
-live_stack_at(const nt_map *map, uint64_t address, uint32_t own)
+live_block_stack(const nt_live_block_row *row, const nt_live_mark *mark,
+                 const nt_map *blocks)
 {
-    return own != NT_RING_NONE ? own : nt_map_find(map, address);
+    const uint64_t address = row->block.address;
+    uint32_t stack = row->stack;
+    if (stack == NT_RING_NONE) {
+        stack = nt_map_find(blocks, address);
+    }
+    if (stack == NT_RING_NONE && mark != NULL) {
+        stack = nt_ring_origins_find(&mark->ring->origins, address, mark->first);
+    }
+    return stack;
 }
 
 static nt_status
@@ -319,8 +329,7 @@ live_emit_segment(nt_live_builder *b, const nt_live_row *row, nt_live_mark *mark
         .kind = s->is_large ? NT_POOL_LARGE : NT_POOL_SMALL,
         .is_expandable = s->is_expandable != 0,
     };
-    NT_TRY(live_translate(b, mark, live_stack_at(segments, s->address, NT_RING_NONE),
-                          &segment.stack));
+    NT_TRY(live_translate(b, mark, nt_map_find(segments, s->address), &segment.stack));
     NT_TRY(nt_snapshot_add_segment(b->snapshot, &segment, b->err));
     for (size_t i = 0; i < row->block_count; i++) {
         const nt_live_block_row *from = &b->blocks[row->block_first + i];
@@ -333,8 +342,7 @@ live_emit_segment(nt_live_builder *b, const nt_live_row *row, nt_live_mark *mark
             .stack = NT_EMPTY_STACK,
         };
         if (block.state != NT_BLOCK_INACTIVE) {
-            NT_TRY(live_translate(b, mark,
-                                  live_stack_at(blocks, block.address, from->stack),
+            NT_TRY(live_translate(b, mark, live_block_stack(from, mark, blocks),
                                   &block.stack));
         }
         NT_TRY(nt_snapshot_add_block(b->snapshot, &block, b->err));

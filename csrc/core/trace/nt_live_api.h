@@ -19,7 +19,7 @@ extern "C" {
 
 /* Raised when anything in this header or in nt_ring.h changes. A shim built for another
  * number is built anew. */
-#define NT_LIVE_API_VERSION 2
+#define NT_LIVE_API_VERSION 3
 #define NT_LIVE_CAPSULE "neutracer._core.live_api"
 
 /* PyTorch's trace actions, in its order. */
@@ -99,7 +99,7 @@ typedef struct nt_live_segment {
 } nt_live_segment;
 
 /* `state`: 0 inactive, 1 active_allocated, 2 active_pending_free. The stack, where the
- * ring still knows it, is found by the builder. */
+ * ring knows it, is found by the builder. */
 typedef struct nt_live_block {
     uint64_t address;
     uint64_t size, requested_size;
