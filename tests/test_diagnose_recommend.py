@@ -12,7 +12,6 @@ from bundle import expected, snapshot
 
 import neutracer
 from neutracer._native import core
-from neutracer.diagnose.recommend import _cost
 from neutracer.diagnose.recommend_bound import packing_bound
 from neutracer.diagnose.recommend_rank import is_worth
 from neutracer.diagnose.recommend_search import (
@@ -21,6 +20,7 @@ from neutracer.diagnose.recommend_search import (
     order_of,
     smallest_capacity,
 )
+from neutracer.diagnose.recommend_words import cost
 from neutracer.diagnose.replaying import Replayer
 
 MIB = 1 << 20
@@ -185,8 +185,46 @@ def test_bound_holds_where_a_replay_ends(name: str) -> None:
     assert 0 < bound.of(outcome) <= outcome.peak_reserved_bytes
 
 
+def test_no_share_where_the_program_stops() -> None:
+    report = neutracer.recommend(snapshot("frag_default"), "578MiB", "fit")
+    assert report.choices
+    for choice, plain in zip(report.choices, report.to_dict()["choices"], strict=True):
+        # Less than what was live at one time: not all of the program was run.
+        assert choice.outcome.stopped_event is not None
+        assert choice.outcome.peak_reserved_bytes < report.bound.bytes
+        assert choice.above_bound is None
+        assert plain["above_bound"] is None
+    text = " ".join(str(report).split())
+    event = f"{report.choices[0].outcome.stopped_event:,}"
+    told = f"it stops for lack of memory at event {event}: the peak is of what came before"
+    assert told in text
+    assert "Reserved at its peak" not in text
+
+
+@pytest.mark.parametrize("objective", ["reserved", "speed"])
+@pytest.mark.parametrize("capacity", ["300MiB", "400MiB", "578MiB", "700MiB"])
+def test_setting_that_stops_earlier_is_not_recommended(objective: str, capacity: str) -> None:
+    report = neutracer.recommend(snapshot("frag_default"), capacity, objective)
+    own = report.recorded.stopped_event
+    assert own is not None
+    for choice in report.choices:
+        stop = choice.outcome.stopped_event
+        assert stop is None or stop > own
+        assert f"gets to {'the end' if stop is None else 'event'}" in str(report)
+
+
+@every_program
+def test_shares_are_never_below_the_bound(name: str) -> None:
+    for capacity in ("400MiB", "600MiB", "700MiB", "24GiB"):
+        report = neutracer.recommend(snapshot(name), capacity)
+        for choice in report.choices:
+            stops = choice.outcome.stopped_event is not None
+            assert (choice.above_bound is None) is stops
+            assert choice.above_bound is None or choice.above_bound >= 0
+
+
 def test_cost_is_told_in_words() -> None:
-    words = [_cost(more) for more in (-2, -1, 0, 1, 1200)]
+    words = [cost(more) for more in (-2, -1, 0, 1, 1200)]
     assert words == [
         "2 fewer calls of the device",
         "1 fewer call of the device",

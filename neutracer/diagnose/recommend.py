@@ -16,6 +16,7 @@ from neutracer.diagnose.recommend_search import (
     smallest_capacities,
     survey,
 )
+from neutracer.diagnose.recommend_words import cost, gain, stops
 from neutracer.diagnose.replaying import Replayer
 from neutracer.diagnose.what_if import doubt, named, open_replayer, trust_blocks
 from neutracer.diagnose.what_if_parts import OUTCOME_HEADS, Outcome, outcome_cells
@@ -48,7 +49,9 @@ class Choice:
         more_device_calls: More cudaMalloc, cudaFree, mappings and unmappings than with the
             recorded settings: what it costs; less than 0 where it saves some.
         above_bound: Its peak of reserved above the packing lower bound, as a share of that;
-            above the bound with what had failed, up to there, where it goes through.
+            above the bound with what had failed, up to there, where it goes through. None
+            where the program stops for lack of memory: the bound is of all of it, the peak
+            of what came before.
     """
 
     settings: str
@@ -57,7 +60,7 @@ class Choice:
     smallest_capacity_bytes: int | None
     saved_bytes: int
     more_device_calls: int
-    above_bound: float
+    above_bound: float | None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -253,7 +256,7 @@ def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bo
         smallest,
         recorded.peak_reserved_bytes - outcome.peak_reserved_bytes,
         outcome.device_calls - recorded.device_calls,
-        _above(outcome, bound),
+        None if outcome.stopped_event is not None else _above(outcome, bound),
     )
 
 
@@ -270,21 +273,15 @@ def _findings(
         verdict = _verdict(None, least, found, replayer)
         return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
     best = choices[0]
-    saved, message = _gain(objective, best, own, recorded)
-    evidence = (*_near_least(objective, best, least), *doubt(replayer.check))
+    saved, message = gain(objective, (best.outcome, best.smallest_capacity_bytes), (recorded, own))
+    near = _near_least(objective, best, least)
+    evidence = (*near, *stops(best.outcome), *doubt(replayer.check))
     advice = (
-        Note(best.environment, detail=_cost(best.more_device_calls)),
+        Note(best.environment, detail=cost(best.more_device_calls)),
         Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
     )
     finding = Finding("recommendation", Severity.INFO, saved, message, evidence, advice)
     return (*_verdict(best, least, found, replayer), finding)
-
-
-def _cost(more: int) -> str:
-    """How many more calls of the device a choice makes, in words."""
-    if not more:
-        return "as many calls of the device"
-    return f"{format_count(abs(more), 'more call' if more > 0 else 'fewer call')} of the device"
 
 
 def _near_least(objective: str, best: Choice, least: Least | None) -> tuple[Note, ...]:
@@ -296,22 +293,6 @@ def _near_least(objective: str, best: Choice, least: Least | None) -> tuple[Note
         return ()
     share = format_share(ALIKE, decimals=0)
     return (Note(f"within {share} of the least, {format_bytes(least[0])} with {least[1]}"),)
-
-
-def _gain(objective: str, best: Choice, own: int | None, recorded: Outcome) -> tuple[int, str]:
-    """The bytes that a choice saves, and its gain by the objective in words."""
-    name, outcome = named(best.outcome), best.outcome
-    smallest = best.smallest_capacity_bytes
-    if objective == "fit" and smallest is not None and own is not None:
-        message = f"{name}: every request goes through from {format_bytes(smallest)} on"
-        return max(own - smallest, 0), f"{message}, not from {format_bytes(own)}"
-    saved = max(best.saved_bytes, 0)
-    if objective == "speed":
-        calls = f"{format_count(outcome.device_calls)} calls of the device"
-        return saved, f"{name}: {calls} instead of {format_count(recorded.device_calls)}"
-    peaks = (outcome.peak_reserved_bytes, recorded.peak_reserved_bytes)
-    less, more = (format_bytes(nbytes) for nbytes in peaks)
-    return saved, f"{name}: {less} reserved at most instead of {more}"
 
 
 def _verdict(

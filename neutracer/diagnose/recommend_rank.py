@@ -72,11 +72,14 @@ def is_worth(objective: str, row: Row, recorded: Row) -> bool:
     """Whether a setting does so much better than the recorded one that it is worth a change.
 
     It fails less; or it is better by the objective, and by more than `ALIKE` in it or, where
-    the two are alike in it, in the figure that decides then.
+    the two are alike in it, in the figure that decides then. Where both stop for lack of
+    memory the figures up to there are no reason; the memory that all of it needs is one.
     """
     mine, own = (order_of(objective, *each)[:4] for each in (row, recorded))
     if mine[:2] != own[:2]:
         return mine < own
+    if recorded[0].stopped_event is not None and objective != "fit":
+        return False
     is_less = [_above(here) < there for here, there in zip(mine[2:], own[2:], strict=True)]
     return mine[2] < own[2] and any(is_less)
 

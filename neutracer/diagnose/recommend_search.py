@@ -73,8 +73,10 @@ def order_of(
 ) -> tuple[int, ...]:
     """What candidates are ranked by: the least is the best.
 
-    Whatever the objective, a program that fails is behind one that does not. Of what a
-    program would have done beyond its trace nothing is known, and so it ranks none.
+    Whatever the objective, a program that fails is behind one that does not. Of two that
+    stop for lack of memory the one that gets further is better, unless what all of it needs
+    is known: figures of different parts of it can't be compared. Of what a program would
+    have done beyond its trace nothing is known, and so it ranks none.
 
     Args:
         objective: One of `OBJECTIVES`.
@@ -86,7 +88,10 @@ def order_of(
     peak = outcome.peak_reserved_bytes
     highest = outcome.range("peak_reserved_bytes")[1]
     reserved = peak if highest is None or "beyond" in outcome.causes else highest
-    failures = (int(outcome.stopped_event is not None), outcome.ooms)
+    stopped = outcome.stopped_event
+    failures = (int(stopped is not None), outcome.ooms)
+    if stopped is not None and objective != "fit":
+        failures = (1, -stopped)
     keys = {
         "fit": (peak if smallest is None else smallest, reserved),
         "reserved": (reserved, peak),

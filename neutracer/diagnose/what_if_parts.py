@@ -20,6 +20,7 @@ __all__ = [
     "outcome_cells",
     "outcome_of",
     "rebased",
+    "stop_of",
     "widened",
 ]
 
@@ -260,9 +261,16 @@ def _span(outcome: Outcome) -> str:
     return f"{format_bytes(low).split(' ')[0]} to {format_bytes(high)}"
 
 
+def stop_of(outcome: Outcome) -> str | None:
+    """The event at which a program stops for lack of memory, or None."""
+    event = outcome.stopped_event
+    return None if event is None else format_count(max(event, 0))
+
+
 def _failures(outcome: Outcome) -> str:
-    if outcome.stopped_event is not None:
-        return f"at {format_count(max(outcome.stopped_event, 0))}"
+    stop = stop_of(outcome)
+    if stop is not None:
+        return f"at {stop}"
     low, high = outcome.range("ooms")
     if high is None:
         return f"{format_count(low)} or more"
