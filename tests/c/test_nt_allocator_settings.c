@@ -470,6 +470,9 @@ NT_TEST(impossible_states_are_refused)
         {{.size = 512}, {.size = 512}},
         {{.size = 512, .state = NT_PIECE_UNMAPPED}, {.size = 512}},
         {{.size = UINT64_C(1) << 62}, {.size = 512, .state = NT_PIECE_ALLOCATED}},
+        {{.size = 512, .requested = 513, .state = NT_PIECE_ALLOCATED}, {.size = 512}},
+        {{.size = 512, .requested = UINT64_MAX, .state = NT_PIECE_PENDING},
+         {.size = 512}},
     };
     nt_desk d;
     uint32_t blocks[2];

@@ -2,7 +2,8 @@
 /*
  * Property: whatever trace a file holds, a program is made of it, and the program is
  * checked and replayed under any settings or refused in words; what comes out is the
- * same each time, no figure is above its peak, and each lies in its range.
+ * same each time, no figure is above its peak, and each lies in its range. So it is
+ * with the program changed in any way that is allowed.
  */
 #include <string.h>
 
@@ -87,6 +88,78 @@ check_snapshot(const nt_program *program, const nt_replay_options *options)
     nt_release(&alloc, drops, pools);
 }
 
+/* Whether every step is part of the series: a block that ends behind the last event is
+ * free after the series is over. */
+static bool
+is_covered(const nt_program *program)
+{
+    const size_t events = nt_timeline_event_count(program->timeline);
+    bool covered = events != 0;
+    for (size_t i = 0; i < program->step_count; i++) {
+        covered &= (size_t)program->steps[i].event < events;
+    }
+    return covered;
+}
+
+/* The last values of the series are the figures at the end. */
+static void
+check_series(const nt_program *program, const nt_replay_options *options)
+{
+    const nt_alloc alloc = nt_fuzz_alloc();
+    const size_t events = nt_timeline_event_count(program->timeline);
+    nt_replay_series series = {.segments = nt_allocate(&alloc, events * 4)};
+    nt_replay_figures f;
+    for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        series.bytes[metric] = nt_allocate(&alloc, events * 8);
+    }
+    if (nt_replay_run(&alloc, program, options, NULL, &series, &f, NULL) == NT_OK &&
+        is_covered(program)) {
+        NT_FUZZ_CHECK(series.segments[events - 1] == f.segments);
+        for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
+            NT_FUZZ_CHECK(series.bytes[metric][events - 1] == f.final[metric]);
+        }
+    }
+    nt_release(&alloc, series.segments, events * 4);
+    for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        nt_release(&alloc, series.bytes[metric], events * 8);
+    }
+}
+
+/* The program with other sizes, ends and calls, which the file's last byte chooses. */
+static void
+check_edit(const nt_program *program, nt_replay_options *options, uint8_t choice)
+{
+    const nt_alloc alloc = nt_fuzz_alloc();
+    const size_t events = nt_timeline_event_count(program->timeline);
+    uint64_t *sizes = nt_allocate(&alloc, events * sizeof *sizes);
+    int32_t *ends = nt_allocate(&alloc, events * sizeof *ends);
+    int32_t *calls = nt_allocate(&alloc, events * sizeof *calls);
+    nt_program_change change = {.sizes = sizes, .ends = ends, .calls = calls};
+    for (size_t i = 0; i < events; i++) {
+        const uint64_t draw = nt_mix64(((uint64_t)choice << 32) + i + 1);
+        sizes[i] = draw % 4 == 0 ? 0 : (draw >> 8) % ((uint64_t)1 << draw % 32);
+        ends[i] =
+            draw % 3 == 0 ? NT_EVENT_NEVER : (int32_t)(i + (draw >> 40) % (events - i));
+        if (draw % 5 == 0) {
+            calls[change.call_count++] = (int32_t)i;
+        }
+    }
+    change.sizes = choice % 3 == 0 ? NULL : sizes;
+    change.ends = choice % 3 == 1 ? NULL : ends;
+    nt_program *edited = NULL;
+    NT_FUZZ_CHECK(nt_program_edit(&alloc, program, &change, &edited, NULL) == NT_OK);
+    options->begin = (nt_replay_begin)(choice % 4);
+    options->timing = (nt_replay_timing)(choice / 4 % 4);
+    options->order = (nt_replay_order)(choice / 16 % 4);
+    options->least_ooms = choice % 2 != 0;
+    check_run(edited, options);
+    check_series(edited, options);
+    nt_program_free(edited);
+    nt_release(&alloc, sizes, events * sizeof *sizes);
+    nt_release(&alloc, ends, events * sizeof *ends);
+    nt_release(&alloc, calls, events * sizeof *calls);
+}
+
 static void
 check_program(const nt_program *program, uint8_t choice)
 {
@@ -113,6 +186,7 @@ check_program(const nt_program *program, uint8_t choice)
     }
     check_run(program, &options);
     check_snapshot(program, &options);
+    check_edit(program, &options, choice);
 }
 
 int

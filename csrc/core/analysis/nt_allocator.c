@@ -64,10 +64,10 @@ nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
         .options = *options,
         .next_place = ALLOCATOR_FIRST_PLACE,
         .unused = NT_NONE,
+        .unused_area = NT_NONE,
         .first_pending = NT_NONE,
         .last_pending = NT_NONE,
-        .first_released = NT_NONE,
-        .last_released = NT_NONE,
+        .first_loose = NT_NONE,
     };
     if (model->options.version == 0) {
         model->options.version = ALLOCATOR_NEWEST;
@@ -94,9 +94,14 @@ nt_allocator_free(nt_allocator *model)
         for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
             nt_ordered_clear(&model->lanes[i].idle[kind], &alloc);
             nt_ordered_clear(&model->lanes[i].unmapped[kind], &alloc);
+            nt_ordered_clear(&model->lanes[i].plain[kind], &alloc);
         }
+        nt_ordered_clear(&model->lanes[i].places, &alloc);
     }
     for (size_t i = 0; i < model->pool_count; i++) {
+        for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
+            nt_ordered_clear(&model->pools[i].loose_lanes[kind], &alloc);
+        }
         nt_release(&alloc, model->pools[i].lanes,
                    model->pools[i].lane_capacity * sizeof(uint32_t));
     }
@@ -116,6 +121,7 @@ nt_allocator_add_pool(nt_allocator *model, unsigned flags, uint32_t *pool,
                    model->pool_count + 1, sizeof *model->pools, err));
     *pool = (uint32_t)model->pool_count;
     model->pools[model->pool_count++] = (allocator_pool){.flags = flags};
+    model->has_lenders |= (flags & NT_POOL_USE_ON_OOM) != 0;
     return NT_OK;
 }
 
@@ -123,37 +129,13 @@ void
 nt_allocator_release_pool(nt_allocator *model, uint32_t pool, bool is_released)
 {
     allocator_pool *p = &model->pools[pool];
-    if (p->is_released) {
-        *(p->earlier != NT_NONE ? &model->pools[p->earlier].later
-                                : &model->first_released) = p->later;
-        *(p->later != NT_NONE ? &model->pools[p->later].earlier
-                              : &model->last_released) = p->earlier;
+    if (p->released != 0 && p->loose != 0) {
+        nt_allocator_unlist_pool(model, pool);
     }
-    p->is_released = is_released;
-    if (is_released) {
-        p->earlier = model->last_released;
-        p->later = NT_NONE;
-        *(p->earlier != NT_NONE ? &model->pools[p->earlier].later
-                                : &model->first_released) = pool;
-        model->last_released = pool;
+    p->released = is_released ? ++model->releases : 0;
+    if (p->released != 0 && p->loose != 0) {
+        nt_allocator_list_pool(model, pool);
     }
-}
-
-/* Where a stream belongs among the lanes of a pool. */
-static size_t
-allocator_lane_place(const nt_allocator *model, const allocator_pool *pool,
-                     uint64_t stream)
-{
-    size_t low = 0, high = pool->lane_count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (model->lanes[pool->lanes[middle]].stream < stream) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
 }
 
 nt_status
@@ -165,10 +147,7 @@ nt_allocator_add_lane(nt_allocator *model, uint32_t pool, uint64_t stream,
                    model->lane_count + 1, sizeof *model->lanes, err));
     NT_TRY(nt_grow(&model->alloc, (void **)&p->lanes, &p->lane_capacity,
                    p->lane_count + 1, sizeof *p->lanes, err));
-    const size_t at = allocator_lane_place(model, p, stream);
-    memmove(p->lanes + at + 1, p->lanes + at, (p->lane_count - at) * sizeof *p->lanes);
-    p->lanes[at] = (uint32_t)model->lane_count;
-    p->lane_count++;
+    p->lanes[p->lane_count++] = (uint32_t)model->lane_count;
     *lane = (uint32_t)model->lane_count;
     model->lanes[model->lane_count++] =
         (allocator_lane){.pool = pool, .stream = stream};
@@ -196,7 +175,10 @@ allocator_expandable_size(const nt_allocator *model, uint32_t block)
 static uint32_t
 allocator_look_up(const nt_allocator *model, const allocator_request *request)
 {
-    const nt_ordered *set = &model->lanes[request->lane].idle[request->kind];
+    const allocator_lane *lane = &model->lanes[request->lane];
+    const nt_ordered *set = lane->has_plain && !request->expands
+                                ? &lane->plain[request->kind]
+                                : &lane->idle[request->kind];
     nt_ordered_entry best = nt_ordered_from(set, request->rounded, 0);
     while (best.value != NT_NONE && model->blocks[best.value].area != NT_NONE) {
         const nt_ordered_entry next = nt_ordered_after(set, best.first, best.second);
@@ -232,7 +214,8 @@ allocator_find(nt_allocator *model, const allocator_request *request)
 static uint32_t
 allocator_borrow(nt_allocator *model, allocator_request *request)
 {
-    if (request->pool != NT_DEFAULT_POOL || model->options.version < ALLOCATOR_LENDS) {
+    if (!model->has_lenders || request->pool != NT_DEFAULT_POOL ||
+        model->options.version < ALLOCATOR_LENDS) {
         return NT_NONE;
     }
     const uint64_t stream = model->lanes[request->lane].stream;
@@ -367,22 +350,18 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
 }
 
 /* The free block of the lane that covers the range; or NT_NONE. */
-static uint32_t
-allocator_find_cover(const nt_allocator *model, uint32_t lane, uint64_t address,
-                     uint64_t size)
+static nt_status
+allocator_find_cover(nt_allocator *model, uint32_t lane, uint64_t address,
+                     uint64_t size, uint32_t *block, nt_error *err)
 {
-    for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
-        const nt_ordered *set = &model->lanes[lane].idle[kind];
-        nt_ordered_entry entry = nt_ordered_from(set, size, 0);
-        while (entry.value != NT_NONE) {
-            if (entry.second <= address &&
-                address - entry.second <= entry.first - size) {
-                return entry.value;
-            }
-            entry = nt_ordered_after(set, entry.first, entry.second);
+    NT_TRY(nt_allocator_find_below(model, lane, address, block, err));
+    if (*block != NT_NONE) {
+        const allocator_block *b = nt_allocator_block(model, *block);
+        if (size > b->size || address - b->address > b->size - size) {
+            *block = NT_NONE;
         }
     }
-    return NT_NONE;
+    return NT_OK;
 }
 
 bool
@@ -410,9 +389,10 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
     const uint64_t size = is_block ? nbytes : request.rounded;
     const bool is_other =
         size != request.rounded || !nt_allocator_leads_to(model, lane, nbytes, address);
-    uint32_t found = is_other && address % NT_MIN_BLOCK_SIZE == 0
-                         ? allocator_find_cover(model, lane, address, size)
-                         : NT_NONE;
+    uint32_t found = NT_NONE;
+    if (is_other && address % NT_MIN_BLOCK_SIZE == 0) {
+        NT_TRY(allocator_find_cover(model, lane, address, size, &found, err));
+    }
     if (found == NT_NONE) {
         *block = NT_NONE;
         return NT_OK;
@@ -465,30 +445,14 @@ nt_allocator_empty_cache(nt_allocator *model, nt_error *err)
                                : nt_allocator_release_cache(model, err);
 }
 
-/* Whether something of a private pool, or with NT_NONE of any, waits for a stream. */
-static bool
-allocator_waits(const nt_allocator *model, uint32_t pool)
-{
-    uint32_t i = model->first_pending;
-    while (i != NT_NONE && pool != NT_NONE &&
-           model->lanes[nt_allocator_block(model, i)->lane].pool != pool) {
-        i = nt_allocator_block(model, i)->later;
-    }
-    return i != NT_NONE;
-}
-
 bool
 nt_allocator_is_lean(const nt_allocator *model, uint32_t pool)
 {
-    bool is_lean = model->pools[pool].loose == 0;
+    const allocator_pool *p = &model->pools[pool];
     if (pool != NT_DEFAULT_POOL) {
-        return is_lean && !allocator_waits(model, pool);
+        return p->loose == 0 && p->pending == 0;
     }
-    for (uint32_t i = model->first_released; i != NT_NONE && is_lean;
-         i = model->pools[i].later) {
-        is_lean = model->pools[i].loose == 0;
-    }
-    return is_lean && !allocator_waits(model, NT_NONE);
+    return p->loose == 0 && model->loose_pools == 0 && model->first_pending == NT_NONE;
 }
 
 nt_status

@@ -49,6 +49,66 @@ nt_allocator_is_loose(const nt_allocator *model, const allocator_block *block)
            (offset + block->size) / page > (offset + page - 1) / page;
 }
 
+void
+nt_allocator_list_pool(nt_allocator *model, uint32_t pool)
+{
+    allocator_pool *p = &model->pools[pool];
+    p->before = NT_NONE;
+    p->after = model->first_loose;
+    if (p->after != NT_NONE) {
+        model->pools[p->after].before = pool;
+    }
+    model->first_loose = pool;
+    model->loose_pools++;
+}
+
+void
+nt_allocator_unlist_pool(nt_allocator *model, uint32_t pool)
+{
+    const allocator_pool *p = &model->pools[pool];
+    if (p->before != NT_NONE) {
+        model->pools[p->before].after = p->after;
+    } else {
+        model->first_loose = p->after;
+    }
+    if (p->after != NT_NONE) {
+        model->pools[p->after].before = p->before;
+    }
+    model->loose_pools--;
+}
+
+/* Counts a loose block, and lists its lane and its pool. */
+static nt_status
+allocator_add_loose(nt_allocator *model, const allocator_block *block, nt_error *err)
+{
+    allocator_lane *lane = &model->lanes[block->lane];
+    allocator_pool *pool = &model->pools[lane->pool];
+    lane->loose[block->kind]++;
+    if (pool->loose++ == 0 && pool->released != 0) {
+        nt_allocator_list_pool(model, lane->pool);
+    }
+    if (lane->is_listed[block->kind]) {
+        return NT_OK;
+    }
+    lane->is_listed[block->kind] = true;
+    return nt_ordered_add(&pool->loose_lanes[block->kind], &model->alloc,
+                          (nt_ordered_entry){lane->stream, block->lane, block->lane},
+                          err);
+}
+
+/* Counts one that is loose no more. Its lane stays where it is: the next walk over the
+ * loose ones takes it out, if it has none then. */
+static void
+allocator_drop_loose(nt_allocator *model, const allocator_block *block)
+{
+    allocator_lane *lane = &model->lanes[block->lane];
+    allocator_pool *pool = &model->pools[lane->pool];
+    lane->loose[block->kind]--;
+    if (--pool->loose == 0 && pool->released != 0) {
+        nt_allocator_unlist_pool(model, lane->pool);
+    }
+}
+
 nt_status
 nt_allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
 {
@@ -56,7 +116,17 @@ nt_allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
     allocator_lane *lane = &model->lanes[b->lane];
     b->state = ALLOCATOR_FREE;
     b->u.born = model->pools[lane->pool].calls[b->kind];
-    model->pools[lane->pool].loose += nt_allocator_is_loose(model, b);
+    if (nt_allocator_is_loose(model, b)) {
+        NT_TRY(allocator_add_loose(model, b, err));
+    }
+    if (lane->has_places) {
+        NT_TRY(nt_ordered_add(&lane->places, &model->alloc,
+                              (nt_ordered_entry){b->address, 0, block}, err));
+    }
+    if (lane->has_plain && b->area == NT_NONE) {
+        NT_TRY(nt_ordered_add(&lane->plain[b->kind], &model->alloc,
+                              (nt_ordered_entry){b->size, b->address, block}, err));
+    }
     return nt_ordered_add(&lane->idle[b->kind], &model->alloc,
                           (nt_ordered_entry){b->size, b->address, block}, err);
 }
@@ -68,11 +138,57 @@ nt_allocator_unstore(nt_allocator *model, uint32_t block)
     allocator_lane *lane = &model->lanes[b->lane];
     if (b->state == ALLOCATOR_UNMAPPED) {
         (void)nt_ordered_remove(&lane->unmapped[b->kind], &model->alloc, 0, b->address);
-    } else {
-        model->pools[lane->pool].loose -= nt_allocator_is_loose(model, b);
-        (void)nt_ordered_remove(&lane->idle[b->kind], &model->alloc, b->size,
+        return;
+    }
+    if (nt_allocator_is_loose(model, b)) {
+        allocator_drop_loose(model, b);
+    }
+    if (lane->has_places) {
+        (void)nt_ordered_remove(&lane->places, &model->alloc, b->address, 0);
+    }
+    if (lane->has_plain && b->area == NT_NONE) {
+        (void)nt_ordered_remove(&lane->plain[b->kind], &model->alloc, b->size,
                                 b->address);
     }
+    (void)nt_ordered_remove(&lane->idle[b->kind], &model->alloc, b->size, b->address);
+}
+
+nt_status
+nt_allocator_part_plain(nt_allocator *model, uint32_t lane, nt_error *err)
+{
+    allocator_lane *l = &model->lanes[lane];
+    for (size_t kind = 0; kind < NT_POOL_KIND_COUNT && !l->has_plain; kind++) {
+        const nt_ordered *set = &l->idle[kind];
+        nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
+        while (entry.value != NT_NONE) {
+            if (model->blocks[entry.value].area == NT_NONE) {
+                NT_TRY(nt_ordered_add(&l->plain[kind], &model->alloc, entry, err));
+            }
+            entry = nt_ordered_after(set, entry.first, entry.second);
+        }
+    }
+    l->has_plain = true;
+    return NT_OK;
+}
+
+nt_status
+nt_allocator_find_below(nt_allocator *model, uint32_t lane, uint64_t address,
+                        uint32_t *block, nt_error *err)
+{
+    allocator_lane *l = &model->lanes[lane];
+    for (size_t kind = 0; kind < NT_POOL_KIND_COUNT && !l->has_places; kind++) {
+        const nt_ordered *set = &l->idle[kind];
+        nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
+        while (entry.value != NT_NONE) {
+            NT_TRY(nt_ordered_add(&l->places, &model->alloc,
+                                  (nt_ordered_entry){entry.second, 0, entry.value},
+                                  err));
+            entry = nt_ordered_after(set, entry.first, entry.second);
+        }
+    }
+    l->has_places = true;
+    *block = nt_ordered_before(&l->places, address, 1).value;
+    return NT_OK;
 }
 
 nt_status
@@ -158,6 +274,7 @@ nt_allocator_enqueue(nt_allocator *model, uint32_t block)
         model->first_pending = block;
     }
     model->last_pending = block;
+    model->pools[model->lanes[b->lane].pool].pending++;
 }
 
 void
@@ -174,4 +291,5 @@ nt_allocator_dequeue(nt_allocator *model, uint32_t block)
     } else {
         model->last_pending = b->earlier;
     }
+    model->pools[model->lanes[b->lane].pool].pending--;
 }

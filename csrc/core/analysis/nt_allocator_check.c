@@ -5,7 +5,7 @@
 typedef struct allocator_tally {
     uint64_t bytes[NT_METRIC_COUNT];
     uint64_t allocations, active, segments, pending;
-    size_t seen, unmapped, idle, loose;
+    size_t seen, unmapped, idle, loose, placed, plain;
 } allocator_tally;
 
 /* Leaves the function with the words for what does not hold. */
@@ -16,17 +16,27 @@ typedef struct allocator_tally {
         }                                                                              \
     } while (0)
 
-/* A free or unmapped block stands in its set, under its key. */
+static bool
+allocator_is_in(const nt_ordered *set, uint32_t block, uint64_t first, uint64_t second)
+{
+    const nt_ordered_entry entry = nt_ordered_from(set, first, second);
+    return entry.value == block && entry.first == first && entry.second == second;
+}
+
+/* A free or unmapped block stands in its sets, under its keys. */
 static bool
 allocator_is_stored(const nt_allocator *model, uint32_t block)
 {
     const allocator_block *b = nt_allocator_block(model, block);
     const allocator_lane *lane = &model->lanes[b->lane];
-    const bool is_free = b->state == ALLOCATOR_FREE;
-    const nt_ordered *set = is_free ? &lane->idle[b->kind] : &lane->unmapped[b->kind];
-    const uint64_t size = is_free ? b->size : 0;
-    const nt_ordered_entry entry = nt_ordered_from(set, size, b->address);
-    return entry.value == block && entry.first == size && entry.second == b->address;
+    if (b->state != ALLOCATOR_FREE) {
+        return allocator_is_in(&lane->unmapped[b->kind], block, 0, b->address);
+    }
+    return allocator_is_in(&lane->idle[b->kind], block, b->size, b->address) &&
+           (!lane->has_places ||
+            allocator_is_in(&lane->places, block, b->address, 0)) &&
+           (!lane->has_plain || b->area != NT_NONE ||
+            allocator_is_in(&lane->plain[b->kind], block, b->size, b->address));
 }
 
 static const char *
@@ -73,6 +83,8 @@ allocator_check_block(const nt_allocator *model, uint32_t block, allocator_tally
     if (b->state == ALLOCATOR_FREE) {
         tally->idle++;
         tally->loose += nt_allocator_is_loose(model, b);
+        tally->placed += model->lanes[b->lane].has_places;
+        tally->plain += model->lanes[b->lane].has_plain && b->area == NT_NONE;
         ALLOCATOR_HOLDS(allocator_is_stored(model, block), "free blocks are stored");
         return allocator_check_neighbours(model, block);
     }
@@ -114,7 +126,8 @@ allocator_check_segment(const nt_allocator *model, uint32_t head,
     const nt_ordered_entry below = nt_ordered_before(spans, end, 0);
     ALLOCATOR_HOLDS(below.value == NT_NONE || below.second <= first->address,
                     "segments do not overlap");
-    ALLOCATOR_HOLDS(nt_ordered_add(spans, &model->alloc,
+    const nt_alloc alloc = nt_alloc_system();
+    ALLOCATOR_HOLDS(nt_ordered_add(spans, &alloc,
                                    (nt_ordered_entry){first->address, end, head},
                                    NULL) == NT_OK,
                     "there is memory for the check");
@@ -139,6 +152,43 @@ allocator_check_pending(const nt_allocator *model, uint64_t expected)
     return NULL;
 }
 
+/* What is counted by pool and by lane. */
+static const char *
+allocator_check_pools(const nt_allocator *model, const allocator_tally *tally)
+{
+    size_t loose = 0, lanes_loose = 0, pending = 0, loose_pools = 0, listed = 0;
+    size_t placed = 0, plain = 0;
+    for (size_t i = 0; i < model->pool_count; i++) {
+        const allocator_pool *pool = &model->pools[i];
+        loose += pool->loose;
+        pending += pool->pending;
+        loose_pools += pool->released != 0 && pool->loose != 0;
+    }
+    for (uint32_t i = model->first_loose; i != NT_NONE && listed < loose_pools;
+         i = model->pools[i].after) {
+        ALLOCATOR_HOLDS(model->pools[i].released != 0 && model->pools[i].loose != 0,
+                        "pools with something to give back are listed");
+        listed++;
+    }
+    for (size_t i = 0; i < model->lane_count; i++) {
+        const allocator_lane *lane = &model->lanes[i];
+        placed += lane->places.count;
+        for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
+            plain += lane->plain[kind].count;
+            lanes_loose += lane->loose[kind];
+            ALLOCATOR_HOLDS(lane->is_listed[kind] || lane->loose[kind] == 0,
+                            "lanes with something to give back are listed");
+        }
+    }
+    ALLOCATOR_HOLDS(placed == tally->placed && plain == tally->plain,
+                    "what is kept apart is free");
+    ALLOCATOR_HOLDS(loose == tally->loose && lanes_loose == loose &&
+                        loose_pools == model->loose_pools && listed == loose_pools,
+                    "what could be given back is counted");
+    ALLOCATOR_HOLDS(pending == tally->pending, "what is pending is counted");
+    return NULL;
+}
+
 static const char *
 allocator_check_sums(const nt_allocator *model, const allocator_tally *tally)
 {
@@ -157,11 +207,10 @@ allocator_check_sums(const nt_allocator *model, const allocator_tally *tally)
             unmapped += lane->unmapped[kind].count;
         }
     }
-    size_t loose = 0;
-    for (size_t i = 0; i < model->pool_count; i++) {
-        loose += model->pools[i].loose;
+    const char *broken = allocator_check_pools(model, tally);
+    if (broken != NULL) {
+        return broken;
     }
-    ALLOCATOR_HOLDS(loose == tally->loose, "what could be given back is counted");
     ALLOCATOR_HOLDS(used == tally->seen, "every block is in a segment");
     ALLOCATOR_HOLDS(idle == tally->idle && unmapped == tally->unmapped,
                     "sets hold nothing else");
@@ -182,6 +231,8 @@ const char *
 nt_allocator_check(const nt_allocator *model)
 {
     allocator_tally tally = {.seen = 0};
+    /* Not the model's memory, of which there may be no more. */
+    const nt_alloc alloc = nt_alloc_system();
     nt_ordered spans = {.count = 0};
     const char *broken = NULL;
     for (uint32_t i = 0; i < model->block_count && broken == NULL; i++) {
@@ -190,6 +241,6 @@ nt_allocator_check(const nt_allocator *model)
             broken = allocator_check_segment(model, i, &tally, &spans);
         }
     }
-    nt_ordered_clear(&spans, &model->alloc);
+    nt_ordered_clear(&spans, &alloc);
     return broken != NULL ? broken : allocator_check_sums(model, &tally);
 }

@@ -26,9 +26,11 @@ nt_allocator_reservation_size(const nt_allocator *model, bool small)
     return (total + total / 8 + page - 1) / page * page;
 }
 
-/* Whether the blocks from here on that nobody uses have `size` bytes together. */
+/* Whether the blocks from here on that nobody uses have `size` bytes together; *end is
+ * where those end that were looked at. */
 static bool
-allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size)
+allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size,
+                    uint64_t *end)
 {
     uint64_t bytes = 0;
     while (bytes < size && block != NT_NONE) {
@@ -37,6 +39,7 @@ allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size)
             return false;
         }
         bytes += b->size;
+        *end = b->address + b->size;
         block = b->after;
     }
     return bytes >= size;
@@ -47,30 +50,31 @@ allocator_find_space(const nt_allocator *model, const allocator_request *request
 {
     const nt_ordered *set = &model->lanes[request->lane].unmapped[request->kind];
     nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
-    for (; entry.value != NT_NONE; entry = nt_ordered_after(set, 0, entry.second)) {
+    while (entry.value != NT_NONE) {
+        uint64_t end = 0;
         uint32_t block = entry.value;
         const uint32_t before = nt_allocator_block(model, block)->before;
         if (before != NT_NONE && model->blocks[before].state == ALLOCATOR_FREE) {
             block = before;
         }
-        if (allocator_has_space(model, block, request->rounded)) {
+        if (allocator_has_space(model, block, request->rounded, &end)) {
             return block;
         }
+        /* What begins within these blocks has less space than they. */
+        entry = nt_ordered_from(set, 0, end);
     }
     return NT_NONE;
 }
 
-/* A row of the areas; they are few. */
-static nt_status
-allocator_add_area(nt_allocator *model, const allocator_area *area, uint32_t *out,
-                   nt_error *err)
+nt_status
+nt_allocator_add_area(nt_allocator *model, const allocator_area *area, uint32_t *out,
+                      nt_error *err)
 {
-    for (size_t i = 0; i < model->area_count; i++) {
-        if (model->areas[i].size == 0) {
-            model->areas[i] = *area;
-            *out = (uint32_t)i;
-            return NT_OK;
-        }
+    if (model->unused_area != NT_NONE) {
+        *out = model->unused_area;
+        model->unused_area = (uint32_t)model->areas[*out].address;
+        model->areas[*out] = *area;
+        return NT_OK;
     }
     NT_TRY(nt_grow(&model->alloc, (void **)&model->areas, &model->area_capacity,
                    model->area_count + 1, sizeof *model->areas, err));
@@ -105,7 +109,7 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
     };
     NT_TRY(nt_allocator_take_place(model, &need, &area.address, err));
     fresh.address = area.address;
-    NT_TRY(allocator_add_area(model, &area, &fresh.area, err));
+    NT_TRY(nt_allocator_add_area(model, &area, &fresh.area, err));
     NT_TRY(nt_allocator_add_block(model, &fresh, block, err));
     return nt_allocator_store_unmapped(model, *block, err);
 }
@@ -215,7 +219,8 @@ allocator_end_area(nt_allocator *model, uint32_t block)
     const allocator_block b = *nt_allocator_block(model, block);
     nt_allocator_unstore(model, block);
     nt_allocator_drop_block(model, block);
-    model->areas[b.area].size = 0;
+    model->areas[b.area] = (allocator_area){.address = model->unused_area};
+    model->unused_area = b.area;
     nt_allocator_give_place(model, b.address, b.size);
 }
 

@@ -35,6 +35,7 @@ allocator_check_pieces(const nt_allocator_area *area, uint64_t page, uint64_t *t
             i > 0 && area->pieces[i - 1].state == NT_PIECE_UNMAPPED;
         if (piece->size == 0 || piece->size % NT_MIN_BLOCK_SIZE != 0 ||
             piece->size > (UINT64_C(1) << 62) - bytes ||
+            (!allocator_is_idle(piece->state) && piece->requested > piece->size) ||
             (is_unmapped && !area->is_reservation) ||
             (is_unmapped != was_unmapped && !ends_page) ||
             (i > 0 && allocator_is_idle(piece->state) &&
@@ -94,10 +95,10 @@ nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t 
                        "makes: the file is damaged, or other settings held then");
     }
     if (area->is_reservation) {
-        NT_TRY(nt_grow(&model->alloc, (void **)&model->areas, &model->area_capacity,
-                       model->area_count + 1, sizeof *model->areas, err));
-        next.area = (uint32_t)model->area_count;
-        model->areas[model->area_count++] = range;
+        NT_TRY(nt_allocator_add_area(model, &range, &next.area, err));
+        if (!model->options.settings.expandable_segments) {
+            NT_TRY(nt_allocator_part_plain(model, area->lane, err));
+        }
     } else {
         model->stats.segments++;
     }

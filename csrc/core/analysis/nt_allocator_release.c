@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the allocator gives back to the device, when memory is short or on request. */
 #include "analysis/nt_allocator_state.h"
+#include "base/nt_sort.h"
 
 /* Whether a garbage collection may free it, or would if it were not expandable. */
 static bool
@@ -32,19 +33,26 @@ allocator_find_idle(nt_allocator *model, const nt_ordered *set, size_t *count,
     return NT_OK;
 }
 
-/* The free blocks of a pool in the order in which PyTorch walks it: by stream, size
- * and address. */
+/* The loose blocks of a pool, and free ones beside them, in the order in which PyTorch
+ * walks it: by stream, size and address. */
 static nt_status
 allocator_find_pool(nt_allocator *model, uint32_t pool, nt_pool_kind kind,
                     size_t *count, nt_error *err)
 {
-    const allocator_pool *p = &model->pools[pool];
+    nt_ordered *lanes = &model->pools[pool].loose_lanes[kind];
+    nt_ordered_entry entry = nt_ordered_from(lanes, 0, 0);
     *count = 0;
-    for (size_t i = 0; i < p->lane_count; i++) {
-        const nt_ordered *set = &model->lanes[p->lanes[i]].idle[kind];
-        if (set->count != 0) {
-            NT_TRY(allocator_find_idle(model, set, count, err));
+    while (entry.value != NT_NONE) {
+        allocator_lane *lane = &model->lanes[entry.value];
+        const nt_ordered_entry next =
+            nt_ordered_after(lanes, entry.first, entry.second);
+        if (lane->loose[kind] != 0) {
+            NT_TRY(allocator_find_idle(model, &lane->idle[kind], count, err));
+        } else {
+            lane->is_listed[kind] = false;
+            (void)nt_ordered_remove(lanes, &model->alloc, entry.first, entry.second);
         }
+        entry = next;
     }
     return NT_OK;
 }
@@ -158,7 +166,8 @@ static nt_status
 allocator_wait(nt_allocator *model, uint32_t pool, nt_error *err)
 {
     model->stats.waits++;
-    for (uint32_t block = model->first_pending; block != NT_NONE;) {
+    uint32_t block = model->first_pending;
+    while (block != NT_NONE && (pool == NT_NONE || model->pools[pool].pending != 0)) {
         const allocator_block b = *nt_allocator_block(model, block);
         if (pool == NT_NONE || model->lanes[b.lane].pool == pool) {
             nt_allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.lane, b.address,
@@ -190,11 +199,25 @@ allocator_release_both(nt_allocator *model, uint32_t pool, nt_error *err)
 nt_status
 nt_allocator_release_private(nt_allocator *model, nt_error *err)
 {
-    for (uint32_t pool = model->first_released; pool != NT_NONE;
-         pool = model->pools[pool].later) {
-        NT_TRY(allocator_release_both(model, pool, err));
+    if (model->loose_pools == 0) {
+        return NT_OK;
     }
-    return NT_OK;
+    const size_t bytes = model->loose_pools * sizeof(nt_sort_item);
+    nt_sort_item *items = nt_allocate(&model->alloc, bytes);
+    if (items == NULL) {
+        return nt_fail_nomem(err);
+    }
+    size_t count = 0;
+    for (uint32_t i = model->first_loose; i != NT_NONE; i = model->pools[i].after) {
+        items[count++] = (nt_sort_item){model->pools[i].released, i};
+    }
+    nt_sort(items, count);
+    nt_status status = NT_OK;
+    for (size_t i = 0; i < count && status == NT_OK; i++) {
+        status = allocator_release_both(model, items[i].value, err);
+    }
+    nt_release(&model->alloc, items, bytes);
+    return status;
 }
 
 nt_status

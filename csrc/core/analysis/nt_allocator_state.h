@@ -43,21 +43,31 @@ typedef struct allocator_lane {
     uint64_t stream;
     nt_ordered idle[NT_POOL_KIND_COUNT];     /* (size, address): free and mapped */
     nt_ordered unmapped[NT_POOL_KIND_COUNT]; /* (0, address) */
+    size_t loose[NT_POOL_KIND_COUNT]; /* those of which something could be given back */
+    bool is_listed[NT_POOL_KIND_COUNT]; /* among the loose lanes of its pool */
+    bool has_places;                    /* somebody asked for them by address: */
+    nt_ordered places;                  /* (address, 0): those of `idle` */
+    bool has_plain; /* segments don't expand any more, and some did: */
+    nt_ordered plain[NT_POOL_KIND_COUNT]; /* those of `idle` in ordinary segments */
 } allocator_lane;
 
 typedef struct allocator_pool {
     unsigned flags;
-    bool is_released;
-    uint32_t earlier, later; /* released: the pools released before and after it */
+    uint64_t released;      /* the number of its last release; 0: it is in use */
+    uint32_t before, after; /* loose and released: its neighbours among those */
     uint64_t calls[NT_POOL_KIND_COUNT]; /* of find, while garbage is collected */
-    size_t loose;    /* free blocks of which something could be given back */
-    uint32_t *lanes; /* by stream */
+    size_t loose;                       /* of all its lanes */
+    size_t pending;                     /* blocks in the queue */
+    nt_ordered loose_lanes[NT_POOL_KIND_COUNT]; /* (stream, lane): all that have loose
+                                                 * blocks, and some that had */
+    uint32_t *lanes;
     size_t lane_count, lane_capacity;
 } allocator_pool;
 
-/* The address range of an expandable segment. */
+/* The address range of an expandable segment; in a row without one, which has size 0,
+ * `address` is the next such row, or NT_NONE. */
 typedef struct allocator_area {
-    uint64_t address, size; /* size 0: a row without one */
+    uint64_t address, size;
 } allocator_area;
 
 struct nt_allocator {
@@ -68,6 +78,7 @@ struct nt_allocator {
     uint64_t device_room; /* bytes that this process can have at most */
     uint64_t next_place;  /* where the built-in policy goes on */
     bool is_capturing;
+    bool has_lenders; /* some pool is a last resort for others */
     allocator_block *blocks;
     size_t block_count, block_capacity;
     uint32_t unused; /* the first row without a block, or NT_NONE */
@@ -77,9 +88,12 @@ struct nt_allocator {
     size_t pool_count, pool_capacity;
     allocator_area *areas;
     size_t area_count, area_capacity;
-    uint32_t first_pending, last_pending;   /* in the order of their frees */
-    uint32_t first_released, last_released; /* pools, in the order of their release */
-    uint32_t *found; /* blocks that a release found; between calls empty */
+    uint32_t unused_area;                 /* the first row without one, or NT_NONE */
+    uint32_t first_pending, last_pending; /* in the order of their frees */
+    uint64_t releases;                    /* of pools, so far */
+    uint32_t first_loose; /* pools that are released and have loose blocks */
+    size_t loose_pools;   /* how many those are */
+    uint32_t *found;      /* blocks that a release found; between calls empty */
     size_t found_capacity;
     nt_allocator_stats stats;
 };
@@ -136,6 +150,12 @@ nt_allocator_add_block(nt_allocator *model, const allocator_block *block, uint32
 void
 nt_allocator_drop_block(nt_allocator *model, uint32_t block);
 
+/* Puts a pool among those that are released and have loose blocks, or takes it out. */
+void
+nt_allocator_list_pool(nt_allocator *model, uint32_t pool);
+void
+nt_allocator_unlist_pool(nt_allocator *model, uint32_t pool);
+
 /* Puts a free block among those of its lane, or takes it out. */
 nt_status
 nt_allocator_store(nt_allocator *model, uint32_t block, nt_error *err) NT_CHECKED;
@@ -150,6 +170,16 @@ nt_allocator_store_unmapped(nt_allocator *model, uint32_t block,
  * or has a whole page of an expandable one in it. */
 bool
 nt_allocator_is_loose(const nt_allocator *model, const allocator_block *block);
+
+/* Keeps the free blocks of the lane's ordinary segments apart from now on. */
+nt_status
+nt_allocator_part_plain(nt_allocator *model, uint32_t lane, nt_error *err) NT_CHECKED;
+
+/* The free block of a lane that begins at `address`, or as the next one below; NT_NONE
+ * where there is none. */
+nt_status
+nt_allocator_find_below(nt_allocator *model, uint32_t lane, uint64_t address,
+                        uint32_t *block, nt_error *err) NT_CHECKED;
 
 /* Cuts the lowest `size` bytes off `block` as a new block of the same state, which is
  * in no set; `block` must not be in one either. */
@@ -185,6 +215,11 @@ nt_allocator_give_place(nt_allocator *model, uint64_t address, uint64_t size);
 /* Gives the segment of a free, unsplit block back; the block is gone. */
 void
 nt_allocator_release_segment(nt_allocator *model, uint32_t block);
+
+/* A row of its own for an address range. */
+nt_status
+nt_allocator_add_area(nt_allocator *model, const allocator_area *area, uint32_t *out,
+                      nt_error *err) NT_CHECKED;
 
 /* New memory for a request; *block is free, in no set, and may be larger than the
  * request; NT_NONE if there is none. */

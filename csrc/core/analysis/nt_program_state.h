@@ -50,6 +50,8 @@ typedef struct program_maker {
     uint32_t pending;   /* blocks that are freed and not complete */
     size_t wait_end;    /* behind the completions looked at last, and whether a */
     bool is_waiting;    /* request made them when it waited for all streams */
+    size_t request;     /* that of all events of one call up to `request_end`, or */
+    size_t request_end; /* m->count; of the call looked at last */
     uint32_t *late;     /* those: events */
     size_t late_count, late_capacity;
     uint64_t reserved;      /* bytes now */

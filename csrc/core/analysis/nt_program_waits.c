@@ -40,17 +40,20 @@ program_completed(const program_maker *m, size_t i)
 /* The request that event `i` is part of: the next of its call that asked for memory, or
  * m->count. */
 static size_t
-program_request_at(const program_maker *m, size_t i)
+program_request_at(program_maker *m, size_t i)
 {
     const uint8_t *action = m->events->action + m->first;
     const uint32_t stack = m->events->stack[m->first + i];
-    while (program_is_of_call(m, i, stack)) {
-        if (action[i] == NT_ACTION_ALLOC || action[i] == NT_ACTION_OOM) {
-            return i;
-        }
+    if (i < m->request_end) {
+        return m->request;
+    }
+    while (program_is_of_call(m, i, stack) && action[i] != NT_ACTION_ALLOC &&
+           action[i] != NT_ACTION_OOM) {
         i++;
     }
-    return m->count;
+    m->request_end = i;
+    m->request = program_is_of_call(m, i, stack) ? i : m->count;
+    return m->request;
 }
 
 /* Whether the release may come before the wait: of garbage, or of what is oversize on

@@ -6,7 +6,7 @@
 #include "analysis/nt_replay_state.h"
 
 /* Steps between two calls of the progress function. */
-#define REPLAY_TICK ((size_t)1 << 16)
+#define REPLAY_TICK ((size_t)1 << 10)
 
 /* The bytes of a device that holds this many with ease. */
 static uint64_t
@@ -76,16 +76,16 @@ static uint64_t
 replay_largest(const replay *r)
 {
     uint64_t largest = r->options.device_total;
-    for (size_t small = 0; small < 2; small++) {
-        const uint64_t size = nt_allocator_reservation_size(r->model, small != 0);
-        if (r->options.settings.expandable_segments && size > largest) {
-            largest = size;
-        }
-    }
+    bool reserves = r->options.settings.expandable_segments;
     for (size_t i = 0; i < r->program->area_count; i++) {
         const nt_program_area *area = &r->program->areas[i];
+        reserves |= area->is_expandable;
         /* What was mapped apart may become one range. */
         const uint64_t size = area->is_expandable ? 2 * area->size : area->size;
+        largest = size > largest ? size : largest;
+    }
+    for (size_t small = 0; reserves && small < 2; small++) {
+        const uint64_t size = nt_allocator_reservation_size(r->model, small != 0);
         largest = size > largest ? size : largest;
     }
     return largest;
@@ -365,6 +365,7 @@ replay_all(replay *r, const nt_progress *progress, const nt_replay_series *serie
         r->record->is_begun = true;
     }
     NT_TRY(replay_go(r, progress, series));
+    NT_ASSERT(nt_allocator_check(r->model) == NULL);
     replay_sum_up(r);
     if (r->record != NULL) {
         NT_TRY(nt_replay_record_end(r));

@@ -9,6 +9,10 @@
 #include "base/nt_columns.h"
 #include "trace/nt_rounding.h"
 
+/* Of so many blocks that lay at one address, with different sizes, it is known where
+ * they lie in the run. */
+#define SILENCE_MOVED 64
+
 /* Whether what may be silent at place `number` is assumed to be so. */
 static bool
 silence_is_chosen(const replay *r, uint64_t number)
@@ -127,6 +131,9 @@ silence_find_restores(const replay *r, uint8_t *restores)
 nt_status
 nt_replay_mark_restored(replay *r)
 {
+    if (r->check->count == 0) {
+        return NT_OK;
+    }
     const nt_snapshot *snapshot = nt_timeline_snapshot(r->program->timeline);
     const size_t count = nt_stacks_count(nt_snapshot_stacks(snapshot));
     const uint32_t *stacks = silence_stacks(r);
@@ -207,6 +214,20 @@ nt_replay_find_moved(const replay *r, const nt_program_step *step, replay_moved 
     return best != 0;
 }
 
+/* The row of the blocks that lay at an address in which one of `asked` bytes is noted:
+ * its own, or the last one once there are as many as can be, else NT_NONE. */
+static uint32_t
+silence_moved_row(const replay *r, uint32_t newest, uint64_t asked)
+{
+    size_t rows = 0;
+    for (uint32_t row = newest; row != NT_NONE; row = r->moved[row].earlier) {
+        if (r->moved[row].asked == asked || ++rows == SILENCE_MOVED) {
+            return row;
+        }
+    }
+    return NT_NONE;
+}
+
 nt_status
 nt_replay_note_moved(replay *r, const nt_program_step *step, uint32_t block)
 {
@@ -215,17 +236,15 @@ nt_replay_note_moved(replay *r, const nt_program_step *step, uint32_t block)
     }
     const uint64_t address = silence_address(r, step);
     const uint32_t newest = nt_map_find(&r->moved_rows, address);
-    uint32_t row = newest;
-    while (row != NT_NONE && r->moved[row].asked != step->size) {
-        row = r->moved[row].earlier;
-    }
+    uint32_t row = silence_moved_row(r, newest, step->size);
     if (row == NT_NONE) {
         NT_TRY(nt_grow(&r->alloc, (void **)&r->moved, &r->moved_capacity,
                        r->moved_count + 1, sizeof *r->moved, r->err));
         row = (uint32_t)r->moved_count++;
-        r->moved[row] = (replay_moved){.asked = step->size, .earlier = newest};
+        r->moved[row].earlier = newest;
         NT_TRY(nt_map_set(&r->moved_rows, address, row, r->err));
     }
+    r->moved[row].asked = step->size;
     r->moved[row].address = nt_allocator_address(r->model, block);
     r->moved[row].size = nt_allocator_size(r->model, block);
     return NT_OK;
