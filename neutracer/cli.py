@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,24 +18,36 @@ __all__ = ["main"]
 # The commands, as they are listed. Each has a module of its own, as cli_what_if, of which only
 # that of the command called is imported.
 _COMMANDS = {
-    "report": "what a snapshot shows, on one page",
-    "cycles": "run a program and tell the reference cycles that kept its tensors",
-    "explain": "why a program ran out of memory, and what would have helped",
     "run": "run a program, record its GPU memory and say what it did",
-    "diff": "what one snapshot holds that another did not, by line, category and size",
+    "report": "what a snapshot shows, on one page",
+    "explain": "why a program ran out of memory, and what would have helped",
     "what-if": "the same program under other allocator settings, and the best of them",
-    "top": "follow the memory of a running job in the terminal",
+    "diff": "what one snapshot holds that another did not, by line, category and size",
     "view": "write a snapshot as one offline page",
     "mdtp": "memory over time as a picture: each block at its address",
-    "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
+    "cycles": "run a program and tell the reference cycles that kept its tensors",
+    "top": "follow the memory of a running job in the terminal",
     "env": "versions, what is available, what is missing and how to get it",
+    "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
 }
 
+_EXAMPLE = """where to begin:
+  neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
+  neutracer report snapshot.pickle     # a snapshot that is there: what it shows
+  neutracer explain oom.pickle         # one with an out-of-memory error: why
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser, whole only for the command that was chosen."""
+each command tells its options and examples with --help
+"""
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    """What was asked for; the parser is whole only for the command that was chosen."""
+    chosen = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
-        prog="neutracer", description="Explains the GPU memory of PyTorch programs."
+        prog="neutracer",
+        description="Explains the GPU memory of PyTorch programs.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -43,7 +57,24 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
             getattr(import_module(f"neutracer.cli_{name}"), f"add_{name}")(commands, summary)
         else:
             commands.add_parser(command, help=summary)
-    return parser
+    if chosen is not None and chosen not in _COMMANDS:
+        parser.error(_no_command(chosen))
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        # With the usage of that command, whose own parser passes over them.
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
+def _no_command(word: str) -> str:
+    """What to say of a word that is no command: a file's name, or a slip."""
+    near = difflib.get_close_matches(word, _COMMANDS, 1)
+    if near:
+        return f"there is no command {word!r}; is it {near[0]!r}?"
+    if os.path.exists(word):
+        command = "run" if word.endswith(".py") else "report"
+        return f"{word!r} is a file, not a command; is it 'neutracer {command} FILE'?"
+    return f"there is no command {word!r}; they are {', '.join(_COMMANDS)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with standing_streams():
-            chosen = next((word for word in words if not word.startswith("-")), None)
-            options = _parser(chosen).parse_args(words)
+            options = _options(words)
             code: int = options.run(options)
         return code
     except BrokenPipeError:

@@ -14,6 +14,7 @@ from neutracer.diagnose.cycle_run import cycle_run
 from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
 from neutracer.live.cycle_watch import warn_tensor_cycles
 from neutracer.live.program import run_program
+from neutracer.live.sidecar import filled_in
 from neutracer.render.document import Severity
 from neutracer.units import format_count, parse_bytes
 
@@ -45,7 +46,9 @@ def add_cycles(commands: Any, summary: str) -> None:
     parser.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
     parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="pass over smaller ones")
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    parser.add_argument("-o", "--output", metavar="FILE", help="an offline page with the graphs")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="an offline page with the graphs, as c-{rank}.html"
+    )
     parser.add_argument(
         "--fail-on",
         choices=[str(severity) for severity in Severity],
@@ -76,7 +79,7 @@ def _cycles(options: argparse.Namespace) -> int:
     print_report(report, options.json, sys.stderr)
     try:
         if options.output is not None:
-            report.graph.to_html(options.output)
+            report.graph.to_html(filled_in(options.output))
     except (NeutracerError, OSError) as error:
         complain_of(options.output, error)
         return code or FAILED

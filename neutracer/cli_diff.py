@@ -35,7 +35,9 @@ def add_diff(commands: Any, summary: str) -> None:
     )
     parser.add_argument("before", metavar="BEFORE", help="a snapshot")
     parser.add_argument("after", metavar="AFTER", help='a later one; "-" is standard input')
-    parser.add_argument("--device", type=int, metavar="N", help="the device, where there are more")
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="which device, if there are several"
+    )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.add_argument(
         "--fail-on",

@@ -19,6 +19,7 @@ def add_env(commands: Any, summary: str) -> None:
     parser = commands.add_parser(
         "env",
         help=summary,
+        description="Says what neutracer can use here, what is missing, and how to get it.",
         epilog="example:\n  neutracer env",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

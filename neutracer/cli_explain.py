@@ -11,6 +11,7 @@ from neutracer.cli_parts import (
     FAILED,
     complain,
     complain_of,
+    device_size,
     print_report,
     without_history_warning,
     written,
@@ -55,9 +56,13 @@ def add_explain(commands: Any, summary: str) -> None:
     )
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
     parser.add_argument(
-        "--capacity", metavar="SIZE", help='the size of the device, as "24GiB", if it is not known'
+        "--capacity",
+        metavar="SIZE",
+        help='the size of the device, as "24GiB", where the file does not tell it',
     )
-    parser.add_argument("--device", type=int, metavar="N", help="the device, where there are more")
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="which device, if there are several"
+    )
     parser.add_argument(
         "--event", type=int, metavar="N", help="which out-of-memory event; else the last"
     )
@@ -109,7 +114,7 @@ def _asked(options: argparse.Namespace) -> ExplainReport:
             complain(f"left out: {error}")
     return explain(
         snap,
-        options.capacity,
+        device_size(options.capacity),
         device=options.device,
         event=options.event,
         request=options.request,

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from neutracer.cli_parts import complain, complain_of, without_history_warning
-from neutracer.cli_what_if import add_simulation, simulation
-from neutracer.errors import NeutracerError
+from neutracer.cli_what_if import add_simulation, refused, simulation
+from neutracer.errors import NeutracerError, SettingsError
 from neutracer.pictures.mdtp import mdtp
 from neutracer.pictures.plot_extra import picture_file
 from neutracer.render.terminal import write
@@ -37,18 +37,33 @@ def add_mdtp(commands: Any, summary: str) -> None:
     plot.add_argument(
         "-o", "--output", metavar="OUT", required=True, help="a file: .png, .svg, .pdf and others"
     )
-    plot.add_argument("--device", type=int, metavar="N", help="the device, if there are several")
-    plot.add_argument("--x", choices=("time", "event"), default="time", help="the axis")
-    plot.add_argument("--style", choices=("default", "classic"), default="default")
-    plot.add_argument("--stream", type=lambda text: int(text, 0), help="only this raw stream")
+    plot.add_argument("--device", type=int, metavar="N", help="which device, if there are several")
+    plot.add_argument(
+        "--x", choices=("time", "event"), default="time", help="what the horizontal axis is"
+    )
+    plot.add_argument(
+        "--style",
+        choices=("default", "classic"),
+        default="default",
+        help="classic: addresses from 0 to 1, neighbours merged",
+    )
+    plot.add_argument(
+        "--stream", type=lambda text: int(text, 0), metavar="N", help="only this raw stream"
+    )
     plot.add_argument(
         "--pool", type=int, nargs=2, metavar="N", help="only this private pool; 0 0 is the default"
     )
     plot.add_argument(
-        "--range", type=float, nargs=2, metavar="X", help="from, to: in seconds, or events"
+        "--range",
+        type=float,
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="in seconds, with --x event in events",
     )
     add_simulation(plot)
-    plot.add_argument("--raw-addresses", action="store_true", help="leave no address out")
+    plot.add_argument(
+        "--raw-addresses", action="store_true", help="also addresses that were never reserved"
+    )
     plot.set_defaults(run=_mdtp)
 
 
@@ -74,6 +89,8 @@ def _mdtp(options: argparse.Namespace) -> int:
                 raw_addresses=options.raw_addresses,
                 output=options.output,
             )
+    except SettingsError as error:
+        return complain(refused(options.settings, error))
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(" ".join(options.files), error)
     write(f"{options.output}\n", sys.stdout)

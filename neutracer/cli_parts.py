@@ -17,11 +17,13 @@ from neutracer.render.json import dumps
 from neutracer.render.report import Report
 from neutracer.render.terminal import show, write
 from neutracer.saving import atomic_file
+from neutracer.units import parse_bytes
 
 __all__ = [
     "FAILED",
     "complain",
     "complain_of",
+    "device_size",
     "print_report",
     "standing_streams",
     "without_history_warning",
@@ -30,6 +32,9 @@ __all__ = [
 
 #: The exit code of a command that could not do what it was asked.
 FAILED = 2
+
+# Whoever says less forgot the unit.
+_LEAST_DEVICE = 1 << 20
 
 
 def complain(text: str) -> int:
@@ -48,6 +53,20 @@ def complain_of(what: str, error: Exception) -> int:
         if isinstance(error.filename, (str, bytes)):
             what = os.fsdecode(error.filename)
     return complain(f"{what or repr(what)}: {reason}")
+
+
+def device_size(text: str | None) -> int | None:
+    """What `--capacity` says, in bytes; None where it was not given.
+
+    Raises:
+        ValueError: It is no size, or that of no device, as "24" is.
+    """
+    if text is None:
+        return None
+    size = parse_bytes(text)
+    if size < _LEAST_DEVICE:
+        raise ValueError(f"--capacity {text} is {size:,} bytes; write it like '24GiB'")
+    return size
 
 
 def written(path: str, text: str) -> bool:

@@ -18,7 +18,7 @@ _EXAMPLE = """example:
   neutracer run train.py --epochs 1
   neutracer run -o reports --every 10 -m package.train
   kill -USR2 PID                                          # a report of it now
-  torchrun --nproc-per-node 8 --no-python neutracer run train.py
+  torchrun --nproc-per-node 8 -m neutracer run train.py   # each rank has files of its own
 
 exit code: the program's own; 2 where there is no such program, or no place for its reports
 The summary goes to standard error, or with --json to standard output.

@@ -61,7 +61,11 @@ def add_top(commands: Any, summary: str) -> None:
         "--interval", type=float, default=2.0, metavar="S", help="seconds between two looks"
     )
     parser.add_argument(
-        "--seconds", type=float, default=300.0, metavar="S", help="how far back the curves go"
+        "--seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="how many seconds back the curves go",
     )
     parser.add_argument("--once", action="store_true", help="look once and end")
     parser.add_argument("--json", action="store_true", help="what the exporters tell, as JSON")
@@ -82,7 +86,10 @@ def _top(options: argparse.Namespace) -> int:
         if options.once or options.json:
             while not options.once:
                 time.sleep(options.interval)
-                _write_json([_fetch(url) for url in urls])
+                now, silent = _fetched(urls)
+                if not now:
+                    raise NeutracerError(silent[0])
+                _write_json([now[url] for url in urls if url in now])
             if not options.json:
                 show_lines(_lines(pages), sys.stdout)
         else:
@@ -111,17 +118,28 @@ def _lines(pages: list[dict[str, Any]]) -> list[Line]:
 def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> None:
     """Show what is new until the user ends it; an exporter that is gone is waited for."""
     show, end = _screen()
-    note: Line = ()
+    known, silent = dict(zip(urls, pages, strict=True)), list[str]()
     try:
         while True:
-            show([*_lines(pages), *([(), note] if note else [])])
+            notes: list[Line] = [(Span(text, "serious"),) for text in silent]
+            show([*_lines([known[url] for url in urls]), *([(), *notes] if notes else [])])
             time.sleep(interval)
-            try:
-                pages, note = [_fetch(url) for url in urls], ()
-            except NeutracerError as error:
-                note = (Span(str(error), "serious"),)
+            now, silent = _fetched(urls)
+            known.update(now)
     finally:
         end()
+
+
+def _fetched(urls: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What each exporter tells now, and of those that tell nothing why."""
+    now: dict[str, dict[str, Any]] = {}
+    silent = []
+    for url in urls:
+        try:
+            now[url] = _fetch(url)
+        except NeutracerError as error:
+            silent.append(str(error))
+    return now, silent
 
 
 def _screen() -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ _EXAMPLE = """example:
   neutracer view --device 1 snapshot.pickle.gz
   neutracer view --events 2000000 2050000 long.pickle
 
-The page is one file that loads nothing; it opens in any browser of the last years. Of a long
+The page is one file that loads nothing; it opens in any recent browser. Of a long
 trace it holds 500,000 allocations one by one: those of --events first, then those with the
 most bytes times events lived. Totals stay exact, and the map shows the others in cells.
 """

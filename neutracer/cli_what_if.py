@@ -7,16 +7,21 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli_parts import complain, complain_of, print_report, without_history_warning
+from neutracer.cli_parts import (
+    complain,
+    complain_of,
+    device_size,
+    print_report,
+    without_history_warning,
+)
 from neutracer.diagnose.recommend import recommend
 from neutracer.diagnose.recommend_search import OBJECTIVES
 from neutracer.diagnose.what_if import check_replay, what_if
 from neutracer.errors import NeutracerError, SettingsError
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
-from neutracer.units import parse_bytes
 
-__all__ = ["add_simulation", "add_what_if", "simulation"]
+__all__ = ["add_simulation", "add_what_if", "refused", "simulation"]
 
 _EXAMPLE = """example:
   neutracer what-if snapshot.pickle                       # the best of a few dozen settings
@@ -116,7 +121,9 @@ def _add_circumstances(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", metavar="SIZE", help='the most memory the process may have, as "24GiB"'
     )
-    parser.add_argument("--device", type=int, metavar="N", help="the device, where there are more")
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="which device, if there are several"
+    )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
 
@@ -139,15 +146,28 @@ def simulation(options: argparse.Namespace) -> list[Any]:
     if options.settings is None:
         return list(options.files)
     snap = load(options.files[0])
-    plan = what_if(snap, options.settings, capacity=options.capacity, device=options.device)
+    capacity = device_size(options.capacity)
+    plan = what_if(snap, options.settings, capacity=capacity, device=options.device)
     return [plan[options.settings]]
 
 
+def refused(settings: str | list[str], error: SettingsError) -> str:
+    """What to say of settings that PyTorch refuses."""
+    written = settings if isinstance(settings, str) else " ".join(settings)
+    hint = "; they are written KEY:VALUE, as expandable_segments:True" if "=" in written else ""
+    return f"--set: {error}{hint}"
+
+
 def _what_if(options: argparse.Namespace) -> int:
+    changes = (options.batch != 1.0, options.free_at_once, options.empty_cache_after)
+    if options.check and any((*changes, options.no_cycles, options.collected_at, options.capacity)):
+        return complain(
+            "--check looks at the recording as it is: without another batch or capacity"
+        )
     try:
         report = _asked(options)
     except SettingsError as error:
-        return complain(f"--set: {error}")
+        return complain(refused(options.settings, error))
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
     print_report(report, options.json, sys.stdout)
@@ -155,7 +175,7 @@ def _what_if(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> Report:
-    capacity = None if options.capacity is None else parse_bytes(options.capacity)
+    capacity = device_size(options.capacity)
     with without_history_warning():
         snap = load(options.file, max_memory=options.max_memory)
     if options.check:

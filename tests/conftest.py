@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import subprocess
 import sys
@@ -45,8 +46,12 @@ def snapshot_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 @cache
 def _has_cuda() -> bool:
-    """Whether torch sees a GPU, found out in a process of its own."""
+    """Whether torch sees a GPU, found out in a process of its own, if there is a driver."""
     if importlib.util.find_spec("torch") is None:
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return False
     probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
@@ -58,7 +63,12 @@ def torch() -> Any:
     return pytest.importorskip("torch", reason="needs torch, which is not installed here")
 
 
+#: The files that take longest, which begin first: what runs last runs alone.
+LONG = ("test_differential", "test_notebooks", "test_package", "test_source", "test_view_page")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and not _has_cuda():
         for item in gpu:

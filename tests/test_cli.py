@@ -105,7 +105,12 @@ def test_truncated_file_is_reported_as_partial(capsys, tmp_path):
     whole = (DATA / "frag_default.pickle").read_bytes()
     (tmp_path / "cut.pickle").write_bytes(whole[: len(whole) // 2])
     assert main(["report", str(tmp_path / "cut.pickle")]) == 0
-    assert "the file ends after" in capsys.readouterr().out
+    report = capsys.readouterr().out
+    assert "the file ends after" in report
+    assert "read in part" in report.splitlines()[0]
+    assert "history complete" not in report
+    assert main(["explain", str(tmp_path / "cut.pickle")]) == 2
+    assert "in what could be read of the file: the file ends after" in capsys.readouterr().err
 
 
 def test_env_names_versions_and_what_is_missing(capsys):
@@ -123,6 +128,39 @@ def test_help_has_an_example(capsys):
             main([command, "--help"])
         assert caught.value.code == 0
         assert "example" in capsys.readouterr().out
+
+
+def test_help_says_where_to_begin(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "neutracer run train.py" in text.partition("where to begin:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([FRAG], "is a file, not a command; is it 'neutracer report FILE'?"),
+        ([__file__], "is a file, not a command; is it 'neutracer run FILE'?"),
+        (["whatif", FRAG], "there is no command 'whatif'; is it 'what-if'?"),
+        (["xyz"], "there is no command 'xyz'; they are run, report, "),
+        (["report", "--devce", "1", FRAG], "usage: neutracer report "),
+        (["explain", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes; write it like '24GiB'"),
+        (["what-if", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes"),
+        (["what-if", FRAG, "--set", "expandable_segments=True"], "they are written KEY:VALUE"),
+        (["mdtp", FRAG, "-o", "x.png", "--set", "a=1"], "neutracer: --set: unknown key"),
+        (["what-if", FRAG, "--check", "--capacity", "24GiB"], "--check looks at the recording"),
+        (["run", "python", "train.py"], "without 'python' before it"),
+    ],
+)
+def test_likely_slips_are_told(words, hint, capsys):
+    try:
+        code = main(words)
+    except SystemExit as ending:
+        code = ending.code
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert hint in captured.err
 
 
 def test_module_runs_and_tells_its_version():

@@ -139,3 +139,13 @@ def test_page_that_fails_leaves_the_summary(run: Run, tmp_path: Path) -> None:
     done = run("-o", str(tmp_path / "taken"), str(program), "2")
     assert done.returncode == 2
     assert "break it:" in done.stderr
+
+
+def test_ranks_have_pages_of_their_own(
+    run: Run, leaky: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = run("-o", str(tmp_path / "c-{rank}.html"), leaky, "1")
+    assert done.stderr.startswith("leaky.py   rank 1 of 2 · ")
+    assert [path.name for path in tmp_path.glob("*.html")] == ["c-1.html"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,6 +186,127 @@ def test_forked_workers_write_nothing(run):
     done = run(text)
     assert done.returncode == 5, done.stderr
     assert len(written(run, ".pickle")) == 1
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@needs_fork
+def test_forked_child_ends_without_report(run):
+    text = (
+        "import os, sys, torch\n"
+        "torch.fake.init()\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "sys.exit(0 if child else 7)\n"
+    )
+    done = run(text)
+    assert (done.returncode, done.stdout) == (0, "child 7\n")
+    assert done.stderr.count("exit code") == 1
+    assert "note" not in done.stderr
+    assert len(written(run, ".pickle")) == 1
+
+
+@needs_fork
+def test_child_that_imports_torch_is_left_alone(run):
+    text = (
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    import torch\n"
+        "    torch.fake.init()\n"
+        "    assert not torch.fake.calls and not torch.fake.observers\n"
+        "    sys.exit(7)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = run(text)
+    assert done.returncode == 7, done.stderr
+    assert written(run, "*") == []
+    assert "never imported torch" in done.stderr
+
+
+def test_rank_is_told(run, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    text = "import torch\ntorch.fake.init()\n"
+    assert "program.py   rank 3 of 8 · exit code 0" in run(text).stderr
+    plain = json.loads(run(text, "--json").stdout)
+    assert (plain["rank"], plain["world_size"]) == (3, 8)
+    assert (plain["host"], plain["pid"]) != ("", os.getpid())
+    assert len([path for path in written(run, ".pickle") if "-rank3-" in path.name]) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="needs a pipe of packets")
+def test_page_is_written_at_one_go(run, tmp_path):
+    (tmp_path / "program.py").write_text("import torch\ntorch.fake.init()\n")
+    reading, writing = os.pipe2(os.O_DIRECT)
+    command = [sys.executable, "-u", "-m", "neutracer", "run", "program.py"]
+    where = os.pathsep.join(map(str, (tmp_path, TESTS, *sys.path)))
+    environment = {**os.environ, "PYTHONPATH": where}
+    subprocess.run(command, env=environment, cwd=tmp_path, stderr=writing, check=True)
+    os.close(writing)
+    # Of such a pipe one read is one write, and no other rank's lines are in the midst of it.
+    assert os.read(reading, 65536).endswith(b"-exit.pickle\n   in        neutracer-run\n")
+    assert os.read(reading, 65536) == b""
+    os.close(reading)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
+def test_signal_during_the_last_report_is_survived(run):
+    text = (
+        "import os, signal, torch\n"
+        "torch.fake.init()\n"
+        "taken = torch.cuda.memory._snapshot\n"
+        "def slow():\n"
+        "    os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "    return taken()\n"
+        "torch.cuda.memory._snapshot = slow\n"
+    )
+    done = run(text)
+    assert done.returncode == 0, done.stderr
+    (report,) = written(run, ".txt")
+    assert report.name.endswith("-exit.txt")
+
+
+def test_launchers_are_told_the_way(run):
+    done = run("import torch\n")
+    assert "'torchrun -m neutracer run train.py'" in " ".join(done.stderr.split())
+
+
+def test_ranks_under_torchrun_keep_apart(run, tmp_path):
+    pytest.importorskip("torch.distributed.run")
+    # The launcher needs the real torch, its ranks the fake one.
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    (tmp_path / "torch.py").rename(folder / "torch.py")
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(folder)!r})\n"
+        "import torch\n"
+        "torch.fake.init()\n"
+        "torch.fake.allocate(1 + int(os.environ['RANK']))\n"
+        "sys.stdout.write(f'rank {os.environ[\"RANK\"]} {sys.argv[1:]}\\n')\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    ours = ["-m", "neutracer", "run", "-o", "out", "program.py", "--epochs", "2"]
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node=2", *ours],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *sys.path)))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {n} ['--epochs', '2']" for n in (0, 1)]
+    assert sorted(re.findall(r"rank \d of 2", done.stderr)) == ["rank 0 of 2", "rank 1 of 2"]
+    for rank in (0, 1):
+        (snapshot,) = written(run, f"-rank{rank}-*-exit.pickle")
+        assert len(neutracer.load(snapshot).events) == 3 * (1 + rank)
+        facts = json.loads(Path(f"{snapshot}.json").read_text())
+        assert (facts["rank"], facts["world_size"], facts["local_rank"]) == (rank, 2, rank)
+    assert len(list(run.out.iterdir())) == 6
 
 
 def test_missing_program_is_refused(run, tmp_path):

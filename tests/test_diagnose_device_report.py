@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import json
 import os
+import pickle
 import sys
 import types
 from collections.abc import Iterator
@@ -117,6 +119,16 @@ def test_the_report_is_plain_json(nvml: FakeNvml, cupti: FakeCupti) -> None:
     assert plain["by_library"][0]["library"] == "NCCL"
     assert plain["by_process"][0]["pid"] == os.getpid()
     assert {"torch_bytes", "unattributed_bytes", "driver_bytes", "findings"} <= plain.keys()
+
+
+def test_a_copied_report_says_the_same(nvml: FakeNvml) -> None:
+    nvml.process(nvml.add(UUID, used=10 * GIB), 1, 3 * GIB)
+    report = neutracer.device_report()
+    there = [pickle.loads(pickle.dumps(report, protocol)) for protocol in range(2, 6)]
+    for each in (*there, copy.deepcopy(report)):
+        assert each == report
+        assert str(each) == str(report)
+        assert each.to_dict() == report.to_dict()
 
 
 def test_a_report_is_one_screen(nvml: FakeNvml, cupti: FakeCupti) -> None:

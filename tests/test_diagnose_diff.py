@@ -133,3 +133,18 @@ def test_device_is_asked_for_where_several() -> None:
     assert diff(snap, snap, device=2).device == 2
     with pytest.raises(ValueError, match="no device 7"):
         diff(snap, snap, device=7)
+
+
+def test_ranks_on_their_own_devices_compare() -> None:
+    def of_rank(rank: int, count: int) -> neutracer.Snapshot:
+        blocks = [block(BASE + i * MIB, MIB, "active_allocated", MIB) for i in range(count)]
+        own = {**segment(BASE, blocks), "device": rank}
+        return neutracer.load(dumped({"segments": [own], "device_traces": [[], []]}))
+
+    report = diff(of_rank(0, 2), of_rank(1, 3))
+    assert (report.before_device, report.device) == (0, 1)
+    assert (report.before_allocated_bytes, report.after_allocated_bytes) == (2 * MIB, 3 * MIB)
+    assert [one.kind for one in report.by_line] == ["grown"]
+    assert "cuda:0 → cuda:1" in str(report)
+    # Asked for by its number, it is the same device in both.
+    assert diff(of_rank(0, 2), of_rank(1, 3), device=1).before_allocated_bytes == 0

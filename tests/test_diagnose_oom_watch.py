@@ -36,6 +36,18 @@ def everybody_off():
     assert gc.isenabled()
 
 
+def in_child(action):
+    """The exit code of a child of a fork that does something, 99 where that raises."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = action()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def here(fake, asked=48 * MIB):
     with pytest.raises(fake.module.OutOfMemoryError) as caught:
         fake.run_out(asked)
@@ -406,3 +418,26 @@ def test_notebook_is_told_what_is_held(fake, tmp_path, monkeypatch, capsys, fail
     said = capsys.readouterr().err
     assert said.startswith("neutracer: 3,072 MiB are still held by sys.last_value") == failed
     assert events.callbacks == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_may_start_it_anew(fake, tmp_path):
+    watch = neutracer.watch_oom(tmp_path, max_entries=0, seconds=PLENTY)
+
+    def child():
+        there(fake)
+        assert watch.reports == ()
+        watch.start()
+        there(fake)
+        assert len(watch.reports) == 1
+        watch.remove()
+        there(fake)
+        return len(watch.reports)
+
+    # Another thread of the parent is at a report at the moment of the fork.
+    with watch._busy:
+        assert in_child(child) == 1
+    here(fake)
+    watch.remove()
+    assert len(watch.reports) == 1
+    assert len({path.name.split("-")[-2] for path in tmp_path.glob("*.pickle")}) == 2

@@ -91,6 +91,16 @@ def test_findings_of_several_devices_name_theirs(tmp_path, snapshot_path) -> Non
     assert failed.advice[-1].text == f"more: neutracer explain '{path}' --device 0"
 
 
+def test_no_peak_is_told_without_history(tmp_path, snapshot_path) -> None:
+    plain = pickle.loads(snapshot_path("frag_default").read_bytes())
+    plain["device_traces"] = [[] for _ in plain["device_traces"]]
+    report = str(overview(neutracer.load(pickle.dumps(plain))))
+    assert "406.0 MiB" in report
+    assert "Who holds it now" in report
+    assert "peak" not in report
+    assert "none: neutracer.record()" in report
+
+
 def test_leak_that_failed_is_told_once() -> None:
     report = of_file("oom/hook_that_keeps_activations")
     assert [one.kind for one in report.findings if one.severity != "info"] == ["out_of_memory"]

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -15,6 +16,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ import neutracer
 from neutracer import cli_top
 from neutracer.cli import main
 from neutracer.diagnose.top_page import top_lines
+from neutracer.live import sidecar
 from neutracer.live.exporter_server import Application, Server
 from neutracer.live.monitor import MemoryMonitor
 from neutracer.render.curve import curve_lines
@@ -140,6 +143,37 @@ def test_server_gives_its_port_back(monitor: MemoryMonitor) -> None:
             assert again.url == server.url
         return
     pytest.fail("the port is still taken")
+
+
+def test_rank_is_that_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar, "_of_group", {})
+    monkeypatch.delenv("RANK", raising=False)
+    registry = prometheus.CollectorRegistry()
+    registry.register(neutracer.MetricsCollector(MemoryMonitor()))
+    assert 'neutracer_monitor_cpu_seconds_total{rank="0"}' in exposition(registry)
+    # As a process of torch.multiprocessing.spawn, which has no RANK, and joins its group later.
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 2,
+        get_world_size=lambda: 4,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert 'neutracer_monitor_cpu_seconds_total{rank="2"}' in exposition(registry)
+    group.is_initialized = lambda: False
+    assert 'neutracer_monitor_cpu_seconds_total{rank="2"}' in exposition(registry)
+
+
+def exposition(registry: Any) -> str:
+    text: str = prometheus.generate_latest(registry).decode()
+    return text
+
+
+def test_port_of_another_rank_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"127.0.0.1 port {port}; each process needs one"):
+            neutracer.serve_metrics(MemoryMonitor(), port=port)
 
 
 def test_unstarted_monitor_has_no_devices() -> None:
@@ -400,6 +434,53 @@ def test_top_gives_json(
     device = plain["jobs"][0]["devices"][0]
     assert device["current_bytes"] == 600 * MIB
     assert max(device["curve"]["reserved"]) == 800 * MIB
+
+
+@needs_selftest
+@pytest.mark.parametrize("as_json", [False, True])
+def test_top_goes_on_with_other_ranks(
+    monitor: MemoryMonitor,
+    as_json: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def between_looks(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            dying.stop()
+        elif looks == 3:
+            raise KeyboardInterrupt
+        living.monitor.mark(f"look {looks}")
+
+    def serving(rank: int) -> neutracer.MetricsServer:
+        return neutracer.serve_metrics(
+            monitor, port=0, rank=rank, layout_interval=None, garbage_interval=None
+        )
+
+    with serving(1) as dying, serving(0) as living:
+        monkeypatch.setattr(cli_top, "time", SimpleNamespace(sleep=between_looks))
+        assert main(["top", *(["--json"] if as_json else []), living.url, dying.url]) == 0
+    told = capsys.readouterr().out
+    if as_json:
+        ranks = [[job["rank"] for job in page["jobs"]] for page in documents(told)]
+        assert ranks == [["0", "1"], ["0"], ["0"]]
+    else:
+        assert "phase look 2" in told
+        # The rank that died is shown as it was when it was seen last.
+        assert told.count("rank 1") == 3
+        assert told.count(f"{dying.url}: no exporter answers there") == 2
+
+
+def documents(text: str) -> Iterator[Any]:
+    """JSON documents that stand one behind the other."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        plain, at = decoder.raw_decode(text, at)
+        at += 1
+        yield plain
 
 
 def test_top_says_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import subprocess
 import sys
 import warnings
@@ -185,7 +186,7 @@ import sys, torch
 from neutracer.heap.autograd import read_autograd
 y = torch.ones(1, requires_grad=True)
 kept = []
-for _ in range(60_000):
+for _ in range(32_000):
     y = y + 1
     if sys.argv[1] == "kept":
         kept.append(y)
@@ -197,8 +198,14 @@ print(min(left) > 0)
 
 @pytest.mark.parametrize("outputs", ["last", "kept"])
 def test_very_long_graph_can_be_freed(torch: Any, outputs: str) -> None:
-    # torch frees nodes that Python has seen by recursion, and the stack has an end.
+    # torch frees nodes that Python has seen by recursion, some 190 bytes of stack a node, and
+    # the stack has an end, here before the last of them.
+    small = resource.RLIMIT_STACK, (5 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1])
     done = subprocess.run(
-        [sys.executable, "-c", LONG, outputs], capture_output=True, text=True, check=False
+        [sys.executable, "-c", LONG, outputs],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(*small),
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -237,6 +237,30 @@ def test_pages_are_written_once_a_shape(tmp_path: Path) -> None:
     assert "Plain" in next(folder.iterdir()).read_text(encoding="utf-8")
 
 
+def test_ranks_have_pages_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    (cycle,) = seen(cases.two_nodes, html_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"cycle-{cycle.signature}-rank1.html"]
+
+
+def test_forked_children_write_no_pages(tmp_path: Path) -> None:
+    code = (
+        "import gc, os, warnings, neutracer, cycle_cases\n"
+        "warnings.simplefilter('ignore')\n"
+        "watch = neutracer.warn_tensor_cycles(device='cpu', html_dir='FOLDER')\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    os.waitpid(child, 0)\n"
+        "cycle_cases.two_nodes()\n"
+        "gc.collect()\n"
+        "print(len(watch.cycles), len(os.listdir('FOLDER')), flush=True)\n"
+        "if not child:\n"
+        "    os._exit(0)\n"
+    )
+    done = script(code.replace("FOLDER", str(tmp_path)))
+    assert (done.stdout, done.stderr) == ("1 0\n1 1\n", "")
+
+
 def test_signatures_tell_shapes_apart() -> None:
     signatures = {seen(case.make)[0].signature for case in cases.CASES}
     # Three of the cases are a Link that refers to itself.

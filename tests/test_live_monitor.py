@@ -4,6 +4,7 @@ the CPU through the hooks."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -17,12 +18,14 @@ from typing import Any
 
 import pytest
 from compiled import needs_selftest, selftest
+from fake_cuda import install
 from made_up_monitor import MadeUpMonitor
 from waiting import PATIENCE, wait_for
 
 import neutracer
 from neutracer.live import monitor_source
 from neutracer.live.monitor import MemoryMonitor
+from neutracer.live.monitor_alerts import AlertDesk
 from neutracer.live.monitor_source import parse_devices
 from neutracer.units import parse_duration
 
@@ -311,6 +314,27 @@ def test_stop_works_inside_the_callback() -> None:
     monitor.start()
     assert stopped.wait(PATIENCE)
     assert not monitor.running
+
+
+def test_alert_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    install(monkeypatch)
+    desk = AlertDesk(["log", "snapshot"], None, tmp_path)
+    figures = dict.fromkeys(("value", "limit", "time_us", "allocated_bytes"), 1)
+    sizes = dict.fromkeys(("reserved_bytes", "device_used_bytes", "total_bytes"), 1)
+    desk.handle({"kind": 0, "is_over": False, "device": 0, **figures, **sizes})
+    (alert,) = desk.alerts
+    path = Path(alert.snapshot)
+    assert path.name.startswith("alert-threshold-")
+    assert "-rank1-" in path.name
+    assert neutracer.load(path).devices == (0,)
+    facts = json.loads(Path(f"{path}.json").read_text())
+    assert (facts["rank"], facts["world_size"]) == (1, 4)
+    assert facts["recording"] == {"joined": False}
+    assert caplog.messages == [f"rank 1, {alert.message}"]
 
 
 def test_snapshot_that_fails_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -150,3 +151,46 @@ def test_streams_of_a_program_end_with_it(
     captured = capsys.readouterr()
     assert captured.out == "told\n"
     assert ("late" in captured.err or "ZeroDivisionError" in captured.err) == bool(end)
+
+
+SPAWNING = """
+import multiprocessing, os, sys
+
+def work(queue):
+    queue.put(os.path.basename(__file__))
+
+if __name__ == "__main__":
+    os.chdir("..")
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    worker = context.Process(target=work, args=(queue,))
+    worker.start()
+    worker.join()
+    print(sys.argv[0], os.path.isabs(__file__), worker.exitcode or queue.get())
+    print(__spec__, __package__, __cached__, type(__loader__).__name__, sys.path[0])
+"""
+
+
+def test_spawned_workers_find_the_script(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.py").write_text(SPAWNING, encoding="utf-8")
+    (tmp_path / "link.py").symlink_to(folder / "train.py")
+    run = "import sys; from neutracer.live.program import run_program; run_program(sys.argv[1:])"
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for name, start in (("train.py", folder), ("link.py", tmp_path)):
+        told = [
+            subprocess.run(
+                [sys.executable, *way, name],
+                cwd=start,
+                env=where,
+                capture_output=True,
+                text=True,
+                timeout=600,
+            ).stdout
+            for way in ([], ["-c", run])
+        ]
+        # As if it had been started by itself.
+        assert told[0] == told[1]
+        assert told[1].startswith(f"{name} True {name}\n")
+        assert told[1].endswith(f"SourceFileLoader {folder}\n")

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from fake_cuda import install
 
 import neutracer
 from neutracer import HistoryWarning, UnavailableError
-from neutracer.live import history
+from neutracer.live import history, sidecar
 
 
 @pytest.fixture
@@ -220,6 +222,24 @@ def test_saved_with_its_sidecar(fake, tmp_path, monkeypatch, suffix):
     assert sorted(os.listdir(tmp_path)) == [path.name, f"{path.name}.json"]
     recording.save(path, step="last")
     assert json.loads((tmp_path / f"run.pickle{suffix}.json").read_text())["step"] == "last"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rank_is_known_after_the_group(fake, tmp_path, monkeypatch, late):
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 3,
+        get_world_size=lambda: 8,
+    )
+    monkeypatch.setattr(sidecar, "_of_group", {})
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    fake.initialised = not late
+    with neutracer.record(path=tmp_path / "run-{rank}.pickle"):
+        fake.init()
+        group.is_initialized = lambda: False
+    facts = json.loads((tmp_path / "run-3.pickle.json").read_text())
+    assert (facts["rank"], facts["world_size"]) == (3, 8)
 
 
 def test_failed_saving_keeps_the_programs_error(fake, tmp_path, caplog):

@@ -57,6 +57,10 @@ WITH_TORCH = [
     "make(4)",
     "%neutracer_holders",
     "%neutracer_holders --release",
+    "import pickle\nthere = pickle.loads(pickle.dumps(first))\n"
+    "str(there) == str(first) and there.to_dict() == first.to_dict()"
+    " and there._repr_html_() == first._repr_html_()"
+    " and [e.stack for e in there.snapshot.events] == [e.stack for e in first.snapshot.events]",
 ]
 
 
@@ -195,6 +199,10 @@ def test_holders_are_listed_and_let_go(cells: list[dict[str, Any]]) -> None:
     assert "4 MiB kept by" in text_of(cells[16])
     assert "Out[16], _16, _" in text_of(cells[16])
     assert "let go of" in text_of(cells[17])
+
+
+def test_report_of_a_cell_is_pickled(cells: list[dict[str, Any]]) -> None:
+    assert text_of(cells[18]) == "True"
 
 
 # ---- names of cells --------------------------------------------------------------------

@@ -214,11 +214,11 @@ def test_page_reads_what_lies_beside_its_file(tmp_path):
         )
     path = tmp_path / f"{name}.pickle.xz"
     page = view_html(path)
-    assert "may have only 350 MiB" in page
+    assert "is limited to 350 MiB" in page
     assert f"neutracer explain {path.name}" in page
     (tmp_path / f"{name}.json").unlink()
     # The limit itself stands in the JSON only; without it what failed bounds it.
-    assert "may have only about 320 MiB" in view_html(path)
+    assert "is limited to about 320 MiB" in view_html(path)
     assert "neutracer explain" not in view_html(neutracer.load(path))
 
 

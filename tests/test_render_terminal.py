@@ -50,6 +50,19 @@ def test_a_terminal_gets_colours_with_rich() -> None:
     assert words == render_text(SAMPLE).splitlines()
 
 
+def test_a_terminal_gets_a_page_at_once() -> None:
+    pytest.importorskip("rich")
+    written: list[str] = []
+
+    class Shared(_Terminal):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    show(SAMPLE, Shared())
+    assert len(written) == 1
+
+
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_can_be_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)

@@ -198,6 +198,7 @@ def test_truncated_file_warns_and_is_partial():
         snap = neutracer.load(data[: len(data) // 2])
     assert caught[0].filename == __file__
     assert snap.partial
+    assert snap.history_complete() is False
     assert "partial" in repr(snap)
     assert 0 < len(snap.events) < 2375
 

@@ -10,6 +10,7 @@ from neutracer.diagnose.cycles import cycle_finding, find_tensor_cycles
 from neutracer.heap.cycles import TensorCycle, cycles_graph
 from neutracer.heap.graph import ObjectGraph
 from neutracer.live.cycle_watch import CycleWatch
+from neutracer.live.sidecar import rank_facts, rank_text
 from neutracer.render.document import Block, Document, Paragraph
 from neutracer.render.report import Report, ranked
 from neutracer.units import format_bytes, format_count
@@ -24,6 +25,8 @@ class CycleRunReport(Report):
     Attributes:
         program: What was run.
         exit_code: What it ended with.
+        rank: Its rank, by torch.distributed or its launcher; None where there is none.
+        world_size: How many ranks there are.
         cycles: By shape, most bytes first: those that the collector found during the run,
             and those that wait for it at the end.
         bytes: What they kept, all together.
@@ -36,6 +39,8 @@ class CycleRunReport(Report):
 
     program: str
     exit_code: int
+    rank: int | None
+    world_size: int | None
     cycles: tuple[TensorCycle, ...]
     bytes: int
     collections: int
@@ -48,7 +53,9 @@ class CycleRunReport(Report):
         return cycles_graph(self.cycles)
 
     def document(self) -> Document:
+        rank = rank_text({"rank": self.rank, "world_size": self.world_size})
         facts = (
+            *((rank,) if rank else ()),
             f"{format_count(self.collections, 'collection')} watched",
             f"{self.watch_us / 1000:,.1f} ms inside the watch",
             f"exit code {self.exit_code}",
@@ -82,10 +89,12 @@ def cycle_run(
         before = shapes.get(cycle.signature)
         shapes[cycle.signature] = cycle if before is None else before.merged(cycle)
     cycles = tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))
-    status = watch.status
+    status, facts = watch.status, rank_facts()
     return CycleRunReport(
         program=program,
         exit_code=exit_code,
+        rank=facts["rank"],
+        world_size=facts["world_size"],
         cycles=cycles,
         bytes=sum(cycle.bytes for cycle in cycles),
         collections=status["collections"],

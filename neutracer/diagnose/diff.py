@@ -34,6 +34,7 @@ class DiffReport(Report):
 
     Attributes:
         device: The device; -1 is the CPU.
+        before_device: The device before: another one where two ranks are compared.
         before_allocated_bytes: allocated_bytes.all.current before.
         after_allocated_bytes: And after.
         before_reserved_bytes: reserved_bytes.all.current before.
@@ -49,6 +50,7 @@ class DiffReport(Report):
     derived = ("allocated_bytes", "reserved_bytes")
 
     device: int
+    before_device: int
     before_allocated_bytes: int
     after_allocated_bytes: int
     before_reserved_bytes: int
@@ -93,7 +95,9 @@ class DiffReport(Report):
                 blocks += (_table(title, differing),)
         if not any(one.kind != "same" for one in self.by_line):
             blocks += (Paragraph("Every line holds as many bytes as before."),)
-        name = "cpu" if self.device < 0 else f"cuda:{self.device}"
+        name = _device_name(self.device)
+        if self.before_device != self.device:
+            name = f"{_device_name(self.before_device)} → {name}"
         facts = (name, f"{_signed(self.allocated_bytes)} allocated")
         return Document("Difference", facts, blocks)
 
@@ -113,6 +117,10 @@ class DiffReport(Report):
             ),
         )
         return Table("", rows, ("", "before", "after", "difference"))
+
+
+def _device_name(device: int) -> str:
+    return "cpu" if device < 0 else f"cuda:{device}"
 
 
 def _signed(nbytes: int) -> str:
@@ -147,7 +155,7 @@ def diff(
     Args:
         before: A Snapshot or what `load` takes.
         after: A later one, or one of another run.
-        device: The device; None is the only one.
+        device: The device; None is the only one of each, as two ranks have theirs.
 
     Returns:
         The report; `str(report)` is one screen.
@@ -166,13 +174,15 @@ def diff(
     first = before if isinstance(before, Snapshot) else load(before)
     second = after if isinstance(after, Snapshot) else load(after)
     number = second.device(device)
-    first.device(number)
-    held, holds = held_in(first, number), held_in(second, number)
-    was, now = first.memory_stats(number), second.memory_stats(number)
+    only = device is None and len(first.devices) == 1
+    earlier = first.device(None if only else number)
+    held, holds = held_in(first, earlier), held_in(second, number)
+    was, now = first.memory_stats(earlier), second.memory_stats(number)
     lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
     total = was["allocated_bytes.all.current"]
     return DiffReport(
         device=-1 if second.is_cpu else number,
+        before_device=-1 if first.is_cpu else earlier,
         before_allocated_bytes=total,
         after_allocated_bytes=now["allocated_bytes.all.current"],
         before_reserved_bytes=was["reserved_bytes.all.current"],

@@ -195,6 +195,8 @@ def _failed(
             f"no request failed on {snap.device_name(device)}, but one did on "
             f"{' and '.join(failed)}: say which with device= (--device)"
         )
+    if snap.partial:
+        raise ValueError(f"no request failed in what could be read of the file: {snap.partial}")
     raise ValueError(
         "no request failed in this snapshot: take one after the error, with the history that "
         "torch.cuda.memory._record_memory_history() records, or with neutracer.watch_oom(); "

@@ -51,7 +51,7 @@ def fragmentation(case: Case) -> Verdict | None:
     evidence = [Note(_free_text(case, free, headroom)), *pins, *_rounding(case)]
     if advice.tried and not advice.notes:
         count = format_count(advice.tried, "other allocator setting")
-        evidence.append(Note(f"{count}: with none this request would have fitted (replayed)."))
+        evidence.append(Note(f"{count}: none would have let this request fit (replayed)."))
     steps = advice.notes if suffices else ()
     if pins and pins[0].place is not None:
         steps += (

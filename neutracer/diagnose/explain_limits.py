@@ -104,7 +104,7 @@ def non_torch(case: Case) -> Verdict | None:
     advice = [Note("neutracer.device_report() and nvidia-smi name who has it")]
     if _avoidable(taken - (budget.others or 0), 0):
         advice.append(
-            Note("of this process by library, if neutracer.attribute_device_memory() is on early")
+            Note("neutracer.attribute_device_memory(), if it is on early, tells the libraries")
         )
     if budget.others:
         advice.insert(0, Note("end what else runs on this device, or take another device"))
@@ -177,7 +177,7 @@ def process_cap(case: Case) -> Verdict | None:
     if setting < 1.0:
         name = "per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF"
     advice = (Note(f"raise {name}", detail=share or f"so that it allows {format_bytes(needed)}"),)
-    message = f"the process may have only {about}{limit}, though the device has room"
+    message = f"the process is limited to {about}{limit}, though the device has room"
     return Verdict("process_cap", free, tuple(evidence), advice, message, suffices)
 
 

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
 from neutracer.diagnose.fragmentation_findings import findings_of
+from neutracer.diagnose.fragmentation_layout import Room, holes_of, room_of, segments_of
 from neutracer.diagnose.fragmentation_parts import (
     Hole,
     PoolFragmentation,
@@ -22,12 +23,10 @@ from neutracer.diagnose.fragmentation_seen import Seen, seen_by
 from neutracer.errors import UnavailableError
 from neutracer.live.capture import snapshot
 from neutracer.live.monitor import MemoryMonitor
-from neutracer.render.document import Document, Figure, Place, Table
+from neutracer.render.document import Document, Figure, Table
 from neutracer.render.report import Report
-from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.table import NONE
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_share
 
@@ -39,6 +38,12 @@ __all__ = [
     "band",
     "fragmentation_report",
 ]
+
+if TYPE_CHECKING:
+    Doubles = memoryview[float]
+else:
+    # What a memoryview holds can be said at run time from Python 3.14 on.
+    Doubles = memoryview
 
 # Holes of the printed report; all of them are in `.holes`.
 _SHOWN_HOLES = 5
@@ -94,7 +99,7 @@ class FragmentationReport(Report):
     pools: tuple[PoolFragmentation, ...]
     segments: tuple[SegmentFragmentation, ...]
     holes: tuple[Hole, ...]
-    _fragment: core.Fragment | None = field(compare=False)
+    _room: Room | None = field(compare=False)
     _history: bytes = field(compare=False)
 
     @property
@@ -113,7 +118,7 @@ class FragmentationReport(Report):
         return self.ratio
 
     @cached_property
-    def fragmentation_history(self) -> memoryview[float]:
+    def fragmentation_history(self) -> Doubles:
         """The ratio after each event of the trace."""
         return memoryview(self._history).cast("d")
 
@@ -128,11 +133,11 @@ class FragmentationReport(Report):
         Raises:
             UnavailableError: The report is of a monitor's readings alone.
         """
-        if self._fragment is None:
+        if self._room is None:
             raise UnavailableError("the layout", "a monitor's readings don't tell it")
         nbytes = min(whole_number("nbytes", nbytes, least=0), (1 << 64) - 1)
         pool, stream = number_pair("pool", pool, whole=True), whole_number("stream", stream)
-        return self._fragment.fits(self.device, pool, stream, nbytes)
+        return self._room.fits(pool, stream, nbytes)
 
     def __getitem__(self, key: str) -> Any:
         """A figure by its name, for programs written for the usual guide."""
@@ -240,10 +245,10 @@ def fragmentation_report(
         oom_count=timeline.facts["oom_count"],
         retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
         pools=tuple(_pool(group) for group in groups),
-        segments=_segments(snap, fragment, timeline),
-        holes=_holes(snap, fragment),
+        segments=segments_of(snap, fragment, timeline),
+        holes=holes_of(snap, fragment),
         findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
-        _fragment=fragment,
+        _room=room_of(snap, fragment),
         _history=history,
     )
 
@@ -273,7 +278,7 @@ def _of_monitor(seen: Seen) -> FragmentationReport:
         segments=(),
         holes=(),
         findings=seen.findings(),
-        _fragment=None,
+        _room=None,
         **known,
     )
 
@@ -298,53 +303,3 @@ def _pool(group: dict[str, Any]) -> PoolFragmentation:
     kind = "small" if group["small"] else "large"
     names = PoolFragmentation.__dataclass_fields__
     return PoolFragmentation(kind=kind, **{k: v for k, v in group.items() if k in names})
-
-
-def _places(snap: Snapshot) -> Callable[[int], Place]:
-    """Places by the codes of stacks, each looked for once."""
-    return cache(lambda code: place_of(snap.stacks[code]))
-
-
-def _segments(
-    snap: Snapshot, fragment: core.Fragment, timeline: Timeline
-) -> tuple[SegmentFragmentation, ...]:
-    place = _places(snap)
-    addresses, sizes, openers = map(snap.segments.codes, ("address", "total_size", "stack"))
-    block_sizes, block_stacks = map(snap.blocks.codes, ("size", "stack"))
-    # The trace knows who opened a segment also where the segment itself does not.
-    lives = timeline.segments
-    stays = [row for row, event in enumerate(lives.codes("free_event")) if event == -1]
-    opened = {lives.codes("address")[row]: lives.codes("stack")[row] for row in stays}
-    rows = []
-    for row, holes, free, largest, reclaimable, pin in fragment.segments():
-        known = bool(snap.stacks[openers[row]])
-        rows.append(
-            SegmentFragmentation(
-                address=addresses[row],
-                total_size=sizes[row],
-                free_bytes=free,
-                holes=holes,
-                largest_hole=largest,
-                reclaimable_bytes=reclaimable,
-                opened_by=place(openers[row] if known else opened.get(addresses[row], NONE)),
-                pinned_by=None if pin == NONE else place(block_stacks[pin]),
-                pinned_bytes=0 if pin == NONE else block_sizes[pin],
-            )
-        )
-    return tuple(rows)
-
-
-def _holes(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
-    by_code = _places(snap)
-    ids, sizes = snap.blocks.codes("stack"), snap.blocks.codes("size")
-
-    def place(row: int) -> Place | None:
-        return None if row == NONE else by_code(ids[row])
-
-    def size(row: int) -> int:
-        return 0 if row == NONE else sizes[row]
-
-    return tuple(
-        Hole(address, nbytes, segment, place(before), place(after), size(before), size(after))
-        for _, segment, address, nbytes, before, after in fragment.holes()
-    )

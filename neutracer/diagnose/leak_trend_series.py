@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from neutracer._native import core
+from neutracer.pickling import FieldsOnly
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Observed", "Trend", "floors", "numbers", "windows"]
@@ -97,7 +98,7 @@ def trend_of(name: str, values: array[int]) -> Trend:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observed(FieldsOnly):
     """What is known of a program's memory, step by step.
 
     Attributes:
@@ -131,6 +132,10 @@ class Observed:
     timeline: Timeline | None = None
     starts: tuple[int, ...] = ()
     failed: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The series are what a report needs of it; what is behind them stays here.
+        return {**super().__getstate__(), "make_stuck": None, "timeline": None}
 
     @cached_property
     def live(self) -> Trend:

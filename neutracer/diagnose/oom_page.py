@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer.diagnose.explain_facts import OomFacts
+from neutracer.live.sidecar import rank_text
 from neutracer.render.document import Block, Cell, Document, Figure, KeyValues, Note, Table
 from neutracer.render.report import Finding, Report
 from neutracer.units import format_bytes, format_duration_us
@@ -98,7 +99,7 @@ class OomReport(Report):
         if self.snapshot:
             pairs.append(("snapshot", os.path.basename(self.snapshot)))
         if process.get("rank") is not None:
-            pairs.append(("rank", f"{process['rank']} of {process.get('world_size')}"))
+            pairs.append(("rank", rank_text(process).removeprefix("rank ")))
         pairs.append(("process", f"{process.get('pid')} on {process.get('host')}"))
         pairs.append(("torch", str(process.get("torch"))))
         if self.oom.garbage_bytes:

@@ -23,6 +23,7 @@ from neutracer.live.cycle_watch import prepare_heap
 from neutracer.live.device import devices
 from neutracer.live.oom_hook import OutOfMemory, add_notes, listen
 from neutracer.live.recorder import DEFAULT_MAX_ENTRIES, Recording, record
+from neutracer.pickling import StaysHere
 from neutracer.units import format_count
 
 __all__ = ["OomWatch", "oom_report", "watch_oom"]
@@ -155,7 +156,7 @@ class _Note:
     is_native: bool
 
 
-class OomWatch:
+class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
     """The handle of a watch for out-of-memory errors."""
 
     def __init__(
@@ -205,7 +206,9 @@ class OomWatch:
         """
         if self.active:
             return self
-        self._process = os.getpid()
+        if self._process != os.getpid():
+            # What is on in the parent of a fork is not to be ended here, nor waited for.
+            self._process, self._ends, self._busy = os.getpid(), [], threading.Lock()
         try:
             # What is slow the first time is not left for the moment of need.
             devices()

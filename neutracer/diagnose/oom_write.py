@@ -141,9 +141,7 @@ class _Work:
         return dumped(cuda)
 
     def _process(self) -> dict[str, Any]:
-        recorded = HISTORY.in_force()
-        recording = {"joined": HISTORY.is_foreign(), **(vars(recorded) if recorded else {})}
-        return sidecar((self._told.device,), recording=recording)
+        return sidecar((self._told.device,), recording=HISTORY.facts())
 
     def _report(
         self,

@@ -23,6 +23,8 @@ __all__ = ["DeviceOverview", "Holding", "OutOfMemory", "OverviewReport", "overvi
 _SHOWN_HOLDERS = 6
 _MOST_HOLDERS = 50
 
+_BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_history(), begins one"
+
 
 @dataclass(frozen=True)
 class Holding:
@@ -128,6 +130,8 @@ class OverviewReport(Report):
         length = f" over {format_duration_us(max(spans))}" if spans else ""
         known = [device.history_complete for device in self.devices if device.events]
         history = "history complete" if all(known) else "history begins late"
+        if self.partial:
+            history = "read in part"
         return (
             "PyTorch snapshot",
             format_count(len(self.devices), "device"),
@@ -232,28 +236,24 @@ def _ooms(snap: Snapshot, device: int) -> tuple[OutOfMemory, ...]:
 
 def _totals(device: DeviceOverview) -> Table:
     now, stats = device.fragmentation, device.memory_stats
-    allocated = stats["allocated_bytes.all.current"]
-    reserved = stats["reserved_bytes.all.current"]
+    allocated = Figure.bytes(stats["allocated_bytes.all.current"])
+    reserved = Figure.bytes(stats["reserved_bytes.all.current"])
+    unused = Figure.share(now.ratio)
+    if not device.events:
+        # A peak is known from events alone.
+        last = ("unused", unused, str(now.severity))
+        rows = (("allocated", allocated, ""), ("reserved", reserved, ""), last)
+        return Table(_name(device), rows, ("", "now", ""), _attempts(device))
     peak, most = device.peak, device.reserved_peak
     at_peak = device.fragmentation.fragmentation_history
     then = at_peak[most["event"]] if most["event"] >= 0 else now.ratio
     words = f"{now.severity} now, {band(then)} at the peak of reserved"
-    rows = (
-        (
-            "allocated",
-            Figure.bytes(allocated),
-            Figure.bytes(peak["allocated_bytes"]),
-            _when(peak["event"]),
-        ),
-        (
-            "reserved",
-            Figure.bytes(reserved),
-            Figure.bytes(most["reserved_bytes"]),
-            _when(most["event"]),
-        ),
-        ("unused", Figure.share(now.ratio), Figure.share(then), words),
+    full = (
+        ("allocated", allocated, Figure.bytes(peak["allocated_bytes"]), _when(peak["event"])),
+        ("reserved", reserved, Figure.bytes(most["reserved_bytes"]), _when(most["event"])),
+        ("unused", unused, Figure.share(then), words),
     )
-    return Table(_name(device), rows, ("", "now", "peak", ""), _attempts(device))
+    return Table(_name(device), full, ("", "now", "peak", ""), _attempts(device))
 
 
 def _name(device: DeviceOverview) -> str:
@@ -294,7 +294,8 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     allocated = format_bytes(device.peak["allocated_bytes"], "MiB", decimals=1)
     rest = len(holders) - len(shown)
     notes = (f"and {format_count(rest, 'more line')}",) if rest else ()
-    title = f"Who holds the peak{where} ({asked} asked for, {allocated} allocated)"
+    what = "the peak" if device.events else "it now"
+    title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
     return (Table(title, rows, notes=notes),)
 
 
@@ -320,6 +321,8 @@ def _odd_device(snap: Snapshot, device: DeviceOverview) -> list[tuple[str, str]]
         were = "was" if facts["preexisting"] == 1 else "were"
         before = f"{blocks} {were} there before the first event"
         odd.append(("history", before if facts["preexisting"] else "nothing is known of before"))
+    elif not device.events:
+        odd.append(("history", f"none: {_BEGIN_HISTORY}"))
     if facts["slack_bound"]:
         bound = format_bytes(facts["slack_bound"])
         odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from neutracer._native import core
 from neutracer.arguments import number, several, whole_number
 from neutracer.arguments import text as checked_text
 from neutracer.trace.places import base_name, user_frame
@@ -18,7 +17,11 @@ from neutracer.trace.table import NONE, Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 
-__all__ = ["Change", "change_program"]
+__all__ = ["Change", "Edits", "change_program"]
+
+#: By event the sizes of requests (None: as recorded) and where blocks end; and the events
+#: after which empty_cache() is called.
+Edits = tuple["array[int] | None", "array[int]", "array[int]"]
 
 # The core's word for a block that ends as it did.
 _AS_IT_WAS = -1
@@ -47,11 +50,11 @@ class Change:
     """A program that is not the recorded one.
 
     Attributes:
-        program: What it asks of the allocator.
+        edits: What `core.Program.edit` makes it of: sizes, ends, and calls of empty_cache().
         notes: What was changed, and what was assumed, a sentence each.
     """
 
-    program: core.Program
+    edits: Edits
     notes: tuple[str, ...]
 
 
@@ -99,7 +102,7 @@ def change_program(
         notes.append(note)
     if not notes:
         return None
-    return Change(timeline.program.edit(sizes, ends, array("i", calls)), tuple(notes))
+    return Change((sizes, ends, array("i", calls)), tuple(notes))
 
 
 def _events(events: Iterable[int], count: int) -> list[int]:

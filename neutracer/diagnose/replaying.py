@@ -6,15 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Event, main_thread
 from typing import Any, TypeVar
 
 from neutracer._native import core
 from neutracer.diagnose.fidelity import Fidelity, fidelity_of
+from neutracer.diagnose.program_changes import Edits
 from neutracer.diagnose.replay_settings import canonical, takes_share, version_number
 from neutracer.diagnose.what_if_parts import Outcome, outcome_of, rebased, widened
 from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, parse_bytes
 
 __all__ = ["Replayer", "canonical", "roundest", "takes_share", "version_number"]
@@ -61,15 +63,15 @@ def _refuse_others(snap: Snapshot) -> None:
 class Replayer:
     """Runs what one device's trace asked of the allocator under other settings.
 
-    Any number of threads may use one.
+    Any number of threads may use one. Where it is pickled the snapshot goes with it, and is
+    replayed again where something is asked of it.
 
     Attributes:
         device: The device.
         capacity: The most bytes that the process may have, or None: as when recorded.
-        facts: What the core knows of the program: limits, lanes, what is ambiguous.
         version: PyTorch's, whose rules hold: major * 1000 + minor; 0 is the newest known.
-        changed: Another program to run in place of the recorded one, except under the
-            recorded settings where these are given as None.
+        edits: What makes another program of the recorded one, which runs in its place, except
+            under the recorded settings where these are given as None; None is none.
     """
 
     def __init__(
@@ -87,20 +89,45 @@ class Replayer:
         self.version = version_number(torch_version)
         self.snap = snap
         self.device = device
-        self.timeline = snap.timeline(device)
         self.capacity = None if capacity is None else parse_bytes(capacity)
         if self.capacity is not None and not 0 < self.capacity <= _MOST_BYTES:
             raise ValueError("a capacity is above 0 bytes, and no device has more than 2^60")
         _refuse_others(snap)
-        program = self.timeline.program
-        self.facts = program.facts()
         if not self.facts["steps"]:
             raise ValueError(
                 f"the snapshot has no history of cuda:{device} to replay; it is recorded "
                 "after torch.cuda.memory._record_memory_history()"
             )
-        self.changed: core.Program | None = None
+        self.edits: Edits | None = None
         self._stop = Event()
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("version", "snap", "device", "capacity", "edits")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._stop = Event()
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The device's."""
+        return self.snap.timeline(self.device)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the core knows of the program: limits, lanes, what is ambiguous."""
+        return self.program.facts()
+
+    @cached_property
+    def changed(self) -> core.Program | None:
+        """The program that `edits` make."""
+        return None if self.edits is None else self.program.edit(*self.edits)
+
+    def change(self, edits: Edits) -> None:
+        """Run another program from now on."""
+        self.edits = edits
+        self.changed = self.program.edit(*edits)
 
     @property
     def recorded_settings(self) -> str:
@@ -185,7 +212,7 @@ class Replayer:
         outcome = replace(
             widened(found[0], found[1:]),
             _recorded=self.snap,
-            _trace=lambda: self.trace(settings),
+            _trace=partial(self.trace, settings),
         )
         if self.capacity is None:
             is_known = settings is None and self.check.is_exact

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ from neutracer.live.imports import when_imported
 from neutracer.live.on_demand import OnDemand
 from neutracer.live.program import run_program
 from neutracer.live.recorder import DEFAULT_MAX_ENTRIES, Recording, record
-from neutracer.live.sidecar import file_stem, write_text
+from neutracer.live.sidecar import file_stem, rank_facts, rank_text, write_text
 from neutracer.render.document import Block, Document, KeyValues, Paragraph
 from neutracer.render.report import Report
 from neutracer.render.text import render_text
@@ -33,6 +35,11 @@ _MOST = 1_000_000_000
 
 DEFAULT_DIRECTORY = "neutracer-run"
 
+_UNUSED = (
+    "This program never used CUDA. Programs that it started are not followed: "
+    "'torchrun -m neutracer run train.py' follows each rank."
+)
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport(Report):
@@ -42,6 +49,10 @@ class RunReport(Report):
         program: What was run.
         exit_code: What it ended with.
         seconds: How long it ran.
+        rank: Its rank, by torch.distributed or its launcher; None where there is none.
+        world_size: How many ranks there are.
+        host: The machine's name.
+        pid: The process's number.
         recorded: Why there is nothing to tell; "" where there is.
         overview: What the snapshot at the end shows, its trace included.
         ooms: The out-of-memory errors that were written down.
@@ -55,6 +66,10 @@ class RunReport(Report):
     program: str
     exit_code: int
     seconds: float
+    rank: int | None
+    world_size: int | None
+    host: str
+    pid: int
     recorded: str
     overview: OverviewReport | None
     ooms: tuple[OomReport, ...]
@@ -64,7 +79,9 @@ class RunReport(Report):
 
     def document(self) -> Document:
         """The report as a page."""
-        facts = [f"exit code {self.exit_code}", format_duration_us(self.seconds * 1e6)]
+        rank = rank_text({"rank": self.rank, "world_size": self.world_size})
+        ended = [f"exit code {self.exit_code}", format_duration_us(self.seconds * 1e6)]
+        facts = [rank, *ended] if rank else ended
         blocks: list[Block] = []
         if self.recorded:
             blocks.append(Paragraph(self.recorded))
@@ -102,7 +119,8 @@ def run_and_report(
 
     torch is not imported before the program does, and CUDA not initialised. Reports are
     written when it ends, at out-of-memory errors, at SIGUSR2, and every few seconds if
-    asked. A program that ends itself with `os._exit`, or is killed, writes none at its end.
+    asked. A program that ends itself with `os._exit`, or is killed, writes none at its end,
+    nor do its children.
 
     Args:
         command: The script, or the module's name, and its arguments.
@@ -118,6 +136,7 @@ def run_and_report(
     Raises:
         NeutracerError: There is no such script or module, or the directory can't be written to.
         ValueError: An argument is out of its range.
+        SystemExit: This is a child that the program has forked.
     """
     if max_entries < 1 or (every_s is not None and not every_s > 0):
         raise ValueError("max_entries and the time between reports are above 0")
@@ -133,8 +152,11 @@ def run_and_report(
         code = run_program(command, module=module)
     finally:
         cancel()
-        beside.stop()
-        run.end()
+        try:
+            # A signal that comes meanwhile would end the process if nobody waited for it.
+            run.end()
+        finally:
+            beside.stop()
     return run.report(command[0], code, time.monotonic() - begin)
 
 
@@ -154,6 +176,10 @@ class _Run:
         self._directory = os.path.abspath(directory)
         self._max_entries = max_entries
         self._stacks = stacks
+        self._process = os.getpid()
+        # Held while files are written: by the program's thread, or by that beside it.
+        self._lock = threading.Lock()
+        self._ended = False
         self._recording: Recording | None = None
         self._watch: OomWatch | None = None
         self._why = ""
@@ -163,6 +189,8 @@ class _Run:
 
     def begin(self) -> None:
         """torch was imported: record from when CUDA is initialised."""
+        if self._process != os.getpid():
+            return
         try:
             watch = oom_report(self._directory, max_entries=0)
             recording = record(self._max_entries, self._stacks)
@@ -176,9 +204,15 @@ class _Run:
     def write(self, reason: str) -> None:
         """Write a snapshot, its sidecar and a page; `reason` is in their names."""
         recording = self._recording
-        if recording is None or (recording.active and recording.waiting):
-            _LOGGER.warning("no report: this program has not used CUDA so far")
-            return
+        with self._lock:
+            if self._ended:
+                return
+            if recording is None or recording.waiting:
+                _LOGGER.warning("no report: this program has not used CUDA so far")
+                return
+            self._write(recording, reason)
+
+    def _write(self, recording: Recording, reason: str) -> None:
         stem = os.path.join(self._directory, f"{file_stem('run')}-{reason}")
         try:
             os.makedirs(self._directory, exist_ok=True)
@@ -193,17 +227,22 @@ class _Run:
 
     def end(self) -> None:
         """The program is over: write the last report, switch everything off."""
+        # A child of a fork leaves alone what is its parent's, and the lock too.
+        if self._process != os.getpid():
+            return
         if self._watch is not None:
             self._watch.remove()
-        recording = self._recording
-        if recording is None:
-            return
-        if recording.waiting:
-            recording.discard()
-            self._why = "This program never used CUDA (programs that it started are not followed)."
-            return
-        recording.stop()
-        self.write("exit")
+        with self._lock:
+            self._ended = True
+            recording = self._recording
+            if recording is None:
+                return
+            if recording.waiting:
+                recording.discard()
+                self._why = _UNUSED
+                return
+            recording.stop()
+            self._write(recording, "exit")
 
     def report(self, program: str, code: int, seconds: float) -> RunReport:
         """What is to be told of it all."""
@@ -211,10 +250,15 @@ class _Run:
             self._why = "This program never imported torch: nothing was recorded."
         watch = self._watch
         shown = self._last and replace(self._last, file=os.path.basename(program))
+        facts = rank_facts()
         return RunReport(
             program=program,
             exit_code=code,
             seconds=seconds,
+            rank=facts["rank"],
+            world_size=facts["world_size"],
+            host=socket.gethostname(),
+            pid=self._process,
             recorded=self._why,
             overview=shown,
             ooms=() if watch is None else watch.reports,

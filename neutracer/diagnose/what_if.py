@@ -306,7 +306,7 @@ def what_if(
 def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> WhatIfReport:
     """The report of the settings that are wanted, of the recorded program or a changed one."""
     if change is not None:
-        replayer.changed = change.program
+        replayer.change(change.edits)
         wanted = [wanted[0], replayer.recorded_settings, *wanted[1:]]
     recorded, *outcomes = _outcomes(replayer, wanted)
     check = replayer.check

@@ -16,8 +16,6 @@ Example:
     ('.items', '[0]')
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -157,6 +155,7 @@ class Edge:
         return _FORMS.get(self.kind, "{}").format(self.name)
 
 
+# Annotations are objects in this module, not text, for the classes that inherit the fields.
 @dataclass(frozen=True)
 class GraphData:
     """Nodes and edges, with what was left out in words.

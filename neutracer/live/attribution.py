@@ -19,6 +19,7 @@ from neutracer.live.attribution_sums import PYTORCH_FILE, LibraryUse, summed, to
 from neutracer.live.cupti_library import RULES, candidates
 from neutracer.live.device import devices
 from neutracer.live.profiler_watch import ProfilerWatch, profiler_is_active
+from neutracer.pickling import StaysHere
 
 __all__ = [
     "DeviceAttribution",
@@ -33,7 +34,7 @@ _current: DeviceAttribution | None = None
 _lock = threading.RLock()
 
 
-class DeviceAttribution:
+class DeviceAttribution(StaysHere, instead="it watches this process: send by_library()"):
     """The handle of `attribute_device_memory`; leaving it as a context manager ends it."""
 
     def __init__(self) -> None:

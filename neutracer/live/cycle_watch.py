@@ -28,6 +28,8 @@ from neutracer.heap.cycles import (
     least_bytes,
 )
 from neutracer.live.allocation_sites import allocations_of_freed
+from neutracer.live.sidecar import rank_facts
+from neutracer.pickling import StaysHere
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["CycleWatch", "prepare_heap", "warn_tensor_cycles"]
@@ -69,7 +71,8 @@ def warn_tensor_cycles(
         callback: Is called with each `TensorCycle` of each collection, also with those of
             a shape that was warned of before.
         html_dir: A folder, made if need be, for an offline page with the object graph of
-            each shape: `cycle-<signature>.html`.
+            each shape: `cycle-<signature>.html`, with a rank `cycle-<signature>-rank3.html`.
+            The children of a fork write none.
         once_per_signature: Warn once of each shape and count its repeats; False warns in
             every collection.
 
@@ -118,7 +121,7 @@ def prepare_heap() -> None:
     core.tensor_prepare()
 
 
-class CycleWatch:
+class CycleWatch(StaysHere, instead="it watches this process: send its .cycles"):
     """The handle of a watch, as `warn_tensor_cycles` returns it."""
 
     def __init__(
@@ -266,8 +269,9 @@ class CycleWatch:
         text = _warning_text(cycle, cycle)
         _LOGGER.info("%s", text)
         try:
-            if self._html_dir is not None:
-                cycle.graph.to_html(os.path.join(self._html_dir, f"cycle-{signature}.html"))
+            # The pages are the parent's: the workers of a DataLoader would write theirs over them.
+            if self._html_dir is not None and self._process == os.getpid():
+                cycle.graph.to_html(os.path.join(self._html_dir, _page_name(signature)))
         finally:
             self._hand_on(cycle, text, warned=False)
 
@@ -278,6 +282,11 @@ class CycleWatch:
         finally:
             if not warned:
                 _warn(text, cycle)
+
+
+def _page_name(signature: str) -> str:
+    rank = rank_facts()["rank"]
+    return f"cycle-{signature}.html" if rank is None else f"cycle-{signature}-rank{rank}.html"
 
 
 def _warning_text(cycle: TensorCycle, total: TensorCycle) -> str:

@@ -16,6 +16,8 @@ from neutracer.live.exporter_page import page_of
 from neutracer.live.exporter_probes import Probes
 from neutracer.live.exporter_server import Application, Server
 from neutracer.live.monitor import MemoryMonitor
+from neutracer.live.sidecar import rank_facts
+from neutracer.pickling import StaysHere
 
 __all__ = ["MetricsCollector", "MetricsServer", "serve_metrics"]
 
@@ -52,12 +54,13 @@ _UNKNOWN_AT_ZERO = ("total_bytes", "device_used_bytes")
 _NEED_DEVICE = {"non_torch_bytes": "device_used_bytes", "used_share": "total_bytes"}
 
 
-class MetricsCollector:
+class MetricsCollector(StaysHere, instead="it reads a monitor of this process: make one there"):
     """A collector for a registry of prometheus_client that a program has already.
 
     Args:
         monitor: Whose figures they are; it need not have been started yet.
-        rank: The value of the label "rank"; None is that of the environment, or "0".
+        rank: The value of the label "rank"; None is that of `torch.distributed`, else of the
+            launcher's environment, or "0".
         layout_interval: Seconds between two looks at the largest free block; None: never.
         garbage_interval: Seconds between two searches for garbage, which hold the GIL and
             are made more seldom where they take more than 0.1 % of the time; None: never.
@@ -92,8 +95,13 @@ class MetricsCollector:
                 raise ValueError(f"{name} is {seconds}: it is some seconds, or None for never")
         _prometheus()
         self.monitor = monitor
-        self.rank = str(os.environ.get("RANK", "0") if rank is None else rank)
+        self._rank = None if rank is None else str(rank)
         self.probes = Probes(layout_interval, garbage_interval)
+
+    @property
+    def rank(self) -> str:
+        """The label's value, as it is now: a program joins its group after its start."""
+        return str(rank_facts()["rank"] or 0) if self._rank is None else self._rank
 
     def describe(self) -> list[Any]:
         """Nothing: what there is shows when it is collected."""
@@ -102,7 +110,7 @@ class MetricsCollector:
     def collect(self) -> Iterator[Any]:
         """The families of prometheus_client, as they are now."""
         core = _prometheus().core
-        monitor = self.monitor
+        monitor, rank = self.monitor, self.rank
         names = ["device", "rank"]
         info = core.GaugeMetricFamily(
             "neutracer_monitor_info", "The monitor.", labels=[*names[1:], "road", "torch", "pid"]
@@ -111,17 +119,17 @@ class MetricsCollector:
         version = str(getattr(torch, "__version__", ""))
         status = monitor.status
         road = status["road"] or ""
-        info.add_metric([self.rank, road, version, str(os.getpid())], float(monitor.running))
+        info.add_metric([rank, road, version, str(os.getpid())], float(monitor.running))
         yield info
         cpu = core.CounterMetricFamily(
             "neutracer_monitor_cpu_seconds", "What sampling costs.", labels=names[1:]
         )
-        cpu.add_metric([self.rank], status["cpu_s"])
+        cpu.add_metric([rank], status["cpu_s"])
         yield cpu
         devices = monitor.devices if road else ()
         self.probes.look(devices)
         labels = {device: monitor.get_stats(device) for device in devices}
-        rows = [([stats["device"], self.rank], stats) for stats in labels.values()]
+        rows = [([stats["device"], rank], stats) for stats in labels.values()]
         for name, text, key in _GAUGES:
             gauge = core.GaugeMetricFamily(f"neutracer_{name}", text, labels=names)
             for values, stats in rows:
@@ -187,7 +195,7 @@ def _prometheus() -> Any:
     return prometheus_client
 
 
-class MetricsServer:
+class MetricsServer(StaysHere, instead="it serves from this process: send its .url"):
     """The handle that `serve_metrics` returns.
 
     Attributes:

@@ -87,6 +87,8 @@ def _is_local(host: str) -> bool:
 class _Listener(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+    # Two ranks on one port would answer in turns.
+    allow_reuse_port = False
 
     def server_bind(self) -> None:
         # Without the question to a name server that the base class asks.
@@ -127,7 +129,10 @@ class Server:
         try:
             self._listener = kind(address[:2], _Handler)
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}: {address[0]} port {port}") from None
+            said = f"{error.strerror}: {address[0]} port {port}"
+            if error.errno == errno.EADDRINUSE:
+                said += "; each process needs one of its own, 0 is any free one"
+            raise OSError(error.errno, said) from None
         self._listener.set_app(application)
         self._thread: threading.Thread | None = None
         name = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]

@@ -111,6 +111,11 @@ class History:
         with self._lock:
             return bool(self._wishes) and self._foreign
 
+    def facts(self) -> dict[str, Any]:
+        """How the history is kept, for what is written beside a snapshot."""
+        in_force = self.in_force()
+        return {"joined": self.is_foreign(), **(vars(in_force) if in_force else {})}
+
     def check(self, torch: Any, wish: Wish) -> None:
         """See whether this torch can record that; CUDA is not touched.
 

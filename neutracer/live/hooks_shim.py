@@ -70,7 +70,7 @@ def _connected(path: Path) -> ModuleType:
     try:
         module = load_hooks(path)
     except ImportError as error:
-        raise UnavailableError("the hooks on PyTorch's allocator", str(error)) from error
+        raise UnavailableError("use of the hooks on PyTorch's allocator", str(error)) from error
     core.live_set_source(module.live_source)
     return module
 

@@ -20,6 +20,7 @@ from neutracer.arguments import number, whole_number
 from neutracer.live.monitor_alerts import Alert, AlertDesk, alert_rules, device_name
 from neutracer.live.monitor_source import Poller, Road, find_road, parse_devices, read_total
 from neutracer.live.monitor_views import MonitorViews
+from neutracer.pickling import StaysHere
 from neutracer.units import format_count
 
 __all__ = ["MemoryMonitor"]
@@ -41,7 +42,11 @@ _LONGEST_LABEL = 500
 _running: set[MemoryMonitor] = set()
 
 
-class MemoryMonitor(MonitorViews):
+class MemoryMonitor(
+    MonitorViews,
+    StaysHere,
+    instead="it watches this process: send get_stats(), series.to_dict() or a report of it",
+):
     """Follows the memory of devices while a program runs.
 
     Args:

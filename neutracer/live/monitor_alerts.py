@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import Any
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name
 from neutracer.live.capture import snapshot
+from neutracer.live.history import HISTORY
+from neutracer.live.sidecar import file_stem, rank_facts, sidecar, sidecar_path, write_text
 from neutracer.units import format_bytes, format_duration_us, format_share
 
 __all__ = ["ACTIONS", "KINDS", "Alert", "AlertDesk", "alert_rules", "device_name"]
@@ -192,7 +193,9 @@ class AlertDesk:
             alert = self._with_snapshot(alert)
         self.alerts.append(alert)
         if "log" in self._actions:
-            _LOGGER.warning("%s", alert.message)
+            # Several ranks may write to one stream, and each have a cuda:0.
+            rank = rank_facts()["rank"]
+            _LOGGER.warning("%s%s", "" if rank is None else f"rank {rank}, ", alert.message)
         if "callback" in self._actions and self._callback is not None:
             try:
                 self._callback(alert)
@@ -202,11 +205,13 @@ class AlertDesk:
 
     def _with_snapshot(self, alert: Alert) -> Alert:
         assert self._directory is not None
-        name = f"alert-{alert.kind}-{os.getpid()}-{time.time_ns() // 1000}.pickle.gz"
-        path = os.path.join(self._directory, name)
+        path = os.path.join(self._directory, f"{file_stem(f'alert-{alert.kind}')}.pickle.gz")
         try:
             os.makedirs(self._directory, exist_ok=True)
-            snapshot().save(path)
+            snap = snapshot()
+            snap.save(path)
+            facts = sidecar(snap.devices, recording=HISTORY.facts())
+            write_text(sidecar_path(path), facts)
         except Exception as error:
             self.errors += 1
             _LOGGER.warning("no snapshot with the alert: %s", error)

@@ -109,7 +109,7 @@ def _cpu_road(cuda_devices: int) -> Road:
         before = hooks.state()
         hooks.attach()
     except UnavailableError as error:
-        raise UnavailableError(what, f"and the CPU can't be followed: {error}") from error
+        raise UnavailableError(what, f"the CPU can't be followed: {error}") from error
     begun = before is None or not before.active
     return Road((CPU,), (-1,), None, None, "hooks", begun)
 

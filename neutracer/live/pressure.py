@@ -24,6 +24,7 @@ from neutracer.arguments import number, whole_number
 from neutracer.errors import UnavailableError
 from neutracer.heap.cycles import device_filter
 from neutracer.live.cycle_watch import prepare_heap
+from neutracer.pickling import StaysHere
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["PressureCollection", "PressureCollector", "collect_on_pressure"]
@@ -154,7 +155,7 @@ class _CudaDevice:
         return _Use(total - free - cached, allocated, total)
 
 
-class PressureCollector:
+class PressureCollector(StaysHere, instead="it watches this process: send its .collections"):
     """The handle that `collect_on_pressure` returns."""
 
     def __init__(

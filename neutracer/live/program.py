@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
+import io
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
+from importlib.machinery import SourceFileLoader
+from types import ModuleType, TracebackType
 from typing import TextIO
 
 from neutracer.errors import NeutracerError
@@ -20,12 +24,15 @@ __all__ = ["can_be_restored", "run_program"]
 # closes the standard stream's own buffer, which it may write to.
 _kept: list[object] = []
 
+_EXPECTED = "what is run is a Python script, or with -m a module, without 'python' before it"
+
 
 def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     """Run a script or a module as `__main__`, with its own arguments and search path.
 
     Streams that it put in place of standard output and error are flushed and taken out
-    again; those that took over what the standard ones wrote to stay.
+    again; those that took over what the standard ones wrote to stay. A child that the
+    program forks and that comes to the program's end, ends there.
 
     Args:
         arguments: The script's path, or the module's name, and what follows it.
@@ -37,14 +44,24 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
 
     Raises:
         NeutracerError: There is no such script or module.
+        SystemExit: This is a child of a fork: what follows is for its parent to do.
 
     Example:
         >>> run_program(["this"], module=True)  # doctest: +SKIP
         0
     """
+    process = os.getpid()
+    code = _ended(arguments, module)
+    if process != os.getpid():
+        raise SystemExit(code)
+    return code
+
+
+def _ended(arguments: Sequence[str], module: bool) -> int:
+    """The program's exit code, in whichever process came to its end."""
     name = arguments[0]
     if not module and not os.path.exists(name):
-        raise NeutracerError(f"{name}: there is no such file")
+        raise NeutracerError(f"{name}: there is no such file; {_EXPECTED}")
     saved = sys.argv, list(sys.path)
     streams = sys.stdout, sys.stderr
     sys.argv = list(arguments)
@@ -54,8 +71,7 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
             _check_module(name)
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
-            runpy.run_path(name, run_name="__main__")
+            _run_script(name)
     except _NoModuleError as error:
         raise NeutracerError(str(error)) from None
     except SystemExit as ending:
@@ -71,6 +87,31 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
         sys.argv, sys.path[:] = saved[0], saved[1]
         sys.stdout, sys.stderr = map(_own_stream, streams, (sys.stdout, sys.stderr))
     return 0
+
+
+def _run_script(name: str) -> None:
+    """Run a script as `python name` does.
+
+    Its folder is that of the file that a link leads to, and its `__file__` is absolute, so
+    that workers which it spawns find it wherever the program has changed to by then.
+    """
+    path = os.path.abspath(name)
+    if pkgutil.get_importer(path) is not None or name.endswith(".pyc"):
+        # A folder, an archive, or compiled code.
+        sys.path.insert(0, os.path.dirname(path))
+        runpy.run_path(name, run_name="__main__")
+        return
+    sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    main, before = ModuleType("__main__"), sys.modules["__main__"]
+    loader = SourceFileLoader("__main__", path)
+    vars(main).update(__file__=path, __loader__=loader, __cached__=None, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    try:
+        exec(code, vars(main))
+    finally:
+        sys.modules["__main__"] = before
 
 
 def can_be_restored(stream: object) -> bool:

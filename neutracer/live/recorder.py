@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import os
-import socket
 import sys
 import threading
 import warnings
@@ -19,7 +18,15 @@ from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.live.capture import snapshot, torch_with_cuda
 from neutracer.live.history import HISTORY, Wish
-from neutracer.live.sidecar import rank_facts, running_program, sidecar, sidecar_path, write_text
+from neutracer.live.sidecar import (
+    filled_in,
+    rank_facts,
+    running_program,
+    sidecar,
+    sidecar_path,
+    write_text,
+)
+from neutracer.pickling import StaysHere
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
 
@@ -63,7 +70,8 @@ def record(
         skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
         compile_context: Say of each event in which compiled frame it was.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
-        path: Where to save at the end; {rank}, {host} and {pid} in it are filled in.
+        path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in
+            it are filled in: each process needs a file of its own.
 
     Returns:
         The recording, not yet begun.
@@ -100,7 +108,7 @@ def _type_of(value: object) -> str:
     return type(value).__name__
 
 
-class Recording:
+class Recording(StaysHere, instead="it records this process: send its snapshot()"):
     """What `record` returns.
 
     Attributes:
@@ -164,7 +172,7 @@ class Recording:
         """
         self._end(keep=True)
         if self._path is not None and self._taken is not None:
-            self.save(_filled_in(self._path))
+            self.save(filled_in(self._path))
 
     def discard(self) -> None:
         """End, and keep nothing; a second time does nothing."""
@@ -259,6 +267,8 @@ class Recording:
     def _begin(self, torch: Any) -> None:
         begun = Wish(**vars(self._wish))
         HISTORY.begin(torch, begun)
+        # At the end of the recording the program may have left its group.
+        rank_facts()
         self._begun = begun
 
     def _begin_late(self, torch: Any) -> None:
@@ -313,14 +323,6 @@ class Recording:
         if not self._told and not self.quiet:
             self._told = True
             warnings.warn(text, HistoryWarning, stacklevel=_level_outside())
-
-
-def _filled_in(path: str | os.PathLike[str]) -> str:
-    name = os.fspath(path)
-    rank = rank_facts()["rank"]
-    for word, value in (("rank", rank or 0), ("host", socket.gethostname()), ("pid", os.getpid())):
-        name = name.replace(f"{{{word}}}", str(value))
-    return name
 
 
 def _level_outside() -> int:

@@ -15,7 +15,16 @@ from typing import Any
 from neutracer.render.json import dumps
 from neutracer.saving import atomic_file
 
-__all__ = ["file_stem", "rank_facts", "running_program", "sidecar", "sidecar_path", "write_text"]
+__all__ = [
+    "file_stem",
+    "filled_in",
+    "rank_facts",
+    "rank_text",
+    "running_program",
+    "sidecar",
+    "sidecar_path",
+    "write_text",
+]
 
 _SCHEMA = "neutracer.sidecar/1"
 
@@ -24,6 +33,10 @@ _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+# What torch.distributed last said: it forgets it when the program leaves the group, and
+# what is written at the end of a program comes after that.
+_of_group: dict[str, int] = {}
 
 
 def sidecar_path(path: str | os.PathLike[str]) -> str:
@@ -52,19 +65,52 @@ def file_stem(kind: str) -> str:
 def rank_facts() -> dict[str, int | None]:
     """rank, world_size and local_rank of this process; None where there is no such thing.
 
-    They are those of `torch.distributed` where it is initialised, else what the launcher
-    put into the environment.
+    They are those of `torch.distributed` where it is initialised, or was when somebody asked
+    before, else what the launcher put into the environment.
     """
     facts = {
         "rank": _from_environment(_RANK),
         "world_size": _from_environment(_WORLD_SIZE),
         "local_rank": _from_environment(_LOCAL_RANK),
     }
+    _ask_group()
+    return {**facts, **_of_group}
+
+
+def _ask_group() -> None:
+    """What torch.distributed says now, if it says anything."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        facts["rank"] = distributed.get_rank()
-        facts["world_size"] = distributed.get_world_size()
-    return facts
+    if distributed is None:
+        return
+    try:
+        if distributed.is_available() and distributed.is_initialized():
+            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+            _of_group.update(rank=rank, world_size=world_size)
+    except (AttributeError, RuntimeError, ValueError):
+        # It is still being imported, or another thread leaves the group.
+        return
+
+
+def rank_text(facts: Mapping[str, Any]) -> str:
+    """The rank in `rank_facts` or a sidecar, in words; "" where there is none.
+
+    Example:
+        >>> rank_text({"rank": 3, "world_size": 8})
+        'rank 3 of 8'
+    """
+    if facts.get("rank") is None:
+        return ""
+    size = facts.get("world_size")
+    return f"rank {facts['rank']}" + ("" if size is None else f" of {size}")
+
+
+def filled_in(path: str | os.PathLike[str]) -> str:
+    """A file's name with {rank} (0 where there is none), {host} and {pid} filled in."""
+    name = os.fspath(path)
+    rank = rank_facts()["rank"]
+    for word, value in (("rank", rank or 0), ("host", socket.gethostname()), ("pid", os.getpid())):
+        name = name.replace(f"{{{word}}}", str(value))
+    return name
 
 
 def running_program() -> str:

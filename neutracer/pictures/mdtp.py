@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text
 from neutracer.diagnose.what_if_parts import Outcome
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from neutracer.pictures.mdtp_scene import Request
+else:
+    # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
+    Figure = Any
 
 __all__ = ["mdtp"]
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text, whole_number
 from neutracer.pictures.plot_extra import (
@@ -19,6 +19,9 @@ from neutracer.trace.source import SnapshotSource
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+else:
+    # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
+    Figure = Any
 
 __all__ = ["plot_fragmentation", "plot_timeline"]
 

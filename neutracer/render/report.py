@@ -29,13 +29,12 @@ Example:
     ['schema', 'idle_bytes', 'total_bytes', 'share', 'findings']
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Block, Document, Entry, Findings, Note, Severity
 from neutracer.render.inline import inline_html
 from neutracer.render.json import to_plain
@@ -43,6 +42,9 @@ from neutracer.render.text import render_text
 from neutracer.units import format_count
 
 __all__ = ["Finding", "Report", "ranked"]
+
+# Annotations are objects in this module, not text: subclasses elsewhere inherit the fields,
+# and `typing.get_type_hints` finds no Finding there.
 
 # One screen: the rest stands behind the command that the document names.
 _SCREEN_LINES = 40
@@ -82,8 +84,8 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Report(abc.ABC):
-    """The base of every report.
+class Report(FieldsOnly, abc.ABC):
+    """The base of every report. It can be pickled and copied: its fields are.
 
     A subclass is a `@dataclass(frozen=True, kw_only=True, repr=False)` that sets `schema`
     and writes `document()`. Fields whose names begin with an underscore stay out of

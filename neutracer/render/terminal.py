@@ -76,8 +76,8 @@ def _show_rich(lines: list[Line], stream: TextIO) -> bool:
     except ImportError:
         return False
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
-    for line in lines:
-        console.print(rich_text([line]), soft_wrap=True)
+    # At one go: several ranks may share the terminal.
+    console.print(rich_text(lines), soft_wrap=True)
     return True
 
 

@@ -3,19 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from neutracer._native import core
+from neutracer.pickling import Unchanging
 from neutracer.trace.table import NONE, Column, Stacks, Table
 
-__all__ = ["Layout", "block_table", "segment_table"]
+__all__ = ["Layout", "block_table", "named_stats", "segment_table"]
 
 _SEGMENT_TYPES = ("small", "large")
 _STATES = ("inactive", "active_allocated", "active_pending_free")
 
+# The order of the core's pool statistics.
+_METRICS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
 
-class Layout:
+
+class Layout(Unchanging, instead="send the snapshot, and ask its timeline() for at(event)"):
     """The segments and blocks after an event.
 
     Attributes:
@@ -68,3 +82,13 @@ def block_table(c: Mapping[str, core.Column], stacks: Stacks) -> Table:
     columns["state"] = Column(lambda: c["state"], names=_STATES)
     columns["stack"] = Column(lambda: c["stack"], null=NONE)
     return Table("block", columns, len(c["address"]), stacks)
+
+
+def named_stats(small: Sequence[int], large: Sequence[int]) -> dict[str, int]:
+    """The core's statistics of the two kinds of pools under PyTorch's own keys."""
+    stats = {}
+    for metric, in_small, in_large in zip(_METRICS, small, large, strict=True):
+        stats[f"{metric}.all.current"] = in_small + in_large
+        stats[f"{metric}.small_pool.current"] = in_small
+        stats[f"{metric}.large_pool.current"] = in_large
+    return stats

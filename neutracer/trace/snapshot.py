@@ -20,7 +20,7 @@ from neutracer.render.document import Block, Document, Figure, KeyValues, Paragr
 from neutracer.render.inline import inline_html
 from neutracer.saving import atomic_file
 from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
-from neutracer.trace.layout import block_table, segment_table
+from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source
 from neutracer.trace.table import Stacks, Table
@@ -30,19 +30,6 @@ __all__ = ["Snapshot", "load"]
 
 # What reading may take unless the caller says otherwise: more than any honest snapshot.
 DEFAULT_MAX_MEMORY = 16 << 30
-
-# The order of the core's pool statistics.
-_METRICS = (
-    "allocation",
-    "segment",
-    "active",
-    "inactive_split",
-    "allocated_bytes",
-    "reserved_bytes",
-    "active_bytes",
-    "inactive_split_bytes",
-    "requested_bytes",
-)
 
 
 def load(
@@ -84,15 +71,25 @@ def load(
     return Snapshot(native)
 
 
+def _restored(saved: bytes, renamed: Mapping[str, str] | None) -> Snapshot:
+    """What was pickled; it takes as much memory as it did where it came from."""
+    return Snapshot(core.load(saved, sys.maxsize, None), renamed)
+
+
 class Snapshot:
     """What the allocator held, and the trace of how it came to that.
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
+
+    It can be pickled and deeply copied: it goes as `to_bytes` writes it, and arrives as `load`
+    reads that. All tables, settings and figures are the same then, and what a notebook's cells
+    are called; `ignored_keys` and the reason in `partial` stay behind, as they do in a file.
     """
 
     def __init__(self, native: core.Snapshot, renamed: Mapping[str, str] | None = None) -> None:
         """Made by `load`; not by users. `renamed`: what files are called here, by name."""
         self._native = native
+        self._renamed = renamed
         self._strings = (
             [renamed.get(s, s) for s in native.strings()] if renamed else native.strings()
         )
@@ -208,13 +205,7 @@ class Snapshot:
             >>> stats["allocated_bytes.all.current"]
             425710592
         """
-        small, large = self._native.pool_stats(self.device(device))
-        stats = {}
-        for metric, in_small, in_large in zip(_METRICS, small, large, strict=True):
-            stats[f"{metric}.all.current"] = in_small + in_large
-            stats[f"{metric}.small_pool.current"] = in_small
-            stats[f"{metric}.large_pool.current"] = in_large
-        return stats
+        return named_stats(*self._native.pool_stats(self.device(device)))
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -241,9 +232,11 @@ class Snapshot:
             device: The device; None is the only one.
 
         Returns:
-            True if it does; False if the ring wrapped or recording began late; None
-            where there is no trace to tell from.
+            True if it does; False if the ring wrapped, recording began late or the file
+            breaks off; None where there is no trace to tell from.
         """
+        if self.partial is not None:
+            return False
         late = ("trace_alloc_began_late", self.device(device))
         if self.history_overflowed(device) or said_of_trace(self._native.settings(), *late):
             return False
@@ -322,6 +315,13 @@ class Snapshot:
         """The snapshot as PyTorch's own structure of dicts and lists."""
         # Our own bytes, in which no opcode names a class.
         return pickle.loads(self.to_bytes())
+
+    def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
+        return _restored, (self.to_bytes(), self._renamed)
+
+    def __copy__(self) -> Snapshot:
+        # Nothing in it ever changes.
+        return self
 
     def __repr__(self) -> str:
         parts = [

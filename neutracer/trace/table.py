@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 
 from neutracer._native import core
 from neutracer.arguments import whole_number
+from neutracer.pickling import Unchanging
 from neutracer.render.document import Document
 from neutracer.render.document import Table as TableBlock
 from neutracer.render.inline import inline_html
@@ -108,7 +109,7 @@ def constant(code: str, value: int, count: int) -> Callable[[], array[int]]:
     return lambda: array(code, [value]) * count
 
 
-class Row:
+class Row(Unchanging, instead="send row.to_dict()"):
     """One row of a table; columns are attributes.
 
     Example:
@@ -150,7 +151,7 @@ class Row:
         return f"<{self._table.name} row: {', '.join(cells)}>"
 
 
-class Table:
+class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(table) makes"):
     """Rows in columns. Slices share the columns; nothing is copied.
 
     `table["size"]` is a memoryview of numbers, or a list of strings; `table[3]` a row with

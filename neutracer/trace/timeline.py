@@ -13,6 +13,7 @@ from typing import Any, cast
 from neutracer import units
 from neutracer._native import core
 from neutracer.arguments import number, whole_number
+from neutracer.pickling import Unchanging
 from neutracer.render.document import Document, Figure, Paragraph
 from neutracer.render.document import Table as DocumentTable
 from neutracer.render.inline import inline_html
@@ -93,7 +94,7 @@ class Churn:
     peak_event: int
 
 
-class Timeline:
+class Timeline(Unchanging, instead="send the snapshot, and ask that for its timeline()"):
     """One device's trace. Events are counted within it, from 0.
 
     Example:
