@@ -5,7 +5,8 @@
 #include <string.h>
 
 /* A training script shows some thousand functions and some ten thousand stacks; code
- * objects take some 500 bytes of the store. A ring with frames has 9 MiB of these tables. */
+ * objects take some 500 bytes of the store. A ring with frames has 9 MiB of these
+ * tables. */
 #define TABLES_CODES 8192
 #define TABLES_FRAMES 32768
 #define TABLES_STACKS 65536
