@@ -191,6 +191,22 @@ def fragments_of_another_kind(count: int) -> Trace:
     return trace
 
 
+def rests_beside_calls(count: int) -> Trace:
+    """Free rests of segments in use, and calls of empty_cache() for other segments."""
+    trace = Trace()
+    apart = BASE + count * PAGE
+    for i in range(count):
+        trace.add("segment_alloc", BASE + i * PAGE, PAGE)
+        trace.add("alloc", BASE + i * PAGE, 9 * MIB)
+        trace.add("alloc", BASE + i * PAGE + 9 * MIB, 9 * MIB)
+    for _ in range(count // 2):
+        trace.add("segment_alloc", apart, 30 * MIB)
+        trace.add("alloc", apart, 30 * MIB)
+        trace.free(apart, 30 * MIB)
+        trace.add("segment_free", apart, 30 * MIB)
+    return trace
+
+
 @pytest.mark.parametrize(
     ("make", "count"),
     [
@@ -203,6 +219,7 @@ def fragments_of_another_kind(count: int) -> Trace:
         (pages_with_gaps, 15_000),
         (failures_beside_pools, 25_000),
         (fragments_of_another_kind, 20_000),
+        (rests_beside_calls, 16_000),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

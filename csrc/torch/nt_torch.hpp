@@ -152,7 +152,8 @@ backend_attached() noexcept;
  * apart, since what happened in between is not known. */
 void
 backend_start(unsigned frames);
-/* No event is pushed any more when this returns. */
+/* No event is pushed any more when this returns. Where the layout goes on without the
+ * events, what was recorded is set apart. */
 void
 backend_stop();
 

@@ -69,6 +69,7 @@ state()
  * with one marker each, which says device 0 whatever the device. */
 struct layout_taking {
     int markers = 0;
+    nt_ring *ring[MOST_DEVICES] = {}; /* that of the layout: a later one may follow */
     uint64_t head[MOST_DEVICES] = {};
 };
 
@@ -103,11 +104,14 @@ push(device_slot &slot, const trace_entry &event, uint32_t mode) noexcept
         entry.stack = again ? slot.freed_stack : stack_now(ring, frames);
         slot.freed_addr = entry.action == NT_LIVE_FREE_REQUESTED ? entry.addr : 0;
         slot.freed_stack = entry.stack;
+    } else {
+        slot.freed_addr = 0;
     }
     nt_ring_push(ring, &entry);
     if (entry.action == NT_LIVE_ALLOC && entry.stack != NT_RING_NONE) {
         nt_ring_origins_set(&ring->origins, entry.addr, ring->head - 1, entry.stack);
-    } else if (frames != 0 && entry.action == NT_LIVE_FREE_COMPLETED) {
+    } else if (entry.action == NT_LIVE_FREE_COMPLETED && ring->origins.count != 0) {
+        /* Without frames too: what has an origin may be from when there were some. */
         nt_ring_origins_drop(&ring->origins, entry.addr);
     }
 }
@@ -121,6 +125,7 @@ on_marker(const trace_entry &event, uint32_t mode) noexcept
         if (device >= MOST_DEVICES || slots[device].ring == nullptr) {
             return;
         }
+        taking->ring[device] = slots[device].ring;
         taking->head[device] = nt_ring_head(slots[device].ring);
     } else if (slots[1].ring != nullptr) {
         /* Somebody else's snapshot: which device is locked can't be known. */
@@ -239,6 +244,18 @@ make_rings(backend_state &mine, uint64_t events)
         slots[device].empty_text = core->ring_add_text(made[device], "", 0);
     }
     mine.events = events;
+}
+
+/* Sets apart what was recorded. While no event is pushed. */
+void
+restart_rings(const backend_state &mine)
+{
+    for (int device = 0; device < mine.devices; device++) {
+        if (slots[device].ring != nullptr) {
+            core->ring_restart(slots[device].ring, 1);
+            slots[device].freed_addr = 0;
+        }
+    }
 }
 
 nt_live_stat
@@ -428,8 +445,8 @@ emit_layout(nt_live_builder *builder, const cca::SnapshotInfo &info,
     auto segment = info.segments.begin();
     for (int device = 0; device < devices; device++) {
         /* Without a marker from every device, whose they are can't be known. */
-        if (slots[device].ring != nullptr && mine.markers == devices &&
-            core->set_mark(builder, device, slots[device].ring, mine.head[device]) !=
+        if (mine.ring[device] != nullptr && mine.markers == devices &&
+            core->set_mark(builder, device, mine.ring[device], mine.head[device]) !=
                 0) {
             return -1;
         }
@@ -500,10 +517,7 @@ backend_start(unsigned frames)
     }
     mode_word.store(0);
     pass_locks(allocator);
-    for (int device = 0; device < state().devices; device++) {
-        core->ring_restart(slots[device].ring, 1);
-        slots[device].freed_addr = 0;
-    }
+    restart_rings(state());
     mode_word.store(mode_of(frames), std::memory_order_release);
     for (int device = 0; device < state().devices; device++) {
         /* Still unused while recording: nothing can have been missed. */
@@ -520,6 +534,8 @@ backend_stop()
     const std::lock_guard<std::mutex> guard(state().lock);
     mode_word.store(0);
     pass_locks(allocator);
+    /* A layout does not follow these events any more. */
+    restart_rings(state());
 }
 
 void

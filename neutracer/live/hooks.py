@@ -119,7 +119,10 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
 
 
 def silence() -> None:
-    """Record nothing until `resume` or `attach`; fine where nothing is attached."""
+    """Record nothing until `resume` or `attach`; fine where nothing is attached.
+
+    On CUDA what was recorded is set apart at once, since the layout goes on without it.
+    """
     if loaded() is not None and loaded().state()["active"]:
         call(loaded().stop)
 

@@ -432,6 +432,37 @@ NT_TEST(refused_memory_leaves_no_figures)
     nt_recorded_close(&s.recorded);
 }
 
+/* Whatever was refused, it is not as if nothing had been. */
+static nt_status
+replay_run_once(nt_test *t, const nt_alloc *alloc, void *ctx)
+{
+    const nt_program *program = ctx;
+    const nt_hostile *hostile = alloc->ctx;
+    const nt_replay_options options = nt_replay_default(program);
+    nt_replay_figures figures;
+    const nt_status status =
+        nt_replay_run(alloc, program, &options, NULL, NULL, &figures, NULL);
+    NT_CHECK(status != NT_OK || hostile->requests < hostile->fail_at);
+    return status;
+}
+
+NT_TEST(refused_memory_is_never_passed_over)
+{
+    nt_trace r;
+    nt_program *program = NULL;
+    nt_trace_open(&r, t, NULL);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_ALLOC, 128 * MIB, 30 * MIB);
+    nt_trace_event(&r, NT_ACTION_ALLOC, 128 * MIB, 30 * MIB);
+    nt_trace_free(&r, 128 * MIB, 30 * MIB);
+    nt_trace_event(&r, NT_ACTION_SEGMENT_FREE, 128 * MIB, 30 * MIB);
+    if (nt_trace_replay(&r) &&
+        NT_CHECK_OK(nt_program_new(&r.alloc, r.timeline, &program, NULL), NULL)) {
+        nt_test_sweep(t, replay_run_once, program);
+    }
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
 static int
 replay_cancel(void *ctx, uint64_t done)
 {
@@ -468,6 +499,7 @@ const nt_test_case nt_replay_tests[] = {
     NT_CASE(first_difference_is_told),
     NT_CASE(state_of_other_settings_is_told),
     NT_CASE(refused_memory_leaves_no_figures),
+    NT_CASE(refused_memory_is_never_passed_over),
     NT_CASE(long_replays_can_be_cancelled),
     NT_CASES_END,
 };

@@ -93,6 +93,7 @@ nt_allocator_free(nt_allocator *model)
     for (size_t i = 0; i < model->lane_count; i++) {
         for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
             nt_ordered_clear(&model->lanes[i].idle[kind], &alloc);
+            nt_ordered_clear(&model->lanes[i].loose[kind], &alloc);
             nt_ordered_clear(&model->lanes[i].unmapped[kind], &alloc);
             nt_ordered_clear(&model->lanes[i].plain[kind], &alloc);
         }

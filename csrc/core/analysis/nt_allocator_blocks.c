@@ -77,33 +77,35 @@ nt_allocator_unlist_pool(nt_allocator *model, uint32_t pool)
     model->loose_pools--;
 }
 
-/* Counts a loose block, and lists its lane and its pool. */
+/* Notes a loose block, and lists its lane and its pool. */
 static nt_status
-allocator_add_loose(nt_allocator *model, const allocator_block *block, nt_error *err)
+allocator_add_loose(nt_allocator *model, uint32_t block, nt_error *err)
 {
-    allocator_lane *lane = &model->lanes[block->lane];
+    const allocator_block *b = nt_allocator_block(model, block);
+    allocator_lane *lane = &model->lanes[b->lane];
     allocator_pool *pool = &model->pools[lane->pool];
-    lane->loose[block->kind]++;
+    NT_TRY(nt_ordered_add(&lane->loose[b->kind], &model->alloc,
+                          (nt_ordered_entry){b->size, b->address, block}, err));
     if (pool->loose++ == 0 && pool->released != 0) {
         nt_allocator_list_pool(model, lane->pool);
     }
-    if (lane->is_listed[block->kind]) {
+    if (lane->is_listed[b->kind]) {
         return NT_OK;
     }
-    lane->is_listed[block->kind] = true;
-    return nt_ordered_add(&pool->loose_lanes[block->kind], &model->alloc,
-                          (nt_ordered_entry){lane->stream, block->lane, block->lane},
-                          err);
+    lane->is_listed[b->kind] = true;
+    return nt_ordered_add(&pool->loose_lanes[b->kind], &model->alloc,
+                          (nt_ordered_entry){lane->stream, b->lane, b->lane}, err);
 }
 
-/* Counts one that is loose no more. Its lane stays where it is: the next walk over the
- * loose ones takes it out, if it has none then. */
+/* Takes out one that is loose no more. Its lane stays where it is: the next walk over
+ * the loose ones takes it out, if it has none then. */
 static void
 allocator_drop_loose(nt_allocator *model, const allocator_block *block)
 {
     allocator_lane *lane = &model->lanes[block->lane];
     allocator_pool *pool = &model->pools[lane->pool];
-    lane->loose[block->kind]--;
+    (void)nt_ordered_remove(&lane->loose[block->kind], &model->alloc, block->size,
+                            block->address);
     if (--pool->loose == 0 && pool->released != 0) {
         nt_allocator_unlist_pool(model, lane->pool);
     }
@@ -117,7 +119,7 @@ nt_allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
     b->state = ALLOCATOR_FREE;
     b->u.born = model->pools[lane->pool].calls[b->kind];
     if (nt_allocator_is_loose(model, b)) {
-        NT_TRY(allocator_add_loose(model, b, err));
+        NT_TRY(allocator_add_loose(model, block, err));
     }
     if (lane->has_places) {
         NT_TRY(nt_ordered_add(&lane->places, &model->alloc,

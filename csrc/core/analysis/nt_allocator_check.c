@@ -33,6 +33,8 @@ allocator_is_stored(const nt_allocator *model, uint32_t block)
         return allocator_is_in(&lane->unmapped[b->kind], block, 0, b->address);
     }
     return allocator_is_in(&lane->idle[b->kind], block, b->size, b->address) &&
+           (!nt_allocator_is_loose(model, b) ||
+            allocator_is_in(&lane->loose[b->kind], block, b->size, b->address)) &&
            (!lane->has_places ||
             allocator_is_in(&lane->places, block, b->address, 0)) &&
            (!lane->has_plain || b->area != NT_NONE ||
@@ -175,8 +177,8 @@ allocator_check_pools(const nt_allocator *model, const allocator_tally *tally)
         placed += lane->places.count;
         for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
             plain += lane->plain[kind].count;
-            lanes_loose += lane->loose[kind];
-            ALLOCATOR_HOLDS(lane->is_listed[kind] || lane->loose[kind] == 0,
+            lanes_loose += lane->loose[kind].count;
+            ALLOCATOR_HOLDS(lane->is_listed[kind] || lane->loose[kind].count == 0,
                             "lanes with something to give back are listed");
         }
     }

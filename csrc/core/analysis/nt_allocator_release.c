@@ -18,10 +18,10 @@ allocator_age(const nt_allocator *model, uint32_t block)
     return pool->calls[b->kind] - b->u.born;
 }
 
-/* Notes the free blocks of a lane behind `count` others, in their order. */
+/* Notes the blocks of a set behind `count` others, in their order. */
 static nt_status
-allocator_find_idle(nt_allocator *model, const nt_ordered *set, size_t *count,
-                    nt_error *err)
+allocator_find_set(nt_allocator *model, const nt_ordered *set, size_t *count,
+                   nt_error *err)
 {
     NT_TRY(nt_grow(&model->alloc, (void **)&model->found, &model->found_capacity,
                    *count + set->count, sizeof *model->found, err));
@@ -33,8 +33,8 @@ allocator_find_idle(nt_allocator *model, const nt_ordered *set, size_t *count,
     return NT_OK;
 }
 
-/* The loose blocks of a pool, and free ones beside them, in the order in which PyTorch
- * walks it: by stream, size and address. */
+/* The loose blocks of a pool in the order in which PyTorch walks it: by stream, size
+ * and address. Whole ones are all among them. */
 static nt_status
 allocator_find_pool(nt_allocator *model, uint32_t pool, nt_pool_kind kind,
                     size_t *count, nt_error *err)
@@ -46,8 +46,8 @@ allocator_find_pool(nt_allocator *model, uint32_t pool, nt_pool_kind kind,
         allocator_lane *lane = &model->lanes[entry.value];
         const nt_ordered_entry next =
             nt_ordered_after(lanes, entry.first, entry.second);
-        if (lane->loose[kind] != 0) {
-            NT_TRY(allocator_find_idle(model, &lane->idle[kind], count, err));
+        if (lane->loose[kind].count != 0) {
+            NT_TRY(allocator_find_set(model, &lane->loose[kind], count, err));
         } else {
             lane->is_listed[kind] = false;
             (void)nt_ordered_remove(lanes, &model->alloc, entry.first, entry.second);
@@ -127,6 +127,7 @@ nt_allocator_release_oversize(nt_allocator *model, const allocator_request *requ
     }
     /* No single one is large enough: several, the largest first. */
     uint64_t released = 0;
+    set = &model->lanes[request->lane].loose[request->kind];
     entry = nt_ordered_before(set, wanted, 0);
     while (released < wanted && entry.value != NT_NONE && entry.first >= max_split) {
         if (model->blocks[entry.value].area == NT_NONE &&

@@ -43,10 +43,11 @@ typedef struct allocator_lane {
     uint64_t stream;
     nt_ordered idle[NT_POOL_KIND_COUNT];     /* (size, address): free and mapped */
     nt_ordered unmapped[NT_POOL_KIND_COUNT]; /* (0, address) */
-    size_t loose[NT_POOL_KIND_COUNT]; /* those of which something could be given back */
-    bool is_listed[NT_POOL_KIND_COUNT]; /* among the loose lanes of its pool */
-    bool has_places;                    /* somebody asked for them by address: */
-    nt_ordered places;                  /* (address, 0): those of `idle` */
+    nt_ordered loose[NT_POOL_KIND_COUNT]; /* those of `idle` of which something could be
+                                           * given back */
+    bool is_listed[NT_POOL_KIND_COUNT];   /* among the loose lanes of its pool */
+    bool has_places;                      /* somebody asked for them by address: */
+    nt_ordered places;                    /* (address, 0): those of `idle` */
     bool has_plain; /* segments don't expand any more, and some did: */
     nt_ordered plain[NT_POOL_KIND_COUNT]; /* those of `idle` in ordinary segments */
 } allocator_lane;

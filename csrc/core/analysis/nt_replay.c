@@ -365,6 +365,9 @@ replay_all(replay *r, const nt_progress *progress, const nt_replay_series *serie
         r->record->is_begun = true;
     }
     NT_TRY(replay_go(r, progress, series));
+    if (r->places.is_short) {
+        return nt_fail_nomem(r->err);
+    }
     NT_ASSERT(nt_allocator_check(r->model) == NULL);
     replay_sum_up(r);
     if (r->record != NULL) {

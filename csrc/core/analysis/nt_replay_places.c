@@ -176,6 +176,9 @@ replay_take(void *ctx, const nt_allocator_need *need, uint64_t *address, nt_erro
     replay_places *p = &((replay *)ctx)->places;
     const size_t kind = replay_kind(need->size);
     uint64_t place = 0;
+    if (p->is_short) {
+        return nt_fail_nomem(err);
+    }
     if (p->order == NT_ORDER_RANDOM) {
         NT_TRY(replay_draw(p, &place, err));
     } else if (p->order != NT_ORDER_RECORDED || need->is_reservation) {
@@ -203,10 +206,13 @@ replay_give(void *ctx, uint64_t address, uint64_t size)
         (void)nt_map_remove(&p->used, address >> p->shift);
         return;
     }
-    /* Where there is no memory to note it, the place is not used again. */
-    if (p->order == NT_ORDER_RECORDED &&
+    if (p->order != NT_ORDER_RECORDED) {
+        return;
+    }
+    p->is_short |=
         nt_grow(&p->alloc, (void **)&p->given[kind], &p->given_capacity[kind],
-                p->given_count[kind] + 1, sizeof(replay_place), NULL) == NT_OK) {
+                p->given_count[kind] + 1, sizeof(replay_place), NULL) != NT_OK;
+    if (!p->is_short) {
         p->given[kind][p->given_count[kind]++] = (replay_place){address, size};
     }
 }

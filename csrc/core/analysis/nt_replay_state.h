@@ -30,7 +30,8 @@ typedef struct replay_places {
     size_t order_count[2], order_next[2];
     replay_place *given[2]; /* newest last */
     size_t given_count[2], given_capacity[2];
-    nt_map used; /* random: places taken */
+    bool is_short; /* there was no memory to note one that was given back */
+    nt_map used;   /* random: places taken */
 } replay_places;
 
 /* The addresses of the trace, and how the model compares with it. */
