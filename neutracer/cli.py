@@ -31,6 +31,8 @@ _COMMANDS = {
     "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
 }
 
+_ALONE = frozenset(("-h", "--help", "--version"))
+
 _EXAMPLE = """where to begin:
   neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
   neutracer report snapshot.pickle     # a snapshot that is there: what it shows
@@ -58,7 +60,10 @@ def _options(words: list[str]) -> argparse.Namespace:
         else:
             commands.add_parser(command, help=summary)
     if chosen is not None and chosen not in _COMMANDS:
-        parser.error(_no_command(chosen))
+        first = words[: words.index(chosen)]
+        # What one of these asks for does not take a command.
+        if _ALONE.isdisjoint(first):
+            parser.error(_no_command(chosen))
     options, unknown = parser.parse_known_args(words)
     if unknown:
         # With the usage of that command, whose own parser passes over them.
@@ -68,12 +73,12 @@ def _options(words: list[str]) -> argparse.Namespace:
 
 def _no_command(word: str) -> str:
     """What to say of a word that is no command: a file's name, or a slip."""
+    if os.path.isfile(word):
+        command = "run" if word.endswith(".py") else "report"
+        return f"{word!r} is a file, not a command; is it 'neutracer {command} FILE'?"
     near = difflib.get_close_matches(word, _COMMANDS, 1)
     if near:
         return f"there is no command {word!r}; is it {near[0]!r}?"
-    if os.path.exists(word):
-        command = "run" if word.endswith(".py") else "report"
-        return f"{word!r} is a file, not a command; is it 'neutracer {command} FILE'?"
     return f"there is no command {word!r}; they are {', '.join(_COMMANDS)}"
 
 

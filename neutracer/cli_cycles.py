@@ -9,7 +9,14 @@ import sys
 import warnings
 from typing import Any
 
-from neutracer.cli_parts import FAILED, complain, complain_of, print_report
+from neutracer.cli_parts import (
+    FAILED,
+    add_program,
+    complain,
+    complain_of,
+    print_report,
+    program_of,
+)
 from neutracer.diagnose.cycle_run import cycle_run
 from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
 from neutracer.live.cycle_watch import warn_tensor_cycles
@@ -55,12 +62,12 @@ def add_cycles(commands: Any, summary: str) -> None:
         metavar="SEVERITY",
         help="exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
     )
-    parser.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    add_program(parser)
     parser.set_defaults(run=_cycles)
 
 
 def _cycles(options: argparse.Namespace) -> int:
+    command = program_of(options)
     try:
         if options.output is not None:
             _check_page(options.output)
@@ -69,11 +76,10 @@ def _cycles(options: argparse.Namespace) -> int:
         with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
             # The summary tells them, ranked and with their pictures.
             warnings.simplefilter("ignore", TensorCycleWarning)
-            command = [options.program, *options.arguments]
             code = run_program(command, module=options.module)
-            report = cycle_run(watch, options.program, code, device, min_bytes)
+            report = cycle_run(watch, command[0], code, device, min_bytes)
     except OSError as error:
-        return complain_of(options.program, error)
+        return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
     print_report(report, options.json, sys.stderr)

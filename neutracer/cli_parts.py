@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import warnings
@@ -21,10 +22,12 @@ from neutracer.units import parse_bytes
 
 __all__ = [
     "FAILED",
+    "add_program",
     "complain",
     "complain_of",
     "device_size",
     "print_report",
+    "program_of",
     "standing_streams",
     "without_history_warning",
     "written",
@@ -53,6 +56,24 @@ def complain_of(what: str, error: Exception) -> int:
         if isinstance(error.filename, (str, bytes)):
             what = os.fsdecode(error.filename)
     return complain(f"{what or repr(what)}: {reason}")
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add what a command runs: the first word that is no option, and all after it."""
+    parser.add_argument(
+        "program",
+        # Of one that is an argument by itself argparse takes a "--" behind it away.
+        nargs=argparse.PARSER,
+        metavar="PROGRAM",
+        help="a script, or with -m a module, and its own arguments",
+    )
+
+
+def program_of(options: argparse.Namespace) -> list[str]:
+    """The script or module, and its arguments as they were written."""
+    words: list[str] = options.program
+    # Some versions of argparse leave a "--" in front of it there, others don't.
+    return words[1:] if words[0] == "--" and len(words) > 1 else words
 
 
 def device_size(text: str | None) -> int | None:

@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli_parts import complain, complain_of, print_report
+from neutracer.cli_parts import add_program, complain, complain_of, print_report, program_of
 from neutracer.diagnose.run_report import DEFAULT_DIRECTORY, run_and_report
 from neutracer.errors import NeutracerError
 from neutracer.live.recorder import DEFAULT_MAX_ENTRIES
@@ -63,15 +63,15 @@ def add_run(commands: Any, summary: str) -> None:
     )
     parser.add_argument("--every", type=float, metavar="MINUTES", help="reports while it runs")
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    parser.add_argument("program", metavar="PROGRAM", help="a script, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    add_program(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
+    command = program_of(options)
     try:
         report = run_and_report(
-            [options.program, *options.arguments],
+            command,
             module=options.module,
             directory=options.output,
             max_entries=options.max_entries,
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
             every_s=None if options.every is None else options.every * 60,
         )
     except OSError as error:
-        return complain_of(options.program, error)
+        return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
     print_report(report, options.json, sys.stderr)

@@ -143,6 +143,7 @@ def test_help_says_where_to_begin(capsys):
         ([FRAG], "is a file, not a command; is it 'neutracer report FILE'?"),
         ([__file__], "is a file, not a command; is it 'neutracer run FILE'?"),
         (["whatif", FRAG], "there is no command 'whatif'; is it 'what-if'?"),
+        (["-m", "train.py"], "there is no command 'train.py'; they are"),
         (["xyz"], "there is no command 'xyz'; they are run, report, "),
         (["report", "--devce", "1", FRAG], "usage: neutracer report "),
         (["explain", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes; write it like '24GiB'"),
@@ -161,6 +162,24 @@ def test_likely_slips_are_told(words, hint, capsys):
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
     assert hint in captured.err
+
+
+@pytest.mark.parametrize("name", ["run.py", "explain.py", "report.pickle"])
+def test_file_named_like_a_command(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(SystemExit):
+        main([name])
+    command = "run" if name.endswith(".py") else "report"
+    assert f"is it 'neutracer {command} FILE'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_version_and_help_come_first(option, capsys):
+    with pytest.raises(SystemExit) as ending:
+        main([option, "xyz"])
+    assert ending.value.code == 0
+    assert "neutracer" in capsys.readouterr().out
 
 
 def test_module_runs_and_tells_its_version():

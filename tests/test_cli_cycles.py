@@ -64,6 +64,13 @@ def leaky(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_program_gets_its_words_as_written(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text("import sys\nprint(sys.argv[1:])\n", encoding="utf-8")
+    for before in ([], ["--"]):
+        assert run(*before, str(path), "--", "--json").stdout == "['--', '--json']\n"
+
+
 @pytest.mark.parametrize("collected", [["--collect"], []])
 def test_cycles_are_summed_up_at_the_end(run: Run, leaky: str, collected: list[str]) -> None:
     done = run(leaky, "3", *collected)

@@ -85,6 +85,13 @@ def test_program_sees_itself_alone(run):
     assert written(run, "*") == []
 
 
+def test_program_gets_its_words_as_written(run):
+    text = "import json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+    for words in (["--", "-x", "--"], ["run", "--version", "--help"], ["a", "--", "b"], ["-m"]):
+        for before in ([], ["--"]):
+            assert json.loads(run(text, *before, arguments=words).stdout) == words
+
+
 def test_module_is_run_as_one(run):
     done = run("import torch\ntorch.fake.init()\nprint(__spec__.name)\n", module=True)
     assert done.returncode == 0, done.stderr

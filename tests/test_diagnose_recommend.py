@@ -20,7 +20,7 @@ from neutracer.diagnose.recommend_search import (
     order_of,
     smallest_capacity,
 )
-from neutracer.diagnose.recommend_words import cost
+from neutracer.diagnose.recommend_words import cost, gain
 from neutracer.diagnose.replaying import Replayer
 
 MIB = 1 << 20
@@ -199,6 +199,9 @@ def test_no_share_where_the_program_stops() -> None:
     told = f"it stops for lack of memory at event {event}: the peak is of what came before"
     assert told in text
     assert "Reserved at its peak" not in text
+    # Those are of other parts of the program.
+    assert report.choices[0].outcome.stopped_event != report.recorded.stopped_event
+    assert "of the device" not in text
 
 
 @pytest.mark.parametrize("objective", ["reserved", "speed"])
@@ -211,6 +214,22 @@ def test_setting_that_stops_earlier_is_not_recommended(objective: str, capacity:
         stop = choice.outcome.stopped_event
         assert stop is None or stop > own
         assert f"gets to {'the end' if stop is None else 'event'}" in str(report)
+
+
+def test_more_memory_is_never_recommended_to_fit() -> None:
+    report = neutracer.recommend(snapshot("frag_default"), "578MiB", "fit")
+    later = replace(report.recorded, stopped_event=500, ooms=2)
+    earlier = replace(later, stopped_event=10, ooms=1, peak_reserved_bytes=MIB)
+    # It fails less because it ends before what fails with the recorded settings as well.
+    assert not is_worth("fit", (earlier, 600 * MIB), (later, 500 * MIB))
+    assert order_of("fit", later, 500 * MIB) < order_of("fit", earlier, 600 * MIB)
+    # What was reserved up to different events is no reason, less memory for all of it is.
+    assert not is_worth("fit", (earlier, 499 * MIB), (later, 500 * MIB))
+    assert not is_worth("fit", (earlier, None), (later, None))
+    assert is_worth("fit", (earlier, 400 * MIB), (later, 500 * MIB))
+    whole, fewer = (replace(later, stopped_event=None, ooms=ooms) for ooms in (3, 2))
+    _, message = gain("fit", (fewer, 600 * MIB), (whole, 500 * MIB))
+    assert "2 requests out of memory instead of 3" in message
 
 
 @every_program

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from neutracer.live import sidecar
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*sidecar._RANK, *sidecar._WORLD_SIZE, *sidecar._LOCAL_RANK):
+    for name in chain.from_iterable(sidecar._LAUNCHERS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sidecar, "_of_group", {})
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
@@ -40,6 +41,18 @@ def joined(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> Any:
         ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (3, 8, 1)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "0"}, (5, 16, 0)),
         ({"RANK": "3", "SLURM_PROCID": "0"}, (3, None, None)),
+        # Two nodes of a Slurm job, each with one task that starts several ranks.
+        ({"RANK": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (3, None, None)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_PROCID": "0"},
+            (3, 4, None),
+        ),
+        (
+            {"PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+            (2, 4, None),
+        ),
+        ({"RANK": "nonsense", "WORLD_SIZE": "8", "SLURM_PROCID": "1"}, (1, None, None)),
+        ({"LOCAL_RANK": "1"}, (None, None, 1)),
         ({"RANK": "none"}, (None, None, None)),
     ],
 )

@@ -191,7 +191,10 @@ def test_pickle_keeps_what_a_file_keeps() -> None:
         partial = neutracer.load(pickled("frag_default")[:100_000])
     there, saved = pickle.loads(pickle.dumps(partial)), neutracer.load(partial.to_bytes())
     assert partial.partial
-    assert there.partial is saved.partial is None
+    assert saved.partial is None
+    for copied in copies(partial):
+        assert copied.partial == partial.partial
+        assert copied.history_complete() is partial.history_complete() is False
     assert there.to_dict() == saved.to_dict() == partial.to_dict()
     other = neutracer.load(dumped({**one_program(), "later_key": 1}))
     assert other.ignored_keys == ("later_key",)

@@ -275,9 +275,12 @@ def _findings(
     best = choices[0]
     saved, message = gain(objective, (best.outcome, best.smallest_capacity_bytes), (recorded, own))
     near = _near_least(objective, best, least)
+    # Of parts of the program that end at different events they can't be compared.
+    alike = best.outcome.stopped_event == recorded.stopped_event
+    calls = cost(best.more_device_calls) if alike else ""
     evidence = (*near, *stops(best.outcome), *doubt(replayer.check))
     advice = (
-        Note(best.environment, detail=cost(best.more_device_calls)),
+        Note(best.environment, detail=calls),
         Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
     )
     finding = Finding("recommendation", Severity.INFO, saved, message, evidence, advice)

@@ -78,9 +78,10 @@ def is_worth(objective: str, row: Row, recorded: Row) -> bool:
     mine, own = (order_of(objective, *each)[:4] for each in (row, recorded))
     if mine[:2] != own[:2]:
         return mine < own
-    if recorded[0].stopped_event is not None and objective != "fit":
-        return False
     is_less = [_above(here) < there for here, there in zip(mine[2:], own[2:], strict=True)]
+    if recorded[0].stopped_event is not None:
+        is_known = objective == "fit" and None not in (row[1], recorded[1])
+        return is_known and is_less[0]
     return mine[2] < own[2] and any(is_less)
 
 

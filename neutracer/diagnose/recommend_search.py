@@ -74,9 +74,10 @@ def order_of(
     """What candidates are ranked by: the least is the best.
 
     Whatever the objective, a program that fails is behind one that does not. Of two that
-    stop for lack of memory the one that gets further is better, unless what all of it needs
-    is known: figures of different parts of it can't be compared. Of what a program would
-    have done beyond its trace nothing is known, and so it ranks none.
+    stop for lack of memory the one that gets further is better, under "fit" the one of which
+    all needs less: figures of different parts can't be compared, nor how much failed in
+    them. Of what a program would have done beyond its trace nothing is known, and so it
+    ranks none.
 
     Args:
         objective: One of `OBJECTIVES`.
@@ -90,8 +91,8 @@ def order_of(
     reserved = peak if highest is None or "beyond" in outcome.causes else highest
     stopped = outcome.stopped_event
     failures = (int(stopped is not None), outcome.ooms)
-    if stopped is not None and objective != "fit":
-        failures = (1, -stopped)
+    if stopped is not None:
+        failures = (1, 0 if objective == "fit" else -stopped)
     keys = {
         "fit": (peak if smallest is None else smallest, reserved),
         "reserved": (reserved, peak),

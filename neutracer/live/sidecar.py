@@ -28,10 +28,14 @@ __all__ = [
 
 _SCHEMA = "neutracer.sidecar/1"
 
-# What launchers put into the environment: torchrun, Slurm, Open MPI, MPICH.
-_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+# What launchers put into the environment, as rank, world size, local rank: torchrun, Open MPI,
+# MPICH, Slurm. The last is often what another one was started by, and the same in all its ranks.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
 _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 # What torch.distributed last said: it forgets it when the program leaves the group, and
@@ -66,14 +70,12 @@ def rank_facts() -> dict[str, int | None]:
     """rank, world_size and local_rank of this process; None where there is no such thing.
 
     They are those of `torch.distributed` where it is initialised, or was when somebody asked
-    before, else what the launcher put into the environment.
+    before, else what the launcher put into the environment: all three from the same one.
     """
-    facts = {
-        "rank": _from_environment(_RANK),
-        "world_size": _from_environment(_WORLD_SIZE),
-        "local_rank": _from_environment(_LOCAL_RANK),
-    }
+    told = [[_from_environment(name) for name in names] for names in _LAUNCHERS]
+    rank, world_size, local_rank = next((each for each in told if each[0] is not None), told[0])
     _ask_group()
+    facts = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
     return {**facts, **_of_group}
 
 
@@ -118,12 +120,9 @@ def running_program() -> str:
     return sys.argv[0] if sys.argv else ""
 
 
-def _from_environment(names: Iterable[str]) -> int | None:
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdecimal():
-            return int(text)
-    return None
+def _from_environment(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
 
 
 def sidecar(

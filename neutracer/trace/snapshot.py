@@ -71,9 +71,11 @@ def load(
     return Snapshot(native)
 
 
-def _restored(saved: bytes, renamed: Mapping[str, str] | None) -> Snapshot:
+def _restored(saved: bytes, renamed: Mapping[str, str] | None, partial: str | None) -> Snapshot:
     """What was pickled; it takes as much memory as it did where it came from."""
-    return Snapshot(core.load(saved, sys.maxsize, None), renamed)
+    snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
+    snap._partial = partial
+    return snap
 
 
 class Snapshot:
@@ -82,14 +84,13 @@ class Snapshot:
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
 
     It can be pickled and deeply copied: it goes as `to_bytes` writes it, and arrives as `load`
-    reads that. All tables, settings and figures are the same then, and what a notebook's cells
-    are called; `ignored_keys` and the reason in `partial` stay behind, as they do in a file.
+    reads that. All tables, settings and figures are the same then, `partial`, and what a
+    notebook's cells are called; `ignored_keys` stay behind, as they do in a file.
     """
 
     def __init__(self, native: core.Snapshot, renamed: Mapping[str, str] | None = None) -> None:
         """Made by `load`; not by users. `renamed`: what files are called here, by name."""
-        self._native = native
-        self._renamed = renamed
+        self._native, self._renamed, self._partial = native, renamed, native.partial
         self._strings = (
             [renamed.get(s, s) for s in native.strings()] if renamed else native.strings()
         )
@@ -235,10 +236,9 @@ class Snapshot:
             True if it does; False if the ring wrapped, recording began late or the file
             breaks off; None where there is no trace to tell from.
         """
-        if self.partial is not None:
-            return False
         late = ("trace_alloc_began_late", self.device(device))
-        if self.history_overflowed(device) or said_of_trace(self._native.settings(), *late):
+        began_late = said_of_trace(self._native.settings(), *late)
+        if self.partial is not None or began_late or self.history_overflowed(device):
             return False
         if not self.trace_length(device):
             return None
@@ -252,7 +252,7 @@ class Snapshot:
     @property
     def partial(self) -> str | None:
         """Why only a part of the file could be read, or None."""
-        return self._native.partial
+        return self._partial
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
@@ -317,7 +317,7 @@ class Snapshot:
         return pickle.loads(self.to_bytes())
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
-        return _restored, (self.to_bytes(), self._renamed)
+        return _restored, (self.to_bytes(), self._renamed, self._partial)
 
     def __copy__(self) -> Snapshot:
         # Nothing in it ever changes.
