@@ -23,6 +23,22 @@ _DEVICE_TYPES = {"cuda": 0, "cpu": 1}
 _EVENTS = 100_000
 _FRAMES = 8
 
+# Tables of a ring that can be full: what then goes without, and why.
+_LOST = (
+    (
+        "lost_stacks",
+        "event",
+        "had a stack that found no room in the tables: the program has more call sites than are "
+        "kept",
+    ),
+    (
+        "lost_origins",
+        "block",
+        "found no room among those whose stack is kept for as long as they are in use: the program "
+        "has more blocks than that",
+    ),
+)
+
 
 class LiveTail:
     """`neutracer.live`: called, it gives a snapshot; `stop` ends the recording.
@@ -121,20 +137,8 @@ def take(backend: str, max_events: int) -> Snapshot:
         if isinstance(error, NeutracerError):
             raise
         raise UnavailableError("the layout of PyTorch's allocator", str(error)) from error
-    lost = sum(tail["lost_stacks"] for tail in tails)
-    if lost:
-        warnings.warn(
-            f"{format_count(lost, 'event')} had a stack that found no room in the tables: "
-            "the program has more call sites than are kept",
-            HistoryWarning,
-            stacklevel=3,
-        )
-    lost = sum(tail["lost_origins"] for tail in tails)
-    if lost:
-        warnings.warn(
-            f"{format_count(lost, 'block')} found no room among those whose stack is kept for as "
-            "long as they are in use: the program has more blocks than that",
-            HistoryWarning,
-            stacklevel=3,
-        )
+    for key, noun, said in _LOST:
+        lost = sum(tail[key] for tail in tails)
+        if lost:
+            warnings.warn(f"{format_count(lost, noun)} {said}", HistoryWarning, stacklevel=3)
     return Snapshot(native)
