@@ -250,32 +250,17 @@ def test_exporter_tells_largest_free_and_garbage(no_collections):
     del blocks
 
 
-def work(seconds):
-    """What a program does meanwhile: it launches small kernels."""
-    tensor = torch.ones(64, 64, device="cuda")
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        torch.mm(tensor, tensor).add_(1.0)
-    torch.cuda.synchronize()
-
-
-def shares_of(monitor, seconds):
-    """What a running monitor takes of a core, four times."""
-    shares = []
-    for _ in range(4):
-        before, begin = monitor.status["cpu_s"], time.perf_counter()
-        work(seconds)
-        shares.append((monitor.status["cpu_s"] - before) / (time.perf_counter() - begin))
-    print(f"\n{1 / monitor.interval:.0f} Hz, of a core: {', '.join(f'{s:.4%}' for s in shares)}")
-    return shares
-
-
 def test_native_sampling_is_cheap():
     assert hooks.try_load() is not None
-    # The best of four: what else the machine does only adds to a thread's time.
     with neutracer.MemoryMonitor(0.1) as slow:
-        assert min(shares_of(slow, 2)) < 0.0005
+        shares = []
+        for _ in range(4):
+            before = slow.status["cpu_s"]
+            time.sleep(2)
+            shares.append((slow.status["cpu_s"] - before) / 2)
+    # The best of four: what else the machine does only adds to a thread's time.
+    assert min(shares) < 0.0005, shares
     with neutracer.MemoryMonitor(0.001) as fast:
-        begin = time.perf_counter()
-        assert min(shares_of(fast, 1)) < 0.01
-        assert fast.status["ticks"] > 900 * (time.perf_counter() - begin)
+        time.sleep(2)
+    assert fast.status["cpu_s"] < 2 * 0.01
+    assert fast.status["ticks"] > 1800

@@ -158,8 +158,7 @@ def test_ten_million_events_take_no_memory(churn):
     gc.collect()
     grown = resident_bytes() - before
     print(f"100 tails of 100,000 events, resident memory grew by {grown:,} bytes")
-    # A tail has some 12 MiB, and what the C library keeps of one is nobody's.
-    assert grown < 16 << 20
+    assert grown < 8 << 20
 
 
 def quantiles(waits):
@@ -196,10 +195,7 @@ def test_layout_of_ten_thousand_blocks_stalls_briefly(churn):
         print(f"  in {name:30} median {middle:.2f} ms, 90 % {most:.2f}, worst {worst:.2f}")
     assert len(snap.blocks) >= 10_000
     assert snap.memory_stats()["active.all.current"] >= 10_000
-    ours, theirs = (quantiles(found) for found in list(waits.values())[1:])
-    # The wait is for PyTorch's own copy of its blocks, whoever asks for it.
-    assert ours[0] <= 1.0
-    assert ours[1] <= max(1.0, 1.25 * theirs[1])
+    assert quantiles(waits["neutracer.live()"])[1] <= 1.0
     del kept
 
 
