@@ -8,14 +8,15 @@
 
 #if NT_TORCH_CUDA
 
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+
+#include "nt_torch_cuda_copy.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 namespace neutracer
@@ -26,8 +27,14 @@ const char *const backend_name = "cuda";
 namespace
 {
 
-namespace cca = c10::cuda::CUDACachingAllocator;
 using trace_entry = cca::TraceEntry;
+
+/* The number of ANNOTATE, where this torch has it. */
+template <typename Entry, typename = void>
+constexpr int annotate_action = NT_LIVE_ANNOTATE;
+template <typename Entry>
+constexpr int annotate_action<Entry, std::void_t<decltype(Entry::ANNOTATE)>> =
+    static_cast<int>(Entry::ANNOTATE);
 
 static_assert(static_cast<int>(trace_entry::ALLOC) == NT_LIVE_ALLOC &&
                   static_cast<int>(trace_entry::FREE_COMPLETED) ==
@@ -36,18 +43,26 @@ static_assert(static_cast<int>(trace_entry::ALLOC) == NT_LIVE_ALLOC &&
                   static_cast<int>(trace_entry::SEGMENT_UNMAP) ==
                       NT_LIVE_SEGMENT_UNMAP &&
                   static_cast<int>(trace_entry::SNAPSHOT) == NT_LIVE_SNAPSHOT &&
-                  static_cast<int>(trace_entry::OOM) == NT_LIVE_OOM,
+                  static_cast<int>(trace_entry::OOM) == NT_LIVE_OOM &&
+                  annotate_action<trace_entry> == NT_LIVE_ANNOTATE,
               "PyTorch's trace actions are those of nt_live_action");
 
 /* What the tracker knows of a device: one cache line, guarded by the device's lock. */
 struct alignas(64) device_slot {
-    nt_ring *ring = nullptr; /* changed only while no event is pushed */
+    /* Changed only while no event is pushed; a marker may look for it then too. */
+    std::atomic<nt_ring *> ring{nullptr};
     uint64_t freed_addr = 0; /* of the last free_requested */
     uint32_t freed_stack = NT_RING_NONE;
     uint32_t empty_text = NT_RING_NONE; /* the ring's id of "" */
 };
 
 device_slot slots[MOST_DEVICES];
+
+nt_ring *
+ring_of(int device) noexcept
+{
+    return slots[device].ring.load(std::memory_order_acquire);
+}
 
 struct backend_state {
     std::mutex
@@ -76,9 +91,8 @@ struct layout_taking {
 thread_local layout_taking *taking = nullptr;
 
 void
-push(device_slot &slot, const trace_entry &event, uint32_t mode) noexcept
+push(device_slot &slot, nt_ring *ring, const trace_entry &event, uint32_t mode) noexcept
 {
-    nt_ring *ring = slot.ring;
     nt_ring_entry entry;
     entry.ticks = static_cast<uint64_t>(event.time_.approx_t_);
     entry.addr = event.addr_;
@@ -122,17 +136,20 @@ on_marker(const trace_entry &event, uint32_t mode) noexcept
     int device = 0;
     if (taking != nullptr) {
         device = taking->markers++;
-        if (device >= MOST_DEVICES || slots[device].ring == nullptr) {
-            return;
-        }
-        taking->ring[device] = slots[device].ring;
-        taking->head[device] = nt_ring_head(slots[device].ring);
-    } else if (slots[1].ring != nullptr) {
+    } else if (ring_of(1) != nullptr) {
         /* Somebody else's snapshot: which device is locked can't be known. */
         return;
     }
-    if (mode != 0 && slots[device].ring != nullptr) {
-        push(slots[device], event, mode);
+    nt_ring *ring = device < MOST_DEVICES ? ring_of(device) : nullptr;
+    if (ring == nullptr) {
+        return;
+    }
+    if (taking != nullptr) {
+        taking->ring[device] = ring;
+        taking->head[device] = nt_ring_head(ring);
+    }
+    if (mode != 0) {
+        push(slots[device], ring, event, mode);
     }
 }
 
@@ -145,10 +162,13 @@ on_event(const trace_entry &event) noexcept
         return;
     }
     const auto device = static_cast<unsigned>(event.device_);
-    if (mode == 0 || device >= MOST_DEVICES || slots[device].ring == nullptr) {
+    if (mode == 0 || device >= MOST_DEVICES) {
         return;
     }
-    push(slots[device], event, mode);
+    nt_ring *ring = ring_of(static_cast<int>(device));
+    if (ring != nullptr) {
+        push(slots[device], ring, event, mode);
+    }
 }
 
 void
@@ -240,8 +260,8 @@ make_rings(backend_state &mine, uint64_t events)
         }
     }
     for (int device = 0; device < mine.devices; device++) {
-        rings_retire(std::exchange(slots[device].ring, made[device]));
         slots[device].empty_text = core->ring_add_text(made[device], "", 0);
+        rings_retire(slots[device].ring.exchange(made[device]));
     }
     mine.events = events;
 }
@@ -251,42 +271,12 @@ void
 restart_rings(const backend_state &mine)
 {
     for (int device = 0; device < mine.devices; device++) {
-        if (slots[device].ring != nullptr) {
-            core->ring_restart(slots[device].ring, 1);
+        nt_ring *ring = ring_of(device);
+        if (ring != nullptr) {
+            core->ring_restart(ring, 1);
             slots[device].freed_addr = 0;
         }
     }
-}
-
-nt_live_stat
-stat_of(const c10::CachingAllocator::Stat &stat) noexcept
-{
-    return {stat.current, stat.peak, stat.allocated, stat.freed};
-}
-
-void
-stats_of(const cca::DeviceStats &stats, nt_live_stats *out) noexcept
-{
-    const c10::CachingAllocator::StatArray *metrics[NT_LIVE_METRICS] = {
-        &stats.allocation,      &stats.segment,
-        &stats.active,          &stats.inactive_split,
-        &stats.allocated_bytes, &stats.reserved_bytes,
-        &stats.active_bytes,    &stats.inactive_split_bytes,
-        &stats.requested_bytes,
-    };
-    for (int metric = 0; metric < NT_LIVE_METRICS; metric++) {
-        for (int pool = 0; pool < NT_LIVE_POOLS; pool++) {
-            out->metric[metric][pool] = stat_of((*metrics[metric])[pool]);
-        }
-    }
-    out->oversize_allocations = stat_of(stats.oversize_allocations);
-    out->oversize_segments = stat_of(stats.oversize_segments);
-    out->num_alloc_retries = stats.num_alloc_retries;
-    out->num_ooms = stats.num_ooms;
-    out->num_sync_all_streams = stats.num_sync_all_streams;
-    out->num_device_alloc = stats.num_device_alloc;
-    out->num_device_free = stats.num_device_free;
-    out->max_split_size = stats.max_split_size;
 }
 
 /* ---- the source: what native threads call --------------------------------------- */
@@ -312,7 +302,8 @@ source_device_stats(void *, int32_t device, nt_live_stats *out)
         if (device < 0 || device >= source_device_count(nullptr)) {
             return -1;
         }
-        stats_of(allocator->getDeviceStats(static_cast<c10::DeviceIndex>(device)), out);
+        copy_stats(allocator->getDeviceStats(static_cast<c10::DeviceIndex>(device)),
+                   out);
         return 0;
     } catch (...) {
         return -1;
@@ -362,67 +353,6 @@ source_device_fraction(void *, int32_t device)
     }
 }
 
-/* One segment with its blocks. */
-int
-emit_segment(nt_live_builder *builder,
-             const c10::CachingDeviceAllocator::SegmentInfo &from)
-{
-    nt_live_segment segment{};
-    segment.address = from.address;
-    segment.total_size = from.total_size;
-    segment.allocated_size = from.allocated_size;
-    segment.active_size = from.active_size;
-    segment.requested_size = from.requested_size;
-    segment.stream = reinterpret_cast<uintptr_t>(from.stream);
-    segment.pool_first = from.owner_private_pool_id.first;
-    segment.pool_second = from.owner_private_pool_id.second;
-    segment.device = from.device;
-    segment.is_large = from.is_large ? 1 : 0;
-    segment.is_expandable = from.is_expandable ? 1 : 0;
-    if (core->add_segment(builder, &segment) != 0) {
-        return -1;
-    }
-    uint64_t address = from.address;
-    for (const auto &found : from.blocks) {
-        nt_live_block block{};
-        block.address = address;
-        block.size = found.size;
-        block.requested_size = found.requested_size;
-        block.state = found.allocated ? 1 : found.active ? 2 : 0;
-        if (core->add_block(builder, &block) != 0) {
-            return -1;
-        }
-        address += found.size;
-    }
-    return 0;
-}
-
-int
-emit_settings(nt_live_builder *builder, const cca::AllocatorConfigInfo &config)
-{
-    const std::string &conf = config.last_allocator_settings;
-    const std::vector<uint64_t> roundup(config.roundup_power2_divisions.begin(),
-                                        config.roundup_power2_divisions.end());
-    int failed =
-        core->set_text(builder, "PYTORCH_CUDA_ALLOC_CONF", conf.data(), conf.size());
-    failed |= core->set_int(builder, "max_split_size",
-                            static_cast<int64_t>(config.max_split_size));
-    failed |= core->set_real(builder, "garbage_collection_threshold",
-                             config.garbage_collection_threshold);
-    failed |= core->set_bool(builder, "expandable_segments",
-                             config.expandable_segments ? 1 : 0);
-    failed |= core->set_int(builder, "pinned_num_register_threads",
-                            static_cast<int64_t>(config.pinned_num_register_threads));
-    failed |= core->set_bool(builder, "release_lock_on_cudamalloc",
-                             config.release_lock_on_malloc ? 1 : 0);
-    failed |= core->set_bool(builder, "pinned_use_cuda_host_register",
-                             config.pinned_use_host_register ? 1 : 0);
-    failed |= core->set_bool(builder, "graph_capture_record_stream_reuse",
-                             config.graph_capture_record_stream_reuse ? 1 : 0);
-    failed |= core->set_roundup(builder, roundup.data(), roundup.size());
-    return failed;
-}
-
 /* PyTorch's segments of all devices, and how far each ring was under that lock. */
 cca::SnapshotInfo
 take_layout(cca::CUDAAllocator &allocator, layout_taking *mine)
@@ -451,12 +381,12 @@ emit_layout(nt_live_builder *builder, const cca::SnapshotInfo &info,
             return -1;
         }
         for (; segment != info.segments.end() && segment->device == device; ++segment) {
-            if (emit_segment(builder, *segment) != 0) {
+            if (copy_segment(builder, *segment) != 0) {
                 return -1;
             }
         }
     }
-    return emit_settings(builder, info.config_metadata);
+    return copy_settings(builder, info.config_metadata);
 }
 
 int
@@ -522,7 +452,7 @@ backend_start(unsigned frames)
     for (int device = 0; device < state().devices; device++) {
         /* Still unused while recording: nothing can have been missed. */
         if (never_used(allocator, device)) {
-            __atomic_store_n(&slots[device].ring->late, 0u, __ATOMIC_RELEASE);
+            __atomic_store_n(&ring_of(device)->late, 0u, __ATOMIC_RELEASE);
         }
     }
 }
@@ -582,7 +512,7 @@ backend_source(nt_live_source *out) noexcept
 const nt_ring *
 backend_ring(int device) noexcept
 {
-    return device >= 0 && device < MOST_DEVICES ? slots[device].ring : nullptr;
+    return device >= 0 && device < MOST_DEVICES ? ring_of(device) : nullptr;
 }
 
 bool

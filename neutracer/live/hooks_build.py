@@ -25,8 +25,9 @@ from neutracer.errors import UnavailableError
 
 __all__ = ["Target", "build", "cache_folder", "command", "find", "installed_torch", "target"]
 
-#: The releases of torch that the hooks were run on, by backend.
-RUN_ON = {"cuda": ((2, 11),), "cpu": ((2, 13),)}
+#: The releases of torch that the hooks were run on, by backend: with CUDA the whole of 2.11,
+#: and the device allocator of the later ones (tests/gpu/test_c10_releases.py).
+RUN_ON = {"cuda": ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15)), "cpu": ((2, 13),)}
 
 #: Files that are compiled, and headers of the core that they include.
 _FOLDERS = ("torch", "core/base", "core/trace")

@@ -229,6 +229,30 @@ NT_TEST(tail_joins_layout_at_marker)
     NT_CHECK_NO_LEAK(&hostile);
 }
 
+NT_TEST(annotations_stay_and_unknown_events_go)
+{
+    process p;
+    nt_snapshot *s = NULL;
+    nt_live_tail tail;
+    nt_error err;
+    const nt_alloc system = nt_alloc_system();
+    NT_REQUIRE(NT_CHECK(process_begin(&p)));
+    push(&p, NT_LIVE_ANNOTATE, BASE, 0, add_stack(p.ring, 11));
+    push(&p, NT_LIVE_ANNOTATE + 1, BASE, 0, NT_RING_NONE);
+    push(&p, NT_LIVE_FREE_REQUESTED, BASE, 1000, NT_RING_NONE);
+    p.head = nt_ring_head(p.ring);
+    NT_REQUIRE(NT_CHECK_OK(build(&p, &system, NT_LIVE_CUDA, 4, &s, &tail, &err), &err));
+    const nt_event_columns *e = nt_snapshot_events(s);
+    NT_REQUIRE(NT_CHECK_UINT(e->count, 3));
+    NT_CHECK_UINT(e->action[0], NT_ACTION_FREE_COMPLETED);
+    NT_CHECK_UINT(e->action[1], NT_ACTION_ANNOTATE);
+    NT_CHECK_UINT(e->addr[1], BASE);
+    check_stack(t, s, e->stack[1], 11);
+    NT_CHECK_UINT(e->action[2], NT_ACTION_FREE_REQUESTED);
+    nt_snapshot_free(s);
+    nt_ring_free(p.ring);
+}
+
 NT_TEST(cut_and_late_recordings_say_so)
 {
     process p;
@@ -522,6 +546,7 @@ NT_TEST(long_lived_blocks_keep_their_stacks)
 
 const nt_test_case nt_live_tests[] = {
     NT_CASE(tail_joins_layout_at_marker),
+    NT_CASE(annotations_stay_and_unknown_events_go),
     NT_CASE(cut_and_late_recordings_say_so),
     NT_CASE(long_lived_blocks_keep_their_stacks),
     NT_CASE(failing_source_is_told_apart),

@@ -184,6 +184,12 @@ def test_layout_of_ten_thousand_blocks_stalls_briefly(churn):
                 churn.churn_worst_ns()
                 look()
                 found.append(churn.churn_worst_ns() / 1e6)
+        # With what PyTorch's copy reads still in the processor's caches.
+        waits["neutracer.live() at once again"] = again = []
+        for _ in range(100):
+            churn.churn_worst_ns()
+            neutracer.live(1000, 0)
+            again.append(churn.churn_worst_ns() / 1e6)
     finally:
         rounds = churn.churn_end(0)
     snap = neutracer.live(1000, 0)
@@ -196,6 +202,7 @@ def test_layout_of_ten_thousand_blocks_stalls_briefly(churn):
     assert len(snap.blocks) >= 10_000
     assert snap.memory_stats()["active.all.current"] >= 10_000
     assert quantiles(waits["neutracer.live()"])[1] <= 1.0
+    assert quantiles(again)[1] <= 1.0
     del kept
 
 

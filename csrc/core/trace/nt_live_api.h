@@ -19,7 +19,7 @@ extern "C" {
 
 /* Raised when anything in this header or in nt_ring.h changes. A shim built for another
  * number is built anew. */
-#define NT_LIVE_API_VERSION 3
+#define NT_LIVE_API_VERSION 4
 #define NT_LIVE_CAPSULE "neutracer._core.live_api"
 
 /* PyTorch's trace actions, in its order. */
@@ -33,6 +33,7 @@ typedef enum nt_live_action {
     NT_LIVE_SEGMENT_UNMAP,
     NT_LIVE_SNAPSHOT,
     NT_LIVE_OOM,
+    NT_LIVE_ANNOTATE, /* torch 2.14 */
 } nt_live_action;
 
 /*

@@ -21,7 +21,8 @@ static const nt_action drain_bare_free[] = {
 _Static_assert((int)NT_LIVE_ALLOC == (int)NT_ACTION_ALLOC &&
                    (int)NT_LIVE_FREE_COMPLETED == (int)NT_ACTION_FREE_COMPLETED &&
                    (int)NT_LIVE_SEGMENT_UNMAP == (int)NT_ACTION_SEGMENT_UNMAP &&
-                   (int)NT_LIVE_OOM == (int)NT_ACTION_OOM,
+                   (int)NT_LIVE_OOM == (int)NT_ACTION_OOM &&
+                   (int)NT_LIVE_ANNOTATE == (int)NT_ACTION_ANNOTATE,
                "actions have one numbering");
 _Static_assert(NT_RING_NONE == NT_NONE, "no id is the same on both sides");
 
@@ -31,7 +32,7 @@ drain_actions(const nt_ring_entry *entry, nt_action single[1], const nt_action *
 {
     *out = single;
     single[0] = (nt_action)entry->action;
-    if (entry->action > NT_LIVE_OOM) {
+    if (entry->action > NT_LIVE_ANNOTATE) {
         return 0;
     }
     if ((entry->flags & NT_LIVE_FLAG_BARE) == 0) {

@@ -62,6 +62,7 @@ struct TraceEntry {
         SEGMENT_UNMAP,
         SNAPSHOT,
         OOM,
+        ANNOTATE,
     };
     union {
         int64_t approx_t_;

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks on the device allocator of one release of torch, whose c10 is all that is there.
+
+`python c10_releases.py FOLDER MODE` prints one line of JSON. FOLDER/torch holds `version.py`,
+`include` and `lib/libc10*.so` as they lie in the wheel of that release; the CUDA runtime and
+its headers are those of the torch that is installed. MODE is "truth", which holds what
+neutracer tells against PyTorch's answers in c10_driver.cpp, or "cost".
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+METRICS = [
+    *("allocation", "segment", "active", "inactive_split"),
+    *("allocated_bytes", "reserved_bytes", "active_bytes"),
+    *("inactive_split_bytes", "requested_bytes"),
+]
+STATES = ["inactive", "active_allocated", "active_pending_free"]
+
+
+def stand_in(release: Path, scratch: Path) -> Path:
+    """A site with a package torch that has the release's c10 and nothing else."""
+    site = importlib.util.find_spec("torch").submodule_search_locations[0]
+    for name in ("nvidia", "triton"):
+        found = Path(site).parent / name
+        if found.exists():
+            (scratch / name).symlink_to(found)
+    package = scratch / "torch"
+    package.mkdir()
+    for name in ("version.py", "include", "lib"):
+        (package / name).symlink_to((release / "torch" / name).resolve())
+    (package / "__init__.py").write_text("from .version import __version__ as __version__\n")
+    return package
+
+
+def runtime(package: Path) -> str:
+    """The CUDA runtime's library."""
+    major = re.search(r"^cuda\b[^=\n]*= '(\d+)", (package / "version.py").read_text(), re.M)[1]
+    name = f"libcudart.so.{major}"
+    found = sorted(package.parent.glob(f"nvidia/*/lib/{name}"))
+    return str(found[0]) if found else name
+
+
+def driver(package: Path, scratch: Path):
+    """c10_driver.cpp, compiled, in a process that has loaded CUDA and the c10 it is for."""
+    from neutracer.live import hooks_build
+
+    words = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", "-pthread"]
+    words += ["-isystem", str(package / "include")]
+    words += hooks_build._cuda_includes(hooks_build.installed_torch())
+    words += [str(HERE / "c10_driver.cpp"), "-o", str(scratch / "driver.so")]
+    words += [f"-L{package / 'lib'}", "-lc10", "-lc10_cuda"]
+    subprocess.run(words, check=True)
+    library = ctypes.CDLL(str(scratch / "driver.so"))
+    library.driver_ns.restype = ctypes.c_double
+    library.driver_ns.argtypes = library.driver_oom.argtypes = [ctypes.c_uint64]
+    library.driver_churn.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
+    library.driver_pool.restype = library.driver_annotate.restype = ctypes.c_uint64
+    library.driver_layout.restype = ctypes.c_uint64
+    library.driver_layout.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    return library
+
+
+def figures(library, device):
+    """PyTorch's figures of a device under the keys of memory_stats."""
+    values = (ctypes.c_int64 * 36)()
+    library.driver_stats(device, values)
+    kinds = ("current", "peak", "allocated", "freed")
+    names = [f"{metric}.all.{kind}" for metric in METRICS for kind in kinds]
+    return dict(zip(names, values, strict=True))
+
+
+def rows(library):
+    """PyTorch's blocks."""
+    most = 100_000
+    table = ((ctypes.c_int64 * 8) * most)()
+    count = library.driver_layout(table, most)
+    assert count <= most
+    return [tuple(row) for row in table[:count]]
+
+
+def rows_of(snap):
+    """The same of a snapshot."""
+    segments = {s.address: s for s in snap.segments}
+    found, segment = [], None
+    for block in snap.blocks:
+        segment = segments.get(block.address, segment)
+        place = (segment.device, segment.address, segment.total_size, segment.stream)
+        asked = block.requested_size
+        found.append((*place, block.address, block.size, asked, STATES.index(block.state)))
+    return found
+
+
+def is_joined(snap, device):
+    """Whether the events end in the layout's figures."""
+    timeline, told = snap.timeline(device), snap.memory_stats(device)
+    return timeline.facts["unmatched"] == 0 and all(
+        getattr(timeline, metric)[-1] == told[f"{metric}_bytes.all.current"]
+        for metric in ("allocated", "active", "requested", "reserved")
+    )
+
+
+def without_asked_of_free(found):
+    """What a free block was once asked for is no figure."""
+    return [(*row[:6], row[6] if row[7] else 0, row[7]) for row in found]
+
+
+def truth(library, devices):
+    import neutracer
+    from neutracer.live import hooks
+
+    neutracer.live(200_000, 4)
+    for device in range(devices):
+        library.driver_churn(device, 7 + device, 3000)
+    in_pool = library.driver_pool()
+    snap = neutracer.live()
+    theirs = [figures(library, device) for device in range(devices)]
+    out = {
+        "layout": without_asked_of_free(rows_of(snap)) == without_asked_of_free(rows(library)),
+        "blocks": len(snap.blocks),
+        "pending": sum(b.state == "active_pending_free" for b in snap.blocks),
+        "complete": snap.history_complete(),
+        "figures": [
+            hooks.device_stats(d) == {**hooks.device_stats(d), **t} for d, t in enumerate(theirs)
+        ],
+        "stats": [
+            all(snap.memory_stats(d).get(key, value) == value for key, value in t.items())
+            for d, t in enumerate(theirs)
+        ],
+        "peaks": [
+            snap.timeline(d).peak(metric).bytes == t[f"{metric}_bytes.all.peak"]
+            for d, t in enumerate(theirs)
+            for metric in ("allocated", "reserved")
+        ],
+        "joined": [is_joined(snap, device) for device in range(devices)],
+        "pool": [list(e.pool_id) for e in snap.events if e.action == "alloc" and e.addr == in_pool][
+            -1:
+        ],
+    }
+    for device in range(devices):
+        library.driver_storm_begin(device)
+    storm = [neutracer.live() for _ in range(30)]
+    library.driver_storm_end()
+    out["storm"] = [sum(is_joined(s, d) for s in storm) for d in range(devices)]
+    out["storm_events"] = storm[-1].trace_length(0)
+    text = "kept for the backward pass"
+    annotated = library.driver_annotate(text.encode())
+    out["annotated"] = None
+    if annotated:
+        last = list(neutracer.live().events)[-3:]
+        told = [e for e in last if e.action == "annotate" and e.addr == annotated]
+        out["annotated"] = [e.user_metadata for e in told] == [text]
+    seen = []
+    with hooks.on_oom(seen.append):
+        out["oom"] = library.driver_oom(1 << 45)
+    ooms = [e for e in neutracer.live().events if e.action == "oom"]
+    out["oom_event"] = [e.size == 1 << 45 and e.device_free > 0 for e in ooms]
+    out["oom_seen"] = len(seen)
+    return out
+
+
+def cost(library, devices):
+    import neutracer
+
+    rounds = 200_000
+    steps = {
+        "without": lambda: None,
+        "ring": lambda: neutracer.live(100_000, 0),
+        "ring, 8 frames": lambda: neutracer.live(100_000, 8),
+        "silent": neutracer.live.stop,
+    }
+    out = {}
+    for name, step in steps.items():
+        step()
+        out[name] = min(library.driver_ns(rounds) for _ in range(5))
+    return out
+
+
+def main():
+    release, mode = Path(sys.argv[1]), sys.argv[2]
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        package = stand_in(release, scratch)
+        sys.path.insert(0, name)
+        ctypes.CDLL(runtime(package), ctypes.RTLD_GLOBAL)
+        for library in ("libc10.so", "libc10_cuda.so"):
+            ctypes.CDLL(str(package / "lib" / library), ctypes.RTLD_GLOBAL)
+        import torch
+
+        made = driver(package, scratch)
+        devices = int(os.environ.get("DEVICES", "1"))
+        made.driver_begin(devices)
+        out = {"torch": torch.__version__, **{"truth": truth, "cost": cost}[mode](made, devices)}
+        print(json.dumps(out), flush=True)
+        # The allocator's blocks outlive their streams otherwise.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
