@@ -127,7 +127,7 @@ def truth(library, devices):
         "layout": without_asked_of_free(rows_of(snap)) == without_asked_of_free(rows(library)),
         "blocks": len(snap.blocks),
         "pending": sum(b.state == "active_pending_free" for b in snap.blocks),
-        "complete": snap.history_complete(),
+        "complete": [snap.history_complete(device) for device in range(devices)],
         "figures": [
             hooks.device_stats(d) == {**hooks.device_stats(d), **t} for d, t in enumerate(theirs)
         ],
@@ -155,7 +155,8 @@ def truth(library, devices):
     annotated = library.driver_annotate(text.encode())
     out["annotated"] = None
     if annotated:
-        last = list(neutracer.live().events)[-3:]
+        snap = neutracer.live()
+        last = list(snap.events)[: snap.trace_length(0)][-3:]
         told = [e for e in last if e.action == "annotate" and e.addr == annotated]
         out["annotated"] = [e.user_metadata for e in told] == [text]
     seen = []
