@@ -81,7 +81,7 @@ def _top(options: argparse.Namespace) -> int:
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
     if options.json:
-        _write_json(pages)
+        _write_json(pages, [])
     try:
         if options.once or options.json:
             while not options.once:
@@ -89,7 +89,7 @@ def _top(options: argparse.Namespace) -> int:
                 now, silent = _fetched(urls)
                 if not now:
                     raise NeutracerError(silent[0])
-                _write_json([now[url] for url in urls if url in now])
+                _write_json([now[url] for url in urls if url in now], silent)
             if not options.json:
                 show_lines(_lines(pages), sys.stdout)
         else:
@@ -101,8 +101,9 @@ def _top(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_json(pages: list[dict[str, Any]]) -> None:
-    sys.stdout.write(dumps({"schema": "neutracer.tops/1", "jobs": pages}) + "\n")
+def _write_json(pages: list[dict[str, Any]], silent: list[str]) -> None:
+    plain = {"schema": "neutracer.tops/1", "jobs": pages, "silent": silent}
+    sys.stdout.write(dumps(plain) + "\n")
     sys.stdout.flush()
 
 

@@ -431,6 +431,7 @@ def test_top_gives_json(
     plain = json.loads(capsys.readouterr().out)
     assert plain["schema"] == "neutracer.tops/1"
     assert [job["rank"] for job in plain["jobs"]] == ["3", "3"]
+    assert plain["silent"] == []
     device = plain["jobs"][0]["devices"][0]
     assert device["current_bytes"] == 600 * MIB
     assert max(device["curve"]["reserved"]) == 800 * MIB
@@ -465,8 +466,13 @@ def test_top_goes_on_with_other_ranks(
         assert main(["top", *(["--json"] if as_json else []), living.url, dying.url]) == 0
     told = capsys.readouterr().out
     if as_json:
-        ranks = [[job["rank"] for job in page["jobs"]] for page in documents(told)]
+        pages = list(documents(told))
+        ranks = [[job["rank"] for job in page["jobs"]] for page in pages]
         assert ranks == [["0", "1"], ["0"], ["0"]]
+        assert pages[0]["silent"] == []
+        for page in pages[1:]:
+            (why,) = page["silent"]
+            assert f"{dying.url}: no exporter answers there" in why
     else:
         assert "phase look 2" in told
         # The rank that died is shown as it was when it was seen last.
