@@ -101,7 +101,8 @@ class Magics:
         if options.name is not None and not options.name.isidentifier():
             parser.error(f"no name for a report: {options.name!r}")
         passage, code = Passage(options.max_entries), self._compiled(cell)
-        cycles = _Cycles("cpu" if passage.backend == "cpu" else None)
+        on_cpu = passage.backend == "cpu" or not passage.follows
+        cycles = _Cycles("cpu" if on_cpu else None)
         passage.begin()
         begun = time.perf_counter_ns()
         try:

@@ -16,6 +16,8 @@ from ipython_cells import outputs_of
 
 import neutracer
 from neutracer.cells import reader_name
+from neutracer.diagnose.cell import cell_report
+from neutracer.live.passage import Passage
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -206,6 +208,18 @@ def test_report_of_a_cell_is_pickled(cells: list[dict[str, Any]]) -> None:
 
 
 # ---- names of cells --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("devices", "words"), [(0, "no CUDA device"), (1, "no CUDA memory")])
+def test_cell_without_cuda_memory_says_why(
+    devices: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimpleNamespace(device_count=lambda: devices)
+    torch = SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    passage = Passage()
+    assert passage.follows is bool(devices)
+    assert words in str(cell_report(passage, 10))
 
 
 def test_cells_have_the_names_that_readers_know(monkeypatch: pytest.MonkeyPatch) -> None:

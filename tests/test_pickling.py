@@ -118,7 +118,7 @@ def cell_report() -> CellReport:
     frames = {frame.filename for frame in snapshot("frag_default").events[0].stack}
     renamed = dict.fromkeys(frames, "In[3]")
     native = snapshot("frag_default").native
-    passage.__dict__.update(snapshot=neutracer.Snapshot(native, renamed), _fresh=True)
+    passage.__dict__.update(snapshot=neutracer.Snapshot(native, renamed), follows=True, _fresh=True)
     return CellReport(
         backend="cuda", duration_us=5, devices=(), cycles=(), cycle_bytes=0, _passage=passage
     )

@@ -121,7 +121,7 @@ class CellReport(Report):
         facts = (format_duration_us(self.duration_us), format_count(made, "allocation"))
         blocks: list[Block] = [_totals(device) for device in self.devices]
         if not self.devices:
-            blocks.append(Paragraph(f"The cell allocated no {self.backend.upper()} memory."))
+            blocks.append(Paragraph(self._without_devices()))
         blocks.extend(self.finding_blocks())
         for device in self.devices:
             where = "" if len(self.devices) == 1 else f" on {device.name}"
@@ -130,6 +130,14 @@ class CellReport(Report):
         if self.not_looked_at:
             blocks.append(Paragraph(f"No reference cycles were looked for: {self.not_looked_at}"))
         return Document("Cell", facts, tuple(blocks), more="the recording: .snapshot")
+
+    def _without_devices(self) -> str:
+        if self._passage.follows:
+            return f"The cell allocated no {self.backend.upper()} memory."
+        return (
+            "There is no CUDA device, and a torch that is built for CUDA does not tell what it "
+            "allocates on the CPU."
+        )
 
     def picture(self) -> str:
         strips = []

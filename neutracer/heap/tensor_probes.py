@@ -47,6 +47,7 @@ _WARNING = {
     "qint32": 14,
     "quint4x2": 16,
     "quint2x4": 17,
+    "bcomplex32": 46,
 }
 
 

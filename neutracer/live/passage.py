@@ -30,6 +30,8 @@ class Passage:
 
     Attributes:
         backend: "cuda" or "cpu".
+        follows: False on a torch that is built for CUDA where there is no device for it:
+            it does not tell what it allocates on the CPU.
         snapshot: What was recorded; None before the end, and where CUDA was not used.
     """
 
@@ -46,6 +48,7 @@ class Passage:
         if torch is None:
             raise UnavailableError("torch in this process", "import torch first")
         self.backend = "cpu" if torch.version.cuda is None else "cuda"
+        self.follows = self.backend == "cpu" or bool(torch.cuda.device_count())
         self.snapshot: Snapshot | None = None
         self._most = max_entries
         self._recording: Recording | None = None
