@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -75,8 +74,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("IPython")
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch, which is not installed here")
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("torch is built for CUDA: tests/gpu/test_cell.py")
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a compiler for the hooks")
     return outputs_of(WITH_TORCH, ROOT / "tests", tmp_path_factory.mktemp("home"))

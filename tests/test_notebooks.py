@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -32,8 +31,9 @@ def needs(path: Path) -> None:
     for name in ("IPython", "matplotlib"):
         pytest.importorskip(name)
     if uses_torch(path):
-        if importlib.util.find_spec("torch") is None:
-            pytest.skip("needs torch, which is not installed here")
+        torch = pytest.importorskip("torch")
+        if torch.version.cuda is not None and not torch.cuda.is_available():
+            pytest.skip("torch is built for CUDA, and there is no device")
         if not any(map(shutil.which, ("c++", "g++", "clang++"))):
             pytest.skip("needs a compiler for the hooks")
 
