@@ -14,9 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from without_hooks import without_hooks
 
 from neutracer.cli import main
 from neutracer.diagnose.environment import environment
@@ -39,7 +41,7 @@ def shim() -> Any:
     try:
         return hooks.load()
     except UnavailableError as error:
-        pytest.skip(str(error))
+        without_hooks(str(error))
 
 
 @pytest.fixture
@@ -493,6 +495,36 @@ def test_key_changes_with_the_sources(tmp_path: Path, monkeypatch: pytest.Monkey
     header = tmp_path / "core" / "trace" / "nt_live_api.h"
     header.write_text(header.read_text() + "\n")
     assert hooks_build.target().key != before
+
+
+def test_key_tells_builds_of_one_version_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = hooks_build.installed_torch().folder
+    commit = "git_version = '{}'\ncuda: Optional[str] = {}\nhip: Optional[str] = None\n"
+    keys = set()
+    for number, (tree, cuda) in enumerate([("a1", "None"), ("a1", "'13.0'"), ("b2", "'13.0'")]):
+        home = tmp_path / str(number)
+        home.mkdir()
+        (home / "version.py").write_text("__version__ = '2.13.0'\n" + commit.format(tree, cuda))
+        (home / "include").symlink_to(folder / "include")
+        spec = SimpleNamespace(origin=str(home / "__init__.py"))
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__spec__=spec))
+        keys.add(hooks_build.target().key)
+    assert len(keys) == 3
+
+
+def test_headers_of_conda_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = tmp_path / "targets" / "x86_64-linux" / "include"
+    headers.mkdir(parents=True)
+    (headers / "cuda_runtime_api.h").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    torch = hooks_build.Torch("2.13.0", "cuda", tmp_path / "site" / "torch")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "other"))
+    with pytest.raises(UnavailableError, match="headers"):
+        hooks_build._cuda_includes(torch)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert hooks_build._cuda_includes(torch) == ["-isystem", str(headers)]
 
 
 # ---- the part that needs CUDA ----------------------------------------------------------

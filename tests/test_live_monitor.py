@@ -21,6 +21,7 @@ from compiled import needs_selftest, selftest
 from fake_cuda import install
 from made_up_monitor import MadeUpMonitor
 from waiting import PATIENCE, wait_for
+from without_hooks import without_hooks
 
 import neutracer
 from neutracer.live import monitor_source
@@ -527,7 +528,7 @@ def test_cpu_is_followed_through_the_hooks() -> None:
         print("followed", monitor.status["road"], monitor.devices)
         """)
     if done.stdout.startswith("skip:"):
-        pytest.skip(done.stdout)
+        without_hooks(done.stdout)
     assert done.stdout == "followed hooks (-1,)\n", done.stderr
 
 

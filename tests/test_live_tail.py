@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from bundle import snapshot
+from without_hooks import without_hooks
 
 import neutracer
 from neutracer._native import core
@@ -397,7 +398,7 @@ def test_cpu_allocations_of_torch_are_followed() -> None:
         [sys.executable, "-c", CPU_PROGRAM], cwd=ROOT / "tests", capture_output=True, text=True
     )
     if "UnavailableError" in done.stderr:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
+        without_hooks(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["first"] == 0

@@ -98,6 +98,15 @@ rings_release() noexcept;
 void
 rings_retire(nt_ring *ring) noexcept;
 
+/* A device's ring: events ever pushed, and how many it keeps. */
+struct ring_fact {
+    int device;
+    uint64_t pushed, kept;
+};
+/* Of every ring; how many there are. */
+size_t
+rings_facts(ring_fact out[MOST_DEVICES]);
+
 /* What was known when an allocator ran out of memory. */
 struct oom_fact {
     uint64_t number; /* 1 for the first one */

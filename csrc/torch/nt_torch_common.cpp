@@ -284,6 +284,21 @@ rings_retire(nt_ring *ring) noexcept
     }
 }
 
+size_t
+rings_facts(ring_fact out[MOST_DEVICES])
+{
+    size_t count = 0;
+    /* None is freed meanwhile: it would first be retired. */
+    const std::lock_guard<std::mutex> guard(rings().lock);
+    for (int device = 0; device < MOST_DEVICES; device++) {
+        const nt_ring *ring = backend_ring(device);
+        if (ring != nullptr) {
+            out[count++] = {device, nt_ring_head(ring), ring->mask + 1};
+        }
+    }
+    return count;
+}
+
 void
 oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free) noexcept
 {

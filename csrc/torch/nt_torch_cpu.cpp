@@ -18,6 +18,7 @@
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,10 +42,11 @@ using torch::profiler::impl::ProfilerStateBase;
 /* Live blocks that are followed at once; what is beyond is not in a layout. */
 constexpr uint64_t MOST_BLOCKS = 1 << 20;
 
-/* All of it is guarded by `lock`, which makes the watched threads one producer. */
+/* All of it is guarded by `lock`, which makes the watched threads one producer; whether
+ * there is a ring can be asked without. */
 struct backend_state {
     std::mutex lock;
-    nt_ring *ring = nullptr;
+    std::atomic<nt_ring *> ring{nullptr};
     uint64_t events = 0;
     nt_live_blocks *blocks = nullptr;
     uint64_t threads = 0;     /* asked to be watched, and not to be left alone again */
@@ -295,7 +297,7 @@ backend_attach(uint64_t events)
     if (events != mine.events) {
         nt_ring *made = core->ring_new(events, 1);
         if (made != nullptr) {
-            rings_retire(std::exchange(mine.ring, made));
+            rings_retire(mine.ring.exchange(made));
             mine.events = events;
         }
     }
@@ -385,7 +387,7 @@ backend_source(nt_live_source *out) noexcept
 const nt_ring *
 backend_ring(int device) noexcept
 {
-    return device == 0 ? state().ring : nullptr;
+    return device == 0 ? state().ring.load() : nullptr;
 }
 
 bool

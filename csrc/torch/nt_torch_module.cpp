@@ -175,15 +175,13 @@ module_unwatch_thread(PyObject *, PyObject *)
 PyObject *
 ring_facts()
 {
+    ring_fact facts[MOST_DEVICES];
+    const size_t count = rings_facts(facts);
     PyObject *list = PyList_New(0);
-    for (int device = 0; list != nullptr && device < MOST_DEVICES; device++) {
-        const nt_ring *ring = backend_ring(device);
-        if (ring == nullptr) {
-            continue;
-        }
-        PyObject *row = Py_BuildValue(
-            "iKK", device, static_cast<unsigned long long>(nt_ring_head(ring)),
-            static_cast<unsigned long long>(ring->mask + 1));
+    for (size_t i = 0; list != nullptr && i < count; i++) {
+        PyObject *row = Py_BuildValue("iKK", facts[i].device,
+                                      static_cast<unsigned long long>(facts[i].pushed),
+                                      static_cast<unsigned long long>(facts[i].kept));
         if (row == nullptr || PyList_Append(list, row) != 0) {
             Py_CLEAR(list);
         }

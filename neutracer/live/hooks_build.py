@@ -46,11 +46,13 @@ class Torch:
         version: Its version, as `torch.__version__` has it.
         backend: "cuda", "cpu", or the name of another one.
         folder: Its package's folder.
+        built: What it was built from and with: the backend's version and the commit.
     """
 
     version: str
     backend: str
     folder: Path
+    built: str = ""
 
     @property
     def release(self) -> tuple[int, int]:
@@ -90,11 +92,13 @@ def installed_torch() -> Torch:
         text = (folder / "version.py").read_text(encoding="utf-8")
     except OSError as error:
         raise UnavailableError("torch's version", f"{folder} can't be read ({error})") from error
-    facts = dict(re.findall(r"^(__version__|cuda|hip|xpu)\b[^=\n]*= '([^']*)'", text, re.M))
+    names = "__version__|cuda|hip|xpu|git_version"
+    facts = dict(re.findall(rf"^({names})\b[^=\n]*= '([^']*)'", text, re.M))
     if "__version__" not in facts:
         raise UnavailableError("torch's version", f"{folder / 'version.py'} does not tell it")
     backend = next((name for name in ("hip", "xpu", "cuda") if name in facts), "cpu")
-    return Torch(facts["__version__"], backend, folder)
+    built = f"{facts.get(backend, '')} {facts.get('git_version', '')}"
+    return Torch(facts["__version__"], backend, folder, built)
 
 
 def source_folder() -> Path:
@@ -153,7 +157,9 @@ def _sources() -> list[Path]:
 def _source_hash(torch: Torch) -> str:
     folder = source_folder()
     files = [*sorted((folder / "torch").glob("*.?pp")), *(folder / name for name in _HEADERS)]
-    digest = hashlib.sha256(repr(_flags(torch)).encode())
+    # Builds of one's own may have one version, for CUDA and not.
+    built = (torch.backend, torch.built, _flags(torch))
+    digest = hashlib.sha256(repr(built).encode())
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -174,9 +180,10 @@ def _flags(torch: Torch) -> list[str]:
 
 
 def _cuda_includes(torch: Torch) -> list[str]:
-    """Folders with the CUDA runtime's headers: pip's beside torch, or a toolkit's."""
+    """Folders with the CUDA runtime's headers: pip's beside torch, conda's, or a toolkit's."""
     site = torch.folder.parent
     found = sorted(site.glob("nvidia/cu*/include/cuda_runtime_api.h"))
+    found += sorted(Path(sys.prefix).glob("targets/*-linux/include/cuda_runtime_api.h"))
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     toolkit = [Path(home, "include", "cuda_runtime_api.h")]
     folders = [path.parent for path in [*found, *toolkit] if path.exists()]
