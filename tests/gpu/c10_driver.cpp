@@ -31,7 +31,7 @@ namespace cca = c10::cuda::CUDACachingAllocator;
 
 std::vector<c10::DataPtr> kept;
 std::vector<std::thread> storms;
-std::atomic<bool> calm;
+std::atomic<bool> calm, is_held;
 
 void
 begin_in(int device)
@@ -160,9 +160,41 @@ driver_annotate(const char *text)
     return done == 0 ? 0 : reinterpret_cast<uintptr_t>(address);
 }
 
-/* Current, peak, allocated and freed of the figures that c10_releases.py names. */
+/* Gives back a block that another stream goes on using until driver_let_go. */
 void
-driver_stats(int device, int64_t out[36])
+driver_hold(int device)
+{
+    begin_in(device);
+    const auto other =
+        c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
+    is_held = true;
+    cudaLaunchHostFunc(
+        other.stream(),
+        [](void *) {
+            while (is_held.load()) {
+                std::this_thread::yield();
+            }
+        },
+        nullptr);
+    cca::recordStream(cca::get()->allocate(3 << 20), other);
+    begin_in(0);
+}
+
+void
+driver_let_go(int devices)
+{
+    is_held = false;
+    for (int device = 0; device < devices; device++) {
+        begin_in(device);
+        cudaDeviceSynchronize();
+    }
+    begin_in(0);
+}
+
+/* Current, peak, allocated and freed, pool by pool, of the figures that c10_releases.py
+ * names. */
+void
+driver_stats(int device, int64_t out[108])
 {
     const auto stats = cca::getDeviceStats(static_cast<c10::DeviceIndex>(device));
     const c10::CachingAllocator::StatArray *metrics[] = {
@@ -173,9 +205,11 @@ driver_stats(int device, int64_t out[36])
         &stats.requested_bytes,
     };
     for (const auto *metric : metrics) {
-        const auto &all = (*metric)[0];
-        for (const int64_t value : {all.current, all.peak, all.allocated, all.freed}) {
-            *out++ = value;
+        for (const auto &pool : *metric) {
+            for (const int64_t value :
+                 {pool.current, pool.peak, pool.allocated, pool.freed}) {
+                *out++ = value;
+            }
         }
     }
 }

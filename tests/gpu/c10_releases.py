@@ -23,6 +23,7 @@ METRICS = [
     *("allocated_bytes", "reserved_bytes", "active_bytes"),
     *("inactive_split_bytes", "requested_bytes"),
 ]
+POOLS = ["all", "small_pool", "large_pool"]
 STATES = ["inactive", "active_allocated", "active_pending_free"]
 
 
@@ -71,10 +72,10 @@ def driver(package: Path, scratch: Path):
 
 def figures(library, device):
     """PyTorch's figures of a device under the keys of memory_stats."""
-    values = (ctypes.c_int64 * 36)()
+    values = (ctypes.c_int64 * 108)()
     library.driver_stats(device, values)
     kinds = ("current", "peak", "allocated", "freed")
-    names = [f"{metric}.all.{kind}" for metric in METRICS for kind in kinds]
+    names = [f"{metric}.{pool}.{kind}" for metric in METRICS for pool in POOLS for kind in kinds]
     return dict(zip(names, values, strict=True))
 
 
@@ -99,13 +100,32 @@ def rows_of(snap):
     return found
 
 
-def is_joined(snap, device):
-    """Whether the events end in the layout's figures."""
-    timeline, told = snap.timeline(device), snap.memory_stats(device)
-    return timeline.facts["unmatched"] == 0 and all(
-        getattr(timeline, metric)[-1] == told[f"{metric}_bytes.all.current"]
-        for metric in ("allocated", "active", "requested", "reserved")
-    )
+def is_matched(snap, device):
+    """Whether each event fits what the layout and the other events tell."""
+    return snap.timeline(device).facts["unmatched"] == 0
+
+
+def is_replayed(snap, device):
+    """Whether what was allocated and not freed, event by event, is the layout's."""
+    live = {}
+    for event in snap.events:
+        if event.device == device and event.action == "alloc":
+            live[event.addr] = event.size
+        elif event.device == device and event.action == "free_completed":
+            del live[event.addr]
+    segments = {s.address: s.device for s in snap.segments}
+    found, place = {}, None
+    for block in snap.blocks:
+        place = segments.get(block.address, place)
+        if place == device and block.state != "inactive":
+            found[block.address] = block.requested_size
+    return live == found and bool(found)
+
+
+def markers(snap, devices):
+    """How many layouts were taken before, as each device's trace tells."""
+    seen = [e.device for e in snap.events if e.action == "snapshot"]
+    return [seen.count(device) for device in range(devices)]
 
 
 def without_asked_of_free(found):
@@ -120,10 +140,15 @@ def truth(library, devices):
     neutracer.live(200_000, 4)
     for device in range(devices):
         library.driver_churn(device, 7 + device, 3000)
+        library.driver_hold(device)
     in_pool = library.driver_pool()
-    snap = neutracer.live()
+    for _ in range(3):
+        snap = neutracer.live()
     theirs = [figures(library, device) for device in range(devices)]
+    current = [{k: v for k, v in t.items() if k.endswith(".current")} for t in theirs]
+    ours = [snap.memory_stats(device) for device in range(devices)]
     out = {
+        "markers": markers(snap, devices),
         "layout": without_asked_of_free(rows_of(snap)) == without_asked_of_free(rows(library)),
         "blocks": len(snap.blocks),
         "pending": sum(b.state == "active_pending_free" for b in snap.blocks),
@@ -131,26 +156,21 @@ def truth(library, devices):
         "figures": [
             hooks.device_stats(d) == {**hooks.device_stats(d), **t} for d, t in enumerate(theirs)
         ],
-        "stats": [
-            all(snap.memory_stats(d).get(key, value) == value for key, value in t.items())
-            for d, t in enumerate(theirs)
-        ],
+        "stats": [{key: o[key] for key in t} == t for o, t in zip(ours, current, strict=True)],
         "peaks": [
             snap.timeline(d).peak(metric).bytes == t[f"{metric}_bytes.all.peak"]
             for d, t in enumerate(theirs)
             for metric in ("allocated", "reserved")
         ],
-        "joined": [is_joined(snap, device) for device in range(devices)],
+        "replayed": [
+            is_matched(snap, device) and is_replayed(snap, device) for device in range(devices)
+        ],
         "pool": [list(e.pool_id) for e in snap.events if e.action == "alloc" and e.addr == in_pool][
             -1:
         ],
     }
-    for device in range(devices):
-        library.driver_storm_begin(device)
-    storm = [neutracer.live() for _ in range(30)]
-    library.driver_storm_end()
-    out["storm"] = [sum(is_joined(s, d) for s in storm) for d in range(devices)]
-    out["storm_events"] = storm[-1].trace_length(0)
+    library.driver_let_go(devices)
+    out.update(in_a_storm(library, devices))
     text = "kept for the backward pass"
     annotated = library.driver_annotate(text.encode())
     out["annotated"] = None
@@ -168,6 +188,29 @@ def truth(library, devices):
     return out
 
 
+def in_a_storm(library, devices):
+    """Layouts beside threads that allocate and free all the while, one on each device."""
+    import neutracer
+    from neutracer.live import hooks
+
+    def pushed():
+        now = hooks.state().pushed
+        return [now[device] for device in range(devices)]
+
+    for device in range(devices):
+        library.driver_storm_begin(device)
+    before, matched, moved = pushed(), [0] * devices, [0] * devices
+    for _ in range(30):
+        snap, after = neutracer.live(), pushed()
+        for device in range(devices):
+            matched[device] += is_matched(snap, device)
+            # More than the marker of the layout itself.
+            moved[device] += after[device] > before[device] + 1
+        before = after
+    library.driver_storm_end()
+    return {"storm": matched, "storm_moved": moved}
+
+
 def cost(library, devices):
     import neutracer
 
@@ -178,10 +221,16 @@ def cost(library, devices):
         "ring, 8 frames": lambda: neutracer.live(100_000, 8),
         "silent": neutracer.live.stop,
     }
+
+    def below(depth):
+        return below(depth - 1) if depth else library.driver_ns(rounds)
+
     out = {}
     for name, step in steps.items():
         step()
-        out[name] = min(library.driver_ns(rounds) for _ in range(5))
+        out[name] = min(below(10) for _ in range(5))
+        if "frames" in name:
+            out["frames"] = len(list(neutracer.live().events)[-1].stack)
     return out
 
 
