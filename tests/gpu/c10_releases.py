@@ -216,7 +216,6 @@ def cost(library, devices):
 
     rounds = 200_000
     steps = {
-        "without": lambda: None,
         "ring": lambda: neutracer.live(100_000, 0),
         "ring, 8 frames": lambda: neutracer.live(100_000, 8),
         "silent": neutracer.live.stop,
@@ -225,13 +224,16 @@ def cost(library, devices):
     def below(depth):
         return below(depth - 1) if depth else library.driver_ns(rounds)
 
-    out = {}
-    for name, step in steps.items():
-        step()
-        out[name] = min(below(10) for _ in range(5))
-        if "frames" in name:
-            out["frames"] = len(list(neutracer.live().events)[-1].stack)
-    return out
+    out = {"without": min(below(10) for _ in range(5))}
+    # In turn, so that what else the machine does meets all of them.
+    times = {name: [] for name in steps}
+    for _ in range(5):
+        for name, step in steps.items():
+            step()
+            times[name].append(below(10))
+            if "frames" in name:
+                out["frames"] = len(list(neutracer.live().events)[-1].stack)
+    return {**out, **{name: min(found) for name, found in times.items()}}
 
 
 def main():
