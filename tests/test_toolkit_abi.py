@@ -38,13 +38,21 @@ def cases() -> list[tuple[str, Path]]:
     ]
 
 
+def included(folder: Path) -> list[str]:
+    """The compiler's words for a folder of headers. pip's lack a part (crt/) that a toolkit's
+    and triton's have."""
+    words = ["-isystem", str(folder)]
+    others = [other for other in include_folders() if (other / "crt/host_defines.h").exists()]
+    return words + [word for other in others for word in ("-idirafter", str(other))]
+
+
 @pytest.mark.skipif(not cases(), reason="no CUDA Toolkit's headers here")
 @pytest.mark.parametrize("types", ["layouts", "prototypes"])
 def test_declarations_equal_the_toolkits(types: str) -> None:
     mode = ["-DNT_ABI_TOOLKIT"] if types == "prototypes" else []
     for part, folder in cases():
         command = [compiler(), "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-        command += [f"-I{ROOT / 'csrc/core'}", "-isystem", str(folder), f"-DWITH_{part}", *mode]
+        command += [f"-I{ROOT / 'csrc/core'}", *included(folder), f"-DWITH_{part}", *mode]
         source = ROOT / "tests/fakes/toolkit_abi.c"
         done = subprocess.run([*command, str(source)], capture_output=True, text=True)
         assert done.returncode == 0, f"{part} in {folder}\n{done.stderr}"
@@ -62,7 +70,7 @@ def test_a_moved_field_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
     (tmp_path / "device/nt_cupti_abi.h").write_text(wrong)
     command = [compiler(), "-std=c11", "-fsyntax-only", f"-I{tmp_path}"]
-    command += [f"-I{ROOT / 'csrc/core'}", "-isystem", str(found[0]), "-DWITH_CUPTI"]
+    command += [f"-I{ROOT / 'csrc/core'}", *included(found[0]), "-DWITH_CUPTI"]
     source = ROOT / "tests/fakes/toolkit_abi.c"
     done = subprocess.run([*command, str(source)], capture_output=True, text=True)
     assert done.returncode != 0
