@@ -102,10 +102,12 @@ def find_road(devices: tuple[int, ...] | None) -> Road:
 def _cpu_road(cuda_devices: int) -> Road:
     """The CPU's own memory, which only the hooks of a torch without CUDA can follow."""
     what = "a CUDA device in this process" if not cuda_devices else "the CPU's memory"
+    if sys.modules["torch"].version.cuda is not None:
+        raise UnavailableError(
+            what, "a torch that is built for CUDA does not tell what it allocates on the CPU"
+        )
     try:
-        module = hooks.load()
-        if module.backend != "cpu":
-            raise UnavailableError("the CPU's allocator", "it is followed without CUDA only")
+        hooks.load()
         before = hooks.state()
         hooks.attach()
     except UnavailableError as error:
