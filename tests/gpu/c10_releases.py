@@ -90,10 +90,9 @@ def rows(library):
 
 def rows_of(snap):
     """The same of a snapshot."""
-    segments = {s.address: s for s in snap.segments}
-    found, segment = [], None
+    segments, found = list(snap.segments), []
     for block in snap.blocks:
-        segment = segments.get(block.address, segment)
+        segment = segments[block.segment]
         place = (segment.device, segment.address, segment.total_size, segment.stream)
         asked = block.requested_size
         found.append((*place, block.address, block.size, asked, STATES.index(block.state)))
@@ -113,12 +112,7 @@ def is_replayed(snap, device):
             live[event.addr] = event.size
         elif event.device == device and event.action == "free_completed":
             del live[event.addr]
-    segments = {s.address: s.device for s in snap.segments}
-    found, place = {}, None
-    for block in snap.blocks:
-        place = segments.get(block.address, place)
-        if place == device and block.state != "inactive":
-            found[block.address] = block.requested_size
+    found = {row[4]: row[6] for row in rows_of(snap) if row[0] == device and row[7]}
     return live == found and bool(found)
 
 
@@ -147,6 +141,8 @@ def truth(library, devices):
     theirs = [figures(library, device) for device in range(devices)]
     current = [{k: v for k, v in t.items() if k.endswith(".current")} for t in theirs]
     ours = [snap.memory_stats(device) for device in range(devices)]
+    made = [e for e in snap.events if e.action == "alloc" and e.addr == in_pool]
+    pools = [list(event.pool_id) for event in made]
     out = {
         "markers": markers(snap, devices),
         "layout": without_asked_of_free(rows_of(snap)) == without_asked_of_free(rows(library)),
@@ -165,27 +161,38 @@ def truth(library, devices):
         "replayed": [
             is_matched(snap, device) and is_replayed(snap, device) for device in range(devices)
         ],
-        "pool": [list(e.pool_id) for e in snap.events if e.action == "alloc" and e.addr == in_pool][
-            -1:
-        ],
+        "pool": pools[-1:],
     }
     library.driver_let_go(devices)
     out.update(in_a_storm(library, devices))
+    return {**out, "annotated": is_annotated(library), **out_of_memory(library)}
+
+
+def is_annotated(library):
+    """Whether an annotation is told; None where the release has none."""
+    import neutracer
+
     text = "kept for the backward pass"
-    annotated = library.driver_annotate(text.encode())
-    out["annotated"] = None
-    if annotated:
-        snap = neutracer.live()
-        last = list(snap.events)[: snap.trace_length(0)][-3:]
-        told = [e for e in last if e.action == "annotate" and e.addr == annotated]
-        out["annotated"] = [e.user_metadata for e in told] == [text]
+    address = library.driver_annotate(text.encode())
+    if not address:
+        return None
+    snap = neutracer.live()
+    last = list(snap.events)[: snap.trace_length(0)][-3:]
+    told = [e for e in last if e.action == "annotate" and e.addr == address]
+    return [event.user_metadata for event in told] == [text]
+
+
+def out_of_memory(library):
+    """One request of more than a device has: what is told of it, and to whom."""
+    import neutracer
+    from neutracer.live import hooks
+
     seen = []
     with hooks.on_oom(seen.append):
-        out["oom"] = library.driver_oom(1 << 45)
-    ooms = [e for e in neutracer.live().events if e.action == "oom"]
-    out["oom_event"] = [e.size == 1 << 45 and e.device_free > 0 for e in ooms]
-    out["oom_seen"] = len(seen)
-    return out
+        ran_out = library.driver_oom(1 << 45)
+    events = [e for e in neutracer.live().events if e.action == "oom"]
+    told = [e.size == 1 << 45 and e.device_free > 0 for e in events]
+    return {"oom": ran_out, "oom_event": told, "oom_seen": len(seen)}
 
 
 def in_a_storm(library, devices):
