@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 #: The list that the collector goes through, whatever `gc.callbacks` is made to name.
 _CALLBACKS = gc.callbacks
 
+#: What the interpreter has set aside by itself, as 3.12 does.
+_FROZEN = gc.get_freeze_count()
+
 #: Those that no library keeps for itself; torch's data loader does so with SIGCHLD.
 _SIGNALS = (
     signal.SIGINT,
@@ -67,7 +70,7 @@ def _set_callbacks(callbacks: tuple[Any, ...]) -> None:
 
 
 def _frozen() -> bool:
-    return gc.get_freeze_count() > 0
+    return gc.get_freeze_count() > _FROZEN
 
 
 def _set_frozen(frozen: bool) -> None:
