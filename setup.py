@@ -124,6 +124,9 @@ class BuildModules(build_ext):
         self.run_command("build_clib")
         for extension in self.extensions:
             extension.depends.append(switches_file(self.build_temp))
+            sources = Path(self.build_temp, f"{extension.name}.txt")
+            text = "\n".join(sorted(extension.sources)) + "\n"
+            extension.depends.append(write_if_changed(sources, text))
             if extension.name == "neutracer._selftest":
                 header = Path(self.build_temp, "generated", "nt_selftest_list.h")
                 extension.depends.append(write_if_changed(header, selftest_list()))
@@ -202,7 +205,8 @@ modules = [extension("_core", files("csrc/py/*.c", "csrc/pyheap/*.c"), ["csrc/py
 modules += graphviz()
 if on("SELFTEST"):
     # A copy of its own of the walk and the watch, so that a test can hold finalizers off.
-    walk = files("csrc/pyheap/ph_walk*.c", "csrc/pyheap/ph_gcwatch*.c", "csrc/pyheap/py_compat.c")
+    copied = ("ph_walk*.c", "ph_gcwatch*.c", "py_compat.c", "py_compat_objects.c")
+    walk = files(*(f"csrc/pyheap/{name}" for name in copied))
     modules.append(
         extension("_selftest", [*files("tests/c/*.c"), *walk], ["tests/c", "csrc/pyheap"])
     )

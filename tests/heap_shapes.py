@@ -11,7 +11,7 @@ import itertools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 #: What finalizers brought back, for the test to look at and to clear.
@@ -280,6 +280,57 @@ def iterators() -> None:
     )
     holder.extend([first, second, parts, map(str, holder), enumerate(holder), iter(holder)])
     holder.append(itertools.groupby(holder, key=holder.count))
+
+
+def suspended_in_a_list() -> None:
+    def generator(holder: list[Any]) -> Iterator[None]:
+        _ = [holder, holder, (yield)]
+
+    holder: list[Any] = []
+    holder.append(generator(holder))
+    next(holder[0])
+
+
+def suspended_in_a_call() -> None:
+    def generator(node: Node) -> Iterator[None]:
+        print(node, node, (yield))
+
+    node = Node()
+    node.mine = generator(node)  # type: ignore[attr-defined]
+    next(node.mine)  # type: ignore[attr-defined]
+
+
+def awaiting_in_a_call() -> None:
+    async def coroutine(node: Node) -> None:
+        print(node, await types.coroutine(lambda: (yield))(), node)
+
+    node = Node()
+    node.mine = coroutine(node)  # type: ignore[attr-defined]
+    node.mine.send(None)  # type: ignore[attr-defined]
+
+
+def async_generator_in_a_call() -> None:
+    async def generator(node: Node) -> AsyncIterator[None]:
+        print(node, (yield), node)
+
+    node = Node()
+    node.mine = generator(node)  # type: ignore[attr-defined]
+    with contextlib.suppress(StopIteration):
+        node.mine.__anext__().send(None)  # type: ignore[attr-defined]
+
+
+def frame_that_raised_in_a_call() -> None:
+    def fail() -> None:
+        raise ValueError
+
+    def over(node: Node) -> None:
+        print(node, node, fail())
+
+    node = Node()
+    try:
+        over(node)
+    except ValueError as error:
+        node.error = error  # type: ignore[attr-defined]
 
 
 def properties_and_classes() -> None:

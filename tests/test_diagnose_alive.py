@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import json
@@ -226,6 +227,27 @@ def test_call_by_way_of_c_is_no_holder() -> None:
     assert "list_iterator" in report.chains[0] or not report.reachable
     report = functools.partial(why_alive, Thing())()
     assert report.unexplained_references == 0
+
+
+def test_variable_that_is_borrowed_hides_no_holder() -> None:
+    # From 3.14 on a parameter may be borrowed from the caller's variable.
+    def inner(parameter: object) -> Any:
+        return why_alive(parameter)
+
+    def outer(parameter: object) -> Any:
+        return [parameter, inner(parameter)][1]
+
+    thing = Thing()
+    address = ctypes.c_void_p(id(thing))
+    before = outer(thing).unexplained_references
+    ctypes.pythonapi.Py_IncRef(address)
+    try:
+        held = outer(thing)
+    finally:
+        ctypes.pythonapi.Py_DecRef(address)
+    assert before == 0
+    assert held.unexplained_references == 1
+    assert any("inner" in chain for chain in map(str, outer(thing).chains))
 
 
 def test_garbage_is_kept_by_nothing() -> None:

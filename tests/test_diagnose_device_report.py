@@ -42,6 +42,7 @@ def cupti(
 ) -> Iterator[FakeCupti]:
     made = FakeCupti(libraries["cupti"])
     monkeypatch.setattr(attribution, "candidates", lambda: iter([(made.path, False)]))
+    monkeypatch.setattr(attribution, "_has_driver", lambda: True)
     yield made
     current = attribution.current_attribution()
     if current is not None:

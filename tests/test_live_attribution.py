@@ -7,10 +7,13 @@ import ctypes
 import gc
 import os
 import random
+import shutil
+import subprocess
 import sys
 import threading
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fake_device as fakes
@@ -27,9 +30,16 @@ TORCH = "/opt/torch/lib/libc10_cuda.so"
 NCCL = "/opt/lib/libnccl.so.2"
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return fakes.build(tmp_path_factory.mktemp("cupti"), "cupti")
+# What cuptiGetVersion says: CUDA 13.0, and 12.9, 12.6, 12.5, 11.5.
+THIRTEEN, LAST_OF_12, FIRST_WITH_SOURCE, LAST_WITHOUT, OLDEST = 130001, 28, 24, 23, 16
+
+
+@pytest.fixture(scope="module", params=[THIRTEEN, LAST_OF_12])
+def library(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("cupti")
+    return fakes.build(folder, "cupti", f"VERSION={request.param}")
 
 
 @pytest.fixture
@@ -40,6 +50,7 @@ def cupti(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fak
 def prepared(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCupti]:
     made = FakeCupti(library)
     monkeypatch.setattr(attribution, "candidates", lambda: iter([(made.path, False)]))
+    monkeypatch.setattr(attribution, "_has_driver", lambda: True)
     yield made
     current = attribution.current_attribution()
     if current is not None:
@@ -305,6 +316,7 @@ def test_refusal_is_in_cuptis_words(library: ctypes.CDLL, monkeypatch: pytest.Mo
     made = FakeCupti(library, code=39)
     monkeypatch.setattr(attribution, "candidates", lambda: iter([(made.path, False)]))
     monkeypatch.setattr(attribution, "_has_driver", lambda: True)
+    monkeypatch.setattr(attribution, "_has_device", lambda: True)
     with pytest.raises(UnavailableError, match=r"MULTIPLE_SUBSCRIBERS.*39"):
         neutracer.attribute_device_memory()
     current = attribution.current_attribution()
@@ -322,23 +334,160 @@ def test_without_a_device_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
     assert "\n" not in str(error.value)
 
 
-def test_missing_cupti_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_driver_cupti_is_not_touched(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in prepared(library, monkeypatch):
+        monkeypatch.setattr(attribution, "_has_driver", lambda: False)
+        monkeypatch.setattr(attribution, "candidates", lambda: pytest.fail("CUPTI was looked for"))
+        for has_device, what in ((True, "the CUDA driver"), (False, "an NVIDIA device")):
+            monkeypatch.setattr(attribution, "_has_device", lambda answer=has_device: answer)
+            with pytest.raises(UnavailableError, match=f"^{what} is not available"):
+                neutracer.attribute_device_memory()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "package"),
+    [
+        ("13.0", "nvidia-cuda-cupti"),
+        ("12.8", "nvidia-cuda-cupti-cu12"),
+        (None, "nvidia-cuda-cupti"),
+    ],
+)
+def test_missing_cupti_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, package: str
+) -> None:
     monkeypatch.setattr(attribution, "candidates", lambda: iter([("libnot-here.so.1", False)]))
     monkeypatch.setattr(attribution, "_has_driver", lambda: True)
-    with pytest.raises(UnavailableError, match="pip install nvidia-cuda-cupti"):
+    monkeypatch.setattr(attribution, "_has_device", lambda: True)
+    torch_for(monkeypatch, cuda)
+    with pytest.raises(UnavailableError, match=f"pip install {package}'"):
         neutracer.attribute_device_memory()
 
 
-def test_old_cupti_names_no_library(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = fakes.build(tmp_path_factory.mktemp("old"), "cupti", "NO_SOURCE")
-    for cupti in prepared(old, monkeypatch):
-        with neutracer.attribute_device_memory() as handle:
-            for n in range(3000):
-                cupti.allocate(0x1000 + n, 2, NCCL)
-            assert table(handle) == {UNNAMED: (6000, 6000, 3000)}
+# ---- releases of CUDA ------------------------------------------------------------------
+
+
+def torch_for(monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
+    """A torch that was built for this release of CUDA."""
+    fake = types.SimpleNamespace(version=types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+
+
+def test_new_records_name_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (FIRST_WITH_SOURCE, THIRTEEN):
+        made = fakes.build(tmp_path, "cupti", f"VERSION={version}")
+        for cupti in prepared(made, monkeypatch):
+            with neutracer.attribute_device_memory() as handle:
+                cupti.allocate(0x1000, 5, NCCL)
+                assert table(handle) == {"NCCL": (5, 5, 1)}
+            assert handle.facts["has_sources"] is True
+            assert handle.facts["version"] == version
+
+
+def test_old_records_name_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (OLDEST, LAST_WITHOUT):
+        made = fakes.build(tmp_path, "cupti", f"VERSION={version}")
+        for cupti in prepared(made, monkeypatch):
+            with neutracer.attribute_device_memory() as handle:
+                for n in range(3000):  # several buffers
+                    cupti.allocate(0x1000 + n, 2, NCCL)
+                assert table(handle) == {UNNAMED: (6000, 6000, 3000)}
             assert handle.facts["has_sources"] is False
+            assert handle.facts["version"] == version
+
+
+@pytest.mark.parametrize("version", [14, 140000])
+def test_unknown_cupti_is_refused_by_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    made = fakes.build(tmp_path, "cupti", f"VERSION={version}")
+    known = fakes.build(tmp_path, "cupti", f"VERSION={LAST_OF_12}")
+    for cupti in prepared(made, monkeypatch):
+        monkeypatch.setattr(attribution, "_has_device", lambda: True)
+        with pytest.raises(UnavailableError, match=f"CUPTI has version {version}, and") as error:
+            neutracer.attribute_device_memory()
+        assert "\n" not in str(error.value)
+        assert not cupti.is_on
+    for second in prepared(known, monkeypatch):
+        both = [(made._name, False), (second.path, False)]
+        monkeypatch.setattr(attribution, "candidates", both.copy)
+        with neutracer.attribute_device_memory() as handle:
+            handle.by_library()
+        assert handle.facts["version"] == LAST_OF_12
+
+
+@pytest.mark.parametrize(
+    ("version", "nbytes"), [(THIRTEEN, 136), (THIRTEEN, 120), (LAST_WITHOUT, 128)]
+)
+def test_records_of_another_length_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, nbytes: int
+) -> None:
+    made = fakes.build(tmp_path, "cupti", f"VERSION={version}", f"RECORD_SIZE={nbytes}")
+    for cupti in prepared(made, monkeypatch):
+        handle = neutracer.attribute_device_memory()
+        for n in range(3):
+            cupti.allocate(0x1000 + n, 5, NCCL)
+        with pytest.raises(OSError, match=f"CUPTI {version} made a record of memory of {nbytes} "):
+            handle.by_library()
+        handle.remove()
+        assert not handle.is_on
+        assert not cupti.is_on
+        assert f"CUPTI {version} made" in handle.reason
+        assert handle.by_library() == ()
+
+
+def libraries_of(folder: Path, *names: str) -> list[str]:
+    for name in names:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return [str(folder / name) for name in names]
+
+
+def test_cupti_is_found_in_both_layouts_of_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, old = libraries_of(
+        tmp_path, "nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(cupti_library, "_loaded", list)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "none"))
+    places = {"13.0": [new], "12.8": [old], None: [new, old]}
+    for cuda, expected in places.items():
+        torch_for(monkeypatch, cuda)
+        found = [name for name, _ in cupti_library.candidates()]
+        assert [name for name in found if name.startswith(str(tmp_path))] == expected
+        numbers = ["12", "13"] if cuda == "12.8" else ["13", "12"]
+        assert found[-3:] == [*(f"libcupti.so.{number}" for number in numbers), "libcupti.so"]
+
+
+@pytest.mark.parametrize("names", [("libcupti.so.12",), ("libcupti.so", "libcupti.so.12")])
+def test_cupti_of_a_toolkit_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    libraries_of(tmp_path / "extras/CUPTI/lib64", *names, "libcupti.so.2024.3.2")
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(cupti_library, "_loaded", list)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    torch_for(monkeypatch, "12.8")
+    found = [name for name, _ in cupti_library.candidates() if name.startswith(str(tmp_path))]
+    assert found == [str(tmp_path / "extras/CUPTI/lib64/libcupti.so.12")]
+
+
+@pytest.mark.parametrize("name", ["libcupti.so.12", "libcupti.so.13", "libcupti.so.2024.3.2"])
+def test_loaded_cupti_comes_first(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "a place"
+    folder.mkdir()
+    made = fakes.build(tmp_path, "cupti")
+    copy = str(shutil.copy(made._name, folder / name))
+    lines = "import ctypes, sys; from neutracer.live.cupti_library import candidates;"
+    lines += "ctypes.CDLL(sys.argv[1]); print(next(candidates()) == (sys.argv[1], True))"
+    command = [sys.executable, "-c", lines, copy]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "True\n"
 
 
 # ---- ends ------------------------------------------------------------------------------

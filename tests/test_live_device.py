@@ -138,6 +138,30 @@ def test_an_instance_is_found_by_its_uuid(
     assert device.device_memory(0).total_bytes == 20 * GIB
 
 
+def test_a_driver_with_only_the_newer_uuid_serves(
+    tmp_path: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.add("GPU-41424344-4546-4748-494a-4b4c4d4e4f50")
+    cuda = FakeCuda(fakes.build(tmp_path, "cuda", "NO_FIRST_UUID"))
+    cuda.add(b"ABCDEFGHIJKLMNOP")
+    fakes.use(monkeypatch, nvml.path, cuda.path)
+    (one,) = device.visible_devices()
+    assert (one.slot, one.name, one.is_mig) == (0, "Fake", False)
+
+
+def test_loading_the_driver_starts_nothing(
+    cuda_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(cuda_library, started=False)
+    fakes.use(monkeypatch, None, cuda.path)
+    assert device.devices().has_driver()
+    with pytest.raises(UnavailableError, match="has not been started"):
+        device.devices().visible()
+    assert cuda.left == 0
+    fakes.use(monkeypatch, None, None)
+    assert not device.devices().has_driver()
+
+
 # ---- memory ----------------------------------------------------------------------------
 
 
@@ -273,6 +297,43 @@ def test_older_lists_serve_as_well(
     old.process(old.add(UUIDS[0]), os.getpid(), GIB)
     fakes.use(monkeypatch, old.path)
     assert [use.bytes for use in device.device_processes(0)] == [GIB]
+
+
+@pytest.mark.parametrize("macros", [(), ("NO_PROCESSES_V2",)])
+@pytest.mark.parametrize("version", ["530.30.02", "535.104.05", "535.98", "575.51.03"])
+def test_lists_of_cuda_12s_drivers_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, macros: tuple[str, ...]
+) -> None:
+    old = FakeNvml(fakes.build(tmp_path, "nvml", f"DRIVER={version}", *macros))
+    slot = old.add(UUIDS[0])
+    for pid in (7, 8, 9):
+        old.process(slot, pid, pid * GIB)
+    fakes.use(monkeypatch, old.path)
+    assert device.devices().version == version
+    found = {use.pid: use.bytes for use in device.device_processes(0)}
+    assert found == {pid: pid * GIB for pid in (7, 8, 9)}
+
+
+@pytest.mark.parametrize("version", ["535.43.02", "535.54.03", "535.86.10"])
+def test_rows_of_another_length_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    macros = (f"DRIVER={version}", "LONG_V3")
+    old = FakeNvml(fakes.build(tmp_path, "nvml", *macros))
+    slot = old.add(UUIDS[0])
+    for pid in (7, 8, 9):
+        old.process(slot, pid, pid * GIB)
+    fakes.use(monkeypatch, old.path)
+    found = {use.pid: use.bytes for use in device.device_processes(0)}
+    assert found == {pid: pid * GIB for pid in (7, 8, 9)}
+    old.fail("processes", 3)
+    with pytest.raises(UnavailableError, match="list of processes: Not Supported"):
+        device.device_processes(0)
+    only = FakeNvml(fakes.build(tmp_path, "nvml", *macros, "NO_PROCESSES_V2"))
+    only.process(only.add(UUIDS[0]), 7, GIB)
+    fakes.use(monkeypatch, only.path)
+    with pytest.raises(UnavailableError, match=f"driver {version} has no list of processes"):
+        device.device_processes(0)
 
 
 def test_a_child_opens_its_own(nvml: FakeNvml) -> None:

@@ -525,6 +525,34 @@ def test_headers_of_conda_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert hooks_build._cuda_includes(torch) == ["-isystem", str(headers)]
 
 
+@pytest.mark.parametrize(
+    ("cuda", "order"),
+    [
+        ("13.0", ["cu13", "cuda_runtime"]),
+        ("12.8", ["cuda_runtime", "cu13"]),
+        ("14.1", ["cuda_runtime", "cu13"]),
+    ],
+)
+def test_headers_of_pip_are_those_of_torchs_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str, order: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "other"))
+    torch = hooks_build.Torch("2.13.0", "cuda", tmp_path / "torch", f"{cuda} 70d99e99")
+    nvidia = tmp_path / "nvidia"
+    for name in reversed(order):
+        headers = nvidia / name / "include"
+        headers.mkdir(parents=True)
+        (headers / "cuda_runtime_api.h").touch()
+        assert hooks_build._cuda_includes(torch)[:2] == ["-isystem", str(headers)]
+    compilers = nvidia / "cuda_nvcc" / "include"
+    compilers.mkdir(parents=True)
+    words = hooks_build._cuda_includes(torch)
+    folders = [nvidia / order[0] / "include", compilers, nvidia / order[1] / "include"]
+    assert words[1::2] == [str(folder) for folder in folders]
+    assert words[::2] == ["-isystem", "-idirafter", "-idirafter"]
+
+
 # ---- the part that needs CUDA ----------------------------------------------------------
 
 

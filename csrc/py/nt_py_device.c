@@ -257,11 +257,23 @@ devices_visible_memory(PyObject *self, PyObject *number)
                                                      "the CUDA driver in this process");
 }
 
+PyDoc_STRVAR(devices_has_driver_doc,
+             "has_driver()\n--\n\n"
+             "Whether the CUDA driver can be loaded; nothing of it is called.");
+
+static PyObject *
+devices_has_driver(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(nt_device_has_driver(device_of(self)));
+}
+
 static PyMethodDef devices_methods[] = {
     {"slots", devices_slot_list, METH_NOARGS, devices_list_doc},
     {"find", devices_find, METH_O, devices_find_doc},
     {"memory", devices_memory, METH_O, devices_memory_doc},
     {"processes", devices_processes, METH_O, devices_processes_doc},
+    {"has_driver", devices_has_driver, METH_NOARGS, devices_has_driver_doc},
     {"visible", devices_visible, METH_NOARGS, devices_visible_doc},
     {"visible_memory", devices_visible_memory, METH_O, devices_visible_memory_doc},
     NT_PY_NO_PICKLE,

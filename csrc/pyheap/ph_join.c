@@ -70,16 +70,35 @@ ph_join_add(ph_join *join, const char *label, const char *file, int line,
     return NT_OK;
 }
 
-nt_status
-ph_join_link(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
-             const char *name, nt_error *err)
+static nt_status
+join_append(ph_join *join, ph_link link, nt_error *err)
 {
-    ph_link link = {.source = source, .target = target, .kind = kind};
-    NT_TRY(join_copy(join, name, &link.name, err));
+    NT_TRY(join_copy(join, link.name, &link.name, err));
     NT_TRY(nt_grow(&join->alloc, (void **)&join->links, &join->link_capacity,
                    join->link_count + 1, sizeof *join->links, err));
     join->links[join->link_count++] = link;
     return NT_OK;
+}
+
+nt_status
+ph_join_link(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
+             const char *name, nt_error *err)
+{
+    const ph_link link = {
+        .source = source, .target = target, .kind = kind, .name = name};
+    return join_append(join, link, err);
+}
+
+nt_status
+ph_join_borrow(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
+               const char *name, nt_error *err)
+{
+    const ph_link link = {.source = source,
+                          .target = target,
+                          .kind = kind,
+                          .borrowed = true,
+                          .name = name};
+    return join_append(join, link, err);
 }
 
 /* ---- what tensors hide ----------------------------------------------------------- */
@@ -262,6 +281,13 @@ ph_join_find_link(const ph_join *join, uint32_t source, uint32_t target)
 
 /* ---- what is not accounted for --------------------------------------------------- */
 
+/* Whether a reference is counted where the walk does not show it. */
+static bool
+join_is_hidden(const ph_link *link)
+{
+    return !link->seen && !link->borrowed && link->kind != PH_EDGE_AUTOGRAD;
+}
+
 /*
  * Of `left` references that the walk does not show: a tensor that C++ holds, however
  * often, costs one; so does a node of PyTorch's graph that is an object of Python. An
@@ -296,21 +322,14 @@ void
 ph_join_unexplained(const ph_join *join, uint32_t node, uint64_t *python,
                     uint64_t *native)
 {
-    const nt_graph *walk = ph_heap_graph(join->heap);
-    uint64_t seen = 0;
     uint32_t hidden_links = 0;
-    for (size_t e = 0; e < walk->edge_count; e++) {
-        seen += walk->targets[e] == node;
-    }
     for (size_t i = 0; i < join->link_count; i++) {
         const ph_link *link = &join->links[i];
-        hidden_links +=
-            link->target == node && !link->seen && link->kind != PH_EDGE_AUTOGRAD;
+        hidden_links += link->target == node && join_is_hidden(link);
     }
-    const uint64_t count = (uint64_t)Py_REFCNT(ph_heap_object(join->heap, node));
     *native = join_native(join, node);
-    uint64_t left = count > seen ? count - seen : 0;
-    left = join_forgive(join, node, left, hidden_links);
+    const uint64_t left = join_forgive(
+        join, node, ph_heap_references_left(join->heap, node), hidden_links);
     /* What C++ holds besides the links costs one reference too. */
     *python = left > 0 && *native > 0 && join->links_in[node] == 0 ? left - 1 : left;
 }
@@ -318,37 +337,29 @@ ph_join_unexplained(const ph_join *join, uint32_t node, uint64_t *python,
 nt_status
 ph_join_outside(const ph_join *join, nt_bitset *outside, nt_error *err)
 {
-    const nt_graph *walk = ph_heap_graph(join->heap);
     const size_t bytes = (size_t)join->walked * sizeof(uint32_t);
-    uint32_t *seen = nt_allocate(&join->alloc, bytes);
     uint32_t *hidden_links = nt_allocate(&join->alloc, bytes);
     nt_status status = NT_OK;
-    if (seen == NULL || hidden_links == NULL) {
+    if (hidden_links == NULL) {
         status = nt_fail_nomem(err);
         goto done;
     }
     NT_TRY_DONE(nt_bitset_init(outside, join->alloc, join->graph.node_count, err));
-    memset(seen, 0, bytes);
     memset(hidden_links, 0, bytes);
-    for (size_t e = 0; e < walk->edge_count; e++) {
-        seen[walk->targets[e]]++;
-    }
     for (size_t i = 0; i < join->link_count; i++) {
         const ph_link *link = &join->links[i];
         if (link->source < join->walked && link->target < join->walked) {
-            hidden_links[link->target] += !link->seen && link->kind != PH_EDGE_AUTOGRAD;
+            hidden_links[link->target] += join_is_hidden(link);
         }
     }
     for (uint32_t node = 0; node < join->walked; node++) {
-        const uint64_t count = (uint64_t)Py_REFCNT(ph_heap_object(join->heap, node));
-        const uint64_t left = count > seen[node] ? count - seen[node] : 0;
+        const uint64_t left = ph_heap_references_left(join->heap, node);
         if (left > 0 && (join_forgive(join, node, left, hidden_links[node]) > 0 ||
                          join_native(join, node) > 0)) {
             nt_bitset_add(outside, node);
         }
     }
 done:
-    nt_release(&join->alloc, seen, bytes);
     nt_release(&join->alloc, hidden_links, bytes);
     return status;
 }

@@ -25,6 +25,7 @@ typedef struct ph_link {
     uint32_t target;
     ph_edge_kind kind;
     bool seen;        /* the collector is shown it too */
+    bool borrowed;    /* it costs its target no reference */
     const char *name; /* in the join's arena */
 } ph_link;
 
@@ -74,6 +75,11 @@ ph_join_add(ph_join *join, const char *label, const char *file, int line,
 nt_status
 ph_join_link(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
              const char *name, nt_error *err) NT_CHECKED;
+
+/* The same for one that its source borrows from whoever holds the target. */
+nt_status
+ph_join_borrow(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
+               const char *name, nt_error *err) NT_CHECKED;
 
 /*
  * The attributes of tensors that C++ holds too: the collector is not shown these, lest

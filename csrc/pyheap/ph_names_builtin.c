@@ -173,7 +173,7 @@ static int
 builtin_values(ph_round *round, const py_compat_frame *frame)
 {
     for (Py_ssize_t at = 0; frame->values != NULL && at < frame->count; at++) {
-        PyObject *value = frame->values[at];
+        PyObject *value = py_compat_frame_value(frame, at, NULL);
         PyObject *name =
             at < frame->named ? py_compat_local_name(frame->code, at) : NULL;
         if (name != NULL) {
@@ -208,24 +208,17 @@ builtin_frame(ph_round *round, PyObject *source)
 static int
 builtin_generator(ph_round *round, PyObject *source)
 {
-    const PyGenObject *generator = (const PyGenObject *)source;
+    const char *origin = PyCoro_CheckExact(source) ? "cr_origin" : "finalizer";
+    const ph_edge_kind handled = PH_EDGE_EXCEPTION;
+    py_compat_generator held;
     PH_ROUND_TRY(builtin_frame(round, source));
-    PyObject *handled = generator->gi_exc_state.exc_value;
-    PH_ROUND_TRY(ph_round_emit(round, handled, PH_EDGE_EXCEPTION, "handled exception"));
-#if PY_VERSION_HEX < 0x030B0000
-    PyObject *traceback = generator->gi_exc_state.exc_traceback;
+    py_compat_generator_read(source, &held);
+    PH_ROUND_TRY(ph_round_emit(round, held.handled, handled, "handled exception"));
     PH_ROUND_TRY(
-        ph_round_emit(round, traceback, PH_EDGE_EXCEPTION, "handled traceback"));
-#else
-    /* A plain generator has the field and leaves what was there. */
-    if (!PyGen_CheckExact(source)) {
-        const char *word = PyCoro_CheckExact(source) ? "cr_origin" : "finalizer";
-        PyObject *held = generator->gi_origin_or_finalizer;
-        PH_ROUND_TRY(ph_round_emit(round, held, PH_EDGE_FIELD, word));
-    }
-#endif
-    PH_ROUND_TRY(ph_round_emit(round, generator->gi_name, PH_EDGE_FIELD, "__name__"));
-    return ph_round_emit(round, generator->gi_qualname, PH_EDGE_FIELD, "__qualname__");
+        ph_round_emit(round, held.handled_traceback, handled, "handled traceback"));
+    PH_ROUND_TRY(ph_round_emit(round, held.origin, PH_EDGE_FIELD, origin));
+    PH_ROUND_TRY(ph_round_emit(round, held.name, PH_EDGE_FIELD, "__name__"));
+    return ph_round_emit(round, held.qualname, PH_EDGE_FIELD, "__qualname__");
 }
 
 typedef struct builtin_order {

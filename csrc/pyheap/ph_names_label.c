@@ -147,7 +147,9 @@ label_frame(PyObject *object, ph_label *out, label_place *place)
         name = frame.code->co_name;
     }
     if (!PyFrame_Check(object)) {
-        name = ((PyGenObject *)object)->gi_name;
+        py_compat_generator held;
+        py_compat_generator_read(object, &held);
+        name = held.name;
     }
     label_add(out, label_frame_words(object), name);
 }

@@ -184,8 +184,9 @@ learn_check_frame(PyObject *object, PyObject *expected)
         if (name == NULL || !PyUnicode_Check(name)) {
             return false;
         }
-        if (frame.values[at] != NULL) {
-            (void)learn_compare(&check, name, frame.values[at]);
+        PyObject *value = py_compat_frame_value(&frame, at, NULL);
+        if (value != NULL) {
+            (void)learn_compare(&check, name, value);
         }
     }
     return !check.wrong && check.seen == (size_t)PyDict_GET_SIZE(expected);

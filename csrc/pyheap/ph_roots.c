@@ -43,6 +43,26 @@ roots_link(roots_round *round, uint32_t source, PyObject *object, ph_edge_kind k
     }
 }
 
+/* What stands at a place among a frame's values. */
+static void
+roots_link_value(roots_round *round, uint32_t source, const py_compat_frame *frame,
+                 Py_ssize_t at)
+{
+    bool held;
+    PyObject *value = py_compat_frame_value(frame, at, &held);
+    const uint32_t node =
+        value == NULL ? NT_NONE : ph_heap_find(round->join->heap, value);
+    if (node == NT_NONE || round->status != NT_OK) {
+        return;
+    }
+    PyObject *name = at < frame->named ? py_compat_local_name(frame->code, at) : NULL;
+    const ph_edge_kind kind = name == NULL ? PH_EDGE_OTHER : PH_EDGE_LOCAL;
+    const char *text = name == NULL ? "a value in use" : roots_text(name);
+    round->status =
+        held ? ph_join_link(round->join, source, node, kind, text, round->err)
+             : ph_join_borrow(round->join, source, node, kind, text, round->err);
+}
+
 /* A namespace without a module: what exec runs in. */
 static void
 roots_link_space(roots_round *round, uint32_t source, PyObject *space, const char *name)
@@ -63,14 +83,14 @@ roots_is_asking(roots_round *round, const py_compat_frame *frame)
 }
 
 static int
-roots_frame(void *ctx, const py_compat_frame *frame, bool waits)
+roots_frame(void *ctx, const py_compat_frame *frame)
 {
     roots_round *round = ctx;
     const bool asked = round->asking;
     if (roots_is_asking(round, frame)) {
         return 0;
     }
-    if (asked && !waits) {
+    if (asked && !frame->whole) {
         /* Called by way of C, which keeps the arguments until the call is over. */
         round->join->call_references = 1;
     }
@@ -89,11 +109,7 @@ roots_frame(void *ctx, const py_compat_frame *frame, bool waits)
         return 1;
     }
     for (Py_ssize_t at = 0; at < frame->count; at++) {
-        PyObject *name =
-            at < frame->named ? py_compat_local_name(frame->code, at) : NULL;
-        roots_link(round, node, frame->values[at],
-                   name == NULL ? PH_EDGE_OTHER : PH_EDGE_LOCAL,
-                   name == NULL ? "a value in use" : roots_text(name));
+        roots_link_value(round, node, frame, at);
     }
     if (frame->code->co_flags & CO_OPTIMIZED) {
         roots_link(round, node, frame->function, PH_EDGE_FIELD, "the function it runs");

@@ -13,7 +13,8 @@ static ph_heap *walk_spare;
 nt_status
 ph_walk_prepare(nt_error *err)
 {
-    return ph_gc_prepare(err);
+    NT_TRY(ph_gc_prepare(err));
+    return py_compat_check_borrowed(err);
 }
 
 nt_status
@@ -298,6 +299,15 @@ const nt_graph *
 ph_heap_graph(const ph_heap *heap)
 {
     return &heap->graph;
+}
+
+uint64_t
+ph_heap_references_left(const ph_heap *heap, uint32_t node)
+{
+    const uint64_t count = (uint64_t)Py_REFCNT(heap->objects[node]);
+    /* `refs` is the count less these, and wraps with 32 bits. */
+    const uint32_t inside = (uint32_t)count - heap->refs[node];
+    return count > inside ? count - inside : 0;
 }
 
 size_t

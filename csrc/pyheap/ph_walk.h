@@ -25,11 +25,11 @@ typedef enum ph_extent {
 typedef struct ph_heap ph_heap;
 
 /*
- * Finds the collector's lists of the running interpreter and checks them against
- * what the interpreter says of itself (thresholds, lengths). Called once before any
- * walk in an interpreter; NT_REFUSED with the reason where the layout is not the one
- * that is known (a free-threaded build, an incremental collector, an unknown version).
- * May create Python objects. Cheap when called again.
+ * Finds the collector's lists of the running interpreter, and proves what is known of
+ * them and of borrowed references. Called once before any walk in an interpreter;
+ * NT_REFUSED with the reason where it can't be proved (a free-threaded build, an
+ * incremental collector, an unknown version). May create Python objects. Cheap when
+ * called again.
  */
 nt_status
 ph_walk_prepare(nt_error *err) NT_CHECKED;
@@ -59,6 +59,10 @@ ph_heap_find(const ph_heap *heap, const void *object);
 /* Edges lead only to objects that the walk took. Borrowed. */
 const nt_graph *
 ph_heap_graph(const ph_heap *heap);
+
+/* References to a node's object that no object of the walk holds. */
+uint64_t
+ph_heap_references_left(const ph_heap *heap, uint32_t node);
 
 /* Bytes that the walk holds now, and held at most. */
 size_t

@@ -64,6 +64,14 @@ edges_add(edges_round *round, uint32_t node)
     return 0;
 }
 
+static inline __attribute__((always_inline)) void
+edges_give_back(edges_round *round, uint32_t node)
+{
+    if (node != NT_NONE) {
+        round->refs[node]++;
+    }
+}
+
 /* Whether what an object refers to belongs to the walk: always if it is tracked; an
  * untracked one is asked only where it is of a type that lets go of being tracked, for
  * others may be half built or about to go. */
@@ -80,7 +88,7 @@ edges_expands(PyObject *object)
  * lists and tuples, the most frequent containers, whose tp_traverse is this loop.
  */
 static inline __attribute__((always_inline)) void
-edges_each(edges_round *round, visitproc visit,
+edges_each(edges_round *round, visitproc visit, py_compat_borrowed_visit give_back,
            uint32_t (*find)(const walk_index *, uintptr_t))
 {
     ph_heap *heap = round->heap;
@@ -113,6 +121,9 @@ edges_each(edges_round *round, visitproc visit,
             if (NT_UNLIKELY(round->status != NT_OK)) {
                 return;
             }
+            if (NT_UNLIKELY(py_compat_may_borrow(traverse))) {
+                py_compat_each_borrowed(object, give_back, round);
+            }
         }
     }
     heap->graph.first[i] = (uint32_t)(round->cursor - heap->graph.targets);
@@ -126,9 +137,16 @@ edges_visit_hashed(PyObject *object, void *arg)
 }
 
 static void
+edges_give_back_hashed(void *arg, PyObject *object)
+{
+    edges_round *round = arg;
+    edges_give_back(round, walk_find_hashed(round->index, (uintptr_t)object));
+}
+
+static void
 edges_each_hashed(edges_round *round)
 {
-    edges_each(round, edges_visit_hashed, walk_find_hashed);
+    edges_each(round, edges_visit_hashed, edges_give_back_hashed, walk_find_hashed);
 }
 
 static int
@@ -139,9 +157,16 @@ edges_visit_chunked(PyObject *object, void *arg)
 }
 
 static void
+edges_give_back_chunked(void *arg, PyObject *object)
+{
+    edges_round *round = arg;
+    edges_give_back(round, walk_find_chunked(round->index, (uintptr_t)object));
+}
+
+static void
 edges_each_chunked(edges_round *round)
 {
-    edges_each(round, edges_visit_chunked, walk_find_chunked);
+    edges_each(round, edges_visit_chunked, edges_give_back_chunked, walk_find_chunked);
 }
 
 #if defined(__x86_64__)
@@ -156,7 +181,7 @@ edges_visit_counted(PyObject *object, void *arg)
 __attribute__((target("popcnt"))) static void
 edges_each_counted(edges_round *round)
 {
-    edges_each(round, edges_visit_counted, walk_find_chunked);
+    edges_each(round, edges_visit_counted, edges_give_back_chunked, walk_find_chunked);
 }
 #endif
 

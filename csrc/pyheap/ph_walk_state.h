@@ -18,6 +18,7 @@
 #define PH_WALK_STATE_H
 
 #include "py_compat.h"
+#include "py_compat_objects.h"
 #include "base/nt_map.h"
 #include "ph_walk.h"
 

@@ -1,40 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE 1 /* pipe2 */
+#endif
 #include "py_compat.h"
 
-#if !defined(PYPY_VERSION) && !defined(Py_GIL_DISABLED) &&                             \
-    PY_VERSION_HEX >= 0x030A0000 && PY_VERSION_HEX < 0x030E0000
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#if !defined(PYPY_VERSION) && !defined(Py_GIL_DISABLED) && PY_VERSION_HEX >= 0x030A0000
 #define COMPAT_KNOWN 1
 #else
 #define COMPAT_KNOWN 0
 #endif
 
 /*
- * The collector's lists within its state, the same in 3.10 to 3.13:
+ * The collector's state lies within the interpreter's. In it each generation is a head
+ * and, somewhere behind it, two numbers, the threshold and a count; the generations are
+ * an array; the head of what is frozen is near them.
  *
- *     generation 0   next, prev, threshold (int), count (int)
- *     generation 1   the same
- *     generation 2   the same
- *     address of generation 0
- *     frozen         next, prev, threshold, count
+ *     first                    stride
+ *     |----------------------->|----------------->|
+ *     state of an interpreter  generation 0       generation 1     ...     frozen
  */
-typedef struct compat_generation {
-    ph_gc_link head;
-    int threshold;
-    int count;
-} compat_generation;
+typedef struct compat_places {
+    uintptr_t first;  /* bytes from an interpreter's state to generation 0; 0: not
+                       * learnt yet */
+    uintptr_t stride; /* from one generation's head to the next one's */
+    intptr_t frozen;  /* from generation 0's head */
+} compat_places;
 
-typedef struct compat_lists {
-    compat_generation generations[PH_GC_GENERATIONS];
-    const compat_generation *generation0;
-    compat_generation frozen;
-} compat_lists;
-
-/* The state of the collector lies within the interpreter's, which is smaller. */
-#define COMPAT_MOST_OFFSET ((uintptr_t)1 << 20)
-
-/* Where the lists lie, from the beginning of an interpreter's state: the same for all
- * interpreters of a process. 0: not found yet. */
-static uintptr_t compat_offset;
+/* The same for all interpreters of a process. guard: the GIL */
+static compat_places compat_learnt;
 
 /* The last interpreter in which all checks held. */
 static int64_t compat_checked = -1;
@@ -42,11 +39,12 @@ static int64_t compat_checked = -1;
 static nt_status
 compat_refuse(nt_error *err, const char *what)
 {
+    const char *version = Py_GetVersion();
     PyErr_Clear();
     return nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
-                   "this Python (%.32s) keeps the garbage collector's lists otherwise "
-                   "than CPython 3.10 to 3.13: %s",
-                   PY_VERSION, what);
+                   "the garbage collector's lists are not found in this Python "
+                   "(%.*s): %s",
+                   (int)strcspn(version, " "), version, what);
 }
 
 #if COMPAT_KNOWN
@@ -58,60 +56,56 @@ compat_refuse(nt_error *err, const char *what)
 /* Python code in an audit hook, or another thread, may come between two counts. */
 #define COMPAT_TRIES 5
 
-static const compat_lists *
-compat_lists_of(PyInterpreterState *interpreter)
+/* An interpreter's state is smaller than this. */
+#define COMPAT_MOST_OFFSET ((uintptr_t)1 << 20)
+
+/* What lies in the state is aligned to this at least. */
+#define COMPAT_STEP 4
+
+/* A head, a threshold and a count take 24 bytes; a release may add some. */
+#define COMPAT_MOST_STRIDE 64
+
+/* How far before generation 0 and behind the last one frozen's head is looked for. */
+#define COMPAT_REACH 512
+
+static const ph_gc_link *
+compat_head(PyInterpreterState *interpreter, unsigned generation)
 {
-    return (const compat_lists *)((uintptr_t)interpreter + compat_offset);
+    return (const ph_gc_link *)((uintptr_t)interpreter + compat_learnt.first +
+                                generation * compat_learnt.stride);
 }
 
-/* The offset of the lists, learnt from where a new object is appended; 0 if that is
- * not within the interpreter's state. */
-static uintptr_t
-compat_find_offset(void)
+static const ph_gc_link *
+compat_frozen(PyInterpreterState *interpreter)
 {
-    PyObject *fresh = PyList_New(0);
-    if (fresh == NULL) {
-        return 0;
-    }
-    const ph_gc_link *link = (const ph_gc_link *)fresh - 1;
-    const uintptr_t begin = (uintptr_t)PyInterpreterState_Get();
-    uintptr_t offset = link->next - begin;
-    if (link->next < begin || offset > COMPAT_MOST_OFFSET || offset % 8 != 0 ||
-        ph_gc_prev(ph_gc_next(link)) != link) {
-        offset = 0;
-    }
-    Py_DECREF(fresh);
-    return offset;
+    return (const ph_gc_link *)((uintptr_t)interpreter + compat_learnt.first +
+                                (uintptr_t)compat_learnt.frozen);
 }
 
-static PyObject *
-compat_call(const char *function, int generation)
-{
-    PyObject *gc = PyImport_ImportModule("gc");
-    PyObject *result = NULL;
-    if (gc != NULL) {
-        result = generation < 0 ? PyObject_CallMethod(gc, function, NULL)
-                                : PyObject_CallMethod(gc, function, "i", generation);
-        Py_DECREF(gc);
-    }
-    return result;
-}
+/* ---- what may be a head ---------------------------------------------------------- */
 
+/* Copies memory that may not be there: the kernel answers where a read would end the
+ * process. `pipe` is one that is empty. */
 static bool
-compat_thresholds_match(const compat_lists *lists)
+compat_peek(const int *pipe, uintptr_t from, void *to, size_t bytes)
 {
-    PyObject *told = compat_call("get_threshold", -1);
-    int seen[PH_GC_GENERATIONS];
-    bool same = told != NULL && PyTuple_Check(told) &&
-                PyArg_ParseTuple(told, "iii", &seen[0], &seen[1], &seen[2]);
-    for (int k = 0; same && k < PH_GC_GENERATIONS; k++) {
-        same = lists->generations[k].threshold == seen[k];
-    }
-    Py_XDECREF(told);
-    return same;
+    return write(pipe[1], (const void *)from, bytes) == (ssize_t)bytes &&
+           read(pipe[0], to, bytes) == (ssize_t)bytes;
 }
 
-/* Links in a list, counted up to COMPAT_MOST_COUNTED; -1 if it is not a ring. */
+/* Whether the links before and behind this one, wherever they are, name it. */
+static bool
+compat_is_linked(const int *pipe, uintptr_t address)
+{
+    ph_gc_link link, next, prev;
+    return compat_peek(pipe, address, &link, sizeof link) && link.next != 0 &&
+           link.next % COMPAT_STEP == 0 && link.prev % COMPAT_STEP == 0 &&
+           compat_peek(pipe, link.next, &next, sizeof next) &&
+           (next.prev & ~PH_GC_PREV_FLAGS) == address &&
+           compat_peek(pipe, link.prev, &prev, sizeof prev) && prev.next == address;
+}
+
+/* Links in a ring, counted up to COMPAT_MOST_COUNTED; -1 if it is not closed. */
 static Py_ssize_t
 compat_length(const ph_gc_link *head)
 {
@@ -128,11 +122,35 @@ compat_length(const ph_gc_link *head)
     return count - 1;
 }
 
+/* ---- what the gc module says ----------------------------------------------------- */
+
+static PyObject *
+compat_call(const char *function, int generation)
+{
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *result = NULL;
+    if (gc != NULL) {
+        result = generation < 0 ? PyObject_CallMethod(gc, function, NULL)
+                                : PyObject_CallMethod(gc, function, "i", generation);
+        Py_DECREF(gc);
+    }
+    return result;
+}
+
+static bool
+compat_told_thresholds(int out[PH_GC_GENERATIONS])
+{
+    PyObject *told = compat_call("get_threshold", -1);
+    const bool fine = told != NULL && PyTuple_Check(told) &&
+                      PyArg_ParseTuple(told, "iii", &out[0], &out[1], &out[2]);
+    Py_XDECREF(told);
+    return fine;
+}
+
 /* Whether gc.get_objects gives as many objects of a generation as its list has. */
 static bool
-compat_length_matches(const compat_lists *lists, int generation)
+compat_length_matches(const ph_gc_link *head, int generation)
 {
-    const ph_gc_link *head = &lists->generations[generation].head;
     for (int i = 0; i < COMPAT_TRIES; i++) {
         const Py_ssize_t before = compat_length(head);
         if (before < 0 || before >= COMPAT_MOST_COUNTED) {
@@ -154,35 +172,161 @@ compat_length_matches(const compat_lists *lists, int generation)
     return false;
 }
 
+/* Whether a ring has as many links as objects are frozen. */
 static bool
-compat_frozen_matches(const compat_lists *lists)
+compat_frozen_matches(const ph_gc_link *head)
 {
     PyObject *told = compat_call("get_freeze_count", -1);
     const Py_ssize_t count = told != NULL ? PyLong_AsSsize_t(told) : -1;
     Py_XDECREF(told);
-    const Py_ssize_t length = compat_length(&lists->frozen.head);
+    const Py_ssize_t length = compat_length(head);
     return count >= 0 && (length == count || (length >= COMPAT_MOST_COUNTED &&
                                               count >= COMPAT_MOST_COUNTED));
 }
 
-static nt_status
-compat_check(const compat_lists *lists, nt_error *err)
+/* ---- learning the places --------------------------------------------------------- */
+
+/* Generation 0 is where a new object is appended, if that is within the state. */
+static bool
+compat_learn_first(uintptr_t state, compat_places *places)
 {
-    if (lists->generation0 != &lists->generations[0]) {
-        return compat_refuse(err, "no pointer back to generation 0");
+    PyObject *fresh = PyList_New(0);
+    if (fresh == NULL) {
+        return false;
     }
-    if (!compat_thresholds_match(lists)) {
-        return compat_refuse(err, "the thresholds are not those of gc.get_threshold()");
+    const ph_gc_link *link = (const ph_gc_link *)fresh - 1;
+    places->first = link->next - state;
+    const bool fine = link->next > state && places->first < COMPAT_MOST_OFFSET &&
+                      places->first % COMPAT_STEP == 0 &&
+                      ph_gc_prev(ph_gc_next(link)) == link;
+    Py_DECREF(fresh);
+    return fine;
+}
+
+/* Whether every generation's threshold stands at one distance from its head. */
+static bool
+compat_has_thresholds(uintptr_t first, uintptr_t stride, const int *told)
+{
+    for (uintptr_t at = sizeof(ph_gc_link); at + sizeof(int) <= stride;
+         at += COMPAT_STEP) {
+        bool same = true;
+        for (uintptr_t k = 0; same && k < PH_GC_GENERATIONS; k++) {
+            same = *(const int *)(first + k * stride + at) == told[k];
+        }
+        if (same) {
+            return true;
+        }
     }
-    for (int k = 0; k < PH_GC_GENERATIONS; k++) {
-        if (!compat_length_matches(lists, k)) {
+    return false;
+}
+
+/* The one distance at which heads follow each other with thresholds beside them. */
+static bool
+compat_learn_stride(const int *pipe, uintptr_t state, compat_places *places)
+{
+    int told[PH_GC_GENERATIONS];
+    const uintptr_t first = state + places->first;
+    unsigned found = 0;
+    if (!compat_told_thresholds(told)) {
+        return false;
+    }
+    for (uintptr_t stride = sizeof(ph_gc_link) + sizeof(int);
+         stride <= COMPAT_MOST_STRIDE; stride += COMPAT_STEP) {
+        if (compat_has_thresholds(first, stride, told) &&
+            compat_is_linked(pipe, first + stride) &&
+            compat_is_linked(pipe, first + 2 * stride)) {
+            places->stride = stride;
+            found++;
+        }
+    }
+    return found == 1;
+}
+
+/* The one other ring near the generations that has as many links as are frozen. */
+static bool
+compat_learn_frozen(const int *pipe, uintptr_t state, compat_places *places)
+{
+    const uintptr_t first = state + places->first;
+    const uintptr_t behind = first + PH_GC_GENERATIONS * places->stride;
+    const uintptr_t before =
+        places->first < COMPAT_REACH ? state : first - COMPAT_REACH;
+    unsigned found = 0;
+    for (uintptr_t at = before; at < behind + COMPAT_REACH; at += COMPAT_STEP) {
+        const bool own = at + sizeof(ph_gc_link) > first && at < behind;
+        if (!own && compat_is_linked(pipe, at) &&
+            compat_frozen_matches((const ph_gc_link *)at)) {
+            places->frozen = (intptr_t)(at - first);
+            found++;
+        }
+    }
+    return found == 1;
+}
+
+/* ---- both together --------------------------------------------------------------- */
+
+static nt_status
+compat_learn(uintptr_t state, nt_error *err)
+{
+    compat_places places = {.first = 0};
+    int ends[2];
+    if (!compat_learn_first(state, &places)) {
+        return compat_refuse(err, "a new object is not at the end of generation 0");
+    }
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+        return compat_refuse(err, "no pipe could be opened to look for them");
+    }
+    const bool stride = compat_learn_stride(ends, state, &places);
+    const bool frozen = stride && compat_learn_frozen(ends, state, &places);
+    close(ends[0]);
+    close(ends[1]);
+    if (!stride) {
+        return compat_refuse(err, "no lists with the thresholds of gc.get_threshold()");
+    }
+    if (!frozen) {
+        return compat_refuse(err,
+                             "no list, or several, of gc.get_freeze_count() objects");
+    }
+    compat_learnt = places;
+    return NT_OK;
+}
+
+/* Whether the places that were learnt hold in this interpreter. */
+static nt_status
+compat_check(PyInterpreterState *interpreter, nt_error *err)
+{
+    compat_places fresh;
+    int told[PH_GC_GENERATIONS];
+    if (!compat_learn_first((uintptr_t)interpreter, &fresh) ||
+        fresh.first != compat_learnt.first) {
+        return compat_refuse(err, "a new object is not at the end of generation 0");
+    }
+    for (unsigned k = 0; k < PH_GC_GENERATIONS; k++) {
+        if (!compat_length_matches(compat_head(interpreter, k), (int)k)) {
             return compat_refuse(err, "a list is not what gc.get_objects() gives");
         }
     }
-    if (!compat_frozen_matches(lists)) {
+    if (!compat_told_thresholds(told) ||
+        !compat_has_thresholds((uintptr_t)compat_head(interpreter, 0),
+                               compat_learnt.stride, told)) {
+        return compat_refuse(err, "the thresholds are not those of gc.get_threshold()");
+    }
+    if (!compat_frozen_matches(compat_frozen(interpreter))) {
         return compat_refuse(err, "the frozen objects are not gc.get_freeze_count()");
     }
     return NT_OK;
+}
+
+/* Why this release's lists mean something else, or NULL. */
+static const char *
+compat_other_collector(void)
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    if (Py_Version >= 0x030E0000 && Py_Version < 0x030E0500) {
+        return "3.14.0 to 3.14.4 collect in increments, which can't be foreseen; "
+               "3.14.5 and later do not";
+    }
+#endif
+    return NULL;
 }
 
 nt_status
@@ -190,18 +334,20 @@ ph_gc_prepare(nt_error *err)
 {
     PyInterpreterState *interpreter = PyInterpreterState_Get();
     const int64_t id = PyInterpreterState_GetID(interpreter);
-    if (id == compat_checked && compat_offset != 0) {
+    if (id == compat_checked) {
         return NT_OK;
     }
-    const uintptr_t offset = compat_find_offset();
-    if (offset == 0 || (compat_offset != 0 && offset != compat_offset)) {
-        return compat_refuse(err, "a new object is not at the end of generation 0");
+    const char *other = compat_other_collector();
+    if (other != NULL) {
+        return compat_refuse(err, other);
     }
-    const uintptr_t before = compat_offset;
-    compat_offset = offset;
-    const nt_status status = compat_check(compat_lists_of(interpreter), err);
+    const compat_places before = compat_learnt;
+    if (before.first == 0) {
+        NT_TRY(compat_learn((uintptr_t)interpreter, err));
+    }
+    const nt_status status = compat_check(interpreter, err);
     if (status != NT_OK) {
-        compat_offset = before;
+        compat_learnt = before;
         return status;
     }
     compat_checked = id;
@@ -211,17 +357,18 @@ ph_gc_prepare(nt_error *err)
 bool
 ph_gc_get_lists(ph_gc_lists *lists)
 {
-    if (compat_offset == 0) {
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    if (compat_learnt.first == 0) {
         return false;
     }
-    const compat_lists *found = compat_lists_of(PyInterpreterState_Get());
-    if (found->generation0 != &found->generations[0]) {
-        return false;
+    for (unsigned k = 0; k < PH_GC_GENERATIONS; k++) {
+        const ph_gc_link *head = compat_head(interpreter, k);
+        if (head->next == 0 || ph_gc_prev(ph_gc_next(head)) != head) {
+            return false;
+        }
+        lists->generations[k] = head;
     }
-    for (int k = 0; k < PH_GC_GENERATIONS; k++) {
-        lists->generations[k] = &found->generations[k].head;
-    }
-    lists->frozen = &found->frozen.head;
+    lists->frozen = compat_frozen(interpreter);
     return true;
 }
 
@@ -231,7 +378,7 @@ nt_status
 ph_gc_prepare(nt_error *err)
 {
     (void)compat_checked;
-    (void)compat_offset;
+    (void)compat_learnt;
 #if defined(Py_GIL_DISABLED)
     return compat_refuse(err, "a free-threaded build has no such lists");
 #else

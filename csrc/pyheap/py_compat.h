@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lists of the garbage collector, which depend on Python's version. Known for the
- * GIL builds of CPython 3.10 to 3.13. What is read here is checked against the running
- * interpreter before it is believed. GIL held throughout.
+ * The lists of the garbage collector, for builds of CPython with the GIL from 3.10 on.
+ * Where they lie differs between versions, patch releases too, and is learnt from the
+ * running interpreter: no offset is written here. GIL held throughout.
  */
 #ifndef PY_COMPAT_H
 #define PY_COMPAT_H
@@ -12,11 +12,12 @@
 
 #include "base/nt_base.h"
 
-/* What stands before every object that the collector may track, and heads its lists. */
+/* What stands before every object that the collector may track, and heads its lists.
+ * Objects are aligned to 16 bytes, the heads of some releases only to 4. */
 typedef struct ph_gc_link {
     uintptr_t next; /* address of the next link; 0 in an object that is not tracked */
     uintptr_t prev; /* address of the one before; the two lowest bits are flags */
-} ph_gc_link;
+} __attribute__((packed, aligned(4))) ph_gc_link;
 
 #define PH_GC_PREV_FLAGS ((uintptr_t)3)
 #define PH_GC_GENERATIONS 3
@@ -28,11 +29,12 @@ typedef struct ph_gc_lists {
 } ph_gc_lists;
 
 /*
- * Finds the lists of the running interpreter: the list that a new object is appended
- * to is generation 0, and the others lie behind it. NT_REFUSED with the reason unless
- * thresholds, the pointer back to generation 0 and the lengths of the lists are what
- * the gc module says. Creates Python objects; never leaves an exception set. Nearly
- * free once it has succeeded in an interpreter.
+ * Finds the lists of the running interpreter. The list that a new object is appended to
+ * is generation 0; the other heads are looked for near it, and each has to prove
+ * itself: a closed ring of as many links as the gc module counts objects, and beside
+ * the heads of the generations their thresholds. NT_REFUSED with the reason where there
+ * is no such place, or more than one. Creates Python objects; never leaves an exception
+ * set. Nearly free once it has succeeded in an interpreter.
  */
 nt_status
 ph_gc_prepare(nt_error *err) NT_CHECKED;

@@ -10,6 +10,9 @@
 #pragma GCC diagnostic ignored "-Wsign-compare"
 #pragma GCC diagnostic ignored "-Wpedantic"
 #include "internal/pycore_frame.h"
+#if PY_VERSION_HEX >= 0x030E0000
+#include "internal/pycore_interpframe.h"
+#endif
 #pragma GCC diagnostic pop
 #endif
 
@@ -46,7 +49,7 @@ py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *c
     for (; frame != NULL; frame = frame->f_back) {
         py_compat_frame read;
         if (py_compat_frame_read((PyObject *)frame, &read)) {
-            const int stop = visit(ctx, &read, false);
+            const int stop = visit(ctx, &read);
             if (stop != 0) {
                 return stop;
             }
@@ -67,51 +70,21 @@ frames_first(PyThreadState *thread)
 #endif
 }
 
-/* False for a frame that is being built, and for what stands between C and Python. */
-static bool
-frames_read(_PyInterpreterFrame *frame, py_compat_frame *out)
-{
-    if (_PyFrame_IsIncomplete(frame)) {
-        return false;
-    }
-#if PY_VERSION_HEX >= 0x030D0000
-    PyCodeObject *code = _PyFrame_GetCode(frame);
-    PyObject *function = frame->f_funcobj;
-#elif PY_VERSION_HEX >= 0x030C0000
-    PyCodeObject *code = frame->f_code;
-    PyObject *function = frame->f_funcobj;
-#else
-    PyCodeObject *code = frame->f_code;
-    PyObject *function = (PyObject *)frame->f_func;
-#endif
-    const int unit = (int)sizeof(_Py_CODEUNIT);
-    const int top = frame->stacktop; /* below zero while the frame itself runs */
-    const int named = code->co_nlocalsplus;
-    *out = (py_compat_frame){
-        .code = code,
-        .line = PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(frame) * unit),
-        .values = frame->localsplus,
-        .named = named,
-        .count = top > named ? top : named,
-        .locals = frame->f_locals,
-        .globals = frame->f_globals,
-        .builtins = frame->f_builtins,
-        .function = function,
-    };
-    return true;
-}
-
 int
 py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx)
 {
     _PyInterpreterFrame *frame = frames_first(thread);
     for (; frame != NULL; frame = frame->previous) {
         py_compat_frame read;
-        if (frames_read(frame, &read)) {
-            const int stop = visit(ctx, &read, frame->stacktop >= 0);
-            if (stop != 0) {
-                return stop;
-            }
+        /* Passed over: what is being built, and what stands between C and Python. */
+        if (_PyFrame_IsIncomplete(frame) || !py_compat_frame_read_data(frame, &read)) {
+            continue;
+        }
+        read.globals = frame->f_globals;
+        read.builtins = frame->f_builtins;
+        const int stop = visit(ctx, &read);
+        if (stop != 0) {
+            return stop;
         }
     }
     return 0;

@@ -9,11 +9,8 @@
 
 #include "py_compat_objects.h"
 
-/* Not 0 ends the round. `frame->values` beyond `named` are what it was computing, as
- * far as the interpreter wrote down how many there are; it did if the frame `waits` for
- * a call from Python to Python, whose arguments are not among them any more. */
-typedef int (*py_compat_frame_visit)(void *ctx, const py_compat_frame *frame,
-                                     bool waits);
+/* Not 0 ends the round. */
+typedef int (*py_compat_frame_visit)(void *ctx, const py_compat_frame *frame);
 
 /* The thread's frames, the innermost first. Returns what ended the round, or 0. */
 int

@@ -16,6 +16,10 @@
 #include "internal/pycore_dict.h"
 #include "internal/pycore_frame.h"
 #include "internal/pycore_object.h"
+#if PY_VERSION_HEX >= 0x030E0000
+#include "internal/pycore_interpframe.h"
+#include "internal/pycore_stackref.h"
+#endif
 #pragma GCC diagnostic pop
 #endif
 
@@ -162,6 +166,22 @@ py_compat_frame_read(PyObject *object, py_compat_frame *out)
 }
 
 PyObject *
+py_compat_frame_value(const py_compat_frame *frame, Py_ssize_t at, bool *held)
+{
+    (void)frame;
+    (void)at;
+    (void)held;
+    return NULL;
+}
+
+void
+py_compat_generator_read(PyObject *object, py_compat_generator *out)
+{
+    (void)object;
+    *out = (py_compat_generator){.name = NULL};
+}
+
+PyObject *
 py_compat_local_name(PyCodeObject *code, Py_ssize_t index)
 {
     (void)code;
@@ -176,7 +196,58 @@ py_compat_first_free(PyCodeObject *code)
     return -1;
 }
 
-#elif PY_VERSION_HEX < 0x030B0000
+#else
+
+#if PY_VERSION_HEX >= 0x030E0000
+
+/* The object of a reference in a frame; NULL for none and for a bare number. */
+static PyObject *
+objects_of_ref(_PyStackRef ref)
+{
+    return PyStackRef_IsNullOrInt(ref) ? NULL : PyStackRef_AsPyObjectBorrow(ref);
+}
+
+PyObject *
+py_compat_frame_value(const py_compat_frame *frame, Py_ssize_t at, bool *held)
+{
+    const _PyStackRef ref = ((const _PyStackRef *)frame->values)[at];
+    if (held != NULL) {
+        *held = PyStackRef_RefcountOnObject(ref);
+    }
+    return objects_of_ref(ref);
+}
+
+#else
+
+PyObject *
+py_compat_frame_value(const py_compat_frame *frame, Py_ssize_t at, bool *held)
+{
+    if (held != NULL) {
+        *held = true;
+    }
+    return ((PyObject *const *)frame->values)[at];
+}
+
+#endif
+
+void
+py_compat_generator_read(PyObject *object, py_compat_generator *out)
+{
+    const PyGenObject *generator = (const PyGenObject *)object;
+    *out = (py_compat_generator){
+        .name = generator->gi_name,
+        .qualname = generator->gi_qualname,
+        .handled = generator->gi_exc_state.exc_value,
+    };
+#if PY_VERSION_HEX < 0x030B0000
+    out->handled_traceback = generator->gi_exc_state.exc_traceback;
+#else
+    /* A plain generator has the field and leaves what was there. */
+    out->origin = PyGen_CheckExact(object) ? NULL : generator->gi_origin_or_finalizer;
+#endif
+}
+
+#if PY_VERSION_HEX < 0x030B0000
 
 bool
 py_compat_frame_read(PyObject *object, py_compat_frame *out)
@@ -240,7 +311,11 @@ static PyCodeObject *
 objects_frame_code(_PyInterpreterFrame *frame)
 {
 #if PY_VERSION_HEX >= 0x030D0000
+#if PY_VERSION_HEX >= 0x030E0000
+    PyObject *code = objects_of_ref(frame->f_executable);
+#else
     PyObject *code = frame->f_executable;
+#endif
     return code != NULL && PyCode_Check(code) ? (PyCodeObject *)code : NULL;
 #else
     return frame->f_code;
@@ -257,27 +332,57 @@ objects_frame_data(PyObject *object)
     PyGenObject *generator = (PyGenObject *)object;
     return generator->gi_frame_state >= FRAME_CLEARED
                ? NULL
-               : (_PyInterpreterFrame *)generator->gi_iframe;
+               : (_PyInterpreterFrame *)&generator->gi_iframe;
+}
+
+/* How many values stand in a frame, variables included; below 0 where it runs and that
+ * is not written down. A frame that was torn down has none. */
+static Py_ssize_t
+objects_frame_top(const _PyInterpreterFrame *frame, const PyCodeObject *code)
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    const Py_ssize_t top =
+        frame->stackpointer == NULL ? -1 : frame->stackpointer - frame->localsplus;
+    return top > code->co_nlocalsplus + code->co_stacksize ? -1 : top;
+#else
+    (void)code;
+    return frame->stacktop;
+#endif
+}
+
+bool
+py_compat_frame_read_data(_PyInterpreterFrame *frame, py_compat_frame *out)
+{
+    PyCodeObject *code = objects_frame_code(frame);
+    if (code == NULL) {
+        return false;
+    }
+    *out = (py_compat_frame){.code = code, .values = frame->localsplus};
+    const int unit = (int)sizeof(_Py_CODEUNIT);
+    out->line = PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(frame) * unit);
+    out->locals = frame->f_locals;
+#if PY_VERSION_HEX >= 0x030E0000
+    out->function = objects_of_ref(frame->f_funcobj);
+#elif PY_VERSION_HEX >= 0x030C0000
+    out->function = frame->f_funcobj;
+#else
+    out->function = (PyObject *)frame->f_func;
+#endif
+    const Py_ssize_t top = objects_frame_top(frame, code);
+    out->named = top >= 0 && top < code->co_nlocalsplus ? top : code->co_nlocalsplus;
+    out->count = top > out->named ? top : out->named;
+    out->whole = top >= 0;
+    return true;
 }
 
 bool
 py_compat_frame_read(PyObject *object, py_compat_frame *out)
 {
-    memset(out, 0, sizeof *out);
     _PyInterpreterFrame *frame = objects_frame_data(object);
-    PyCodeObject *code = frame == NULL ? NULL : objects_frame_code(frame);
-    if (code == NULL) {
+    if (frame == NULL || !py_compat_frame_read_data(frame, out)) {
+        *out = (py_compat_frame){.code = NULL};
         return false;
     }
-    out->code = code;
-    const int unit = (int)sizeof(_Py_CODEUNIT);
-    out->line = PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(frame) * unit);
-    out->locals = frame->f_locals;
-#if PY_VERSION_HEX >= 0x030C0000
-    out->function = frame->f_funcobj;
-#else
-    out->function = (PyObject *)frame->f_func;
-#endif
     if (PyFrame_Check(object)) {
         PyFrameObject *self = (PyFrameObject *)object;
         out->back = (PyObject *)self->f_back;
@@ -286,12 +391,6 @@ py_compat_frame_read(PyObject *object, py_compat_frame *out)
     } else {
         out->frame = (PyObject *)frame->frame_obj;
     }
-    /* While a frame runs its depth is below zero: then only the variables, which
-     * stand in their places, are known. A frame that was torn down has depth 0. */
-    const int top = frame->stacktop;
-    out->values = frame->localsplus;
-    out->named = top >= 0 && top < code->co_nlocalsplus ? top : code->co_nlocalsplus;
-    out->count = top > out->named ? top : out->named;
     return true;
 }
 
@@ -308,6 +407,124 @@ Py_ssize_t
 py_compat_first_free(PyCodeObject *code)
 {
     return code->co_nlocalsplus - code->co_nfreevars;
+}
+
+#endif
+
+#endif
+
+/* ---- borrowed references --------------------------------------------------------- */
+
+#if PY_COMPAT_BORROWS
+
+static void
+objects_visit_borrowed(_PyStackRef ref, py_compat_borrowed_visit visit, void *ctx)
+{
+    PyObject *object = objects_of_ref(ref);
+    if (object != NULL && !PyStackRef_RefcountOnObject(ref)) {
+        visit(ctx, object);
+    }
+}
+
+void
+py_compat_each_borrowed(PyObject *object, py_compat_borrowed_visit visit, void *ctx)
+{
+    _PyInterpreterFrame *frame = objects_frame_data(object);
+    const PyCodeObject *code = frame == NULL ? NULL : objects_frame_code(frame);
+    /* A frame object shows only what has become its own. */
+    if (code == NULL ||
+        (PyFrame_Check(object) && frame->owner != FRAME_OWNED_BY_FRAME_OBJECT)) {
+        return;
+    }
+    const Py_ssize_t top = objects_frame_top(frame, code);
+    objects_visit_borrowed(frame->f_funcobj, visit, ctx);
+    for (Py_ssize_t at = 0; at < top; at++) {
+        objects_visit_borrowed(frame->localsplus[at], visit, ctx);
+    }
+}
+
+typedef struct objects_count {
+    const PyObject *target;
+    Py_ssize_t shown;
+    Py_ssize_t borrowed;
+} objects_count;
+
+static int
+objects_count_shown(PyObject *object, void *ctx)
+{
+    objects_count *count = ctx;
+    count->shown += object == count->target;
+    return 0;
+}
+
+static void
+objects_count_borrowed(void *ctx, PyObject *object)
+{
+    objects_count *count = ctx;
+    count->borrowed += object == count->target;
+}
+
+/* Whether a row of the probes, (generator, operand, references held), is as it says. */
+static bool
+objects_check_row(PyObject *row)
+{
+    PyObject *generator, *operand;
+    Py_ssize_t held;
+    if (!PyTuple_Check(row) ||
+        !PyArg_ParseTuple(row, "OOn", &generator, &operand, &held) ||
+        !py_compat_may_borrow(Py_TYPE(generator)->tp_traverse)) {
+        return false;
+    }
+    objects_count count = {.target = operand};
+    (void)Py_TYPE(generator)->tp_traverse(generator, objects_count_shown, &count);
+    py_compat_each_borrowed(generator, objects_count_borrowed, &count);
+    return count.shown - count.borrowed == held;
+}
+
+static bool
+objects_check_rows(void)
+{
+    PyObject *module = PyImport_ImportModule("neutracer.heap.probes");
+    PyObject *rows =
+        module == NULL ? NULL : PyObject_CallMethod(module, "borrowers", NULL);
+    bool fine = rows != NULL && PyList_CheckExact(rows) && PyList_GET_SIZE(rows) > 0;
+    for (Py_ssize_t at = 0; fine && at < PyList_GET_SIZE(rows); at++) {
+        fine = objects_check_row(PyList_GET_ITEM(rows, at));
+    }
+    Py_XDECREF(rows);
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return fine;
+}
+
+nt_status
+py_compat_check_borrowed(nt_error *err)
+{
+    static bool checked = false; /* guard: the GIL */
+    checked = checked || objects_check_rows();
+    const char *running = Py_GetVersion();
+    return checked ? NT_OK
+                   : nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
+                             "the operands of generators are not found in this Python "
+                             "(%.*s): neutracer was built for %s",
+                             (int)strcspn(running, " "), running, PY_VERSION);
+}
+
+#else
+
+void
+py_compat_each_borrowed(PyObject *object, py_compat_borrowed_visit visit, void *ctx)
+{
+    (void)object;
+    (void)visit;
+    (void)ctx;
+}
+
+nt_status
+py_compat_check_borrowed(nt_error *err)
+{
+    (void)err;
+    return NT_OK;
 }
 
 #endif

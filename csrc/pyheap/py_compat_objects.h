@@ -14,8 +14,10 @@
 
 #include <stdbool.h>
 
-/* CPython 3.10 to 3.13 with the GIL. */
-#if PY_VERSION_HEX >= 0x030A0000 && PY_VERSION_HEX < 0x030E0000 &&                     \
+#include "base/nt_base.h"
+
+/* CPython 3.10 to 3.15 with the GIL. */
+#if PY_VERSION_HEX >= 0x030A0000 && PY_VERSION_HEX < 0x03100000 &&                     \
     !defined(Py_GIL_DISABLED) && !defined(PYPY_VERSION)
 #define PY_COMPAT_OBJECTS_KNOWN 1
 #else
@@ -42,9 +44,13 @@ py_compat_each_inline(PyObject *object, py_compat_visit visit, void *ctx);
 typedef struct py_compat_frame {
     PyCodeObject *code;
     int line;           /* where it stands; 0 or less: unknown */
-    PyObject **values;  /* its variables, and behind them what it was computing */
-    Py_ssize_t named;   /* variables; any of them may be NULL */
+    const void *values; /* its variables, and behind them what it was computing: for
+                         * py_compat_frame_value; NULL where it has none of its own */
+    Py_ssize_t named;   /* variables; any of them may be missing */
     Py_ssize_t count;   /* variables and what is behind them */
+    bool whole;         /* nothing that it was computing is missing: so it is from 3.14
+                         * on, and before where the frame is suspended or waits for a
+                         * call from Python to Python, which took its arguments over */
     PyObject *frame;    /* a generator's frame object, where there is one */
     PyObject *back;     /* the frame below it, where it holds that */
     PyObject *trace;    /* its trace function */
@@ -57,6 +63,60 @@ typedef struct py_compat_frame {
 /* False for a generator that is done, a frame that is not built, or no known Python. */
 bool
 py_compat_frame_read(PyObject *object, py_compat_frame *out);
+
+#if PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030B0000
+/* The same of the data of a frame that runs, which is no object. False also for what
+ * has no code. */
+bool
+py_compat_frame_read_data(struct _PyInterpreterFrame *frame, py_compat_frame *out);
+#endif
+
+/* What stands at a place below frame->count among its values; NULL: nothing. *held,
+ * where asked for: whether the frame holds a reference of its own to it. */
+PyObject *
+py_compat_frame_value(const py_compat_frame *frame, Py_ssize_t at, bool *held);
+
+/* What a generator, coroutine or asynchronous generator holds besides its frame. */
+typedef struct py_compat_generator {
+    PyObject *name;
+    PyObject *qualname;
+    PyObject *handled;           /* the exception that it is handling */
+    PyObject *handled_traceback; /* and its traceback, where that is kept apart */
+    PyObject *origin;            /* where a coroutine was made, or a finalizer */
+} py_compat_generator;
+
+void
+py_compat_generator_read(PyObject *object, py_compat_generator *out);
+
+/*
+ * From 3.14 on a frame's operands may be borrowed from its variables. tp_traverse shows
+ * them as if they were held, and the collector alone can tell them apart: whoever
+ * counts has to give these back.
+ */
+#define PY_COMPAT_BORROWS (PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030E0000)
+
+typedef void (*py_compat_borrowed_visit)(void *ctx, PyObject *borrowed);
+
+/* Whether objects whose type has this tp_traverse may borrow. */
+static inline bool
+py_compat_may_borrow(traverseproc traverse)
+{
+    return PY_COMPAT_BORROWS &&
+           (traverse == PyGen_Type.tp_traverse || traverse == PyCoro_Type.tp_traverse ||
+            traverse == PyAsyncGen_Type.tp_traverse ||
+            traverse == PyFrame_Type.tp_traverse);
+}
+
+/* What tp_traverse of such an object shows and the object does not hold, once for each
+ * time. */
+void
+py_compat_each_borrowed(PyObject *object, py_compat_borrowed_visit visit, void *ctx);
+
+/* Holds py_compat_each_borrowed against generators whose references were counted;
+ * NT_REFUSED with the reason where they differ. Creates Python objects; never leaves an
+ * exception set. Nearly free once it has succeeded. */
+nt_status
+py_compat_check_borrowed(nt_error *err) NT_CHECKED;
 
 /* The name of a variable by its place among a frame's values; NULL if unknown. */
 PyObject *

@@ -3,7 +3,7 @@
 
 #include <frameobject.h>
 
-#if PY_VERSION_HEX < 0x030A0000 || PY_VERSION_HEX >= 0x030E0000 ||                     \
+#if PY_VERSION_HEX < 0x030A0000 || PY_VERSION_HEX >= 0x03100000 ||                     \
     defined(Py_GIL_DISABLED)
 #define FRAMES_KNOWN 0
 #else
@@ -21,7 +21,7 @@ frames_refused() noexcept
 #if defined(Py_GIL_DISABLED)
     return "frames are not read in an interpreter without the GIL";
 #else
-    return "frames are read in CPython 3.10 to 3.13 only";
+    return "frames are read in CPython 3.10 to 3.15 only";
 #endif
 }
 
@@ -88,6 +88,18 @@ struct frame_view {
     bool is_entry;
     char owner;
 };
+#elif PY_VERSION_HEX >= 0x030E0000
+struct frame_view {
+    uintptr_t tagged; /* a code object or None; the two lowest bits are flags */
+    frame_view *previous;
+    uintptr_t function;
+    PyObject *globals, *builtins, *locals;
+    PyObject *object;
+    const char *instruction;
+    void *stackpointer;
+    uint16_t return_offset;
+    char owner;
+};
 #else
 struct frame_view {
     PyCodeObject *code; /* 3.13: a code object or None */
@@ -102,7 +114,17 @@ struct frame_view {
 #endif
 
 constexpr char OWNED_BY_GENERATOR = 1;
-constexpr char OWNED_BY_C_STACK = 3; /* from 3.12 */
+constexpr char OWNED_BY_C_STACK = 3; /* from 3.12; what is above it too */
+
+inline PyCodeObject *
+code_of(const frame_view *frame) noexcept
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    return reinterpret_cast<PyCodeObject *>(frame->tagged & ~uintptr_t{3});
+#else
+    return frame->code;
+#endif
+}
 
 inline const frame_view *
 first(PyThreadState *thread) noexcept
@@ -125,14 +147,14 @@ next(const frame_view *frame) noexcept
 inline bool
 read(const frame_view *frame, PyCodeObject **code, int *lasti) noexcept
 {
-    if (frame->owner == OWNED_BY_C_STACK || Py_TYPE(frame->code) != &PyCode_Type) {
+    if (frame->owner >= OWNED_BY_C_STACK || Py_TYPE(code_of(frame)) != &PyCode_Type) {
         return false;
     }
-    *code = frame->code;
-    *lasti = static_cast<int>(frame->instruction - frame->code->co_code_adaptive);
+    *code = code_of(frame);
+    *lasti = static_cast<int>(frame->instruction - (*code)->co_code_adaptive);
     /* Before the first traceable instruction the frame is being built. */
     return frame->owner == OWNED_BY_GENERATOR ||
-           *lasti >= frame->code->_co_firsttraceable * 2;
+           *lasti >= (*code)->_co_firsttraceable * 2;
 }
 
 #endif

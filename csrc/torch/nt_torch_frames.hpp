@@ -2,7 +2,7 @@
 /*
  * The Python frames of the calling thread, read from its own chain without the GIL. The
  * thread is stopped in C, so that the chain stands still and keeps its code objects
- * alive; nothing is written and no reference is taken. Knows CPython 3.10 to 3.13 with
+ * alive; nothing is written and no reference is taken. Knows CPython 3.10 to 3.15 with
  * the GIL; elsewhere `frames_refused` says why not.
  */
 #ifndef NT_TORCH_FRAMES_HPP

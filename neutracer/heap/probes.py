@@ -7,6 +7,7 @@ to what it found. Nothing here is of use to anybody else.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -15,10 +16,10 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from typing import Any
 
-__all__ = ["deque", "fields", "frames", "objects"]
+__all__ = ["borrowers", "deque", "fields", "frames", "objects"]
 
 
 class _Thing:
@@ -62,6 +63,62 @@ def frames() -> list[tuple[object, dict[str, object]]]:
     assert reader.__closure__ is not None
     known: dict[str, object] = {"argument": thing, "local": reader.__closure__[0]}
     return [(generator, known), (_over(thing), {"argument": thing, "local": thing})]
+
+
+def _in_list(argument: object) -> Generator[None, object, None]:
+    _ = [argument, argument, (yield)]
+
+
+def _in_call(argument: object) -> Generator[None, object, None]:
+    print(argument, (yield))
+
+
+class _Once:
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _in_coroutine(argument: object) -> None:
+    once: Any = _Once()
+    _ = [argument, await once]
+
+
+async def _in_async_generator(argument: object) -> AsyncGenerator[None, object]:
+    _ = [argument, (yield)]
+
+
+def _begun(argument: object, step: Callable[[object], Any]) -> object:
+    suspended = step(argument)
+    suspended.send(None)
+    return suspended
+
+
+def _begun_async(argument: object) -> object:
+    generator = _in_async_generator(argument)
+    # An event loop is told of generators that begin, and is not to hear of this one.
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        with contextlib.suppress(StopIteration):
+            next(generator.__anext__().__await__())
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    return generator
+
+
+def borrowers() -> list[tuple[object, object, int]]:
+    """What is suspended in an expression, an operand there, and how often it holds that."""
+    makers: list[Callable[[object], object]] = [
+        functools.partial(_begun, step=step) for step in (_in_list, _in_call, _in_coroutine)
+    ]
+    rows: list[tuple[object, object, int]] = []
+    for make in [*makers, _begun_async]:
+        thing = _Thing()
+        before = sys.getrefcount(thing)
+        probe = make(thing)
+        held = sys.getrefcount(thing) - before
+        rows.append((probe, thing, held))
+    return rows
 
 
 def _held(probe: object, kind: type) -> object:

@@ -9,6 +9,7 @@ before; of the others, what they took since this was switched on.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.live.attribution_sums import PYTORCH_FILE, LibraryUse, summed, torch_segments
-from neutracer.live.cupti_library import RULES, candidates
+from neutracer.live.cupti_library import RULES, candidates, package
 from neutracer.live.device import devices
 from neutracer.live.profiler_watch import ProfilerWatch, profiler_is_active
 from neutracer.pickling import StaysHere
@@ -128,7 +129,9 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
                 except OSError as error:
                     reason = reason or f"CUPTI failed: {error}"
                 finally:
-                    native.stop()
+                    # What can't be flushed at the end is off all the same.
+                    with contextlib.suppress(OSError):
+                        native.stop()
             self._core = None
             self._reason = reason
         atexit.unregister(self.remove)
@@ -194,6 +197,10 @@ def current_attribution() -> DeviceAttribution | None:
 
 def _start() -> core.Attribution:
     """CUPTI from the first place that has it, switched on."""
+    no_device = UnavailableError("an NVIDIA device", "device memory can be attributed only on one")
+    if not _has_driver():
+        no_driver = UnavailableError("the CUDA driver", "CUPTI needs libcuda.so.1")
+        raise no_driver if _has_device() else no_device
     failures: list[UnavailableError] = []
     for name, only_loaded in candidates():
         try:
@@ -203,16 +210,21 @@ def _start() -> core.Attribution:
             if only_loaded:
                 # The copy in use says no: another one would say no too, or disturb it.
                 break
-    if not _has_driver():
-        raise UnavailableError("an NVIDIA device", "device memory can be attributed only on one")
+    if not _has_device():
+        raise no_device
     # What the first one said that could be loaded at all; "cannot open" is the dullest.
     told = [error for error in failures if "cannot open shared" not in error.install]
     if told:
         raise told[0]
-    raise UnavailableError("CUPTI", "install it with 'pip install nvidia-cuda-cupti'")
+    raise UnavailableError("CUPTI", f"install it with 'pip install {package()}'")
 
 
 def _has_driver() -> bool:
+    """Without one CUPTI is not asked: that of CUDA 13.2 would end the process."""
+    return devices().has_driver()
+
+
+def _has_device() -> bool:
     opened = devices()
     if opened.reason is None:
         return True

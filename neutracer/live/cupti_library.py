@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["RULES", "candidates", "library_of"]
+__all__ = ["RULES", "candidates", "library_of", "package"]
 
 #: (part of a file's path, library): the first that fits counts.
 RULES: tuple[tuple[str, str], ...] = (
@@ -44,8 +44,9 @@ RULES: tuple[tuple[str, str], ...] = (
     ("/libcuda.so", "the CUDA driver"),
 )
 
-_LOADED = re.compile(r"(/\S*/libcupti\.so[.\d]*)$")
-_PLAIN = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
+_LOADED = re.compile(r"(/.*/libcupti\.so[.\d]*)$")
+#: The releases of CUDA whose CUPTI is looked for by name.
+_MAJORS = ("13", "12")
 
 
 def library_of(path: str) -> str:
@@ -62,16 +63,25 @@ def candidates() -> Iterator[tuple[str, bool]]:
     for path in _loaded():
         yield path, True
     major = _cuda_major()
+    names = [f"libcupti.so.{number}" for number in sorted(_MAJORS, key=lambda n: n != major)]
+    names.append("libcupti.so")
     for folder in map(Path, sys.path):
+        # nvidia/cu13 since CUDA 13, nvidia/cuda_cupti before it.
         for file in sorted(folder.glob("nvidia/*/lib/libcupti.so.*")):
             if major is None or file.name.startswith(f"libcupti.so.{major}"):
                 yield str(file), False
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         for inner in ("extras/CUPTI/lib64", "lib64", "lib"):
-            if home and Path(home, inner, "libcupti.so").exists():
-                yield str(Path(home, inner, "libcupti.so")), False
-    for name in _PLAIN:
+            files = [Path(home, inner, name) for name in names] if home else []
+            # Of one folder, the names that there are lead to one file.
+            yield from [(str(file), False) for file in files if file.exists()][:1]
+    for name in names:
         yield name, False
+
+
+def package() -> str:
+    """The package on the index that has CUPTI for this torch."""
+    return "nvidia-cuda-cupti-cu12" if _cuda_major() == "12" else "nvidia-cuda-cupti"
 
 
 def _loaded() -> list[str]:

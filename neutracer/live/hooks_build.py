@@ -183,7 +183,13 @@ def _flags(torch: Torch) -> list[str]:
 def _cuda_includes(torch: Torch) -> list[str]:
     """Folders with the CUDA runtime's headers: pip's beside torch, conda's, or a toolkit's."""
     site = torch.folder.parent
-    found = sorted(site.glob("nvidia/cu*/include/cuda_runtime_api.h"))
+    # pip has one folder for all of CUDA 13 and, beside each other, one a part for CUDA 12.
+    major = torch.built.partition(".")[0]
+    places = {f"cu{major}": 0, "cuda_runtime": 1}
+    found = sorted(
+        site.glob("nvidia/cu*/include/cuda_runtime_api.h"),
+        key=lambda path: (places.get(path.parts[-3], 2), path),
+    )
     found += sorted(Path(sys.prefix).glob("targets/*-linux/include/cuda_runtime_api.h"))
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     toolkit = [Path(home, "include", "cuda_runtime_api.h")]
@@ -194,8 +200,10 @@ def _cuda_includes(torch: Torch) -> list[str]:
             "install the CUDA toolkit, or torch with its own CUDA packages",
         )
     flags = [word for folder in folders[:1] for word in ("-isystem", str(folder))]
-    # pip's headers lack a part (crt/) that triton's, installed with torch, have.
-    for folder in [site / "triton" / "backends" / "nvidia" / "include", *folders[1:]]:
+    # pip's headers of the runtime lack a part (crt/) that those of its compiler have, and
+    # triton's, installed with torch.
+    triton = site / "triton" / "backends" / "nvidia" / "include"
+    for folder in [site / "nvidia" / "cuda_nvcc" / "include", triton, *folders[1:]]:
         if folder.is_dir():
             flags += ["-idirafter", str(folder)]
     return flags

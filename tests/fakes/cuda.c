@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stand-in for the CUDA driver, filled by tests through the fake_ functions. */
+/* A stand-in for the CUDA driver, filled by tests through the fake_ functions. With
+ * NO_FIRST_UUID it has only the form of cuDeviceGetUuid that CUDA 13's header calls. */
 #include <string.h>
 
 #include "device/nt_device_abi.h"
@@ -68,12 +69,14 @@ cuDeviceGetName(char *name, int size, nt_cuda_device device)
     return 0;
 }
 
+#ifndef NO_FIRST_UUID
 EXPORT nt_cuda_status
 cuDeviceGetUuid(nt_cuda_uuid *out, nt_cuda_device device)
 {
     *out = devices[device].whole;
     return 0;
 }
+#endif
 
 EXPORT nt_cuda_status
 cuDeviceGetUuid_v2(nt_cuda_uuid *out, nt_cuda_device device)

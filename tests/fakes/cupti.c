@@ -3,6 +3,9 @@
  * A stand-in for CUPTI. fake_record() is what a thread of the program does when it
  * allocates: the record goes into a buffer that is asked for; a full one, and at a
  * flush every one, is handed over on a thread of its own.
+ *
+ * VERSION: what it says it is, and so whether it has sources; RECORD_SIZE: how long its
+ * records are, where that is not as in that version.
  */
 #include <pthread.h>
 #include <string.h>
@@ -10,11 +13,20 @@
 #include "device/nt_cupti_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#ifdef NO_SOURCE
-#define RECORD_SIZE offsetof(nt_cupti_memory, source)
-#else
-#define RECORD_SIZE sizeof(nt_cupti_memory)
+#ifndef VERSION
+#define VERSION 130001
 #endif
+#define HAS_SOURCE (VERSION >= 24)
+#ifndef RECORD_SIZE
+#define RECORD_SIZE                                                                    \
+    (HAS_SOURCE ? sizeof(nt_cupti_memory) : offsetof(nt_cupti_memory, source))
+#endif
+
+/* A record with room for one that is longer than those that are known. */
+typedef union fake_longest {
+    nt_cupti_memory known;
+    char bytes[256];
+} fake_longest;
 
 static nt_cupti_request_fn *request;
 static nt_cupti_complete_fn *complete;
@@ -64,7 +76,7 @@ fake_record(int operation, int kind, uint64_t address, uint64_t bytes, uint64_t 
     if (!is_enabled) {
         return;
     }
-    nt_cupti_memory record = {
+    fake_longest record = {{
         .kind = NT_CUPTI_KIND_MEMORY2,
         .operation = operation,
         .memory_kind = kind,
@@ -73,7 +85,7 @@ fake_record(int operation, int kind, uint64_t address, uint64_t bytes, uint64_t 
         .timestamp = time,
         .device = device,
         .source = has_source ? source : NULL,
-    };
+    }};
     pthread_mutex_lock(&lock);
     if (buffer != NULL && used + RECORD_SIZE > size) {
         fake_flush_buffer();
@@ -95,7 +107,7 @@ fake_record(int operation, int kind, uint64_t address, uint64_t bytes, uint64_t 
 EXPORT nt_cupti_status
 cuptiGetVersion(uint32_t *version)
 {
-    *version = 130001;
+    *version = VERSION;
     return 0;
 }
 
@@ -128,7 +140,7 @@ cuptiActivityDisable(nt_cupti_kind kind)
     return 0;
 }
 
-#ifndef NO_SOURCE
+#if HAS_SOURCE
 EXPORT nt_cupti_status
 cuptiActivityEnableAllocationSource(uint8_t is_on)
 {

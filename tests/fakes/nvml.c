@@ -2,6 +2,7 @@
 /*
  * A stand-in for NVML. Tests fill it through the fake_ functions, of the same file
  * loaded by ctypes. Functions that an old driver lacks are left out by a macro each.
+ * DRIVER is the driver's version; with LONG_V3 the third lists have longer rows.
  */
 #include <stdint.h>
 #include <string.h>
@@ -9,6 +10,11 @@
 #include "device/nt_device_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
+#ifndef DRIVER
+#define DRIVER 580.01
+#endif
+#define WORDS(text) #text
+#define AS_WORDS(macro) WORDS(macro)
 enum { MOST_DEVICES = 8, MOST_PROCESSES = 300, NOT_FOUND = 6, NOT_SUPPORTED = 3 };
 
 typedef struct fake_device {
@@ -106,7 +112,7 @@ nvmlErrorString(nt_nvml_status code)
 EXPORT nt_nvml_status
 nvmlSystemGetDriverVersion(char *version, unsigned int size)
 {
-    strncpy(version, "580.01", size);
+    strncpy(version, AS_WORDS(DRIVER), size);
     return 0;
 }
 
@@ -207,12 +213,33 @@ nvmlDeviceGetComputeRunningProcesses_v2(nt_nvml_device device, unsigned int *cou
 }
 #endif
 
+#ifdef LONG_V3
+typedef struct fake_long_process {
+    nt_nvml_process known;
+    unsigned long long used_protected;
+} fake_long_process;
+
+static nt_nvml_status
+fake_long_list(const fake_device *d, unsigned int *count, nt_nvml_process *out)
+{
+    nt_nvml_process rows[MOST_PROCESSES];
+    const nt_nvml_status code = fake_list(d, count, rows);
+    for (unsigned int i = 0; code == 0 && i < *count; i++) {
+        const fake_long_process row = {rows[i], 0};
+        memcpy((char *)out + i * sizeof row, &row, sizeof row);
+    }
+    return code;
+}
+#else
+#define fake_long_list fake_list
+#endif
+
 #ifndef NO_PROCESSES
 EXPORT nt_nvml_status
 nvmlDeviceGetComputeRunningProcesses_v3(nt_nvml_device device, unsigned int *count,
                                         nt_nvml_process *out)
 {
-    return fake_list(device, count, out);
+    return fake_long_list(device, count, out);
 }
 
 /* A process that draws is in this list too: told once, with the larger of its sizes. */
@@ -221,7 +248,7 @@ nvmlDeviceGetGraphicsRunningProcesses_v3(nt_nvml_device device, unsigned int *co
                                          nt_nvml_process *out)
 {
     const fake_device *d = device;
-    const nt_nvml_status code = fake_list(d, count, out);
+    const nt_nvml_status code = fake_long_list(d, count, out);
     if (code == 0 && *count > 1) {
         *count = 1;
         out[0].used -= out[0].used == NT_NVML_NOT_AVAILABLE ? 0 : out[0].used / 2;

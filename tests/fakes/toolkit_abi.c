@@ -10,6 +10,8 @@
 #include <stdint.h>
 
 #ifdef WITH_NVML
+/* Each function by its own name, as it is looked up. */
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 #endif
 #ifdef WITH_CUDA
@@ -17,6 +19,14 @@
 #endif
 #ifdef WITH_CUPTI
 #include <cupti.h>
+/* CUDA 12.6: the fourth form of the record, and the function that fills its source. */
+#define FIRST_WITH_SOURCE 24
+#define HAS_SOURCE (CUPTI_API_VERSION >= FIRST_WITH_SOURCE)
+#if HAS_SOURCE
+typedef CUpti_ActivityMemory4 cupti_latest;
+#else
+typedef CUpti_ActivityMemory3 cupti_latest;
+#endif
 #endif
 
 #define SAME_SIZE(ours, theirs) _Static_assert(sizeof(ours) == sizeof(theirs), #ours)
@@ -78,7 +88,11 @@ SAME_PLACE(nt_nvml_memory_v2, free, nvmlMemory_v2_t, free);
 SAME_PLACE(nt_nvml_memory_v2, used, nvmlMemory_v2_t, used);
 SAME_NUMBER(NT_NVML_MEMORY_VERSION, nvmlMemory_v2);
 SAME_SIZE(nt_nvml_process, nvmlProcessInfo_v2_t);
-SAME_SIZE(nt_nvml_process, nvmlProcessInfo_t);
+/* v3 is given this one. In CUDA 12.2 before its update 2 it is a longer one with the
+ * same beginning: v3 of those drivers is not called. */
+_Static_assert(sizeof(nvmlProcessInfo_t) == sizeof(nt_nvml_process) ||
+                   sizeof(nvmlProcessInfo_t) == sizeof(nt_nvml_process) + 8,
+               "nvmlProcessInfo_t");
 SAME_PLACE(nt_nvml_process, pid, nvmlProcessInfo_v2_t, pid);
 SAME_PLACE(nt_nvml_process, used, nvmlProcessInfo_v2_t, usedGpuMemory);
 SAME_PLACE(nt_nvml_process, gpu_instance, nvmlProcessInfo_v2_t, gpuInstanceId);
@@ -103,8 +117,7 @@ SAME_NUMBER(NT_CUDA_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);
 #endif
 #ifdef WITH_CUPTI
 #define CUPTI_FIELD(ours, theirs)                                                      \
-    SAME_PLACE(nt_cupti_memory, ours, CUpti_ActivityMemory4, theirs)
-SAME_SIZE(nt_cupti_memory, CUpti_ActivityMemory4);
+    SAME_PLACE(nt_cupti_memory, ours, cupti_latest, theirs)
 CUPTI_FIELD(kind, kind);
 CUPTI_FIELD(operation, memoryOperationType);
 CUPTI_FIELD(memory_kind, memoryKind);
@@ -124,7 +137,10 @@ CUPTI_FIELD(pool_address, memoryPoolConfig.address);
 CUPTI_FIELD(pool_threshold, memoryPoolConfig.releaseThreshold);
 CUPTI_FIELD(pool_size, memoryPoolConfig.pool.size);
 CUPTI_FIELD(pool_used, memoryPoolConfig.utilizedSize);
+#if HAS_SOURCE
+SAME_SIZE(nt_cupti_memory, cupti_latest);
 CUPTI_FIELD(source, source);
+#endif
 /* The older forms are a beginning of it: nothing that is read has moved. */
 SAME_PLACE(nt_cupti_memory, device, CUpti_ActivityMemory2, deviceId);
 SAME_PLACE(nt_cupti_memory, pool_size, CUpti_ActivityMemory2,
@@ -133,6 +149,10 @@ SAME_PLACE(nt_cupti_memory, device, CUpti_ActivityMemory3, deviceId);
 SAME_PLACE(nt_cupti_memory, pool_used, CUpti_ActivityMemory3,
            memoryPoolConfig.utilizedSize);
 _Static_assert(sizeof(CUpti_ActivityMemory3) == offsetof(nt_cupti_memory, source), "");
+SAME_NUMBER(NT_CUPTI_VERSION_SOURCE, FIRST_WITH_SOURCE);
+_Static_assert(CUPTI_API_VERSION >= NT_CUPTI_VERSION_LEAST &&
+                   CUPTI_API_VERSION < NT_CUPTI_VERSION_BEYOND,
+               "CUPTI is refused by its version");
 SAME_SIZE(nt_cupti_status, CUptiResult);
 SAME_SIZE(nt_cupti_kind, CUpti_ActivityKind);
 SAME_NUMBER(NT_CUPTI_SUCCESS, CUPTI_SUCCESS);
@@ -166,6 +186,8 @@ SAME_TYPE(nt_nvml_mig_fn, nvmlDeviceGetMigMode);
 /* Theirs has a name of its own for the struct, which was compared above. */
 typedef nvmlReturn_t
 their_processes_fn(nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *);
+SAME_TYPE(nt_nvml_processes_fn, nvmlDeviceGetComputeRunningProcesses_v2);
+SAME_TYPE(nt_nvml_processes_fn, nvmlDeviceGetGraphicsRunningProcesses_v2);
 SAME_TYPE(their_processes_fn, nvmlDeviceGetComputeRunningProcesses_v3);
 SAME_TYPE(their_processes_fn, nvmlDeviceGetGraphicsRunningProcesses_v3);
 #endif
@@ -174,13 +196,14 @@ SAME_TYPE(nt_cuda_count_fn, cuDeviceGetCount);
 SAME_TYPE(nt_cuda_get_fn, cuDeviceGet);
 SAME_TYPE(nt_cuda_name_fn, cuDeviceGetName);
 SAME_TYPE(nt_cuda_uuid_fn, cuDeviceGetUuid);
-SAME_TYPE(nt_cuda_total_fn, cuDeviceTotalMem);
+SAME_TYPE(nt_cuda_uuid_fn, cuDeviceGetUuid_v2);
+SAME_TYPE(nt_cuda_total_fn, cuDeviceTotalMem_v2);
 SAME_TYPE(nt_cuda_state_fn, cuDevicePrimaryCtxGetState);
 SAME_TYPE(nt_cuda_retain_fn, cuDevicePrimaryCtxRetain);
-SAME_TYPE(nt_cuda_release_fn, cuDevicePrimaryCtxRelease);
-SAME_TYPE(nt_cuda_push_fn, cuCtxPushCurrent);
-SAME_TYPE(nt_cuda_pop_fn, cuCtxPopCurrent);
-SAME_TYPE(nt_cuda_memory_fn, cuMemGetInfo);
+SAME_TYPE(nt_cuda_release_fn, cuDevicePrimaryCtxRelease_v2);
+SAME_TYPE(nt_cuda_push_fn, cuCtxPushCurrent_v2);
+SAME_TYPE(nt_cuda_pop_fn, cuCtxPopCurrent_v2);
+SAME_TYPE(nt_cuda_memory_fn, cuMemGetInfo_v2);
 #endif
 #ifdef WITH_CUPTI
 SAME_TYPE(nt_cupti_version_fn, cuptiGetVersion);
@@ -188,7 +211,9 @@ SAME_TYPE(nt_cupti_words_fn, cuptiGetResultString);
 SAME_TYPE(nt_cupti_register_fn, cuptiActivityRegisterCallbacks);
 SAME_TYPE(nt_cupti_enable_fn, cuptiActivityEnable);
 SAME_TYPE(nt_cupti_enable_fn, cuptiActivityDisable);
+#if HAS_SOURCE
 SAME_TYPE(nt_cupti_source_fn, cuptiActivityEnableAllocationSource);
+#endif
 SAME_TYPE(nt_cupti_flush_fn, cuptiActivityFlushAll);
 SAME_TYPE(nt_cupti_next_fn, cuptiActivityGetNextRecord);
 SAME_TYPE(nt_cupti_dropped_fn, cuptiActivityGetNumDroppedRecords);

@@ -8,7 +8,7 @@
 #include "device/nt_cupti_abi.h"
 #include "device/nt_library.h"
 
-/* Bytes of one buffer: some thousand records of up to 136 bytes. */
+/* Bytes of one buffer: some thousand records of up to 128 bytes. */
 #define CUPTI_BUFFER ((size_t)128 << 10)
 /* Buffers at once; with so many under way further records are dropped and counted. */
 #define CUPTI_MOST_BUFFERS 64
@@ -48,6 +48,8 @@ struct nt_cupti {
     nt_alloc alloc;
     nt_library library;
     cupti_functions call;
+    size_t record_size;   /* of this CUPTI's records of memory, by its version */
+    size_t other_size;    /* of one that is not so long, or 0; guard: cupti_mutex */
     nt_ledger *ledger;    /* guard: cupti_mutex */
     nt_cupti_state state; /* guard: cupti_mutex */
 };
@@ -112,17 +114,34 @@ cupti_take(nt_cupti *c, const nt_cupti_memory *m)
     }
 }
 
+/* One record of `size` bytes. One of memory that is not as long as its form is not
+ * read: the next flush tells. */
+static void
+cupti_look(nt_cupti *c, const nt_cupti_memory *m, size_t size)
+{
+    if (m->kind != NT_CUPTI_KIND_MEMORY2) {
+        return;
+    }
+    if (size != c->record_size) {
+        c->other_size = size;
+        c->state.dropped++;
+    } else if (m->operation == NT_CUPTI_OPERATION_ALLOCATION ||
+               m->operation == NT_CUPTI_OPERATION_RELEASE) {
+        cupti_take(c, m);
+    }
+}
+
 static void
 cupti_read(nt_cupti *c, uint8_t *buffer, size_t valid)
 {
     nt_cupti_record *record = NULL;
-    while (c->call.next(buffer, valid, &record) == NT_CUPTI_SUCCESS) {
-        const nt_cupti_memory *m = record;
-        if (m->kind == NT_CUPTI_KIND_MEMORY2 &&
-            (m->operation == NT_CUPTI_OPERATION_ALLOCATION ||
-             m->operation == NT_CUPTI_OPERATION_RELEASE)) {
-            cupti_take(c, m);
-        }
+    bool has_next = c->call.next(buffer, valid, &record) == NT_CUPTI_SUCCESS;
+    while (has_next) {
+        const uint8_t *begin = record;
+        has_next = c->call.next(buffer, valid, &record) == NT_CUPTI_SUCCESS;
+        const uint8_t *end = has_next ? (const uint8_t *)record : buffer + valid;
+        cupti_look(c, (const nt_cupti_memory *)(const void *)begin,
+                   (size_t)(end - begin));
     }
     if (nt_ledger_waiting(c->ledger) > CUPTI_MOST_WAITING) {
         /* What fails here for want of memory waits for the next time. */
@@ -207,20 +226,41 @@ cupti_let_go(nt_cupti *c)
     (void)pthread_mutex_unlock(&cupti_mutex);
 }
 
+/* Learns the version and with it the form of the records; NT_REFUSED where that is not
+ * known. */
+static nt_status
+cupti_learn_form(nt_cupti *c, nt_error *err)
+{
+    const nt_cupti_status code = c->call.version(&c->state.version);
+    if (code != NT_CUPTI_SUCCESS) {
+        return cupti_fail(c, NT_REFUSED, "cuptiGetVersion", code, err);
+    }
+    const uint32_t version = c->state.version;
+    if (version < NT_CUPTI_VERSION_LEAST || version >= NT_CUPTI_VERSION_BEYOND) {
+        return nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
+                       "CUPTI has version %u, and the records of %d (CUDA 11.5) to "
+                       "%d (CUDA 13) are known",
+                       (unsigned)version, NT_CUPTI_VERSION_LEAST,
+                       NT_CUPTI_VERSION_BEYOND - 1);
+    }
+    c->record_size = version < NT_CUPTI_VERSION_SOURCE
+                         ? offsetof(nt_cupti_memory, source)
+                         : sizeof(nt_cupti_memory);
+    return NT_OK;
+}
+
 /* Registers, switches sources on where they can be, and then the activity. */
 static nt_status
 cupti_enable(nt_cupti *c, nt_error *err)
 {
-    nt_cupti_status code = c->call.version(&c->state.version);
-    if (code != NT_CUPTI_SUCCESS) {
-        return cupti_fail(c, NT_REFUSED, "cuptiGetVersion", code, err);
-    }
-    code = c->call.enrol(cupti_request, cupti_complete);
+    NT_TRY(cupti_learn_form(c, err));
+    nt_cupti_status code = c->call.enrol(cupti_request, cupti_complete);
     if (code != NT_CUPTI_SUCCESS) {
         return cupti_fail(c, NT_REFUSED, "cuptiActivityRegisterCallbacks", code, err);
     }
-    /* The source came into the record together with this function. */
-    if (c->call.source != NULL && c->call.source(1) == NT_CUPTI_SUCCESS) {
+    /* The function and the source in the record came together. */
+    if (c->record_size == sizeof(nt_cupti_memory) && c->call.source != NULL &&
+        c->call.source(1) == NT_CUPTI_SUCCESS) {
         c->state.has_sources = true;
     }
     code = c->call.enable(NT_CUPTI_KIND_MEMORY2);
@@ -272,8 +312,15 @@ nt_cupti_flush(nt_cupti *cupti, nt_error *err)
     }
     (void)pthread_mutex_lock(&cupti_mutex);
     c->state.dropped += dropped;
+    const size_t other_size = c->other_size;
     const nt_status status = nt_ledger_settle(c->ledger, 0, err);
     (void)pthread_mutex_unlock(&cupti_mutex);
+    if (status == NT_OK && other_size != 0) {
+        return nt_fail(err, NT_IO, NT_NO_OFFSET,
+                       "CUPTI %u made a record of memory of %zu bytes: those that are "
+                       "known of it have %zu",
+                       (unsigned)c->state.version, other_size, c->record_size);
+    }
     return status;
 }
 

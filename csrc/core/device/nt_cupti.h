@@ -42,14 +42,17 @@ typedef struct nt_cupti_state {
 /*
  * Switches the activity on, with CUPTI from the file or soname `name`; with
  * `only_loaded` it is taken only if the process has loaded it. NT_REFUSED where it is
- * missing, does not start, or is on already in this process: one at a time.
+ * missing, does not start, has a version whose records are not known, or is on already
+ * in this process: one at a time. Not to be called where the CUDA driver can't be
+ * loaded: CUPTI of CUDA 13.2 ends the process there.
  */
 nt_status
 nt_cupti_start(const nt_alloc *alloc, const char *name, bool only_loaded,
                const nt_ledger_rule *rules, size_t rule_count, nt_cupti **out,
                nt_error *err) NT_CHECKED;
 
-/* All that happened until now is in the ledger when this returns. */
+/* All that happened until now is in the ledger when this returns. NT_IO where CUPTI
+ * fails, or has made records of another form than its version has. */
 nt_status
 nt_cupti_flush(nt_cupti *cupti, nt_error *err) NT_CHECKED;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What is used of CUPTI, declared here so that its headers are not needed.
- * tests/toolkit_abi.c holds it against them where they are installed; it defines
+ * tests/fakes/toolkit_abi.c holds it against them where they are installed; it defines
  * NT_ABI_TOOLKIT and gives their types the names that stand here.
  */
 #ifndef NT_CUPTI_ABI_H
@@ -9,6 +9,16 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/*
+ * What cuptiGetVersion tells. CUPTI counted by itself up to CUDA 12.9, which is 28;
+ * since CUDA 13 it is the toolkit's number: 130001 is 13.0, update 1.
+ */
+enum {
+    NT_CUPTI_VERSION_LEAST = 16,      /* CUDA 11.5: the third form from here on */
+    NT_CUPTI_VERSION_SOURCE = 24,     /* CUDA 12.6: the fourth form from here on */
+    NT_CUPTI_VERSION_BEYOND = 140000, /* a CUDA whose form is not known */
+};
 
 enum {
     NT_CUPTI_SUCCESS = 0,

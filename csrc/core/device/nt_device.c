@@ -90,6 +90,21 @@ device_list(nt_device *d, nt_error *err)
     return NT_OK;
 }
 
+/*
+ * The drivers of CUDA 12.2 before its update 2 (535.43 to 535.86; 535.98 has no v3)
+ * fill rows of 32 bytes under the name of v3, and tell nobody: those are left alone.
+ * Their v2 is as it always was.
+ */
+static void
+device_drop_other_lists(nt_device *d)
+{
+    const char *minor = d->version + 4;
+    if (strncmp(d->version, "535.", 4) == 0 && minor[2] == '.' &&
+        strncmp(minor, "98", 2) < 0) {
+        d->nvml.compute_v3 = d->nvml.graphics_v3 = NULL;
+    }
+}
+
 /* NT_REFUSED, with the reason in `err`, where NVML is missing or won't start. */
 static nt_status
 device_start_nvml(nt_device *d, const char *name, nt_error *err)
@@ -107,6 +122,7 @@ device_start_nvml(nt_device *d, const char *name, nt_error *err)
         d->version[0] = '\0';
     }
     d->version[NT_NVML_VERSION_SIZE - 1] = '\0';
+    device_drop_other_lists(d);
     return device_list(d, err);
 }
 
@@ -157,6 +173,7 @@ nt_device_close(nt_device *device)
     }
     device_stop_nvml(device);
     nt_library_close(&device->cuda_library);
+    nt_library_close(&device->cuda_held);
     const nt_alloc alloc = device->alloc;
     nt_release(&alloc, device, sizeof *device);
 }

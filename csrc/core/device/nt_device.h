@@ -96,6 +96,11 @@ nt_status
 nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process *rows,
                          size_t capacity, size_t *count, nt_error *err) NT_CHECKED;
 
+/* Whether the CUDA driver can be loaded. It is loaded then, and nothing of it is
+ * called. No call for two threads at once. */
+bool
+nt_device_has_driver(nt_device *device);
+
 /*
  * The devices that CUDA shows to this process, by the driver. NT_REFUSED where it has
  * not been started in this process. These three are no calls for two threads at once.

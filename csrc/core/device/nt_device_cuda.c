@@ -51,6 +51,15 @@ cuda_load(nt_device *d, nt_error *err)
     return NT_OK;
 }
 
+bool
+nt_device_has_driver(nt_device *device)
+{
+    nt_error err;
+    return device->cuda_held.handle != NULL ||
+           nt_library_open(device->driver_name, false, &device->cuda_held, &err) ==
+               NT_OK;
+}
+
 nt_status
 nt_device_count_visible(nt_device *device, size_t *count, nt_error *err)
 {

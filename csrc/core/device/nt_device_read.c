@@ -90,6 +90,11 @@ nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process
     const device_nvml *nvml = &device->nvml;
     nt_nvml_processes_fn *const kinds[][2] = {{nvml->compute_v2, nvml->compute_v3},
                                               {nvml->graphics_v2, nvml->graphics_v3}};
+    if (nvml->compute_v2 == NULL && nvml->compute_v3 == NULL) {
+        return nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
+                       "driver %s has no list of processes in a form that is known",
+                       device->version);
+    }
     nt_nvml_status code = -1;
     size_t found = 0;
     bool has_list = false;

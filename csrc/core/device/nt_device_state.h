@@ -19,9 +19,8 @@ typedef struct device_nvml {
     nt_nvml_text_fn *uuid;
     nt_nvml_memory_fn *memory;
     nt_nvml_memory_v2_fn *memory_v2;
-    nt_nvml_processes_fn
-        *compute_v2; /* v2 and v3 fill the same struct; a few drivers */
-    nt_nvml_processes_fn *compute_v3; /* fill a larger one under the name of v3 */
+    nt_nvml_processes_fn *compute_v2; /* v2 and v3 fill the same struct */
+    nt_nvml_processes_fn *compute_v3; /* NULL where it fills another one */
     nt_nvml_processes_fn *graphics_v2;
     nt_nvml_processes_fn *graphics_v3;
     nt_nvml_mig_fn *mig;
@@ -52,6 +51,7 @@ struct nt_device {
     const char *driver_name; /* the caller's, or a constant */
     nt_library nvml_library;
     nt_library cuda_library; /* none until the driver is found loaded */
+    nt_library cuda_held;    /* by nt_device_has_driver, once it was asked */
     device_nvml nvml;
     device_cuda cuda;
     bool has_nvml;
