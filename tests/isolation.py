@@ -31,7 +31,15 @@ _SIGNALS = (
 )
 
 #: Variables that pytest and torch set for themselves.
-_OTHERS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+_OTHERS = {
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_MODULE_LOADING",
+    "DISABLE_CUPTI_LAZY_REINIT",
+    "PYTEST_CURRENT_TEST",
+    "TEARDOWN_CUPTI",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+}
 
 
 class Part(NamedTuple):
