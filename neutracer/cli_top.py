@@ -185,6 +185,8 @@ def _fetch(url: str) -> dict[str, Any]:
             text = answer.read(_MOST_BYTES + 1)
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise NeutracerError(
             f"{shown}: no exporter answers there ({reason}); in the program "
             "neutracer.serve_metrics() starts one"

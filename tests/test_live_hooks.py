@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import json
@@ -12,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,108 +185,6 @@ def test_too_many_events_leave_what_was(watched: Any) -> None:
     hooks.attach(10_000, 8)
     del keep
     assert followed() <= before
-
-
-# ---- frames ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def compare(shim: Any) -> Callable[[], None]:
-    """A function that fails where frames read without Python differ from Python's."""
-    if shim.frames_refused:
-        pytest.skip(shim.frames_refused)
-
-    def check() -> None:
-        assert shim.check_frames() is None
-
-    return check
-
-
-def test_frames_agree_in_generators_and_coroutines(compare: Callable[[], None]) -> None:
-    def inner() -> Iterator[int]:
-        compare()
-        yield 1
-
-    def outer() -> Iterator[int]:
-        compare()
-        yield from inner()
-        compare()
-
-    async def numbers() -> Any:
-        compare()
-        yield 1
-
-    async def program() -> None:
-        await asyncio.sleep(0)
-        compare()
-        async for _ in numbers():
-            compare()
-
-    assert list(outer()) == [1]
-    asyncio.run(program())
-
-
-def test_frames_agree_where_c_calls_python(compare: Callable[[], None]) -> None:
-    class Made(type):
-        def __call__(cls, *arguments: Any) -> Any:
-            compare()
-            return super().__call__(*arguments)
-
-    class Thing(metaclass=Made):
-        def __init__(self) -> None:
-            compare()
-
-        def __eq__(self, other: object) -> bool:
-            compare()
-            return True
-
-        def __hash__(self) -> int:
-            compare()
-            return 1
-
-    assert {Thing(): 1}[Thing()] == 1
-    assert sorted([2, 1], key=lambda number: (compare(), number)[1]) == [1, 2]
-    exec("compare()", {"compare": compare})
-
-
-def test_frames_agree_while_objects_die(shim: Any, compare: Callable[[], None]) -> None:
-    said: list[Any] = []
-
-    class Dying:
-        def __del__(self) -> None:
-            said.append(shim.check_frames())
-
-    def holder() -> None:
-        _ = Dying()
-
-    holder()
-    ring: list[Any] = [Dying()]
-    ring.append(ring)
-    del ring
-    gc.collect()
-    assert said == [None, None]
-
-
-def test_frames_agree_in_deep_and_other_threads(compare: Callable[[], None]) -> None:
-    def deeper(depth: int) -> None:
-        if depth:
-            deeper(depth - 1)
-        else:
-            compare()
-
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            deeper(3)
-        except BaseException as error:
-            failures.append(error)
-
-    deeper(60)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert failures == []
 
 
 # ---- the profiler's place --------------------------------------------------------------

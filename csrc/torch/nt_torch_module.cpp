@@ -301,21 +301,6 @@ module_device_stats(PyObject *, PyObject *argument)
     return dict;
 }
 
-PyDoc_STRVAR(
-    check_frames_doc,
-    "check_frames($module, /)\n--\n\n"
-    "None if the frames found here are those that Python names, else why not.");
-
-PyObject *
-module_check_frames(PyObject *, PyObject *)
-{
-    const char *differs = frames_differ();
-    if (differs == nullptr) {
-        Py_RETURN_NONE;
-    }
-    return PyUnicode_FromString(differs);
-}
-
 PyDoc_STRVAR(attach_oom_doc, "attach_oom($module, /)\n--\n\n"
                              "Attach the out-of-memory observer, once.");
 
@@ -393,7 +378,6 @@ PyMethodDef module_methods[] = {
     {"unwatch_thread", module_unwatch_thread, METH_NOARGS, unwatch_doc},
     {"state", module_state, METH_NOARGS, state_doc},
     {"device_stats", module_device_stats, METH_O, device_stats_doc},
-    {"check_frames", module_check_frames, METH_NOARGS, check_frames_doc},
     {"attach_oom", module_attach_oom, METH_NOARGS, attach_oom_doc},
     {"oom_listen", module_oom_listen, METH_O, oom_listen_doc},
     {"oom_error", module_oom_error, METH_NOARGS, oom_error_doc},
