@@ -18,7 +18,16 @@
 
 #include "frameobject.h"
 
+#include <string.h>
+
 #if !PY_COMPAT_OBJECTS_KNOWN
+
+nt_status
+py_compat_check_frames(nt_error *err)
+{
+    (void)err;
+    return NT_OK;
+}
 
 int
 py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx)
@@ -145,6 +154,51 @@ py_compat_each_held(PyThreadState *thread, py_compat_thread_visit visit, void *c
         }
     }
     return frames_each_handled(thread, visit, ctx);
+}
+
+/* The frame object that has to come next, owned; NULL behind the last. */
+typedef struct frames_expected {
+    PyFrameObject *next;
+    bool differ;
+} frames_expected;
+
+static int
+frames_compare(void *ctx, const py_compat_frame *frame)
+{
+    frames_expected *expected = ctx;
+    PyFrameObject *named = expected->next;
+    if (named == NULL) {
+        expected->differ = true;
+        return 1;
+    }
+    PyCodeObject *code = PyFrame_GetCode(named);
+    expected->differ =
+        code != frame->code || PyFrame_GetLineNumber(named) != frame->line;
+    expected->next = PyFrame_GetBack(named);
+    Py_DECREF(code);
+    Py_DECREF(named);
+    return expected->differ;
+}
+
+nt_status
+py_compat_check_frames(nt_error *err)
+{
+    static bool checked = false; /* guard: the GIL */
+    if (checked) {
+        return NT_OK;
+    }
+    PyThreadState *thread = PyThreadState_Get();
+    frames_expected expected = {.next = PyThreadState_GetFrame(thread)};
+    (void)py_compat_each_frame(thread, frames_compare, &expected);
+    checked = expected.next == NULL && !expected.differ;
+    Py_XDECREF(expected.next);
+    const char *running = Py_GetVersion();
+    return checked
+               ? NT_OK
+               : nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
+                         "the frames that run are not those that this Python (%.*s) "
+                         "names: neutracer was built for %s",
+                         (int)strcspn(running, " "), running, PY_VERSION);
 }
 
 #endif

@@ -16,6 +16,12 @@ typedef int (*py_compat_frame_visit)(void *ctx, const py_compat_frame *frame);
 int
 py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx);
 
+/* Holds the calling thread's frames, as they are read here, against those that Python
+ * names; NT_REFUSED where they differ. Makes frame objects for them. Nearly free once
+ * it has succeeded. */
+nt_status
+py_compat_check_frames(nt_error *err) NT_CHECKED;
+
 /* What the thread itself refers to, by a name for a reader. `name` is C text. */
 typedef int (*py_compat_thread_visit)(void *ctx, const char *name, PyObject *object);
 
