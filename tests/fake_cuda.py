@@ -77,6 +77,7 @@ class FakeTorch:
         )
         torch.cuda = SimpleNamespace(
             memory=memory,
+            device_count=lambda: 1,
             OutOfMemoryError=error,
             is_initialized=lambda: self.initialised,
             memory_stats=lambda device=0: {"allocated_bytes.all.current": self.allocated()},

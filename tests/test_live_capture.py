@@ -14,13 +14,15 @@ import neutracer
 from neutracer import UnavailableError
 
 
-def fake_torch(*, cuda="13.0", initialised=True, backend="native", built=True):
+def fake_torch(*, cuda="13.0", initialised=True, backend="native", built=True, devices=1):
     """As much of torch as is looked at; what would initialise CUDA is not there."""
     memory = SimpleNamespace(_snapshot=one_program, get_allocator_backend=lambda: backend)
     return SimpleNamespace(
         version=SimpleNamespace(cuda=cuda),
         _C=SimpleNamespace(**({"_cuda_memorySnapshot": None} if built else {})),
-        cuda=SimpleNamespace(is_initialized=lambda: initialised, memory=memory),
+        cuda=SimpleNamespace(
+            is_initialized=lambda: initialised, device_count=lambda: devices, memory=memory
+        ),
     )
 
 
@@ -63,6 +65,14 @@ def test_torch_without_cuda_is_told(monkeypatch, torch):
 
 def test_idle_cuda_is_left_alone(monkeypatch):
     assert "initialised CUDA device" in missing(monkeypatch, fake_torch(initialised=False)).what
+
+
+def test_cuda_without_a_device_is_told(monkeypatch):
+    error = missing(monkeypatch, fake_torch(initialised=False, devices=0))
+    assert str(error) == (
+        "a CUDA device in this process is not available: torch sees none: that takes a GPU and "
+        "its driver"
+    )
 
 
 def test_other_allocators_are_told(monkeypatch):

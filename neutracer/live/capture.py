@@ -13,7 +13,7 @@ from neutracer.errors import UnavailableError
 from neutracer.live.symbols import light_symbols
 from neutracer.trace.snapshot import Snapshot, load
 
-__all__ = ["dumped", "snapshot", "torch_with_cuda"]
+__all__ = ["dumped", "snapshot", "torch_with_cuda", "without_cuda"]
 
 
 def snapshot() -> Snapshot:
@@ -70,13 +70,22 @@ def torch_with_cuda() -> Any:
     return torch
 
 
+def without_cuda(torch: Any) -> UnavailableError:
+    """What is to be raised where CUDA is not initialised: why there is no device in use."""
+    if torch.cuda.device_count() == 0:
+        return UnavailableError(
+            "a CUDA device in this process", "torch sees none: that takes a GPU and its driver"
+        )
+    return UnavailableError(
+        "an initialised CUDA device in this process",
+        "allocate a tensor on the device first; neutracer does not initialise CUDA",
+    )
+
+
 def _initialised_cuda() -> Any:
     torch = torch_with_cuda()
     if not torch.cuda.is_initialized():
-        raise UnavailableError(
-            "an initialised CUDA device in this process",
-            "allocate a tensor on the device first; neutracer does not initialise CUDA",
-        )
+        raise without_cuda(torch)
     backend = torch.cuda.memory.get_allocator_backend()
     if backend != "native":
         raise UnavailableError(

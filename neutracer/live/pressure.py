@@ -21,8 +21,8 @@ from typing import Any
 from neutracer._native import core
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, whole_number
-from neutracer.errors import UnavailableError
 from neutracer.heap.cycles import device_filter
+from neutracer.live.capture import without_cuda
 from neutracer.live.cycle_watch import prepare_heap
 from neutracer.pickling import StaysHere
 from neutracer.units import format_bytes, format_count, format_share
@@ -138,10 +138,7 @@ class _CudaDevice:
     def __init__(self, device: object) -> None:
         torch: Any = sys.modules["torch"]
         if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-            raise UnavailableError(
-                "an initialised CUDA device in this process",
-                "allocate a tensor on the device first; neutracer does not initialise CUDA",
-            )
+            raise without_cuda(torch)
         chosen = torch.device("cuda" if device is None else device)
         if chosen.type != "cuda":
             raise ValueError(f"device is {chosen}: it is a CUDA device")
