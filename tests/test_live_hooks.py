@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,30 @@ def test_backward_is_seen_too(watched: Any) -> None:
 
 
 @needs_cpu
+def test_blocks_are_those_that_pytorchs_profiler_tells(watched: Any) -> None:
+    def program() -> None:
+        weight = torch.nn.Parameter(torch.ones(64, 48))
+        for size in (3, 5, 7):
+            loss = (torch.ones(size, 64) @ weight).relu().sum()
+            loss.backward()
+        with torch.no_grad():
+            torch.nn.functional.conv2d(weight[None, None], torch.ones(1, 1, 3, 3)).sort()
+
+    program()  # what PyTorch keeps from its first time is there
+    start = len(live(10_000, 0).events)
+    program()
+    sign = {"alloc": 1, "free_completed": -1}
+    events = list(live().events)[start:]
+    ours = [sign[event.action] * event.size for event in events if event.action in sign]
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profiled:
+        program()
+    told = [one for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+    assert ours == [one.nbytes() for one in sorted(told, key=lambda one: one.start_ns())]
+    assert len(ours) > 50
+    assert sum(ours) == 0
+
+
+@needs_cpu
 def test_other_threads_are_seen_on_request(watched: Any) -> None:
     sizes: list[int] = []
 
@@ -193,7 +218,7 @@ def test_too_many_events_leave_what_was(watched: Any) -> None:
 @needs_cpu
 def test_profiler_finds_its_place_free(watched: Any) -> None:
     before = torch.empty(10_000)
-    with torch.profiler.profile(profile_memory=True) as profiled:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profiled:
         during = torch.empty(20_000)
     after = torch.empty(30_000)
     names = {event.name for event in profiled.events()}
@@ -217,7 +242,7 @@ def test_failing_profiler_gives_the_place_back(watched: Any) -> None:
 def test_running_profiler_is_not_disturbed(shim: Any) -> None:
     hooks.unwatch_thread()
     with (
-        torch.profiler.profile(profile_memory=True),
+        torch.profiler.profile(profile_memory=True, acc_events=True),
         pytest.raises(UnavailableError, match="profiler is running"),
     ):
         hooks.attach(10_000, 0)
@@ -298,6 +323,101 @@ def test_other_torches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     untried = hooks_build.Torch("9.9.0", "cuda", folder)
     monkeypatch.setattr(hooks_build, "installed_torch", lambda: untried)
     assert hooks_build.target().key.startswith("torch9.9.0-")
+
+
+def refused(prepare: str) -> str:
+    """Why the hooks are refused in a process that has done `prepare` first."""
+    return script(
+        "import ctypes, torch\nfrom neutracer.errors import UnavailableError\n"
+        f"from neutracer.live import hooks\n{prepare}\n"
+        "try:\n    hooks.load()\nexcept UnavailableError as error:\n    print(error)"
+    )
+
+
+@needs_cpu
+def test_allocator_that_reports_otherwise_is_refused(shim: Any) -> None:
+    # PyTorch's allocator for mobiles has guards around each block, and counts them in.
+    text = refused(
+        f"c10 = ctypes.CDLL({str(hooks_build.installed_torch().folder / 'lib' / 'libc10.so')!r})\n"
+        "other = c10._ZN3c1028GetDefaultMobileCPUAllocatorEv\n"
+        "other.restype = ctypes.c_void_p\n"
+        "c10._ZN3c1015SetCPUAllocatorEPNS_9AllocatorEh(ctypes.c_void_p(other()), 255)"
+    )
+    assert re.fullmatch(
+        r"use of the hooks on PyTorch's allocator is not available: torch \S+ is not as they "
+        r"need it: its CPU allocator is another one: a new block of 12345 bytes is reported as "
+        r"12\d{3} bytes; PyTorch's own Python entry points are used instead\n",
+        text,
+    )
+
+
+@needs_cpu
+def test_trial_of_the_allocator_bears_other_threads(watched: Any) -> None:
+    profiling, ended = threading.Event(), threading.Event()
+
+    def allocate_under_the_profiler() -> None:
+        with torch.profiler.profile(profile_memory=True, acc_events=True):
+            profiling.set()
+            while not ended.is_set():
+                torch.empty(100)
+
+    thread = threading.Thread(target=allocate_under_the_profiler)
+    thread.start()
+    profiling.wait(60)
+    before = followed()
+    keep = torch.empty(50)
+    try:
+        assert {watched.differs() for _ in range(10)} == {""}
+        # What the trial allocates is not told of the program.
+        assert followed() - before == 200
+    finally:
+        ended.set()
+        thread.join()
+    del keep
+
+
+@needs_cpu
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        "del torch.autograd.profiler._enable_profiler",
+        "torch.autograd.profiler.profile._start_trace = lambda self: None",
+    ],
+)
+def test_profiler_that_starts_otherwise_is_refused(shim: Any, prepare: str) -> None:
+    text = refused(prepare)
+    assert "PyTorch's profiler does without torch.autograd.profiler._enable_profiler; " in text
+
+
+@needs_cpu
+def test_other_interface_of_c10_is_named_by_the_compiler(shim: Any, tmp_path: Path) -> None:
+    goal = hooks_build.target()
+    header = tmp_path / "c10" / "core" / "Allocator.h"
+    header.parent.mkdir(parents=True)
+    theirs = (goal.torch.folder / "include" / "c10" / "core" / "Allocator.h").read_text()
+    reporting = theirs.index("virtual void reportMemoryUsage(")
+    changed = theirs[reporting:].replace("size_t total_reserved,", "", 1)
+    header.write_text(theirs[:reporting] + changed)
+    words = hooks_build.command(goal, tmp_path / "out.so")
+    words = [word for word in words if not word.endswith(".cpp") and word != "-shared"]
+    words[1:1] = ["-isystem", str(tmp_path), "-fsyntax-only"]
+    source = str(ROOT / "csrc" / "torch" / "nt_torch_cpu.cpp")
+    done = subprocess.run([*words, source], capture_output=True, text=True)
+    assert done.returncode != 0
+    said = hooks_build._last_words(done.stderr)
+    assert "c10 reports a block by other things than its address, its size" in said
+
+
+def test_torch_for_cuda_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(hooks, "load", lambda: pytest.fail("compiled for nothing"))
+    with pytest.raises(UnavailableError) as caught:
+        live()
+    assert str(caught.value) == (
+        "a CUDA device in this process is not available: torch sees none, and one that is built "
+        "for CUDA does not tell what it allocates on the CPU"
+    )
 
 
 def test_module_for_another_torch_is_refused(shim: Any) -> None:

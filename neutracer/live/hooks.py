@@ -95,15 +95,17 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
         frames: Python frames kept of each event, from the innermost, at most 16.
 
     Raises:
-        UnavailableError: There are no hooks here, CUDA was not initialised, another
-            allocator than PyTorch's own is in use, PyTorch's profiler is running in
-            this thread (CPU), or frames can't be read in this interpreter.
+        UnavailableError: There are no hooks here, or no device for a torch that is built
+            for CUDA; CUDA was not initialised, another allocator than PyTorch's own is in
+            use, PyTorch's profiler is running in this thread (CPU), or frames can't be read
+            in this interpreter.
         ValueError: `events` is below 1, or `frames` not 0 to 16.
     """
     events = min(whole_number("events", events), sys.maxsize)
     frames = whole_number("frames", frames)
     if events < 1 or not 0 <= frames <= 16:
         raise ValueError("events must be 1 or more, and frames 0 to 16")
+    _refuse_without_device()
     module = load()
     with _lock:
         if module.backend == "cpu":
@@ -212,6 +214,17 @@ def unwatch_thread() -> None:
     """
     if loaded() is not None and loaded().backend == "cpu":
         unwatch_here(loaded())
+
+
+def _refuse_without_device() -> None:
+    """Before anything is compiled: a torch for CUDA without a device has nothing to follow."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
+        raise UnavailableError(
+            "a CUDA device in this process",
+            "torch sees none, and one that is built for CUDA does not tell what it allocates on "
+            "the CPU",
+        )
 
 
 def _capacity(now: dict[str, Any]) -> int:

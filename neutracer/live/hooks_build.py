@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neutracer.errors import UnavailableError
+from neutracer.live.hooks_check import FALLBACK
 
 __all__ = ["Target", "build", "cache_folder", "command", "find", "installed_torch", "target"]
 
 #: The releases of torch that the hooks were run on, by backend: with CUDA the whole of 2.11,
-#: and the device allocator of the later ones (tests/gpu/test_c10_releases.py).
-RUN_ON = {"cuda": ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15)), "cpu": ((2, 13),)}
+#: and the device allocator of the later ones (tests/gpu/test_c10_releases.py); for the CPU the
+#: whole of each (tests/test_torch_releases.py).
+RUN_ON = dict.fromkeys(("cuda", "cpu"), ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15)))
 
 #: Files that are compiled, and headers of the core that they include.
 _FOLDERS = ("torch", "core/base", "core/trace")
@@ -35,7 +37,6 @@ _HEADERS = ("core/base/nt_ring.h", "core/base/nt_ring_origins.h", "core/trace/nt
 
 _UNTRIED = "NEUTRACER_HOOKS_UNTRIED"
 _LIMIT_S = 600
-_FALLBACK = "PyTorch's own Python entry points are used instead"
 
 
 @dataclass(frozen=True)
@@ -134,18 +135,18 @@ def target() -> Target:
 def _refusal(torch: Torch) -> str:
     """Why the hooks are not for this torch, or ""."""
     if sys.platform != "linux":
-        return f"they are for Linux; {_FALLBACK}"
+        return f"they are for Linux; {FALLBACK}"
     if sys.implementation.name != "cpython":
-        return f"they are for CPython; {_FALLBACK}"
+        return f"they are for CPython; {FALLBACK}"
     known = RUN_ON.get(torch.backend)
     if known is None:
-        return f"they are for torch with CUDA or for the CPU, not {torch.backend}; {_FALLBACK}"
+        return f"they are for torch with CUDA or for the CPU, not {torch.backend}; {FALLBACK}"
     if torch.release in known or os.environ.get(_UNTRIED) == "1":
         return ""
     names = ", ".join(f"{major}.{minor}" for major, minor in known)
     return (
         f"they were run on torch {names} ({torch.backend}) and this is {torch.version}; "
-        f"{_FALLBACK} ({_UNTRIED}=1 tries it all the same)"
+        f"{FALLBACK} ({_UNTRIED}=1 tries it all the same)"
     )
 
 

@@ -14,11 +14,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from neutracer.live.hooks_check import PROFILER_FUNCTIONS
 from neutracer.live.hooks_shim import call, loaded
 
 __all__ = ["unwatch_thread", "watch_thread"]
-
-_NAMES = ("_enable_profiler", "_disable_profiler")
 
 _lock = threading.RLock()
 _stepped_aside = threading.local()
@@ -35,8 +34,8 @@ def watch_thread(module: Any) -> None:
     call(module.watch_thread)
     with _lock:
         profiler: Any = sys.modules.get("torch.autograd.profiler")
-        if not _originals and all(hasattr(profiler, name) for name in _NAMES):
-            _originals.update({name: getattr(profiler, name) for name in _NAMES})
+        if not _originals:
+            _originals.update({name: getattr(profiler, name) for name in PROFILER_FUNCTIONS})
             _wrappers.update({"_enable_profiler": _enable, "_disable_profiler": _disable})
             for name, wrapper in _wrappers.items():
                 setattr(profiler, name, wrapper)

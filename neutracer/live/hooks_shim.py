@@ -14,6 +14,7 @@ from typing import Any
 from neutracer._native import core, load_hooks
 from neutracer.errors import UnavailableError
 from neutracer.live.hooks_build import build, find, target
+from neutracer.live.hooks_check import FALLBACK, difference
 
 __all__ = ["call", "load", "loaded", "loaded_path", "try_load"]
 
@@ -42,7 +43,8 @@ def load(*, compile: bool = True) -> Any:
 
     Raises:
         UnavailableError: torch is not imported, is not one that the hooks are known to
-            fit, or they can't be compiled here; `.install` has the reason.
+            fit, does otherwise than they rely on, or they can't be compiled here;
+            `.install` has the reason.
     """
     with _shim.lock:
         if _shim.module is not None:
@@ -67,10 +69,17 @@ def load(*, compile: bool = True) -> Any:
 
 
 def _connected(path: Path) -> ModuleType:
+    what = "use of the hooks on PyTorch's allocator"
     try:
         module = load_hooks(path)
-    except ImportError as error:
-        raise UnavailableError("use of the hooks on PyTorch's allocator", str(error)) from error
+        differs = difference(module)
+    except (ImportError, RuntimeError) as error:
+        raise UnavailableError(what, str(error)) from error
+    if differs:
+        version = sys.modules["torch"].__version__
+        raise UnavailableError(
+            what, f"torch {version} is not as they need it: {differs}; {FALLBACK}"
+        )
     core.live_set_source(module.live_source)
     return module
 
