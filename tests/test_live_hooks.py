@@ -312,7 +312,8 @@ def test_other_torches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path("torch")
     monkeypatch.delenv("NEUTRACER_HOOKS_UNTRIED", raising=False)
     for version, backend, reason in [
-        ("9.9.0", "cuda", "^use of the hooks .* is not available: they were run on torch"),
+        ("2.10.0", "cuda", "^use of the hooks .* is not available: they were run on torch 2.11, "),
+        ("2.16.0", "cpu", r"2\.14, 2\.15 \(cpu\) and this is 2\.16\.0; PyTorch's own"),
         ("2.11.0", "hip", "not hip"),
     ]:
         other = hooks_build.Torch(version, backend, folder)
