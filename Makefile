@@ -2,8 +2,9 @@
 # Everything that is done with this tree. What a target needs, it installs by itself:
 # Debian packages where this user may, Python packages into .venv.
 #
-# PYTHON        the interpreter of .venv      (default: python3.11, else python3)
+# PYTHON        the interpreter of .venv      (default: python3.11, else python3 or a later one)
 # TORCH         the torch that the tests get  (an installed one is used as it is; empty: none)
+# TORCH_INDEX   an index that has builds for the CPU, where PyTorch's own can't be reached
 # JOBS          processes of a test run       (one a core, 8 at most; 0: all in pytest's own)
 # FUZZ_SECONDS  how long `make fuzz` runs     (60)
 
@@ -14,8 +15,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 ifndef PYTHON
-PYTHON := $(shell for p in python3.11 python3; do $$p -c 'import sys; \
-    sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+override PYTHON := $(shell for p in python3.11 python3 python3.{12,13,14,15,10}; do $$p -c 'import sys; \
+    sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
 endif
 TORCH ?= torch==2.13.0
 
@@ -40,7 +41,7 @@ PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 60
 
 .PHONY: help demo test build lint format sanitize fuzz bench matrix coverage valgrind \
-    docs pictures notebooks dist clean setup-test torch
+    docs pictures notebooks dist clean setup-test venv
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -49,11 +50,17 @@ help:  ## list the targets
 # .venv is made anew when PYTHON is another version than the one that it was made with. It
 # sees PYTHON's own packages if torch is among them.
 
-PYVER := $(if $(PYTHON),$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
+PYVER := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-$(VENV)/.python-$(PYVER):
-	@[ -n "$(PYVER)" ] || { echo "neutracer needs Python 3.10 or later"; exit 1; }
-	@tools/need $(PYTHON) gcc headers venv
+ifeq ($(PYVER),)
+# There is no Python yet: what .venv needs is made by a make that knows its version.
+$(VENV)/.python-:
+	@tools/need $(PYTHON) python
+	@make PYTHON=$(PYTHON) venv
+endif
+
+$(VENV)/.python-$(or $(PYVER),none):
+	@tools/need $(PYTHON) python gcc headers venv
 	@tools/need $(PYTHON) graphviz || echo "without Graphviz there are no SVG and PNG pictures"
 	@rm -f $(VENV)/.python-* $(VENV)/.package $(VENV)/.modules $(VENV)/.tools $(VENV)/.torch*
 	@has_torch='import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)'; \
@@ -87,10 +94,10 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/.tools
 TORCH_STAMP := $(VENV)/.torch-$(subst /,_,$(subst $(eval) ,_,$(TORCH)))
 
 $(TORCH_STAMP): | $(VENV)/.python-$(PYVER)
-	@$(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("torch") is None)' \
-	    || [ -z "$(TORCH)" ] || $(PIP) install $(TORCH) \
-	    || echo "no $(TORCH) for $(PYTHON): the tests that need torch are skipped"
+	@[ -z "$(TORCH)" ] || tools/torch $(BIN)/python $(TORCH)
 	@touch $@
+
+venv: $(VENV)/.python-$(PYVER)
 
 setup-test: $(VENV)/.modules $(VENV)/.tools $(TORCH_STAMP)
 
@@ -188,7 +195,7 @@ fuzz: setup-test  ## the fuzz targets for FUZZ_SECONDS (60) in all, under ASan a
 bench: $(VENV)/.tools  ## what loading and the questions cost, beside pickle.load
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
 
-matrix:  ## the package built and tested under every Python that is here
+matrix:  ## the package built and tested under every Python that can be had
 	@tools/matrix $(PARALLEL)
 
 docs: $(VENV)/.docs  ## the pages as HTML in build/docs; a warning is an error

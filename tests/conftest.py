@@ -7,15 +7,16 @@ import ctypes
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import isolation
 import pytest
 
 if importlib.util.find_spec("hypothesis") is not None:
-    from hypothesis import HealthCheck, settings
+    from hypothesis import HealthCheck, given, settings, strategies
 
     # A busy machine may take long for any example.
     settings.register_profile(
@@ -25,6 +26,33 @@ if importlib.util.find_spec("hypothesis") is not None:
         suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.too_slow],
     )
     settings.load_profile("patient")
+
+    @pytest.fixture(scope="session", autouse=True)
+    def begun() -> None:
+        """Its first use puts a callback into gc.callbacks, for good."""
+        settings(database=None, max_examples=1)(given(strategies.none())(lambda none: None))()
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def isolated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test sees what another one left: it is taken away, and its own failure."""
+    before = isolation.state()
+    yield
+    left = isolation.restore(before)
+    if left and not request.node.stash.get(_FAILED, False):
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)
 
 
 @pytest.fixture(scope="session")

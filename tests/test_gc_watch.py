@@ -30,22 +30,34 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No collection but those the test asks for, no watch and no callback left behind."""
+    added: list[int] = []
+    add = selftest.heap_watch_add
+
+    def noted(*arguments: Any, **options: Any) -> int:
+        added.append(add(*arguments, **options))
+        return added[-1]
+
+    monkeypatch.setattr(selftest, "heap_watch_add", noted)
     gc.collect()
     gc.freeze()
     gc.disable()
     callbacks = gc.callbacks[:]
     numbers = selftest.heap_watch_status()["watches_left"]
-    yield
-    status = selftest.heap_watch_status()
-    assert status["watches_left"] == numbers
-    assert status["records_left"] == 0
-    assert gc.callbacks == callbacks
-    gc.set_debug(0)
-    gc.garbage.clear()
-    gc.enable()
-    gc.unfreeze()
+    try:
+        yield
+        status = selftest.heap_watch_status()
+        assert status["watches_left"] == numbers
+        assert status["records_left"] == 0
+        assert gc.callbacks == callbacks
+    finally:
+        for number in added:
+            selftest.heap_watch_remove(number)
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        gc.unfreeze()
 
 
 def listed() -> list[str]:

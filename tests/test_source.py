@@ -120,7 +120,8 @@ def project_files() -> list[Path]:
             if name not in SKIPPED_FOLDERS and not name.endswith(("_cache", ".egg-info"))
         ]
         found += [Path(folder, name) for name in names]
-    return sorted(path for path in found if path.suffix in TEXT_SUFFIXES)
+    # A worktree's `.git` is a file, which names the checkout's folder.
+    return sorted(path for path in found if path.suffix in TEXT_SUFFIXES and path.name != ".git")
 
 
 def table_rows(heading: str) -> list[list[str]]:

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from neutracer.errors import UnavailableError
 from neutracer.live.hooks_check import FALLBACK
+from neutracer.live.hooks_folder import cache_folder, prepare, unsafe
 
-__all__ = ["Target", "build", "cache_folder", "command", "find", "installed_torch", "target"]
+__all__ = ["Target", "build", "command", "find", "installed_torch", "target"]
 
 #: The releases of torch that the hooks were run on, by backend: with CUDA the whole of 2.11,
 #: and the device allocator of the later ones (tests/gpu/test_c10_releases.py); for the CPU the
@@ -247,36 +248,18 @@ def command(goal: Target, output: Path) -> list[str]:
     return [*words, f"-L{torch.folder / 'lib'}", *libraries, "-o", str(output)]
 
 
-def cache_folder() -> Path:
-    """Where the hooks are kept for this user; NEUTRACER_CACHE names another place."""
-    named = os.environ.get("NEUTRACER_CACHE")
-    if named:
-        return Path(named, "hooks")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "neutracer", "hooks")
-
-
 def find(goal: Target) -> Path | None:
     """The compiled hooks: in NEUTRACER_HOOKS if that is set, else in the cache.
 
-    What others could have written is passed over.
+    What others could have written is passed over, and what this user can't read.
     """
     named = os.environ.get("NEUTRACER_HOOKS")
     for folder in [*([Path(named)] if named else []), cache_folder()]:
         path = folder / goal.key / goal.file
-        if path.is_file() and not any(map(_unsafe, (path, path.parent, folder))):
-            return path
+        with contextlib.suppress(PermissionError):
+            if path.is_file() and not any(map(unsafe, (path, path.parent, folder))):
+                return path
     return None
-
-
-def _unsafe(path: Path) -> str:
-    """Why what lies there can't be trusted to be this user's or root's, or ""."""
-    found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"{path} belongs to another user"
-    if stat.S_IMODE(found.st_mode) & 0o022:
-        return f"{path} can be written by others"
-    return ""
 
 
 def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> Path:
@@ -296,17 +279,12 @@ def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> P
         UnavailableError: Compiler, headers or a safe folder are missing, or the
             compiler failed; the reason ends with what it said.
     """
-    place = (cache_folder() if folder is None else folder) / goal.key
-    path = place / goal.file
+    place = prepare(folder, goal.key)
+    path = place.path / goal.file
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for made in (place.parent, place):
-            reason = _unsafe(made)
-            if reason:
-                raise UnavailableError("a safe folder for the hooks", reason)
-        with _alone(place):
-            if again or not path.is_file() or _unsafe(path):
-                _compile(goal, path)
+        with _alone(place.path):
+            if again or not place.trusted or not path.is_file() or unsafe(path):
+                _compile(goal, path, place.mode)
     except OSError as error:
         raise UnavailableError("a folder for the hooks", str(error)) from error
     return path
@@ -315,7 +293,8 @@ def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> P
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """One process at a time, where the file system can lock."""
-    handle = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(place / "lock", flags, 0o600)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -324,7 +303,8 @@ def _alone(place: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _compile(goal: Target, path: Path) -> None:
+def _compile(goal: Target, path: Path, mode: int) -> None:
+    """Put the compiled module there, with its user's rights and those of `mode` at most."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         made = Path(scratch, path.name)
         words = command(goal, made)
@@ -338,7 +318,7 @@ def _compile(goal: Target, path: Path) -> None:
             raise UnavailableError(
                 "a build of the hooks", f"{words[0]} failed: {_last_words(done.stderr)}"
             )
-        made.chmod(0o700)
+        made.chmod(stat.S_IRWXU | (stat.S_IMODE(made.stat().st_mode) & mode))
         os.replace(made, path)
 
 
