@@ -331,7 +331,7 @@ def python_layers() -> dict[str, int]:
     """The place of every listed module: "trace.table" -> 2. The ground is 0."""
     places = {}
     for place, (layer, names) in enumerate(table_rows("The Python face")):
-        folder = layer.strip("`/") + "." if "/" in layer else ""
+        folder = layer.strip("`/").replace("/", ".") + "." if "/" in layer else ""
         places.update({folder + name: place for name in re.findall(r"`(\w+)`", names)})
     return places
 

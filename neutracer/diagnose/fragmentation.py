@@ -17,7 +17,6 @@ from neutracer.diagnose.fragmentation_parts import (
     PoolFragmentation,
     SegmentFragmentation,
     band,
-    unused_share,
 )
 from neutracer.diagnose.fragmentation_seen import Seen, seen_by
 from neutracer.errors import UnavailableError
@@ -25,6 +24,7 @@ from neutracer.live.capture import snapshot
 from neutracer.live.monitor import MemoryMonitor
 from neutracer.render.document import Document, Figure, Table
 from neutracer.render.report import Report
+from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline

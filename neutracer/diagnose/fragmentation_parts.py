@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neutracer.render.document import Place
+from neutracer.trace.layout import unused_share
 
-__all__ = ["Hole", "PoolFragmentation", "SegmentFragmentation", "band", "unused_share"]
+__all__ = ["Hole", "PoolFragmentation", "SegmentFragmentation", "band"]
 
 # The usual bands of the ratio (reserved - allocated) / reserved.
 _BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
@@ -112,8 +113,3 @@ class SegmentFragmentation:
     opened_by: Place
     pinned_by: Place | None
     pinned_bytes: int
-
-
-def unused_share(reserved: int, allocated: int) -> float:
-    """(reserved - allocated) / reserved; 0 where nothing is reserved."""
-    return (reserved - allocated) / reserved if reserved else 0.0

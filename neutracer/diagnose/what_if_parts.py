@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neutracer.diagnose.fragmentation_parts import unused_share
 from neutracer.render.document import Cell, Figure
+from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count
 
