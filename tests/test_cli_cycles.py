@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 pytest.importorskip("torch")
 from cycle_cases import quiet_collector

@@ -10,7 +10,7 @@ import pytest
 from bundle import DATA
 from test_diagnose_diff import AFTER, BEFORE, MIB, state
 
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")
 LATE = str(DATA / "train_resnet_late_zero_grad.pickle.xz")

@@ -12,7 +12,7 @@ import pytest
 from bundle import DATA
 from oom_snapshots import checkered, full
 
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 FRAG = str(DATA / "frag_default.pickle")
 HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")

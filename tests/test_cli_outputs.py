@@ -12,7 +12,7 @@ import pytest
 from bundle import DATA
 
 import neutracer
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 FRAG = str(DATA / "frag_default.pickle")
 ROOT = str(Path(neutracer.__file__).parents[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bundle import DATA
 
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 FRAG = str(DATA / "frag_default.pickle")
 HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import neutracer
-from neutracer.cli import main
+from neutracer.cli.main import main
 from neutracer.diagnose.environment import environment
 from neutracer.diagnose.overview import overview
 from neutracer.render.report import Report

@@ -25,8 +25,8 @@ from made_up_monitor import MadeUpMonitor
 from waiting import PATIENCE
 
 import neutracer
-from neutracer import cli_top
-from neutracer.cli import main
+from neutracer.cli.main import main
+from neutracer.cli.main import top as cli_top
 from neutracer.diagnose.top_page import top_lines
 from neutracer.live import sidecar
 from neutracer.live.exporter_server import Application, Server

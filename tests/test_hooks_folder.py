@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from neutracer.cli import main
+from neutracer.cli.main import main
 from neutracer.errors import UnavailableError
 from neutracer.live import hooks_build, hooks_folder
 
@@ -166,7 +166,7 @@ def test_home_that_takes_no_files_is_named_in_one_sentence(
     monkeypatch.setenv("HOME", "/proc")
     assert hooks_folder.cache_folder() == Path("/proc/.cache/neutracer/hooks")
     assert hooks_build.find(GOAL) is None
-    monkeypatch.setattr("neutracer.cli_build_hooks.target", lambda: GOAL)
+    monkeypatch.setattr("neutracer.cli.build_hooks.target", lambda: GOAL)
     assert main(["build-hooks"]) == 2
     said = capsys.readouterr().err
     assert "a folder for the hooks is not available" in said

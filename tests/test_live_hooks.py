@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from without_hooks import without_hooks
 
-from neutracer.cli import main
+from neutracer.cli.main import main
 from neutracer.diagnose.environment import environment
 from neutracer.errors import UnavailableError
 from neutracer.live import hooks, hooks_build, hooks_cpu

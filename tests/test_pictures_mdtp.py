@@ -18,7 +18,7 @@ import pytest
 
 import neutracer
 from neutracer._native import core
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
 np = pytest.importorskip("numpy")

@@ -20,7 +20,7 @@ from small_snapshots import one_program, two_devices
 
 import neutracer
 from neutracer._native import core
-from neutracer.cli import main
+from neutracer.cli.main import main
 from neutracer.pictures import view_bundle
 from neutracer.pictures.view import _shares, view, view_html
 from neutracer.pictures.view_columns import Packer, unpack

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import neutracer
-from neutracer.cli_parts import complain_of, standing_streams
+from neutracer.cli.parts import complain_of, standing_streams
 
 __all__ = ["main"]
 
-# The commands, as they are listed. Each has a module of its own, as cli_what_if, of which only
+# The commands, as they are listed. Each has a module of its own, as what_if, of which only
 # that of the command called is imported.
 _COMMANDS = {
     "run": "run a program, record its GPU memory and say what it did",
@@ -56,7 +56,7 @@ def _options(words: list[str]) -> argparse.Namespace:
     for command, summary in _COMMANDS.items():
         if command == chosen:
             name = command.replace("-", "_")
-            getattr(import_module(f"neutracer.cli_{name}"), f"add_{name}")(commands, summary)
+            getattr(import_module(f"neutracer.cli.{name}"), f"add_{name}")(commands, summary)
         else:
             commands.add_parser(command, help=summary)
     if chosen is not None and chosen not in _COMMANDS:

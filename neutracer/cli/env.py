@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import neutracer
-from neutracer.cli_parts import print_report
+from neutracer.cli.parts import print_report
 from neutracer.diagnose.environment import environment
 
 __all__ = ["add_env"]

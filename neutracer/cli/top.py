@@ -14,7 +14,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from neutracer.cli_parts import complain
+from neutracer.cli.parts import complain
 from neutracer.diagnose.top_page import top_lines
 from neutracer.errors import NeutracerError
 from neutracer.live.exporter_page import SCHEMA

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from neutracer.cli_parts import complain
+from neutracer.cli.parts import complain
 from neutracer.errors import NeutracerError
 from neutracer.live.hooks_build import build, find, target
 from neutracer.render.json import dumps

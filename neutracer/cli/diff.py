@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli_parts import complain, complain_of, print_report, without_history_warning
+from neutracer.cli.parts import complain, complain_of, print_report, without_history_warning
 from neutracer.diagnose.diff import diff
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity

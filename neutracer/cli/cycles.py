@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import Any
 
-from neutracer.cli_parts import (
+from neutracer.cli.parts import (
     FAILED,
     add_program,
     complain,

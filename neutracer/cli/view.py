@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from neutracer.cli_parts import complain_of, without_history_warning
+from neutracer.cli.parts import complain_of, without_history_warning
 from neutracer.errors import NeutracerError
 from neutracer.pictures.view import view
 from neutracer.render.terminal import write

@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli_parts import (
+from neutracer.cli.parts import (
     complain,
     complain_of,
     device_size,

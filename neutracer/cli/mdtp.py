@@ -7,8 +7,8 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli_parts import complain, complain_of, without_history_warning
-from neutracer.cli_what_if import add_simulation, refused, simulation
+from neutracer.cli.parts import complain, complain_of, without_history_warning
+from neutracer.cli.what_if import add_simulation, refused, simulation
 from neutracer.errors import NeutracerError, SettingsError
 from neutracer.pictures.mdtp import mdtp
 from neutracer.pictures.plot_extra import picture_file

@@ -8,7 +8,7 @@ import io
 import sys
 from typing import Any, TextIO
 
-from neutracer.cli_parts import FAILED, complain_of, without_history_warning, written
+from neutracer.cli.parts import FAILED, complain_of, without_history_warning, written
 from neutracer.diagnose.overview import OverviewReport, overview
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
