@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from neutracer.diagnose.leak_trend import LeakTrendReport, leak_trend
     from neutracer.diagnose.oom_page import OomReport
     from neutracer.diagnose.oom_watch import OomWatch, oom_report, watch_oom
-    from neutracer.diagnose.recommend import RecommendReport, recommend
-    from neutracer.diagnose.what_if import Outcome, WhatIfReport, what_if
+    from neutracer.diagnose.settings.recommend import RecommendReport, recommend
+    from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
     from neutracer.errors import (
         HistoryWarning,
         LimitError,
@@ -183,8 +183,8 @@ _MODULES = {
     "neutracer.diagnose.leak_trend": ("LeakTrendReport", "leak_trend"),
     "neutracer.diagnose.oom_page": ("OomReport",),
     "neutracer.diagnose.oom_watch": ("OomWatch", "oom_report", "watch_oom"),
-    "neutracer.diagnose.recommend": ("RecommendReport", "recommend"),
-    "neutracer.diagnose.what_if": ("Outcome", "WhatIfReport", "what_if"),
+    "neutracer.diagnose.settings.recommend": ("RecommendReport", "recommend"),
+    "neutracer.diagnose.settings.what_if": ("Outcome", "WhatIfReport", "what_if"),
     "neutracer.errors": (
         "HistoryWarning",
         "LimitError",

@@ -12,16 +12,16 @@ from bundle import expected, snapshot
 
 import neutracer
 from neutracer._native import core
-from neutracer.diagnose.recommend_bound import packing_bound
-from neutracer.diagnose.recommend_rank import is_worth
-from neutracer.diagnose.recommend_search import (
+from neutracer.diagnose.settings.bound import packing_bound
+from neutracer.diagnose.settings.rank import is_worth
+from neutracer.diagnose.settings.replaying import Replayer
+from neutracer.diagnose.settings.search import (
     OBJECTIVES,
     candidates,
     order_of,
     smallest_capacity,
 )
-from neutracer.diagnose.recommend_words import cost, gain
-from neutracer.diagnose.replaying import Replayer
+from neutracer.diagnose.settings.words import cost, gain
 
 MIB = 1 << 20
 GRAIN = 2 * MIB

@@ -9,9 +9,9 @@ import pytest
 from bundle import DATA, expected, snapshot
 
 import neutracer
-from neutracer.diagnose import replayed_advice
-from neutracer.diagnose.replayed_advice import Replayed
-from neutracer.diagnose.replaying import Replayer
+from neutracer.diagnose.settings import advice as replayed_advice
+from neutracer.diagnose.settings.advice import Replayed
+from neutracer.diagnose.settings.replaying import Replayer
 
 RULE = "free ranges then serve any size"
 

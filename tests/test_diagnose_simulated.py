@@ -11,10 +11,10 @@ import pytest
 from bundle import snapshot
 
 import neutracer
-from neutracer.diagnose.recommend_search import candidates
-from neutracer.diagnose.replaying import Replayer, version_number
-from neutracer.diagnose.what_if import check_replay
-from neutracer.diagnose.what_if_parts import Outcome
+from neutracer.diagnose.settings.replaying import Replayer, version_number
+from neutracer.diagnose.settings.search import candidates
+from neutracer.diagnose.settings.what_if import check_replay
+from neutracer.diagnose.settings.what_if_parts import Outcome
 
 PROGRAMS = Path(__file__).parent / "data" / "programs"
 EXPANDABLE = "expandable_segments:True"

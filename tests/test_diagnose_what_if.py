@@ -14,9 +14,9 @@ from bundle import DATA, NAMES, RESET_PEAKS, expected, snapshot
 from small_snapshots import one_program
 
 import neutracer
-from neutracer.diagnose.replaying import Replayer, canonical, roundest
-from neutracer.diagnose.what_if import check_replay
-from neutracer.diagnose.what_if_parts import CAUSES, RANGED
+from neutracer.diagnose.settings.replaying import Replayer, canonical, roundest
+from neutracer.diagnose.settings.what_if import check_replay
+from neutracer.diagnose.settings.what_if_parts import CAUSES, RANGED
 
 MIB = 1 << 20
 PROGRAMS = ("frag_default", "dyn_transformer_capped", "mixed_streams")

@@ -27,7 +27,7 @@ from neutracer.diagnose.environment import environment
 from neutracer.diagnose.oom_page import OomReport
 from neutracer.diagnose.overview import overview
 from neutracer.diagnose.run_report import RunReport
-from neutracer.diagnose.what_if import check_replay
+from neutracer.diagnose.settings.what_if import check_replay
 from neutracer.live.passage import Passage
 from neutracer.pickling import StaysHere
 from neutracer.render.report import Report

@@ -14,9 +14,9 @@ from neutracer.cli.parts import (
     print_report,
     without_history_warning,
 )
-from neutracer.diagnose.recommend import recommend
-from neutracer.diagnose.recommend_search import OBJECTIVES
-from neutracer.diagnose.what_if import check_replay, what_if
+from neutracer.diagnose.settings.recommend import recommend
+from neutracer.diagnose.settings.search import OBJECTIVES
+from neutracer.diagnose.settings.what_if import check_replay, what_if
 from neutracer.errors import NeutracerError, SettingsError
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from neutracer.diagnose.explain_budget import Budget
-from neutracer.diagnose.replay_settings import expandable_advice
-from neutracer.diagnose.replaying import Replayer, canonical
+from neutracer.diagnose.settings.replay_settings import expandable_advice
+from neutracer.diagnose.settings.replaying import Replayer, canonical
 from neutracer.render.document import Note
 from neutracer.trace.snapshot import Snapshot
 

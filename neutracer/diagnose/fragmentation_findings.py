@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer._native import core
-from neutracer.diagnose.replayed_advice import Replayed
+from neutracer.diagnose.settings.advice import Replayed
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
 from neutracer.trace.places import grouped

@@ -9,7 +9,7 @@ from typing import Any
 from neutracer.diagnose.leak_trend_growth import Growth, Survivors
 from neutracer.diagnose.leak_trend_series import Observed, Trend
 from neutracer.diagnose.leak_trend_verdict import VERDICTS, Forecast, Verdict
-from neutracer.diagnose.replay_settings import expandable_advice
+from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
 from neutracer.trace.roles import Role, role_of

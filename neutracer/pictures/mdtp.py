@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text
-from neutracer.diagnose.what_if_parts import Outcome
+from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.pictures.plot_extra import (
     opened,
     picture_file,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
-from neutracer.diagnose.what_if_parts import Outcome
+from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence

@@ -12,7 +12,7 @@ from typing import overload
 
 from neutracer.arguments import number_pair, path_name, whole_number
 from neutracer.diagnose.overview import overview
-from neutracer.diagnose.what_if_parts import Outcome
+from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.pictures.view_bundle import bundle, part
 from neutracer.pictures.view_inline import PageView
 from neutracer.pictures.view_pack import MOST_ALLOCATIONS, pack

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from neutracer.diagnose.recommend_search import Survey, order_of, smallest_capacities
-from neutracer.diagnose.replaying import Replayer
-from neutracer.diagnose.what_if_parts import Outcome
+from neutracer.diagnose.settings.replaying import Replayer
+from neutracer.diagnose.settings.search import Survey, order_of, smallest_capacities
+from neutracer.diagnose.settings.what_if_parts import Outcome
 
 __all__ = ["ALIKE", "Row", "best_of", "is_worth", "rank"]
 

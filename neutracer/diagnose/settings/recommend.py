@@ -6,20 +6,20 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from neutracer.diagnose.fidelity import Fidelity
-from neutracer.diagnose.recommend_bound import Bound
-from neutracer.diagnose.recommend_rank import ALIKE, best_of, rank
-from neutracer.diagnose.recommend_search import (
+from neutracer.diagnose.settings.bound import Bound
+from neutracer.diagnose.settings.fidelity import Fidelity
+from neutracer.diagnose.settings.rank import ALIKE, best_of, rank
+from neutracer.diagnose.settings.replaying import Replayer
+from neutracer.diagnose.settings.search import (
     OBJECTIVES,
     Survey,
     candidates,
     smallest_capacities,
     survey,
 )
-from neutracer.diagnose.recommend_words import cost, gain, stops
-from neutracer.diagnose.replaying import Replayer
-from neutracer.diagnose.what_if import doubt, named, open_replayer, trust_blocks
-from neutracer.diagnose.what_if_parts import OUTCOME_HEADS, Outcome, outcome_cells
+from neutracer.diagnose.settings.what_if import doubt, named, open_replayer, trust_blocks
+from neutracer.diagnose.settings.what_if_parts import OUTCOME_HEADS, Outcome, outcome_cells
+from neutracer.diagnose.settings.words import cost, gain, stops
 from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
 from neutracer.render.report import Finding, Report
 from neutracer.trace.snapshot import Snapshot

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from neutracer.diagnose.recommend_rank import Row
-from neutracer.diagnose.what_if import named
-from neutracer.diagnose.what_if_parts import Outcome, stop_of
+from neutracer.diagnose.settings.rank import Row
+from neutracer.diagnose.settings.what_if import named
+from neutracer.diagnose.settings.what_if_parts import Outcome, stop_of
 from neutracer.render.document import Note
 from neutracer.units import format_bytes, format_count
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from neutracer.diagnose.replay_settings import expandable_advice
-from neutracer.diagnose.replaying import Replayer
+from neutracer.diagnose.settings.replay_settings import expandable_advice
+from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes
 

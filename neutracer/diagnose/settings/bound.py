@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from neutracer.diagnose.replaying import Replayer
-from neutracer.diagnose.what_if_parts import Outcome
+from neutracer.diagnose.settings.replaying import Replayer
+from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Bound", "bound_of", "packing_bound"]

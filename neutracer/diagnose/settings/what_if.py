@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from neutracer.diagnose.fidelity import Fidelity
-from neutracer.diagnose.program_changes import Change, change_program
-from neutracer.diagnose.replaying import Replayer, canonical, takes_share
-from neutracer.diagnose.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
+from neutracer.diagnose.settings.fidelity import Fidelity
+from neutracer.diagnose.settings.program_changes import Change, change_program
+from neutracer.diagnose.settings.replaying import Replayer, canonical, takes_share
+from neutracer.diagnose.settings.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
 from neutracer.live.capture import snapshot
 from neutracer.render.document import (
     Block,

@@ -9,9 +9,9 @@ from itertools import product
 from typing import Any
 
 from neutracer._native import core
-from neutracer.diagnose.recommend_bound import Bound, bound_of
-from neutracer.diagnose.replaying import Replayer, canonical
-from neutracer.diagnose.what_if_parts import Outcome
+from neutracer.diagnose.settings.bound import Bound, bound_of
+from neutracer.diagnose.settings.replaying import Replayer, canonical
+from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.trace.timeline import Timeline
 
 __all__ = [

@@ -11,10 +11,10 @@ from threading import Event, main_thread
 from typing import Any, TypeVar
 
 from neutracer._native import core
-from neutracer.diagnose.fidelity import Fidelity, fidelity_of
-from neutracer.diagnose.program_changes import Edits
-from neutracer.diagnose.replay_settings import canonical, takes_share, version_number
-from neutracer.diagnose.what_if_parts import Outcome, outcome_of, rebased, widened
+from neutracer.diagnose.settings.fidelity import Fidelity, fidelity_of
+from neutracer.diagnose.settings.program_changes import Edits
+from neutracer.diagnose.settings.replay_settings import canonical, takes_share, version_number
+from neutracer.diagnose.settings.what_if_parts import Outcome, outcome_of, rebased, widened
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, parse_bytes
