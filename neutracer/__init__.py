@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any
 from neutracer.live.tail import live
 
 if TYPE_CHECKING:
-    from neutracer.diagnose.alive import AliveReport, why_alive
-    from neutracer.diagnose.autograd_cycles import (
-        AutogradCycle,
-        AutogradCyclesReport,
-        find_autograd_cycles,
-    )
     from neutracer.diagnose.cell import CellReport
-    from neutracer.diagnose.cycles import TensorCyclesReport, find_tensor_cycles, garbage_bytes
     from neutracer.diagnose.device_report import DeviceReport, device_report
     from neutracer.diagnose.diff import DiffReport, diff
     from neutracer.diagnose.explain import explain
@@ -32,7 +25,18 @@ if TYPE_CHECKING:
     from neutracer.diagnose.explain_parts import Verdict
     from neutracer.diagnose.explain_report import ExplainReport
     from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report
-    from neutracer.diagnose.holders import (
+    from neutracer.diagnose.holds.alive import AliveReport, why_alive
+    from neutracer.diagnose.holds.autograd_cycles import (
+        AutogradCycle,
+        AutogradCyclesReport,
+        find_autograd_cycles,
+    )
+    from neutracer.diagnose.holds.cycles import (
+        TensorCyclesReport,
+        find_tensor_cycles,
+        garbage_bytes,
+    )
+    from neutracer.diagnose.holds.holders import (
         HoldersReport,
         NotebookHolder,
         notebook_holders,
@@ -159,14 +163,18 @@ __all__ = [
 # What a name needs is imported when the name is first asked for: a command takes part of the
 # package, and so does a program that only records.
 _MODULES = {
-    "neutracer.diagnose.alive": ("AliveReport", "why_alive"),
-    "neutracer.diagnose.autograd_cycles": (
+    "neutracer.diagnose.holds.alive": ("AliveReport", "why_alive"),
+    "neutracer.diagnose.holds.autograd_cycles": (
         "AutogradCycle",
         "AutogradCyclesReport",
         "find_autograd_cycles",
     ),
     "neutracer.diagnose.cell": ("CellReport",),
-    "neutracer.diagnose.cycles": ("TensorCyclesReport", "find_tensor_cycles", "garbage_bytes"),
+    "neutracer.diagnose.holds.cycles": (
+        "TensorCyclesReport",
+        "find_tensor_cycles",
+        "garbage_bytes",
+    ),
     "neutracer.diagnose.device_report": ("DeviceReport", "device_report"),
     "neutracer.diagnose.diff": ("DiffReport", "diff"),
     "neutracer.diagnose.explain": ("explain",),
@@ -174,7 +182,7 @@ _MODULES = {
     "neutracer.diagnose.explain_parts": ("Verdict",),
     "neutracer.diagnose.explain_report": ("ExplainReport",),
     "neutracer.diagnose.fragmentation": ("FragmentationReport", "fragmentation_report"),
-    "neutracer.diagnose.holders": (
+    "neutracer.diagnose.holds.holders": (
         "HoldersReport",
         "NotebookHolder",
         "notebook_holders",

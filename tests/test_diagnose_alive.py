@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from neutracer.diagnose.alive import AliveReport, why_alive
+from neutracer.diagnose.holds.alive import AliveReport, why_alive
 from neutracer.render.json import dumps
 
 HERE = Path(__file__).name

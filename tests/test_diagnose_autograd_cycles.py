@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from neutracer.diagnose.autograd_cycles import (
+from neutracer.diagnose.holds.autograd_cycles import (
     AutogradCycle,
     AutogradCyclesReport,
     find_autograd_cycles,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from neutracer.diagnose.holders import HoldersReport, notebook_holders, release_holders
+from neutracer.diagnose.holds.holders import HoldersReport, notebook_holders, release_holders
 from neutracer.render.json import dumps
 
 LAST = ("last_exc", "last_value", "last_traceback", "last_type")
@@ -177,7 +177,7 @@ REAL = """
 import json, sys, tempfile, os
 os.environ["IPYTHONDIR"] = tempfile.mkdtemp()
 from IPython.core.interactiveshell import InteractiveShell
-from neutracer.diagnose.holders import notebook_holders, release_holders
+from neutracer.diagnose.holds.holders import notebook_holders, release_holders
 shell = InteractiveShell.instance()
 shell.InteractiveTB.set_mode("Minimal")
 for cell in (

@@ -22,8 +22,8 @@ import neutracer
 import neutracer.diagnose
 from neutracer._native import core
 from neutracer.diagnose.cell import CellReport
-from neutracer.diagnose.cycle_run import CycleRunReport
 from neutracer.diagnose.environment import environment
+from neutracer.diagnose.holds.cycle_run import CycleRunReport
 from neutracer.diagnose.oom_page import OomReport
 from neutracer.diagnose.overview import overview
 from neutracer.diagnose.run_report import RunReport

@@ -17,7 +17,7 @@ from neutracer.cli.parts import (
     print_report,
     program_of,
 )
-from neutracer.diagnose.cycle_run import cycle_run
+from neutracer.diagnose.holds.cycle_run import cycle_run
 from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
 from neutracer.live.cycle_watch import warn_tensor_cycles
 from neutracer.live.program import run_program

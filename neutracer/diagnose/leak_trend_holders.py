@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from neutracer._native import core
-from neutracer.diagnose.alive import why_alive
+from neutracer.diagnose.holds.alive import why_alive
 from neutracer.diagnose.leak_trend_growth import Growth, Survivors
 from neutracer.errors import UnavailableError
 from neutracer.live.cycle_watch import prepare_heap

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from neutracer.diagnose.holders import notebook_holders
+from neutracer.diagnose.holds.holders import notebook_holders
 from neutracer.render.terminal import write
 from neutracer.units import format_bytes
 

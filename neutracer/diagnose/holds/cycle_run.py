@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from neutracer.diagnose.cycles import cycle_finding, find_tensor_cycles
+from neutracer.diagnose.holds.cycles import cycle_finding, find_tensor_cycles
 from neutracer.heap.cycles import TensorCycle, cycles_graph
 from neutracer.heap.graph import ObjectGraph
 from neutracer.live.cycle_watch import CycleWatch
