@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from neutracer.diagnose.explain_facts import OomFacts
     from neutracer.diagnose.explain_parts import Verdict
     from neutracer.diagnose.explain_report import ExplainReport
-    from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report
+    from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
     from neutracer.diagnose.holds.alive import AliveReport, why_alive
     from neutracer.diagnose.holds.autograd_cycles import (
         AutogradCycle,
@@ -181,7 +181,7 @@ _MODULES = {
     "neutracer.diagnose.explain_facts": ("OomFacts",),
     "neutracer.diagnose.explain_parts": ("Verdict",),
     "neutracer.diagnose.explain_report": ("ExplainReport",),
-    "neutracer.diagnose.fragmentation": ("FragmentationReport", "fragmentation_report"),
+    "neutracer.diagnose.fragmentation.report": ("FragmentationReport", "fragmentation_report"),
     "neutracer.diagnose.holds.holders": (
         "HoldersReport",
         "NotebookHolder",

@@ -5,7 +5,7 @@ import pytest
 from bundle import DATA, NAMES, expected, snapshot
 
 import neutracer
-from neutracer.diagnose.fragmentation_parts import band
+from neutracer.diagnose.fragmentation.parts import band
 
 every_snapshot = pytest.mark.parametrize("name", NAMES)
 

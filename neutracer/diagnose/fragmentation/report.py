@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
-from neutracer.diagnose.fragmentation_findings import findings_of
-from neutracer.diagnose.fragmentation_layout import Room, holes_of, room_of, segments_of
-from neutracer.diagnose.fragmentation_parts import (
+from neutracer.diagnose.fragmentation.findings import findings_of
+from neutracer.diagnose.fragmentation.layout import Room, holes_of, room_of, segments_of
+from neutracer.diagnose.fragmentation.parts import (
     Hole,
     PoolFragmentation,
     SegmentFragmentation,
     band,
 )
-from neutracer.diagnose.fragmentation_seen import Seen, seen_by
+from neutracer.diagnose.fragmentation.seen import Seen, seen_by
 from neutracer.errors import UnavailableError
 from neutracer.live.capture import snapshot
 from neutracer.live.monitor import MemoryMonitor

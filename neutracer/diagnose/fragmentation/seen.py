@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from neutracer.diagnose.fragmentation_parts import band
+from neutracer.diagnose.fragmentation.parts import band
 from neutracer.live.monitor import MemoryMonitor
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from typing import Any, cast
 
 from neutracer._native import core
-from neutracer.diagnose.fragmentation_parts import Hole, SegmentFragmentation
+from neutracer.diagnose.fragmentation.parts import Hole, SegmentFragmentation
 from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Place
 from neutracer.trace.places import place_of
