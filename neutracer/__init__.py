@@ -19,7 +19,6 @@ from neutracer.live.tail import live
 if TYPE_CHECKING:
     from neutracer.diagnose.cell import CellReport
     from neutracer.diagnose.device_report import DeviceReport, device_report
-    from neutracer.diagnose.diff import DiffReport, diff
     from neutracer.diagnose.explain import explain
     from neutracer.diagnose.explain_facts import OomFacts
     from neutracer.diagnose.explain_parts import Verdict
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
         notebook_holders,
         release_holders,
     )
-    from neutracer.diagnose.leak_trend import LeakTrendReport, leak_trend
+    from neutracer.diagnose.leaks.diff import DiffReport, diff
+    from neutracer.diagnose.leaks.trend import LeakTrendReport, leak_trend
     from neutracer.diagnose.oom_page import OomReport
     from neutracer.diagnose.oom_watch import OomWatch, oom_report, watch_oom
     from neutracer.diagnose.settings.recommend import RecommendReport, recommend
@@ -176,7 +176,7 @@ _MODULES = {
         "garbage_bytes",
     ),
     "neutracer.diagnose.device_report": ("DeviceReport", "device_report"),
-    "neutracer.diagnose.diff": ("DiffReport", "diff"),
+    "neutracer.diagnose.leaks.diff": ("DiffReport", "diff"),
     "neutracer.diagnose.explain": ("explain",),
     "neutracer.diagnose.explain_facts": ("OomFacts",),
     "neutracer.diagnose.explain_parts": ("Verdict",),
@@ -188,7 +188,7 @@ _MODULES = {
         "notebook_holders",
         "release_holders",
     ),
-    "neutracer.diagnose.leak_trend": ("LeakTrendReport", "leak_trend"),
+    "neutracer.diagnose.leaks.trend": ("LeakTrendReport", "leak_trend"),
     "neutracer.diagnose.oom_page": ("OomReport",),
     "neutracer.diagnose.oom_watch": ("OomWatch", "oom_report", "watch_oom"),
     "neutracer.diagnose.settings.recommend": ("RecommendReport", "recommend"),

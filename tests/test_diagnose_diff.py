@@ -12,7 +12,7 @@ from small_snapshots import BASE, block, dumped, segment, two_devices
 
 import neutracer
 from neutracer import diff
-from neutracer.diagnose.diff_parts import size_class
+from neutracer.diagnose.leaks.diff_parts import size_class
 
 MIB = 1 << 20
 

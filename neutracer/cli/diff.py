@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import complain, complain_of, print_report, without_history_warning
-from neutracer.diagnose.diff import diff
+from neutracer.diagnose.leaks.diff import diff
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
 from neutracer.trace.snapshot import Snapshot, load

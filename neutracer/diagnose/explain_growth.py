@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from neutracer.diagnose.leak_trend import leak_trend
+from neutracer.diagnose.leaks.trend import leak_trend
 from neutracer.render.document import Place
 from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.places import place_of

@@ -10,7 +10,7 @@ import shlex
 from neutracer.diagnose.explain import explain
 from neutracer.diagnose.explain_facts import OomFacts
 from neutracer.diagnose.explain_parts import Verdict
-from neutracer.diagnose.leak_trend import leak_trend
+from neutracer.diagnose.leaks.trend import leak_trend
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from neutracer.diagnose.leak_trend_series import Observed, Trend
+from neutracer.diagnose.leaks.series import Observed, Trend
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["VERDICTS", "Forecast", "Verdict", "forecast", "judge"]

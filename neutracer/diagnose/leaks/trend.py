@@ -10,12 +10,12 @@ from itertools import pairwise
 from numbers import Real
 from typing import Any, cast
 
-from neutracer.diagnose.leak_trend_findings import chance_text, findings_of, suspect_of
-from neutracer.diagnose.leak_trend_growth import Growth, Survivors, growth_of, snapshot_growth
-from neutracer.diagnose.leak_trend_holders import alike_tensors, with_holders
-from neutracer.diagnose.leak_trend_series import Observed
-from neutracer.diagnose.leak_trend_sources import observe
-from neutracer.diagnose.leak_trend_verdict import VERDICTS, Verdict, forecast, judge
+from neutracer.diagnose.leaks.findings import chance_text, findings_of, suspect_of
+from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of, snapshot_growth
+from neutracer.diagnose.leaks.holders import alike_tensors, with_holders
+from neutracer.diagnose.leaks.series import Observed
+from neutracer.diagnose.leaks.sources import observe
+from neutracer.diagnose.leaks.verdict import VERDICTS, Verdict, forecast, judge
 from neutracer.render.document import Block, Document, Figure, Paragraph, Table
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import Snapshot

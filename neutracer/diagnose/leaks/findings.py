@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neutracer.diagnose.leak_trend_growth import Growth, Survivors
-from neutracer.diagnose.leak_trend_series import Observed, Trend
-from neutracer.diagnose.leak_trend_verdict import VERDICTS, Forecast, Verdict
+from neutracer.diagnose.leaks.growth import Growth, Survivors
+from neutracer.diagnose.leaks.series import Observed, Trend
+from neutracer.diagnose.leaks.verdict import VERDICTS, Forecast, Verdict
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any, cast
 
 from neutracer._native import core
-from neutracer.diagnose.leak_trend_series import Observed, floors, numbers, windows
-from neutracer.diagnose.leak_trend_steps import checked_steps, step_marks, time_steps, trace_steps
+from neutracer.diagnose.leaks.series import Observed, floors, numbers, windows
+from neutracer.diagnose.leaks.steps import checked_steps, step_marks, time_steps, trace_steps
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from neutracer.diagnose.leak_trend_series import windows
+from neutracer.diagnose.leaks.series import windows
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_count, format_duration_us
 

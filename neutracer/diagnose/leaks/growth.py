@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from neutracer.diagnose.leak_trend_series import Observed
+from neutracer.diagnose.leaks.series import Observed
 from neutracer.render.document import Place
 from neutracer.trace.places import place_of
 from neutracer.trace.roles import Role, role_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from neutracer.diagnose.diff_parts import Change, by_line, changes, held_in
+from neutracer.diagnose.leaks.diff_parts import Change, by_line, changes, held_in
 from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.snapshot import Snapshot, load

@@ -10,7 +10,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.diagnose.holds.alive import why_alive
-from neutracer.diagnose.leak_trend_growth import Growth, Survivors
+from neutracer.diagnose.leaks.growth import Growth, Survivors
 from neutracer.errors import UnavailableError
 from neutracer.live.cycle_watch import prepare_heap
 from neutracer.trace.places import UNKNOWN_PLACE
