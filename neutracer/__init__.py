@@ -19,10 +19,6 @@ from neutracer.live.tail import live
 if TYPE_CHECKING:
     from neutracer.diagnose.cell import CellReport
     from neutracer.diagnose.device_report import DeviceReport, device_report
-    from neutracer.diagnose.explain import explain
-    from neutracer.diagnose.explain_facts import OomFacts
-    from neutracer.diagnose.explain_parts import Verdict
-    from neutracer.diagnose.explain_report import ExplainReport
     from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
     from neutracer.diagnose.holds.alive import AliveReport, why_alive
     from neutracer.diagnose.holds.autograd_cycles import (
@@ -43,8 +39,12 @@ if TYPE_CHECKING:
     )
     from neutracer.diagnose.leaks.diff import DiffReport, diff
     from neutracer.diagnose.leaks.trend import LeakTrendReport, leak_trend
-    from neutracer.diagnose.oom_page import OomReport
-    from neutracer.diagnose.oom_watch import OomWatch, oom_report, watch_oom
+    from neutracer.diagnose.oom.explain import explain
+    from neutracer.diagnose.oom.facts import OomFacts
+    from neutracer.diagnose.oom.page import OomReport
+    from neutracer.diagnose.oom.parts import Verdict
+    from neutracer.diagnose.oom.report import ExplainReport
+    from neutracer.diagnose.oom.watch import OomWatch, oom_report, watch_oom
     from neutracer.diagnose.settings.recommend import RecommendReport, recommend
     from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
     from neutracer.errors import (
@@ -177,10 +177,10 @@ _MODULES = {
     ),
     "neutracer.diagnose.device_report": ("DeviceReport", "device_report"),
     "neutracer.diagnose.leaks.diff": ("DiffReport", "diff"),
-    "neutracer.diagnose.explain": ("explain",),
-    "neutracer.diagnose.explain_facts": ("OomFacts",),
-    "neutracer.diagnose.explain_parts": ("Verdict",),
-    "neutracer.diagnose.explain_report": ("ExplainReport",),
+    "neutracer.diagnose.oom.explain": ("explain",),
+    "neutracer.diagnose.oom.facts": ("OomFacts",),
+    "neutracer.diagnose.oom.parts": ("Verdict",),
+    "neutracer.diagnose.oom.report": ("ExplainReport",),
     "neutracer.diagnose.fragmentation.report": ("FragmentationReport", "fragmentation_report"),
     "neutracer.diagnose.holds.holders": (
         "HoldersReport",
@@ -189,8 +189,8 @@ _MODULES = {
         "release_holders",
     ),
     "neutracer.diagnose.leaks.trend": ("LeakTrendReport", "leak_trend"),
-    "neutracer.diagnose.oom_page": ("OomReport",),
-    "neutracer.diagnose.oom_watch": ("OomWatch", "oom_report", "watch_oom"),
+    "neutracer.diagnose.oom.page": ("OomReport",),
+    "neutracer.diagnose.oom.watch": ("OomWatch", "oom_report", "watch_oom"),
     "neutracer.diagnose.settings.recommend": ("RecommendReport", "recommend"),
     "neutracer.diagnose.settings.what_if": ("Outcome", "WhatIfReport", "what_if"),
     "neutracer.errors": (

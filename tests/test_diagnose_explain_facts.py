@@ -10,7 +10,7 @@ import pytest
 from bundle import DATA
 
 import neutracer
-from neutracer.diagnose.explain_facts import OomFacts, read_sidecar, sidecar_paths
+from neutracer.diagnose.oom.facts import OomFacts, read_sidecar, sidecar_paths
 from neutracer.errors import SnapshotError
 
 MIB, GIB = 1 << 20, 1 << 30

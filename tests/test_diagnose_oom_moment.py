@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import neutracer
-from neutracer.diagnose.oom_moment import python_stack
+from neutracer.diagnose.oom.moment import python_stack
 from neutracer.live.program import run_program
 
 PROGRAM = """
 import json, sys
-from neutracer.diagnose.oom_moment import python_stack
+from neutracer.diagnose.oom.moment import python_stack
 
 def train(path):
     with open(path, "w") as file:

@@ -16,8 +16,10 @@ import pytest
 from fake_cuda import install
 
 import neutracer
-from neutracer.diagnose import oom_moment, oom_watch, oom_write
-from neutracer.diagnose.explain_facts import OomFacts, read_sidecar
+from neutracer.diagnose.oom import moment as oom_moment
+from neutracer.diagnose.oom import watch as oom_watch
+from neutracer.diagnose.oom import write as oom_write
+from neutracer.diagnose.oom.facts import OomFacts, read_sidecar
 from neutracer.live import history
 
 MIB = 1 << 20
@@ -399,7 +401,7 @@ class Events:
 
 @pytest.mark.parametrize("failed", [True, False])
 def test_notebook_is_told_what_is_held(fake, tmp_path, monkeypatch, capsys, failed):
-    from neutracer.diagnose import oom_notebook
+    from neutracer.diagnose.oom import notebook as oom_notebook
 
     events = Events()
     shell = SimpleNamespace(events=events)

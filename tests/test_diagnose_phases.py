@@ -10,7 +10,7 @@ from bundle import snapshot
 from oom_snapshots import SITE, STACKS
 
 from neutracer import Frame
-from neutracer.diagnose.phases import PHASES, phase_of
+from neutracer.diagnose.oom.phases import PHASES, phase_of
 
 
 def frames(name: str) -> list[Frame]:

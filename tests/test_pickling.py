@@ -24,7 +24,7 @@ from neutracer._native import core
 from neutracer.diagnose.cell import CellReport
 from neutracer.diagnose.environment import environment
 from neutracer.diagnose.holds.cycle_run import CycleRunReport
-from neutracer.diagnose.oom_page import OomReport
+from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.overview import overview
 from neutracer.diagnose.run_report import RunReport
 from neutracer.diagnose.settings.what_if import check_replay

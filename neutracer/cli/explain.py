@@ -16,10 +16,10 @@ from neutracer.cli.parts import (
     without_history_warning,
     written,
 )
-from neutracer.diagnose.explain import explain
-from neutracer.diagnose.explain_facts import OomFacts, read_sidecar
-from neutracer.diagnose.explain_parts import KINDS
-from neutracer.diagnose.explain_report import ExplainReport
+from neutracer.diagnose.oom.explain import explain
+from neutracer.diagnose.oom.facts import OomFacts, read_sidecar
+from neutracer.diagnose.oom.parts import KINDS
+from neutracer.diagnose.oom.report import ExplainReport
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Document, Severity
 from neutracer.render.json import dumps

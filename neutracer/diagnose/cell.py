@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from neutracer.diagnose.explain import explain
 from neutracer.diagnose.holds.cycles import cycle_finding
+from neutracer.diagnose.oom.explain import explain
 from neutracer.errors import NeutracerError
 from neutracer.heap.cycles import TensorCycle
 from neutracer.live.passage import Passage

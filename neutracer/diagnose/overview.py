@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neutracer.diagnose.explain_facts import facts_beside
 from neutracer.diagnose.fragmentation.report import FragmentationReport, band, fragmentation_report
 from neutracer.diagnose.late_gradients import late_gradients_finding
+from neutracer.diagnose.oom.facts import facts_beside
 from neutracer.diagnose.overview_findings import failure_findings, trend_findings
 from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked

@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 import shlex
 
-from neutracer.diagnose.explain import explain
-from neutracer.diagnose.explain_facts import OomFacts
-from neutracer.diagnose.explain_parts import Verdict
 from neutracer.diagnose.leaks.trend import leak_trend
+from neutracer.diagnose.oom.explain import explain
+from neutracer.diagnose.oom.facts import OomFacts
+from neutracer.diagnose.oom.parts import Verdict
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from neutracer.diagnose.oom_page import OomReport
-from neutracer.diagnose.oom_watch import OomWatch, oom_report
+from neutracer.diagnose.oom.page import OomReport
+from neutracer.diagnose.oom.watch import OomWatch, oom_report
 from neutracer.diagnose.overview import OverviewReport, overview
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.live.imports import when_imported

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate
 
-from neutracer.diagnose.explain_budget import Budget
+from neutracer.diagnose.oom.budget import Budget
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.diagnose.settings.replaying import Replayer, canonical
 from neutracer.render.document import Note

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from neutracer.diagnose.explain_parts import Case, Verdict
+from neutracer.diagnose.oom.parts import Case, Verdict
 from neutracer.render.document import Note
 from neutracer.units import format_bytes, format_count, format_share
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name, whole_number
-from neutracer.diagnose.explain_facts import OomFacts
-from neutracer.diagnose.oom_moment import asking_frame, python_stack, site_of
-from neutracer.diagnose.oom_notebook import tell_after_cells
-from neutracer.diagnose.oom_page import OomReport
-from neutracer.diagnose.oom_write import DEFAULT_SECONDS, write_down
+from neutracer.diagnose.oom.facts import OomFacts
+from neutracer.diagnose.oom.moment import asking_frame, python_stack, site_of
+from neutracer.diagnose.oom.notebook import tell_after_cells
+from neutracer.diagnose.oom.page import OomReport
+from neutracer.diagnose.oom.write import DEFAULT_SECONDS, write_down
 from neutracer.errors import UnavailableError
 from neutracer.live.capture import torch_with_cuda
 from neutracer.live.cycle_watch import prepare_heap

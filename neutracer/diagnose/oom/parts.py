@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from neutracer.diagnose.explain_budget import Failure
-from neutracer.diagnose.explain_facts import OomFacts
-from neutracer.diagnose.explain_growth import Growth, growth_of
-from neutracer.diagnose.explain_room import Room
-from neutracer.diagnose.phases import Phase
+from neutracer.diagnose.oom.budget import Failure
+from neutracer.diagnose.oom.facts import OomFacts
+from neutracer.diagnose.oom.growth import Growth, growth_of
+from neutracer.diagnose.oom.phases import Phase
+from neutracer.diagnose.oom.room import Room
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding
 from neutracer.trace.places import grouped

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from neutracer.diagnose.explain_facts import OomFacts
+from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.live.sidecar import rank_text
 from neutracer.render.document import Block, Cell, Document, Figure, KeyValues, Note, Table
 from neutracer.render.report import Finding, Report

@@ -13,11 +13,12 @@ import runpy
 import sys
 import sysconfig
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from neutracer._native import core
-from neutracer.diagnose.explain_facts import OomFacts
+from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.errors import NeutracerError
 from neutracer.heap.cycles import device_filter
 from neutracer.live.device import device_processes
@@ -34,7 +35,7 @@ _SITE_FRAMES = 12
 _MOST_TENSORS = 12
 _MOST_SHAPES = 50
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OWN = str(Path(__file__).absolute().parents[2]) + os.sep
 _RUNNER = run_program.__code__.co_filename
 _STARTERS = (runpy.__file__, "<frozen runpy>")
 _LIBRARIES = tuple(

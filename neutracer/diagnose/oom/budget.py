@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neutracer.diagnose.explain_facts import OomFacts
+from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.settings.replaying import roundest
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import Frame

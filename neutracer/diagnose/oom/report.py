@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from neutracer.diagnose.explain_parts import Holding, Verdict
+from neutracer.diagnose.oom.parts import Holding, Verdict
 from neutracer.render.document import (
     Block,
     Cell,

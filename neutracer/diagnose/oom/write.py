@@ -15,10 +15,10 @@ from types import FrameType
 from typing import Any
 
 import neutracer.live.hooks as hooks
-from neutracer.diagnose.explain import ExplainReport, explain
-from neutracer.diagnose.explain_facts import OomFacts
-from neutracer.diagnose.oom_moment import facts_of
-from neutracer.diagnose.oom_page import OomReport
+from neutracer.diagnose.oom.explain import ExplainReport, explain
+from neutracer.diagnose.oom.facts import OomFacts
+from neutracer.diagnose.oom.moment import facts_of
+from neutracer.diagnose.oom.page import OomReport
 from neutracer.live.capture import dumped
 from neutracer.live.history import HISTORY
 from neutracer.live.oom_hook import OutOfMemory

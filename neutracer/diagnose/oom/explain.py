@@ -6,26 +6,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from neutracer._native import core
-from neutracer.diagnose.explain_budget import Failure, budget_of
-from neutracer.diagnose.explain_facts import OomFacts, facts_beside
-from neutracer.diagnose.explain_inside import (
+from neutracer.diagnose.oom.budget import Failure, budget_of
+from neutracer.diagnose.oom.facts import OomFacts, facts_beside
+from neutracer.diagnose.oom.inside import (
     cycle_garbage,
     fragmentation,
     is_crumbs,
     leak,
     other_pool,
 )
-from neutracer.diagnose.explain_limits import (
+from neutracer.diagnose.oom.limits import (
     had_room,
     non_torch,
     process_cap,
     too_little,
     unreasonable_request,
 )
-from neutracer.diagnose.explain_parts import KINDS, Case, Cause, Verdict
-from neutracer.diagnose.explain_report import ExplainReport
-from neutracer.diagnose.explain_room import Room
-from neutracer.diagnose.phases import Phase, phase_of
+from neutracer.diagnose.oom.parts import KINDS, Case, Cause, Verdict
+from neutracer.diagnose.oom.phases import Phase, phase_of
+from neutracer.diagnose.oom.report import ExplainReport
+from neutracer.diagnose.oom.room import Room
 from neutracer.live.capture import snapshot
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from neutracer._native import core
-from neutracer.diagnose.explain_budget import UNIT, Budget, Failure
+from neutracer.diagnose.oom.budget import UNIT, Budget, Failure
 from neutracer.trace.layout import Layout
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE, Table

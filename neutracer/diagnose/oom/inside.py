@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from neutracer.diagnose.explain_growth import Growth, saw_tooth
-from neutracer.diagnose.explain_parts import Case, Verdict, least_worth
-from neutracer.diagnose.explain_room import free_bytes
-from neutracer.diagnose.explain_settings import settings_advice
+from neutracer.diagnose.oom.growth import Growth, saw_tooth
+from neutracer.diagnose.oom.parts import Case, Verdict, least_worth
+from neutracer.diagnose.oom.room import free_bytes
+from neutracer.diagnose.oom.settings import settings_advice
 from neutracer.render.document import Note
 from neutracer.trace.places import grouped
 from neutracer.trace.table import NONE
