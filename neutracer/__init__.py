@@ -18,7 +18,7 @@ from neutracer.live.tail import live
 
 if TYPE_CHECKING:
     from neutracer.diagnose.cell import CellReport
-    from neutracer.diagnose.device_report import DeviceReport, device_report
+    from neutracer.diagnose.device.report import DeviceReport, device_report
     from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
     from neutracer.diagnose.holds.alive import AliveReport, why_alive
     from neutracer.diagnose.holds.autograd_cycles import (
@@ -175,7 +175,7 @@ _MODULES = {
         "find_tensor_cycles",
         "garbage_bytes",
     ),
-    "neutracer.diagnose.device_report": ("DeviceReport", "device_report"),
+    "neutracer.diagnose.device.report": ("DeviceReport", "device_report"),
     "neutracer.diagnose.leaks.diff": ("DiffReport", "diff"),
     "neutracer.diagnose.oom.explain": ("explain",),
     "neutracer.diagnose.oom.facts": ("OomFacts",),

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from neutracer.diagnose.device_findings import findings_of
+from neutracer.diagnose.device.findings import findings_of
 from neutracer.errors import UnavailableError
 from neutracer.live.attribution import current_attribution
 from neutracer.live.attribution_sums import PYTORCH, LibraryUse
