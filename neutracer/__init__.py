@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from neutracer.live.tail import live
 
 if TYPE_CHECKING:
-    from neutracer.diagnose.cell import CellReport
     from neutracer.diagnose.device.report import DeviceReport, device_report
     from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
     from neutracer.diagnose.holds.alive import AliveReport, why_alive
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from neutracer.diagnose.oom.parts import Verdict
     from neutracer.diagnose.oom.report import ExplainReport
     from neutracer.diagnose.oom.watch import OomWatch, oom_report, watch_oom
+    from neutracer.diagnose.overview.cell import CellReport
     from neutracer.diagnose.settings.recommend import RecommendReport, recommend
     from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
     from neutracer.errors import (
@@ -169,7 +169,7 @@ _MODULES = {
         "AutogradCyclesReport",
         "find_autograd_cycles",
     ),
-    "neutracer.diagnose.cell": ("CellReport",),
+    "neutracer.diagnose.overview.cell": ("CellReport",),
     "neutracer.diagnose.holds.cycles": (
         "TensorCyclesReport",
         "find_tensor_cycles",

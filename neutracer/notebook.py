@@ -18,10 +18,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from neutracer.cells import reader_name
-from neutracer.diagnose.cell import CellReport, cell_report
 from neutracer.diagnose.holds.cycles import find_tensor_cycles
 from neutracer.diagnose.holds.holders import HoldersReport, notebook_holders, release_holders
-from neutracer.diagnose.overview import OverviewReport, overview
+from neutracer.diagnose.overview.cell import CellReport, cell_report
+from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.cycles import TensorCycle
 from neutracer.live.capture import snapshot

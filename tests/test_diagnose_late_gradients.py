@@ -11,8 +11,8 @@ import pytest
 from bundle import snapshot
 
 import neutracer
-from neutracer.diagnose.late_gradients import late_gradients, late_gradients_finding
-from neutracer.diagnose.overview import overview
+from neutracer.diagnose.overview.late_gradients import late_gradients, late_gradients_finding
+from neutracer.diagnose.overview.report import overview
 
 DATA = Path(__file__).parent / "data"
 LATE = "train_resnet_late_zero_grad"

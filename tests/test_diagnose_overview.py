@@ -10,7 +10,7 @@ from bundle import DATA, NAMES, OOMS, snapshot
 from oom_snapshots import MIB, Recording, checkered
 
 import neutracer
-from neutracer.diagnose.overview import OverviewReport, overview
+from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.render.report import Finding
 
 FAILED = [name for name in NAMES if any(a == "oom" for a in snapshot(name).events["action"])]

@@ -27,7 +27,7 @@ from waiting import PATIENCE
 import neutracer
 from neutracer.cli.main import main
 from neutracer.cli.main import top as cli_top
-from neutracer.diagnose.top_page import top_lines
+from neutracer.diagnose.overview.top_page import top_lines
 from neutracer.live import sidecar
 from neutracer.live.exporter_server import Application, Server
 from neutracer.live.monitor import MemoryMonitor

@@ -21,7 +21,7 @@ import pytest
 from without_hooks import without_hooks
 
 from neutracer.cli.main import main
-from neutracer.diagnose.environment import environment
+from neutracer.diagnose.overview.environment import environment
 from neutracer.errors import UnavailableError
 from neutracer.live import hooks, hooks_build, hooks_cpu
 from neutracer.live.tail import live

@@ -15,7 +15,7 @@ from ipython_cells import outputs_of
 
 import neutracer
 from neutracer.cells import reader_name
-from neutracer.diagnose.cell import cell_report
+from neutracer.diagnose.overview.cell import cell_report
 from neutracer.live.passage import Passage
 
 ROOT = Path(__file__).parents[1]

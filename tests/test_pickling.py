@@ -21,12 +21,12 @@ from small_snapshots import dumped, one_program, two_devices
 import neutracer
 import neutracer.diagnose
 from neutracer._native import core
-from neutracer.diagnose.cell import CellReport
-from neutracer.diagnose.environment import environment
 from neutracer.diagnose.holds.cycle_run import CycleRunReport
 from neutracer.diagnose.oom.page import OomReport
-from neutracer.diagnose.overview import overview
-from neutracer.diagnose.run_report import RunReport
+from neutracer.diagnose.overview.cell import CellReport
+from neutracer.diagnose.overview.environment import environment
+from neutracer.diagnose.overview.report import overview
+from neutracer.diagnose.overview.run_report import RunReport
 from neutracer.diagnose.settings.what_if import check_replay
 from neutracer.live.passage import Passage
 from neutracer.pickling import StaysHere

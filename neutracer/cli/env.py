@@ -9,7 +9,7 @@ from typing import Any
 
 import neutracer
 from neutracer.cli.parts import print_report
-from neutracer.diagnose.environment import environment
+from neutracer.diagnose.overview.environment import environment
 
 __all__ = ["add_env"]
 

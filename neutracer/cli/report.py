@@ -9,7 +9,7 @@ import sys
 from typing import Any, TextIO
 
 from neutracer.cli.parts import FAILED, complain_of, without_history_warning, written
-from neutracer.diagnose.overview import OverviewReport, overview
+from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
 from neutracer.render.json import dumps

@@ -15,7 +15,7 @@ import urllib.request
 from typing import Any
 
 from neutracer.cli.parts import complain
-from neutracer.diagnose.top_page import top_lines
+from neutracer.diagnose.overview.top_page import top_lines
 from neutracer.errors import NeutracerError
 from neutracer.live.exporter_page import SCHEMA
 from neutracer.render.json import dumps

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import overload
 
 from neutracer.arguments import number_pair, path_name, whole_number
-from neutracer.diagnose.overview import overview
+from neutracer.diagnose.overview.report import overview
 from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.pictures.view_bundle import bundle, part
 from neutracer.pictures.view_inline import PageView

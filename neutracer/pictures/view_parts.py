@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from neutracer.diagnose.overview import DeviceOverview, OverviewReport
+from neutracer.diagnose.overview.report import DeviceOverview, OverviewReport
 from neutracer.pictures.view_bundle import part
 from neutracer.render.document import Note
 from neutracer.render.escape import clean, sentence, shorten_left

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from neutracer.diagnose.cell import CellReport, cell_report
+from neutracer.diagnose.overview.cell import CellReport, cell_report
 from neutracer.live.passage import Passage
 
 torch = pytest.importorskip("torch")

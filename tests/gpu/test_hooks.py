@@ -11,7 +11,7 @@ import time
 import pytest
 from without_hooks import without_hooks
 
-from neutracer.diagnose.environment import environment
+from neutracer.diagnose.overview.environment import environment
 from neutracer.errors import UnavailableError
 from neutracer.live import hooks
 from neutracer.live.tail import live

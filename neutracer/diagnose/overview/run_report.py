@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.watch import OomWatch, oom_report
-from neutracer.diagnose.overview import OverviewReport, overview
+from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.live.imports import when_imported
 from neutracer.live.on_demand import OnDemand

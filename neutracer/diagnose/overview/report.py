@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neutracer.diagnose.fragmentation.report import FragmentationReport, band, fragmentation_report
-from neutracer.diagnose.late_gradients import late_gradients_finding
 from neutracer.diagnose.oom.facts import facts_beside
-from neutracer.diagnose.overview_findings import failure_findings, trend_findings
+from neutracer.diagnose.overview.findings import failure_findings, trend_findings
+from neutracer.diagnose.overview.late_gradients import late_gradients_finding
 from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.places import grouped
@@ -155,7 +155,7 @@ def overview(
 
     Example:
         >>> import neutracer
-        >>> from neutracer.diagnose.overview import overview
+        >>> from neutracer.diagnose.overview.report import overview
         >>> overview(neutracer.load("tests/data/frag_default.pickle")).worst
         <Severity.SEVERE: 'severe'>
     """
