@@ -16,10 +16,11 @@ from hostile_names import HOSTILE_NAMES
 from object_graphs import cache_of, callback_cycle, named, ring
 
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.heap import drawing_child, drawing_spawn
-from neutracer.heap.drawing_plan import plan
-from neutracer.heap.drawing_scene import scene
-from neutracer.heap.drawing_svg import parts_of
+from neutracer.heap.drawing import child as drawing_child
+from neutracer.heap.drawing import spawn as drawing_spawn
+from neutracer.heap.drawing.plan import plan
+from neutracer.heap.drawing.scene import scene
+from neutracer.heap.drawing.svg import parts_of
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, Node
 

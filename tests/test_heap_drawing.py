@@ -14,11 +14,11 @@ import pytest
 from hostile_names import HOSTILE_NAMES
 from object_graphs import MIB, cache_of, callback_cycle, named, ring, tensor_node
 
-from neutracer.heap import drawing_spawn
-from neutracer.heap.drawing import MOST_NODES
-from neutracer.heap.drawing_fold import cycle_order, fold
-from neutracer.heap.drawing_merge import merged_node
-from neutracer.heap.drawing_scene import scene
+from neutracer.heap.drawing import spawn as drawing_spawn
+from neutracer.heap.drawing.draw import MOST_NODES
+from neutracer.heap.drawing.fold import cycle_order, fold
+from neutracer.heap.drawing.merge import merged_node
+from neutracer.heap.drawing.scene import scene
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, Node
 

@@ -7,7 +7,7 @@ import pytest
 from chromium import PROGRAM, Browser
 from object_graphs import cache_of, callback_cycle, named
 
-from neutracer.heap import drawing_spawn
+from neutracer.heap.drawing import spawn as drawing_spawn
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
 

@@ -81,7 +81,7 @@ def test_wheel_holds_package_and_core(built: Path) -> None:
     assert {name.split(".")[0] for name in compiled} - {"neutracer/_graphviz"} == {
         "neutracer/_core"
     }
-    assert {"neutracer/heap/page.css", "neutracer/heap/page.js"} <= names
+    assert {"neutracer/heap/drawing/page.css", "neutracer/heap/drawing/page.js"} <= names
     sources = {name for name in names if name.endswith((".c", ".h", ".cpp", ".hpp", ".a"))}
     hooks = {f"neutracer/csrc/torch/{path.name}" for path in ROOT.glob("csrc/torch/*.[ch]pp")}
     headers = ("base/nt_ring.h", "base/nt_ring_origins.h", "trace/nt_live_api.h")

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from html import escape
 
 from neutracer.errors import NeutracerError
-from neutracer.heap.drawing_plan import FONTS
-from neutracer.heap.drawing_scene import Scene
+from neutracer.heap.drawing.plan import FONTS
+from neutracer.heap.drawing.scene import Scene
 
 __all__ = ["element", "parts_of", "picture", "text_of"]
 

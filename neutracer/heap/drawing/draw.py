@@ -16,13 +16,13 @@ import json as json_text
 
 from neutracer.arguments import whole_number
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.heap.drawing_fold import MOST_NODES, fold
-from neutracer.heap.drawing_layout import lay_out
-from neutracer.heap.drawing_page import page
-from neutracer.heap.drawing_plan import dot_text, plan
-from neutracer.heap.drawing_scene import node_words, scene
-from neutracer.heap.drawing_spawn import render
-from neutracer.heap.drawing_svg import parts_of
+from neutracer.heap.drawing.fold import MOST_NODES, fold
+from neutracer.heap.drawing.layout import lay_out
+from neutracer.heap.drawing.page import page
+from neutracer.heap.drawing.plan import dot_text, plan
+from neutracer.heap.drawing.scene import node_words, scene
+from neutracer.heap.drawing.spawn import render
+from neutracer.heap.drawing.svg import parts_of
 from neutracer.heap.objects import GraphData, Node
 from neutracer.render.inline import MOST_INLINE
 from neutracer.render.json import to_plain

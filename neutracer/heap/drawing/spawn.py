@@ -14,9 +14,9 @@ import signal
 import subprocess
 import sys
 
-import neutracer.heap.drawing_child as drawing_child
+import neutracer.heap.drawing.child as drawing_child
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.heap.drawing_plan import Plan
+from neutracer.heap.drawing.plan import Plan
 from neutracer.render.escape import sentence
 
 __all__ = ["render"]

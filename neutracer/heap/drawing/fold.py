@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
-from neutracer.heap.drawing_merge import merged_edges, merged_node
+from neutracer.heap.drawing.merge import merged_edges, merged_node
 from neutracer.heap.objects import Edge, GraphData, Node
 from neutracer.units import format_count
 

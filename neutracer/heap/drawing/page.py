@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from neutracer.heap.drawing_scene import node_words
+from neutracer.heap.drawing.scene import node_words
 from neutracer.heap.objects import Edge, GraphData, Node, TensorFacts
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence

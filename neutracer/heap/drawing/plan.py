@@ -6,7 +6,7 @@ that `dot` draws the text as `to_svg()` draws the graph. A label is escaped for 
 Graphviz reads in it: backslash escapes and HTML entities. Names are our own: n0, n1.
 
 Example:
-    >>> from neutracer.heap.drawing_scene import scene
+    >>> from neutracer.heap.drawing.scene import scene
     >>> from neutracer.heap.objects import Edge, GraphData, Node
     >>> nodes = (Node(0, "app.Ring", 'a "ring"'), Node(1, "list", "list"))
     >>> text = dot_text(plan(scene(GraphData(nodes, (Edge(0, 1, "x", "attribute"),)))))
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from neutracer.heap.drawing_scene import Arrow, Box, Scene
+from neutracer.heap.drawing.scene import Arrow, Box, Scene
 from neutracer.render.palette import LIGHT
 
 __all__ = ["Plan", "dot_text", "plan"]

@@ -12,8 +12,8 @@ import itertools
 from dataclasses import dataclass
 from html import escape
 
-from neutracer.heap.drawing_scene import Arrow, Box, Scene
-from neutracer.heap.drawing_svg import element, picture, text_of
+from neutracer.heap.drawing.scene import Arrow, Box, Scene
+from neutracer.heap.drawing.svg import element, picture, text_of
 from neutracer.render.escape import display_width
 from neutracer.render.palette import LIGHT
 
