@@ -60,19 +60,19 @@ if TYPE_CHECKING:
     from neutracer.heap.graph import ObjectGraph
     from neutracer.live.attribution import DeviceAttribution, attribute_device_memory
     from neutracer.live.attribution_sums import LibraryUse
-    from neutracer.live.capture import snapshot
     from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
     from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
     from neutracer.live.monitor import MemoryMonitor
     from neutracer.live.monitor_alerts import Alert
     from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
-    from neutracer.live.recorder import Recording, record
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
     from neutracer.pictures.mdtp import mdtp
     from neutracer.pictures.plots import plot_fragmentation, plot_timeline
     from neutracer.pictures.view import view
     from neutracer.pictures.view_inline import PageView
+    from neutracer.process.recording.capture import snapshot
+    from neutracer.process.recording.recorder import Recording, record
     from neutracer.render.report import Finding, Report
     from neutracer.trace.layout import Layout
     from neutracer.trace.snapshot import Snapshot, load
@@ -206,13 +206,13 @@ _MODULES = {
     "neutracer.heap.graph": ("ObjectGraph",),
     "neutracer.live.attribution": ("DeviceAttribution", "attribute_device_memory"),
     "neutracer.live.attribution_sums": ("LibraryUse",),
-    "neutracer.live.capture": ("snapshot",),
+    "neutracer.process.recording.capture": ("snapshot",),
     "neutracer.live.cycle_watch": ("CycleWatch", "warn_tensor_cycles"),
     "neutracer.live.exporter": ("MetricsCollector", "MetricsServer", "serve_metrics"),
     "neutracer.live.monitor": ("MemoryMonitor",),
     "neutracer.live.monitor_alerts": ("Alert",),
     "neutracer.live.pressure": ("PressureCollection", "PressureCollector", "collect_on_pressure"),
-    "neutracer.live.recorder": ("Recording", "record"),
+    "neutracer.process.recording.recorder": ("Recording", "record"),
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "neutracer.pictures.mdtp": ("mdtp",),
     "neutracer.pictures.plots": ("plot_fragmentation", "plot_timeline"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import neutracer
 from neutracer.diagnose.oom.moment import python_stack
-from neutracer.live.program import run_program
+from neutracer.process.recording.program import run_program
 
 PROGRAM = """
 import json, sys

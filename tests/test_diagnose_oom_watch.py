@@ -20,7 +20,7 @@ from neutracer.diagnose.oom import moment as oom_moment
 from neutracer.diagnose.oom import watch as oom_watch
 from neutracer.diagnose.oom import write as oom_write
 from neutracer.diagnose.oom.facts import OomFacts, read_sidecar
-from neutracer.live import history
+from neutracer.process.recording import history
 
 MIB = 1 << 20
 HAS_NOTES = sys.version_info >= (3, 11)

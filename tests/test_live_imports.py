@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from neutracer.live.imports import when_imported
+from neutracer.process.recording.imports import when_imported
 
 NAME = "imported_by_a_program"
 

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from neutracer.live.on_demand import OnDemand
+from neutracer.process.recording.on_demand import OnDemand
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
 

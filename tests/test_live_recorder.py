@@ -15,7 +15,7 @@ from fake_cuda import install
 
 import neutracer
 from neutracer import HistoryWarning, UnavailableError
-from neutracer.live import history, sidecar
+from neutracer.process.recording import history, sidecar
 
 
 @pytest.fixture

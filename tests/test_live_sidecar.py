@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from neutracer.live import sidecar
+from neutracer.process.recording import sidecar
 
 
 @pytest.fixture(autouse=True)

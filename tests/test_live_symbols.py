@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from neutracer.live.symbols import light_symbols
+from neutracer.process.recording.symbols import light_symbols
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_real_frames_import_nothing():
     pytest.importorskip("torch")
     script = """
 import sys, torch
-from neutracer.live.symbols import light_symbols
+from neutracer.process.recording.symbols import light_symbols
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
 def here():
     return gather_traceback(True, False, False)

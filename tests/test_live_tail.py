@@ -300,10 +300,10 @@ def test_errors_of_the_source_are_told(shim: Any) -> None:
 
 
 def test_live_is_package_and_function() -> None:
-    import neutracer.live.capture as capture
+    import neutracer.process.recording.capture as capture
 
     assert callable(neutracer.live)
-    assert neutracer.live.capture is capture
+    assert neutracer.process.recording.capture is capture
     with pytest.raises(AttributeError):
         _ = neutracer.live.no_such_module
 

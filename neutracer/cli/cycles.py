@@ -20,8 +20,8 @@ from neutracer.cli.parts import (
 from neutracer.diagnose.holds.cycle_run import cycle_run
 from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
 from neutracer.live.cycle_watch import warn_tensor_cycles
-from neutracer.live.program import run_program
-from neutracer.live.sidecar import filled_in
+from neutracer.process.recording.program import run_program
+from neutracer.process.recording.sidecar import filled_in
 from neutracer.render.document import Severity
 from neutracer.units import format_count, parse_bytes
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from neutracer.errors import HistoryWarning, NeutracerError
-from neutracer.live.program import can_be_restored
+from neutracer.process.recording.program import can_be_restored
 from neutracer.render.escape import clean
 from neutracer.render.json import dumps
 from neutracer.render.report import Report

@@ -10,7 +10,7 @@ from typing import Any
 from neutracer.cli.parts import add_program, complain, complain_of, print_report, program_of
 from neutracer.diagnose.overview.run_report import DEFAULT_DIRECTORY, run_and_report
 from neutracer.errors import NeutracerError
-from neutracer.live.recorder import DEFAULT_MAX_ENTRIES
+from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 
 __all__ = ["add_run"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neutracer.live.symbols import light_symbols
+from neutracer.process.recording.symbols import light_symbols
 
 __all__ = [
     "MODULE_DATA",

@@ -28,8 +28,8 @@ from neutracer.heap.cycles import (
     least_bytes,
 )
 from neutracer.live.allocation_sites import allocations_of_freed
-from neutracer.live.sidecar import rank_facts
 from neutracer.pickling import StaysHere
+from neutracer.process.recording.sidecar import rank_facts
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["CycleWatch", "prepare_heap", "warn_tensor_cycles"]

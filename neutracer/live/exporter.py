@@ -16,8 +16,8 @@ from neutracer.live.exporter_page import page_of
 from neutracer.live.exporter_probes import Probes
 from neutracer.live.exporter_server import Application, Server
 from neutracer.live.monitor import MemoryMonitor
-from neutracer.live.sidecar import rank_facts
 from neutracer.pickling import StaysHere
+from neutracer.process.recording.sidecar import rank_facts
 
 __all__ = ["MetricsCollector", "MetricsServer", "serve_metrics"]
 

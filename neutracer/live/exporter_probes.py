@@ -17,11 +17,11 @@ import neutracer.live.hooks as hooks
 from neutracer._native import core
 from neutracer.errors import HistoryWarning, NeutracerError
 from neutracer.heap.cycles import device_filter
-from neutracer.live.capture import torch_with_cuda
 from neutracer.live.cycle_watch import prepare_heap
 from neutracer.live.monitor_alerts import device_name
-from neutracer.live.symbols import light_symbols
 from neutracer.live.tail import take
+from neutracer.process.recording.capture import torch_with_cuda
+from neutracer.process.recording.symbols import light_symbols
 from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot, load
 

@@ -13,9 +13,15 @@ from typing import Any
 
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name
-from neutracer.live.capture import snapshot
-from neutracer.live.history import HISTORY
-from neutracer.live.sidecar import file_stem, rank_facts, sidecar, sidecar_path, write_text
+from neutracer.process.recording.capture import snapshot
+from neutracer.process.recording.history import HISTORY
+from neutracer.process.recording.sidecar import (
+    file_stem,
+    rank_facts,
+    sidecar,
+    sidecar_path,
+    write_text,
+)
 from neutracer.units import format_bytes, format_duration_us, format_share
 
 __all__ = ["ACTIONS", "KINDS", "Alert", "AlertDesk", "alert_rules", "device_name"]

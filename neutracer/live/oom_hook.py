@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from neutracer.live.capture import torch_with_cuda
+from neutracer.process.recording.capture import torch_with_cuda
 
 __all__ = ["OutOfMemory", "add_notes", "is_attached", "listen"]
 

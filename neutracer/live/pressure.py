@@ -22,9 +22,9 @@ from neutracer._native import core
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, whole_number
 from neutracer.heap.cycles import device_filter
-from neutracer.live.capture import without_cuda
 from neutracer.live.cycle_watch import prepare_heap
 from neutracer.pickling import StaysHere
+from neutracer.process.recording.capture import without_cuda
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["PressureCollection", "PressureCollector", "collect_on_pressure"]

@@ -20,8 +20,8 @@ from neutracer.diagnose.fragmentation.parts import (
 )
 from neutracer.diagnose.fragmentation.seen import Seen, seen_by
 from neutracer.errors import UnavailableError
-from neutracer.live.capture import snapshot
 from neutracer.live.monitor import MemoryMonitor
+from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import Document, Figure, Table
 from neutracer.render.report import Report
 from neutracer.trace.layout import unused_share

@@ -26,7 +26,7 @@ from neutracer.diagnose.oom.parts import KINDS, Case, Cause, Verdict
 from neutracer.diagnose.oom.phases import Phase, phase_of
 from neutracer.diagnose.oom.report import ExplainReport
 from neutracer.diagnose.oom.room import Room
-from neutracer.live.capture import snapshot
+from neutracer.process.recording.capture import snapshot
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot, load

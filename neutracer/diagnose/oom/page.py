@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer.diagnose.oom.facts import OomFacts
-from neutracer.live.sidecar import rank_text
+from neutracer.process.recording.sidecar import rank_text
 from neutracer.render.document import Block, Cell, Document, Figure, KeyValues, Note, Table
 from neutracer.render.report import Finding, Report
 from neutracer.units import format_bytes, format_duration_us

@@ -18,12 +18,12 @@ from neutracer.diagnose.oom.notebook import tell_after_cells
 from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.write import DEFAULT_SECONDS, write_down
 from neutracer.errors import UnavailableError
-from neutracer.live.capture import torch_with_cuda
 from neutracer.live.cycle_watch import prepare_heap
 from neutracer.live.device import devices
 from neutracer.live.oom_hook import OutOfMemory, add_notes, listen
-from neutracer.live.recorder import DEFAULT_MAX_ENTRIES, Recording, record
 from neutracer.pickling import StaysHere
+from neutracer.process.recording.capture import torch_with_cuda
+from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES, Recording, record
 from neutracer.units import format_count
 
 __all__ = ["OomWatch", "oom_report", "watch_oom"]

@@ -19,11 +19,11 @@ from neutracer.diagnose.oom.explain import ExplainReport, explain
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.oom.moment import facts_of
 from neutracer.diagnose.oom.page import OomReport
-from neutracer.live.capture import dumped
-from neutracer.live.history import HISTORY
 from neutracer.live.oom_hook import OutOfMemory
-from neutracer.live.sidecar import file_stem, sidecar, write_text
 from neutracer.live.tail import take
+from neutracer.process.recording.capture import dumped
+from neutracer.process.recording.history import HISTORY
+from neutracer.process.recording.sidecar import file_stem, sidecar, write_text
 from neutracer.render.text import render_text
 from neutracer.saving import atomic_file
 from neutracer.trace.snapshot import Snapshot, load

@@ -16,11 +16,11 @@ from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.watch import OomWatch, oom_report
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.live.imports import when_imported
-from neutracer.live.on_demand import OnDemand
-from neutracer.live.program import run_program
-from neutracer.live.recorder import DEFAULT_MAX_ENTRIES, Recording, record
-from neutracer.live.sidecar import file_stem, rank_facts, rank_text, write_text
+from neutracer.process.recording.imports import when_imported
+from neutracer.process.recording.on_demand import OnDemand
+from neutracer.process.recording.program import run_program
+from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES, Recording, record
+from neutracer.process.recording.sidecar import file_stem, rank_facts, rank_text, write_text
 from neutracer.render.document import Block, Document, KeyValues, Paragraph
 from neutracer.render.report import Report
 from neutracer.render.text import render_text

@@ -10,7 +10,7 @@ from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.program_changes import Change, change_program
 from neutracer.diagnose.settings.replaying import Replayer, canonical, takes_share
 from neutracer.diagnose.settings.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
-from neutracer.live.capture import snapshot
+from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import (
     Block,
     Document,

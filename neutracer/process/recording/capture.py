@@ -10,7 +10,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.live.symbols import light_symbols
+from neutracer.process.recording.symbols import light_symbols
 from neutracer.trace.snapshot import Snapshot, load
 
 __all__ = ["dumped", "snapshot", "torch_with_cuda", "without_cuda"]

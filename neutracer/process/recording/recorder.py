@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
-from neutracer.live.capture import snapshot, torch_with_cuda
-from neutracer.live.history import HISTORY, Wish
-from neutracer.live.sidecar import (
+from neutracer.pickling import StaysHere
+from neutracer.process.recording.capture import snapshot, torch_with_cuda
+from neutracer.process.recording.history import HISTORY, Wish
+from neutracer.process.recording.sidecar import (
     filled_in,
     rank_facts,
     running_program,
@@ -26,7 +27,6 @@ from neutracer.live.sidecar import (
     sidecar_path,
     write_text,
 )
-from neutracer.pickling import StaysHere
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
 
