@@ -138,7 +138,7 @@ class BuildModules(build_ext):
         super().build_extensions()
 
 
-# What `neutracer.live.hooks` compiles on the user's machine, against the torch there.
+# What `neutracer.process.hooks.attach` compiles on the user's machine, against the torch there.
 HOOKS = (
     "csrc/torch/*.[ch]pp",
     "csrc/core/base/nt_ring.h",

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # A package of that name is there too: what is called stands before it from the beginning.
-from neutracer.live.tail import live
+from neutracer.process.hooks.tail import live
 
 if TYPE_CHECKING:
     from neutracer.diagnose.device.report import DeviceReport, device_report

@@ -14,7 +14,8 @@ import pytest
 
 from neutracer.cli.main import main
 from neutracer.errors import UnavailableError
-from neutracer.live import hooks_build, hooks_folder
+from neutracer.process.hooks import build as hooks_build
+from neutracer.process.hooks import folder as hooks_folder
 
 GOAL = hooks_build.Target(hooks_build.Torch("0.0.0", "cpu", Path("nowhere")), "key", "_torch.so")
 
@@ -22,7 +23,7 @@ GOAL = hooks_build.Target(hooks_build.Torch("0.0.0", "cpu", Path("nowhere")), "k
 BUILD = """
 import json, os, stat, sys
 from pathlib import Path
-from neutracer.live import hooks_build
+from neutracer.process.hooks import build as hooks_build
 umask, folder = int(sys.argv[1], 8), sys.argv[2]
 os.umask(umask)
 torch = hooks_build.Torch("0.0.0", "cpu", Path("nowhere"))

@@ -88,7 +88,7 @@ def test_star_brings_every_name() -> None:
 def test_live_is_called_whatever_came_first() -> None:
     for first in (
         "import neutracer",
-        "import neutracer.live.hooks",
+        "import neutracer.process.hooks.attach",
         "from neutracer.cli import main",
     ):
         told = run("-c", f"{first}; import neutracer.live.monitor; print(neutracer.live)")

@@ -23,8 +23,10 @@ from without_hooks import without_hooks
 from neutracer.cli.main import main
 from neutracer.diagnose.overview.environment import environment
 from neutracer.errors import UnavailableError
-from neutracer.live import hooks, hooks_build, hooks_cpu
-from neutracer.live.tail import live
+from neutracer.process.hooks import attach as hooks
+from neutracer.process.hooks import build as hooks_build
+from neutracer.process.hooks import cpu as hooks_cpu
+from neutracer.process.hooks.tail import live
 
 torch = pytest.importorskip("torch")
 
@@ -330,7 +332,7 @@ def refused(prepare: str) -> str:
     """Why the hooks are refused in a process that has done `prepare` first."""
     return script(
         "import ctypes, torch\nfrom neutracer.errors import UnavailableError\n"
-        f"from neutracer.live import hooks\n{prepare}\n"
+        f"from neutracer.process.hooks import attach as hooks\n{prepare}\n"
         "try:\n    hooks.load()\nexcept UnavailableError as error:\n    print(error)"
     )
 
@@ -455,7 +457,7 @@ def test_folders_of_others_are_not_trusted(
 
 def test_missing_compiler_is_said_once(tmp_path: Path) -> None:
     text = script(
-        "import torch, warnings\nfrom neutracer.live import hooks\n"
+        "import torch, warnings\nfrom neutracer.process.hooks import attach as hooks\n"
         "with warnings.catch_warnings(record=True) as said:\n"
         "    warnings.simplefilter('always')\n"
         "    print(hooks.try_load(), hooks.try_load(), hooks.state())\n"

@@ -11,7 +11,7 @@ import pytest
 from fake_cuda import install
 
 from neutracer import UnavailableError
-from neutracer.live import oom_hook
+from neutracer.process.hooks import observer as oom_hook
 
 needs_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="needs notes of exceptions")
 

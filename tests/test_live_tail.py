@@ -22,7 +22,8 @@ from without_hooks import without_hooks
 
 import neutracer
 from neutracer._native import core
-from neutracer.live import hooks_shim, tail
+from neutracer.process.hooks import shim as hooks_shim
+from neutracer.process.hooks import tail
 from neutracer.trace.snapshot import Snapshot
 
 selftest = pytest.importorskip("neutracer._selftest")
@@ -380,14 +381,14 @@ CPU_PROGRAM = textwrap.dedent("""
         "reserved": stats["reserved_bytes.all.current"],
         "complete": snap.history_complete(),
         "layout": snap.native.check_layout(),
-        "refused": neutracer.live.hooks.state().frames_refused,
+        "refused": neutracer.process.hooks.attach.state().frames_refused,
         "names": sorted({f.name for row in snap.events for f in row.stack}),
         "what_if": refusal(neutracer.what_if),
         "recommend": refusal(neutracer.recommend),
     }))
     neutracer.live.stop()
     torch.empty(1000)
-    after = neutracer.live.tail.take("cpu", 20_000)
+    after = neutracer.process.hooks.tail.take("cpu", 20_000)
     assert [e.action for e in after.events][len(snap.events):] in ([], ["snapshot"])
 """)
 

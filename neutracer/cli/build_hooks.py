@@ -11,7 +11,7 @@ from typing import Any
 
 from neutracer.cli.parts import complain
 from neutracer.errors import NeutracerError
-from neutracer.live.hooks_build import build, find, target
+from neutracer.process.hooks.build import build, find, target
 from neutracer.render.json import dumps
 from neutracer.render.terminal import write
 from neutracer.units import format_duration_us

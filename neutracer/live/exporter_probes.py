@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import neutracer.live.hooks as hooks
+import neutracer.process.hooks.attach as hooks
 from neutracer._native import core
 from neutracer.errors import HistoryWarning, NeutracerError
 from neutracer.heap.cycles import device_filter
 from neutracer.live.cycle_watch import prepare_heap
 from neutracer.live.monitor_alerts import device_name
-from neutracer.live.tail import take
+from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import torch_with_cuda
 from neutracer.process.recording.symbols import light_symbols
 from neutracer.trace.places import grouped

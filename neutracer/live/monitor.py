@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-import neutracer.live.hooks as hooks
+import neutracer.process.hooks.attach as hooks
 from neutracer._native import core
 from neutracer.arguments import number, whole_number
 from neutracer.live.monitor_alerts import Alert, AlertDesk, alert_rules, device_name

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import neutracer.live.device as nvidia
-import neutracer.live.hooks as hooks
+import neutracer.process.hooks.attach as hooks
 from neutracer._native import core
 from neutracer.errors import UnavailableError
 

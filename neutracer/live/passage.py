@@ -9,8 +9,8 @@ from typing import Any
 
 from neutracer.cells import reader_name
 from neutracer.errors import UnavailableError
-from neutracer.live import hooks
-from neutracer.live.tail import take
+from neutracer.process.hooks import attach as hooks
+from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import torch_with_cuda
 from neutracer.process.recording.history import HISTORY
 from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES, Recording, record

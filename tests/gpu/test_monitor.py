@@ -11,8 +11,8 @@ import urllib.request
 import pytest
 
 import neutracer
-from neutracer.live import hooks
 from neutracer.live.monitor_source import Road
+from neutracer.process.hooks import attach as hooks
 
 torch = pytest.importorskip("torch")
 

@@ -22,7 +22,7 @@ from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.errors import NeutracerError
 from neutracer.heap.cycles import device_filter
 from neutracer.live.device import device_processes
-from neutracer.live.oom_hook import OutOfMemory
+from neutracer.process.hooks.observer import OutOfMemory
 from neutracer.process.recording.program import run_program
 
 __all__ = ["asking_frame", "facts_of", "python_stack", "site_of"]

@@ -14,13 +14,13 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-import neutracer.live.hooks as hooks
+import neutracer.process.hooks.attach as hooks
 from neutracer.diagnose.oom.explain import ExplainReport, explain
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.oom.moment import facts_of
 from neutracer.diagnose.oom.page import OomReport
-from neutracer.live.oom_hook import OutOfMemory
-from neutracer.live.tail import take
+from neutracer.process.hooks.observer import OutOfMemory
+from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import dumped
 from neutracer.process.recording.history import HISTORY
 from neutracer.process.recording.sidecar import file_stem, sidecar, write_text

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.live.hooks import HookState, state
-from neutracer.live.hooks_build import find, installed_torch, target
-from neutracer.live.oom_hook import is_attached
+from neutracer.process.hooks.attach import HookState, state
+from neutracer.process.hooks.build import find, installed_torch, target
+from neutracer.process.hooks.observer import is_attached
 from neutracer.render.document import Block, Document, Paragraph, Table
 from neutracer.render.report import Report
 

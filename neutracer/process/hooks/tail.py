@@ -10,7 +10,7 @@ from typing import Any
 from neutracer._native import core
 from neutracer.arguments import whole_number
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
-from neutracer.live import hooks
+from neutracer.process.hooks import attach as hooks
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
 
@@ -43,10 +43,10 @@ _LOST = (
 class LiveTail:
     """`neutracer.live`: called, it gives a snapshot; `stop` ends the recording.
 
-    It stands in for the package of the same name too: `neutracer.live.hooks` is that.
+    It stands in for the package of the same name too: `neutracer.process.hooks.attach` is that.
     """
 
-    # With this name `import neutracer.live.hooks as hooks` finds the package's modules.
+    # With this name `import neutracer.process.hooks.attach as hooks` finds the package's modules.
     __name__ = "neutracer.live"
 
     def __init__(self) -> None:

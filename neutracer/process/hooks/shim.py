@@ -13,8 +13,8 @@ from typing import Any
 
 from neutracer._native import core, load_hooks
 from neutracer.errors import UnavailableError
-from neutracer.live.hooks_build import build, find, target
-from neutracer.live.hooks_check import FALLBACK, difference
+from neutracer.process.hooks.build import build, find, target
+from neutracer.process.hooks.check import FALLBACK, difference
 
 __all__ = ["call", "load", "loaded", "loaded_path", "try_load"]
 

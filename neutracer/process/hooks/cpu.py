@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from neutracer.live.hooks_check import PROFILER_FUNCTIONS
-from neutracer.live.hooks_shim import call, loaded
+from neutracer.process.hooks.check import PROFILER_FUNCTIONS
+from neutracer.process.hooks.shim import call, loaded
 
 __all__ = ["unwatch_thread", "watch_thread"]
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neutracer.errors import UnavailableError
-from neutracer.live.hooks_check import FALLBACK
-from neutracer.live.hooks_folder import cache_folder, prepare, unsafe
+from neutracer.process.hooks.check import FALLBACK
+from neutracer.process.hooks.folder import cache_folder, prepare, unsafe
 
 __all__ = ["Target", "build", "command", "find", "installed_torch", "target"]
 
@@ -109,7 +109,7 @@ def source_folder() -> Path:
     Raises:
         UnavailableError: It is in neither place.
     """
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     for folder in (package / "csrc", package.parent / "csrc"):
         if (folder / "torch").is_dir():
             return folder

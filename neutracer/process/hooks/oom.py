@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from neutracer.errors import UnavailableError
-from neutracer.live.hooks_shim import call, load, loaded
+from neutracer.process.hooks.shim import call, load, loaded
 
 __all__ = ["OomFact", "OomSubscription", "on_oom", "oom_descriptor", "oom_errors", "oom_facts"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from neutracer.arguments import whole_number
 from neutracer.errors import UnavailableError
-from neutracer.live.hooks_cpu import unwatch_thread as unwatch_here
-from neutracer.live.hooks_cpu import watch_thread as watch_here
-from neutracer.live.hooks_oom import (
+from neutracer.process.hooks.cpu import unwatch_thread as unwatch_here
+from neutracer.process.hooks.cpu import watch_thread as watch_here
+from neutracer.process.hooks.oom import (
     OomFact,
     OomSubscription,
     on_oom,
@@ -24,7 +24,7 @@ from neutracer.live.hooks_oom import (
     oom_errors,
     oom_facts,
 )
-from neutracer.live.hooks_shim import call, load, loaded, loaded_path, try_load
+from neutracer.process.hooks.shim import call, load, loaded, loaded_path, try_load
 
 __all__ = [
     "HookState",
