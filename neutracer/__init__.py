@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     )
     from neutracer.heap.cycles import TensorCycle
     from neutracer.heap.graph import ObjectGraph
-    from neutracer.live.attribution import DeviceAttribution, attribute_device_memory
-    from neutracer.live.attribution_sums import LibraryUse
     from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
     from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
     from neutracer.live.monitor import MemoryMonitor
@@ -71,6 +69,8 @@ if TYPE_CHECKING:
     from neutracer.pictures.plots import plot_fragmentation, plot_timeline
     from neutracer.pictures.view import view
     from neutracer.pictures.view_inline import PageView
+    from neutracer.process.device.attribution import DeviceAttribution, attribute_device_memory
+    from neutracer.process.device.sums import LibraryUse
     from neutracer.process.recording.capture import snapshot
     from neutracer.process.recording.recorder import Recording, record
     from neutracer.render.report import Finding, Report
@@ -204,8 +204,8 @@ _MODULES = {
     ),
     "neutracer.heap.cycles": ("TensorCycle",),
     "neutracer.heap.graph": ("ObjectGraph",),
-    "neutracer.live.attribution": ("DeviceAttribution", "attribute_device_memory"),
-    "neutracer.live.attribution_sums": ("LibraryUse",),
+    "neutracer.process.device.attribution": ("DeviceAttribution", "attribute_device_memory"),
+    "neutracer.process.device.sums": ("LibraryUse",),
     "neutracer.process.recording.capture": ("snapshot",),
     "neutracer.live.cycle_watch": ("CycleWatch", "warn_tensor_cycles"),
     "neutracer.live.exporter": ("MetricsCollector", "MetricsServer", "serve_metrics"),

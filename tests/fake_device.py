@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from neutracer.live import device
+from neutracer.process.device import devices as device
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from fake_device import GIB, FakeCuda, FakeCupti, FakeNvml
 
 import neutracer
 from neutracer import UnavailableError
-from neutracer.live import attribution
+from neutracer.process.device import attribution
 
 UUID = "GPU-41424344-4546-4748-494a-4b4c4d4e4f50"
 

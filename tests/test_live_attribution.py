@@ -22,8 +22,8 @@ from fake_device import FakeCupti
 
 import neutracer
 from neutracer import UnavailableError
-from neutracer.live import attribution, cupti_library, profiler_watch
-from neutracer.live.attribution_sums import MODULE_DATA, OUTSIDE, UNNAMED
+from neutracer.process.device import attribution, cupti_library, profiler_watch
+from neutracer.process.device.sums import MODULE_DATA, OUTSIDE, UNNAMED
 
 MIB = 1 << 20
 TORCH = "/opt/torch/lib/libc10_cuda.so"
@@ -484,7 +484,7 @@ def test_loaded_cupti_comes_first(tmp_path: Path, name: str) -> None:
     folder.mkdir()
     made = fakes.build(tmp_path, "cupti")
     copy = str(shutil.copy(made._name, folder / name))
-    lines = "import ctypes, sys; from neutracer.live.cupti_library import candidates;"
+    lines = "import ctypes, sys; from neutracer.process.device.cupti_library import candidates;"
     lines += "ctypes.CDLL(sys.argv[1]); print(next(candidates()) == (sys.argv[1], True))"
     command = [sys.executable, "-c", lines, copy]
     assert subprocess.run(command, capture_output=True, text=True).stdout == "True\n"

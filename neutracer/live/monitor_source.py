@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import neutracer.live.device as nvidia
+import neutracer.process.device.devices as nvidia
 import neutracer.process.hooks.attach as hooks
 from neutracer._native import core
 from neutracer.errors import UnavailableError

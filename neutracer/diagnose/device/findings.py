@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from neutracer.live.attribution_sums import PYTORCH, LibraryUse
-from neutracer.live.cupti_library import library_of
-from neutracer.live.device import DeviceMemory, ProcessUse, VisibleDevice
+from neutracer.process.device.cupti_library import library_of
+from neutracer.process.device.devices import DeviceMemory, ProcessUse, VisibleDevice
+from neutracer.process.device.sums import PYTORCH, LibraryUse
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding, ranked
 from neutracer.units import format_bytes, format_count, format_share

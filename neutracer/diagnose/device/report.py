@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from neutracer.diagnose.device.findings import findings_of
 from neutracer.errors import UnavailableError
-from neutracer.live.attribution import current_attribution
-from neutracer.live.attribution_sums import PYTORCH, LibraryUse
-from neutracer.live.device import (
+from neutracer.process.device.attribution import current_attribution
+from neutracer.process.device.devices import (
     DeviceMemory,
     ProcessUse,
     VisibleDevice,
@@ -20,6 +19,7 @@ from neutracer.live.device import (
     devices,
     find_device,
 )
+from neutracer.process.device.sums import PYTORCH, LibraryUse
 from neutracer.render.document import Block, Cell, Document, Figure, Table
 from neutracer.render.report import Report
 

@@ -21,7 +21,7 @@ from neutracer._native import core
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.errors import NeutracerError
 from neutracer.heap.cycles import device_filter
-from neutracer.live.device import device_processes
+from neutracer.process.device.devices import device_processes
 from neutracer.process.hooks.observer import OutOfMemory
 from neutracer.process.recording.program import run_program
 

@@ -19,8 +19,8 @@ from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.write import DEFAULT_SECONDS, write_down
 from neutracer.errors import UnavailableError
 from neutracer.live.cycle_watch import prepare_heap
-from neutracer.live.device import devices
 from neutracer.pickling import StaysHere
+from neutracer.process.device.devices import devices
 from neutracer.process.hooks.observer import OutOfMemory, add_notes, listen
 from neutracer.process.recording.capture import torch_with_cuda
 from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES, Recording, record

@@ -16,11 +16,11 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.live.attribution_sums import PYTORCH_FILE, LibraryUse, summed, torch_segments
-from neutracer.live.cupti_library import RULES, candidates, package
-from neutracer.live.device import devices
-from neutracer.live.profiler_watch import ProfilerWatch, profiler_is_active
 from neutracer.pickling import StaysHere
+from neutracer.process.device.cupti_library import RULES, candidates, package
+from neutracer.process.device.devices import devices
+from neutracer.process.device.profiler_watch import ProfilerWatch, profiler_is_active
+from neutracer.process.device.sums import PYTORCH_FILE, LibraryUse, summed, torch_segments
 
 __all__ = [
     "DeviceAttribution",
