@@ -58,17 +58,21 @@ if TYPE_CHECKING:
     )
     from neutracer.heap.cycles import TensorCycle
     from neutracer.heap.graph import ObjectGraph
-    from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
     from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
     from neutracer.live.monitor import MemoryMonitor
     from neutracer.live.monitor_alerts import Alert
-    from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
     from neutracer.pictures.mdtp import mdtp
     from neutracer.pictures.plots import plot_fragmentation, plot_timeline
     from neutracer.pictures.view import view
     from neutracer.pictures.view_inline import PageView
+    from neutracer.process.cycles.pressure import (
+        PressureCollection,
+        PressureCollector,
+        collect_on_pressure,
+    )
+    from neutracer.process.cycles.watch import CycleWatch, warn_tensor_cycles
     from neutracer.process.device.attribution import DeviceAttribution, attribute_device_memory
     from neutracer.process.device.sums import LibraryUse
     from neutracer.process.recording.capture import snapshot
@@ -207,11 +211,15 @@ _MODULES = {
     "neutracer.process.device.attribution": ("DeviceAttribution", "attribute_device_memory"),
     "neutracer.process.device.sums": ("LibraryUse",),
     "neutracer.process.recording.capture": ("snapshot",),
-    "neutracer.live.cycle_watch": ("CycleWatch", "warn_tensor_cycles"),
+    "neutracer.process.cycles.watch": ("CycleWatch", "warn_tensor_cycles"),
     "neutracer.live.exporter": ("MetricsCollector", "MetricsServer", "serve_metrics"),
     "neutracer.live.monitor": ("MemoryMonitor",),
     "neutracer.live.monitor_alerts": ("Alert",),
-    "neutracer.live.pressure": ("PressureCollection", "PressureCollector", "collect_on_pressure"),
+    "neutracer.process.cycles.pressure": (
+        "PressureCollection",
+        "PressureCollector",
+        "collect_on_pressure",
+    ),
     "neutracer.process.recording.recorder": ("Recording", "record"),
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "neutracer.pictures.mdtp": ("mdtp",),

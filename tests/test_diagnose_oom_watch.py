@@ -339,7 +339,7 @@ def test_wrong_arguments_are_refused(fake, options):
 
 def test_process_facts_name_the_tensors():
     torch = pytest.importorskip("torch")
-    from neutracer.live.cycle_watch import prepare_heap
+    from neutracer.process.cycles.watch import prepare_heap
 
     prepare_heap()
 
@@ -357,7 +357,7 @@ def test_variables_are_not_kept_alive():
     torch = pytest.importorskip("torch")
     import weakref
 
-    from neutracer.live.cycle_watch import prepare_heap
+    from neutracer.process.cycles.watch import prepare_heap
 
     prepare_heap()
     x = torch.zeros(5)
@@ -372,7 +372,7 @@ def test_variables_are_not_kept_alive():
 
 def test_garbage_of_other_devices_is_left_out():
     torch = pytest.importorskip("torch")
-    from neutracer.live.cycle_watch import prepare_heap
+    from neutracer.process.cycles.watch import prepare_heap
 
     prepare_heap()
     gc.disable()

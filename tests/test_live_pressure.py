@@ -12,9 +12,9 @@ import pytest
 from waiting import wait_for
 
 import neutracer
-from neutracer.live import pressure
-from neutracer.live.cycle_watch import prepare_heap
-from neutracer.live.pressure import PressureCollector, _Use
+from neutracer.process.cycles import pressure
+from neutracer.process.cycles.pressure import PressureCollector, _Use
+from neutracer.process.cycles.watch import prepare_heap
 
 torch = pytest.importorskip("torch")
 cases = pytest.importorskip("cycle_cases")

@@ -19,7 +19,7 @@ from neutracer.cli.parts import (
 )
 from neutracer.diagnose.holds.cycle_run import cycle_run
 from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
-from neutracer.live.cycle_watch import warn_tensor_cycles
+from neutracer.process.cycles.watch import warn_tensor_cycles
 from neutracer.process.recording.program import run_program
 from neutracer.process.recording.sidecar import filled_in
 from neutracer.render.document import Severity

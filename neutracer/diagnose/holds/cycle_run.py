@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from neutracer.diagnose.holds.cycles import cycle_finding, find_tensor_cycles
 from neutracer.heap.cycles import TensorCycle, cycles_graph
 from neutracer.heap.graph import ObjectGraph
-from neutracer.live.cycle_watch import CycleWatch
+from neutracer.process.cycles.watch import CycleWatch
 from neutracer.process.recording.sidecar import rank_facts, rank_text
 from neutracer.render.document import Block, Document, Paragraph
 from neutracer.render.report import Report, ranked

@@ -17,8 +17,8 @@ from neutracer.heap.cycles import (
     tensor_text,
 )
 from neutracer.heap.graph import ObjectGraph
-from neutracer.live.allocation_sites import allocations_of_live
-from neutracer.live.cycle_watch import prepare_heap
+from neutracer.process.cycles.allocation_sites import allocations_of_live
+from neutracer.process.cycles.watch import prepare_heap
 from neutracer.render.document import Block, Document, Note, Paragraph, Severity
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.units import format_bytes, format_count

@@ -12,7 +12,7 @@ from neutracer._native import core
 from neutracer.diagnose.holds.alive import why_alive
 from neutracer.diagnose.leaks.growth import Growth, Survivors
 from neutracer.errors import UnavailableError
-from neutracer.live.cycle_watch import prepare_heap
+from neutracer.process.cycles.watch import prepare_heap
 from neutracer.trace.places import UNKNOWN_PLACE
 
 __all__ = ["alike_tensors", "with_holders"]

@@ -18,8 +18,8 @@ from neutracer.diagnose.oom.notebook import tell_after_cells
 from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.write import DEFAULT_SECONDS, write_down
 from neutracer.errors import UnavailableError
-from neutracer.live.cycle_watch import prepare_heap
 from neutracer.pickling import StaysHere
+from neutracer.process.cycles.watch import prepare_heap
 from neutracer.process.device.devices import devices
 from neutracer.process.hooks.observer import OutOfMemory, add_notes, listen
 from neutracer.process.recording.capture import torch_with_cuda

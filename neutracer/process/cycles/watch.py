@@ -27,8 +27,8 @@ from neutracer.heap.cycles import (
     device_filter,
     least_bytes,
 )
-from neutracer.live.allocation_sites import allocations_of_freed
 from neutracer.pickling import StaysHere
+from neutracer.process.cycles.allocation_sites import allocations_of_freed
 from neutracer.process.recording.sidecar import rank_facts
 from neutracer.units import format_bytes, format_count
 

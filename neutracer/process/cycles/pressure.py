@@ -22,8 +22,8 @@ from neutracer._native import core
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, whole_number
 from neutracer.heap.cycles import device_filter
-from neutracer.live.cycle_watch import prepare_heap
 from neutracer.pickling import StaysHere
+from neutracer.process.cycles.watch import prepare_heap
 from neutracer.process.recording.capture import without_cuda
 from neutracer.units import format_bytes, format_count, format_share
 
