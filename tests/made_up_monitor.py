@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from compiled import selftest
 
-from neutracer.live.monitor import MemoryMonitor
-from neutracer.live.monitor_source import Road
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
+from neutracer.process.monitor.source import Road
 
 
 class MadeUpMonitor(MemoryMonitor):

@@ -29,7 +29,7 @@ from neutracer.cli.main import main
 from neutracer.cli.main import top as cli_top
 from neutracer.diagnose.overview.top_page import top_lines
 from neutracer.live.exporter_server import Application, Server
-from neutracer.live.monitor import MemoryMonitor
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording import sidecar
 from neutracer.render.curve import curve_lines
 

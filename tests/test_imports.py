@@ -91,7 +91,9 @@ def test_live_is_called_whatever_came_first() -> None:
         "import neutracer.process.hooks.attach",
         "from neutracer.cli import main",
     ):
-        told = run("-c", f"{first}; import neutracer.live.monitor; print(neutracer.live)")
+        told = run(
+            "-c", f"{first}; import neutracer.process.monitor.memory_monitor; print(neutracer.live)"
+        )
         assert told.startswith("<neutracer.live: call it")
 
 

@@ -10,7 +10,7 @@ from compiled import needs_selftest, selftest
 from made_up_monitor import MadeUpMonitor
 
 import neutracer
-from neutracer.live.monitor import MemoryMonitor
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 
 MIB = 1 << 20
 

@@ -24,10 +24,10 @@ from waiting import PATIENCE, wait_for
 from without_hooks import without_hooks
 
 import neutracer
-from neutracer.live import monitor_source
-from neutracer.live.monitor import MemoryMonitor
-from neutracer.live.monitor_alerts import AlertDesk
-from neutracer.live.monitor_source import parse_devices
+from neutracer.process.monitor import source as monitor_source
+from neutracer.process.monitor.alerts import AlertDesk
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
+from neutracer.process.monitor.source import parse_devices
 from neutracer.units import parse_duration
 
 MIB = 1 << 20
@@ -55,7 +55,7 @@ def quiet_devices() -> Iterator[None]:
         say(device, 0, 0, answer=1)
         selftest.sampler_cap(device, 0)
     yield
-    for monitor in tuple(neutracer.live.monitor._running):
+    for monitor in tuple(neutracer.process.monitor.memory_monitor._running):
         monitor.stop()
 
 
@@ -441,8 +441,8 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     head = """
         import importlib, os, sys, time
         import neutracer
-        from neutracer.live.monitor import MemoryMonitor
-        from neutracer.live.monitor_source import Road
+        from neutracer.process.monitor.memory_monitor import MemoryMonitor
+        from neutracer.process.monitor.source import Road
         selftest = importlib.import_module("neutracer._selftest")
         class Monitor(MemoryMonitor):
             def _find_road(self):

@@ -15,8 +15,8 @@ from neutracer.errors import UnavailableError
 from neutracer.live.exporter_page import page_of
 from neutracer.live.exporter_probes import Probes
 from neutracer.live.exporter_server import Application, Server
-from neutracer.live.monitor import MemoryMonitor
 from neutracer.pickling import StaysHere
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording.sidecar import rank_facts
 
 __all__ = ["MetricsCollector", "MetricsServer", "serve_metrics"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from neutracer.live.exporter_probes import Probes
-from neutracer.live.monitor import MemoryMonitor
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.trace.table import Table
 
 __all__ = ["SCHEMA", "page_of"]

@@ -17,9 +17,9 @@ import neutracer.process.hooks.attach as hooks
 from neutracer._native import core
 from neutracer.errors import HistoryWarning, NeutracerError
 from neutracer.heap.cycles import device_filter
-from neutracer.live.monitor_alerts import device_name
 from neutracer.process.cycles.watch import prepare_heap
 from neutracer.process.hooks.tail import take
+from neutracer.process.monitor.alerts import device_name
 from neutracer.process.recording.capture import torch_with_cuda
 from neutracer.process.recording.symbols import light_symbols
 from neutracer.trace.places import grouped

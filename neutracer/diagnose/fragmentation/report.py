@@ -20,7 +20,7 @@ from neutracer.diagnose.fragmentation.parts import (
 )
 from neutracer.diagnose.fragmentation.seen import Seen, seen_by
 from neutracer.errors import UnavailableError
-from neutracer.live.monitor import MemoryMonitor
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import Document, Figure, Table
 from neutracer.render.report import Report

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer.diagnose.fragmentation.parts import band
-from neutracer.live.monitor import MemoryMonitor
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
 from neutracer.units import format_bytes, format_share

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from neutracer.live.monitor_alerts import KINDS
+from neutracer.process.monitor.alerts import KINDS
 from neutracer.trace.table import Column, Table
 
 __all__ = ["rows_table", "stats_of"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import NeutracerError
-from neutracer.live.monitor_alerts import device_name
-from neutracer.live.monitor_series import rows_table, stats_of
-from neutracer.live.monitor_source import Road, parse_devices
+from neutracer.process.monitor.alerts import device_name
+from neutracer.process.monitor.series import rows_table, stats_of
+from neutracer.process.monitor.source import Road, parse_devices
 from neutracer.trace.table import Table
 
 __all__ = ["MonitorViews"]

@@ -17,10 +17,10 @@ from typing import Any
 import neutracer.process.hooks.attach as hooks
 from neutracer._native import core
 from neutracer.arguments import number, whole_number
-from neutracer.live.monitor_alerts import Alert, AlertDesk, alert_rules, device_name
-from neutracer.live.monitor_source import Poller, Road, find_road, parse_devices, read_total
-from neutracer.live.monitor_views import MonitorViews
 from neutracer.pickling import StaysHere
+from neutracer.process.monitor.alerts import Alert, AlertDesk, alert_rules, device_name
+from neutracer.process.monitor.source import Poller, Road, find_road, parse_devices, read_total
+from neutracer.process.monitor.views import MonitorViews
 from neutracer.units import format_count
 
 __all__ = ["MemoryMonitor"]
