@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     )
     from neutracer.heap.cycles import TensorCycle
     from neutracer.heap.graph import ObjectGraph
-    from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
     from neutracer.pictures.mdtp import mdtp
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from neutracer.process.cycles.watch import CycleWatch, warn_tensor_cycles
     from neutracer.process.device.attribution import DeviceAttribution, attribute_device_memory
     from neutracer.process.device.sums import LibraryUse
+    from neutracer.process.exporter.serve import MetricsCollector, MetricsServer, serve_metrics
     from neutracer.process.monitor.alerts import Alert
     from neutracer.process.monitor.memory_monitor import MemoryMonitor
     from neutracer.process.recording.capture import snapshot
@@ -212,7 +212,7 @@ _MODULES = {
     "neutracer.process.device.sums": ("LibraryUse",),
     "neutracer.process.recording.capture": ("snapshot",),
     "neutracer.process.cycles.watch": ("CycleWatch", "warn_tensor_cycles"),
-    "neutracer.live.exporter": ("MetricsCollector", "MetricsServer", "serve_metrics"),
+    "neutracer.process.exporter.serve": ("MetricsCollector", "MetricsServer", "serve_metrics"),
     "neutracer.process.monitor.memory_monitor": ("MemoryMonitor",),
     "neutracer.process.monitor.alerts": ("Alert",),
     "neutracer.process.cycles.pressure": (

@@ -28,7 +28,7 @@ import neutracer
 from neutracer.cli.main import main
 from neutracer.cli.main import top as cli_top
 from neutracer.diagnose.overview.top_page import top_lines
-from neutracer.live.exporter_server import Application, Server
+from neutracer.process.exporter.server import Application, Server
 from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording import sidecar
 from neutracer.render.curve import curve_lines

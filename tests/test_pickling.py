@@ -28,8 +28,8 @@ from neutracer.diagnose.overview.environment import environment
 from neutracer.diagnose.overview.report import overview
 from neutracer.diagnose.overview.run_report import RunReport
 from neutracer.diagnose.settings.what_if import check_replay
-from neutracer.live.passage import Passage
 from neutracer.pickling import StaysHere
+from neutracer.process.exporter.passage import Passage
 from neutracer.render.report import Report
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)

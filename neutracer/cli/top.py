@@ -17,7 +17,7 @@ from typing import Any
 from neutracer.cli.parts import complain
 from neutracer.diagnose.overview.top_page import top_lines
 from neutracer.errors import NeutracerError
-from neutracer.live.exporter_page import SCHEMA
+from neutracer.process.exporter.page import SCHEMA
 from neutracer.render.json import dumps
 from neutracer.render.terminal import (
     colour_wanted,

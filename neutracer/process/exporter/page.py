@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from neutracer.live.exporter_probes import Probes
+from neutracer.process.exporter.probes import Probes
 from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.trace.table import Table
 

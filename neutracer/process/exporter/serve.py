@@ -12,10 +12,10 @@ from typing import Any
 
 from neutracer.arguments import number
 from neutracer.errors import UnavailableError
-from neutracer.live.exporter_page import page_of
-from neutracer.live.exporter_probes import Probes
-from neutracer.live.exporter_server import Application, Server
 from neutracer.pickling import StaysHere
+from neutracer.process.exporter.page import page_of
+from neutracer.process.exporter.probes import Probes
+from neutracer.process.exporter.server import Application, Server
 from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording.sidecar import rank_facts
 
