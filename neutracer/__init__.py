@@ -13,9 +13,6 @@ Example:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# A package of that name is there too: what is called stands before it from the beginning.
-from neutracer.process.hooks.tail import live
-
 if TYPE_CHECKING:
     from neutracer.diagnose.device.report import DeviceReport, device_report
     from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
@@ -73,6 +70,7 @@ if TYPE_CHECKING:
     from neutracer.process.device.attribution import DeviceAttribution, attribute_device_memory
     from neutracer.process.device.sums import LibraryUse
     from neutracer.process.exporter.serve import MetricsCollector, MetricsServer, serve_metrics
+    from neutracer.process.hooks.tail import live
     from neutracer.process.monitor.alerts import Alert
     from neutracer.process.monitor.memory_monitor import MemoryMonitor
     from neutracer.process.recording.capture import snapshot
@@ -220,6 +218,7 @@ _MODULES = {
         "PressureCollector",
         "collect_on_pressure",
     ),
+    "neutracer.process.hooks.tail": ("live",),
     "neutracer.process.recording.recorder": ("Recording", "record"),
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "neutracer.pictures.mdtp": ("mdtp",),

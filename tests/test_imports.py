@@ -85,18 +85,6 @@ def test_star_brings_every_name() -> None:
     assert run("-c", script) == "set()\n"
 
 
-def test_live_is_called_whatever_came_first() -> None:
-    for first in (
-        "import neutracer",
-        "import neutracer.process.hooks.attach",
-        "from neutracer.cli import main",
-    ):
-        told = run(
-            "-c", f"{first}; import neutracer.process.monitor.memory_monitor; print(neutracer.live)"
-        )
-        assert told.startswith("<neutracer.live: call it")
-
-
 @pytest.mark.parametrize("command", ["--version", "report"])
 def test_commands_import_no_other(command: str) -> None:
     script = (

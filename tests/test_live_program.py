@@ -176,7 +176,8 @@ def test_spawned_workers_find_the_script(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "train.py").write_text(SPAWNING, encoding="utf-8")
     (tmp_path / "link.py").symlink_to(folder / "train.py")
-    run = "import sys; from neutracer.process.recording.program import run_program; run_program(sys.argv[1:])"
+    run = "from neutracer.process.recording.program import run_program"
+    run = f"import sys; {run}; run_program(sys.argv[1:])"
     where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for name, start in (("train.py", folder), ("link.py", tmp_path)):
         told = [

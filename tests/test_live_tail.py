@@ -300,15 +300,6 @@ def test_errors_of_the_source_are_told(shim: Any) -> None:
         core.live_set_source(core.live_api)
 
 
-def test_live_is_package_and_function() -> None:
-    import neutracer.process.recording.capture as capture
-
-    assert callable(neutracer.live)
-    assert neutracer.process.recording.capture is capture
-    with pytest.raises(AttributeError):
-        _ = neutracer.live.no_such_module
-
-
 def test_without_torch_live_says_so() -> None:
     script = (
         "import neutracer\ntry: neutracer.live()\nexcept neutracer.UnavailableError as e: print(e)"

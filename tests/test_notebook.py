@@ -54,7 +54,7 @@ WITH_TORCH = [
     "%neutracer_report first",
     "%neutracer_report",
     "%%neutracer nested\nneutracer.live()\nkept.append(make(1))\nneutracer.live().devices",
-    "from neutracer.process.hooks import attach as hooks\nhooks.state().active, hooks.state().threads",
+    "from neutracer.process.hooks.attach import state\nstate().active, state().threads",
     "make(4)",
     "%neutracer_holders",
     "%neutracer_holders --release",

@@ -98,7 +98,7 @@ def test_wheel_works_in_clean_venv(built: Path, tmp_path: Path) -> None:
         python, "-m", "neutracer", "report", ROOT / "tests/data/frag_default.pickle", cwd=tmp_path
     )
     assert "cuda:0" in text
-    place = "from neutracer.process.hooks import build as hooks_build; print(hooks_build.source_folder())"
+    place = "from neutracer.process.hooks.build import source_folder; print(source_folder())"
     sources = Path(run(python, "-c", place, cwd=tmp_path).strip())
     assert sources == Path(site.strip(), "neutracer", "csrc")
     version = run(python, "-m", "neutracer", "--version", cwd=tmp_path)

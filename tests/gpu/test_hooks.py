@@ -85,7 +85,8 @@ def test_figures_equal_memory_stats():
 
 def test_figures_need_no_tracker():
     code = (
-        "import torch; from neutracer.process.hooks import attach as hooks; x = torch.empty(1000, device='cuda');"
+        "import torch; from neutracer.process.hooks import attach as hooks;"
+        "x = torch.empty(1000, device='cuda');"
         "s = hooks.device_stats(0); t = torch.cuda.memory_stats();"
         "print(s == {k: t[k] for k in s}, hooks.state().attached)"
     )

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from typing import Any
 
 from neutracer._native import core
 from neutracer.arguments import whole_number
@@ -41,13 +39,7 @@ _LOST = (
 
 
 class LiveTail:
-    """`neutracer.live`: called, it gives a snapshot; `stop` ends the recording.
-
-    It stands in for the package of the same name too: `neutracer.process.hooks.attach` is that.
-    """
-
-    # With this name `import neutracer.process.hooks.attach as hooks` finds the package's modules.
-    __name__ = "neutracer.live"
+    """`neutracer.live`: called, it gives a snapshot; `stop` ends the recording."""
 
     def __init__(self) -> None:
         self._asked = (_EVENTS, _FRAMES)
@@ -106,9 +98,6 @@ class LiveTail:
         """
         hooks.silence()
         self._asked = (_EVENTS, _FRAMES)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.modules["neutracer.live"], name)
 
     def __reduce__(self) -> str:
         # By its name, as a function goes: it is the same in every process.
