@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
     from neutracer.pictures.mdtp import mdtp
+    from neutracer.pictures.page.inline import PageView
+    from neutracer.pictures.page.view import view
     from neutracer.pictures.plots import plot_fragmentation, plot_timeline
-    from neutracer.pictures.view import view
-    from neutracer.pictures.view_inline import PageView
     from neutracer.process.cycles.pressure import (
         PressureCollection,
         PressureCollector,
@@ -223,8 +223,8 @@ _MODULES = {
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "neutracer.pictures.mdtp": ("mdtp",),
     "neutracer.pictures.plots": ("plot_fragmentation", "plot_timeline"),
-    "neutracer.pictures.view": ("view",),
-    "neutracer.pictures.view_inline": ("PageView",),
+    "neutracer.pictures.page.view": ("view",),
+    "neutracer.pictures.page.inline": ("PageView",),
     "neutracer.render.report": ("Finding", "Report"),
     "neutracer.trace.layout": ("Layout",),
     "neutracer.trace.snapshot": ("Snapshot", "load"),

@@ -250,7 +250,7 @@ def test_view_that_cannot_be_written_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = neutracer.PageView("<p>x</p>" * 200_000, "x" * 30)
-    monkeypatch.setattr("neutracer.pictures.view_inline.atomic_file", _refuse)
+    monkeypatch.setattr("neutracer.pictures.page.inline.atomic_file", _refuse)
     assert "can&#x27;t be written here" in page._repr_html_().replace("can't", "can&#x27;t")
     assert "<a" not in page._repr_html_()
 

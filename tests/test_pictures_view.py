@@ -21,10 +21,10 @@ from small_snapshots import one_program, two_devices
 import neutracer
 from neutracer._native import core
 from neutracer.cli.main import main
-from neutracer.pictures import view_bundle
-from neutracer.pictures.view import _shares, view, view_html
-from neutracer.pictures.view_columns import Packer, unpack
-from neutracer.pictures.view_pack import MOST_ALLOCATIONS, pack
+from neutracer.pictures.page import bundle as view_bundle
+from neutracer.pictures.page.columns import Packer, unpack
+from neutracer.pictures.page.pack import MOST_ALLOCATIONS, pack
+from neutracer.pictures.page.view import _shares, view, view_html
 
 DATA = Path(__file__).parent / "data"
 SNAPSHOTS = sorted(path.name.partition(".")[0] for path in DATA.glob("*.pickle.xz"))

@@ -15,8 +15,8 @@ from hostile_names import HOSTILE_NAMES
 from small_snapshots import one_program, two_devices
 
 import neutracer
-from neutracer.pictures.view import view
-from neutracer.pictures.view_bundle import bundle
+from neutracer.pictures.page.bundle import bundle
+from neutracer.pictures.page.view import view
 from neutracer.render.palette import LIGHT
 from neutracer.units import format_bytes, format_count
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from neutracer.cli.parts import complain_of, without_history_warning
 from neutracer.errors import NeutracerError
-from neutracer.pictures.view import view
+from neutracer.pictures.page.view import view
 from neutracer.render.terminal import write
 
 __all__ = ["add_view"]

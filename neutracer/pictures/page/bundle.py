@@ -19,7 +19,7 @@ from pathlib import Path
 
 __all__ = ["bundle", "part"]
 
-_FOLDER = Path(__file__).parent / "page"
+_FOLDER = Path(__file__).parent
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";\n', re.M)
 _EXPORT = re.compile(r"^export (const (\w+))", re.M)

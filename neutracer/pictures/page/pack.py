@@ -18,7 +18,7 @@ from operator import sub
 from typing import Any, cast
 
 from neutracer._native import core
-from neutracer.pictures.view_columns import Packer
+from neutracer.pictures.page.columns import Packer
 from neutracer.render.escape import sentence
 from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.places import place_of

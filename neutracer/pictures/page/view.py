@@ -13,10 +13,10 @@ from typing import overload
 from neutracer.arguments import number_pair, path_name, whole_number
 from neutracer.diagnose.overview.report import overview
 from neutracer.diagnose.settings.what_if_parts import Outcome
-from neutracer.pictures.view_bundle import bundle, part
-from neutracer.pictures.view_inline import PageView
-from neutracer.pictures.view_pack import MOST_ALLOCATIONS, pack
-from neutracer.pictures.view_parts import page_parts, page_style
+from neutracer.pictures.page.bundle import bundle, part
+from neutracer.pictures.page.inline import PageView
+from neutracer.pictures.page.pack import MOST_ALLOCATIONS, pack
+from neutracer.pictures.page.parts import page_parts, page_style
 from neutracer.render.html import page_shell
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from neutracer.diagnose.overview.report import DeviceOverview, OverviewReport
-from neutracer.pictures.view_bundle import part
+from neutracer.pictures.page.bundle import part
 from neutracer.render.document import Note
 from neutracer.render.escape import clean, sentence, shorten_left
 from neutracer.render.palette import DARK, LIGHT, Palette
