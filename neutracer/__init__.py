@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from neutracer.heap.graph import ObjectGraph
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
-    from neutracer.pictures.mdtp import mdtp
+    from neutracer.pictures.mdtp.plot import mdtp
     from neutracer.pictures.page.inline import PageView
     from neutracer.pictures.page.view import view
-    from neutracer.pictures.plots import plot_fragmentation, plot_timeline
+    from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
     from neutracer.process.cycles.pressure import (
         PressureCollection,
         PressureCollector,
@@ -221,8 +221,8 @@ _MODULES = {
     "neutracer.process.hooks.tail": ("live",),
     "neutracer.process.recording.recorder": ("Recording", "record"),
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
-    "neutracer.pictures.mdtp": ("mdtp",),
-    "neutracer.pictures.plots": ("plot_fragmentation", "plot_timeline"),
+    "neutracer.pictures.mdtp.plot": ("mdtp",),
+    "neutracer.pictures.plots.plot": ("plot_fragmentation", "plot_timeline"),
     "neutracer.pictures.page.view": ("view",),
     "neutracer.pictures.page.inline": ("PageView",),
     "neutracer.render.report": ("Finding", "Report"),

@@ -26,9 +26,9 @@ np = pytest.importorskip("numpy")
 from matplotlib.collections import LineCollection  # noqa: E402
 from matplotlib.text import Annotation, Text  # noqa: E402
 
-from neutracer.pictures.mdtp_classic import classic_frames  # noqa: E402
-from neutracer.pictures.mdtp_colours import block_scale, pixel_colours  # noqa: E402
-from neutracer.pictures.mdtp_scene import Planes, Request, Scene  # noqa: E402
+from neutracer.pictures.mdtp.classic import classic_frames  # noqa: E402
+from neutracer.pictures.mdtp.colours import block_scale, pixel_colours  # noqa: E402
+from neutracer.pictures.mdtp.scene import Planes, Request, Scene  # noqa: E402
 from neutracer.render.palette import LIGHT  # noqa: E402
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ import neutracer
 pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
 np = pytest.importorskip("numpy")
 
-from neutracer.pictures.mdtp_scene import Request, Scene  # noqa: E402
-from neutracer.pictures.plot_segments import unused_shares  # noqa: E402
-from neutracer.pictures.plot_stacked import stacked_bands  # noqa: E402
+from neutracer.pictures.mdtp.scene import Request, Scene  # noqa: E402
+from neutracer.pictures.plots.segments import unused_shares  # noqa: E402
+from neutracer.pictures.plots.stacked import stacked_bands  # noqa: E402
 
 
 def scene(name, **options):
@@ -115,7 +115,7 @@ def test_format_without_its_program_is_told(tmp_path, monkeypatch):
     def savefig(*arguments, **options):
         raise RuntimeError("'xelatex' not found; install it")
 
-    monkeypatch.setattr("neutracer.pictures.plot_figure.Picture.savefig", savefig, raising=False)
+    monkeypatch.setattr("neutracer.pictures.figure.Picture.savefig", savefig, raising=False)
     path = tmp_path / "x.pgf"
     with pytest.raises(neutracer.UnavailableError, match=r"\.pgf .* not found; install it"):
         neutracer.plot_timeline(bundle.snapshot("foreign_memory"), output=path)

@@ -58,7 +58,7 @@ def test_large_graph_is_folded_until_it_fits() -> None:
 def test_large_figure_has_fewer_pixels() -> None:
     pytest.importorskip("matplotlib")
     np = pytest.importorskip("numpy")
-    from neutracer.pictures.plot_figure import Picture
+    from neutracer.pictures.figure import Picture
 
     figure = Picture(figsize=(7, 7), dpi=100)
     noise = np.random.default_rng(1).random((700, 700, 3))

@@ -10,8 +10,8 @@ from typing import Any
 from neutracer.cli.parts import complain, complain_of, without_history_warning
 from neutracer.cli.what_if import add_simulation, refused, simulation
 from neutracer.errors import NeutracerError, SettingsError
-from neutracer.pictures.mdtp import mdtp
-from neutracer.pictures.plot_extra import picture_file
+from neutracer.pictures.extra import picture_file
+from neutracer.pictures.mdtp.plot import mdtp
 from neutracer.render.terminal import write
 
 __all__ = ["add_mdtp"]

@@ -9,8 +9,8 @@ import numpy as np
 
 from neutracer import units
 from neutracer._native import core
-from neutracer.pictures.mdtp_scene import Scene
-from neutracer.pictures.plot_extra import place_text
+from neutracer.pictures.extra import place_text
+from neutracer.pictures.mdtp.scene import Scene
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
 from neutracer.trace.table import NONE

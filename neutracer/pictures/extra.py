@@ -147,6 +147,6 @@ def picture(width: float, height: float, background: str, dpi: float = 100) -> A
         background: Its colour.
         dpi: Pixels an inch.
     """
-    from neutracer.pictures.plot_figure import Picture
+    from neutracer.pictures.figure import Picture
 
     return Picture(figsize=(width, height), dpi=dpi, facecolor=background)

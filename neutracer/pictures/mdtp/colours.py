@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb
 
-from neutracer.pictures.mdtp_scene import SEEN_BLOCK, SEEN_HOLE, SEEN_RESERVED, Planes
+from neutracer.pictures.mdtp.scene import SEEN_BLOCK, SEEN_HOLE, SEEN_RESERVED, Planes
 from neutracer.render.palette import Palette
 
 __all__ = ["block_scale", "blues", "extra_colours", "pixel_colours"]

@@ -12,8 +12,10 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 
 from neutracer import units
-from neutracer.pictures.mdtp_colours import block_scale, blues, extra_colours, pixel_colours
-from neutracer.pictures.mdtp_marks import (
+from neutracer.pictures.extra import picture
+from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.mdtp.colours import block_scale, blues, extra_colours, pixel_colours
+from neutracer.pictures.mdtp.marks import (
     draw_gaps,
     draw_groups,
     draw_key,
@@ -21,10 +23,8 @@ from neutracer.pictures.mdtp_marks import (
     group_rows,
     place_markers,
 )
-from neutracer.pictures.mdtp_notes import HoleNote, hole_notes
-from neutracer.pictures.mdtp_scene import Planes, Scene
-from neutracer.pictures.plot_extra import picture
-from neutracer.pictures.plot_figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.mdtp.notes import HoleNote, hole_notes
+from neutracer.pictures.mdtp.scene import Planes, Scene
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette
 

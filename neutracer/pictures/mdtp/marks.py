@@ -13,8 +13,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import blended_transform_factory
 
 from neutracer import units
-from neutracer.pictures.mdtp_notes import HoleNote
-from neutracer.pictures.mdtp_scene import SEEN_BLOCK, SEEN_RESERVED, Planes, Scene
+from neutracer.pictures.mdtp.notes import HoleNote
+from neutracer.pictures.mdtp.scene import SEEN_BLOCK, SEEN_RESERVED, Planes, Scene
 from neutracer.render.palette import Palette
 
 __all__ = [

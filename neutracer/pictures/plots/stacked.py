@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from neutracer import units
-from neutracer.pictures.mdtp_marks import draw_ooms
-from neutracer.pictures.mdtp_scene import Scene
-from neutracer.pictures.plot_extra import moment, picture, place_text
-from neutracer.pictures.plot_figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.extra import moment, picture, place_text
+from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.mdtp.marks import draw_ooms
+from neutracer.pictures.mdtp.scene import Scene
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette, mixed
 from neutracer.trace.categories import CATEGORIES

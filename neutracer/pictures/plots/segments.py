@@ -13,11 +13,11 @@ from matplotlib.ticker import PercentFormatter
 
 from neutracer import units
 from neutracer._native import core
-from neutracer.pictures.mdtp_colours import block_scale, blues
-from neutracer.pictures.mdtp_marks import draw_ooms
-from neutracer.pictures.mdtp_scene import Scene
-from neutracer.pictures.plot_extra import picture
-from neutracer.pictures.plot_figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.extra import picture
+from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.mdtp.colours import block_scale, blues
+from neutracer.pictures.mdtp.marks import draw_ooms
+from neutracer.pictures.mdtp.scene import Scene
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette
 

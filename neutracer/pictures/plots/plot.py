@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text, whole_number
-from neutracer.pictures.plot_extra import (
+from neutracer.pictures.extra import (
     opened,
     picture_file,
     save_picture,
@@ -72,8 +72,8 @@ def plot_timeline(
         raise ValueError(f"by is 'line', 'stack' or 'category', not {by!r}")
     top = whole_number("top", top, least=0)
     target = picture_file(output)
-    from neutracer.pictures.mdtp_scene import Request, Scene
-    from neutracer.pictures.plot_stacked import draw_stacked
+    from neutracer.pictures.mdtp.scene import Request, Scene
+    from neutracer.pictures.plots.stacked import draw_stacked
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)
@@ -122,8 +122,8 @@ def plot_fragmentation(
         ['share', 'segments']
     """
     target = picture_file(output)
-    from neutracer.pictures.mdtp_scene import Request, Scene
-    from neutracer.pictures.plot_segments import draw_fragmentation
+    from neutracer.pictures.mdtp.scene import Request, Scene
+    from neutracer.pictures.plots.segments import draw_fragmentation
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)

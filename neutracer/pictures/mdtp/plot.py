@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text
 from neutracer.diagnose.settings.what_if_parts import Outcome
-from neutracer.pictures.plot_extra import (
+from neutracer.pictures.extra import (
     opened,
     picture_file,
     save_picture,
@@ -22,7 +22,7 @@ from neutracer.trace.source import SnapshotSource
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from neutracer.pictures.mdtp_scene import Request
+    from neutracer.pictures.mdtp.scene import Request
 else:
     # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
     Figure = Any
@@ -93,7 +93,7 @@ def mdtp(
     if style not in ("default", "classic"):
         raise ValueError(f"style is 'default' or 'classic', not {style!r}")
     target = picture_file(output)
-    from neutracer.pictures.mdtp_scene import Request
+    from neutracer.pictures.mdtp.scene import Request
 
     request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
     sources = _sources(before, after)
@@ -109,9 +109,9 @@ def _drawn(
     holes: bool,
     palette: Palette,
 ) -> Figure:
-    from neutracer.pictures.mdtp_classic import draw_classic
-    from neutracer.pictures.mdtp_draw import draw_scenes
-    from neutracer.pictures.mdtp_scene import Scene
+    from neutracer.pictures.mdtp.classic import draw_classic
+    from neutracer.pictures.mdtp.draw import draw_scenes
+    from neutracer.pictures.mdtp.scene import Scene
 
     scenes = [Scene(opened(source), request, name) for source, name in titled]
     if style == "classic":

@@ -15,10 +15,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgba
 
 from neutracer import units
-from neutracer.pictures.mdtp_colours import blues
-from neutracer.pictures.mdtp_scene import Scene
-from neutracer.pictures.plot_extra import picture
-from neutracer.pictures.plot_figure import plain_axes
+from neutracer.pictures.extra import picture
+from neutracer.pictures.figure import plain_axes
+from neutracer.pictures.mdtp.colours import blues
+from neutracer.pictures.mdtp.scene import Scene
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette
 
