@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the design's sketch, as a document written by hand."""
+"""Documents made by hand: the design's sketch, and a page with one name everywhere."""
 
 from __future__ import annotations
 
 from neutracer.render.document import (
+    Block,
+    Cell,
     Document,
     Entry,
     Figure,
     Findings,
+    Heading,
+    KeyValues,
     Note,
+    Paragraph,
     Place,
     Severity,
     Table,
@@ -89,3 +94,20 @@ SAMPLE = Document(
     blocks=(_TOTALS, Findings((_GROWTH, _OUT_OF_MEMORY)), _HOLDERS),
     more="neutracer report frag_default.pickle --all",
 )
+
+
+def document_of(name: str) -> Document:
+    """A page with one name in every place that takes data."""
+    place = Place(name, name, 3)
+    cells: tuple[Cell, ...] = (name, Figure(name, name), place, name)
+    blocks: tuple[Block, ...] = (
+        Heading(name),
+        Paragraph(name),
+        Table(name, (cells,), (name,) * 4, (name,)),
+        Table(name, (cells,)),
+        KeyValues(name, ((name, name), (name, place))),
+        Findings(
+            (Entry(Severity.SEVERE, name, name, (Note(name, place), Note(name, None, name))),)
+        ),
+    )
+    return Document(name, (name, name), blocks, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bundle import DATA
-from test_diagnose_diff import AFTER, BEFORE, MIB, state
+from two_states import AFTER, BEFORE, MIB, state
 
 from neutracer.cli.main import main
 

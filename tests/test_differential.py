@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bundle import NAMES, pickled
+from comparable import comparable, wrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_reader import RejectedError, columns, described, unpickled
@@ -47,26 +48,6 @@ def loaded(data: bytes) -> neutracer.Snapshot | None:
             return neutracer.load(data)
         except SnapshotError:
             return None
-
-
-def comparable(value: Any) -> Any:
-    """The same without what makes equal things unequal: the order of keys is settled,
-    and a number that is none equals itself."""
-    if isinstance(value, dict):
-        return [(key, comparable(value[key])) for key in sorted(value)]
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(comparable, value))
-    return repr(value) if isinstance(value, float) else value
-
-
-def wrapped(value: Any) -> Any:
-    """Integers as the C++ pickler writes them, whatever their size."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value &= (1 << 64) - 1
-        return value - (1 << 64) if value >> 63 else value
-    if isinstance(value, dict):
-        return {key: wrapped(item) for key, item in value.items()}
-    return type(value)(map(wrapped, value)) if isinstance(value, (list, tuple)) else value
 
 
 def check_same(value: Any, data: bytes) -> None:

@@ -11,9 +11,9 @@ import random
 from typing import Any
 
 import pytest
+from comparable import comparable, wrapped
 from reference_reader import columns, described
 from snapshot_encoders import ENCODERS
-from test_differential import comparable, wrapped
 
 import neutracer
 

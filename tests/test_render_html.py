@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 from hostile_names import HOSTILE_NAMES
-from render_sample import SAMPLE
-from test_render_text import document_of
+from render_sample import SAMPLE, document_of
 
 from neutracer.render.document import (
     Document,

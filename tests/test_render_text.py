@@ -7,11 +7,9 @@ import pytest
 from hostile_names import HOSTILE_NAMES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from render_sample import SAMPLE
+from render_sample import SAMPLE, document_of
 
 from neutracer.render.document import (
-    Block,
-    Cell,
     Document,
     Entry,
     Figure,
@@ -182,23 +180,6 @@ def test_severities_keep_their_roles_and_words() -> None:
 def test_an_empty_document_is_empty_text() -> None:
     assert render_text(Document("")) == ""
     assert render_text(Document("", ("a", "b"))) == "a · b"
-
-
-def document_of(name: str) -> Document:
-    """A page with one name in every place that takes data."""
-    place = Place(name, name, 3)
-    cells: tuple[Cell, ...] = (name, Figure(name, name), place, name)
-    blocks: tuple[Block, ...] = (
-        Heading(name),
-        Paragraph(name),
-        Table(name, (cells,), (name,) * 4, (name,)),
-        Table(name, (cells,)),
-        KeyValues(name, ((name, name), (name, place))),
-        Findings(
-            (Entry(Severity.SEVERE, name, name, (Note(name, place), Note(name, None, name))),)
-        ),
-    )
-    return Document(name, (name, name), blocks, name)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
