@@ -7,6 +7,7 @@ import copy
 import importlib
 import json
 import pickle
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -219,8 +220,9 @@ def test_shallow_copy_is_the_snapshot() -> None:
 
 
 def test_every_kind_of_report_is_pickled() -> None:
-    for path in Path(neutracer.diagnose.__file__).parent.glob("*.py"):
-        importlib.import_module(f"neutracer.diagnose.{path.stem}")
+    rooms = neutracer.diagnose.__path__
+    for module in pkgutil.walk_packages(rooms, "neutracer.diagnose."):
+        importlib.import_module(module.name)
     known = {kind.__name__ for kind in subclasses(Report) if kind.__module__.startswith("neutr")}
     assert known == {*REPORTS, "DeviceReport"}
 

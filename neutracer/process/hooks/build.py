@@ -29,7 +29,7 @@ __all__ = ["Target", "build", "command", "find", "installed_torch", "target"]
 
 #: The releases of torch that the hooks were run on, by backend: with CUDA the whole of 2.11,
 #: and the device allocator of the later ones (tests/gpu/test_c10_releases.py); for the CPU the
-#: whole of each (tests/test_torch_releases.py).
+#: whole of each (tests/process/hooks/test_releases.py).
 RUN_ON = dict.fromkeys(("cuda", "cpu"), ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15)))
 
 #: Files that are compiled, and headers of the core that they include.
