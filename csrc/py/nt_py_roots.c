@@ -10,7 +10,7 @@
 #include "ph_held.h"
 #include "ph_loops.h"
 #include "ph_roots.h"
-#include "py_compat_frames.h"
+#include "compat/py_compat_frames.h"
 
 /* ---- what Python tells of PyTorch's graph ---------------------------------------- */
 
