@@ -380,7 +380,8 @@ ph_gc_prepare(nt_error *err)
     (void)compat_checked;
     (void)compat_learnt;
 #if defined(Py_GIL_DISABLED)
-    return compat_refuse(err, "a free-threaded build has no such lists");
+    return compat_refuse(err, "a free-threaded build keeps none; snapshots are read, "
+                              "replayed and drawn there all the same");
 #else
     return compat_refuse(err, "this version is not known");
 #endif
