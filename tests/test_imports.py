@@ -16,9 +16,9 @@ from neutracer.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = sorted(
-    path.stem.removeprefix("cli_").replace("_", "-")
-    for path in ROOT.glob("neutracer/cli_*.py")
-    if path.stem != "cli_parts"
+    path.stem.replace("_", "-")
+    for path in ROOT.glob("neutracer/cli/*.py")
+    if path.stem not in ("__init__", "main", "parts")
 )
 
 
@@ -91,11 +91,11 @@ def test_commands_import_no_other(command: str) -> None:
         "import sys; from neutracer.cli.main import main\n"
         "try: main([sys.argv[1], '--help'])\n"
         "except SystemExit: pass\n"
-        "print(sorted(name for name in sys.modules if name.startswith('neutracer.cli_')))"
+        "print(sorted(name for name in sys.modules if name.startswith('neutracer.cli.')))"
     )
-    others = [f"neutracer.cli_{command}"] if command in COMMANDS else []
+    others = [f"neutracer.cli.{command}"] if command in COMMANDS else []
     last = run("-c", script, command).splitlines()[-1]
-    assert last == str(sorted(["neutracer.cli.parts", *others]))
+    assert last == str(sorted(["neutracer.cli.main", "neutracer.cli.parts", *others]))
 
 
 def test_each_command_is_listed_and_helps(capsys: pytest.CaptureFixture[str]) -> None:

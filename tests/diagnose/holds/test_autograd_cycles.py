@@ -181,7 +181,7 @@ def test_hook_that_closes_over_the_result_is_lost(torch: Any) -> None:
     assert cycle.cut.endswith("closure z")
     assert "weakref.ref(z)" in cycle.advice
     assert cycle.place is not None
-    assert cycle.place.filename.endswith("test_diagnose_autograd_cycles.py")
+    assert cycle.place.filename.endswith("test_autograd_cycles.py")
     tensor = y()
     assert tensor is not None
     tensor._backward_hooks.clear()
