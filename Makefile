@@ -96,6 +96,7 @@ TORCH_STAMP := $(VENV)/.torch-$(subst /,_,$(subst $(eval) ,_,$(TORCH)))
 
 $(TORCH_STAMP): | $(VENV)/.python-$(PYVER)
 	@[ -z "$(TORCH)" ] || tools/torch $(BIN)/python $(TORCH)
+	@[ -z "$(TORCH)" ] || tools/need $(PYTHON) g++ || echo "without g++ the hooks are not tested"
 	@touch $@
 
 venv: $(VENV)/.python-$(PYVER)
