@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -32,6 +33,9 @@ if importlib.util.find_spec("hypothesis") is not None:
         """Its first use puts a callback into gc.callbacks, for good."""
         settings(database=None, max_examples=1)(given(strategies.none())(lambda none: None))()
 
+
+# Hooks are compiled into the tree: a home is the user's own, and may be read-only.
+os.environ.setdefault("NEUTRACER_CACHE", str(Path(__file__).parents[1] / "build" / "cache"))
 
 _FAILED = pytest.StashKey[bool]()
 
