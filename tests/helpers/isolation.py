@@ -30,11 +30,12 @@ _SIGNALS = (
     signal.SIGALRM,
 )
 
-#: Variables that pytest and torch set for themselves.
+#: Variables that pytest, matplotlib and torch set for themselves.
 _OTHERS = {
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_MODULE_LOADING",
     "DISABLE_CUPTI_LAZY_REINIT",
+    "MPLCONFIGDIR",
     "PYTEST_CURRENT_TEST",
     "TEARDOWN_CUPTI",
     "TORCHINDUCTOR_CACHE_DIR",
