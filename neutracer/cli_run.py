@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from neutracer.cli_parts import add_program, complain, complain_of, print_report, program_of
-from neutracer.diagnose.run_report import DEFAULT_DIRECTORY, run_and_report
+from neutracer.diagnose.following import DEFAULT_DIRECTORY
+from neutracer.diagnose.run_report import run_and_report
 from neutracer.errors import NeutracerError
 from neutracer.live.recorder import DEFAULT_MAX_ENTRIES
 
