@@ -19,6 +19,7 @@ __all__ = ["main"]
 # that of the command called is imported.
 _COMMANDS = {
     "run": "run a program, record its GPU memory and say what it did",
+    "attach": "the same of a program that runs already (Python 3.14 on)",
     "report": "what a snapshot shows, on one page",
     "explain": "why a program ran out of memory, and what would have helped",
     "what-if": "the same program under other allocator settings, and the best of them",

@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import add_program, complain, complain_of, print_report, program_of
-from neutracer.diagnose.overview.run_report import DEFAULT_DIRECTORY, run_and_report
+from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
+from neutracer.diagnose.overview.run_report import run_and_report
 from neutracer.errors import NeutracerError
 from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 

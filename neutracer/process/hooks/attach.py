@@ -24,7 +24,7 @@ from neutracer.process.hooks.oom import (
     oom_errors,
     oom_facts,
 )
-from neutracer.process.hooks.shim import call, load, loaded, loaded_path, try_load
+from neutracer.process.hooks.shim import call, load, loaded, loaded_path, try_load, why_none
 
 __all__ = [
     "HookState",
@@ -43,6 +43,7 @@ __all__ = [
     "try_load",
     "unwatch_thread",
     "watch_thread",
+    "why_none",
 ]
 
 _lock = threading.RLock()

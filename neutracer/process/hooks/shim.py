@@ -16,7 +16,7 @@ from neutracer.errors import UnavailableError
 from neutracer.process.hooks.build import build, find, target
 from neutracer.process.hooks.check import FALLBACK, difference
 
-__all__ = ["call", "load", "loaded", "loaded_path", "try_load"]
+__all__ = ["call", "load", "loaded", "loaded_path", "try_load", "why_none"]
 
 
 class _Shim:
@@ -98,6 +98,17 @@ def try_load(*, compile: bool = True) -> Any:
         if not told:
             warnings.warn(f"neutracer uses PyTorch's Python entry points: {error}", stacklevel=3)
         return None
+
+
+def why_none() -> str:
+    """Why there are no hooks here, which is not warned of any more; "" where there are."""
+    try:
+        load()
+    except UnavailableError as error:
+        with _shim.lock:
+            _shim.told = True
+        return str(error)
+    return ""
 
 
 def loaded() -> Any:

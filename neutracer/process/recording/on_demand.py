@@ -27,6 +27,10 @@ def _pipe() -> tuple[int, int]:
     return ends
 
 
+def _at_once(action: Callable[[], object]) -> None:
+    action()
+
+
 class OnDemand:
     """A thread that acts when a signal comes, and at intervals.
 
@@ -38,7 +42,12 @@ class OnDemand:
     """
 
     def __init__(
-        self, action: Callable[[str], object], *, every_s: float | None, signum: int | None
+        self,
+        action: Callable[[str], object],
+        *,
+        every_s: float | None,
+        signum: int | None,
+        in_main: Callable[[Callable[[], object]], object] = _at_once,
     ) -> None:
         """Set up; `start` begins.
 
@@ -47,10 +56,13 @@ class OnDemand:
                 is logged.
             every_s: Seconds between two actions, or None.
             signum: The signal, or None.
+            in_main: Has the main thread call something, and returns when it has: for who
+                begins and ends this from another one.
         """
         self._action = action
         self._every_s = every_s
         self._signum = signum
+        self._in_main = in_main
         self._read, self._write = -1, -1
         # Where signals are told while it is asked where they are told.
         self._aside: tuple[int, int] = (-1, -1)
@@ -59,36 +71,48 @@ class OnDemand:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; call it from the main thread."""
+        """Begin; call it from the main thread, or have a way to it."""
         if self._every_s is None and self._signum is None:
             return
         self._process = os.getpid()
         self._read, self._write = _pipe()
         self._aside = _pipe()
-        if threading.current_thread() is not threading.main_thread():
-            # Only the main thread may have a signal handled.
-            self._signum = None
         if self._signum is not None:
-            self._previous = signal.signal(self._signum, self._handle)
-            if self._waiting() == -1:
-                # Nobody else waits for signals there.
-                signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            os.register_at_fork(after_in_child=self._leave_child)
+            try:
+                self._in_main(self._take)
+            except BaseException:
+                self._close()
+                raise
         self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for an action that is under way; call it from the main thread."""
+        """End, and wait for an action that is under way; call it as `start`."""
         if self._thread is None or self._process != os.getpid():
             return
-        self._give_back()
+        if self._signum is not None:
+            self._in_main(self._give_back)
         os.write(self._write, b"\0")
         self._thread.join()
         self._thread = None
         # Whoever kept the handler may still call it.
         self._process = 0
+        self._close()
+
+    def _close(self) -> None:
         for end in (self._read, self._write, *self._aside):
             os.close(end)
+
+    def _take(self) -> None:
+        if self._signum is None or threading.current_thread() is not threading.main_thread():
+            # Only the main thread may have a signal handled.
+            self._signum = None
+            return
+        self._previous = signal.signal(self._signum, self._handle)
+        if self._waiting() == -1:
+            # Nobody else waits for signals there.
+            signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave_child)
 
     def _give_back(self) -> None:
         if self._signum is None:

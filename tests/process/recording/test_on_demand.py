@@ -7,10 +7,12 @@ import ctypes
 import functools
 import hashlib
 import os
+import queue
 import select
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -276,3 +278,41 @@ def test_other_threads_get_intervals_only(seen):
     thread.start()
     thread.join()
     assert seen.reasons[0] == "interval"
+
+
+def test_begun_and_ended_from_another_thread(seen):
+    """The signal is taken and given back by the main thread, and all else is done where one is."""
+    sent, done = queue.SimpleQueue(), threading.Event()
+
+    def in_main(action):
+        sent.put(action)
+        assert done.wait(60)
+        done.clear()
+
+    beside = OnDemand(seen, every_s=None, signum=signal.SIGUSR2, in_main=in_main)
+
+    def begin_and_end():
+        beside.start()
+        send()
+        assert seen.wait(1)
+        beside.stop()
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(begin_and_end)
+        for _ in range(2):
+            sent.get(timeout=60)()
+            done.set()
+        asked.result()
+    assert seen.reasons == ["signal"]
+
+
+def test_signal_that_can_not_be_taken_leaves_nothing(seen):
+    def in_main(action):
+        raise RuntimeError("nobody there")
+
+    before = len(os.listdir("/dev/fd"))
+    beside = OnDemand(seen, every_s=None, signum=signal.SIGUSR2, in_main=in_main)
+    with pytest.raises(RuntimeError):
+        beside.start()
+    beside.stop()
+    assert len(os.listdir("/dev/fd")) == before
