@@ -33,6 +33,7 @@ C_SOURCES := $(shell find csrc tests/c -name '*.c' 2>/dev/null)
 C_FILES := $(C_SOURCES) $(shell find csrc tests/c -name '*.h' 2>/dev/null)
 ALL_C_FILES := $(shell find csrc tests -name '*.[ch]')
 PY_FILES := $(shell find neutracer -name '*.py' -o -name '*.pyi')
+TEST_FILES := $(shell find tests -name '*.py')
 
 JOBS ?= auto
 # A file's tests go to one process, where what several of them need is made once; in the
@@ -119,7 +120,7 @@ lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warni
 	@$(MAKE) build/.lint
 
 # gcc always, clang where it is: `make lint` sees to it that it is.
-build/.lint: $(ALL_C_FILES) $(PY_FILES) $(wildcard tests/*.py benchmarks/*.py) \
+build/.lint: $(ALL_C_FILES) $(PY_FILES) $(TEST_FILES) $(wildcard benchmarks/*.py) \
     setup.py pyproject.toml .clang-format | $(VENV)/.tools
 	@mkdir -p build
 	$(BIN)/ruff check -q .

@@ -138,7 +138,7 @@ class BuildModules(build_ext):
         super().build_extensions()
 
 
-# What `neutracer.live.hooks` compiles on the user's machine, against the torch there.
+# What `neutracer.process.hooks.attach` compiles on the user's machine, against the torch there.
 HOOKS = (
     "csrc/torch/*.[ch]pp",
     "csrc/core/base/nt_ring.h",
@@ -169,7 +169,7 @@ def extension(name: str, sources: list[str], include_dirs: list[str]) -> Extensi
         f"neutracer.{name}",
         sources,
         include_dirs=["csrc/core", *include_dirs],
-        depends=files("csrc/core/**/*.[ch]", *(f"{folder}/*.h" for folder in include_dirs)),
+        depends=files("csrc/core/**/*.[ch]", *(f"{folder}/**/*.h" for folder in include_dirs)),
         extra_compile_args=compile_flags(),
         extra_link_args=link_flags(),
     )
@@ -201,11 +201,13 @@ core = {
     "include_dirs": ["csrc/core"],
     "cflags": compile_flags(),
 }
-modules = [extension("_core", files("csrc/py/*.c", "csrc/pyheap/*.c"), ["csrc/py", "csrc/pyheap"])]
+modules = [
+    extension("_core", files("csrc/py/*.c", "csrc/pyheap/**/*.c"), ["csrc/py", "csrc/pyheap"])
+]
 modules += graphviz()
 if on("SELFTEST"):
     # A copy of its own of the walk and the watch, so that a test can hold finalizers off.
-    copied = ("ph_walk*.c", "ph_gcwatch*.c", "py_compat.c", "py_compat_objects.c")
+    copied = ("walk/*.c", "watch/*.c", "compat/py_compat.c", "compat/py_compat_objects.c")
     walk = files(*(f"csrc/pyheap/{name}" for name in copied))
     modules.append(
         extension("_selftest", [*files("tests/c/*.c"), *walk], ["tests/c", "csrc/pyheap"])

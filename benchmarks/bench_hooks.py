@@ -24,8 +24,8 @@ import time
 import torch
 from paired import Figure, Switch, Work, compare, quiet
 
-import neutracer.live.hooks as hooks
-from neutracer.live.tail import live
+import neutracer.process.hooks.attach as hooks
+from neutracer.process.hooks.tail import live
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

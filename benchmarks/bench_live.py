@@ -36,7 +36,7 @@ from bench_hooks import (
 from paired import Figure, Switch, Work, compare, quiet
 
 import neutracer
-import neutracer.live.hooks as hooks
+import neutracer.process.hooks.attach as hooks
 
 #: Steps of an element, where something costs in some of them only: of the collections as of
 #: the readings there are a few in so many.

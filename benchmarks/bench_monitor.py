@@ -29,7 +29,7 @@ import torch
 
 import neutracer
 from neutracer._native import core
-from neutracer.live.monitor_source import Poller
+from neutracer.process.monitor.source import Poller
 
 ON_GPU = torch.cuda.is_available()
 RATES = (10, 1000)

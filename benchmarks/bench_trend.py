@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT)]
 
 import trend_series as made  # noqa: E402
 
 import neutracer  # noqa: E402
-from neutracer.diagnose.leak_trend_verdict import VERDICTS  # noqa: E402
+from neutracer.diagnose.leaks.verdict import VERDICTS  # noqa: E402
 
 # Behind the warm-up a leak has this many steps to be found in.
 LEAK_STEPS = 60

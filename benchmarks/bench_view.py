@@ -21,7 +21,7 @@ from generated import write_snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = (ROOT / "benchmarks" / "data", ROOT.parent / "shared" / "snapshots")
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 READY = "document.documentElement?.dataset.ready === '1'"
 FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"

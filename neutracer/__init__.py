@@ -13,36 +13,37 @@ Example:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# A package of that name is there too: what is called stands before it from the beginning.
-from neutracer.live.tail import live
-
 if TYPE_CHECKING:
-    from neutracer.diagnose.alive import AliveReport, why_alive
-    from neutracer.diagnose.autograd_cycles import (
+    from neutracer.diagnose.device.report import DeviceReport, device_report
+    from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
+    from neutracer.diagnose.holds.alive import AliveReport, why_alive
+    from neutracer.diagnose.holds.autograd_cycles import (
         AutogradCycle,
         AutogradCyclesReport,
         find_autograd_cycles,
     )
-    from neutracer.diagnose.cell import CellReport
-    from neutracer.diagnose.cycles import TensorCyclesReport, find_tensor_cycles, garbage_bytes
-    from neutracer.diagnose.device_report import DeviceReport, device_report
-    from neutracer.diagnose.diff import DiffReport, diff
-    from neutracer.diagnose.explain import explain
-    from neutracer.diagnose.explain_facts import OomFacts
-    from neutracer.diagnose.explain_parts import Verdict
-    from neutracer.diagnose.explain_report import ExplainReport
-    from neutracer.diagnose.fragmentation import FragmentationReport, fragmentation_report
-    from neutracer.diagnose.holders import (
+    from neutracer.diagnose.holds.cycles import (
+        TensorCyclesReport,
+        find_tensor_cycles,
+        garbage_bytes,
+    )
+    from neutracer.diagnose.holds.holders import (
         HoldersReport,
         NotebookHolder,
         notebook_holders,
         release_holders,
     )
-    from neutracer.diagnose.leak_trend import LeakTrendReport, leak_trend
-    from neutracer.diagnose.oom_page import OomReport
-    from neutracer.diagnose.oom_watch import OomWatch, oom_report, watch_oom
-    from neutracer.diagnose.recommend import RecommendReport, recommend
-    from neutracer.diagnose.what_if import Outcome, WhatIfReport, what_if
+    from neutracer.diagnose.leaks.diff import DiffReport, diff
+    from neutracer.diagnose.leaks.trend import LeakTrendReport, leak_trend
+    from neutracer.diagnose.oom.explain import explain
+    from neutracer.diagnose.oom.facts import OomFacts
+    from neutracer.diagnose.oom.page import OomReport
+    from neutracer.diagnose.oom.parts import Verdict
+    from neutracer.diagnose.oom.report import ExplainReport
+    from neutracer.diagnose.oom.watch import OomWatch, oom_report, watch_oom
+    from neutracer.diagnose.overview.cell import CellReport
+    from neutracer.diagnose.settings.recommend import RecommendReport, recommend
+    from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
     from neutracer.errors import (
         HistoryWarning,
         LimitError,
@@ -54,21 +55,26 @@ if TYPE_CHECKING:
     )
     from neutracer.heap.cycles import TensorCycle
     from neutracer.heap.graph import ObjectGraph
-    from neutracer.live.attribution import DeviceAttribution, attribute_device_memory
-    from neutracer.live.attribution_sums import LibraryUse
-    from neutracer.live.capture import snapshot
-    from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
-    from neutracer.live.exporter import MetricsCollector, MetricsServer, serve_metrics
-    from neutracer.live.monitor import MemoryMonitor
-    from neutracer.live.monitor_alerts import Alert
-    from neutracer.live.pressure import PressureCollection, PressureCollector, collect_on_pressure
-    from neutracer.live.recorder import Recording, record
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
-    from neutracer.pictures.mdtp import mdtp
-    from neutracer.pictures.plots import plot_fragmentation, plot_timeline
-    from neutracer.pictures.view import view
-    from neutracer.pictures.view_inline import PageView
+    from neutracer.pictures.mdtp.plot import mdtp
+    from neutracer.pictures.page.inline import PageView
+    from neutracer.pictures.page.view import view
+    from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
+    from neutracer.process.cycles.pressure import (
+        PressureCollection,
+        PressureCollector,
+        collect_on_pressure,
+    )
+    from neutracer.process.cycles.watch import CycleWatch, warn_tensor_cycles
+    from neutracer.process.device.attribution import DeviceAttribution, attribute_device_memory
+    from neutracer.process.device.sums import LibraryUse
+    from neutracer.process.exporter.serve import MetricsCollector, MetricsServer, serve_metrics
+    from neutracer.process.hooks.tail import live
+    from neutracer.process.monitor.alerts import Alert
+    from neutracer.process.monitor.memory_monitor import MemoryMonitor
+    from neutracer.process.recording.capture import snapshot
+    from neutracer.process.recording.recorder import Recording, record
     from neutracer.render.report import Finding, Report
     from neutracer.trace.layout import Layout
     from neutracer.trace.snapshot import Snapshot, load
@@ -159,32 +165,36 @@ __all__ = [
 # What a name needs is imported when the name is first asked for: a command takes part of the
 # package, and so does a program that only records.
 _MODULES = {
-    "neutracer.diagnose.alive": ("AliveReport", "why_alive"),
-    "neutracer.diagnose.autograd_cycles": (
+    "neutracer.diagnose.holds.alive": ("AliveReport", "why_alive"),
+    "neutracer.diagnose.holds.autograd_cycles": (
         "AutogradCycle",
         "AutogradCyclesReport",
         "find_autograd_cycles",
     ),
-    "neutracer.diagnose.cell": ("CellReport",),
-    "neutracer.diagnose.cycles": ("TensorCyclesReport", "find_tensor_cycles", "garbage_bytes"),
-    "neutracer.diagnose.device_report": ("DeviceReport", "device_report"),
-    "neutracer.diagnose.diff": ("DiffReport", "diff"),
-    "neutracer.diagnose.explain": ("explain",),
-    "neutracer.diagnose.explain_facts": ("OomFacts",),
-    "neutracer.diagnose.explain_parts": ("Verdict",),
-    "neutracer.diagnose.explain_report": ("ExplainReport",),
-    "neutracer.diagnose.fragmentation": ("FragmentationReport", "fragmentation_report"),
-    "neutracer.diagnose.holders": (
+    "neutracer.diagnose.overview.cell": ("CellReport",),
+    "neutracer.diagnose.holds.cycles": (
+        "TensorCyclesReport",
+        "find_tensor_cycles",
+        "garbage_bytes",
+    ),
+    "neutracer.diagnose.device.report": ("DeviceReport", "device_report"),
+    "neutracer.diagnose.leaks.diff": ("DiffReport", "diff"),
+    "neutracer.diagnose.oom.explain": ("explain",),
+    "neutracer.diagnose.oom.facts": ("OomFacts",),
+    "neutracer.diagnose.oom.parts": ("Verdict",),
+    "neutracer.diagnose.oom.report": ("ExplainReport",),
+    "neutracer.diagnose.fragmentation.report": ("FragmentationReport", "fragmentation_report"),
+    "neutracer.diagnose.holds.holders": (
         "HoldersReport",
         "NotebookHolder",
         "notebook_holders",
         "release_holders",
     ),
-    "neutracer.diagnose.leak_trend": ("LeakTrendReport", "leak_trend"),
-    "neutracer.diagnose.oom_page": ("OomReport",),
-    "neutracer.diagnose.oom_watch": ("OomWatch", "oom_report", "watch_oom"),
-    "neutracer.diagnose.recommend": ("RecommendReport", "recommend"),
-    "neutracer.diagnose.what_if": ("Outcome", "WhatIfReport", "what_if"),
+    "neutracer.diagnose.leaks.trend": ("LeakTrendReport", "leak_trend"),
+    "neutracer.diagnose.oom.page": ("OomReport",),
+    "neutracer.diagnose.oom.watch": ("OomWatch", "oom_report", "watch_oom"),
+    "neutracer.diagnose.settings.recommend": ("RecommendReport", "recommend"),
+    "neutracer.diagnose.settings.what_if": ("Outcome", "WhatIfReport", "what_if"),
     "neutracer.errors": (
         "HistoryWarning",
         "LimitError",
@@ -196,20 +206,25 @@ _MODULES = {
     ),
     "neutracer.heap.cycles": ("TensorCycle",),
     "neutracer.heap.graph": ("ObjectGraph",),
-    "neutracer.live.attribution": ("DeviceAttribution", "attribute_device_memory"),
-    "neutracer.live.attribution_sums": ("LibraryUse",),
-    "neutracer.live.capture": ("snapshot",),
-    "neutracer.live.cycle_watch": ("CycleWatch", "warn_tensor_cycles"),
-    "neutracer.live.exporter": ("MetricsCollector", "MetricsServer", "serve_metrics"),
-    "neutracer.live.monitor": ("MemoryMonitor",),
-    "neutracer.live.monitor_alerts": ("Alert",),
-    "neutracer.live.pressure": ("PressureCollection", "PressureCollector", "collect_on_pressure"),
-    "neutracer.live.recorder": ("Recording", "record"),
+    "neutracer.process.device.attribution": ("DeviceAttribution", "attribute_device_memory"),
+    "neutracer.process.device.sums": ("LibraryUse",),
+    "neutracer.process.recording.capture": ("snapshot",),
+    "neutracer.process.cycles.watch": ("CycleWatch", "warn_tensor_cycles"),
+    "neutracer.process.exporter.serve": ("MetricsCollector", "MetricsServer", "serve_metrics"),
+    "neutracer.process.monitor.memory_monitor": ("MemoryMonitor",),
+    "neutracer.process.monitor.alerts": ("Alert",),
+    "neutracer.process.cycles.pressure": (
+        "PressureCollection",
+        "PressureCollector",
+        "collect_on_pressure",
+    ),
+    "neutracer.process.hooks.tail": ("live",),
+    "neutracer.process.recording.recorder": ("Recording", "record"),
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
-    "neutracer.pictures.mdtp": ("mdtp",),
-    "neutracer.pictures.plots": ("plot_fragmentation", "plot_timeline"),
-    "neutracer.pictures.view": ("view",),
-    "neutracer.pictures.view_inline": ("PageView",),
+    "neutracer.pictures.mdtp.plot": ("mdtp",),
+    "neutracer.pictures.plots.plot": ("plot_fragmentation", "plot_timeline"),
+    "neutracer.pictures.page.view": ("view",),
+    "neutracer.pictures.page.inline": ("PageView",),
     "neutracer.render.report": ("Finding", "Report"),
     "neutracer.trace.layout": ("Layout",),
     "neutracer.trace.snapshot": ("Snapshot", "load"),

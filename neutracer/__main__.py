@@ -3,7 +3,7 @@
 
 import sys
 
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,16 +18,16 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from neutracer.cells import reader_name
-from neutracer.diagnose.cell import CellReport, cell_report
-from neutracer.diagnose.cycles import find_tensor_cycles
-from neutracer.diagnose.holders import HoldersReport, notebook_holders, release_holders
-from neutracer.diagnose.overview import OverviewReport, overview
+from neutracer.diagnose.holds.cycles import find_tensor_cycles
+from neutracer.diagnose.holds.holders import HoldersReport, notebook_holders, release_holders
+from neutracer.diagnose.overview.cell import CellReport, cell_report
+from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.cycles import TensorCycle
-from neutracer.live.capture import snapshot
-from neutracer.live.cycle_watch import CycleWatch, warn_tensor_cycles
-from neutracer.live.passage import Passage
-from neutracer.live.recorder import DEFAULT_MAX_ENTRIES
+from neutracer.process.cycles.watch import CycleWatch, warn_tensor_cycles
+from neutracer.process.exporter.passage import Passage
+from neutracer.process.recording.capture import snapshot
+from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 from neutracer.trace.snapshot import Snapshot, load
 
 __all__ = ["Magics", "load_ipython_extension", "unload_ipython_extension"]

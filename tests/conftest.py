@@ -96,7 +96,7 @@ def torch() -> Any:
 
 
 #: The files that take longest, which begin first: what runs last runs alone.
-LONG = ("test_differential", "test_notebooks", "test_package", "test_source", "test_view_page")
+LONG = ("test_differential", "test_notebooks", "test_package", "test_source", "test_in_browser")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import neutracer
-from neutracer.cli import main
-from neutracer.diagnose.environment import environment
-from neutracer.diagnose.overview import overview
+from neutracer.cli.main import main
+from neutracer.diagnose.overview.environment import environment
+from neutracer.diagnose.overview.report import overview
 from neutracer.render.report import Report
 from neutracer.units import format_bytes
 

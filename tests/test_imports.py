@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import neutracer
-from neutracer.cli import main
+from neutracer.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = sorted(
-    path.stem.removeprefix("cli_").replace("_", "-")
-    for path in ROOT.glob("neutracer/cli_*.py")
-    if path.stem != "cli_parts"
+    path.stem.replace("_", "-")
+    for path in ROOT.glob("neutracer/cli/*.py")
+    if path.stem not in ("__init__", "main", "parts")
 )
 
 
@@ -85,23 +85,17 @@ def test_star_brings_every_name() -> None:
     assert run("-c", script) == "set()\n"
 
 
-def test_live_is_called_whatever_came_first() -> None:
-    for first in ("import neutracer", "import neutracer.live.hooks", "from neutracer import cli"):
-        told = run("-c", f"{first}; import neutracer.live.monitor; print(neutracer.live)")
-        assert told.startswith("<neutracer.live: call it")
-
-
 @pytest.mark.parametrize("command", ["--version", "report"])
 def test_commands_import_no_other(command: str) -> None:
     script = (
-        "import sys; from neutracer.cli import main\n"
+        "import sys; from neutracer.cli.main import main\n"
         "try: main([sys.argv[1], '--help'])\n"
         "except SystemExit: pass\n"
-        "print(sorted(name for name in sys.modules if name.startswith('neutracer.cli_')))"
+        "print(sorted(name for name in sys.modules if name.startswith('neutracer.cli.')))"
     )
-    others = [f"neutracer.cli_{command}"] if command in COMMANDS else []
+    others = [f"neutracer.cli.{command}"] if command in COMMANDS else []
     last = run("-c", script, command).splitlines()[-1]
-    assert last == str(sorted(["neutracer.cli_parts", *others]))
+    assert last == str(sorted(["neutracer.cli.main", "neutracer.cli.parts", *others]))
 
 
 def test_each_command_is_listed_and_helps(capsys: pytest.CaptureFixture[str]) -> None:

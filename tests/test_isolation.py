@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import TESTS
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
@@ -43,8 +44,8 @@ def first():
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A folder whose tests run with this folder's conftest.py."""
-    for name in ("conftest.py", "isolation.py"):
-        shutil.copy(Path(__file__).parent / name, tmp_path / name)
+    for path in (TESTS / "conftest.py", TESTS / "helpers" / "isolation.py"):
+        shutil.copy(path, tmp_path / path.name)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     return tmp_path
 

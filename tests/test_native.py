@@ -14,7 +14,7 @@ def run(program: str, folder) -> subprocess.CompletedProcess[str]:
 
 
 def test_missing_core_is_told_clearly(tmp_path):
-    program = "import sys; sys.modules['neutracer._core'] = None; import neutracer"
+    program = "import sys; sys.modules['neutracer._core'] = None; import neutracer; neutracer.load"
     done = run(program, tmp_path)
     assert done.returncode == 1
     assert "ImportError: neutracer's compiled core is missing" in done.stderr

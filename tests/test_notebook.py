@@ -15,8 +15,8 @@ from ipython_cells import outputs_of
 
 import neutracer
 from neutracer.cells import reader_name
-from neutracer.diagnose.cell import cell_report
-from neutracer.live.passage import Passage
+from neutracer.diagnose.overview.cell import cell_report
+from neutracer.process.exporter.passage import Passage
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -54,7 +54,7 @@ WITH_TORCH = [
     "%neutracer_report first",
     "%neutracer_report",
     "%%neutracer nested\nneutracer.live()\nkept.append(make(1))\nneutracer.live().devices",
-    "from neutracer.live import hooks\nhooks.state().active, hooks.state().threads",
+    "from neutracer.process.hooks.attach import state\nstate().active, state().threads",
     "make(4)",
     "%neutracer_holders",
     "%neutracer_holders --release",
@@ -250,7 +250,7 @@ def test_view_that_cannot_be_written_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = neutracer.PageView("<p>x</p>" * 200_000, "x" * 30)
-    monkeypatch.setattr("neutracer.pictures.view_inline.atomic_file", _refuse)
+    monkeypatch.setattr("neutracer.pictures.page.inline.atomic_file", _refuse)
     assert "can&#x27;t be written here" in page._repr_html_().replace("can't", "can&#x27;t")
     assert "<a" not in page._repr_html_()
 

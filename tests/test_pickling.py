@@ -7,6 +7,7 @@ import copy
 import importlib
 import json
 import pickle
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,15 +22,15 @@ from small_snapshots import dumped, one_program, two_devices
 import neutracer
 import neutracer.diagnose
 from neutracer._native import core
-from neutracer.diagnose.cell import CellReport
-from neutracer.diagnose.cycle_run import CycleRunReport
-from neutracer.diagnose.environment import environment
-from neutracer.diagnose.oom_page import OomReport
-from neutracer.diagnose.overview import overview
-from neutracer.diagnose.run_report import RunReport
-from neutracer.diagnose.what_if import check_replay
-from neutracer.live.passage import Passage
+from neutracer.diagnose.holds.cycle_run import CycleRunReport
+from neutracer.diagnose.oom.page import OomReport
+from neutracer.diagnose.overview.cell import CellReport
+from neutracer.diagnose.overview.environment import environment
+from neutracer.diagnose.overview.report import overview
+from neutracer.diagnose.overview.run_report import RunReport
+from neutracer.diagnose.settings.what_if import check_replay
 from neutracer.pickling import StaysHere
+from neutracer.process.exporter.passage import Passage
 from neutracer.render.report import Report
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
@@ -219,8 +220,9 @@ def test_shallow_copy_is_the_snapshot() -> None:
 
 
 def test_every_kind_of_report_is_pickled() -> None:
-    for path in Path(neutracer.diagnose.__file__).parent.glob("*.py"):
-        importlib.import_module(f"neutracer.diagnose.{path.stem}")
+    rooms = neutracer.diagnose.__path__
+    for module in pkgutil.walk_packages(rooms, "neutracer.diagnose."):
+        importlib.import_module(module.name)
     known = {kind.__name__ for kind in subclasses(Report) if kind.__module__.startswith("neutr")}
     assert known == {*REPORTS, "DeviceReport"}
 

@@ -115,7 +115,7 @@ def object_graph() -> None:
 
 def page() -> None:
     """The offline page's first tab, with the pointer in the middle of its plots."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     from chromium import Browser
 
     with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@
 #include "ph_held.h"
 #include "ph_loops.h"
 #include "ph_roots.h"
+#include "compat/py_compat_frames.h"
 
 /* ---- what Python tells of PyTorch's graph ---------------------------------------- */
 
@@ -89,6 +90,7 @@ nt_py_heap_learn(nt_error *err)
 {
     NT_TRY(ph_walk_prepare(err));
     NT_TRY(ph_names_prepare(err));
+    NT_TRY(py_compat_check_frames(err));
     PyObject *modules = PyImport_GetModuleDict();
     if (PyDict_GetItemString(modules, "torch") != NULL) {
         NT_TRY(ph_tensor_prepare(err));

@@ -10,9 +10,9 @@
 #define PH_JOIN_H
 
 #include "base/nt_arena.h"
-#include "ph_names.h"
-#include "ph_tensor.h"
-#include "ph_walk.h"
+#include "names/ph_names.h"
+#include "tensor/ph_tensor.h"
+#include "walk/ph_walk.h"
 
 /* Kinds of nodes and references that Python does not have. */
 #define PH_NODE_AUTOGRAD ((ph_node_kind)65)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "py_compat_frames.h"
+#include "compat/py_compat_frames.h"
 
 typedef struct roots_round {
     ph_join *join;

@@ -6,7 +6,7 @@
 #ifndef PH_WAYS_H
 #define PH_WAYS_H
 
-#include "ph_describe.h"
+#include "describe/ph_describe.h"
 #include "ph_join.h"
 
 /* Of a longer way the middle is one folded node. */

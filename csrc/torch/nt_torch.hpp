@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 
 #include "nt_torch_frames.hpp"
 #include "trace/nt_live_api.h"
@@ -149,6 +150,11 @@ common_source(nt_live_source *out) noexcept;
 /* ---- the backend ---------------------------------------------------------------- */
 
 extern const char *const backend_name; /* "cuda" or "cpu" */
+
+/* What this torch's allocator does otherwise than it must, tried out in it: a sentence
+ * without its end, or "". Not with the GIL. Before anything is attached. */
+std::string
+backend_differs();
 
 /* Attaches the tracker once, and makes a ring of `events` events for each device; a
  * ring of another size is made anew. Leaves the mode off. */

@@ -13,15 +13,11 @@
 
 #if !NT_TORCH_CUDA
 
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/csrc/profiler/orchestration/observer.h>
+#include "nt_torch_cpu.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 
 namespace neutracer
@@ -31,13 +27,6 @@ const char *const backend_name = "cpu";
 
 namespace
 {
-
-using c10::DebugInfoKind;
-using c10::ThreadLocalDebugInfo;
-using torch::profiler::impl::ActiveProfilerType;
-using torch::profiler::impl::ProfilerConfig;
-using torch::profiler::impl::ProfilerState;
-using torch::profiler::impl::ProfilerStateBase;
 
 /* Live blocks that are followed at once; what is beyond is not in a layout. */
 constexpr uint64_t MOST_BLOCKS = 1 << 20;
@@ -135,23 +124,13 @@ on_report(uint64_t address, int64_t size, uint64_t total) noexcept
     push(mine, NT_LIVE_ALLOC, address, static_cast<uint64_t>(size), stack);
 }
 
-class memory_watch final : public ProfilerStateBase
+class memory_watch final : public memory_listener
 {
   public:
-    memory_watch() : ProfilerStateBase(ProfilerConfig(ProfilerState::Disabled))
-    {
-    }
-
     bool
     memoryProfilingEnabled() const override
     {
         return mode_word.load(std::memory_order_relaxed) != 0;
-    }
-
-    ActiveProfilerType
-    profilerType() override
-    {
-        return ActiveProfilerType::NONE;
     }
 
     void
@@ -171,6 +150,9 @@ class memory_watch final : public ProfilerStateBase
         }
     }
 };
+
+static_assert(!std::is_abstract_v<memory_watch>,
+              "a listener of c10's allocators has to do more than it did");
 
 const std::shared_ptr<memory_watch> &
 watch()
@@ -382,6 +364,12 @@ backend_source(nt_live_source *out) noexcept
     out->device_stats = source_device_stats;
     out->device_brief = source_device_brief;
     out->layout = source_layout;
+}
+
+std::string
+backend_differs()
+{
+    return cpu_differs();
 }
 
 const nt_ring *

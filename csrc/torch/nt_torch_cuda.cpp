@@ -499,6 +499,13 @@ backend_unwatch_thread()
     return false;
 }
 
+std::string
+backend_differs()
+{
+    /* A trial would need a device; what is asked of it has no other form in c10. */
+    return "";
+}
+
 void
 backend_source(nt_live_source *out) noexcept
 {

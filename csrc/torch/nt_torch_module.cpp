@@ -301,6 +301,20 @@ module_device_stats(PyObject *, PyObject *argument)
     return dict;
 }
 
+PyDoc_STRVAR(differs_doc, "differs($module, /)\n--\n\n"
+                          "What of this torch's allocator is not as it must be, as a "
+                          "sentence, or \"\".");
+
+PyObject *
+module_differs(PyObject *, PyObject *)
+{
+    std::string differs;
+    if (!without_gil([&differs] { differs = backend_differs(); })) {
+        return nullptr;
+    }
+    return PyUnicode_FromString(differs.c_str());
+}
+
 PyDoc_STRVAR(attach_oom_doc, "attach_oom($module, /)\n--\n\n"
                              "Attach the out-of-memory observer, once.");
 
@@ -378,6 +392,7 @@ PyMethodDef module_methods[] = {
     {"unwatch_thread", module_unwatch_thread, METH_NOARGS, unwatch_doc},
     {"state", module_state, METH_NOARGS, state_doc},
     {"device_stats", module_device_stats, METH_O, device_stats_doc},
+    {"differs", module_differs, METH_NOARGS, differs_doc},
     {"attach_oom", module_attach_oom, METH_NOARGS, attach_oom_doc},
     {"oom_listen", module_oom_listen, METH_O, oom_listen_doc},
     {"oom_error", module_oom_error, METH_NOARGS, oom_error_doc},

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import neutracer.heap.drawing as drawing
+import neutracer.heap.drawing.draw as drawing
 from neutracer.heap.objects import GraphData
 from neutracer.saving import atomic_file
 

@@ -10,7 +10,7 @@ from neutracer._native import core
 from neutracer.pickling import Unchanging
 from neutracer.trace.table import NONE, Column, Stacks, Table
 
-__all__ = ["Layout", "block_table", "named_stats", "segment_table"]
+__all__ = ["Layout", "block_table", "named_stats", "segment_table", "unused_share"]
 
 _SEGMENT_TYPES = ("small", "large")
 _STATES = ("inactive", "active_allocated", "active_pending_free")
@@ -92,3 +92,8 @@ def named_stats(small: Sequence[int], large: Sequence[int]) -> dict[str, int]:
         stats[f"{metric}.small_pool.current"] = in_small
         stats[f"{metric}.large_pool.current"] = in_large
     return stats
+
+
+def unused_share(reserved: int, allocated: int) -> float:
+    """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+    return (reserved - allocated) / reserved if reserved else 0.0

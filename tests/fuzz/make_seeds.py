@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 SEEDS = HERE / "corpus" / "seeds"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(TESTS / "helpers"))
 
 from snapshot_encoders import (  # noqa: E402
     cpp_encoder,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from neutracer.diagnose.cell import CellReport, cell_report
-from neutracer.live.passage import Passage
+from neutracer.diagnose.overview.cell import CellReport, cell_report
+from neutracer.process.exporter.passage import Passage
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import os
 import pytest
 from gpu.scripts import run
 
-from neutracer.live.attribution_sums import UNNAMED
+from neutracer.process.device.sums import UNNAMED
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +30,7 @@ FIRST_WITH_SOURCE = 24
 def test_records_of_a_release_are_read(library):
     out = run(
         """
-        from neutracer.live import attribution
+        from neutracer.process.device import attribution
         attribution.candidates = lambda: iter([(os.environ["CUPTI"], False)])
         with neutracer.attribute_device_memory() as handle:
             held = [torch.zeros(MIB, dtype=torch.uint8, device="cuda") for _ in range(64)]

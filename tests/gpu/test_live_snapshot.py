@@ -140,7 +140,7 @@ SETTINGS = (
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_figures_agree_under_other_settings(settings):
     script = """
-import sys; sys.path[:0] = ["tests/gpu", "tests"]
+import sys; sys.path[:0] = ["tests/gpu", "tests/helpers", "tests"]
 import torch, neutracer
 from test_live_snapshot import churn, same_as_pytorch
 torch.cuda.init()

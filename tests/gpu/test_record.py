@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import neutracer
-from neutracer.live import oom_hook
+from neutracer.process.hooks import observer as oom_hook
 
 torch = pytest.importorskip("torch")
 
@@ -41,7 +41,8 @@ def clean_device():
 
 
 def in_new_process(script, *arguments):
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    folders = (ROOT, ROOT / "tests", ROOT / "tests" / "helpers")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr[-3000:]

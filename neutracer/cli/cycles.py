@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `neutracer cycles`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from typing import Any
+
+from neutracer.cli.parts import (
+    FAILED,
+    add_program,
+    complain,
+    complain_of,
+    print_report,
+    program_of,
+)
+from neutracer.diagnose.holds.cycle_run import cycle_run
+from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
+from neutracer.process.cycles.watch import warn_tensor_cycles
+from neutracer.process.recording.program import run_program
+from neutracer.process.recording.sidecar import filled_in
+from neutracer.render.document import Severity
+from neutracer.units import format_count, parse_bytes
+
+__all__ = ["add_cycles"]
+
+_EXAMPLE = """example:
+  neutracer cycles train.py --epochs 1
+  neutracer cycles -o cycles.html --min-bytes 1MiB -m package.train
+  neutracer cycles --fail-on moderate --device cpu test_model.py    # for CI
+
+exit codes: the program's own if that is not 0, 1 for cycles at --fail-on, 2 where the
+program can't be watched; the summary goes to standard error, or with --json to standard output
+"""
+
+
+def add_cycles(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
+    parser = commands.add_parser(
+        "cycles",
+        help=summary,
+        description=(
+            "Runs a Python program under the cycle watch and sums up at its end which "
+            "reference cycles kept tensors until the garbage collector ran."
+        ),
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module")
+    parser.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
+    parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="pass over smaller ones")
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="an offline page with the graphs, as c-{rank}.html"
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=[str(severity) for severity in Severity],
+        metavar="SEVERITY",
+        help="exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
+    )
+    add_program(parser)
+    parser.set_defaults(run=_cycles)
+
+
+def _cycles(options: argparse.Namespace) -> int:
+    command = program_of(options)
+    try:
+        if options.output is not None:
+            _check_page(options.output)
+        min_bytes = parse_bytes(options.min_bytes)
+        device = _watched_device(options.device)
+        with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
+            # The summary tells them, ranked and with their pictures.
+            warnings.simplefilter("ignore", TensorCycleWarning)
+            code = run_program(command, module=options.module)
+            report = cycle_run(watch, command[0], code, device, min_bytes)
+    except OSError as error:
+        return complain_of(command[0], error)
+    except (NeutracerError, ValueError) as error:
+        return complain(str(error))
+    print_report(report, options.json, sys.stderr)
+    try:
+        if options.output is not None:
+            report.graph.to_html(filled_in(options.output))
+    except (NeutracerError, OSError) as error:
+        complain_of(options.output, error)
+        return code or FAILED
+    if code == 0 and options.fail_on and report.worst is not None:
+        code = 1 if report.worst >= options.fail_on else 0
+    return code
+
+
+def _check_page(output: str) -> None:
+    """Say before the program runs for hours, not after, that its page can't be written."""
+    folder = os.path.dirname(output) or os.curdir
+    if not os.path.isdir(folder):
+        raise NeutracerError(f"{output}: there is no folder {folder}")
+    if not output:
+        raise NeutracerError("'': this is no name of a file")
+
+
+def _watched_device(device: str | None) -> str | None:
+    """The device that was asked for; without one, all where torch has no accelerator."""
+    try:
+        import torch
+    except ImportError:
+        raise UnavailableError("torch", "install it with 'pip install torch'") from None
+    if device is None and not torch.cuda.is_available():
+        complain("no accelerator here: tensors of every device count")
+        return "all"
+    _check_device(device)
+    return device
+
+
+def _check_device(device: str | None) -> None:
+    """Say before the program runs that this machine has no such device to watch.
+
+    Raises:
+        NeutracerError: It has none.
+    """
+    name, _, index = (device or "").partition(":")
+    counted = getattr(getattr(sys.modules["torch"], name, None), "device_count", None)
+    count = counted() if counted is not None else None
+    if count is not None and int(index if index.isdecimal() else 0) >= count:
+        there = format_count(count, f"{name} device")
+        raise NeutracerError(f"there is no device {device} here: torch sees {there}")

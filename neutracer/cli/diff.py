@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `neutracer diff`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from neutracer.cli.parts import complain, complain_of, print_report, without_history_warning
+from neutracer.diagnose.leaks.diff import diff
+from neutracer.errors import NeutracerError
+from neutracer.render.document import Severity
+from neutracer.trace.snapshot import Snapshot, load
+
+__all__ = ["add_diff"]
+
+_EXAMPLE = """example:
+  neutracer diff before.pickle after.pickle
+  neutracer diff --json step100.pickle step200.pickle
+  neutracer diff --fail-on serious main.pickle branch.pickle   # 1 if a line holds 64 MiB more
+
+exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
+"""
+
+
+def add_diff(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
+    parser = commands.add_parser(
+        "diff",
+        help=summary,
+        description="Says what two snapshots hold and how it differs: new, gone, grown.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("before", metavar="BEFORE", help="a snapshot")
+    parser.add_argument("after", metavar="AFTER", help='a later one; "-" is standard input')
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="which device, if there are several"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.add_argument(
+        "--fail-on",
+        choices=[str(severity) for severity in Severity],
+        metavar="SEVERITY",
+        help="exit with 1 if a line holds so much more: info, moderate (a tenth of what there "
+        "was), serious (64 MiB), severe (1 GiB)",
+    )
+    parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    parser.set_defaults(run=_diff)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    snaps = []
+    for name in (options.before, options.after):
+        try:
+            snaps.append(_loaded(name, options.max_memory))
+        except (NeutracerError, OSError, ValueError) as error:
+            return complain_of(name, error)
+    try:
+        report = diff(*snaps, device=options.device)
+    except ValueError as error:
+        return complain_of(f"{options.before} {options.after}", error)
+    print_report(report, options.json, sys.stdout)
+    failed = options.fail_on is not None and report.worst is not None
+    return int(failed and report.worst >= options.fail_on)
+
+
+def _loaded(name: str, max_memory: str | None) -> Snapshot:
+    with without_history_warning():
+        snap = load(name, max_memory=max_memory)
+    if snap.partial is not None:
+        complain(f"{name}: only a part was read: {snap.partial}")
+    return snap

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: parse, call, show."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import neutracer
+from neutracer.cli.parts import complain_of, standing_streams
+
+__all__ = ["main"]
+
+# The commands, as they are listed. Each has a module of its own, as what_if, of which only
+# that of the command called is imported.
+_COMMANDS = {
+    "run": "run a program, record its GPU memory and say what it did",
+    "attach": "the same of a program that runs already (Python 3.14 on)",
+    "report": "what a snapshot shows, on one page",
+    "explain": "why a program ran out of memory, and what would have helped",
+    "what-if": "the same program under other allocator settings, and the best of them",
+    "diff": "what one snapshot holds that another did not, by line, category and size",
+    "view": "write a snapshot as one offline page",
+    "mdtp": "memory over time as a picture: each block at its address",
+    "cycles": "run a program and tell the reference cycles that kept its tensors",
+    "top": "follow the memory of a running job in the terminal",
+    "env": "versions, what is available, what is missing and how to get it",
+    "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
+}
+
+_ALONE = frozenset(("-h", "--help", "--version"))
+
+_EXAMPLE = """where to begin:
+  neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
+  neutracer report snapshot.pickle     # a snapshot that is there: what it shows
+  neutracer explain oom.pickle         # one with an out-of-memory error: why
+
+each command tells its options and examples with --help
+"""
+
+
+def _options(words: list[str]) -> argparse.Namespace:
+    """What was asked for; the parser is whole only for the command that was chosen."""
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="neutracer",
+        description="Explains the GPU memory of PyTorch programs.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command, summary in _COMMANDS.items():
+        if command == chosen:
+            name = command.replace("-", "_")
+            getattr(import_module(f"neutracer.cli.{name}"), f"add_{name}")(commands, summary)
+        else:
+            commands.add_parser(command, help=summary)
+    if chosen is not None and chosen not in _COMMANDS:
+        first = words[: words.index(chosen)]
+        # What one of these asks for does not take a command.
+        if _ALONE.isdisjoint(first):
+            parser.error(_no_command(chosen))
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        # With the usage of that command, whose own parser passes over them.
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
+def _no_command(word: str) -> str:
+    """What to say of a word that is no command: a file's name, or a slip."""
+    if os.path.isfile(word):
+        command = "run" if word.endswith(".py") else "report"
+        return f"{word!r} is a file, not a command; is it 'neutracer {command} FILE'?"
+    near = difflib.get_close_matches(word, _COMMANDS, 1)
+    if near:
+        return f"there is no command {word!r}; is it {near[0]!r}?"
+    return f"there is no command {word!r}; they are {', '.join(_COMMANDS)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Without the program's name; None is those of the process.
+
+    Returns:
+        The exit code.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        with standing_streams():
+            options = _options(words)
+            code: int = options.run(options)
+        return code
+    except BrokenPipeError:
+        # Whoever read has seen enough.
+        return 0
+    except OSError as error:
+        return complain_of("standard output", error)
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands have in common: how they complain, read a file and print a report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.process.recording.program import can_be_restored
+from neutracer.render.escape import clean
+from neutracer.render.json import dumps
+from neutracer.render.report import Report
+from neutracer.render.terminal import show, write
+from neutracer.saving import atomic_file
+from neutracer.units import parse_bytes
+
+__all__ = [
+    "FAILED",
+    "add_program",
+    "complain",
+    "complain_of",
+    "device_size",
+    "print_report",
+    "program_of",
+    "standing_streams",
+    "without_history_warning",
+    "written",
+]
+
+#: The exit code of a command that could not do what it was asked.
+FAILED = 2
+
+# Whoever says less forgot the unit.
+_LEAST_DEVICE = 1 << 20
+
+
+def complain(text: str) -> int:
+    """Say something on standard error, in one line; returns `FAILED`."""
+    # It may be closed, by a program that was run here.
+    with suppress(OSError, ValueError):
+        write(f"neutracer: {clean(text)}\n", sys.stderr)
+    return FAILED
+
+
+def complain_of(what: str, error: Exception) -> int:
+    """Say what is wrong with a file, or with the one that the error names; returns `FAILED`."""
+    reason: object = error
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+        if isinstance(error.filename, (str, bytes)):
+            what = os.fsdecode(error.filename)
+    return complain(f"{what or repr(what)}: {reason}")
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add what a command runs: the first word that is no option, and all after it."""
+    parser.add_argument(
+        "program",
+        # Of one that is an argument by itself argparse takes a "--" behind it away.
+        nargs=argparse.PARSER,
+        metavar="PROGRAM",
+        help="a script, or with -m a module, and its own arguments",
+    )
+
+
+def program_of(options: argparse.Namespace) -> list[str]:
+    """The script or module, and its arguments as they were written."""
+    words: list[str] = options.program
+    # Some versions of argparse leave a "--" in front of it there, others don't.
+    return words[1:] if words[0] == "--" and len(words) > 1 else words
+
+
+def device_size(text: str | None) -> int | None:
+    """What `--capacity` says, in bytes; None where it was not given.
+
+    Raises:
+        ValueError: It is no size, or that of no device, as "24" is.
+    """
+    if text is None:
+        return None
+    size = parse_bytes(text)
+    if size < _LEAST_DEVICE:
+        raise ValueError(f"--capacity {text} is {size:,} bytes; write it like '24GiB'")
+    return size
+
+
+def written(path: str, text: str) -> bool:
+    """Write a text as a file, whole or not at all; False, and a complaint, if it can't be."""
+    try:
+        with atomic_file(path) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+    except (NeutracerError, OSError, ValueError) as error:
+        complain_of(path, error)
+        return False
+    return True
+
+
+@contextmanager
+def standing_streams() -> Iterator[None]:
+    """Standard output and error as something that can be written to.
+
+    What was closed before the start takes all and keeps nothing, as for `print`.
+
+    Raises:
+        BrokenPipeError: Whoever reads standard output has seen enough.
+        OSError: It can't be written.
+    """
+    was = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = (stream or nowhere for stream in was)
+        try:
+            yield
+        finally:
+            try:
+                # A program that was run here may have closed it.
+                if not getattr(sys.stdout, "closed", False):
+                    sys.stdout.flush()
+            except OSError:
+                # Python's own attempt at the end of the process is not to fail again.
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+                raise
+            finally:
+                pairs = zip(was, (sys.stdout, sys.stderr), strict=True)
+                sys.stdout, sys.stderr = (
+                    stream if can_be_restored(stream) else now for stream, now in pairs
+                )
+
+
+@contextmanager
+def without_history_warning() -> Iterator[None]:
+    """What a partial file lacks is told on the page, and not a second time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HistoryWarning)
+        yield
+
+
+def print_report(report: Report, as_json: bool, page: TextIO) -> None:
+    """Print a report: as JSON on standard output, or as text on `page`.
+
+    Where a program that was run here has closed that stream, nothing is printed.
+    """
+    if getattr(sys.stdout if as_json else page, "closed", False):
+        complain("the program has closed what its report goes to")
+    elif as_json:
+        sys.stdout.write(dumps(report.to_dict()) + "\n")
+    else:
+        show(report.document(), page)

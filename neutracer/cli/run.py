@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `neutracer run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from neutracer.cli.parts import add_program, complain, complain_of, print_report, program_of
+from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
+from neutracer.diagnose.overview.run_report import run_and_report
+from neutracer.errors import NeutracerError
+from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
+
+__all__ = ["add_run"]
+
+_EXAMPLE = """example:
+  neutracer run train.py --epochs 1
+  neutracer run -o reports --every 10 -m package.train
+  kill -USR2 PID                                          # a report of it now
+  torchrun --nproc-per-node 8 -m neutracer run train.py   # each rank has files of its own
+
+exit code: the program's own; 2 where there is no such program, or no place for its reports
+The summary goes to standard error, or with --json to standard output.
+"""
+
+
+def add_run(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
+    parser = commands.add_parser(
+        "run",
+        help=summary,
+        description=(
+            "Runs an unchanged Python program and records PyTorch's allocator from the moment "
+            "in which the program initialises CUDA. A report is written when it ends, when it "
+            "runs out of memory, at SIGUSR2, and every few minutes if asked: a snapshot, its "
+            "sidecar and a text. Programs that it starts are not followed, and one that "
+            "is killed, or leaves through os._exit, has no report of its end."
+        ),
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        default=DEFAULT_DIRECTORY,
+        help=f"where the files go; else {DEFAULT_DIRECTORY}",
+    )
+    parser.add_argument(
+        "--max-entries",
+        type=int,
+        metavar="N",
+        default=DEFAULT_MAX_ENTRIES,
+        help=f"events that are kept for each device; else {DEFAULT_MAX_ENTRIES:,}",
+    )
+    parser.add_argument(
+        "--stacks",
+        choices=("python", "all"),
+        default="python",
+        help='"all" adds C++ frames, which take minutes to spell out in large programs',
+    )
+    parser.add_argument("--every", type=float, metavar="MINUTES", help="reports while it runs")
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_program(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    command = program_of(options)
+    try:
+        report = run_and_report(
+            command,
+            module=options.module,
+            directory=options.output,
+            max_entries=options.max_entries,
+            stacks=options.stacks,
+            every_s=None if options.every is None else options.every * 60,
+        )
+    except OSError as error:
+        return complain_of(command[0], error)
+    except (NeutracerError, ValueError) as error:
+        return complain(str(error))
+    print_report(report, options.json, sys.stderr)
+    return report.exit_code

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `neutracer top`."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import ipaddress
+import json
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from neutracer.cli.parts import complain
+from neutracer.diagnose.overview.top_page import top_lines
+from neutracer.errors import NeutracerError
+from neutracer.process.exporter.page import SCHEMA
+from neutracer.render.json import dumps
+from neutracer.render.terminal import (
+    colour_wanted,
+    rich_text,
+    show_lines,
+    terminal_width,
+    write,
+)
+from neutracer.render.text import Line, Span
+
+__all__ = ["add_top"]
+
+_EXAMPLE = """example:
+  neutracer top http://127.0.0.1:9435           # neutracer.serve_metrics() in the job
+  neutracer top :9435 :9436 --seconds 600       # two ranks of this machine
+  neutracer top --once --json :9435
+
+exit codes: 0, 2 where no exporter answers
+"""
+
+# An answer is no longer than this, and comes within so many seconds.
+_MOST_BYTES = 8 << 20
+_PATIENCE_S = 5.0
+
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+
+
+def add_top(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
+    parser = commands.add_parser(
+        "top",
+        help=summary,
+        description="Shows what the exporter of a running job tells: curves, alerts, holders.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "urls", nargs="+", metavar="URL", help="of an exporter; ':9435' is on this machine"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="S", help="seconds between two looks"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="how many seconds back the curves go",
+    )
+    parser.add_argument("--once", action="store_true", help="look once and end")
+    parser.add_argument("--json", action="store_true", help="what the exporters tell, as JSON")
+    parser.set_defaults(run=_top)
+
+
+def _top(options: argparse.Namespace) -> int:
+    try:
+        if not 0.1 <= options.interval <= 86_400 or not 0 < options.seconds <= 1e9:
+            raise ValueError("--interval and --seconds are some seconds, above 0")
+        urls = [_page_url(text, options.seconds) for text in options.urls]
+        pages = [_fetch(url) for url in urls]
+    except (NeutracerError, ValueError) as error:
+        return complain(str(error))
+    if options.json:
+        _write_json(pages, [])
+    try:
+        if options.once or options.json:
+            while not options.once:
+                time.sleep(options.interval)
+                now, silent = _fetched(urls)
+                if not now:
+                    raise NeutracerError(silent[0])
+                _write_json([now[url] for url in urls if url in now], silent)
+            if not options.json:
+                show_lines(_lines(pages), sys.stdout)
+        else:
+            _follow(urls, pages, options.interval)
+    except NeutracerError as error:
+        return complain(str(error))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _write_json(pages: list[dict[str, Any]], silent: list[str]) -> None:
+    plain = {"schema": "neutracer.tops/1", "jobs": pages, "silent": silent}
+    sys.stdout.write(dumps(plain) + "\n")
+    sys.stdout.flush()
+
+
+def _lines(pages: list[dict[str, Any]]) -> list[Line]:
+    try:
+        "█░│".encode(sys.stdout.encoding or "utf-8")
+        plain = False
+    except UnicodeEncodeError:
+        plain = True
+    return top_lines(pages, terminal_width(sys.stdout), plain=plain)
+
+
+def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> None:
+    """Show what is new until the user ends it; an exporter that is gone is waited for."""
+    show, end = _screen()
+    known, silent = dict(zip(urls, pages, strict=True)), list[str]()
+    try:
+        while True:
+            notes: list[Line] = [(Span(text, "serious"),) for text in silent]
+            show([*_lines([known[url] for url in urls]), *([(), *notes] if notes else [])])
+            time.sleep(interval)
+            now, silent = _fetched(urls)
+            known.update(now)
+    finally:
+        end()
+
+
+def _fetched(urls: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What each exporter tells now, and of those that tell nothing why."""
+    now: dict[str, dict[str, Any]] = {}
+    silent = []
+    for url in urls:
+        try:
+            now[url] = _fetch(url)
+        except NeutracerError as error:
+            silent.append(str(error))
+    return now, silent
+
+
+def _screen() -> tuple[Any, Any]:
+    """How lines are shown again and again, and what ends it."""
+    stream = sys.stdout
+    if stream.isatty() and colour_wanted():
+        try:
+            from rich.live import Live
+        except ImportError:
+            pass
+        else:
+            live = Live(screen=True, auto_refresh=False, vertical_overflow="crop")
+            live.start()
+            return (lambda lines: live.update(rich_text(lines), refresh=True)), live.stop
+
+    def plainly(lines: list[Line]) -> None:
+        write(_HOME_AND_CLEAR if stream.isatty() else "", stream)
+        show_lines(lines, stream)
+        stream.flush()
+
+    return plainly, lambda: None
+
+
+def _page_url(text: str, seconds: float) -> str:
+    """The address of the page that is shown; only http and https are asked."""
+    whole = f"127.0.0.1{text}" if text.startswith(":") else text
+    try:
+        parts = urllib.parse.urlsplit(whole if "://" in whole else f"http://{whole}")
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{text}: an exporter's address is http://HOST:PORT")
+    path = parts.path.removesuffix("/").removesuffix("/metrics").removesuffix("/top.json")
+    query = urllib.parse.urlencode({"seconds": seconds})
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc, f"{path}/top.json", query, ""))
+
+
+def _fetch(url: str) -> dict[str, Any]:
+    shown = url.partition("/top.json")[0]
+    try:
+        with _opener(url).open(url, timeout=_PATIENCE_S) as answer:
+            text = answer.read(_MOST_BYTES + 1)
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise NeutracerError(
+            f"{shown}: no exporter answers there ({reason}); in the program "
+            "neutracer.serve_metrics() starts one"
+        ) from None
+    try:
+        page = json.loads(text) if len(text) <= _MOST_BYTES else None
+    except (ValueError, RecursionError):
+        page = None
+    if not isinstance(page, dict) or page.get("schema") != SCHEMA:
+        raise NeutracerError(f"{shown}: what answers there is no exporter of neutracer's")
+    return page
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """Without the user's proxy for addresses of this machine."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if local:
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()

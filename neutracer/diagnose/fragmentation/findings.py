@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device's fragmentation amounts to: findings, each with its evidence and next step.
+
+Advice knows the settings in force: nothing is advised that is on already, and nothing that
+does not move device addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from neutracer._native import core
+from neutracer.diagnose.settings.advice import Replayed
+from neutracer.render.document import Note, Place, Severity
+from neutracer.render.report import Finding, ranked
+from neutracer.trace.places import grouped
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.table import NONE
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes, format_count, format_share
+
+__all__ = ["findings_of", "static_pool"]
+
+# Unused bytes below this are told, but alarm nobody.
+_SMALL = 64 << 20
+
+# A static pool is so few blocks, holding at least this share of what is reserved, since the
+# first events of a trace that is long enough to tell.
+_POOL_BLOCKS = 16
+_POOL_SHARE = 0.5
+_POOL_BEGIN = 0.05
+_POOL_EVENTS = 100
+
+
+@dataclass(frozen=True)
+class _Unused:
+    """Where the free bytes of one layout are."""
+
+    reserved: int
+    allocated: int
+    cached: int
+    cached_segments: int
+    cached_by: Place | None
+    in_holes: int
+    holes: int
+    largest_hole: int
+    kept_by: Place | None
+
+    @property
+    def total(self) -> int:
+        return self.reserved - self.allocated
+
+    @property
+    def ratio(self) -> float:
+        return self.total / self.reserved if self.reserved else 0.0
+
+
+def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
+    """Sums of a layout's free bytes: in wholly free segments, and in holes of others."""
+    cached, holed, kept, holes, largest = [], 0, [], 0, 0
+    for row, count, free, biggest, _, pin in fragment.segments():
+        if pin == NONE:
+            cached.append((segments[row].stack, free, 1))
+        elif free:
+            holed += free
+            holes += count
+            largest = max(largest, biggest)
+            kept.append((blocks[pin].stack, free, 1))
+    groups = fragment.groups()
+    by_cached, by_kept = grouped(cached), grouped(kept)
+    return _Unused(
+        reserved=sum(group["reserved_bytes"] for group in groups),
+        allocated=sum(group["allocated_bytes"] for group in groups),
+        cached=sum(nbytes for _, nbytes, _ in cached),
+        cached_segments=len(cached),
+        cached_by=by_cached[0][0] if by_cached else None,
+        in_holes=holed,
+        holes=holes,
+        largest_hole=largest,
+        kept_by=by_kept[0][0] if by_kept else None,
+    )
+
+
+def _look_at(snap: Snapshot, timeline: Timeline, event: int) -> _Unused:
+    layout = timeline.at(event)
+    fragment = core.Fragment(snap.native, layout.native, timeline.device)
+    return _look(fragment, layout.segments, layout.blocks)
+
+
+def _severity(ratio: float, nbytes: int) -> Severity:
+    """The band of a ratio as a severity; `info` where it is good or few bytes are at stake."""
+    if ratio < 0.15 or nbytes < _SMALL:
+        return Severity.INFO
+    if ratio < 0.30:
+        return Severity.MODERATE
+    return Severity.SERIOUS if ratio <= 0.40 else Severity.SEVERE
+
+
+def _evidence(unused: _Unused) -> tuple[Note, ...]:
+    notes = []
+    if unused.cached:
+        segments = format_count(unused.cached_segments, "cached segment")
+        text = f"{format_bytes(unused.cached)} in {segments} with nothing in them, opened by"
+        notes.append(Note(text, unused.cached_by))
+    if unused.in_holes:
+        holes = format_count(unused.holes, "hole")
+        notes.append(
+            Note(
+                f"{format_bytes(unused.in_holes)} in {holes} of at most "
+                f"{format_bytes(unused.largest_hole)}, in segments kept by blocks of",
+                unused.kept_by,
+            )
+        )
+    return tuple(notes)
+
+
+def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) -> tuple[Note, ...]:
+    """Expandable segments, with what a replay says of them where there is one.
+
+    Args:
+        replayed: The trace under expandable segments.
+        unused: The free bytes that it is about.
+        detail: What the replay says; "" where it says that nothing is saved, and None
+            where there is no replay to tell.
+    """
+    if not replayed.is_possible or detail == "":
+        return ()
+    why = "free ranges then serve any size" if unused.cached else "segments then grow as needed"
+    return (Note(replayed.advice, detail=detail or why),)
+
+
+def _whole_call(timeline: Timeline, event: int) -> int:
+    """The event that ends the call of which a new segment is the first half."""
+    rows = timeline.events
+    while event + 1 < len(rows) and rows[event].action in ("segment_alloc", "segment_map"):
+        event += 1
+    return event
+
+
+def _peak_finding(
+    snap: Snapshot, timeline: Timeline, now: _Unused, replayed: Replayed
+) -> tuple[Finding, ...]:
+    """The state at the peak of reserved, where that is behind us."""
+    peak = timeline.peak("reserved")
+    if peak.event < 0 or peak.bytes <= now.reserved:
+        return ()
+    then = _look_at(snap, timeline, _whole_call(timeline, peak.event))
+    severity = _severity(then.ratio, then.total)
+    if severity is Severity.INFO:
+        return ()
+    share, reserved = format_share(then.ratio), format_bytes(then.reserved)
+    message = f"at its peak {share} of the {reserved} reserved was unused"
+    return (
+        Finding(
+            "fragmentation_peak",
+            severity,
+            then.total,
+            message,
+            _evidence(then),
+            _expandable_advice(replayed, then, replayed.at_peak()),
+            peak.event,
+        ),
+    )
+
+
+def _now_finding(
+    now: _Unused, reclaimable: int, at_peak: float | None, replayed: Replayed
+) -> tuple[Finding, ...]:
+    """The state at the end.
+
+    What empty_cache() would give back is a cache and no damage; and what was used at the
+    peak of allocated will be used again. So the severity is that of the rest, and not
+    worse than at that peak.
+    """
+    if now.ratio < 0.15:
+        return ()
+    stuck = now.total - reclaimable
+    severity = _severity(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
+    notes = _evidence(now)
+    if at_peak is not None:
+        severity = min(severity, _severity(at_peak, stuck), key=lambda word: word.rank)
+        notes += (Note(f"At the peak of allocated {format_share(at_peak)} was unused."),)
+    advice: tuple[Note, ...] = ()
+    if severity is not Severity.INFO:
+        advice += _expandable_advice(replayed, now, replayed.at_end())
+    if reclaimable:
+        advice += (
+            Note(f"torch.cuda.empty_cache() gives {format_bytes(reclaimable)} back to the device"),
+        )
+    message = (
+        f"{format_share(now.ratio)} of the {format_bytes(now.reserved)} reserved is unused now"
+    )
+    return (Finding("fragmentation", severity, now.total, message, notes, advice),)
+
+
+def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
+    """Rows of the allocations that are a static pool: few, large, there from the start.
+
+    A serving engine takes most of the memory once and never gives it back; such blocks
+    pin nothing that anybody else could have used.
+
+    Returns:
+        The rows, or nothing where there is no such pool.
+    """
+    if len(timeline) < _POOL_EVENTS:
+        return []
+    c = timeline.allocations
+    freed, made, sizes = c.codes("free_event"), c.codes("alloc_event"), c.codes("size")
+    begin = len(timeline) * _POOL_BEGIN
+    kept = [row for row, event in enumerate(freed) if event == -1 and made[row] <= begin]
+    largest = sorted(kept, key=lambda row: -sizes[row])[:_POOL_BLOCKS]
+    reserved = snap.memory_stats(timeline.device)["reserved_bytes.all.current"]
+    held = 0
+    for count, row in enumerate(largest, 1):
+        held += sizes[row]
+        if held >= _POOL_SHARE * reserved:
+            return largest[:count]
+    return []
+
+
+def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
+    rows = static_pool(snap, timeline)
+    if not rows:
+        return ()
+    blocks = [timeline.allocations[row] for row in rows]
+    held = sum(block.size for block in blocks)
+    place = grouped((block.stack, block.size, 1) for block in blocks)[0][0]
+    count = format_count(len(blocks), "block")
+    message = f"{count} of {format_bytes(held)} in all never changed since the start"
+    note = Note("A static pool (weights, a KV cache): no leak, and no cause of holes. From", place)
+    return (Finding("static_pool", Severity.INFO, held, message, (note,)),)
+
+
+def findings_of(
+    snap: Snapshot, device: int, fragment: core.Fragment, at_peak: float | None
+) -> tuple[Finding, ...]:
+    """The findings about one device, the worst first.
+
+    Args:
+        snap: The snapshot.
+        device: The device.
+        fragment: Of the snapshot's own end state.
+        at_peak: The ratio at the peak of allocated; None where that is unknown.
+    """
+    timeline = snap.timeline(device)
+    if len(timeline):
+        # The trace knows who opened a segment also where the segment itself does not.
+        now = _look_at(snap, timeline, len(timeline) - 1)
+    else:
+        now = _look(fragment, snap.segments, snap.blocks)
+    reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
+    replayed = Replayed(snap, device)
+    return ranked(
+        (
+            *_peak_finding(snap, timeline, now, replayed),
+            *_now_finding(now, reclaimable, at_peak, replayed),
+            *_pool_finding(snap, timeline),
+        )
+    )

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the reserved memory used? Where are the free bytes, and what keeps them apart?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from neutracer._native import core
+from neutracer.arguments import number_pair, whole_number
+from neutracer.diagnose.fragmentation.findings import findings_of
+from neutracer.diagnose.fragmentation.layout import Room, holes_of, room_of, segments_of
+from neutracer.diagnose.fragmentation.parts import (
+    Hole,
+    PoolFragmentation,
+    SegmentFragmentation,
+    band,
+)
+from neutracer.diagnose.fragmentation.seen import Seen, seen_by
+from neutracer.errors import UnavailableError
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
+from neutracer.process.recording.capture import snapshot
+from neutracer.render.document import Document, Figure, Table
+from neutracer.render.report import Report
+from neutracer.trace.layout import unused_share
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_share
+
+__all__ = [
+    "FragmentationReport",
+    "Hole",
+    "PoolFragmentation",
+    "SegmentFragmentation",
+    "band",
+    "fragmentation_report",
+]
+
+if TYPE_CHECKING:
+    Doubles = memoryview[float]
+else:
+    # What a memoryview holds can be said at run time from Python 3.14 on.
+    Doubles = memoryview
+
+# Holes of the printed report; all of them are in `.holes`.
+_SHOWN_HOLES = 5
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FragmentationReport(Report):
+    """How much of the reserved memory is used, and what keeps the rest from use.
+
+    Also a mapping of the figures of the usual guide: `report["max_fragmentation"]`,
+    `["avg_fragmentation"]`, `["current_fragmentation"]`, `["fragmentation_history"]`.
+
+    Attributes:
+        device: The device; -1 is the CPU.
+        reserved_bytes: Taken from the device: PyTorch's reserved_bytes.all.current.
+        allocated_bytes: In allocated blocks: allocated_bytes.all.current.
+        active_bytes: And in those waiting for a stream: active_bytes.all.current.
+        requested_bytes: What active blocks were asked for: requested_bytes.all.current.
+        internal_bytes: Active beyond what was asked for: rounding and unsplit rests.
+        external_bytes: Reserved and not active: in holes and cached segments.
+        reclaimable_bytes: What torch.cuda.empty_cache() would give back now.
+        largest_request: The largest request on any stream that succeeds without the
+            device; each pool has its own in `pools`.
+        max_fragmentation: The largest ratio after any event of the trace, and now.
+        max_event: The event it was first reached at; None where it is now, or where a
+            monitor saw it.
+        avg_fragmentation: The mean of the ratio over the events of the trace.
+        oom_count: Out-of-memory events in the trace.
+        retries: How often the allocator gave its cache back to try again; None where
+            the trace can't tell.
+        pools: By pool and stream, the most reserved bytes first.
+        segments: By segment, in the order of the snapshot.
+        holes: The free blocks, the largest first.
+    """
+
+    schema = "neutracer.fragmentation/1"
+    derived = ("ratio", "severity", "current_fragmentation")
+
+    device: int
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    requested_bytes: int
+    internal_bytes: int
+    external_bytes: int
+    reclaimable_bytes: int
+    largest_request: int
+    max_fragmentation: float
+    max_event: int | None
+    avg_fragmentation: float
+    oom_count: int
+    retries: int | None
+    pools: tuple[PoolFragmentation, ...]
+    segments: tuple[SegmentFragmentation, ...]
+    holes: tuple[Hole, ...]
+    _room: Room | None = field(compare=False)
+    _history: bytes = field(compare=False)
+
+    @property
+    def ratio(self) -> float:
+        """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+        return unused_share(self.reserved_bytes, self.allocated_bytes)
+
+    @property
+    def severity(self) -> str:
+        """The band of the ratio now: "good", "moderate", "serious" or "severe"."""
+        return band(self.ratio)
+
+    @property
+    def current_fragmentation(self) -> float:
+        """The ratio now."""
+        return self.ratio
+
+    @cached_property
+    def fragmentation_history(self) -> Doubles:
+        """The ratio after each event of the trace."""
+        return memoryview(self._history).cast("d")
+
+    def fits(self, nbytes: int, stream: int = 0, pool: tuple[int, int] = (0, 0)) -> bool:
+        """Whether a request would succeed now without asking the device.
+
+        Args:
+            nbytes: The request in bytes.
+            stream: The raw stream; 0 is the default stream.
+            pool: The private pool; (0, 0) is the default pool.
+
+        Raises:
+            UnavailableError: The report is of a monitor's readings alone.
+        """
+        if self._room is None:
+            raise UnavailableError("the layout", "a monitor's readings don't tell it")
+        nbytes = min(whole_number("nbytes", nbytes, least=0), (1 << 64) - 1)
+        pool, stream = number_pair("pool", pool, whole=True), whole_number("stream", stream)
+        return self._room.fits(pool, stream, nbytes)
+
+    def __getitem__(self, key: str) -> Any:
+        """A figure by its name, for programs written for the usual guide."""
+        if not isinstance(key, str) or key.startswith("_") or not hasattr(self, key):
+            raise KeyError(f"the report has no figure {key!r}; it has those of .to_dict()")
+        return getattr(self, key)
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts = (
+            "cpu" if self.device < 0 else f"cuda:{self.device}",
+            f"{self.severity}, {format_share(self.ratio)} unused",
+        )
+        return Document(
+            "Fragmentation",
+            facts,
+            (*self.finding_blocks(), self._totals(), *self._pool_table(), *self._hole_table()),
+        )
+
+    def _totals(self) -> Table:
+        rows = (
+            ("reserved", Figure.bytes(self.reserved_bytes), "taken from the device"),
+            ("allocated", Figure.bytes(self.allocated_bytes), "in live blocks"),
+            ("requested", Figure.bytes(self.requested_bytes), "what they were asked for"),
+            ("internal", Figure.bytes(self.internal_bytes), "rounding and unsplit rests"),
+            ("external", Figure.bytes(self.external_bytes), "in holes and cached segments"),
+            ("reclaimable", Figure.bytes(self.reclaimable_bytes), "by empty_cache()"),
+            ("largest request", Figure.bytes(self.largest_request), "that needs no new segment"),
+        )
+        return Table("Bytes", rows)
+
+    def _pool_table(self) -> tuple[Table, ...]:
+        rows = tuple(
+            (
+                pool.kind if pool.pool == (0, 0) else f"{pool.kind}, private {pool.pool}",
+                f"stream {pool.stream:#x}" if pool.stream else "default stream",
+                Figure.bytes(pool.reserved_bytes),
+                Figure.bytes(pool.allocated_bytes),
+                Figure.share(pool.ratio),
+                Figure.bytes(pool.largest_request),
+            )
+            for pool in self.pools
+        )
+        heads = ("", "", "reserved", "allocated", "unused", "largest request")
+        return (Table("Pools", rows, heads),) if rows else ()
+
+    def _hole_table(self) -> tuple[Table, ...]:
+        shown = self.holes[:_SHOWN_HOLES]
+        if not shown:
+            return ()
+        rows = tuple(
+            (Figure.bytes(hole.size), f"{hole.address:#x}", hole.before or hole.after or "")
+            for hole in shown
+        )
+        title = f"Largest holes ({len(shown)} of {len(self.holes)}), and who is beside them"
+        return (Table(title, rows),)
+
+
+def fragmentation_report(
+    source: Snapshot | MemoryMonitor | SnapshotSource | None = None, *, device: int | None = None
+) -> FragmentationReport:
+    """How much of the reserved memory is used, and what keeps the rest from use.
+
+    Args:
+        source: A Snapshot or what `load` takes; None is this process's device, now; a
+            MemoryMonitor is the same with what it saw as the history, and where there is
+            no CUDA what it saw alone: without pools, segments and holes.
+        device: The device; None is the only one.
+
+    Returns:
+        The report; `str(report)` is one screen.
+
+    Raises:
+        SnapshotError: The file can't be read.
+        UnavailableError: There is no source, and no CUDA in use in this process.
+        ValueError: There is no such device.
+
+    Example:
+        >>> import neutracer
+        >>> report = neutracer.fragmentation_report("tests/data/frag_default.pickle")
+        >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
+        ('moderate', 0.248, True)
+    """
+    if isinstance(source, MemoryMonitor):
+        return _of_monitor(seen_by(source, device))
+    if source is None:
+        source = snapshot()
+    snap = source if isinstance(source, Snapshot) else load(source)
+    number = snap.device(device)
+    fragment = core.Fragment(snap.native, None, number)
+    groups = fragment.groups()
+    figures = _figures(snap.memory_stats(number), groups)
+    timeline = snap.timeline(number)
+    history, largest, at, mean, _ = core.ratios(
+        timeline.allocated, timeline.reserved, timeline.events.codes("action")
+    )
+    now = unused_share(figures["reserved_bytes"], figures["allocated_bytes"])
+    is_now = at < 0 or now > largest
+    return FragmentationReport(
+        device=-1 if snap.is_cpu else number,
+        **figures,
+        max_fragmentation=max(largest, now),
+        max_event=None if is_now else at,
+        avg_fragmentation=mean if len(timeline) else now,
+        oom_count=timeline.facts["oom_count"],
+        retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
+        pools=tuple(_pool(group) for group in groups),
+        segments=segments_of(snap, fragment, timeline),
+        holes=holes_of(snap, fragment),
+        findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
+        _room=room_of(snap, fragment),
+        _history=history,
+    )
+
+
+def _of_monitor(seen: Seen) -> FragmentationReport:
+    """The layout now, if this process has one, with a monitor's history."""
+    known: dict[str, Any] = {
+        "max_event": None,
+        "avg_fragmentation": seen.mean,
+        "_history": seen.history,
+    }
+    try:
+        snap = snapshot()
+    except UnavailableError:
+        snap = None
+    if snap is not None and seen.device in snap.devices:
+        now = fragmentation_report(snap, device=seen.device)
+        largest = max(seen.largest, now.ratio)
+        return replace(now, max_fragmentation=largest, retries=seen.retries, **known)
+    return FragmentationReport(
+        device=seen.device,
+        **seen.figures,
+        max_fragmentation=seen.largest,
+        oom_count=seen.ooms,
+        retries=seen.retries,
+        pools=(),
+        segments=(),
+        holes=(),
+        findings=seen.findings(),
+        _room=None,
+        **known,
+    )
+
+
+def _used_at_peak(timeline: Timeline, history: bytes) -> float | None:
+    """The ratio at the peak of allocated; None where that is before the trace."""
+    event = timeline.peak("allocated").event
+    return None if event < 0 else float(memoryview(history).cast("d")[event])
+
+
+def _figures(stats: Mapping[str, int], groups: list[dict[str, Any]]) -> dict[str, int]:
+    names = ("reserved_bytes", "allocated_bytes", "active_bytes", "requested_bytes")
+    figures = {name: stats[f"{name}.all.current"] for name in names}
+    figures["internal_bytes"] = figures["active_bytes"] - figures["requested_bytes"]
+    figures["external_bytes"] = figures["reserved_bytes"] - figures["active_bytes"]
+    figures["reclaimable_bytes"] = sum(group["reclaimable_bytes"] for group in groups)
+    figures["largest_request"] = max((group["largest_request"] for group in groups), default=0)
+    return figures
+
+
+def _pool(group: dict[str, Any]) -> PoolFragmentation:
+    kind = "small" if group["small"] else "large"
+    names = PoolFragmentation.__dataclass_fields__
+    return PoolFragmentation(kind=kind, **{k: v for k, v in group.items() if k in names})

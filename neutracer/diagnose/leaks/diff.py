@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is there in one snapshot that was not in another, or is gone?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from neutracer.diagnose.leaks.diff_parts import Change, by_line, changes, held_in
+from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
+from neutracer.render.report import Finding, Report, ranked
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["Change", "DiffReport", "diff"]
+
+# Rows of each table of the printed report.
+_SHOWN = 8
+
+# What a line added is serious or severe from so many bytes on, and moderate from a tenth of
+# what there was before.
+_SERIOUS = 64 << 20
+_SEVERE = 1 << 30
+_MODERATE_SHARE = 0.1
+
+# Lines that become findings; the others are in `by_line`.
+_FINDINGS = 5
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DiffReport(Report):
+    """How what two snapshots hold differs.
+
+    Attributes:
+        device: The device; -1 is the CPU.
+        before_device: The device before: another one where two ranks are compared.
+        before_allocated_bytes: allocated_bytes.all.current before.
+        after_allocated_bytes: And after.
+        before_reserved_bytes: reserved_bytes.all.current before.
+        after_reserved_bytes: And after.
+        by_stack: Each stack that holds blocks in one of them, the largest difference
+            first; a stack is the same if all its frames are.
+        by_line: The same by the line of the program that stands for a stack.
+        by_category: The same by category, as far as the traces tell.
+        by_size: And by size class: powers of two.
+    """
+
+    schema = "neutracer.diff/1"
+    derived = ("allocated_bytes", "reserved_bytes")
+
+    device: int
+    before_device: int
+    before_allocated_bytes: int
+    after_allocated_bytes: int
+    before_reserved_bytes: int
+    after_reserved_bytes: int
+    by_stack: tuple[Change, ...]
+    by_line: tuple[Change, ...]
+    by_category: tuple[Change, ...]
+    by_size: tuple[Change, ...]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Allocated after less before."""
+        return self.after_allocated_bytes - self.before_allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Reserved after less before."""
+        return self.after_reserved_bytes - self.before_reserved_bytes
+
+    @property
+    def new(self) -> tuple[Change, ...]:
+        """Stacks that held nothing before."""
+        return tuple(one for one in self.by_stack if one.kind == "new")
+
+    @property
+    def gone(self) -> tuple[Change, ...]:
+        """Stacks that hold nothing any more."""
+        return tuple(one for one in self.by_stack if one.kind == "gone")
+
+    @property
+    def grown(self) -> tuple[Change, ...]:
+        """Stacks that hold more than before."""
+        return tuple(one for one in self.by_stack if one.kind == "grown")
+
+    def document(self) -> Document:
+        """The report as a page."""
+        blocks: tuple[Block, ...] = (*self.finding_blocks(), self._totals())
+        named = (("By line", self.by_line), ("By category", self.by_category))
+        for title, found in (*named, ("By size of block", self.by_size)):
+            differing = [one for one in found if one.kind != "same"]
+            if differing:
+                blocks += (_table(title, differing),)
+        if not any(one.kind != "same" for one in self.by_line):
+            blocks += (Paragraph("Every line holds as many bytes as before."),)
+        name = _device_name(self.device)
+        if self.before_device != self.device:
+            name = f"{_device_name(self.before_device)} → {name}"
+        facts = (name, f"{_signed(self.allocated_bytes)} allocated")
+        return Document("Difference", facts, blocks)
+
+    def _totals(self) -> Table:
+        rows = (
+            (
+                "allocated",
+                Figure.bytes(self.before_allocated_bytes),
+                Figure.bytes(self.after_allocated_bytes),
+                Figure.bytes(self.allocated_bytes),
+            ),
+            (
+                "reserved",
+                Figure.bytes(self.before_reserved_bytes),
+                Figure.bytes(self.after_reserved_bytes),
+                Figure.bytes(self.reserved_bytes),
+            ),
+        )
+        return Table("", rows, ("", "before", "after", "difference"))
+
+
+def _device_name(device: int) -> str:
+    return "cpu" if device < 0 else f"cuda:{device}"
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
+def _table(title: str, found: list[Change]) -> Table:
+    rows = tuple(
+        (
+            one.kind,
+            Figure.bytes(one.before_bytes),
+            Figure.bytes(one.after_bytes),
+            Figure.bytes(one.bytes),
+            f"{one.before_count:,} → {one.after_count:,}",
+            one.place if one.place is not None else one.key,
+        )
+        for one in found[:_SHOWN]
+    )
+    shown = f" ({len(rows)} of {len(found)})" if len(rows) < len(found) else ""
+    heads = ("", "before", "after", "difference", "blocks", "")
+    return Table(title + shown, rows, heads)
+
+
+def diff(
+    before: Snapshot | SnapshotSource,
+    after: Snapshot | SnapshotSource,
+    *,
+    device: int | None = None,
+) -> DiffReport:
+    """What two snapshots of a program hold, and how it differs.
+
+    Args:
+        before: A Snapshot or what `load` takes.
+        after: A later one, or one of another run.
+        device: The device; None is the only one of each, as two ranks have theirs.
+
+    Returns:
+        The report; `str(report)` is one screen.
+
+    Raises:
+        SnapshotError: A file can't be read.
+        ValueError: There is no such device.
+
+    Example:
+        >>> import neutracer
+        >>> healthy = neutracer.load("tests/data/train_resnet_healthy.pickle.xz")
+        >>> late = neutracer.load("tests/data/train_resnet_late_zero_grad.pickle.xz")
+        >>> neutracer.diff(healthy, late).allocated_bytes
+        1441792
+    """
+    first = before if isinstance(before, Snapshot) else load(before)
+    second = after if isinstance(after, Snapshot) else load(after)
+    number = second.device(device)
+    only = device is None and len(first.devices) == 1
+    earlier = first.device(None if only else number)
+    held, holds = held_in(first, earlier), held_in(second, number)
+    was, now = first.memory_stats(earlier), second.memory_stats(number)
+    lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
+    total = was["allocated_bytes.all.current"]
+    return DiffReport(
+        device=-1 if second.is_cpu else number,
+        before_device=-1 if first.is_cpu else earlier,
+        before_allocated_bytes=total,
+        after_allocated_bytes=now["allocated_bytes.all.current"],
+        before_reserved_bytes=was["reserved_bytes.all.current"],
+        after_reserved_bytes=now["reserved_bytes.all.current"],
+        by_stack=changes(held.by_stack, holds.by_stack),
+        by_line=lines,
+        by_category=changes(held.by_category, holds.by_category),
+        by_size=changes(held.by_size, holds.by_size),
+        findings=_findings(lines, total),
+    )
+
+
+def _findings(lines: Iterable[Change], total: int) -> tuple[Finding, ...]:
+    """The lines that hold most more than before, as findings."""
+    grown = [one for one in lines if one.bytes > 0][:_FINDINGS]
+    return ranked(_finding(one, total) for one in grown)
+
+
+def _finding(one: Change, total: int) -> Finding:
+    size = format_bytes(one.bytes)
+    said = f"{size} new" if one.kind == "new" else f"{size} more than before"
+    blocks = (
+        format_count(one.count, "more block")
+        if one.count > 0
+        else "in fewer blocks"
+        if one.count
+        else "in as many blocks"
+    )
+    evidence = Note(f"{blocks}, {format_bytes(one.after_bytes)} in all, from", one.place)
+    return Finding(one.kind, _severity(one.bytes, total), one.bytes, said, (evidence,))
+
+
+def _severity(nbytes: int, total: int) -> Severity:
+    if nbytes >= _SEVERE:
+        return Severity.SEVERE
+    if nbytes >= _SERIOUS:
+        return Severity.SERIOUS
+    return Severity.MODERATE if nbytes >= _MODERATE_SHARE * total else Severity.INFO

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trend amounts to: findings with evidence, suspects and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neutracer.diagnose.leaks.growth import Growth, Survivors
+from neutracer.diagnose.leaks.series import Observed, Trend
+from neutracer.diagnose.leaks.verdict import VERDICTS, Forecast, Verdict
+from neutracer.diagnose.settings.replay_settings import expandable_advice
+from neutracer.render.document import Note, Severity
+from neutracer.render.report import Finding
+from neutracer.trace.roles import Role, role_of
+from neutracer.units import format_bytes, format_count, format_duration_us, format_share
+
+__all__ = ["chance_text", "findings_of", "suspect_of"]
+
+# Growth that is full within so many times the steps seen is severe.
+_SOON = 20
+
+# Stacks that a finding names.
+_NAMED = 3
+
+# What to keep instead, where the blocks show that a graph is kept, and where they don't.
+_WITH_GRAPH = (
+    "what is kept for later is kept with its graph and its whole storage: keep loss.item(), or "
+    "x.detach().cpu(), or a clone() of a view"
+)
+_WITHOUT_GRAPH = (
+    "what is kept for later is kept with its whole storage: keep x.item() or x.cpu(), or a "
+    "clone() of a view"
+)
+
+
+def suspect_of(survivors: Survivors) -> Growth | None:
+    """The stack that gives backward(create_graph=True) away; None where there is none.
+
+    The first gradient of a backward pass, that of the loss, is let go of when the pass
+    ends, unless the pass itself was recorded as a graph.
+    """
+    for grown in survivors.growth:
+        if role_of(grown.stack) is Role.SEED:
+            return grown
+    return None
+
+
+def chance_text(p_value: float) -> str:
+    """A p-value as it is told: "p = 0.0238", or "p < 0.0001"."""
+    return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.4f}"
+
+
+def findings_of(
+    seen: Observed,
+    verdict: Verdict,
+    coming: Forecast,
+    survivors: Survivors,
+    settings: Mapping[str, Any],
+) -> tuple[Finding, ...]:
+    """The findings: one where something grows, and one where growth is too little."""
+    trend = verdict.trend
+    if verdict.kind == "steady":
+        return ()
+    if verdict.kind == "unknown":
+        evidence: tuple[Note, ...] = (Note(verdict.because),)
+        advice: tuple[Note, ...] = (
+            Note(f"{_more(seen.unit)}: some sixty {seen.unit}s tell a leak of 0.1 % a {seen.unit}"),
+        )
+        message = "whether memory grows can't be told"
+        return (Finding("unknown", Severity.INFO, 0, message, evidence, advice),)
+    notes = [_how_sure(trend, seen.unit), Note(verdict.because)]
+    notes += _who(survivors)
+    notes += _when(coming, seen)
+    kind, severity = verdict.kind, _severity(seen, verdict, coming)
+    nbytes = round(trend.tooth if kind == "cycle_garbage" else max(trend.growth, 0.0))
+    message = f"{VERDICTS[kind]}: {_rate(trend, seen.unit, kind)}"
+    advice = _advice(kind, survivors, settings)
+    return (Finding(kind, severity, nbytes, message, tuple(notes), advice),)
+
+
+def _more(unit: str) -> str:
+    """How to have more steps, by what they are."""
+    if unit == "window":
+        return "record longer, or say with steps= where steps begin"
+    return f"look at more {unit}s"
+
+
+def _rate(trend: Trend, unit: str, kind: str) -> str:
+    if kind == "cycle_garbage":
+        times = format_count(trend.teeth, "fall")
+        return f"{times}, of {format_bytes(round(trend.tooth))} each"
+    return f"{format_bytes(round(trend.slope))} a {unit}"
+
+
+def _how_sure(trend: Trend, unit: str) -> Note:
+    steps = format_count(trend.steps, unit)
+    set_aside = f", {format_count(trend.warmup)} set aside as warm-up" if trend.warmup else ""
+    if trend.is_sawtooth:
+        rise = format_bytes(round(trend.tooth_slope))
+        return Note(f"Seen in {steps}{set_aside}; between two falls it rises by {rise} a {unit}.")
+    low, high = (format_bytes(round(end)) for end in trend.interval)
+    chance = chance_text(trend.p_value)
+    return Note(f"Seen in {steps}{set_aside}: 95 % interval {low} to {high}, {chance}.")
+
+
+def _who(survivors: Survivors) -> list[Note]:
+    notes = []
+    for grown in survivors.growth[:_NAMED]:
+        blocks = format_count(grown.count, "block")
+        kind = "" if grown.category == "unknown" else f" ({grown.category})"
+        share = f"{format_share(grown.share, decimals=0)}: " if grown.share else ""
+        notes.append(Note(f"{share}{format_bytes(grown.bytes)} in {blocks}{kind}", grown.place))
+        notes += [Note(f"held by {chain}") for chain in grown.holders]
+    if survivors.freed:
+        place, count = survivors.freed[0]
+        notes.append(Note(f"{format_count(count, 'block')} freed at", place))
+    return notes
+
+
+def _when(coming: Forecast, seen: Observed) -> list[Note]:
+    if coming.step is None or seen.capacity is None:
+        return []
+    whole = format_bytes(seen.capacity)
+    span = ""
+    if coming.between is not None:
+        first, last = coming.between
+        end = "never" if last is None else format_count(last)
+        span = f" (95 %: {format_count(first)} to {end})"
+    text = f"If it goes on so, {whole} are full at {seen.unit} {format_count(coming.step)}{span}"
+    if coming.in_us is not None:
+        text += f", in {format_duration_us(coming.in_us)}"
+    return [Note(text + ".")]
+
+
+def _severity(seen: Observed, verdict: Verdict, coming: Forecast) -> Severity:
+    if verdict.kind in ("cycle_garbage", "cache_growth"):
+        return Severity.MODERATE
+    soon = coming.step is not None and coming.step < _SOON * len(seen.allocated)
+    if verdict.kind == "fragmentation_growth":
+        return Severity.SERIOUS if soon else Severity.MODERATE
+    return Severity.SEVERE if soon else Severity.SERIOUS
+
+
+def _advice(kind: str, survivors: Survivors, settings: Mapping[str, Any]) -> tuple[Note, ...]:
+    if kind == "leak":
+        return _leak_advice(survivors)
+    if kind == "cycle_garbage":
+        return (
+            Note(
+                "neutracer.warn_tensor_cycles() in the program says which objects go round, "
+                "and which reference to cut"
+            ),
+        )
+    if kind == "non_torch_growth":
+        return (
+            Note("with neutracer.attribute_device_memory(): says which library asks for it"),
+            Note("neutracer.device_report() says which process it is"),
+        )
+    notes = (
+        []
+        if settings.get("expandable_segments")
+        else [Note(expandable_advice(str(settings.get("text", ""))))]
+    )
+    if kind == "cache_growth":
+        notes.append(
+            Note(
+                "sizes that differ from step to step are cached each by itself: pad them to a "
+                "few, or set roundup_power2_divisions"
+            )
+        )
+    notes.append(Note("neutracer.what_if(snapshot) replays the trace under other settings"))
+    return tuple(notes)
+
+
+def _leak_advice(survivors: Survivors) -> tuple[Note, ...]:
+    suspect = suspect_of(survivors)
+    if suspect is not None:
+        return (
+            Note(
+                "suspect: backward(create_graph=True). Parameter and gradient keep each other "
+                "through the autograd graph, which Python's collector can't see:",
+                suspect.place,
+            ),
+            Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
+            Note("neutracer.find_autograd_cycles() in the program names the cycle"),
+        )
+    if survivors.growth:
+        return (
+            Note(_WITH_GRAPH if survivors.shows_graph else _WITHOUT_GRAPH),
+            Note("neutracer.why_alive(tensor) in the program says what holds one of them"),
+        )
+    return (
+        Note("neutracer.record() and leak_trend on its snapshot say which line leaves it behind"),
+    )

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the trends of several series to one verdict, and to when the memory is full."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from neutracer.diagnose.leaks.series import Observed, Trend
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["VERDICTS", "Forecast", "Verdict", "forecast", "judge"]
+
+#: What `leak_trend` can say, with what it means.
+VERDICTS = {
+    "leak": "live memory grows step after step",
+    "cycle_garbage": "live memory grows until something lets go of it all at once",
+    "non_torch_growth": "memory on the device grows that is not PyTorch's",
+    "fragmentation_growth": "ever more free memory is kept apart by what lives beside it",
+    "cache_growth": "the cache grows while live memory does not",
+    "steady": "nothing grows",
+    "unknown": "it can't be told",
+}
+
+# A growth is believed below these p-values: with the noise that a step's floor may have, at
+# most one steady program in a hundred is then said to leak. Two thirds of that hundredth are
+# kept for what no p-value knows of: steps and warm-ups that were not recognised. The series
+# besides the live bytes share what is left.
+ALPHA = 0.003
+ALPHA_BESIDES = 0.0025
+
+# Growth over all steps below this share of what is held is told and is no leak.
+_MATERIAL = 0.002
+
+# A fall by this share of the growth gives it back.
+_GIVEN_BACK = 0.5
+
+# With fewer steps behind the warm-up nothing can be told.
+_FEWEST = 3
+# With fewer no growth can be proved, and of windows, which are no steps, not its absence.
+_PROVABLE = 8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a program's memory does, and the trend that shows it."""
+
+    kind: str
+    trend: Trend
+    because: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """When the memory is full, if it goes on so.
+
+    Attributes:
+        step: The step, counted as the series is; None: never, or no capacity is known.
+        between: The first and the last step that the interval of the growth allows; the
+            last is None where that may be never.
+        in_us: Microseconds from the last step on; None where a step's length is unknown.
+    """
+
+    step: int | None
+    between: tuple[int, int | None] | None
+    in_us: float | None
+
+
+def judge(seen: Observed) -> Verdict:
+    """The first of the verdicts that the series bear out."""
+    live = seen.live
+    if live.is_sawtooth:
+        if _grows(live, ALPHA, live.level):
+            return Verdict("leak", live, "What is left after each fall grows.")
+        text = "It rose step after step and fell back to where it was."
+        return Verdict("cycle_garbage", live, text)
+    if _grows(live, ALPHA, live.level):
+        if live.is_levelling:
+            return Verdict("unknown", live, "It grew, ever more slowly: it may come to rest.")
+        return Verdict("leak", live, "The least of each step grows.")
+    return _besides(seen) or _not_growing(live, seen)
+
+
+def _besides(seen: Observed) -> Verdict | None:
+    """A verdict that other series than the live bytes bear out."""
+    outside, cached = seen.outside, seen.cached
+    whole = seen.live.level if cached is None else cached.level
+    if outside is not None and _grows(outside, ALPHA_BESIDES, whole + outside.level, settled=True):
+        return Verdict("non_torch_growth", outside, "PyTorch's own memory does not grow with it.")
+    if cached is None or not _grows(cached, ALPHA_BESIDES, whole, settled=True):
+        return None
+    stuck = seen.stuck
+    if stuck is None:
+        text = "Whether empty_cache() could give it back is not in these series."
+        return Verdict("cache_growth", cached, text)
+    if stuck.p_value < ALPHA_BESIDES and stuck.slope >= 0.5 * cached.slope:
+        return Verdict("fragmentation_growth", cached, "The free bytes lie between live blocks.")
+    return Verdict("cache_growth", cached, "empty_cache() can give it back.")
+
+
+def _grows(trend: Trend, alpha: float, whole: float, *, settled: bool = False) -> bool:
+    """Whether a growth is proved and matters; `settled`: and shows no sign of ending."""
+    if settled and (trend.is_levelling or trend.is_sawtooth or _was_given_back(trend)):
+        return False
+    return trend.p_value < alpha and trend.growth > _MATERIAL * whole
+
+
+def _was_given_back(trend: Trend) -> bool:
+    """Whether one fall took back most of what had grown, as when a cache is emptied."""
+    return any(-nbytes > _GIVEN_BACK * trend.growth for _, nbytes in trend.jumps)
+
+
+def _not_growing(live: Trend, seen: Observed) -> Verdict:
+    if live.steps < (_PROVABLE if seen.unit == "window" else _FEWEST):
+        verb = "is" if live.steps == 1 else "are"
+        text = f"Only {format_count(live.steps, seen.unit)} {verb} left behind the warm-up."
+        return Verdict("unknown", live, text)
+    rises = live.interval[0] > 0 and live.growth > _MATERIAL * live.level
+    if live.steps < _PROVABLE and rises:
+        return Verdict("unknown", live, f"It rose in each of {live.steps} {seen.unit}s: too few.")
+    if live.p_value < ALPHA:
+        return Verdict("steady", live, "It grows by too little to matter.")
+    return Verdict("steady", live, _given_back(seen) or "Behind the warm-up no growth shows.")
+
+
+def _given_back(seen: Observed) -> str:
+    """What a table's growth of the reserved bytes came to, where one fall took it back."""
+    cached = seen.cached
+    if cached is None or cached.p_value >= ALPHA_BESIDES or not _was_given_back(cached):
+        return ""
+    at, nbytes = min(cached.jumps, key=lambda jump: jump[1])
+    fall = f"by {format_bytes(-round(nbytes))} at {seen.unit} {format_count(at)}"
+    return f"The cache grew and was given back: the reserved bytes fell {fall}."
+
+
+def forecast(seen: Observed, verdict: Verdict) -> Forecast:
+    """When the memory is full.
+
+    A leak fills it when the live bytes at their highest within a step reach what the
+    process can have; what fragments, when the reserved bytes do. A cache is given back
+    before memory runs out, and garbage collected.
+    """
+    trend = verdict.trend
+    room = _room(seen, verdict)
+    if room is None or trend.slope <= 0:
+        return Forecast(None, None, None)
+    last = len(seen.allocated) - 1
+
+    def after(slope: float) -> int:
+        return last + max(math.ceil(room / slope), 1)
+
+    low, high = trend.interval
+    step = after(trend.slope)
+    step_us = seen.duration_us()
+    between = (after(max(high, trend.slope)), after(low) if low > 0 else None)
+    return Forecast(step, between, None if step_us is None else (step - last) * step_us)
+
+
+def _room(seen: Observed, verdict: Verdict) -> float | None:
+    """Bytes that may still be added; None where nothing fills up or nothing is known."""
+    if seen.capacity is None:
+        return None
+    outside = seen.outside.last if seen.outside is not None else 0.0
+    if verdict.kind == "leak":
+        above = 0
+        if seen.peaks is not None:
+            recent = list(zip(seen.peaks, seen.allocated, strict=True))[-5:]
+            above = max(peak - floor for peak, floor in recent)
+        return max(seen.capacity - outside - seen.live.last - above, 0.0)
+    if verdict.kind in ("fragmentation_growth", "non_torch_growth"):
+        held = seen.cached.last if seen.cached is not None else seen.live.last
+        return max(seen.capacity - outside - held, 0.0)
+    return None

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why did it run out of memory? And would so many bytes fit?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from neutracer._native import core
+from neutracer.diagnose.oom.budget import Failure, budget_of
+from neutracer.diagnose.oom.facts import OomFacts, facts_beside
+from neutracer.diagnose.oom.inside import (
+    cycle_garbage,
+    fragmentation,
+    is_crumbs,
+    leak,
+    other_pool,
+)
+from neutracer.diagnose.oom.limits import (
+    had_room,
+    non_torch,
+    process_cap,
+    too_little,
+    unreasonable_request,
+)
+from neutracer.diagnose.oom.parts import KINDS, Case, Cause, Verdict
+from neutracer.diagnose.oom.phases import Phase, phase_of
+from neutracer.diagnose.oom.report import ExplainReport
+from neutracer.diagnose.oom.room import Room
+from neutracer.process.recording.capture import snapshot
+from neutracer.trace.layout import Layout
+from neutracer.trace.places import place_of
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+from neutracer.trace.table import Frame
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_count, parse_bytes
+
+__all__ = ["ExplainReport", "Verdict", "explain"]
+
+# Lines that hold memory in the report; the rest is in `Timeline.holders`.
+_MOST_HOLDINGS = 50
+
+# In the order of KINDS, behind an unreasonable request; capacity is what remains.
+_CAUSES: tuple[Cause, ...] = (
+    fragmentation,
+    cycle_garbage,
+    other_pool,
+    non_torch,
+    leak,
+    process_cap,
+)
+
+
+def explain(
+    source: Snapshot | SnapshotSource | None = None,
+    capacity: int | str | None = None,
+    *,
+    device: int | None = None,
+    event: int | None = None,
+    request: int | str | None = None,
+    facts: OomFacts | None = None,
+    thorough: bool = True,
+) -> ExplainReport:
+    """Say why a program ran out of memory.
+
+    The main verdict is the first cause whose removal alone would have let the request
+    succeed; what else was in the way follows.
+
+    Args:
+        source: A Snapshot or what `load` takes; None is this process's device, now.
+        capacity: The device's bytes, or a text as "24GiB", where the file can't tell.
+        device: The device; None is the only one, or the only one that ran out.
+        event: Which out-of-memory event of the trace; None is the last. With `request` any
+            event: the state after it is looked at.
+        request: Ask whether so many bytes on the default stream would fit, instead.
+        facts: What is known beside the snapshot; None reads it from the JSON file beside
+            `source`, where there is one.
+        thorough: False leaves out what takes time: replays, categories and growth.
+
+    Returns:
+        The report; `str(report)` is one screen.
+
+    Raises:
+        SnapshotError: The file can't be read.
+        UnavailableError: There is no source, and no CUDA in use in this process.
+        ValueError: No request failed in it, or not at this event, or there are several
+            devices.
+        TypeError: `facts` are no OomFacts.
+
+    Example:
+        >>> import neutracer
+        >>> why = neutracer.explain("tests/data/frag_default.pickle")
+        >>> why.verdicts[0].kind, why.verdicts[1].kind, why.phase
+        ('fragmentation', 'process_cap', 'unknown')
+        >>> neutracer.explain("tests/data/frag_default.pickle", request="30MiB").fits
+        True
+    """
+    notes: list[str] = []
+    known = _known(facts, source, request is not None, notes)
+    snap = _opened(source)
+    number = _device(snap, device, known)
+    timeline = snap.timeline(number) if snap.trace_length(number) else None
+    ooms = _oom_events(timeline)
+    if request is not None:
+        failure = _asked(snap, timeline, event, request)
+    else:
+        failure = _failed(snap, number, ooms, event, known)
+    known = _matching(snap, failure, known, notes)
+    limit = None if capacity is None else parse_bytes(capacity)
+    case = _case(snap, number, timeline, failure, known, limit, thorough, event)
+    fits = request is not None and case.room.holds
+    notes += _notes(snap, case)
+    return _report(case, () if fits else _verdicts(case), request is not None, ooms, notes)
+
+
+def _known(
+    facts: OomFacts | None,
+    source: Snapshot | SnapshotSource | None,
+    is_question: bool,
+    notes: list[str],
+) -> OomFacts:
+    """What is known beside the snapshot: what was handed over, or what stands beside the file.
+
+    Raises:
+        TypeError: `facts` are no OomFacts.
+    """
+    if facts is not None and not isinstance(facts, OomFacts):
+        raise TypeError(
+            f"facts are neutracer.OomFacts, no {type(facts).__name__}: "
+            "OomFacts.from_dict() and OomFacts.from_message() make them"
+        )
+    if facts is None and not is_question:
+        facts = facts_beside(source, notes)
+    return OomFacts() if facts is None else facts.filled()
+
+
+def _opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
+    if source is None:
+        source = snapshot()
+    return source if isinstance(source, Snapshot) else load(source)
+
+
+def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:
+    """The device asked for, that of the facts, the only one, or the only one that ran out."""
+    if device is None and facts.device in snap.devices:
+        device = facts.device
+    if device is None and len(snap.devices) > 1:
+        failed = [d for d in snap.devices if _oom_events(snap.timeline(d))]
+        if len(failed) == 1:
+            return failed[0]
+    return snap.device(device)
+
+
+def _oom_events(timeline: Timeline | None) -> tuple[int, ...]:
+    if timeline is None or not timeline.facts["oom_count"]:
+        return ()
+    return tuple(timeline.events.find("action", "oom"))
+
+
+def _asked(
+    snap: Snapshot, timeline: Timeline | None, event: int | None, request: int | str
+) -> Failure:
+    nbytes = parse_bytes(request)
+    if nbytes <= 0:
+        raise ValueError("a request is of some bytes, above 0")
+    if event is not None and (timeline is None or not 0 <= event < len(timeline)):
+        raise ValueError(f"there is no event {event} in the trace")
+    size = core.round_size(nbytes, str(snap.settings_in_force["text"]))
+    return Failure(None, None, size, happened=False)
+
+
+def _failed(
+    snap: Snapshot, device: int, ooms: tuple[int, ...], event: int | None, facts: OomFacts
+) -> Failure:
+    """The request that failed.
+
+    Raises:
+        ValueError: There is none, or none at this event.
+    """
+    if event is not None and event not in ooms:
+        there = ", ".join(map(str, ooms[:8])) or "none"
+        raise ValueError(f"event {event} is no out-of-memory event; there are: {there}")
+    if ooms:
+        number = ooms[-1] if event is None else event
+        row = snap.timeline(device).events[number]
+        pool = row.pool_id
+        return Failure(number, row.time_us or None, row.size, row.stream, pool, row.stack)
+    if facts.segment_bytes:
+        stack = tuple(Frame(*frame) for frame in facts.stack)
+        return Failure(None, facts.time_us, facts.segment_bytes, stack=stack)
+    others = [one for one in snap.devices if one != device and snap.trace_length(one)]
+    failed = [snap.device_name(one) for one in others if _oom_events(snap.timeline(one))]
+    if failed:
+        raise ValueError(
+            f"no request failed on {snap.device_name(device)}, but one did on "
+            f"{' and '.join(failed)}: say which with device= (--device)"
+        )
+    if snap.partial:
+        raise ValueError(f"no request failed in what could be read of the file: {snap.partial}")
+    raise ValueError(
+        "no request failed in this snapshot: take one after the error, with the history that "
+        "torch.cuda.memory._record_memory_history() records, or with neutracer.watch_oom(); "
+        "or ask with request= (--request) whether so many bytes would fit"
+    )
+
+
+def _matching(snap: Snapshot, failure: Failure, facts: OomFacts, notes: list[str]) -> OomFacts:
+    """The facts, if they are of this failure; of others only what does not change."""
+    segment = failure.segment_size(int(snap.settings_in_force["large_segment_size"]))
+    if facts.is_of(segment):
+        return facts
+    notes.append("The JSON beside the file is of another failure; what it says of it is left out.")
+    return OomFacts(
+        device=facts.device,
+        limit_bytes=facts.limit_bytes,
+        device_total_bytes=facts.device_total_bytes,
+        is_rounded=facts.is_rounded,
+    )
+
+
+def _case(
+    snap: Snapshot,
+    device: int,
+    timeline: Timeline | None,
+    failure: Failure,
+    facts: OomFacts,
+    capacity: int | None,
+    thorough: bool,
+    event: int | None,
+) -> Case:
+    at = failure.event if failure.event is not None else event
+    layout: Layout | None = None
+    if timeline is not None and at is not None:
+        layout = timeline.at(at)
+    reserved = _reserved(snap, device, timeline, at)
+    budget = budget_of(snap, device, failure, reserved, facts, capacity)
+    room = Room(snap, device, failure, layout, budget)
+    stack = failure.stack or tuple(Frame(*frame) for frame in facts.stack)
+    phase = Phase("unknown", "nothing was asked for yet")
+    if failure.event is not None or facts.segment_bytes:
+        # Of a stack of backward nothing but the trace tells; of others it takes time.
+        trace = timeline if thorough or not stack else None
+        phase = phase_of(stack, trace, failure.event, facts.grad_enabled)
+    place = place_of(stack)
+    return Case(snap, timeline, room, facts, phase, place, thorough, at, stack)
+
+
+def _reserved(snap: Snapshot, device: int, timeline: Timeline | None, at: int | None) -> int:
+    if timeline is not None and at is not None:
+        return int(timeline.reserved[at])
+    return snap.memory_stats(device)["reserved_bytes.all.current"]
+
+
+def _verdicts(case: Case) -> tuple[Verdict, ...]:
+    """What was in the way: what alone suffices first, in the order of the kinds."""
+    if case.room.holds:
+        return (had_room(case),)
+    hopeless = unreasonable_request(case)
+    if hopeless is not None:
+        return (hopeless,)
+    found = [verdict for cause in _CAUSES if (verdict := cause(case)) is not None]
+    enough = [verdict for verdict in found if verdict.suffices]
+    partly = [verdict for verdict in found if not verdict.suffices]
+    partly.sort(key=lambda verdict: -verdict.bytes)
+    order = {kind: float(place) for place, kind in enumerate(KINDS)}
+    if is_crumbs(case):
+        # A setting would have found room in crumbs: only for this one request.
+        order["fragmentation"] = order["process_cap"] - 0.5
+    enough.sort(key=lambda verdict: order[verdict.kind])
+    return (*(enough or [too_little(case)]), *partly)
+
+
+def _notes(snap: Snapshot, case: Case) -> list[str]:
+    """What can't be known, a sentence each."""
+    notes, failure, budget = [], case.failure, case.room.budget
+    if snap.partial is not None:
+        notes.append(f"Only a part of the file could be read: {snap.partial}")
+    if case.timeline is None:
+        notes.append("No history was recorded: who holds what, and since when, is not known.")
+    elif snap.history_overflowed(case.room.device):
+        notes.append("The ring of events wrapped: what came before its first event is not known.")
+    if not case.stack and failure.event is not None:
+        notes.append(
+            "The request has no stack: it was recorded without, or by a thread of backward."
+        )
+    if budget.device_free is None:
+        notes.append(
+            "What the device had left is not known and counts as nothing; capacity= tells, "
+            "or --capacity."
+        )
+    elif budget.total is not None and budget.non_torch is None:
+        notes.append(
+            "What contexts, libraries and others take on such a device is not known and counts "
+            "as nothing."
+        )
+    return notes
+
+
+def _report(
+    case: Case,
+    verdicts: Sequence[Verdict],
+    is_question: bool,
+    ooms: tuple[int, ...],
+    notes: Sequence[str],
+) -> ExplainReport:
+    room, failure, budget = case.room, case.failure, case.room.budget
+    event = failure.event
+    if event is not None and len(ooms) > 1:
+        which = format_count(ooms.index(event) + 1)
+        told = f"This is failure {which} of {format_count(len(ooms))} in the trace; event= chooses."
+        notes = (*notes, told)
+    findings = [one.finding(not number, event) for number, one in enumerate(verdicts)]
+    return ExplainReport(
+        device=-1 if case.snap.is_cpu else room.device,
+        event=event,
+        time_us=failure.time_us,
+        request_bytes=failure.size,
+        segment_bytes=room.segment,
+        stream=failure.stream,
+        pool=failure.pool,
+        stack=case.stack,
+        place=case.place,
+        phase=case.phase.name,
+        phase_why=case.phase.why,
+        is_question=is_question,
+        fits=is_question and room.holds,
+        verdicts=tuple(verdicts),
+        reserved_bytes=room.reserved,
+        allocated_bytes=room.allocated,
+        free_bytes=room.own_free,
+        largest_hole_bytes=room.own_hole,
+        other_free_bytes=room.other_free,
+        headroom_bytes=budget.headroom,
+        device_free_bytes=budget.device_free,
+        limit_bytes=budget.limit,
+        limit_is_guess=budget.limit_is_guess,
+        capacity_bytes=budget.total,
+        non_torch_bytes=budget.non_torch,
+        garbage_bytes=case.facts.garbage_bytes,
+        holders=case.holdings[:_MOST_HOLDINGS],
+        categories=case.categories,
+        ooms=ooms,
+        notes=tuple(notes),
+        findings=tuple(findings),
+        _events=0 if case.timeline is None else len(case.timeline),
+    )

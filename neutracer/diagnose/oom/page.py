@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One out-of-memory error as it was written down when it happened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from neutracer.diagnose.oom.facts import OomFacts
+from neutracer.process.recording.sidecar import rank_text
+from neutracer.render.document import Block, Cell, Document, Figure, KeyValues, Note, Table
+from neutracer.render.report import Finding, Report
+from neutracer.units import format_bytes, format_duration_us
+
+__all__ = ["OomReport"]
+
+# Frames and tensors of the page; the JSON has all.
+_SHOWN_FRAMES = 8
+_SHOWN_TENSORS = 6
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OomReport(Report):
+    """What was written down at an out-of-memory error.
+
+    Attributes:
+        device: The CUDA device.
+        asked_bytes: What was asked of the device: the request rounded to a segment.
+        free_bytes: What the device had left.
+        phase: What the program was doing, as `explain` tells; "" where it was not asked.
+        verdict: The main cause in one line; "" where it was not reached.
+        oom: Everything that is known beside the snapshot.
+        process: Rank, host, versions, settings and `memory_stats()` at that moment.
+        snapshot: The file with the snapshot; None where it could not be taken.
+        text: The file with this report as text.
+        json: The file with this report as JSON.
+        left_out: What is missing, each with the reason.
+        explained: What `explain` said, as its own `to_dict()`; None where it was not asked.
+        seconds: How long all this kept the program waiting.
+        spent: How long each part of it took, in seconds; of the files, the wait for them.
+    """
+
+    schema = "neutracer.oom_report/1"
+
+    device: int
+    asked_bytes: int
+    free_bytes: int
+    phase: str
+    verdict: str
+    oom: OomFacts
+    process: dict[str, Any]
+    snapshot: str | None
+    text: str
+    json: str
+    left_out: tuple[str, ...]
+    explained: dict[str, Any] | None
+    seconds: float
+    spent: dict[str, float]
+    _blocks: tuple[Block, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """The verdict in a few lines, for the exception."""
+        lines = [f"neutracer: {self.verdict or self._plain()}"]
+        main: Finding | None = self.findings[0] if self.findings else None
+        if self.verdict and main is not None and main.advice:
+            lines.append(f"  next step: {_said(main.advice[0])}")
+        lines.append(f"  report: {self.text}")
+        return "\n".join(lines)
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts = [
+            f"{format_bytes(self.asked_bytes)} asked for",
+            f"{format_bytes(self.free_bytes)} free on the device",
+        ]
+        if self.phase and self.phase != "unknown":
+            facts.append(self.phase)
+        blocks: list[Block] = list(self._blocks or self.finding_blocks())
+        blocks.append(self._asker())
+        blocks.append(KeyValues("Files and process", tuple(self._pairs())))
+        return Document(f"Out of memory on cuda:{self.device}", tuple(facts), tuple(blocks))
+
+    def _plain(self) -> str:
+        return f"{format_bytes(self.asked_bytes)} did not fit on cuda:{self.device}"
+
+    def _asker(self) -> Block:
+        frames = self.oom.stack[:_SHOWN_FRAMES]
+        rows: list[tuple[Cell, ...]] = [(name, f"{file}:{line}") for file, line, name in frames]
+        if not rows:
+            rows = [("a thread without Python frames", "as a backward pass has")]
+        notes = tuple(f"with {tensor}" for tensor in self.oom.tensors[:_SHOWN_TENSORS])
+        return Table("Who asked", tuple(rows), notes=notes)
+
+    def _pairs(self) -> list[tuple[str, Cell]]:
+        process = self.process
+        pairs: list[tuple[str, Cell]] = []
+        if self.snapshot:
+            pairs.append(("snapshot", os.path.basename(self.snapshot)))
+        if process.get("rank") is not None:
+            pairs.append(("rank", rank_text(process).removeprefix("rank ")))
+        pairs.append(("process", f"{process.get('pid')} on {process.get('host')}"))
+        pairs.append(("torch", str(process.get("torch"))))
+        if self.oom.garbage_bytes:
+            pairs.append(("held by garbage", Figure.bytes(self.oom.garbage_bytes)))
+        pairs.append(("written in", format_duration_us(self.seconds * 1e6)))
+        pairs.extend(("left out", reason) for reason in self.left_out)
+        return pairs
+
+
+def _said(note: Note) -> str:
+    return f"{note.text} {note.place}" if note.place else note.text

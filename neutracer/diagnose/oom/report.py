@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer to why it ran out of memory, and how it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from neutracer.diagnose.oom.parts import Holding, Verdict
+from neutracer.render.document import (
+    Block,
+    Cell,
+    Document,
+    Figure,
+    KeyValues,
+    Paragraph,
+    Place,
+    Table,
+)
+from neutracer.render.report import Report
+from neutracer.trace.table import Frame
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["ExplainReport"]
+
+# Lines that hold memory, and categories, on the page.
+_SHOWN_HOLDERS = 6
+_SHOWN_CATEGORIES = 4
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ExplainReport(Report):
+    """Why a request failed, or whether one would fit. Sizes in bytes.
+
+    Attributes:
+        device: The device; -1 is the CPU.
+        event: The out-of-memory event in its trace; None where no event tells of it.
+        time_us: When it was, in microseconds since the epoch; None where unknown.
+        request_bytes: What was asked for, as the allocator rounded it.
+        segment_bytes: What that asked of the device, as PyTorch's message says it.
+        stream: The raw stream.
+        pool: The private pool; (0, 0) is the default pool.
+        stack: Where, innermost first; empty where unknown.
+        place: The line that stands for the stack.
+        phase: "loading", "forward", "backward", "optimizer", "inference" or "unknown".
+        phase_why: What the phase was told from.
+        is_question: No request failed: it was asked whether one would fit.
+        fits: Whether it would.
+        verdicts: The causes, the main one first: the first kind, in the order
+            unreasonable_request, fragmentation, cycle_garbage, other_pool, non_torch, leak,
+            process_cap, capacity, whose removal alone would have let the request succeed.
+        reserved_bytes: What PyTorch had of the device.
+        allocated_bytes: What of it was in use.
+        free_bytes: What of it was free for this request's pool and stream.
+        largest_hole_bytes: The largest hole of these.
+        other_free_bytes: What was free in other pools and streams.
+        headroom_bytes: What could still be had of the device.
+        device_free_bytes: What the device had left; None where nobody said.
+        limit_bytes: What the process was allowed; None where there was no limit.
+        limit_is_guess: The limit is the roundest that the failures of the trace allow.
+        capacity_bytes: All of the device; None where nobody said.
+        non_torch_bytes: What others had of the device, contexts included; None: unknown.
+        garbage_bytes: What only a collection would have freed; None where nobody looked.
+        holders: Who held the allocated bytes, by line, the most first.
+        categories: The allocated bytes by category, the most first.
+        ooms: The out-of-memory events of the trace.
+        notes: What can't be known.
+    """
+
+    schema = "neutracer.explain/1"
+    derived = ("headline",)
+
+    device: int
+    event: int | None
+    time_us: int | None
+    request_bytes: int
+    segment_bytes: int
+    stream: int
+    pool: tuple[int, int]
+    stack: tuple[Frame, ...]
+    place: Place
+    phase: str
+    phase_why: str
+    is_question: bool
+    fits: bool
+    verdicts: tuple[Verdict, ...]
+    reserved_bytes: int
+    allocated_bytes: int
+    free_bytes: int
+    largest_hole_bytes: int
+    other_free_bytes: int
+    headroom_bytes: int
+    device_free_bytes: int | None
+    limit_bytes: int | None
+    limit_is_guess: bool
+    capacity_bytes: int | None
+    non_torch_bytes: int | None
+    garbage_bytes: int | None
+    holders: tuple[Holding, ...]
+    categories: dict[str, int]
+    ooms: tuple[int, ...]
+    notes: tuple[str, ...]
+    _events: int = field(compare=False)
+
+    @property
+    def main(self) -> Verdict | None:
+        """The first verdict; None where the request fits."""
+        return self.verdicts[0] if self.verdicts else None
+
+    @property
+    def headline(self) -> str:
+        """The answer in one line."""
+        asked = format_bytes(self.request_bytes)
+        if self.main is None:
+            return f"{asked} would fit"
+        if self.is_question:
+            return f"{asked} would not fit: {self.main.message}"
+        where = f" ({self.place})" if self.place.line else ""
+        phase = "" if self.phase == "unknown" else f" in {self.phase}"
+        return f"{asked} asked for{phase}{where}: {self.main.message}"
+
+    def document(self) -> Document:
+        """The report as a page."""
+        blocks: list[Block] = [*self.finding_blocks(), _request(self), _where(self)]
+        blocks += _holders(self)
+        blocks += [Paragraph(note) for note in self.notes]
+        facts = ["cpu" if self.device < 0 else f"cuda:{self.device}"]
+        if self.event is not None:
+            facts.append(f"event {format_count(self.event)} of {format_count(self._events)}")
+        if self.phase != "unknown":
+            facts.append(self.phase)
+        title = "Out of memory"
+        if self.is_question:
+            title = "It would fit" if self.fits else "It would not fit"
+        return Document(title, tuple(facts), tuple(blocks), more="all: --json")
+
+
+def _request(why: ExplainReport) -> KeyValues:
+    asked = format_bytes(why.request_bytes)
+    segment = format_bytes(why.segment_bytes)
+    if segment != asked:
+        asked += f", for which it asked the device for {segment}"
+    if why.stream:
+        asked += f", on stream {why.stream:#x}"
+    if why.pool != (0, 0):
+        asked += f", in private pool {why.pool}"
+    pairs: list[tuple[str, Cell]] = [("asked for", asked)]
+    if why.stack:
+        pairs.append(("by", why.place))
+    if why.phase != "unknown":
+        pairs.append(("phase", f"{why.phase}: {why.phase_why}"))
+    return KeyValues("The request", tuple(pairs))
+
+
+def _where(why: ExplainReport) -> Table:
+    """Where the device's memory was."""
+    hole = format_bytes(why.largest_hole_bytes)
+    usable = f"largest usable hole {hole}" if why.largest_hole_bytes else "in no usable hole"
+    rows: list[tuple[Cell, ...]] = [
+        ("in use", Figure.bytes(why.allocated_bytes), "in live blocks"),
+        ("free inside", Figure.bytes(why.free_bytes), usable if why.free_bytes else ""),
+    ]
+    if why.other_free_bytes:
+        text = "in pools and streams that never serve this one"
+        rows.append(("free elsewhere", Figure.bytes(why.other_free_bytes), text))
+    if why.garbage_bytes:
+        rows.append(
+            ("garbage", Figure.bytes(why.garbage_bytes), "of what is in use, held by cycles")
+        )
+    rows.append(("could be had", Figure.bytes(why.headroom_bytes), "in new segments"))
+    if why.limit_bytes is not None:
+        known = "told from the failures" if why.limit_is_guess else ""
+        rows.append(("limit", Figure.bytes(why.limit_bytes), known))
+    if why.device_free_bytes is not None:
+        rows.append(("device free", Figure.bytes(why.device_free_bytes), ""))
+    if why.non_torch_bytes is not None:
+        rows.append(
+            ("not PyTorch's", Figure.bytes(why.non_torch_bytes), "contexts, libraries, others")
+        )
+    if why.capacity_bytes is not None:
+        rows.append(("device", Figure.bytes(why.capacity_bytes), "all of it"))
+    return Table("Where the memory was", tuple(rows))
+
+
+def _holders(why: ExplainReport) -> tuple[Table, ...]:
+    tables = []
+    shown = why.holders[:_SHOWN_HOLDERS]
+    if shown:
+        rows = tuple(
+            (
+                Figure.bytes(one.bytes),
+                Figure.share(one.share),
+                Figure.count(one.count, "block"),
+                one.place,
+            )
+            for one in shown
+        )
+        left = len(why.holders) - len(shown)
+        notes = (f"and {format_count(left, 'more line')}",) if left else ()
+        tables.append(Table("Who held it", rows, (), notes))
+    total = sum(why.categories.values())
+    if len(why.categories) > 1:
+        cells = tuple(
+            (name.replace("_", " "), Figure.bytes(held), Figure.share(held / total))
+            for name, held in list(why.categories.items())[:_SHOWN_CATEGORIES]
+        )
+        tables.append(Table("As what", cells))
+    return tuple(tables)

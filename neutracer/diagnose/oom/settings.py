@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under which allocator settings a request that failed would have gone through."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+
+from neutracer.diagnose.oom.budget import Budget
+from neutracer.diagnose.settings.replay_settings import expandable_advice
+from neutracer.diagnose.settings.replaying import Replayer, canonical
+from neutracer.render.document import Note
+from neutracer.trace.snapshot import Snapshot
+
+__all__ = ["SettingsAdvice", "settings_advice"]
+
+# Longer traces are left to `what_if`.
+_MOST_EVENTS = 300_000
+
+# How many settings are told at most.
+_TOLD = 3
+
+# The core's numbers of when blocks that other streams used are free again.
+_TIMINGS = (0, 1, 2)
+
+_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@dataclass(frozen=True)
+class SettingsAdvice:
+    """What settings would have done for a request.
+
+    Attributes:
+        notes: What to set, each with what is known of it.
+        tried: How many settings were replayed.
+        is_sure: Whether a replay says that the request would have gone through.
+    """
+
+    notes: tuple[Note, ...] = ()
+    tried: int = 0
+    is_sure: bool = False
+
+
+def settings_advice(
+    snap: Snapshot, device: int, event: int | None, budget: Budget, thorough: bool
+) -> SettingsAdvice:
+    """Settings that would have let a request succeed, each replayed.
+
+    What is set already is never advised. Only where the model reproduces the recording
+    exactly it is asked; else expandable segments are named without a promise, as what
+    PyTorch has against fragmentation, where they are not on.
+
+    Args:
+        snap: The snapshot.
+        device: The device.
+        event: The event of the request; None where the trace doesn't have it.
+        budget: What the process was allowed.
+        thorough: Whether to replay; else nothing is promised.
+    """
+    settings = snap.settings_in_force
+    if not settings["native_backend"]:
+        return SettingsAdvice()
+    known = event is not None and 0 < event < _MOST_EVENTS and snap.partial is None
+    if thorough and known and event is not None:
+        found = _replayed(snap, device, event, budget)
+        if found is not None:
+            return found
+    if settings["expandable_segments"]:
+        return SettingsAdvice()
+    why = "free ranges then serve any size; not replayed, so no promise"
+    return SettingsAdvice((Note(expandable_advice(str(settings["text"])), detail=why),))
+
+
+def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:
+    """What a replay advises; None where it can't be believed."""
+    try:
+        replayer = Replayer(snap, device)
+        if not replayer.check.is_exact:
+            return None
+    except ValueError:
+        # A state that no allocator can have been in.
+        return None
+    kinds = _candidates(snap, replayer.is_capped)
+    limits = (budget.limit,) if budget.limit and not budget.limit_is_guess else replayer.limits
+    run = _Runs(replayer, event, limits)
+    notes: list[Note] = []
+    is_sure = False
+    for settings in kinds:
+        if len(notes) == _TOLD:
+            break
+        text = next((text for text in settings if run.goes_through(text)), None)
+        if text is not None:
+            is_sure = True
+            fits = "it would have fitted (replayed exactly)"
+            notes.append(Note(_setting(text), detail=fits))
+    rounder = _without_rounding(snap)
+    if rounder is not None and run.goes_through(rounder, least=True):
+        may = "it may have fitted (replayed; its exact size is unknown)"
+        notes.append(Note(_setting(rounder), detail=may))
+    return SettingsAdvice(tuple(notes), sum(map(len, kinds)), is_sure)
+
+
+def _setting(text: str) -> str:
+    return f"set {_VARIABLE}={text}" if text else f"leave {_VARIABLE} at its default"
+
+
+def _without_rounding(snap: Snapshot) -> str | None:
+    """The settings without what rounds requests up; None where nothing does."""
+    own = _parts(str(snap.settings_in_force["text"]))
+    if own.pop("roundup_power2_divisions", None) is None:
+        return None
+    return canonical(_text(own))
+
+
+def _parts(text: str) -> dict[str, str]:
+    """The settings of a text by name; a list in brackets is one value."""
+    pieces = re.findall(r"([a-z_0-9]+):(\[[^\]]*\]|[^,]*)", text)
+    return dict(pieces)
+
+
+def _candidates(snap: Snapshot, is_capped: bool) -> list[list[str]]:
+    """Settings to try, those of one kind together, on top of what is set."""
+    own = _parts(str(snap.settings_in_force["text"]))
+    is_expandable = bool(snap.settings_in_force["expandable_segments"])
+    kinds: list[list[dict[str, str]]] = []
+    if not is_expandable:
+        # PyTorch refuses to split blocks of expandable segments at a size.
+        rest = {name: value for name, value in own.items() if not name.startswith("max_")}
+        kinds.append([{**rest, "expandable_segments": "True"}])
+    if "garbage_collection_threshold" not in own and is_capped and not is_expandable:
+        kinds.append([{**own, "garbage_collection_threshold": one} for one in ("0.8", "0.6")])
+    if "max_split_size_mb" not in own and not is_expandable:
+        sizes = ("512", "256", "128", "64", "32")
+        kinds.append([{**own, "max_split_size_mb": size} for size in sizes])
+    if "roundup_power2_divisions" not in own:
+        kinds.append([{**own, "roundup_power2_divisions": value} for value in ("8", "4")])
+    return [[canonical(_text(one)) for one in kind] for kind in kinds]
+
+
+def _text(settings: dict[str, str]) -> str:
+    return ",".join(f"{name}:{value}" for name, value in settings.items())
+
+
+class _Runs:
+    """A program under other settings, looked at where a request failed."""
+
+    def __init__(self, replayer: Replayer, event: int, limits: tuple[int, ...]) -> None:
+        self._replayer = replayer
+        self._event = event
+        self._limits = limits
+        self._timings = _TIMINGS if replayer.facts["has_later"] else _TIMINGS[:1]
+        failures = (name == "oom" for name in replayer.timeline.events["action"][: event + 1])
+        self._recorded = list(accumulate(failures))
+
+    def goes_through(self, settings: str, least: bool = False) -> bool:
+        """Whether the request succeeds under each limit and timing, and nothing else fails
+        that had not."""
+        return all(
+            self._succeeds(settings, limit, timing, least)
+            for limit in self._limits
+            for timing in self._timings
+        )
+
+    def _succeeds(self, settings: str, limit: int, timing: int, least: bool) -> bool:
+        options = {**self._replayer.options(limit), "timing": timing, "least_ooms": least}
+        ooms = self._replayer.series(settings, **options, goes_on=True)["ooms"]
+        if ooms[self._event] != ooms[self._event - 1]:
+            return False
+        return all(one <= then for one, then in zip(ooms, self._recorded, strict=False))

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `neutracer attach` has begun in this process, and how a request of it is answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import neutracer.process.hooks.attach as hooks
+from neutracer.diagnose.overview.following import Following, check_writable
+from neutracer.errors import NeutracerError
+from neutracer.process.exporter.serve import MetricsServer, serve_metrics
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
+from neutracer.process.recording.on_demand import OnDemand
+from neutracer.process.recording.sidecar import rank_facts, running_program
+from neutracer.process.remote.begin import TAKEN, reply
+from neutracer.process.remote.safe_point import in_main_thread
+
+__all__ = ["answer"]
+
+# Between two looks whether anybody still waits for a recording, in seconds.
+_LOOK_S = 0.1
+
+# How long the main thread may take to come to a safe point once more: it was at one just now.
+_MAIN_WAIT_S = 30.0
+
+
+class _On:
+    """What is on in this process until it is taken back."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        # Held while something is begun or ended.
+        self.lock = threading.Lock()
+        self.following: Following | None = None
+        self.beside: OnDemand | None = None
+        self.server: MetricsServer | None = None
+
+
+_on = _On()
+
+
+def _mine() -> _On:
+    """What is on here; in the child of a fork nothing is."""
+    global _on
+    if _on.process != os.getpid():
+        _on = _On()
+    return _on
+
+
+def answer(folder: str) -> None:
+    """Do what is asked in a folder, and answer there; nothing is raised.
+
+    What was begun is ended again where it could not be done whole, or nobody waits for the
+    answer any more.
+    """
+    try:
+        with ExitStack() as undo:
+            told = _done(Path(folder), undo)
+            if reply(folder, told):
+                undo.pop_all()
+    except (NeutracerError, OSError, ValueError) as error:
+        reply(folder, {"error": str(error)})
+    except Exception as error:
+        reply(folder, {"error": f"{type(error).__name__}: {error}"})
+
+
+def _done(folder: Path, undo: ExitStack) -> dict[str, Any]:
+    asked = json.loads((folder / TAKEN).read_text(encoding="utf-8"))
+    needs_cuda = asked["report"] or asked["watch"] or asked["record_s"] is not None
+    _check_torch(needs_cuda)
+    if needs_cuda:
+        check_writable(asked["directory"])
+    on = _mine()
+    told = _facts()
+    if asked["report"]:
+        _write(Following(asked["directory"], 0, asked["stacks"], "attach"), "report", told)
+    with on.lock:
+        if asked["detach"]:
+            told["ended"] = _detach(on, told)
+        if asked["watch"]:
+            _watch(on, asked, undo, told)
+        if asked["port"] is not None:
+            _serve(on, asked["port"], undo, told)
+    if asked["record_s"] is not None:
+        _record(asked, folder, told)
+    told["watching"] = "" if on.following is None else on.following.directory
+    told["metrics"] = "" if on.server is None else on.server.url
+    return told
+
+
+def _facts() -> dict[str, Any]:
+    facts = rank_facts()
+    return {
+        "program": running_program(),
+        "rank": facts["rank"],
+        "world_size": facts["world_size"],
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "torch": str(getattr(sys.modules["torch"], "__version__", "")),
+        "ended": [],
+        "files": [],
+        "notes": [],
+        "ooms_seen": 0,
+    }
+
+
+def _check_torch(needs_cuda: bool) -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda"):
+        raise NeutracerError("it has not imported torch")
+    if needs_cuda and getattr(torch.version, "cuda", None) is None:
+        raise NeutracerError("its torch is built without CUDA")
+    if needs_cuda and not torch.cuda.is_initialized():
+        raise NeutracerError("it has not used CUDA so far")
+
+
+def _write(following: Following, reason: str, told: dict[str, Any]) -> None:
+    """Write a report."""
+    following.write(reason)
+    if not following.files:
+        raise NeutracerError(following.notes[0])
+    told["files"] += following.files
+
+
+def _record(asked: dict[str, Any], folder: Path, told: dict[str, Any]) -> None:
+    """Record for some seconds, so long as somebody waits for it."""
+    following = _begun(asked, watch=False)
+    try:
+        end = time.monotonic() + asked["record_s"]
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+            if not folder.exists():
+                raise NeutracerError("nobody waits for the recording")
+        _write(following, "record", told)
+    finally:
+        following.end(None)
+
+
+def _begun(asked: dict[str, Any], *, watch: bool) -> Following:
+    following = Following(asked["directory"], asked["max_entries"], asked["stacks"], "attach")
+    following.begin(watch=watch)
+    if following.why:
+        following.end(None)
+        raise NeutracerError(following.why)
+    return following
+
+
+def _watch(on: _On, asked: dict[str, Any], undo: ExitStack, told: dict[str, Any]) -> None:
+    """Write reports of out-of-memory errors, and at SIGUSR2, from now on."""
+    there = Following.watching()
+    if there is not None:
+        raise NeutracerError(
+            f"it is watched by 'neutracer {there.command}' already: reports go to {there.directory}"
+        )
+    signum = getattr(signal, "SIGUSR2", None)
+    if signum is not None and _is_taken(signum):
+        told["notes"].append("the program handles SIGUSR2 itself: no report is written at it")
+        signum = None
+    following = _begun(asked, watch=True)
+    undo.callback(following.end, None)
+    beside = OnDemand(following.write, every_s=None, signum=signum, in_main=_in_main)
+    beside.start()
+    undo.callback(beside.stop)
+    on.following, on.beside = following, beside
+    undo.callback(_forget_watch, on)
+
+
+def _in_main(action: Callable[[], object]) -> None:
+    in_main_thread(action, _MAIN_WAIT_S)
+
+
+def _forget_watch(on: _On) -> None:
+    on.following, on.beside = None, None
+
+
+def _is_taken(signum: int) -> bool:
+    """Whether the program does something at a signal, in Python or in C."""
+    if signal.getsignal(signum) != signal.SIG_DFL:
+        return True
+    with suppress(OSError, IndexError, ValueError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (signum - 1) & 1)
+    return False
+
+
+def _serve(on: _On, port: int, undo: ExitStack, told: dict[str, Any]) -> None:
+    """Serve metrics from now on."""
+    if on.server is not None:
+        raise NeutracerError(f"it serves metrics already: {on.server.url}")
+    if reason := hooks.why_none():
+        told["notes"].append(f"the metrics are read by PyTorch's Python entry points: {reason}")
+    # Whoever asks for metrics has alerts of his own; the program's log is not written to.
+    monitor = MemoryMonitor(actions=()).start()
+    undo.callback(monitor.stop)
+    on.server = serve_metrics(monitor, port)
+    undo.callback(_stop_serving, on)
+
+
+def _stop_serving(on: _On) -> None:
+    server, on.server = on.server, None
+    if server is not None:
+        server.stop()
+        server.monitor.stop()
+
+
+def _detach(on: _On, told: dict[str, Any]) -> list[str]:
+    """End what is on; returns what that was, in words."""
+    ended = []
+    if on.following is not None:
+        if on.beside is not None:
+            # This may fail, and then nothing has been changed.
+            on.beside.stop()
+        on.following.end(None)
+        told["files"] += on.following.files
+        told["notes"] += on.following.notes
+        told["ooms_seen"] = on.following.ooms_seen
+        _forget_watch(on)
+        ended.append("the watch")
+    if on.server is not None:
+        _stop_serving(on)
+        ended.append("the metrics")
+    if not ended:
+        raise NeutracerError("nothing of 'neutracer attach' is on there")
+    return ended

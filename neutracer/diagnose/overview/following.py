@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records a program that knows nothing of it, and writes down what its GPU memory did."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+
+from neutracer.diagnose.oom.page import OomReport
+from neutracer.diagnose.oom.watch import OomWatch, oom_report
+from neutracer.diagnose.overview.report import OverviewReport, overview
+from neutracer.errors import NeutracerError, UnavailableError
+from neutracer.process.recording.capture import snapshot
+from neutracer.process.recording.history import HISTORY
+from neutracer.process.recording.recorder import Recording, record
+from neutracer.process.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
+from neutracer.render.text import render_text
+from neutracer.trace.snapshot import Snapshot
+
+__all__ = ["DEFAULT_DIRECTORY", "Following", "check_writable", "written_pairs"]
+
+_LOGGER = logging.getLogger("neutracer")
+
+DEFAULT_DIRECTORY = "neutracer-run"
+
+_UNUSED = (
+    "This program never used CUDA. Programs that it started are not followed: "
+    "'torchrun -m neutracer run train.py' follows each rank."
+)
+
+
+def check_writable(directory: str) -> None:
+    """Say before a program is followed for hours that its reports can't be written.
+
+    Raises:
+        NeutracerError: They can't.
+    """
+    there = directory
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise NeutracerError(f"{directory}: no files can be written there")
+
+
+def written_pairs(files: Iterable[str], notes: Iterable[str]) -> list[tuple[str, str]]:
+    """The lines of a page that say which snapshots were written, and what to know of them."""
+    files = list(files)
+    # Names and folders apart: a long path would be broken where nobody can copy it.
+    pairs = [("written", os.path.basename(file)) for file in files]
+    if files:
+        pairs.append(("in", os.path.relpath(os.path.dirname(files[0]))))
+    return pairs + [("note", note) for note in notes]
+
+
+class Following:
+    """The recording of this process, and what was written of it.
+
+    Attributes:
+        directory: Where the files go.
+        command: Which command began it, without "neutracer"; it is in the files' names.
+        why: Why there is nothing to tell; "" where there is.
+        last: What the snapshot that was written last shows.
+    """
+
+    def __init__(self, directory: str, max_entries: int, stacks: str, command: str = "run") -> None:
+        """Set up; `begin` begins.
+
+        Args:
+            directory: Where the files go; it is made when the first is written.
+            max_entries: As for `record`; 0 records nothing.
+            stacks: As for `record`.
+            command: Which command it is for.
+        """
+        self.directory = os.path.abspath(directory)
+        self.command = command
+        self.why = ""
+        self.last: OverviewReport | None = None
+        self._max_entries = max_entries
+        self._stacks = stacks
+        self._process = os.getpid()
+        # Held while files are written: by the program's thread, or by that beside it.
+        self._lock = threading.Lock()
+        self._ended = False
+        self._recording: Recording | None = None
+        self._watch: OomWatch | None = None
+        self._files: list[str] = []
+        self._notes: list[str] = []
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The snapshots that were written, each with a text and a JSON beside it."""
+        return tuple(self._files)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of the recording."""
+        return tuple(self._notes)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a recording has been begun."""
+        return self._recording is not None
+
+    @property
+    def ooms(self) -> tuple[OomReport, ...]:
+        """The out-of-memory errors that were written down."""
+        return () if self._watch is None else self._watch.reports
+
+    @property
+    def ooms_seen(self) -> int:
+        """All of them, those at a place that was written down already too."""
+        return 0 if self._watch is None else self._watch.seen
+
+    @classmethod
+    def watching(cls) -> Following | None:
+        """Whose watch for out-of-memory errors is on in this process."""
+        now = _watching
+        return now if now is not None and now._process == os.getpid() else None
+
+    def begin(self, *, watch: bool = True) -> None:
+        """Record from now on, or from when CUDA is initialised; torch has been imported.
+
+        Where that can't be done, `why` says so.
+
+        Args:
+            watch: Write down out-of-memory errors too.
+        """
+        if self._process != os.getpid():
+            return
+        try:
+            ooms = oom_report(self.directory, max_entries=0) if watch else None
+            if self._max_entries:
+                recording = record(self._max_entries, self._stacks)
+                # Told in the report, and not in the middle of the program's output.
+                recording.quiet = True
+                self._recording = recording.start()
+            if ooms is not None:
+                self._watch = ooms.start()
+                _set_watching(self)
+        except UnavailableError as error:
+            self.why = f"Nothing was recorded: {error}."
+
+    def write(self, reason: str) -> None:
+        """Write a snapshot, its sidecar and a page; `reason` is in their names."""
+        recording = self._recording
+        with self._lock:
+            if self._ended:
+                return
+            if self._max_entries and (recording is None or recording.waiting):
+                _LOGGER.warning("no report: this program has not used CUDA so far")
+                return
+            self._write(reason)
+
+    def _write(self, reason: str) -> None:
+        stem = os.path.join(self.directory, f"{file_stem(self.command)}-{reason}")
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+            snap = self._save(f"{stem}.pickle")
+            shown = overview(snap, f"{stem}.pickle", path=f"{stem}.pickle")
+            write_text(f"{stem}.txt", render_text(shown.document()))
+        except (NeutracerError, OSError, ValueError) as error:
+            self._notes.append(f"{os.path.basename(stem)}: {error}")
+            return
+        self.last = shown
+        self._files.append(f"{stem}.pickle")
+
+    def _save(self, path: str) -> Snapshot:
+        if self._recording is not None:
+            return self._recording.save(path)
+        snap = snapshot()
+        snap.save(path)
+        write_text(sidecar_path(path), sidecar(snap.devices, recording=HISTORY.facts()))
+        return snap
+
+    def end(self, reason: str | None = "exit") -> None:
+        """Write the last report, switch everything off; a second time does nothing.
+
+        Args:
+            reason: As for `write`; None writes none.
+        """
+        # A child of a fork leaves alone what is its parent's, and the lock too.
+        if self._process != os.getpid():
+            return
+        if self._watch is not None:
+            self._watch.remove()
+            if _watching is self:
+                _set_watching(None)
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            recording = self._recording
+            if recording is None:
+                return
+            if recording.waiting:
+                self.why = _UNUSED
+            if recording.waiting or reason is None:
+                recording.discard()
+                return
+            recording.stop()
+            self._write(reason)
+
+
+_watching: Following | None = None
+
+
+def _set_watching(following: Following | None) -> None:
+    global _watching
+    _watching = following

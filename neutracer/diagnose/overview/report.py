@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a snapshot shows, on one page: totals, peak and its holders, findings, oddities."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from neutracer.diagnose.fragmentation.report import FragmentationReport, band, fragmentation_report
+from neutracer.diagnose.oom.facts import facts_beside
+from neutracer.diagnose.overview.findings import failure_findings, trend_findings
+from neutracer.diagnose.overview.late_gradients import late_gradients_finding
+from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
+from neutracer.render.report import Finding, Report, ranked
+from neutracer.trace.places import grouped
+from neutracer.trace.snapshot import Snapshot
+from neutracer.units import format_bytes, format_count, format_duration_us
+
+__all__ = ["DeviceOverview", "Holding", "OutOfMemory", "OverviewReport", "overview"]
+
+# Holders on the printed page; all of them are in the JSON up to a bound.
+_SHOWN_HOLDERS = 6
+_MOST_HOLDERS = 50
+
+_BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_history(), begins one"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one line of the program holds at the peak.
+
+    Attributes:
+        function: The function's name.
+        filename: The file's name without its folders.
+        line: The line.
+        requested_bytes: What it asked for.
+        count: How many blocks that is.
+        share: Of all that live blocks were asked for then.
+    """
+
+    function: str
+    filename: str
+    line: int
+    requested_bytes: int
+    count: int
+    share: float
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """One out-of-memory event.
+
+    Attributes:
+        event: Its number in the device's trace.
+        time_us: Microseconds since the epoch; None where unknown.
+        asked_bytes: The request, rounded as the allocator does.
+        device_free_bytes: What the device had left.
+    """
+
+    event: int
+    time_us: int | None
+    asked_bytes: int
+    device_free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOverview:
+    """One device of a snapshot.
+
+    Attributes:
+        device: Its number.
+        memory_stats: PyTorch's own figures at the end, under its keys.
+        peak: The peak of allocated: allocated_bytes, event, requested_bytes, holders.
+        reserved_peak: The peak of reserved: reserved_bytes, event.
+        fragmentation: The report on it.
+        oom: The out-of-memory events.
+        events: The number of events.
+        duration_us: From the first event to the last; None where unknown.
+        history_complete: As `Snapshot.history_complete`.
+    """
+
+    device: int
+    memory_stats: dict[str, int]
+    peak: dict[str, Any]
+    reserved_peak: dict[str, int]
+    fragmentation: FragmentationReport
+    oom: tuple[OutOfMemory, ...]
+    events: int
+    duration_us: int | None
+    history_complete: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OverviewReport(Report):
+    """What `neutracer report` prints.
+
+    Attributes:
+        file: The file's name, or "" for a live process.
+        devices: One entry a device.
+        partial: Why only a part was read, or None.
+        ignored_keys: Keys of the file that are not read.
+        settings: The PYTORCH_CUDA_ALLOC_CONF in force; "" is PyTorch's default.
+    """
+
+    schema = "neutracer.report/1"
+
+    file: str
+    devices: tuple[DeviceOverview, ...]
+    partial: str | None
+    ignored_keys: tuple[str, ...]
+    settings: str
+    _odd: tuple[tuple[str, str], ...] = field(compare=False)
+
+    def document(self) -> Document:
+        """The report as a page."""
+        blocks: list[Block] = []
+        for device in self.devices:
+            blocks.append(_totals(device))
+        blocks.extend(self.finding_blocks())
+        for device in self.devices:
+            blocks.extend(_holders(device, len(self.devices) > 1))
+        if self._odd:
+            blocks.append(KeyValues("Also", self._odd))
+        return Document(self.file or "this process", self._facts(), tuple(blocks))
+
+    def _facts(self) -> tuple[str, ...]:
+        events = sum(device.events for device in self.devices)
+        spans = [device.duration_us for device in self.devices if device.duration_us]
+        length = f" over {format_duration_us(max(spans))}" if spans else ""
+        known = [device.history_complete for device in self.devices if device.events]
+        history = "history complete" if all(known) else "history begins late"
+        if self.partial:
+            history = "read in part"
+        return (
+            "PyTorch snapshot",
+            format_count(len(self.devices), "device"),
+            format_count(events, "event") + length,
+            *((history,) if known else ("no history recorded",)),
+            self.settings or "default settings",
+        )
+
+
+def overview(
+    snap: Snapshot, file: str = "", *, path: str = "", called: str | None = None
+) -> OverviewReport:
+    """What a snapshot shows.
+
+    Args:
+        snap: The snapshot.
+        file: The name of its file, or what else it is to be called, for the page's title.
+        path: Where its file is: what `explain` reads beside it is read there. Empty where
+            it has none.
+        called: What commands that tell more call the file; None for `path`.
+
+    Example:
+        >>> import neutracer
+        >>> from neutracer.diagnose.overview.report import overview
+        >>> overview(neutracer.load("tests/data/frag_default.pickle")).worst
+        <Severity.SEVERE: 'severe'>
+    """
+    devices = tuple(_device(snap, device) for device in snap.devices)
+    findings: list[Finding] = []
+    facts = facts_beside(path, []) if path else None
+    name = path if called is None else called
+    for device in devices:
+        timeline = snap.timeline(device.device)
+        failures, causes = failure_findings(snap, timeline, name, facts)
+        found = [
+            *failures,
+            *trend_findings(snap, timeline, name, causes),
+            *device.fragmentation.findings,
+            *late_gradients_finding(timeline),
+        ]
+        where = f"{_name(device)}: " if len(devices) > 1 else ""
+        findings += [replace(one, message=where + one.message) for one in found]
+    return OverviewReport(
+        file=os.path.basename(file),
+        devices=devices,
+        partial=snap.partial,
+        ignored_keys=snap.ignored_keys,
+        settings=str(snap.settings_in_force["text"]),
+        findings=ranked(findings),
+        _odd=_odd(snap, devices),
+    )
+
+
+def _device(snap: Snapshot, device: int) -> DeviceOverview:
+    timeline = snap.timeline(device)
+    peak, reserved = timeline.peak("allocated"), timeline.peak("reserved")
+    held = timeline.holders(limit=None)
+    by_line = grouped((holder.key, holder.requested_bytes, holder.count) for holder in held)
+    total = sum(holder.requested_bytes for holder in held)
+    holders = tuple(
+        Holding(
+            place.function,
+            place.filename,
+            place.line,
+            nbytes,
+            count,
+            nbytes / total if total else 0.0,
+        )
+        for place, nbytes, count in by_line[:_MOST_HOLDERS]
+    )
+    times = timeline.time_us
+    duration = times[-1] - times[0] if len(times) and times[0] else None
+    return DeviceOverview(
+        device=device,
+        memory_stats=snap.memory_stats(device),
+        peak={
+            "allocated_bytes": peak.bytes,
+            "event": peak.event,
+            "requested_bytes": total,
+            "holders": holders,
+        },
+        reserved_peak={"reserved_bytes": reserved.bytes, "event": reserved.event},
+        fragmentation=fragmentation_report(snap, device=device),
+        oom=_ooms(snap, device),
+        events=len(timeline),
+        duration_us=duration,
+        history_complete=snap.history_complete(device),
+    )
+
+
+def _ooms(snap: Snapshot, device: int) -> tuple[OutOfMemory, ...]:
+    timeline = snap.timeline(device)
+    if not timeline.facts["oom_count"]:
+        return ()
+    rows = timeline.events
+    return tuple(
+        OutOfMemory(event, rows[event].time_us or None, rows[event].size, rows[event].device_free)
+        for event, action in enumerate(rows["action"])
+        if action == "oom"
+    )
+
+
+def _totals(device: DeviceOverview) -> Table:
+    now, stats = device.fragmentation, device.memory_stats
+    allocated = Figure.bytes(stats["allocated_bytes.all.current"])
+    reserved = Figure.bytes(stats["reserved_bytes.all.current"])
+    unused = Figure.share(now.ratio)
+    if not device.events:
+        # A peak is known from events alone.
+        last = ("unused", unused, str(now.severity))
+        rows = (("allocated", allocated, ""), ("reserved", reserved, ""), last)
+        return Table(_name(device), rows, ("", "now", ""), _attempts(device))
+    peak, most = device.peak, device.reserved_peak
+    at_peak = device.fragmentation.fragmentation_history
+    then = at_peak[most["event"]] if most["event"] >= 0 else now.ratio
+    words = f"{now.severity} now, {band(then)} at the peak of reserved"
+    full = (
+        ("allocated", allocated, Figure.bytes(peak["allocated_bytes"]), _when(peak["event"])),
+        ("reserved", reserved, Figure.bytes(most["reserved_bytes"]), _when(most["event"])),
+        ("unused", unused, Figure.share(then), words),
+    )
+    return Table(_name(device), full, ("", "now", "peak", ""), _attempts(device))
+
+
+def _name(device: DeviceOverview) -> str:
+    return "cpu" if device.fragmentation.device < 0 else f"cuda:{device.device}"
+
+
+def _when(event: int) -> str:
+    return f"event {format_count(event)}" if event >= 0 else "before the trace"
+
+
+def _attempts(device: DeviceOverview) -> tuple[str, ...]:
+    retries, ooms = device.fragmentation.retries, len(device.oom)
+    parts = []
+    if retries:
+        word = format_count(retries, "retry", "retries")
+        parts.append(f"{word} (cache given back to find room)")
+    if ooms:
+        parts.append(f"{format_count(ooms)} out of memory")
+    return (", ".join(parts),) if parts else ()
+
+
+def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
+    holders = device.peak["holders"]
+    if not holders:
+        return ()
+    shown = holders[:_SHOWN_HOLDERS]
+    rows = tuple(
+        (
+            Figure.share(holder.share),
+            Figure.bytes(holder.requested_bytes),
+            Figure.count(holder.count, "block"),
+            Place(holder.function, holder.filename, holder.line),
+        )
+        for holder in shown
+    )
+    where = f" of {_name(device)}" if several else ""
+    asked = format_bytes(device.peak["requested_bytes"], "MiB", decimals=1)
+    allocated = format_bytes(device.peak["allocated_bytes"], "MiB", decimals=1)
+    rest = len(holders) - len(shown)
+    notes = (f"and {format_count(rest, 'more line')}",) if rest else ()
+    what = "the peak" if device.events else "it now"
+    title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
+    return (Table(title, rows, notes=notes),)
+
+
+def _odd(snap: Snapshot, devices: tuple[DeviceOverview, ...]) -> tuple[tuple[str, str], ...]:
+    """What a reader should know before trusting the figures, and what is unusual."""
+    odd = []
+    if snap.partial:
+        odd.append(("partial file", snap.partial))
+    if snap.ignored_keys:
+        odd.append(("not read", ", ".join(snap.ignored_keys)))
+    for device in devices:
+        odd.extend(_odd_device(snap, device))
+    return tuple(odd)
+
+
+def _odd_device(snap: Snapshot, device: DeviceOverview) -> list[tuple[str, str]]:
+    odd = []
+    facts = snap.timeline(device.device).facts
+    if snap.history_overflowed(device.device):
+        odd.append(("history", "the ring of events wrapped; what came before it is unknown"))
+    elif device.events and not device.history_complete:
+        blocks = format_count(facts["preexisting"], "block")
+        were = "was" if facts["preexisting"] == 1 else "were"
+        before = f"{blocks} {were} there before the first event"
+        odd.append(("history", before if facts["preexisting"] else "nothing is known of before"))
+    elif not device.events:
+        odd.append(("history", f"none: {_BEGIN_HISTORY}"))
+    if facts["slack_bound"]:
+        bound = format_bytes(facts["slack_bound"])
+        odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))
+    if facts["unmatched"]:
+        odd.append(
+            ("gaps", f"{format_count(facts['unmatched'], 'event')} fit nothing in the trace")
+        )
+    pools = device.fragmentation.pools
+    private = [pool for pool in pools if pool.pool != (0, 0)]
+    if private:
+        size = format_bytes(sum(pool.reserved_bytes for pool in private))
+        count = format_count(len({pool.pool for pool in private}), "private pool")
+        odd.append(("private pools", f"{count} with {size} reserved"))
+    pending = sum(pool.pending_bytes for pool in pools)
+    if pending:
+        odd.append(("pending", f"{format_bytes(pending)} freed, waiting for another stream"))
+    streams = {pool.stream for pool in pools}
+    if len(streams) > 1:
+        odd.append(("streams", f"{len(streams)}: free blocks of one never serve another"))
+    return odd

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs an unchanged program, and writes down what its GPU memory did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from neutracer.diagnose.oom.page import OomReport
+from neutracer.diagnose.overview.following import (
+    DEFAULT_DIRECTORY,
+    Following,
+    check_writable,
+    written_pairs,
+)
+from neutracer.diagnose.overview.report import OverviewReport
+from neutracer.process.recording.imports import when_imported
+from neutracer.process.recording.on_demand import OnDemand
+from neutracer.process.recording.program import run_program
+from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
+from neutracer.process.recording.sidecar import rank_facts, rank_text
+from neutracer.render.document import Block, Document, KeyValues, Paragraph
+from neutracer.render.report import Report
+from neutracer.units import format_count, format_duration_us
+
+__all__ = ["RunReport", "run_and_report"]
+
+# Events, and seconds between two reports, that no program comes to.
+_MOST = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunReport(Report):
+    """What a program's run did to the memory of its devices.
+
+    Attributes:
+        program: What was run.
+        exit_code: What it ended with.
+        seconds: How long it ran.
+        rank: Its rank, by torch.distributed or its launcher; None where there is none.
+        world_size: How many ranks there are.
+        host: The machine's name.
+        pid: The process's number.
+        recorded: Why there is nothing to tell; "" where there is.
+        overview: What the snapshot at the end shows, its trace included.
+        ooms: The out-of-memory errors that were written down.
+        ooms_seen: All of them, those at a place that was written down already too.
+        files: The snapshots that were written, each with a text and a JSON beside it.
+        notes: What a reader should know of the recording.
+    """
+
+    schema = "neutracer.run/1"
+
+    program: str
+    exit_code: int
+    seconds: float
+    rank: int | None
+    world_size: int | None
+    host: str
+    pid: int
+    recorded: str
+    overview: OverviewReport | None
+    ooms: tuple[OomReport, ...]
+    ooms_seen: int
+    files: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def document(self) -> Document:
+        """The report as a page."""
+        rank = rank_text({"rank": self.rank, "world_size": self.world_size})
+        ended = [f"exit code {self.exit_code}", format_duration_us(self.seconds * 1e6)]
+        facts = [rank, *ended] if rank else ended
+        blocks: list[Block] = []
+        if self.recorded:
+            blocks.append(Paragraph(self.recorded))
+        if self.overview is not None:
+            page = self.overview.document()
+            facts += page.facts
+            blocks += page.blocks
+        pairs: list[tuple[str, str]] = []
+        for oom in self.ooms:
+            told = f"{oom.verdict or 'no verdict'} ({os.path.basename(oom.text)})"
+            pairs.append(("out of memory", told))
+        if self.ooms_seen > len(self.ooms):
+            again = format_count(self.ooms_seen - len(self.ooms), "time")
+            pairs.append(("out of memory", f"{again} more, at the same places or too often"))
+        pairs += written_pairs(self.files, self.notes)
+        if pairs:
+            blocks.append(KeyValues("This run", tuple(pairs)))
+        return Document(os.path.basename(self.program), tuple(facts), tuple(blocks))
+
+
+def run_and_report(
+    command: Sequence[str],
+    *,
+    module: bool = False,
+    directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
+    max_entries: int = DEFAULT_MAX_ENTRIES,
+    stacks: str = "python",
+    every_s: float | None = None,
+) -> RunReport:
+    """Run a program in this process, recording from when it initialises CUDA.
+
+    torch is not imported before the program does, and CUDA not initialised. Reports are
+    written when it ends, at out-of-memory errors, at SIGUSR2, and every few seconds if
+    asked. A program that ends itself with `os._exit`, or is killed, writes none at its end,
+    nor do its children.
+
+    Args:
+        command: The script, or the module's name, and its arguments.
+        module: Whether it is a module.
+        directory: Where the files go; it is made when the first is written.
+        max_entries: As for `record`.
+        stacks: As for `record`.
+        every_s: Seconds between reports while it runs; None writes none.
+
+    Returns:
+        The report; the exit code in it is the program's own.
+
+    Raises:
+        NeutracerError: There is no such script or module, or the directory can't be written to.
+        ValueError: An argument is out of its range.
+        SystemExit: This is a child that the program has forked.
+    """
+    if max_entries < 1 or (every_s is not None and not every_s > 0):
+        raise ValueError("max_entries and the time between reports are above 0")
+    if max(max_entries, every_s or 0) > _MOST:
+        raise ValueError(f"max_entries and the time between reports are at most {_MOST:,}")
+    check_writable(os.path.abspath(directory))
+    following = Following(os.fspath(directory), max_entries, stacks)
+    beside = OnDemand(following.write, every_s=every_s, signum=getattr(signal, "SIGUSR2", None))
+    cancel = when_imported("torch", following.begin)
+    begin = time.monotonic()
+    beside.start()
+    try:
+        code = run_program(command, module=module)
+    finally:
+        cancel()
+        try:
+            # A signal that comes meanwhile would end the process if nobody waited for it.
+            following.end()
+        finally:
+            beside.stop()
+    return _report(following, command[0], code, time.monotonic() - begin)
+
+
+def _report(following: Following, program: str, code: int, seconds: float) -> RunReport:
+    """What is to be told of it all."""
+    why = following.why
+    if not following.is_recording and not why:
+        why = "This program never imported torch: nothing was recorded."
+    shown = following.last and replace(following.last, file=os.path.basename(program))
+    facts = rank_facts()
+    return RunReport(
+        program=program,
+        exit_code=code,
+        seconds=seconds,
+        rank=facts["rank"],
+        world_size=facts["world_size"],
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        recorded=why,
+        overview=shown,
+        ooms=following.ooms,
+        ooms_seen=following.ooms_seen,
+        files=following.files,
+        notes=following.notes,
+        findings=() if shown is None else shown.findings,
+    )

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which allocator settings would serve this program best, and what would they cost?"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from neutracer.diagnose.settings.bound import Bound
+from neutracer.diagnose.settings.fidelity import Fidelity
+from neutracer.diagnose.settings.rank import ALIKE, best_of, rank
+from neutracer.diagnose.settings.replaying import Replayer
+from neutracer.diagnose.settings.search import (
+    OBJECTIVES,
+    Survey,
+    candidates,
+    smallest_capacities,
+    survey,
+)
+from neutracer.diagnose.settings.what_if import doubt, named, open_replayer, trust_blocks
+from neutracer.diagnose.settings.what_if_parts import OUTCOME_HEADS, Outcome, outcome_cells
+from neutracer.diagnose.settings.words import cost, gain, stops
+from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
+from neutracer.render.report import Finding, Report
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+from neutracer.units import format_bytes, format_count, format_share
+
+__all__ = ["Choice", "RecommendReport", "recommend"]
+
+# How many choices are shown.
+_SHOWN = 3
+
+#: The smallest capacity of what needs least, in bytes, and its name.
+Least = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting that does better than the recorded one.
+
+    Attributes:
+        settings: The text for PYTORCH_CUDA_ALLOC_CONF.
+        environment: The whole line for a shell.
+        outcome: What would have come of it.
+        smallest_capacity_bytes: The least memory with which every request goes through,
+            those included that failed when recorded; None where none was found.
+        saved_bytes: Fewer bytes reserved at the peak than with the recorded settings.
+        more_device_calls: More cudaMalloc, cudaFree, mappings and unmappings than with the
+            recorded settings: what it costs; less than 0 where it saves some.
+        above_bound: Its peak of reserved above the packing lower bound, as a share of that;
+            above the bound with what had failed, up to there, where it goes through. None
+            where the program stops for lack of memory: the bound is of all of it, the peak
+            of what came before.
+    """
+
+    settings: str
+    environment: str
+    outcome: Outcome
+    smallest_capacity_bytes: int | None
+    saved_bytes: int
+    more_device_calls: int
+    above_bound: float | None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RecommendReport(Report):
+    """The best of a few dozen settings for one program.
+
+    Attributes:
+        device: The device.
+        events: Events of its trace.
+        objective: "fit", "reserved" or "speed".
+        capacity_bytes: The most that the process may have, or None: as when recorded.
+        tried: How many settings were tried.
+        recorded: The outcome of the file's own settings.
+        recorded_capacity_bytes: The least memory with which those would have done.
+        choices: The best, at most three; empty where nothing does better.
+        bound: The least that any allocator could do with.
+        check: How faithfully the model replays the file's own settings.
+        notes: What the trace can't tell.
+    """
+
+    schema = "neutracer.recommend/1"
+    derived = ("fidelity",)
+
+    device: int
+    events: int
+    objective: str
+    capacity_bytes: int | None
+    tried: int
+    recorded: Outcome
+    recorded_capacity_bytes: int | None
+    choices: tuple[Choice, ...]
+    bound: Bound
+    check: Fidelity
+    notes: tuple[str, ...]
+
+    @property
+    def fidelity(self) -> float:
+        """1.0 where the model reproduces every address and size of the recording."""
+        return self.check.value
+
+    @property
+    def best(self) -> Choice | None:
+        """The first choice, or None where nothing does better than what is set."""
+        return self.choices[0] if self.choices else None
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts: tuple[str, ...] = (
+            f"cuda:{self.device}",
+            format_count(self.events, "event"),
+            f"objective {self.objective}",
+            f"{format_count(self.tried, 'setting')} tried",
+        )
+        if self.capacity_bytes is not None:
+            facts = (*facts, f"at most {format_bytes(self.capacity_bytes)}")
+        outcomes = (self.recorded, *(choice.outcome for choice in self.choices))
+        blocks: list[Block] = [*self.finding_blocks(), self._table(), self._needs()]
+        blocks.append(Paragraph(self._bound_sentence()))
+        blocks += trust_blocks(self.check, outcomes, self.notes)
+        return Document("Recommended settings", facts, tuple(blocks))
+
+    def _table(self) -> Table:
+        rows = [outcome_cells(self.recorded, named(self.recorded, "as recorded"))]
+        rows += [outcome_cells(choice.outcome, choice.settings) for choice in self.choices]
+        return Table("", tuple(rows), OUTCOME_HEADS)
+
+    def _needs(self) -> Table:
+        shown = [(self.recorded_capacity_bytes, named(self.recorded, "as recorded"))]
+        shown += [(each.smallest_capacity_bytes, each.settings) for each in self.choices]
+        rows = tuple(
+            ("none found" if nbytes is None else Figure.bytes(nbytes), name)
+            for nbytes, name in shown
+        )
+        return Table("Smallest memory with which every request goes through", rows)
+
+    def _bound_sentence(self) -> str:
+        bound = self.bound
+        where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
+        text = f"No allocator could do with less than {format_bytes(bound.bytes)}, live at {where}"
+        if bound.with_failed_bytes > bound.bytes:
+            text += (
+                f", or {format_bytes(bound.with_failed_bytes)} with what was asked for and failed"
+            )
+        if self.recorded.stopped_event is not None or not bound.bytes:
+            return f"{text}."
+        shown = [(self.recorded, "as recorded")]
+        if self.best and self.best.outcome.stopped_event is None:
+            shown.append((self.best.outcome, f"with {named(self.best.outcome)}"))
+        parts: list[str] = []
+        told = 0
+        for outcome, words in shown:
+            least = bound.of(outcome)
+            base = "it" if least == bound.with_failed_bytes == bound.bytes else format_bytes(least)
+            above = "" if least == told else f" above {base}"
+            parts.append(f"{format_share(_above(outcome, bound))}{above} {words}")
+            told = least
+        return f"{text}. Reserved at its peak: {', '.join(parts)}."
+
+
+def _above(outcome: Outcome, bound: Bound) -> float:
+    """The peak of an outcome above the least that it could have, as a share of that."""
+    least = bound.of(outcome)
+    return outcome.peak_reserved_bytes / least - 1 if least else 0.0
+
+
+def recommend(
+    source: Snapshot | SnapshotSource | None,
+    capacity: int | str | None = None,
+    objective: str = "fit",
+    *,
+    device: int | None = None,
+    torch_version: str | None = None,
+) -> RecommendReport:
+    """Search the allocator's settings for the ones that serve a program best.
+
+    Some three dozen settings are replayed in parallel; `what_if` says how, and how far the
+    figures go. A setting is recommended only where it does better than the recorded one.
+
+    Args:
+        source: A Snapshot or what `load` takes; None is this process's device, now.
+        capacity: The most memory that the process may have: bytes, or a text as "24GiB";
+            None is as when it was recorded. `.recorded.fits` says whether the program fits
+            in it as it is, `.best.outcome.fits` whether it does with the best setting.
+        objective: What is best: "fit" needs the least memory to go through, "reserved" has
+            the lowest peak of reserved, "speed" the fewest calls of the device. What differs
+            by up to 2 % counts as alike.
+        device: The device; None is the only one.
+        torch_version: PyTorch's version, as "2.11", whose rules and settings hold; None is
+            the newest that is known, with the settings that the file's own version has.
+
+    Returns:
+        The report; `str(report)` is one screen.
+
+    Raises:
+        SnapshotError: The file can't be read.
+        ValueError: There is no such objective; there are several devices, no history, or a
+            program under another allocator; or that is no version of torch.
+
+    Example:
+        >>> import neutracer
+        >>> report = neutracer.recommend(
+        ...     "tests/data/frag_default.pickle", capacity="2GiB", objective="reserved"
+        ... )
+        >>> report.best.environment, report.best.saved_bytes >> 20
+        ('PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True', 1348)
+    """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
+    replayer = open_replayer(source, capacity, device, torch_version)
+    tried = candidates(replayer)
+    return _report(replayer, objective, len(tried), survey(replayer, tried))
+
+
+def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> RecommendReport:
+    choices, least = _choices(replayer, objective, found)
+    return RecommendReport(
+        device=replayer.device,
+        events=len(replayer.timeline),
+        objective=objective,
+        capacity_bytes=replayer.capacity,
+        tried=tried,
+        recorded=found.recorded,
+        recorded_capacity_bytes=found.smallest,
+        choices=choices,
+        bound=found.bound,
+        check=replayer.check,
+        notes=replayer.notes(),
+        findings=_findings(objective, choices, least, found, replayer),
+    )
+
+
+def _choices(
+    replayer: Replayer, objective: str, found: Survey
+) -> tuple[tuple[Choice, ...], Least | None]:
+    """The best of what was tried, as far as it does better than the recorded settings; and
+    the smallest capacity that is known of anything."""
+    rows = rank(replayer, objective, found)
+    best = best_of(replayer, objective, found, rows, _SHOWN)
+    if objective != "fit":
+        needs = smallest_capacities(replayer, [each for each, _ in best], found)
+        best = [(outcome, needs[outcome.settings]) for outcome, _ in best]
+    known = [*best, *rows, (found.recorded, found.smallest)]
+    needs_of = [(nbytes, named(each)) for each, nbytes in known if nbytes is not None]
+    least = min(needs_of, key=lambda pair: pair[0], default=None)
+    return tuple(_choice(*row, found.recorded, found.bound) for row in best), least
+
+
+def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bound) -> Choice:
+    return Choice(
+        outcome.settings,
+        f"PYTORCH_CUDA_ALLOC_CONF={shlex.quote(outcome.settings)}",
+        outcome,
+        smallest,
+        recorded.peak_reserved_bytes - outcome.peak_reserved_bytes,
+        outcome.device_calls - recorded.device_calls,
+        None if outcome.stopped_event is not None else _above(outcome, bound),
+    )
+
+
+def _findings(
+    objective: str,
+    choices: tuple[Choice, ...],
+    least: Least | None,
+    found: Survey,
+    replayer: Replayer,
+) -> tuple[Finding, ...]:
+    own, recorded = found.smallest, found.recorded
+    if not choices:
+        message = f"nothing that was tried does better than {named(recorded)}"
+        verdict = _verdict(None, least, found, replayer)
+        return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
+    best = choices[0]
+    saved, message = gain(objective, (best.outcome, best.smallest_capacity_bytes), (recorded, own))
+    near = _near_least(objective, best, least)
+    # Of parts of the program that end at different events they can't be compared.
+    alike = best.outcome.stopped_event == recorded.stopped_event
+    calls = cost(best.more_device_calls) if alike else ""
+    evidence = (*near, *stops(best.outcome), *doubt(replayer.check))
+    advice = (
+        Note(best.environment, detail=calls),
+        Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
+    )
+    finding = Finding("recommendation", Severity.INFO, saved, message, evidence, advice)
+    return (*_verdict(best, least, found, replayer), finding)
+
+
+def _near_least(objective: str, best: Choice, least: Least | None) -> tuple[Note, ...]:
+    """What needs a little less than the best does, and is no better for that."""
+    needed = best.smallest_capacity_bytes
+    if objective != "fit" or least is None or needed is None:
+        return ()
+    if not least[0] < needed <= least[0] * (1 + ALIKE):
+        return ()
+    share = format_share(ALIKE, decimals=0)
+    return (Note(f"within {share} of the least, {format_bytes(least[0])} with {least[1]}"),)
+
+
+def _verdict(
+    best: Choice | None, least: Least | None, found: Survey, replayer: Replayer
+) -> tuple[Finding, ...]:
+    """Whether the program fits in the capacity that was asked about."""
+    if replayer.capacity is None:
+        return ()
+    room, own, recorded = format_bytes(replayer.capacity), found.smallest, found.recorded
+    if recorded.fits:
+        message = f"fits in {room} as it is"
+        if own is not None:
+            message += f": from {format_bytes(own)} on every request goes through"
+        if recorded.beyond_event is not None:
+            message += "; what the program would have done beyond its trace is not known"
+        return (Finding("fits", Severity.INFO, 0, message),)
+    if best is not None and best.outcome.fits:
+        message = f"does not fit in {room} as it is, and does with {named(best.outcome)}"
+        if best.outcome.beyond_event is not None:
+            message += "; what the program would have done beyond its trace is not known"
+        return (Finding("fits_with_settings", Severity.SERIOUS, replayer.capacity, message),)
+    message = f"does not fit in {room} under any setting that was tried"
+    if least is not None:
+        message += f"; {least[1]} needs {format_bytes(least[0])}"
+    return (Finding("out_of_memory", Severity.SEVERE, replayer.capacity, message),)

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would the same program have reserved under other allocator settings?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from neutracer.diagnose.settings.fidelity import Fidelity
+from neutracer.diagnose.settings.program_changes import Change, change_program
+from neutracer.diagnose.settings.replaying import Replayer, canonical, takes_share
+from neutracer.diagnose.settings.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
+from neutracer.process.recording.capture import snapshot
+from neutracer.render.document import (
+    Block,
+    Document,
+    KeyValues,
+    Note,
+    Paragraph,
+    Severity,
+    Table,
+)
+from neutracer.render.report import Finding, Report, ranked
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+from neutracer.units import format_bytes, format_count, format_share
+
+__all__ = [
+    "CheckReport",
+    "Fidelity",
+    "Outcome",
+    "WhatIfReport",
+    "check_replay",
+    "doubt",
+    "named",
+    "open_replayer",
+    "trust_blocks",
+    "what_if",
+]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WhatIfReport(Report):
+    """One program under several allocator settings, replayed.
+
+    `plan["expandable_segments:True"]` is the `Outcome` of that setting, however it is
+    spelt; `plan[""]` that of PyTorch's default. Iterating gives the settings.
+
+    Attributes:
+        device: The device.
+        events: Events of its trace.
+        capacity_bytes: The most that the process may have, or None: as when recorded.
+        recorded: The outcome of the file's own settings.
+        outcomes: The default and what was asked for, in that order.
+        check: How faithfully the model replays the file's own settings.
+        notes: What the trace can't tell, and what was changed in the program.
+        is_changed: Whether the outcomes are of another program than the recorded one.
+    """
+
+    schema = "neutracer.what_if/1"
+    derived = ("fidelity",)
+
+    device: int
+    events: int
+    capacity_bytes: int | None
+    recorded: Outcome
+    outcomes: tuple[Outcome, ...]
+    check: Fidelity
+    notes: tuple[str, ...]
+    is_changed: bool
+    _replayer: Replayer = field(compare=False)
+
+    @property
+    def fidelity(self) -> float:
+        """1.0 where the model reproduces every address and size of the recording."""
+        return self.check.value
+
+    def __getitem__(self, settings: str) -> Outcome:
+        wanted = canonical(settings)
+        for outcome in (*self.outcomes, self.recorded):
+            if canonical(outcome.settings) == wanted:
+                return outcome
+        raise KeyError(settings)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(outcome.settings for outcome in self.outcomes)
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    def series(self, settings: str) -> dict[str, memoryview]:
+        """The values after each event of the trace under a setting.
+
+        Returns:
+            allocated, active, reserved and requested in bytes; segments; device_allocs,
+            device_frees and ooms so far.
+
+        Raises:
+            SettingsError: PyTorch would not accept the settings.
+        """
+        return self._replayer.series(canonical(settings))
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts: tuple[str, ...] = (f"cuda:{self.device}", format_count(self.events, "event"))
+        if self.capacity_bytes is not None:
+            facts += (f"at most {format_bytes(self.capacity_bytes)}",)
+        own = None if self.is_changed else self.recorded.settings
+        others = [each for each in self.outcomes if each.settings != own]
+        rows = [outcome_cells(self.recorded, named(self.recorded, "as recorded"))]
+        rows += [outcome_cells(outcome, named(outcome)) for outcome in others]
+        table = Table("", tuple(rows), OUTCOME_HEADS)
+        blocks: list[Block] = [*self.finding_blocks(), table]
+        shown = (self.recorded, *others)
+        return Document("What if", facts, (*blocks, *trust_blocks(self.check, shown, self.notes)))
+
+
+def named(outcome: Outcome, prefix: str = "") -> str:
+    """The settings of an outcome as a reader knows them."""
+    name = outcome.settings or "default settings"
+    return f"{prefix}: {name}" if prefix else name
+
+
+def trust_blocks(
+    check: Fidelity, outcomes: tuple[Outcome, ...], notes: tuple[str, ...]
+) -> tuple[Block, ...]:
+    """How far the figures of a page can be believed: fidelity, causes of ranges, gaps."""
+    blocks: list[Block] = [Paragraph(check.sentence)]
+    causes = {cause for outcome in outcomes for cause in outcome.causes}
+    pairs = tuple((word, text) for word, text in CAUSES.items() if word in causes)
+    if pairs:
+        blocks.append(KeyValues("What the figures depend on", pairs))
+    blocks += [Paragraph(note) for note in notes]
+    return tuple(blocks)
+
+
+def doubt(check: Fidelity) -> tuple[Note, ...]:
+    """What a finding of replayed figures is to say where the model is not exact."""
+    if check.is_exact:
+        return ()
+    share = format_share(check.value)
+    return (Note(f"replayed, and doubtful: the model reproduces {share} of this recording"),)
+
+
+def _findings(
+    recorded: Outcome, outcomes: tuple[Outcome, ...], check: Fidelity
+) -> tuple[Finding, ...]:
+    """Settings that fail where the recorded ones don't, and the one that saves most."""
+    found = []
+    trust = Note("replayed: " + check.sentence)
+    for outcome in outcomes:
+        if not outcome.fits and recorded.fits:
+            message = f"{named(outcome)}: a request fails that had gone through"
+            found.append(
+                Finding(
+                    "out_of_memory", Severity.SEVERE, 0, message, (trust,), (), _failed(outcome)
+                )
+            )
+    able = [outcome for outcome in outcomes if outcome.fits or not recorded.fits]
+    best = min(able, key=lambda outcome: outcome.peak_reserved_bytes, default=recorded)
+    saved = recorded.peak_reserved_bytes - best.peak_reserved_bytes
+    if saved > 0 and best.beyond_event is None:
+        message = (
+            f"{named(best)}: {format_bytes(best.peak_reserved_bytes)} reserved at most "
+            f"instead of {format_bytes(recorded.peak_reserved_bytes)}"
+        )
+        found.append(Finding("saves_memory", Severity.INFO, saved, message, doubt(check)))
+    return ranked(found)
+
+
+def _failed(outcome: Outcome) -> int | None:
+    event = outcome.stopped_event
+    return event if event is not None and event >= 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckReport(Report):
+    """How faithfully the model replays a recording under its own settings.
+
+    Attributes:
+        device: The device.
+        events: Events of its trace.
+        settings: The file's own settings.
+        check: What was compared, and what was the same.
+        notes: What the trace can't tell.
+    """
+
+    schema = "neutracer.replay_check/1"
+
+    device: int
+    events: int
+    settings: str
+    check: Fidelity
+    notes: tuple[str, ...]
+
+    def document(self) -> Document:
+        """The report as a page."""
+        name = self.settings or "default settings"
+        facts = (f"cuda:{self.device}", format_count(self.events, "event"), name)
+        return Document("Replay check", facts, trust_blocks(self.check, (), self.notes))
+
+
+def open_replayer(
+    source: Snapshot | SnapshotSource | None,
+    capacity: int | str | None = None,
+    device: int | None = None,
+    torch_version: str | None = None,
+) -> Replayer:
+    """The program of a source's device, ready to be run.
+
+    Raises:
+        ValueError: There are several devices, no history, or another allocator; or that is
+            no version of torch.
+    """
+    if source is None:
+        source = snapshot()
+    snap = source if isinstance(source, Snapshot) else load(source)
+    return Replayer(snap, snap.device(device), capacity, torch_version)
+
+
+def check_replay(
+    source: Snapshot | SnapshotSource | None,
+    *,
+    device: int | None = None,
+    torch_version: str | None = None,
+) -> CheckReport:
+    """How faithfully the model replays a recording; the arguments are those of `what_if`."""
+    replayer = open_replayer(source, None, device, torch_version)
+    return CheckReport(
+        device=replayer.device,
+        events=len(replayer.timeline),
+        settings=replayer.recorded_settings,
+        check=replayer.check,
+        notes=replayer.notes(),
+    )
+
+
+def what_if(
+    source: Snapshot | SnapshotSource | None,
+    *settings: str,
+    capacity: int | str | None = None,
+    device: int | None = None,
+    empty_cache_after: Iterable[int] = (),
+    free_at_once: Iterable[str] = (),
+    batch: float = 1.0,
+    no_cycles: bool | Iterable[str] = False,
+    torch_version: str | None = None,
+) -> WhatIfReport:
+    """Replay a trace under other allocator settings.
+
+    The requests and frees of the trace go to a model of PyTorch's caching allocator, which
+    decides anew where each block lies. Where that is decided by what no trace has (the
+    driver's addresses, another stream's timing), figures have ranges, from runs in which
+    these are otherwise.
+
+    Args:
+        source: A Snapshot or what `load` takes; None is this process's device, now.
+        settings: Texts for PYTORCH_CUDA_ALLOC_CONF; PyTorch's default is always there too.
+        capacity: The most memory that the process may have: bytes, or a text as "24GiB";
+            None is as when it was recorded. It is all of the device where PyTorch set no
+            limit itself: what CUDA's context and others take is to be left out.
+        device: The device; None is the only one.
+        empty_cache_after: What if the program called empty_cache() after these events?
+        free_at_once: What if the blocks of these functions ("forward") or lines
+            ("train.py:155") were freed as soon as they are made? Any frame of a stack counts.
+        batch: What if the batch were so many times as large? Parameters, gradients and
+            optimizer state keep their sizes, all else grows with it.
+        no_cycles: What if no reference cycle kept blocks until a collection? True where the
+            trace has frames of Python's collector, else the lines at which collections
+            ran ("train.py:95"). Each block is then freed when its line makes the next one.
+        torch_version: PyTorch's version, as "2.11", whose rules hold; None is the newest
+            that is known.
+
+    Returns:
+        The report; `str(report)` is one screen. With a changed program `.outcomes` are of
+        that one, under the recorded settings too, and `.recorded` is of the recorded one.
+
+    Raises:
+        SettingsError: PyTorch would not accept a setting (`.position` is where), or it asks
+            for another allocator than the native one.
+        SnapshotError: The file can't be read.
+        ValueError: There are several devices, no history, or a program under another
+            allocator; or a share of a device is asked for without its capacity; a change
+            that this trace does not allow.
+
+    Example:
+        >>> import neutracer
+        >>> plan = neutracer.what_if(
+        ...     "tests/data/frag_default.pickle", "expandable_segments:True", capacity="2GiB"
+        ... )
+        >>> plan.fidelity
+        1.0
+        >>> plan[""].peak_reserved_bytes >> 20
+        2028
+        >>> plan["expandable_segments:True"].peak_reserved_bytes >> 20
+        680
+    """
+    wanted = _wanted(settings, capacity)
+    replayer = open_replayer(source, capacity, device, torch_version)
+    change = change_program(
+        replayer.snap, replayer.timeline, empty_cache_after, free_at_once, batch, no_cycles
+    )
+    return _compared(replayer, wanted, change)
+
+
+def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> WhatIfReport:
+    """The report of the settings that are wanted, of the recorded program or a changed one."""
+    if change is not None:
+        replayer.change(change.edits)
+        wanted = [wanted[0], replayer.recorded_settings, *wanted[1:]]
+    recorded, *outcomes = _outcomes(replayer, wanted)
+    check = replayer.check
+    return WhatIfReport(
+        device=replayer.device,
+        events=len(replayer.timeline),
+        capacity_bytes=replayer.capacity,
+        recorded=recorded,
+        outcomes=tuple(outcomes),
+        check=check,
+        notes=(*(change.notes if change else ()), *replayer.notes()),
+        is_changed=change is not None,
+        findings=_findings(recorded, tuple(outcomes), check),
+        _replayer=replayer,
+    )
+
+
+def _wanted(settings: tuple[str, ...], capacity: int | str | None) -> list[str]:
+    """The default and what is asked for, each once, in the shortest spelling.
+
+    Raises:
+        SettingsError: PyTorch would not accept one.
+        ValueError: One asks for a share of a device without `capacity`.
+    """
+    wanted = {text: canonical(text) for text in ("", *settings)}
+    shares = [text for text in wanted if takes_share(text)]
+    if capacity is None and shares:
+        asked = f"{shares[0]!r} asks for a share of the device"
+        raise ValueError(f"{asked}: capacity= (or --capacity) says how large it is")
+    return list(wanted.values())
+
+
+def _outcomes(replayer: Replayer, wanted: list[str]) -> list[Outcome]:
+    """The outcome of the recording, and those of the settings that are wanted."""
+    keys: list[str | None] = [None, *dict.fromkeys(wanted)]
+    own = keys.index(replayer.recorded_settings) if replayer.recorded_settings in keys else 0
+    if own and len(replayer.limits) == 1 and replayer.changed is None:
+        keys[own] = None  # The same runs, done once.
+    found = dict(replayer.map(lambda key: (key, replayer.outcome(key)), dict.fromkeys(keys)))
+    return [found[key] for key in keys]

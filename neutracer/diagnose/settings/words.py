@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recommendation says of a setting."""
+
+from __future__ import annotations
+
+from neutracer.diagnose.settings.rank import Row
+from neutracer.diagnose.settings.what_if import named
+from neutracer.diagnose.settings.what_if_parts import Outcome, stop_of
+from neutracer.render.document import Note
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["cost", "gain", "stops"]
+
+
+def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
+    """What a setting does better than the recorded one: the bytes that it saves, and in
+    words.
+
+    Args:
+        objective: One of `OBJECTIVES`.
+        row: The setting's outcome, and its smallest capacity or None.
+        recorded: The same of the recorded settings.
+    """
+    (outcome, smallest), (before, own) = row, recorded
+    name = named(outcome)
+    if objective == "fit" and smallest is not None and own is not None and smallest < own:
+        message = f"{name}: every request goes through from {format_bytes(smallest)} on"
+        return own - smallest, f"{message}, not from {format_bytes(own)}"
+    if before.stopped_event is not None:
+        stop = stop_of(outcome)
+        until = "the end of the trace" if stop is None else f"event {stop}"
+        return 0, f"{name}: the program gets to {until}, not just to event {stop_of(before)}"
+    if outcome.ooms < before.ooms:
+        failed = format_count(outcome.ooms, "request") if outcome.ooms else "no request"
+        return 0, f"{name}: {failed} out of memory instead of {format_count(before.ooms)}"
+    peaks = outcome.peak_reserved_bytes, before.peak_reserved_bytes
+    saved = max(peaks[1] - peaks[0], 0)
+    if objective == "speed":
+        calls = f"{format_count(outcome.device_calls)} calls of the device"
+        return saved, f"{name}: {calls} instead of {format_count(before.device_calls)}"
+    less, more = (format_bytes(nbytes) for nbytes in peaks)
+    return saved, f"{name}: {less} reserved at most instead of {more}"
+
+
+def cost(more: int) -> str:
+    """How many more calls of the device a choice makes, in words."""
+    noun = "more call" if more > 0 else "fewer call"
+    return f"{format_count(abs(more), noun) if more else 'as many calls'} of the device"
+
+
+def stops(outcome: Outcome) -> tuple[Note, ...]:
+    """That the figures of a choice are not of the whole program."""
+    stop = stop_of(outcome)
+    said = f"it stops for lack of memory at event {stop}: the peak is of what came before"
+    return () if stop is None else (Note(said),)

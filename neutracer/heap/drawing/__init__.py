@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An object graph drawn: `draw`."""

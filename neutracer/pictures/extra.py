@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every plot needs: matplotlib, a figure that shows itself, a source as a snapshot."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from neutracer.arguments import path_name
+from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.errors import UnavailableError
+from neutracer.render.document import Place
+from neutracer.render.escape import sentence
+from neutracer.saving import atomic_file
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+
+__all__ = [
+    "moment",
+    "opened",
+    "picture",
+    "picture_file",
+    "place_text",
+    "require_matplotlib",
+    "save_picture",
+    "source_name",
+]
+
+_USUAL = ("png", "svg", "pdf")
+
+# A longer name of a function or file would push the rest of a line off the picture.
+_MOST_PLACE = 60
+
+
+def require_matplotlib() -> None:
+    """Make sure that matplotlib is there.
+
+    Raises:
+        UnavailableError: It is not installed; says what to install.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise UnavailableError(
+            "matplotlib", "install it with \"pip install 'neutracer[plot]'\""
+        ) from None
+
+
+def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
+    """A snapshot as it is, the one that an outcome stands for, or what `load` makes of it."""
+    if isinstance(source, Outcome):
+        return source.snapshot()
+    return source if isinstance(source, Snapshot) else load(source)
+
+
+def source_name(source: object) -> str:
+    """A file's name without its endings, or an outcome's settings; empty where the source
+    has no name."""
+    if isinstance(source, Outcome):
+        return source.settings or "default settings"
+    if not isinstance(source, (str, os.PathLike)) or source == "-":
+        return ""
+    name = Path(os.fspath(source)).name
+    for ending in (".xz", ".gz", ".zst", ".pickle", ".pkl"):
+        name = name.removesuffix(ending)
+    return name
+
+
+def picture_file(output: str | os.PathLike[str] | BinaryIO | None) -> str | BinaryIO | None:
+    """Where a picture is written, checked before it is drawn: a name, or an open file.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        ValueError: The name ends in no format that matplotlib writes.
+        TypeError: It is neither a path nor a file.
+    """
+    require_matplotlib()
+    if output is None:
+        return None
+    if not isinstance(output, (str, os.PathLike)) and hasattr(output, "write"):
+        return output
+    name = path_name(cast(str, output), "output")
+    others = _other_formats()
+    if _format(name) not in (*_USUAL, *others):
+        raise ValueError(
+            f"{name or repr(name)}: the name of a picture ends in .png, .svg or .pdf; "
+            f"matplotlib also writes .{', .'.join(others)}"
+        )
+    return name
+
+
+def _format(name: str) -> str:
+    return os.path.splitext(name)[1][1:].lower()
+
+
+def _other_formats() -> list[str]:
+    """The endings of what matplotlib writes beside the usual ones."""
+    from matplotlib.figure import Figure
+
+    return sorted(set(Figure().canvas.get_supported_filetypes()).difference(_USUAL))
+
+
+def save_picture(figure: Any, target: str | BinaryIO | None) -> Any:
+    """Write a figure where `picture_file` said; a file of a name appears whole or not at all.
+
+    Returns:
+        The figure.
+
+    Raises:
+        OSError: It can't be written.
+        UnavailableError: matplotlib writes this format with a program that is not here.
+    """
+    if target is None:
+        return figure
+    drawn, ending = io.BytesIO(), _format(target) if isinstance(target, str) else "png"
+    try:
+        figure.savefig(drawn, format=ending)
+    except RuntimeError as error:
+        raise UnavailableError(f"what matplotlib writes .{ending} with", str(error)) from None
+    if isinstance(target, str):
+        with atomic_file(target) as file:
+            file.write(drawn.getvalue())
+    else:
+        target.write(drawn.getvalue())
+    return figure
+
+
+def place_text(place: Place) -> str:
+    """A place in one line, fit for a picture: `train.py:155 frag`."""
+    return sentence(f"{place.location} {place.function}".strip(), _MOST_PLACE)
+
+
+def moment(event: int) -> str:
+    """When a state is: at an event, or before the first one."""
+    return f"at event {event:,}" if event >= 0 else "at the start"
+
+
+def picture(width: float, height: float, background: str, dpi: float = 100) -> Any:
+    """An empty figure that shows itself in a notebook, and belongs to no window.
+
+    Args:
+        width: Inches.
+        height: Inches.
+        background: Its colour.
+        dpi: Pixels an inch.
+    """
+    from neutracer.pictures.figure import Picture
+
+    return Picture(figsize=(width, height), dpi=dpi, facecolor=background)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Memory Distribution Timeline Plot: which address held what, when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from neutracer.arguments import text
+from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.pictures.extra import (
+    opened,
+    picture_file,
+    save_picture,
+    source_name,
+)
+from neutracer.render.palette import DARK, LIGHT, Palette
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from neutracer.pictures.mdtp.scene import Request
+else:
+    # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
+    Figure = Any
+
+__all__ = ["mdtp"]
+
+
+def mdtp(
+    before: Snapshot | SnapshotSource | Outcome,
+    after: Snapshot | SnapshotSource | Outcome | None = None,
+    *,
+    device: int | None = None,
+    x: str = "time",
+    style: str = "default",
+    stream: int | None = None,
+    pool: tuple[int, int] | None = None,
+    time_range: tuple[float, float] | None = None,
+    address_range: tuple[int, int] | None = None,
+    raw_addresses: bool = False,
+    holes: bool = True,
+    title: str | tuple[str, str] | None = None,
+    dark: bool = False,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
+) -> Figure:
+    """Draw memory over time: each block at its address, for as long as it lived.
+
+    Blocks are blue, darker where larger; holes in what is reserved are sand; a slanted stroke
+    on the axis says where addresses that were never reserved are left out; moments of OOM are
+    red columns. Above stand allocated and reserved bytes. The largest holes get a letter, and
+    below a line that says what pins them. A pixel that has seen a block or a hole shows it.
+
+    Args:
+        before: A snapshot, or what `load` takes; or an outcome of `what_if`, which is drawn
+            beside what was recorded.
+        after: Another one, drawn beside it on the same scale.
+        device: The device; None is the only one.
+        x: "time" in seconds since the first event, or "event". A file without times
+            (before torch 2.2) is drawn by events.
+        style: "default", or "classic": addresses from 0 to 1, neighbouring allocations
+            merged into runs coloured by the run's size, a column a frame.
+        stream: Only what belongs to this raw stream.
+        pool: Only what belongs to this private pool; (0, 0) is the default pool.
+        time_range: Only from .. to, in the units of the axis.
+        address_range: Only addresses from .. to, as the device counts them.
+        raw_addresses: Leave nothing out of the address axis.
+        holes: Name the largest holes.
+        title: What stands above, or a pair for two snapshots; None is the file's name.
+        dark: For a dark page.
+        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
+            writes by its name; a binary file gets a PNG.
+
+    Returns:
+        The matplotlib figure; `.savefig("memory.png")` writes it.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        SnapshotError: A file can't be read.
+        OSError: A file can't be read or written.
+        ValueError: `output` ends in no format of matplotlib's; there is no such device,
+            axis or style, or nothing in that range.
+
+    Example:
+        >>> import neutracer
+        >>> figure = neutracer.mdtp("tests/data/frag_default.pickle")
+        >>> [axes.get_label() for axes in figure.axes]
+        ['strip', 'map', 'sizes']
+    """
+    if style not in ("default", "classic"):
+        raise ValueError(f"style is 'default' or 'classic', not {style!r}")
+    target = picture_file(output)
+    from neutracer.pictures.mdtp.scene import Request
+
+    request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
+    sources = _sources(before, after)
+    titled = zip(sources, _titles(sources, title), strict=True)
+    figure = _drawn(titled, request, style, holes, DARK if dark else LIGHT)
+    return cast("Figure", save_picture(figure, target))
+
+
+def _drawn(
+    titled: Iterable[tuple[Snapshot | SnapshotSource | Outcome, str]],
+    request: Request,
+    style: str,
+    holes: bool,
+    palette: Palette,
+) -> Figure:
+    from neutracer.pictures.mdtp.classic import draw_classic
+    from neutracer.pictures.mdtp.draw import draw_scenes
+    from neutracer.pictures.mdtp.scene import Scene
+
+    scenes = [Scene(opened(source), request, name) for source, name in titled]
+    if style == "classic":
+        return cast("Figure", draw_classic(scenes, palette))
+    return cast("Figure", draw_scenes(scenes, palette, holes))
+
+
+def _sources(
+    before: Snapshot | SnapshotSource | Outcome, after: Snapshot | SnapshotSource | Outcome | None
+) -> list[Snapshot | SnapshotSource | Outcome]:
+    """What is drawn: an outcome that stands alone goes beside its recording."""
+    if after is not None:
+        return [before, after]
+    return [before.recorded, before] if isinstance(before, Outcome) else [before]
+
+
+def _titles(
+    sources: list[Snapshot | SnapshotSource | Outcome], title: str | tuple[str, str] | None
+) -> list[str]:
+    """What stands above each picture."""
+    if title is not None:
+        several = title if isinstance(title, (tuple, list)) else [title]
+        titles = [text("title", one) for one in several]
+        if len(titles) != len(sources):
+            raise ValueError(f"{len(titles)} titles for {len(sources)} snapshots")
+        return titles
+    names = [source_name(source) for source in sources]
+    after = sources[-1]
+    if isinstance(after, Outcome) and sources[0] is after.recorded:
+        names[0] = f"recorded: {after.recorded.settings_in_force['text'] or 'default settings'}"
+    if len(sources) == 1:
+        return [names[0] or "GPU memory"]
+    names = [name or word for name, word in zip(names, ("before", "after"), strict=True)]
+    if names[0] == names[1]:
+        return [f"{names[0]}, {word}" for word in ("before", "after")]
+    return names

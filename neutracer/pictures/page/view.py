@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`neutracer.view`: a snapshot as one page that needs nothing else and loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+from neutracer.arguments import number_pair, path_name, whole_number
+from neutracer.diagnose.overview.report import overview
+from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.pictures.page.bundle import bundle, part
+from neutracer.pictures.page.inline import PageView
+from neutracer.pictures.page.pack import MOST_ALLOCATIONS, pack
+from neutracer.pictures.page.parts import page_parts, page_style
+from neutracer.render.html import page_shell
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+
+__all__ = ["view", "view_html"]
+
+
+@overload
+def view(
+    source: Snapshot | SnapshotSource | Outcome,
+    path: str | os.PathLike[str],
+    *,
+    device: int | None = None,
+    max_allocations: int = MOST_ALLOCATIONS,
+    focus: tuple[int, int] | None = None,
+) -> Path: ...
+
+
+@overload
+def view(
+    source: Snapshot | SnapshotSource | Outcome,
+    path: None = None,
+    *,
+    device: int | None = None,
+    max_allocations: int = MOST_ALLOCATIONS,
+    focus: tuple[int, int] | None = None,
+) -> PageView: ...
+
+
+def view(
+    source: Snapshot | SnapshotSource | Outcome,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    device: int | None = None,
+    max_allocations: int = MOST_ALLOCATIONS,
+    focus: tuple[int, int] | None = None,
+) -> Path | PageView:
+    """Write a snapshot as one offline page: findings, timeline, address map, tables.
+
+    The page is one file. Nothing leaves it: its policy refuses every request. It shows the
+    names that the file has (functions, files, lines), and no source text.
+
+    Args:
+        source: A snapshot, or what `load` takes; or an outcome of `what_if`.
+        path: Where to; the file appears whole or not at all. Without one the page is not
+            written, and shows itself in a notebook.
+        device: The device; None is all of them, and the page turns from one to the next.
+        max_allocations: Allocations that the page holds one by one, over all its devices.
+            Of a longer trace those with the most bytes times events lived are kept; totals
+            stay exact, and the map shows the others in cells.
+        focus: Events from .. to of the one device: what lives in them is kept before all
+            else, and the page opens on them.
+
+    Returns:
+        The path; without one the page.
+
+    Raises:
+        ValueError: There is no such device, `max_allocations` is below 1, or the focus holds
+            no event or is of several devices.
+        SnapshotError: The file can't be read.
+        OSError: A file can't be read or written.
+
+    Example:
+        >>> import neutracer, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = neutracer.view("tests/data/frag_default.pickle", folder + "/page.html")
+        ...     page.stat().st_size < 200_000
+        True
+    """
+    if path is not None:
+        # What can be no file's name is told before the work.
+        path_name(path)
+    page = _page(source, device, max_allocations, focus)
+    return page if path is None else page.save(path)
+
+
+def view_html(
+    source: Snapshot | SnapshotSource | Outcome,
+    *,
+    device: int | None = None,
+    max_allocations: int = MOST_ALLOCATIONS,
+    focus: tuple[int, int] | None = None,
+    title: str = "",
+) -> str:
+    """The page as text.
+
+    Args:
+        source: A snapshot, or what `load` takes; or an outcome of `what_if`.
+        device: As for `view`.
+        max_allocations: As for `view`.
+        focus: As for `view`.
+        title: What stands on top; empty is the file's name.
+
+    Raises:
+        ValueError: As for `view`.
+        SnapshotError: The file can't be read.
+        OSError: It can't be read.
+    """
+    return _page(source, device, max_allocations, focus, title).html
+
+
+def _page(
+    source: Snapshot | SnapshotSource | Outcome,
+    device: int | None,
+    most: int,
+    focus: tuple[int, int] | None,
+    title: str = "",
+) -> PageView:
+    if whole_number("max_allocations", most) < 1:
+        raise ValueError("a page holds at least one allocation")
+    if focus is not None:
+        focus = number_pair("focus", focus, whole=True)
+    snap, name, path = _opened(source, title)
+    several = device is None and len(snap.devices) > 1
+    devices = snap.devices if several else (snap.timeline(device).device,)
+    report = overview(snap, name, path=path, called=os.path.basename(path))
+    slots = {
+        **page_parts(snap, report, devices, name),
+        "payloads": _payloads(snap, devices, most, focus),
+    }
+    body = re.sub(r"\{(\w+)\}", lambda found: slots[found[1]], part("page.html"))
+    return PageView(page_shell(name, body, page_style(), bundle("main.js")), name)
+
+
+def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
+    """The snapshot, what stands on top of its page, and where its file is; "" is nowhere."""
+    if isinstance(source, Outcome):
+        settings = source.settings or "default settings"
+        return source.snapshot(), title or f"What if: {settings}", ""
+    if isinstance(source, Snapshot):
+        return source, title or "PyTorch snapshot", ""
+    if isinstance(source, (str, os.PathLike)) and source != "-":
+        path = os.fspath(source)
+        return load(source), title or os.path.basename(path), path
+    return load(source), title or "PyTorch snapshot", ""
+
+
+def _payloads(
+    snap: Snapshot, devices: Sequence[int], most: int, focus: tuple[int, int] | None
+) -> str:
+    """The data, a script that is none a device."""
+    timelines = [snap.timeline(number) for number in devices]
+    if focus is not None:
+        if len(timelines) > 1:
+            raise ValueError("a focus is of one device, say which")
+        last = min(focus[1], len(timelines[0]) - 1)
+        focus = (max(focus[0], 0), last)
+        if focus[0] > last:
+            raise ValueError(f"the trace has no event in {focus[0]} .. {last}")
+    shares = _shares([len(timeline.allocations) for timeline in timelines], most)
+    parts: list[str] = []
+    for timeline, kept in zip(timelines, shares, strict=True):
+        data = base64.b64encode(pack(snap, timeline, {}, kept, focus)).decode("ascii")
+        name = f"payload-{timeline.device}" if parts else "payload"
+        parts.append(
+            f'<script type="application/octet-stream" data-device="{timeline.device}" '
+            f'id="{name}">{data}</script>'
+        )
+    return "".join(parts)
+
+
+def _shares(counts: Sequence[int], most: int) -> list[int]:
+    """How many rows of each device are kept: those with few keep all, the others the same."""
+    shares = [0] * len(counts)
+    left = most
+    by_count = sorted(range(len(counts)), key=counts.__getitem__)
+    for place, which in enumerate(by_count):
+        shares[which] = min(counts[which], max(left // (len(counts) - place), 1))
+        left -= shares[which]
+    return shares

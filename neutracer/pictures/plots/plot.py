@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who held how much, over time; and how much of what was reserved stood empty."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from neutracer.arguments import text, whole_number
+from neutracer.pictures.extra import (
+    opened,
+    picture_file,
+    save_picture,
+    source_name,
+)
+from neutracer.render.palette import DARK, LIGHT
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+else:
+    # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
+    Figure = Any
+
+__all__ = ["plot_fragmentation", "plot_timeline"]
+
+
+def plot_timeline(
+    source: Snapshot | SnapshotSource,
+    *,
+    device: int | None = None,
+    x: str = "time",
+    by: str = "line",
+    top: int = 8,
+    title: str | None = None,
+    dark: bool = False,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
+) -> Figure:
+    """Draw allocated bytes over time, stacked by who allocated them.
+
+    Above the stack runs the line of what was reserved; moments of OOM are red. Each column
+    of pixels shows the moment in it at which the most was allocated.
+
+    Args:
+        source: A snapshot, or what `load` takes.
+        device: The device; None is the only one.
+        x: "time" in seconds since the first event, or "event".
+        by: "line" (the program's own line that stands for a stack), "stack", or
+            "category" (as `Timeline.categories` has them).
+        top: How many of them get a band of their own, those that held the most at the
+            peak first; all others are one band, in grey.
+        title: What stands above; None is the file's name.
+        dark: For a dark page.
+        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
+            writes by its name; a binary file gets a PNG.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        SnapshotError: The file can't be read.
+        OSError: A file can't be read or written.
+        ValueError: `output` ends in no format of matplotlib's; or there is no such device,
+            axis or grouping.
+
+    Example:
+        >>> import neutracer
+        >>> figure = neutracer.plot_timeline("tests/data/frag_default.pickle")
+        >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        ['reserved', 'train.py:159 frag', 'train.py:155 frag']
+    """
+    if by not in ("line", "stack", "category"):
+        raise ValueError(f"by is 'line', 'stack' or 'category', not {by!r}")
+    top = whole_number("top", top, least=0)
+    target = picture_file(output)
+    from neutracer.pictures.mdtp.scene import Request, Scene
+    from neutracer.pictures.plots.stacked import draw_stacked
+
+    name = source_name(source) or "GPU memory" if title is None else text("title", title)
+    scene = Scene(opened(source), Request(device, x), name)
+    figure = draw_stacked(scene, by, top, DARK if dark else LIGHT)
+    return cast("Figure", save_picture(figure, target))
+
+
+def plot_fragmentation(
+    source: Snapshot | SnapshotSource,
+    *,
+    device: int | None = None,
+    x: str = "time",
+    event: int | None = None,
+    title: str | None = None,
+    dark: bool = False,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
+) -> Figure:
+    """Draw the share of reserved bytes that was unused over time, and each segment at one
+    moment with its blocks and holes.
+
+    The share is (reserved - allocated) / reserved, with the usual bands behind it; it is
+    the one of `fragmentation_report`. The segments are the largest at the moment at which
+    the most bytes were unused.
+
+    Args:
+        source: A snapshot, or what `load` takes.
+        device: The device; None is the only one.
+        x: "time" in seconds since the first event, or "event".
+        event: Another moment for the segments: after this event.
+        title: What stands above; None is the file's name.
+        dark: For a dark page.
+        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
+            writes by its name; a binary file gets a PNG.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        SnapshotError: The file can't be read.
+        OSError: A file can't be read or written.
+        ValueError: `output` ends in no format of matplotlib's; or there is no such device,
+            axis or event.
+
+    Example:
+        >>> import neutracer
+        >>> figure = neutracer.plot_fragmentation("tests/data/frag_default.pickle")
+        >>> [axes.get_label() for axes in figure.axes]
+        ['share', 'segments']
+    """
+    target = picture_file(output)
+    from neutracer.pictures.mdtp.scene import Request, Scene
+    from neutracer.pictures.plots.segments import draw_fragmentation
+
+    name = source_name(source) or "GPU memory" if title is None else text("title", title)
+    scene = Scene(opened(source), Request(device, x), name)
+    figure = draw_fragmentation(scene, event, DARK if dark else LIGHT)
+    return cast("Figure", save_picture(figure, target))

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unused share over time, and the segments at one moment. Importing this imports
+matplotlib."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
+
+from neutracer import units
+from neutracer._native import core
+from neutracer.pictures.extra import picture
+from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.mdtp.colours import block_scale, blues
+from neutracer.pictures.mdtp.marks import draw_ooms
+from neutracer.pictures.mdtp.scene import Scene
+from neutracer.render.escape import sentence
+from neutracer.render.palette import Palette
+
+__all__ = ["draw_fragmentation", "unused_shares"]
+
+_MOST_SEGMENTS = 24
+_COLUMNS = 900
+
+# Upper ends of the bands of the share, and their words.
+_BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"), (1.0, "severe"))
+
+
+def unused_shares(scene: Scene) -> Any:
+    """(reserved - allocated) / reserved after each event, as `fragmentation_report` has it."""
+    raw, *_ = core.ratios(
+        scene.allocated[1:].astype(np.uint64).tobytes(),
+        scene.reserved[1:].astype(np.uint64).tobytes(),
+        np.asarray(scene.timeline.events.codes("action")).tobytes(),
+    )
+    return np.frombuffer(raw, np.float64)
+
+
+def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any:
+    """The figure of `plot_fragmentation`."""
+    if event is None:
+        unused = np.where(scene.settled, scene.reserved - scene.active, -1)
+        # Where nothing was ever unused, the moment with the most reserved shows that.
+        if unused.max() <= 0:
+            unused = np.where(scene.settled, scene.reserved, -1)
+        event = int(np.argmax(unused)) - 1
+    layout = scene.timeline.at(event)
+    figure = picture(11.5, 7.4, palette.page)
+    share = figure.add_axes([0.085, 0.60, 0.89, 0.28], label="share")
+    _draw_share(scene, share, event, palette)
+    axes = figure.add_axes([0.085, 0.075, 0.89, 0.39], label="segments")
+    shown, count = _draw_segments(layout, axes, palette)
+    when = f"event {event:,}" if event >= 0 else "the start"
+    head = f"segments after {when}, by size"
+    if shown < count:
+        head = f"the {shown} largest of {count} segments after {when}"
+    head = f"{head}: blocks are blue, holes sand" if count else f"nothing reserved after {when}"
+    axes.set_title(head, loc="left", fontsize=9.5, color=palette.ink)
+    style: dict[str, Any] = {"parse_math": False, "va": "top"}
+    title = sentence(scene.title, 80)
+    figure.text(0.085, 0.985, title, color=palette.ink, size=13, weight="bold", **style)
+    state = event + 1
+    unused = int(scene.reserved[state] - scene.allocated[state])
+    facts = f"most unused: {units.format_bytes(unused)} of "
+    facts += f"{units.format_bytes(int(scene.reserved[state]))} reserved, after {when}"
+    figure.text(0.085, 0.94, facts, color=palette.grey, size=9.5, **style)
+    return figure
+
+
+def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
+    """The largest share that each column has seen, over the bands."""
+    plain_axes(axes, palette)
+    reserved = int(scene.reserved[0])
+    start = (reserved - int(scene.allocated[0])) / reserved if reserved else 0.0
+    shares = np.append(start, unused_shares(scene))
+    x_first, x_end = (float(scene.axis_x(v)) for v in scene.view[:2])
+    columns = min(_COLUMNS, max(1, scene.view[1] - scene.view[0]))
+    first, end = scene.column_states(columns)
+    most = np.array([shares[a:b].max() for a, b in zip(first, end, strict=True)])
+    edges = np.linspace(x_first, x_end, columns + 1)
+    low = 0.0
+    for high, word in _BANDS:
+        axes.axhline(high, color=palette.line, linewidth=0.8, zorder=1)
+        axes.text(
+            1.003, (low + high) / 2, word, transform=axes.get_yaxis_transform(), size=8,
+            color=palette.red if word == "severe" else palette.grey, va="center",
+        )  # fmt: skip
+        low = high
+    steps = np.append(most, most[-1:])
+    axes.fill_between(edges, steps, step="post", color=palette.sand, linewidth=0, zorder=2)
+    axes.step(edges, steps, where="post", color=palette.sand_ink, linewidth=1.1, zorder=3)
+    axes.set_xlim(x_first, x_end)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes.set_ylabel("reserved, unused")
+    moment = float(scene.axis_x(float(scene.states[event + 1])))
+    axes.axvline(moment, color=palette.ink, linewidth=0.9, linestyle=":", zorder=4)
+    time_axis(axes, scene.by_time, len(scene.timeline))
+    draw_ooms(scene, None, axes, palette)
+    box = axes.get_position()
+    axes.set_position([box.x0, box.y0, box.width - 0.055, box.height])
+
+
+def _draw_segments(layout: Any, axes: Any, palette: Palette) -> tuple[int, int]:
+    """A bar for each of the largest segments; how many, and how many there are."""
+    plain_axes(axes, palette, ("bottom",))
+    segments, blocks = layout.segments, layout.blocks
+    sizes = np.asarray(segments.codes("total_size")).astype(np.int64)
+    order = np.argsort(-sizes, kind="stable")[:_MOST_SEGMENTS]
+    starts, lengths = blocks.codes("address"), blocks.codes("size")
+    states = blocks.codes("state")
+    largest = max((int(n) for n, state in zip(lengths, states, strict=True) if state), default=1)
+    scale = block_scale(largest)
+    patches, colours = [], []
+    for row, segment in enumerate(order):
+        base = segments.codes("address")[segment]
+        patches.append(Rectangle((0, row - 0.4), int(sizes[segment]), 0.8))
+        colours.append(palette.sand)
+        first = segments.codes("block_first")[segment]
+        for block in range(first, first + segments.codes("block_count")[segment]):
+            if states[block]:
+                place = (starts[block] - base, row - 0.4)
+                patches.append(Rectangle(place, lengths[block], 0.8))
+                colours.append(blues(palette)(float(scale(lengths[block]))))
+    axes.add_collection(
+        PatchCollection(patches, facecolors=colours, edgecolors=palette.page, linewidths=0.3),
+        autolim=False,
+    )
+    most = int(sizes.max()) if len(sizes) else 1
+    axes.set_xlim(0, most)
+    axes.set_ylim(max(len(order), 1) - 0.5, -0.5)
+    names = [units.format_bytes(int(sizes[segment])) for segment in order]
+    axes.set_yticks(range(len(order)), names, fontsize=7)
+    byte_axis(axes.xaxis, most, 8)
+    return len(order), len(sizes)

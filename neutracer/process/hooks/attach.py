@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks on PyTorch's allocators: found or compiled, attached on request, silenced.
+
+PyTorch can't detach an allocator's tracker or an out-of-memory observer: each is attached
+at the first request and once, and costs some ten ns an event from then on even when silent.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from neutracer.arguments import whole_number
+from neutracer.errors import UnavailableError
+from neutracer.process.hooks.cpu import unwatch_thread as unwatch_here
+from neutracer.process.hooks.cpu import watch_thread as watch_here
+from neutracer.process.hooks.oom import (
+    OomFact,
+    OomSubscription,
+    on_oom,
+    oom_descriptor,
+    oom_errors,
+    oom_facts,
+)
+from neutracer.process.hooks.shim import call, load, loaded, loaded_path, try_load, why_none
+
+__all__ = [
+    "HookState",
+    "OomFact",
+    "OomSubscription",
+    "attach",
+    "device_stats",
+    "load",
+    "on_oom",
+    "oom_descriptor",
+    "oom_errors",
+    "oom_facts",
+    "resume",
+    "silence",
+    "state",
+    "try_load",
+    "unwatch_thread",
+    "watch_thread",
+    "why_none",
+]
+
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class HookState:
+    """What the hooks do in this process.
+
+    Attributes:
+        built_at: The compiled module.
+        built_for: The version of torch that it was built for.
+        backend: "cuda" or "cpu": whose allocator is followed.
+        attached: The tracker is attached; it stays so until the process ends.
+        active: It records.
+        frames: Python frames that are kept of each event.
+        frames_refused: Why no frames can be kept in this interpreter, or "".
+        events: Events that each ring keeps.
+        pushed: Events that were pushed so far, by device.
+        oom_attached: The out-of-memory observer is attached, for good as well.
+        ooms: Out-of-memory events seen since then.
+        threads: Threads that asked to be watched (CPU only).
+        gaps: Times when reports went to PyTorch's profiler or another one (CPU only).
+    """
+
+    built_at: str
+    built_for: str
+    backend: str
+    attached: bool
+    active: bool
+    frames: int
+    frames_refused: str
+    events: int
+    pushed: dict[int, int] = field(hash=False)
+    oom_attached: bool
+    ooms: int
+    threads: int
+    gaps: int
+
+
+def attach(events: int = 100_000, frames: int = 0) -> None:
+    """Follow the allocator from now on, through a ring of events for each device.
+
+    PyTorch can't detach the tracker: `silence` makes it as good as idle. What goes on
+    already is not disturbed; another number of events makes new rings. On a torch for
+    the CPU the calling thread is watched, and what PyTorch runs for it.
+
+    Args:
+        events: How many each ring keeps; older ones are overwritten. 64 bytes each.
+        frames: Python frames kept of each event, from the innermost, at most 16.
+
+    Raises:
+        UnavailableError: There are no hooks here, or no device for a torch that is built
+            for CUDA; CUDA was not initialised, another allocator than PyTorch's own is in
+            use, PyTorch's profiler is running in this thread (CPU), or frames can't be read
+            in this interpreter.
+        ValueError: `events` is below 1, or `frames` not 0 to 16.
+    """
+    events = min(whole_number("events", events), sys.maxsize)
+    frames = whole_number("frames", frames)
+    if events < 1 or not 0 <= frames <= 16:
+        raise ValueError("events must be 1 or more, and frames 0 to 16")
+    _refuse_without_device()
+    module = load()
+    with _lock:
+        if module.backend == "cpu":
+            watch_here(module)
+        now = module.state()
+        if now["active"] and _capacity(now) >= events:
+            if now["frames"] != frames:
+                call(module.keep_frames, frames)
+            return
+        if _capacity(now) < events:
+            call(module.attach, events)
+        call(module.start, frames)
+
+
+def silence() -> None:
+    """Record nothing until `resume` or `attach`; fine where nothing is attached.
+
+    On CUDA what was recorded is set apart at once, since the layout goes on without it.
+    """
+    if loaded() is not None and loaded().state()["active"]:
+        call(loaded().stop)
+
+
+def resume(frames: int | None = None) -> None:
+    """Record again; what was recorded before `silence` is set apart.
+
+    Args:
+        frames: As for `attach`; None for none.
+
+    Raises:
+        UnavailableError: Nothing is attached.
+    """
+    module = loaded()
+    if module is None or not module.state()["attached"]:
+        raise UnavailableError("an attached tracker", "call attach() first")
+    if not module.state()["active"]:
+        call(module.start, frames or 0)
+
+
+def state() -> HookState | None:
+    """What the hooks do in this process; None where they were not loaded.
+
+    Example:
+        >>> now = state()
+        >>> now is None or now.backend in ("cuda", "cpu")
+        True
+    """
+    module = loaded()
+    if module is None:
+        return None
+    now = module.state()
+    return HookState(
+        built_at=str(loaded_path()),
+        built_for=module.built_for,
+        backend=module.backend,
+        attached=now["attached"],
+        active=now["active"],
+        frames=now["frames"],
+        frames_refused=module.frames_refused,
+        events=_capacity(now),
+        pushed={device: pushed for device, pushed, _ in now["rings"]},
+        oom_attached=now["oom_attached"],
+        ooms=now["ooms"],
+        threads=now.get("threads", 0),
+        gaps=now.get("gaps", 0),
+    )
+
+
+def device_stats(device: int) -> dict[str, int]:
+    """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL.
+
+    Args:
+        device: The device's number. -1 is the CPU where its allocator is followed: what
+            the watched threads allocated since.
+
+    Raises:
+        UnavailableError: There are no hooks, no such device, or CUDA is not initialised.
+    """
+    stats: dict[str, int] | None = load().device_stats(device)
+    if stats is None:
+        raise UnavailableError(f"device {device} in this process", "use the device first")
+    return stats
+
+
+def watch_thread() -> None:
+    """Follow what the calling thread allocates on the CPU too; nothing to do for CUDA.
+
+    Seen are threads that called this or `attach`, and what PyTorch runs for them on others
+    (backward). While PyTorch's profiler runs in a thread it gets the reports, and what was
+    recorded before is set apart. A block that a watched thread allocated and another one
+    frees stays in the layout until its address is given out again.
+
+    Raises:
+        UnavailableError: There are no hooks, or PyTorch's profiler is running here.
+    """
+    module = load()
+    if module.backend == "cpu":
+        watch_here(module)
+
+
+def unwatch_thread() -> None:
+    """Leave the calling thread alone again.
+
+    Raises:
+        UnavailableError: Something else was put on top, and must go first.
+    """
+    if loaded() is not None and loaded().backend == "cpu":
+        unwatch_here(loaded())
+
+
+def _refuse_without_device() -> None:
+    """Before anything is compiled: a torch for CUDA without a device has nothing to follow."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
+        raise UnavailableError(
+            "a CUDA device in this process",
+            "torch sees none, and one that is built for CUDA does not tell what it allocates on "
+            "the CPU",
+        )
+
+
+def _capacity(now: dict[str, Any]) -> int:
+    """Events that each ring keeps; a ring keeps one less than it has entries."""
+    return min((entries - 1 for _, _, entries in now["rings"]), default=0)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a monitor has seen, as its users read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neutracer._native import core
+from neutracer.errors import NeutracerError
+from neutracer.process.monitor.alerts import device_name
+from neutracer.process.monitor.series import rows_table, stats_of
+from neutracer.process.monitor.source import Road, parse_devices
+from neutracer.trace.table import Table
+
+__all__ = ["MonitorViews"]
+
+
+class MonitorViews:
+    """The part of `MemoryMonitor` that only looks."""
+
+    def __init__(self) -> None:
+        self._labels: dict[int, str] = {}
+        self._road: Road | None = None
+        self._sampler: core.Sampler | None = None
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return () if self._road is None else self._road.devices
+
+    def _now(self, index: int) -> dict[str, Any]:
+        if self._sampler is None:
+            raise NeutracerError("the monitor was not started yet: call start(), or use 'with'")
+        return self._sampler.now(index)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices with readings: those that the program used; -1 is the CPU."""
+        seen = enumerate(self._all)
+        return tuple(device for index, device in seen if self._now(index)["readings"])
+
+    def _index(self, device: object) -> int:
+        """The place of a device; None is the only one.
+
+        Raises:
+            NeutracerError: The monitor was not started.
+            ValueError: It is not followed, or there are several.
+        """
+        followed = self._all
+        if not followed:
+            self._now(0)
+        if device is not None:
+            number, *others = parse_devices(device) or (None,)
+            if others or number not in followed:
+                names = ", ".join(map(device_name, followed))
+                raise ValueError(f"{device!r} is not followed: {names}")
+            return followed.index(number)
+        used = self.devices
+        if len(used) > 1:
+            names = ", ".join(map(device_name, used))
+            raise ValueError(f"there are several devices, name one of them: {names}")
+        return followed.index(used[0]) if used else 0
+
+    def get_stats(self, device: object = None) -> dict[str, Any]:
+        """The last reading, and what was seen since the start.
+
+        Args:
+            device: The device; None is the only one in use.
+
+        Returns:
+            "current" (allocated), "peak" (the largest allocated, between readings too, as
+            PyTorch counts it) and "total" (the device) in GB of 10^9 bytes; the same as
+            "current_bytes", "peak_bytes", "total_bytes" (0 where it is not known);
+            "reserved_bytes", "peak_reserved_bytes", "active_bytes", "inactive_split_bytes",
+            "requested_bytes"; "limit_bytes" (what the process may reserve: "total_bytes", or
+            less by torch.cuda.set_per_process_memory_fraction); "device_used_bytes",
+            "peak_device_used_bytes" (by everybody), "non_torch_bytes" (of which this
+            process's PyTorch has not); "used_share" (what the threshold is about) and
+            "ratio", "max_ratio", "avg_ratio" (reserved but not
+            allocated) of 1.0; "growth_bytes_per_s" (None until it is known); "retries",
+            "ooms"; "samples", "failures", "time_us" (Unix time of the reading), "peak_us",
+            "phase" (the last label or None), "active_alerts" (their kinds) and "alerts"
+            (how many of each kind there were).
+
+        Raises:
+            NeutracerError: The monitor was not started.
+            ValueError: The device is not followed, or there are several.
+        """
+        index = self._index(device)
+        phase = self._labels[max(self._labels)] if self._labels else None
+        return stats_of(self._now(index), device_name(self._all[index]), phase)
+
+    @property
+    def series(self) -> Table:
+        """The readings as a table, by device and time; bytes, Unix microseconds.
+
+        A row holds `samples` readings: `allocated` is the last of them, `allocated_low` and
+        `allocated_high` their extremes (with the peaks that PyTorch saw between them), and
+        so for `reserved` and `device_used` (0 where it is not known); `ratio` is their mean
+        and `ratio_high` their largest; `phase` the last mark before the row's end.
+        """
+        return self._table("sample", self.devices, phases=False)
+
+    def device_series(self, device: object = None) -> Table:
+        """`series` of one device; None is the only one in use."""
+        return self._table("sample", (self._all[self._index(device)],), phases=False)
+
+    @property
+    def phases(self) -> Table:
+        """A row a mark, by device and time: what was between it and the next one.
+
+        There is a reading at both ends of a phase, so `allocated_low` is its floor. The row
+        before the first mark has no label. When there are more than half as many as
+        `history`, neighbours become one row under the first one's label: `marks` of them.
+        """
+        return self._table("phase", self.devices, phases=True)
+
+    def device_phases(self, device: object = None) -> Table:
+        """`phases` of one device; None is the only one in use."""
+        return self._table("phase", (self._all[self._index(device)],), phases=True)
+
+    def _table(self, noun: str, devices: tuple[int, ...], *, phases: bool) -> Table:
+        if self._sampler is None:
+            self._now(0)
+        assert self._sampler is not None
+        rows = self._sampler.rows
+        parts = [(device, rows(self._all.index(device), phases)) for device in devices]
+        return rows_table(noun, parts, self._labels, phases=phases)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, as a user calls it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from bundle import DATA, expected
+
+import neutracer
+from neutracer.cli.main import main
+
+FRAG = str(DATA / "frag_default.pickle")
+HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")
+
+
+def test_report_prints_one_page_of_text(capsys):
+    assert main(["report", FRAG]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("frag_default.pickle   PyTorch snapshot · 1 device · 2,375 events")
+    assert "SEVERE   out of memory: asked 1,579 MiB" in text
+    assert "69.6 %   403.2 MiB   60 blocks   frag   train.py:155" in text
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+
+
+def test_json_has_the_promised_shape(capsys):
+    assert main(["report", "--json", FRAG]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "neutracer.report/1"
+    assert report["file"] == "frag_default.pickle"
+    device = report["devices"][0]
+    stats = expected("frag_default")["stats"]
+    assert device["device"] == 0
+    assert device["memory_stats"] == {key: stats[key] for key in device["memory_stats"]}
+    assert device["peak"]["allocated_bytes"] == stats["allocated_bytes.all.peak"]
+    assert device["peak"]["holders"][0]["line"] == 155
+    assert device["fragmentation"]["schema"] == "neutracer.fragmentation/1"
+    assert [oom["asked_bytes"] for oom in device["oom"]] == [1_655_701_504]
+    assert report["findings"][0]["kind"] == "out_of_memory"
+
+
+def test_fail_on_decides_the_exit_code(capsys):
+    assert main(["report", "--fail-on", "severe", FRAG]) == 1
+    assert main(["report", "--fail-on", "moderate", HEALTHY]) == 0
+    assert main(["report", "--fail-on", "info", HEALTHY]) == 1
+    capsys.readouterr()
+
+
+def test_unreadable_files_give_two_and_a_reason(capsys, tmp_path):
+    empty = tmp_path / "empty.pickle"
+    empty.write_bytes(b"")
+    assert main(["report", str(empty)]) == 2
+    assert main(["report", str(tmp_path)]) == 2
+    assert main(["report", str(tmp_path / "missing")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert "is empty (0 bytes)" in errors[0]
+    assert "is a directory" in errors[1]
+    assert "No such file or directory" in errors[2]
+    assert all(line.startswith("neutracer: ") for line in errors)
+
+
+def test_other_files_are_still_reported(capsys, tmp_path):
+    (tmp_path / "bad").write_text("hello")
+    assert main(["report", str(tmp_path / "bad"), FRAG]) == 2
+    captured = capsys.readouterr()
+    assert "this is a text file" in captured.err
+    assert "frag_default.pickle" in captured.out
+
+
+def test_several_files_are_a_json_list(capsys):
+    assert main(["report", "--json", FRAG, HEALTHY]) == 0
+    several = json.loads(capsys.readouterr().out)
+    assert several["schema"] == "neutracer.reports/1"
+    assert [report["file"] for report in several["reports"]] == [
+        "frag_default.pickle",
+        "train_resnet_healthy.pickle.xz",
+    ]
+
+
+def test_output_goes_to_a_file(capsys, tmp_path):
+    target = tmp_path / "report.txt"
+    assert main(["report", "-o", str(target), FRAG]) == 0
+    assert capsys.readouterr().out == ""
+    assert target.read_text(encoding="utf-8").startswith("frag_default.pickle")
+
+
+def test_standard_input_is_a_dash(monkeypatch, capsys):
+    stdin = io.TextIOWrapper(io.BytesIO((DATA / "frag_default.pickle").read_bytes()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["report", "-"]) == 0
+    assert capsys.readouterr().out.startswith("standard input")
+
+
+def test_memory_limit_is_kept(capsys):
+    assert main(["report", "--max-memory", "64KiB", FRAG]) == 2
+    assert "max_memory" in capsys.readouterr().err
+
+
+def test_truncated_file_is_reported_as_partial(capsys, tmp_path):
+    whole = (DATA / "frag_default.pickle").read_bytes()
+    (tmp_path / "cut.pickle").write_bytes(whole[: len(whole) // 2])
+    assert main(["report", str(tmp_path / "cut.pickle")]) == 0
+    report = capsys.readouterr().out
+    assert "the file ends after" in report
+    assert "read in part" in report.splitlines()[0]
+    assert "history complete" not in report
+    assert main(["explain", str(tmp_path / "cut.pickle")]) == 2
+    assert "in what could be read of the file: the file ends after" in capsys.readouterr().err
+
+
+def test_env_names_versions_and_what_is_missing(capsys):
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("neutracer ")
+    assert "torch" in text
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "neutracer.env/1"
+
+
+def test_help_has_an_example(capsys):
+    for command in ("report", "env"):
+        with pytest.raises(SystemExit) as caught:
+            main([command, "--help"])
+        assert caught.value.code == 0
+        assert "example" in capsys.readouterr().out
+
+
+def test_help_says_where_to_begin(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "neutracer run train.py" in text.partition("where to begin:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([FRAG], "is a file, not a command; is it 'neutracer report FILE'?"),
+        ([__file__], "is a file, not a command; is it 'neutracer run FILE'?"),
+        (["whatif", FRAG], "there is no command 'whatif'; is it 'what-if'?"),
+        (["-m", "train.py"], "there is no command 'train.py'; they are"),
+        (["xyz"], "there is no command 'xyz'; they are run, report, "),
+        (["report", "--devce", "1", FRAG], "usage: neutracer report "),
+        (["explain", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes; write it like '24GiB'"),
+        (["what-if", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes"),
+        (["what-if", FRAG, "--set", "expandable_segments=True"], "they are written KEY:VALUE"),
+        (["mdtp", FRAG, "-o", "x.png", "--set", "a=1"], "neutracer: --set: unknown key"),
+        (["what-if", FRAG, "--check", "--capacity", "24GiB"], "--check looks at the recording"),
+        (["run", "python", "train.py"], "without 'python' before it"),
+    ],
+)
+def test_likely_slips_are_told(words, hint, capsys):
+    try:
+        code = main(words)
+    except SystemExit as ending:
+        code = ending.code
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert hint in captured.err
+
+
+@pytest.mark.parametrize("name", ["run.py", "explain.py", "report.pickle"])
+def test_file_named_like_a_command(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(SystemExit):
+        main([name])
+    command = "run" if name.endswith(".py") else "report"
+    assert f"is it 'neutracer {command} FILE'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_version_and_help_come_first(option, capsys):
+    with pytest.raises(SystemExit) as ending:
+        main([option, "xyz"])
+    assert ending.value.code == 0
+    assert "neutracer" in capsys.readouterr().out
+
+
+def test_module_runs_and_tells_its_version():
+    run = subprocess.run(
+        [sys.executable, "-m", "neutracer", "--version"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == f"neutracer {neutracer.__version__}\n"
+
+
+def test_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m neutracer report {FRAG} | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert run.returncode == 0
+    assert run.stderr == ""
+
+
+def test_import_loads_no_extra():
+    extras = "('torch', 'rich', 'numpy')"
+    code = f"import sys, neutracer; print([m for m in {extras} if m in sys.modules])"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert run.stdout == "[]\n"

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a command writes: files, pipes that break, devices that are full, closed streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bundle import DATA
+
+import neutracer
+from neutracer.cli.main import main
+
+FRAG = str(DATA / "frag_default.pickle")
+ROOT = str(Path(neutracer.__file__).parents[1])
+
+
+def run_in_shell(line: str) -> subprocess.CompletedProcess[str]:
+    """`neutracer` in a line of the shell is the command that is tested."""
+    script = f'neutracer() {{ "{sys.executable}" -m neutracer "$@"; }}; {line}'
+    paths = os.pathsep.join((ROOT, os.environ.get("PYTHONPATH", "")))
+    return subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PYTHONPATH": paths, "FRAG": FRAG},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "error"),
+    [
+        ('neutracer report --json "$FRAG" | head -c 1; exit ${PIPESTATUS[0]}', 0, ""),
+        ("neutracer --help | true; exit ${PIPESTATUS[0]}", 0, ""),
+        ('neutracer report "$FRAG" >&-', 0, ""),
+        ("neutracer report /missing 2>&-; exit $?", 2, ""),
+        (
+            'neutracer report "$FRAG" > /dev/full',
+            2,
+            "neutracer: standard output: No space left on device\n",
+        ),
+        (
+            'neutracer explain --json --request 1GiB "$FRAG" > /dev/full',
+            2,
+            "neutracer: standard output: No space left on device\n",
+        ),
+        (
+            'neutracer report "$FRAG" -o /dev/full',
+            2,
+            "neutracer: /dev/full: No space left on device\n",
+        ),
+    ],
+)
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_broken_outputs_end_without_traceback(line: str, code: int, error: str) -> None:
+    done = run_in_shell(line)
+    assert (done.returncode, done.stderr) == (code, error)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", FRAG],
+        ["report", "--json", FRAG],
+        ["explain", "--request", "1GiB", FRAG],
+        ["view", FRAG],
+    ],
+)
+@pytest.mark.parametrize("output", ["", "folder", "no/file"])
+def test_output_that_can_not_be_is_named(
+    command: list[str],
+    output: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("folder")
+    assert main([*command, "-o", output]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"neutracer: {output or repr(output)}: ")
+    assert captured.err.count("\n") == 1
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_nothing_is_written_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.txt"
+    page.write_text("old")
+    assert main(["report", str(tmp_path / "missing"), "-o", str(page)]) == 2
+    assert main(["report", FRAG, "-o", str(page)]) == 0
+    assert "out of memory" in page.read_text(encoding="utf-8")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_name_of_a_file_can_not_forge_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path / "a\nneutracer: b\x1b[31m")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "\x1b" not in error
+    assert r"a\nneutracer: b\x1b[31m: No such file" in error
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["top", ":x", "--once"], "no exporter answers there (nonnumeric port: 'x')"),
+        (["top", "http://[::1", "--once"], "Invalid IPv6 URL"),
+        (["run", "--every", "1e300", "x.py"], "at most 1,000,000,000"),
+        (["run", "--max-entries", "9" * 30, "x.py"], "at most 1,000,000,000"),
+        (["mdtp", FRAG, "-o", "x.png", "--capacity", "1GiB"], "it goes with --set"),
+        (["mdtp", FRAG, "-o", "x.png", "--pool", "5", "5"], "no segment is of stream None, pool"),
+        (["mdtp", FRAG, "-o", ".png"], "the name of a picture ends in"),
+        (["mdtp", FRAG, "-o", "x.png", "--range", "nan", "1"], "time_range is two numbers"),
+        (["mdtp", FRAG, "-o", "x.png", "--stream", "-1"], "stream is -1"),
+    ],
+)
+def test_odd_options_give_two_and_a_line(
+    command: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if command[0] == "mdtp":
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_page_of_cycles_is_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("print('ran')")
+    assert main(["cycles", "-o", "", "program.py"]) == 2
+    captured = capfd.readouterr()
+    assert captured.err == "neutracer: '': this is no name of a file\n"
+    assert captured.out == ""
+
+
+def test_summary_is_told_behind_odd_streams(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    # As scripts do that log what they print: with no more methods than print() needs.
+    (tmp_path / "program.py").write_text(
+        "import sys\n"
+        "class Tee:\n"
+        "    def __init__(self, stream): self.write, self.flush = stream.write, stream.flush\n"
+        "sys.stdout, sys.stderr = Tee(sys.stdout), Tee(sys.stderr)\n"
+        "print('ran')\n"
+    )
+    done = run_in_shell(f"neutracer cycles --device cpu '{tmp_path}/program.py'")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "No tensor was kept by a reference cycle" in done.stderr

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`neutracer run`: programs that know nothing of it, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import TESTS
+
+import neutracer
+
+FAKE = """
+from fake_cuda import FakeTorch
+fake = FakeTorch(initialised=False)
+globals().update({k: v for k, v in vars(fake.module).items() if not k.startswith("__")})
+__version__ = "2.11.0"
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that runs a program's text under `neutracer run`, with the fake torch."""
+    (tmp_path / "torch.py").write_text(FAKE)
+
+    def go(text, *options, arguments=(), module=False):
+        (tmp_path / "program.py").write_text(text)
+        where = os.pathsep.join(map(str, (tmp_path, TESTS, *sys.path)))
+        program = ["-m", "program"] if module else [str(tmp_path / "program.py")]
+        command = [sys.executable, "-m", "neutracer", "run", "-o", str(tmp_path / "out")]
+        return subprocess.run(
+            [*command, *options, *program, *arguments],
+            env={**os.environ, "PYTHONPATH": where},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    go.out = tmp_path / "out"
+    return go
+
+
+def written(run, ending):
+    return sorted(run.out.glob(f"*{ending}")) if run.out.exists() else []
+
+
+def test_report_at_the_end(run):
+    done = run("import sys, torch\ntorch.fake.init()\ntorch.fake.allocate(7)\nsys.exit(3)\n")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "program.py" in done.stderr
+    assert "21 events" in done.stderr
+    (snapshot,) = written(run, "-exit.pickle")
+    assert len(neutracer.load(snapshot).events) == 21
+    assert "21 events" in snapshot.with_suffix(".txt").read_text()
+    sidecar = json.loads(Path(f"{snapshot}.json").read_text())
+    assert sidecar["program"].endswith("program.py")
+    assert sidecar["recording"]["stacks"] == "python"
+    assert f"written   {snapshot.name}\n" in done.stderr
+
+
+def test_program_sees_itself_alone(run):
+    text = (
+        "import sys\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert sys.argv[1:] == ['--json', '-o', 'x']\n"
+        "assert __name__ == '__main__'\n"
+        "import torch\n"
+        "assert torch.__spec__.loader.get_source('torch')\n"
+        "assert torch.fake.calls == []\n"
+        "print('mine')\n"
+    )
+    done = run(text, arguments=("--json", "-o", "x"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "mine\n"
+    assert "never used CUDA" in done.stderr
+    assert written(run, "*") == []
+
+
+def test_program_gets_its_words_as_written(run):
+    text = "import json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+    for words in (["--", "-x", "--"], ["run", "--version", "--help"], ["a", "--", "b"], ["-m"]):
+        for before in ([], ["--"]):
+            assert json.loads(run(text, *before, arguments=words).stdout) == words
+
+
+def test_module_is_run_as_one(run):
+    done = run("import torch\ntorch.fake.init()\nprint(__spec__.name)\n", module=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "program\n"
+    assert len(written(run, "-exit.pickle")) == 1
+
+
+def test_program_without_torch_is_told(run):
+    done = run("print(1)\n")
+    assert done.returncode == 0
+    assert done.stdout == "1\n"
+    assert "never imported torch" in done.stderr
+
+
+def test_torch_without_cuda_is_told(run, tmp_path):
+    (tmp_path / "torch.py").write_text(FAKE + "version.cuda = None\n")
+    done = run("import torch\n")
+    assert done.returncode == 0
+    assert "Nothing was recorded: CUDA in this build of torch" in done.stderr
+
+
+def test_out_of_memory_is_written_down(run):
+    done = run("import torch\ntorch.fake.init()\ndef step():\n torch.fake.run_out()\nstep()\n")
+    assert done.returncode == 1
+    assert "OutOfMemoryError" in done.stderr
+    if sys.version_info >= (3, 11):
+        assert "neutracer: fragmentation" in done.stderr
+    (report,) = written(run, ".txt")[:1]
+    assert "Out of memory on cuda:0" in report.read_text()
+    assert len(written(run, "-exit.pickle")) == 1
+    assert "out of memory" in done.stderr
+
+
+def test_many_failures_are_counted(run):
+    text = (
+        "import torch\n"
+        "torch.fake.init()\n"
+        "for size in (48, 40, 36):\n"
+        "    try:\n"
+        "        torch.fake.run_out(size << 20)\n"
+        "    except torch.OutOfMemoryError:\n"
+        "        pass\n"
+    )
+    done = run(text, "--json")
+    assert done.returncode == 0
+    plain = json.loads(done.stdout)
+    assert plain["schema"] == "neutracer.run/1"
+    assert plain["ooms_seen"] == 3
+    assert len(plain["ooms"]) == 1
+    assert plain["overview"]["devices"][0]["events"] == 3
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
+def test_signal_writes_a_report(run):
+    text = (
+        "import os, pathlib, signal, time, torch\n"
+        "torch.fake.init()\n"
+        "torch.fake.allocate(2)\n"
+        "os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "begin = time.monotonic()\n"
+        "while not list(pathlib.Path('out').glob('*-signal.txt')):\n"
+        "    assert time.monotonic() - begin < 120\n"
+        "    time.sleep(0.01)\n"
+        "torch.fake.allocate(2)\n"
+    )
+    done = run(text)
+    assert done.returncode == 0, done.stderr
+    counts = [len(neutracer.load(path).events) for path in written(run, ".pickle")]
+    assert counts == [6, 12]
+
+
+def test_reports_come_at_intervals(run):
+    text = (
+        "import pathlib, time, torch\n"
+        "torch.fake.init()\n"
+        "begin = time.monotonic()\n"
+        "while len(list(pathlib.Path('out').glob('*-interval.txt'))) < 2:\n"
+        "    assert time.monotonic() - begin < 120\n"
+        "    time.sleep(0.01)\n"
+    )
+    done = run(text, "--every", "0.001")
+    assert done.returncode == 0, done.stderr
+    assert len(written(run, "-interval.pickle")) >= 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_workers_write_nothing(run):
+    text = (
+        "import os, sys, torch\n"
+        "torch.fake.init()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        torch.fake.run_out()\n"
+        "    except torch.OutOfMemoryError:\n"
+        "        os._exit(5)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = run(text)
+    assert done.returncode == 5, done.stderr
+    assert len(written(run, ".pickle")) == 1
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@needs_fork
+def test_forked_child_ends_without_report(run):
+    text = (
+        "import os, sys, torch\n"
+        "torch.fake.init()\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "sys.exit(0 if child else 7)\n"
+    )
+    done = run(text)
+    assert (done.returncode, done.stdout) == (0, "child 7\n")
+    assert done.stderr.count("exit code") == 1
+    assert "note" not in done.stderr
+    assert len(written(run, ".pickle")) == 1
+
+
+@needs_fork
+def test_child_that_imports_torch_is_left_alone(run):
+    text = (
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    import torch\n"
+        "    torch.fake.init()\n"
+        "    assert not torch.fake.calls and not torch.fake.observers\n"
+        "    sys.exit(7)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = run(text)
+    assert done.returncode == 7, done.stderr
+    assert written(run, "*") == []
+    assert "never imported torch" in done.stderr
+
+
+def test_rank_is_told(run, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    text = "import torch\ntorch.fake.init()\n"
+    assert "program.py   rank 3 of 8 · exit code 0" in run(text).stderr
+    plain = json.loads(run(text, "--json").stdout)
+    assert (plain["rank"], plain["world_size"]) == (3, 8)
+    assert (plain["host"], plain["pid"]) != ("", os.getpid())
+    assert len([path for path in written(run, ".pickle") if "-rank3-" in path.name]) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="needs a pipe of packets")
+def test_page_is_written_at_one_go(run, tmp_path):
+    (tmp_path / "program.py").write_text("import torch\ntorch.fake.init()\n")
+    reading, writing = os.pipe2(os.O_DIRECT)
+    command = [sys.executable, "-u", "-m", "neutracer", "run", "program.py"]
+    where = os.pathsep.join(map(str, (tmp_path, TESTS, *sys.path)))
+    environment = {**os.environ, "PYTHONPATH": where}
+    subprocess.run(command, env=environment, cwd=tmp_path, stderr=writing, check=True)
+    os.close(writing)
+    # Of such a pipe one read is one write, and no other rank's lines are in the midst of it.
+    assert os.read(reading, 65536).endswith(b"-exit.pickle\n   in        neutracer-run\n")
+    assert os.read(reading, 65536) == b""
+    os.close(reading)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
+def test_signal_during_the_last_report_is_survived(run):
+    text = (
+        "import os, signal, torch\n"
+        "torch.fake.init()\n"
+        "taken = torch.cuda.memory._snapshot\n"
+        "def slow():\n"
+        "    os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "    return taken()\n"
+        "torch.cuda.memory._snapshot = slow\n"
+    )
+    done = run(text)
+    assert done.returncode == 0, done.stderr
+    (report,) = written(run, ".txt")
+    assert report.name.endswith("-exit.txt")
+
+
+def test_launchers_are_told_the_way(run):
+    done = run("import torch\n")
+    assert "'torchrun -m neutracer run train.py'" in " ".join(done.stderr.split())
+
+
+def test_ranks_under_torchrun_keep_apart(run, tmp_path):
+    pytest.importorskip("torch.distributed.run")
+    # The launcher needs the real torch, its ranks the fake one.
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    (tmp_path / "torch.py").rename(folder / "torch.py")
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(folder)!r})\n"
+        "import torch\n"
+        "torch.fake.init()\n"
+        "torch.fake.allocate(1 + int(os.environ['RANK']))\n"
+        "sys.stdout.write(f'rank {os.environ[\"RANK\"]} {sys.argv[1:]}\\n')\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    ours = ["-m", "neutracer", "run", "-o", "out", "program.py", "--epochs", "2"]
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node=2", *ours],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *sys.path)))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {n} ['--epochs', '2']" for n in (0, 1)]
+    assert sorted(re.findall(r"rank \d of 2", done.stderr)) == ["rank 0 of 2", "rank 1 of 2"]
+    for rank in (0, 1):
+        (snapshot,) = written(run, f"-rank{rank}-*-exit.pickle")
+        assert len(neutracer.load(snapshot).events) == 3 * (1 + rank)
+        facts = json.loads(Path(f"{snapshot}.json").read_text())
+        assert (facts["rank"], facts["world_size"], facts["local_rank"]) == (rank, 2, rank)
+    assert len(list(run.out.iterdir())) == 6
+
+
+def test_missing_program_is_refused(run, tmp_path):
+    command = [sys.executable, "-m", "neutracer", "run", str(tmp_path / "missing.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
+    assert done.returncode == 2
+    assert "missing.py: there is no such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [("--max-entries", "0"), ("--every", "0")])
+def test_wrong_options_are_refused(run, options):
+    done = run("print(1)\n", *options)
+    assert done.returncode == 2
+    assert done.stdout == ""
+
+
+def test_unwritable_folder_is_refused_at_once(run):
+    run.out.write_text("in the way")
+    done = run("print(1)\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no files can be written there" in done.stderr
+
+
+def test_folder_that_goes_is_told(run):
+    block = f"open({str(run.out)!r}, 'w').close()"
+    done = run(f"import sys, torch\ntorch.fake.init()\n{block}\nsys.exit(4)\n")
+    assert done.returncode == 4
+    assert "note" in done.stderr
+
+
+def test_missing_module_is_refused(tmp_path):
+    command = [sys.executable, "-m", "neutracer", "run", "-m", "no.such.module"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "neutracer: there is no module no.such.module\n"
+
+
+def test_real_torch_on_a_cpu_is_told(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is built for CUDA")
+    (tmp_path / "program.py").write_text("import torch\nprint(torch.zeros(2).sum().item())\n")
+    command = [sys.executable, "-m", "neutracer", "run", str(tmp_path / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
+    assert done.returncode == 0
+    assert done.stdout == "0.0\n"
+    assert "Nothing was recorded: CUDA in this build of torch" in done.stderr

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`neutracer what-if`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bundle import DATA
+
+from neutracer.cli.main import main
+
+FRAG = str(DATA / "frag_default.pickle")
+HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_settings_are_compared_on_one_page(capsys: Capture) -> None:
+    command = ["what-if", FRAG, "--set", "expandable_segments:True", "--capacity", "2GiB"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "expandable_segments:True: 680 MiB reserved at most instead of 2,028 MiB" in text
+    assert "The model reproduces this recording exactly" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+
+
+def test_without_settings_the_best_are_told(capsys: Capture) -> None:
+    assert main(["what-if", FRAG, "--objective", "reserved"]) == 0
+    text = capsys.readouterr().out
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
+    assert "No allocator could do with less than 579 MiB" in text
+    assert "Smallest memory with which every request goes through" in text
+
+
+def test_capacity_is_answered(capsys: Capture) -> None:
+    assert main(["what-if", HEALTHY, "--capacity", "24GiB"]) == 0
+    assert "fits in 24 GiB as it is: from 1,770 MiB on" in capsys.readouterr().out
+
+
+def test_settings_break_at_commas(capsys: Capture) -> None:
+    assert main(["what-if", FRAG]) == 0
+    lines = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("expandable_segments:True,")
+    assert lines[at + 1].startswith("large_segment_size_mb:")
+
+
+def test_check_tells_how_faithful_it_is(capsys: Capture) -> None:
+    assert main(["what-if", "--check", FRAG]) == 0
+    text = capsys.readouterr().out
+    assert "exactly: 816 addresses, 47 segment events" in " ".join(text.split())
+    assert main(["what-if", "--check", "--json", FRAG]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "neutracer.replay_check/1"
+    assert report["check"]["value"] == 1.0
+
+
+def test_json_has_the_schemas(capsys: Capture) -> None:
+    command = ["what-if", "--json", "--set", "", "--set", "max_split_size_mb:64", FRAG]
+    assert main(command) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["schema"] == "neutracer.what_if/1"
+    assert [outcome["settings"] for outcome in plan["outcomes"]] == ["", "max_split_size_mb:64"]
+    assert main(["what-if", "--json", FRAG]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "neutracer.recommend/1"
+
+
+def test_bad_input_gives_two_and_a_reason(capsys: Capture) -> None:
+    assert main(["what-if", FRAG, "--set", "expandble_segments:True"]) == 2
+    assert "unknown key" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--capacity", "much"]) == 2
+    assert "not a size" in capsys.readouterr().err
+    assert main(["what-if", "no/such/file"]) == 2
+    assert "No such file" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--device", "3"]) == 2
+    assert "no device 3" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--empty-cache-after", "-5"]) == 2
+    assert "there is no event -5; the trace has 2375" in capsys.readouterr().err
+    assert main(["what-if", FRAG, "--set", "per_process_memory_fraction:0.5"]) == 2
+    assert "capacity= (or --capacity) says how large it is" in capsys.readouterr().err
+
+
+def test_program_can_be_changed(capsys: Capture) -> None:
+    command = ["what-if", HEALTHY, "--batch", "2", "--free-at-once", "resnet.py:155"]
+    assert main([*command, "--empty-cache-after", "100", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["is_changed"]
+    assert len([note for note in plan["notes"] if note.startswith("Changed")]) == 3
+    assert main(["what-if", HEALTHY, "--free-at-once", "nobody"]) == 2
+    assert "'nobody' allocated nothing" in capsys.readouterr().err
+
+
+def test_help_shows_an_example(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["what-if", "--help"])
+    assert caught.value.code == 0
+    assert "neutracer what-if snapshot.pickle --capacity 24GiB" in capsys.readouterr().out
+
+
+def test_check_and_settings_exclude_each_other(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["what-if", FRAG, "--check", "--set", ""])
+    assert caught.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_cycles_are_left_out_by_line(capsys: Capture) -> None:
+    cycles = str(DATA / "cycle_nodes.pickle.xz")
+    assert main(["what-if", cycles, "--collected-at", "train.py:95"]) == 0
+    assert "2 MiB reserved at most instead of 80 MiB" in capsys.readouterr().out
+    assert main(["what-if", cycles, "--no-cycles"]) == 2
+    assert "no stack of this trace has a frame of Python's collector" in capsys.readouterr().err
+
+
+def test_version_of_torch_is_chosen(capsys: Capture) -> None:
+    tried = []
+    for version in ("2.9", "2.10"):
+        assert main(["what-if", FRAG, "--torch", version]) == 0
+        tried.append(int(capsys.readouterr().out.split(" settings tried")[0].split()[-1]))
+    # Those with large_segment_size_mb are for the newer one only.
+    assert tried[0] + 6 == tried[1]
+    assert main(["what-if", FRAG, "--torch", "old"]) == 2
+    assert "a version of torch is written as 2.11" in capsys.readouterr().err
+
+
+def test_picture_shows_what_would_have_been(capsys: Capture, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "both.png"
+    command = ["mdtp", FRAG, "--set", "expandable_segments:True", "-o", str(picture)]
+    assert main(command) == 0
+    assert picture.stat().st_size > 10_000
+    assert main([*command[:2], FRAG, *command[2:]]) == 2
+    assert "alone or with --set" in capsys.readouterr().err
+    assert main(["mdtp", FRAG, "--set", "nonsense:1", "-o", str(picture)]) == 2

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fragmentation_report`: figures against PyTorch's, findings against what is in the files."""
+
+import pytest
+from bundle import DATA, NAMES, expected, snapshot
+
+import neutracer
+from neutracer.diagnose.fragmentation.parts import band
+
+every_snapshot = pytest.mark.parametrize("name", NAMES)
+
+
+def report(name):
+    return neutracer.fragmentation_report(snapshot(name))
+
+
+@every_snapshot
+def test_report_figures_equal_those_of_pytorch(name):
+    stats, found = expected(name)["stats"], report(name)
+    for figure in ("reserved_bytes", "allocated_bytes", "active_bytes", "requested_bytes"):
+        assert getattr(found, figure) == stats[f"{figure}.all.current"], figure
+    reserved, allocated = found.reserved_bytes, found.allocated_bytes
+    assert found.ratio == pytest.approx((reserved - allocated) / reserved)
+
+
+@every_snapshot
+def test_pools_segments_and_holes_add_up(name):
+    found = report(name)
+    assert sum(pool.reserved_bytes for pool in found.pools) == found.reserved_bytes
+    assert sum(pool.allocated_bytes for pool in found.pools) == found.allocated_bytes
+    free = found.reserved_bytes - found.active_bytes
+    assert sum(hole.size for hole in found.holes) == free == found.external_bytes
+    assert sum(segment.free_bytes for segment in found.segments) == free
+    assert sum(segment.total_size for segment in found.segments) == found.reserved_bytes
+    sizes = [hole.size for hole in found.holes]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@every_snapshot
+def test_largest_request_fits_and_more_does_not(name):
+    found = report(name)
+    for pool in found.pools:
+        if pool.largest_request:
+            assert found.fits(pool.largest_request, pool.stream, pool.pool)
+        if pool.kind == "large":
+            too_much = max(pool.largest_hole, 1 << 20) + 1
+            assert not found.fits(too_much, pool.stream, pool.pool)
+
+
+@every_snapshot
+def test_reclaimable_is_whole_free_segments(name):
+    snap, found = snapshot(name), report(name)
+    if any(snap.segments["is_expandable"]):
+        return
+    # empty_cache() waits for pending frees first.
+    free = [
+        segment.total_size
+        for segment in snap.segments
+        if segment.allocated_size == 0 and segment.segment_pool_id == (0, 0)
+    ]
+    assert found.reclaimable_bytes == sum(free)
+
+
+def test_ratio_history_matches_pytorch_at_every_step():
+    # The program printed PyTorch's own ratio after each of its steps.
+    found = report("weight_streaming")
+    steps = [step["frag"] for step in expected("weight_streaming")["series"] if "frag" in step]
+    if not steps:
+        steps = [
+            (step["reserved"] - step["alloc"]) / step["reserved"]
+            for step in expected("weight_streaming")["series"]
+            if step.get("reserved")
+        ]
+    history = list(found.fragmentation_history)
+    assert steps
+    for ratio in steps:
+        assert any(abs(ratio - ours) < 1e-9 for ours in history)
+    assert found["max_fragmentation"] >= max(steps)
+    assert found["max_fragmentation"] == max(history)
+    assert found["avg_fragmentation"] == pytest.approx(sum(history) / len(history))
+    assert found["current_fragmentation"] == found.ratio
+
+
+def test_bands_are_the_usual_ones():
+    words = [band(ratio) for ratio in (0.0, 0.149, 0.15, 0.299, 0.30, 0.40, 0.401, 1.0)]
+    assert words == [
+        "good", "good", "moderate", "moderate", "serious", "serious", "severe", "severe",
+    ]  # fmt: skip
+
+
+def test_cached_segments_at_peak_are_blamed_on_their_line():
+    found = report("frag_default")
+    peak = next(finding for finding in found.findings if finding.kind == "fragmentation_peak")
+    assert peak.severity == "severe"
+    place = peak.evidence[0].place
+    assert (place.function, place.filename, place.line) == ("frag", "train.py", 159)
+    assert any("expandable_segments:True" in note.text for note in peak.advice)
+
+
+def test_advice_never_names_what_is_on():
+    for name in ("whatif/7/frag_default", "whatif/8/frag_default"):
+        assert snapshot(name).settings_in_force["expandable_segments"]
+        found = report(name)
+        texts = [note.text for finding in found.findings for note in finding.advice]
+        assert not any("expandable_segments" in text for text in texts)
+
+
+def test_advice_is_about_device_memory_only():
+    texts = " ".join(str(report(name)) for name in NAMES)
+    for knob in ("pin_memory", "num_workers", "DataLoader"):
+        assert knob not in texts
+
+
+def test_idle_cache_alarms_nobody():
+    # A healthy training job between two steps: its cache will be used again.
+    found = report("train_resnet_healthy")
+    assert found.worst == "info"
+    assert found.severity == "severe"
+
+
+def test_static_pool_is_named_and_not_blamed():
+    import pickle
+
+    segment = {
+        "device": 0, "address": 1 << 40, "total_size": 8 << 30, "allocated_size": 8 << 30,
+        "active_size": 8 << 30, "requested_size": 8 << 30, "stream": 0,
+        "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False,
+        "frames": [], "blocks": [
+            {"address": 1 << 40, "size": 8 << 30, "requested_size": 8 << 30,
+             "state": "active_allocated", "frames": []},
+        ],
+    }  # fmt: skip
+    trace = [
+        {"action": "segment_alloc", "addr": 1 << 40, "size": 8 << 30, "stream": 0},
+        {"action": "alloc", "addr": 1 << 40, "size": 8 << 30, "stream": 0},
+    ]
+    trace.append({"action": "segment_alloc", "addr": 1 << 30, "size": 2 << 20, "stream": 0})
+    for _ in range(100):
+        for action in ("alloc", "free_requested", "free_completed"):
+            trace.append({"action": action, "addr": 1 << 30, "size": 512, "stream": 0})
+    trace.append({"action": "segment_free", "addr": 1 << 30, "size": 2 << 20, "stream": 0})
+    found = neutracer.fragmentation_report(
+        pickle.dumps({"segments": [segment], "device_traces": [trace]})
+    )
+    assert [finding.kind for finding in found.findings] == ["static_pool"]
+    assert found.findings[0].severity == "info"
+    assert found.findings[0].bytes == 8 << 30
+
+
+def test_report_reads_paths_and_is_one_screen():
+    found = neutracer.fragmentation_report(DATA / "frag_default.pickle")
+    lines = str(found).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+
+
+@every_snapshot
+def test_report_has_stable_json(name):
+    import json
+
+    plain = report(name).to_dict()
+    assert plain["schema"] == "neutracer.fragmentation/1"
+    assert json.loads(json.dumps(plain)) == plain
+    assert "_fragment" not in plain
+
+
+def test_fits_refuses_a_negative_size():
+    with pytest.raises(ValueError, match="negative"):
+        report("frag_default").fits(-1)
+
+
+def test_unknown_figure_is_a_key_error():
+    with pytest.raises(KeyError):
+        report("frag_default")["no_such_figure"]
+
+
+def test_live_report_says_what_is_missing(monkeypatch):
+    import sys
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(neutracer.UnavailableError) as caught:
+        neutracer.fragmentation_report()
+    assert "torch" in caught.value.what

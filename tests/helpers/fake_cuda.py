@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As much of torch and its CUDA allocator as recording and out-of-memory reports meet.
+
+A ring of events with PyTorch's own rules, its switches, its observers, and an initialisation
+that runs what was put off until then. Whatever a test must not provoke is not there.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from small_snapshots import BASE, MIB, block, event, one_program, segment
+
+__all__ = ["FakeTorch", "install"]
+
+
+def _size_words(nbytes: int) -> str:
+    return f"{nbytes / MIB:.2f} MiB" if nbytes < 1024 * MIB else f"{nbytes / (1024 * MIB):.2f} GiB"
+
+
+class FakeTorch:
+    """The allocator behind the module that `install` puts into sys.modules."""
+
+    def __init__(self, *, initialised: bool = True, total: int = 64 * MIB) -> None:
+        self.initialised = initialised
+        self.total = total
+        self.enabled = False
+        self.calls: list[dict[str, Any]] = []
+        self.max_entries = 0
+        self.ring: list[dict[str, Any]] = []
+        self.observers: list[Any] = []
+        self.queued: list[Any] = []
+        self.snapshots = 0
+        self.held = [(BASE, 4 * MIB)]
+        self.module = self._module()
+
+    def _module(self) -> ModuleType:
+        # A class that errors are made of, as PyTorch makes it: without an __init__.
+        error = type("OutOfMemoryError", (RuntimeError,), {})
+
+        def record(
+            enabled: str | None = "all",
+            context: str | None = "all",
+            stacks: str = "all",
+            max_entries: int = sys.maxsize,
+            device: Any = None,
+            clear_history: bool = False,
+            compile_context: bool = False,
+            global_record_annotations: bool = False,
+            skip_actions: list[str] | None = None,
+        ) -> None:
+            assert self.initialised, "switching the history on would initialise CUDA"
+            given = {"context": context, "stacks": stacks, "skip_actions": skip_actions}
+            self.calls.append({"enabled": enabled, "max_entries": max_entries, **given})
+            self.enabled = enabled is not None
+            self.max_entries = max_entries
+            if not self.enabled:
+                self.ring.clear()
+
+        torch = ModuleType("torch")
+        torch.__version__ = "2.11.0"
+        torch.version = SimpleNamespace(cuda="13.0")
+        torch.OutOfMemoryError = error
+        torch.is_grad_enabled = lambda: True
+        torch._C = SimpleNamespace(
+            _cuda_memorySnapshot=lambda key: {**self.snapshot(), "device_traces": []},
+            _cuda_isHistoryEnabled=lambda: self.enabled,
+            _cuda_attach_out_of_memory_observer=self.attach,
+        )
+        memory = SimpleNamespace(
+            _snapshot=self.snapshot,
+            _record_memory_history=record,
+            get_allocator_backend=lambda: "native",
+        )
+        torch.cuda = SimpleNamespace(
+            memory=memory,
+            device_count=lambda: 1,
+            OutOfMemoryError=error,
+            is_initialized=lambda: self.initialised,
+            memory_stats=lambda device=0: {"allocated_bytes.all.current": self.allocated()},
+            get_device_properties=lambda device: SimpleNamespace(
+                name="fake", total_memory=self.total
+            ),
+            get_per_process_memory_fraction=lambda device: 1.0,
+            _lazy_call=lambda action: action() if self.initialised else self.queued.append(action),
+        )
+        return torch
+
+    def attach(self, observer: Any) -> None:
+        assert self.initialised, "attached before CUDA is initialised, PyTorch does nothing"
+        self.observers.append(observer)
+
+    def init(self) -> None:
+        """Initialise CUDA, as the first tensor on a device does."""
+        self.initialised = True
+        for action in self.queued:
+            action()
+
+    def allocated(self) -> int:
+        return sum(size for _, size in self.held)
+
+    def push(self, entry: dict[str, Any]) -> None:
+        """An event, into PyTorch's ring."""
+        if self.enabled:
+            self.ring = [*self.ring, entry][-self.max_entries :]
+
+    def allocate(self, count: int = 1) -> None:
+        """Allocations of 1 MiB that are freed at once: three events each."""
+        address = BASE + self.allocated()
+        for _ in range(count):
+            for action in ("alloc", "free_requested", "free_completed"):
+                self.push(event(action, address, MIB, 1000 + len(self.ring)))
+
+    def snapshot(self) -> dict[str, Any]:
+        self.snapshots += 1
+        blocks = [block(address, size, "active_allocated", size) for address, size in self.held]
+        used = self.allocated()
+        blocks.append(block(BASE + used, self.total // 2 - used))
+        return {
+            **one_program(),
+            "segments": [segment(BASE, blocks)],
+            "device_traces": [copy.deepcopy(self.ring)],
+        }
+
+    def run_out(self, asked: int = 48 * MIB) -> None:
+        """What PyTorch does when a request fails: the event, the observers, the error."""
+        free = self.total // 2
+        self.push(event("oom", 0, asked, 2000, device_free=free))
+        for observer in self.observers:
+            observer(0, asked, self.total, free)
+        raise self.module.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {_size_words(asked)}. GPU 0 has a total "
+            f"capacity of {_size_words(self.total)} of which {_size_words(free)} is free."
+        )
+
+
+def install(monkeypatch: Any, **options: Any) -> FakeTorch:
+    """A new fake in the place of torch, until the test ends."""
+    fake = FakeTorch(**options)
+    monkeypatch.setitem(sys.modules, "torch", fake.module)
+    return fake

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank a process is, asked in every state that torch.distributed can be in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from neutracer.process.recording import sidecar
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in chain.from_iterable(sidecar._LAUNCHERS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sidecar, "_of_group", {})
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> Any:
+    """A torch.distributed that is in a group."""
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: rank,
+        get_world_size=lambda: world_size,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    return group
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, (None, None, None)),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (3, 8, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "0"}, (5, 16, 0)),
+        ({"RANK": "3", "SLURM_PROCID": "0"}, (3, None, None)),
+        # Two nodes of a Slurm job, each with one task that starts several ranks.
+        ({"RANK": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (3, None, None)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "SLURM_PROCID": "0"},
+            (3, 4, None),
+        ),
+        (
+            {"PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+            (2, 4, None),
+        ),
+        ({"RANK": "nonsense", "WORLD_SIZE": "8", "SLURM_PROCID": "1"}, (1, None, None)),
+        ({"LOCAL_RANK": "1"}, (None, None, 1)),
+        ({"RANK": "none"}, (None, None, None)),
+    ],
+)
+def test_launchers_tell_the_rank(
+    environment: dict[str, str],
+    told: tuple[int | None, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert tuple(sidecar.rank_facts().values()) == told
+
+
+def test_group_is_asked_before_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    joined(monkeypatch, 2, 4)
+    assert sidecar.rank_facts()["rank"] == 2
+    assert "-rank2-" in sidecar.file_stem("oom")
+
+
+def test_rank_outlives_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = joined(monkeypatch, 2, 4)
+    assert sidecar.rank_facts()["world_size"] == 4
+    group.is_initialized = lambda: False
+    assert sidecar.rank_text(sidecar.rank_facts()) == "rank 2 of 4"
+
+
+def test_group_that_ends_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended() -> int:
+        raise ValueError("Default process group has not been initialized")
+
+    group = joined(monkeypatch, 2, 4)
+    group.get_world_size = ended
+    monkeypatch.setenv("RANK", "1")
+    assert sidecar.rank_facts()["rank"] == 1
+    # While it is being imported it has none of its functions.
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace())
+    assert sidecar.rank_facts()["rank"] == 1
+
+
+def test_names_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sidecar.filled_in("r{rank}-{pid}.pickle") == f"r0-{os.getpid()}.pickle"
+    joined(monkeypatch, 2, 4)
+    assert sidecar.filled_in("r{rank}.pickle") == "r2.pickle"
+
+
+def test_rank_without_a_size_is_told() -> None:
+    assert sidecar.rank_text({"rank": 0, "world_size": None}) == "rank 0"
+    assert sidecar.rank_text({"rank": None, "world_size": 8}) == ""

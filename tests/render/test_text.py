@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents as text: the design's page, its width, and names that mean harm."""
+
+from __future__ import annotations
+
+import pytest
+from hostile_names import HOSTILE_NAMES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from render_sample import SAMPLE, document_of
+
+from neutracer.render.document import (
+    Document,
+    Entry,
+    Figure,
+    Findings,
+    Heading,
+    KeyValues,
+    Note,
+    Paragraph,
+    Place,
+    Severity,
+    Table,
+)
+from neutracer.render.escape import display_width
+from neutracer.render.text import layout, render_text
+
+SAMPLE_TEXT = """\
+frag_default.pickle   PyTorch snapshot · 1 device · 2,375 events over 70 ms · history complete
+                      default settings
+
+cuda:0           now          peak
+  allocated      406.0 MiB      590.9 MiB   event 2,215
+  reserved       540.0 MiB    2,028.0 MiB   event 2,048; 14 segments given back since
+  unused          24.8 %         81   %     moderate now, severe at the peak of reserved
+  2 retries (cache given back to find room), 1 out of memory
+
+SEVERE   the cache grew to 2,028 MiB for 390 MiB asked for                               event 2,048
+         14 times a request some 8 MiB larger than the last found no hole (asked 168 MiB, largest
+         hole 160 MiB) and took a segment of its own:        frag   train.py:159
+         try expandable_segments:True                        680 MiB instead of 2,028 (replayed; the
+                                                             model reproduces this file exactly)
+
+SEVERE   out of memory: asked 1,579 MiB                                                  event 2,374
+         Not the device: 138.8 GiB were free; the process is capped. Inside its segments 134 MiB
+         were free, in 23 holes of at most 35.8 MiB, each segment kept by blocks of
+                                                             frag   train.py:155
+         more:  neutracer explain frag_default.pickle
+
+Who holds the peak (579.2 MiB asked for, 590.9 MiB allocated)
+   69.6 %   403.2 MiB   60 blocks   frag   train.py:155
+   30.4 %   176.0 MiB    1 block    frag   train.py:159"""
+
+
+def _entry(headline: str, *notes: Note, when: str = "") -> Document:
+    return Document("", blocks=(Findings((Entry(Severity.INFO, headline, when, notes),)),))
+
+
+def test_the_page_of_the_design_is_reproduced() -> None:
+    assert render_text(SAMPLE) == SAMPLE_TEXT
+
+
+def test_a_wide_page_keeps_its_facts_together() -> None:
+    first = render_text(SAMPLE, width=120).splitlines()[0]
+    assert first == (
+        "frag_default.pickle   PyTorch snapshot · 1 device · 2,375 events over 70 ms"
+        " · history complete · default settings"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_is_wider_than_asked(width: int) -> None:
+    lines = render_text(SAMPLE, width).splitlines()
+    assert max(map(display_width, lines)) <= width
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_every_width_shows_the_same_words() -> None:
+    words = sorted(word for word in SAMPLE_TEXT.split() if word != "·")
+    narrow = sorted(word for word in render_text(SAMPLE, 64).split() if word != "·")
+    assert narrow == words
+
+
+def test_a_screen_ends_with_the_command_for_more() -> None:
+    lines = render_text(SAMPLE, max_lines=10).splitlines()
+    assert lines[:9] == SAMPLE_TEXT.splitlines()[:9]
+    assert lines[9:] == ["… 15 more lines: neutracer report frag_default.pickle --all"]
+    assert render_text(SAMPLE, max_lines=24) == SAMPLE_TEXT
+
+
+def test_figures_stand_below_each_other() -> None:
+    rows = (("a", Figure("1,024.5", "MiB")), ("b", Figure("7", "B")), ("c", "unknown"))
+    assert render_text(Document("", blocks=(Table("", rows),))).splitlines() == [
+        "   a   1,024.5 MiB",
+        "   b       7   B",
+        "   c       unknown",
+    ]
+
+
+def test_headings_stand_above_the_widest_figure() -> None:
+    table = Table("t", (("x", Figure("1", "MiB"), "why"),), ("", "reclaimable", "note"))
+    assert render_text(Document("", blocks=(table,))).splitlines() == [
+        "t      reclaimable   note",
+        "  x          1 MiB   why",
+    ]
+
+
+def test_a_long_title_leaves_its_headings_a_line() -> None:
+    table = Table("a title that is long", (("x", Figure("1", "MiB")),), ("", "now"))
+    assert render_text(Document("", blocks=(table,))).splitlines() == [
+        "a title that is long",
+        "       now",
+        "  x    1 MiB",
+    ]
+
+
+def test_a_table_without_rows_keeps_its_headings() -> None:
+    table = Table("holes", (), ("size", "where"), ("none",))
+    assert render_text(Document("", blocks=(table,))).splitlines() == [
+        "holes",
+        "  size   where",
+        "  none",
+    ]
+
+
+def test_the_last_column_flows_in_its_place() -> None:
+    pairs = (("python", "3.11"), ("torch", "missing; " * 20))
+    lines = render_text(Document("", blocks=(KeyValues("env", pairs),))).splitlines()
+    assert lines[:2] == ["env", "   python   3.11"]
+    assert lines[2].startswith("   torch    missing; missing;")
+    assert all(line.startswith(" " * 12 + "missing;") for line in lines[3:])
+
+
+def test_places_line_up_in_two_columns() -> None:
+    rows = tuple((place,) for place in (Place("f", "a.py", 1), Place("longer", "/x/b.py", 20)))
+    assert render_text(Document("", blocks=(Table("", rows),))).splitlines() == [
+        "   f        a.py:1",
+        "   longer   /x/b.py:20",
+    ]
+
+
+def test_a_nameless_function_keeps_the_columns() -> None:
+    rows = tuple((place,) for place in (Place("", "a.py", 1), Place("f", "b.py", 2)))
+    assert render_text(Document("", blocks=(Table("", rows),))).splitlines() == [
+        "       a.py:1",
+        "   f   b.py:2",
+    ]
+
+
+def test_a_long_path_keeps_its_end() -> None:
+    place = Place("forward", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py", 134)
+    lines = render_text(_entry("x", Note("by", place))).splitlines()
+    assert lines[1].endswith("forward   …/nn/modules/linear.py:134")
+    assert display_width(lines[1]) <= 100
+
+
+def test_the_moment_stands_at_the_right_edge() -> None:
+    first, second = render_text(_entry("word " * 30, when="event 7")).splitlines()
+    assert display_width(first) == 100
+    assert first.endswith("   event 7")
+    assert second.startswith(" " * 9 + "word")
+
+
+def test_words_follow_their_heading_at_once() -> None:
+    page = Document("t", blocks=(Heading("h"), Paragraph("p " * 60), Paragraph("q")))
+    lines = render_text(page).splitlines()
+    assert lines[:3] == ["t", "", "h"]
+    assert lines[3].startswith("p p p")
+    assert lines[-2:] == ["", "q"]
+
+
+def test_severities_keep_their_roles_and_words() -> None:
+    entries = tuple(Entry(severity, "x") for severity in Severity)
+    lines = layout(Document("", blocks=(Findings(entries),)))
+    heads = [line[0] for line in lines if line]
+    assert [head.text for head in heads] == ["INFO     ", "MODERATE ", "SERIOUS  ", "SEVERE   "]
+    assert [head.role for head in heads] == [severity.value for severity in Severity]
+
+
+def test_an_empty_document_is_empty_text() -> None:
+    assert render_text(Document("")) == ""
+    assert render_text(Document("", ("a", "b"))) == "a · b"
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
+def test_hostile_names_stay_inside_the_page(name: str) -> None:
+    text = render_text(document_of(name))
+    lines = text.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert max(map(display_width, lines)) <= 100
+    assert len(lines) < 250
+    text.encode("utf-8")
+
+
+@settings(max_examples=50)
+@given(st.text(st.characters(), max_size=200), st.integers(40, 140), st.integers(1, 60))
+def test_any_name_keeps_the_bounds(name: str, width: int, max_lines: int) -> None:
+    lines = render_text(document_of(name), width, max_lines).split("\n")
+    assert len(lines) <= max_lines
+    assert all(line.isprintable() and display_width(line) <= width for line in lines)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The categories of allocations: rules, shares, holders, on programs that ran."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+
+import pytest
+from places import TESTS
+
+import neutracer
+from neutracer.trace.categories import CATEGORIES, RULES
+from neutracer.trace.roles import Role, role_of
+from neutracer.trace.table import Frame
+from neutracer.trace.timeline import Timeline
+
+DATA = TESTS / "data"
+TRAINING = ("train_resnet_healthy", "train_resnet_late_zero_grad", "leak_list", "metadata")
+
+# Of torchvision's resnet50: parameters, and buffers as large as some of them.
+RESNET_PARAMETERS, RESNET_STATISTICS = 161, 106
+
+
+def timeline(name: str) -> Timeline:
+    return neutracer.load(DATA / f"{name}.pickle.xz").timeline()
+
+
+def counts(tl: Timeline) -> Counter[str]:
+    return Counter(str(name) for name in tl.allocations["category"])
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(DATA.glob("*.pickle.xz"))])
+def test_every_allocation_has_a_rule(name: str) -> None:
+    tl = neutracer.load(DATA / name).timeline()
+    found = tl.categories
+    assert len(found.codes) == len(found.rules) == len(tl.allocations)
+    for row in range(0, len(tl.allocations), 97):
+        code, sentence = found.rule(row)
+        assert RULES[code] == (found.name(row), sentence)
+    assert 0.0 <= found.share <= 1.0
+    assert sum(found.counts().values()) == len(tl.allocations)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_holders_by_category_add_up(name: str) -> None:
+    tl = timeline(name)
+    for event in (None, 0, len(tl) // 2, len(tl) - 1):
+        at = tl.peak().event if event is None else event
+        holders = tl.holders(event, by="category", limit=None)
+        assert sum(holder.bytes for holder in holders) == tl.allocated[at]
+        assert abs(sum(holder.share for holder in holders) - 1) < 1e-9
+        assert {holder.key[0].name for holder in holders} <= set(CATEGORIES)
+        assert [h.bytes for h in holders] == sorted((h.bytes for h in holders), reverse=True)
+
+
+@pytest.mark.parametrize("name", TRAINING[:2])
+def test_resnet_has_its_parameters_and_states(name: str) -> None:
+    tl = timeline(name)
+    found = counts(tl)
+    assert found["parameter"] == RESNET_PARAMETERS + RESNET_STATISTICS
+    assert found["optimizer_state"] == RESNET_PARAMETERS
+    assert found["gradient"] == 5 * RESNET_PARAMETERS
+    assert found["input"] == 10
+    assert tl.categories.share > 0.94
+
+
+def test_resnet_unknowns_are_workspaces() -> None:
+    tl = timeline("train_resnet_healthy")
+    at_end = [row for row in tl.allocations if row.category == "unknown" and row.free_event == -1]
+    large = [row.size for row in at_end if row.size > 1 << 20]
+    assert large == [32 << 20, 32 << 20]
+
+
+def test_resnet_activations_fill_the_peak() -> None:
+    holders = timeline("train_resnet_healthy").holders(by="category")
+    assert holders[0].key[0].name == "activation"
+    assert 0.7 < holders[0].share < 0.8
+
+
+def test_kept_losses_are_not_lost() -> None:
+    tl = timeline("leak_list")
+    found = counts(tl)
+    assert found["parameter"] == 16
+    assert found["optimizer_state"] == 32
+    assert found["gradient"] == 60 * 16
+    kept = [row for row in tl.allocations if row.free_event == -1 and row.alloc_event > 5000]
+    leaked = {row.category for row in kept if row.stack and row.stack[0].name == "leak_list"}
+    assert leaked <= {"unknown", "activation", "input"}
+    assert "unknown" in leaked
+
+
+def test_inference_has_no_gradients() -> None:
+    found = counts(timeline("attention_math"))
+    assert not {"gradient", "autograd_detail", "optimizer_state", "parameter"} & set(found)
+    assert found["activation"] > 1000
+
+
+@pytest.mark.parametrize("name", ["frag_default", "weight_streaming", "cycle_nodes"])
+def test_programs_without_models_stay_unknown(name: str) -> None:
+    tl = timeline(name)
+    assert set(counts(tl)) == {"unknown"}
+    assert tl.categories.share == 0.0
+
+
+def test_gradients_that_accumulate_are_gradients() -> None:
+    # Three backward passes, never zeroed: the first one's gradients stay.
+    tl = timeline("cpp_stacks")
+    gradients = [row for row in tl.allocations if row.category == "gradient"]
+    assert len(gradients) == 8
+    assert all(row.free_event == -1 for row in gradients)
+
+
+def test_file_without_stacks_stays_unknown() -> None:
+    source = neutracer.load(DATA / "train_resnet_healthy.pickle.xz").to_dict()
+    for entry in source["device_traces"][0]:
+        entry.pop("frames", None)
+    for segment in source["segments"]:
+        segment["frames"] = []
+        for block in segment["blocks"]:
+            block["frames"] = []
+    tl = neutracer.load(pickle.dumps(source)).timeline()
+    assert set(counts(tl)) == {"unknown"}
+
+
+def test_category_rows_match_the_codes() -> None:
+    tl = timeline("metadata")
+    assert tl.allocations[5].category == tl.categories.name(5)
+    assert list(tl.allocations.codes("category")) == list(tl.categories.codes)
+
+
+def test_unknown_grouping_is_refused() -> None:
+    with pytest.raises(ValueError, match="category"):
+        timeline("metadata").holders(by="colour")
+
+
+FRAME_ROLES = {
+    ("/s/torch/optim/adam.py", "_init_group"): Role.STATE,
+    ("/s/torch/optim/adam.py", "step"): Role.OPTIMIZER,
+    ("C:\\s\\torch\\optim\\optimizer.py", "zero_grad"): Role.ZERO_GRAD,
+    ("/s/torch/nn/modules/module.py", "_call_impl"): Role.MODULE,
+    ("/s/torch/nn/modules/module.py", "_apply"): Role.BUILD,
+    ("/s/torch/nn/modules/linear.py", "__init__"): Role.BUILD,
+    ("/s/torch/autograd/__init__.py", "_make_grads"): Role.SEED,
+    ("/s/torch/utils/checkpoint.py", "recompute_fn"): Role.BACKWARD,
+    ("/s/torch/amp/grad_scaler.py", "unscale_"): Role.SCALER,
+    ("/mine/optim/step.py", "step"): Role.USER,
+}
+
+
+@pytest.mark.parametrize(("frame", "role"), FRAME_ROLES.items())
+def test_one_frame_says_its_role(frame: tuple[str, str], role: Role) -> None:
+    assert role_of([Frame(frame[0], 1, frame[1])]) is role
+    assert role_of([Frame("/u/x.py", 3, "f"), Frame(frame[0], 1, frame[1])]) is role
+
+
+def test_inner_frames_decide_between_roles() -> None:
+    call = Frame("/s/torch/nn/modules/module.py", 1, "_call_impl")
+    step = Frame("/s/torch/optim/lbfgs.py", 1, "step")
+    again = Frame("/s/torch/utils/checkpoint.py", 1, "unpack_hook")
+    # A closure: the optimizer calls the model.
+    assert role_of([call, step]) is Role.MODULE
+    # A forward pass that is run again for backward.
+    assert role_of([call, again]) is Role.BACKWARD
+    assert role_of([]) is Role.EMPTY
+
+
+def test_own_backward_functions_are_backward() -> None:
+    apply = Frame("/s/torch/autograd/function.py", 315, "apply")
+    assert role_of([Frame("/u/x.py", 9, "backward"), apply]) is Role.BACKWARD
+    assert role_of([Frame("/u/x.py", 5, "forward"), apply]) is Role.USER
+
+
+def test_late_recording_tells_gradients_by_their_end() -> None:
+    # The trace of the second half only: its first gradients were there before.
+    source = neutracer.load(DATA / "train_resnet_late_zero_grad.pickle.xz").to_dict()
+    tl = neutracer.load(pickle.dumps(source)).timeline()
+    begin = tl.steps[2].first
+    source["device_traces"][0] = source["device_traces"][0][begin:]
+    late = neutracer.load(pickle.dumps(source)).timeline()
+    assert late.categories.counts()["freed-by-zero-grad"] == RESNET_PARAMETERS
+    # Two copies of each parameter's size: which one is the parameter is not told.
+    assert counts(late)["parameter"] == 0
+
+
+def test_series_of_the_run_are_as_recorded() -> None:
+    # What PyTorch said of the steps' peaks is the sum of what the categories hold then.
+    tl = timeline("train_resnet_healthy")
+    said = json.loads((DATA / "train_resnet_healthy.json").read_text())["series"]
+    for step, entry in zip(tl.steps, said, strict=True):
+        most = max(range(step.first, step.end), key=lambda event: tl.allocated[event])
+        held = sum(holder.bytes for holder in tl.holders(most, by="category", limit=None))
+        assert held == entry["peak"]
