@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from places import TESTS
+from places import HELPERS
 from waiting import PATIENCE, wait_for
 
 import neutracer
@@ -118,7 +118,7 @@ def environment(tmp_path):
     """Where the fake torch is found, and temporary files go, in a folder of the test's own."""
     (tmp_path / "torch.py").write_text(TORCH + METERED)
     (tmp_path / "tmp").mkdir()
-    where = os.pathsep.join(map(str, (tmp_path, TESTS, *sys.path)))
+    where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
     return {**os.environ, "PYTHONPATH": where, "TMPDIR": str(tmp_path / "tmp")}
 
 
@@ -355,7 +355,7 @@ def test_rank_is_told(start, attach):
 @needs_remote_exec
 def test_program_without_neutracer_gets_that_of_the_command(start, attach, tmp_path):
     # Without its packages, a Python has no neutracer.
-    paths = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(TESTS)!r}]\n"
+    paths = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(HELPERS)!r}]\n"
     target = start(paths + LOOP, command=(sys.executable, "-I", "-S"))
     assert target.ask("__import__('importlib.util').util.find_spec('neutracer') is None") is True
     before = target.ask(STATE)
@@ -449,6 +449,8 @@ def test_command_that_is_interrupted_leaves_nothing(start, attach, environment):
         cwd=attach.caller,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell has what it starts in the background ignore that signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert wait_for(lambda: target.ask("torch.fake.enabled"))
     process.send_signal(signal.SIGINT)
@@ -666,6 +668,7 @@ def test_program_in_c_code_is_told_and_not_bothered(start, attach):
     wait = "os.read(0, 1)\nprint('back', flush=True)\nwhile True"
     text = LOOP.replace("while True", wait)
     target = start(text.replace("threading.Thread(target=read, daemon=True).start()", ""))
+    assert wait_for(lambda: processes._state(target.pid) == "S")
     said = refused(attach(target.pid, "--watch", "--wait", "0.5"))
     assert said == (
         f"the main thread of process {target.pid} has not come back to Python in 0.5 s: it waits "

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from places import TESTS
+from places import HELPERS, TESTS
 
 import neutracer
 
@@ -31,7 +31,7 @@ def run(tmp_path):
 
     def go(text, *options, arguments=(), module=False):
         (tmp_path / "program.py").write_text(text)
-        where = os.pathsep.join(map(str, (tmp_path, TESTS, *sys.path)))
+        where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
         program = ["-m", "program"] if module else [str(tmp_path / "program.py")]
         command = [sys.executable, "-m", "neutracer", "run", "-o", str(tmp_path / "out")]
         return subprocess.run(
@@ -248,7 +248,7 @@ def test_page_is_written_at_one_go(run, tmp_path):
     (tmp_path / "program.py").write_text("import torch\ntorch.fake.init()\n")
     reading, writing = os.pipe2(os.O_DIRECT)
     command = [sys.executable, "-u", "-m", "neutracer", "run", "program.py"]
-    where = os.pathsep.join(map(str, (tmp_path, TESTS, *sys.path)))
+    where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
     environment = {**os.environ, "PYTHONPATH": where}
     subprocess.run(command, env=environment, cwd=tmp_path, stderr=writing, check=True)
     os.close(writing)
@@ -298,7 +298,7 @@ def test_ranks_under_torchrun_keep_apart(run, tmp_path):
     ours = ["-m", "neutracer", "run", "-o", "out", "program.py", "--epochs", "2"]
     done = subprocess.run(
         [*launcher, "--nproc-per-node=2", *ours],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *sys.path)))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HELPERS, *sys.path)))},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -6,3 +6,4 @@ from pathlib import Path
 #: The checkout.
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
+HELPERS = TESTS / "helpers"

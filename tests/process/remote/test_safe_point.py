@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import subprocess
 import sys
@@ -66,18 +67,20 @@ def test_what_an_errand_raises_is_the_askers(other):
 @needs_remote_exec
 def test_main_thread_in_c_code_is_not_waited_for_longer(other, capfd):
     done = []
-    lock = threading.Lock()
-    lock.acquire()
+    begin, end = threading.Lock(), threading.Lock()
+    begin.acquire()
+    end.acquire()
 
     def ask():
+        begin.acquire()
         try:
             in_main_thread(lambda: done.append(1), 0.2)
         finally:
-            lock.release()
+            end.release()
 
     asked = other.submit(ask)
-    # The main thread is in C until the other one has given up.
-    lock.acquire()
+    # In C, without a turn of the interpreter in between, until the other one has given up.
+    list(map(operator.call, (begin.release, end.acquire)))
     with pytest.raises(NeutracerError, match=r"has not come back to Python in 0\.2 s"):
         asked.result()
     for _ in range(1000):
@@ -89,7 +92,9 @@ def test_main_thread_in_c_code_is_not_waited_for_longer(other, capfd):
 @needs_remote_exec
 def test_interruption_during_an_errand_is_the_programs():
     program = (
-        "import sys, threading, time\n"
+        "import signal, threading, time\n"
+        # A shell has what it starts in the background ignore that signal.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from neutracer.process.remote.safe_point import in_main_thread\n"
         "def interrupted(): raise KeyboardInterrupt\n"
         "def ask():\n"
