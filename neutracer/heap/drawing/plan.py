@@ -81,8 +81,8 @@ def plan(scene: Scene, *, headings: bool = True) -> Plan:
     """
     layered = len(scene.boxes) <= _MOST_LAYERED
     named = layered and len(scene.arrows) <= _MOST_NAMED
-    title = scene.title if headings else ()
-    notes = scene.notes if headings else ()
+    title = _seen(scene.title) if headings else ()
+    notes = _seen(scene.notes) if headings else ()
     # A graph has one label: where there are two to show, the title is that of a frame.
     framed = layered and bool(title)
     graph = {
@@ -116,6 +116,11 @@ def plan(scene: Scene, *, headings: bool = True) -> Plan:
             for i, arrow in enumerate(scene.arrows)
         ),
     )
+
+
+def _seen(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines, or none if all are blank: a graph's label that is only "\\n" ends Graphviz 14."""
+    return lines if any(line.strip() for line in lines) else ()
 
 
 def _heading(

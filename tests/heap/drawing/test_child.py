@@ -92,6 +92,12 @@ def test_hostile_names_are_only_text(name):
         assert all(line.strip() in shown for line in box.lines)
 
 
+def test_a_title_of_spaces_is_no_label():
+    assert "label" in plan(scene(named("name"))).graphs[0]
+    for graph in plan(scene(named("  "))).graphs:
+        assert "label" not in graph
+
+
 @NEEDS_GRAPHVIZ
 def test_a_label_never_becomes_markup():
     graph = ObjectGraph((Node(0, "t", "<b>bold</b>"), Node(1, "t", "<table>")), ())
