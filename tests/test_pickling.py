@@ -24,6 +24,7 @@ import neutracer.diagnose
 from neutracer._native import core
 from neutracer.diagnose.holds.cycle_run import CycleRunReport
 from neutracer.diagnose.oom.page import OomReport
+from neutracer.diagnose.overview.attach_report import AttachReport
 from neutracer.diagnose.overview.cell import CellReport
 from neutracer.diagnose.overview.environment import environment
 from neutracer.diagnose.overview.report import overview
@@ -89,6 +90,27 @@ def run_report() -> RunReport:
     )
 
 
+def attach_report() -> AttachReport:
+    return AttachReport(
+        program="train.py",
+        pid=4711,
+        rank=1,
+        world_size=8,
+        host="here",
+        python="3.14.8",
+        torch="2.15.0",
+        recorded_s=30.0,
+        overview=overview(snapshot("frag_default")),
+        watching="",
+        metrics="",
+        ended=("its metrics",),
+        ooms_seen=0,
+        files=("attach.pickle",),
+        notes=(),
+        findings=(),
+    )
+
+
 def cycle_run_report() -> CycleRunReport:
     return CycleRunReport(
         program="train.py",
@@ -129,6 +151,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "AliveReport": lambda: neutracer.why_alive(Ring),
     "AutogradCyclesReport": neutracer.find_autograd_cycles,
     "CellReport": cell_report,
+    "AttachReport": attach_report,
     "CheckReport": lambda: check_replay(snapshot("frag_default")),
     "CycleRunReport": cycle_run_report,
     "DiffReport": lambda: neutracer.diff(

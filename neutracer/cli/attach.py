@@ -33,10 +33,10 @@ def add_attach(commands: Any, summary: str) -> None:
         help=summary,
         description=(
             "Has a process of yours that runs already, on Python 3.14 or later, do what "
-            "'neutracer run' would have done in it. It stops for less than a millisecond; the work "
-            "is done on a thread beside it. What is recorded begins at that moment: who "
-            "allocated what was there before is not known. neutracer's modules stay imported "
-            "there, and nothing else does that was not asked for."
+            "'neutracer run' would have done in it. Its main thread starts another one between "
+            "two steps of Python, and that does the work. What is recorded begins at that "
+            "moment: who allocated what was there before is not known. neutracer's modules stay "
+            "imported there, and nothing is left on that was not asked for."
         ),
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -729,7 +729,7 @@ def test_neutracer_of_another_build_is_not_imported(tmp_path):
     program = (
         "import importlib.machinery, sys\n"
         f"sys.path.insert(0, {str(Path(remote_begin.__file__).parent)!r})\n"
-        "import remote_begin as begin\n"
+        "import begin\n"
         "ours = importlib.machinery.EXTENSION_SUFFIXES[0]\n"
         "for suffix in ('.other.so', ours):\n"
         "    try:\n"
