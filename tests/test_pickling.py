@@ -105,7 +105,7 @@ def attach_report() -> AttachReport:
         metrics="",
         ended=("its metrics",),
         ooms_seen=0,
-        files=("attach.pickle",),
+        files=("neutracer-run/attach.pickle",),
         notes=(),
         findings=(),
     )
