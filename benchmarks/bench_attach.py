@@ -3,7 +3,8 @@
 
 A program of its own runs steps and writes down when each has ended; this one attaches to it and
 detaches, round by round. Of a phase (idle, watched, metered, recorded) the median step counts,
-against the idle phases before and after it, which is told with the quartiles of the rounds. Of
+and the step that one in ten is quicker than, of which other programs of the machine take less,
+against the idle phases before and after it, each with the quartiles of the rounds. Of
 the commands with which something begins or ends there is the longest step above the median, and
 what all steps meanwhile lost. Last: how long the main thread is away at its safe point, in a
 process of its own.
@@ -140,6 +141,14 @@ def attach(pid: int, *words: object) -> tuple[float, float, float]:
     return begin, time.monotonic(), json.loads(done.stdout)["recorded_s"] or 0.0
 
 
+def refused() -> tuple[float, float]:
+    """As `attach`, of a command that reaches nobody: what its own start takes of the machine."""
+    nobody = ["attach", str(1 << 40), "--json"]
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-m", "neutracer", *nobody], stderr=subprocess.DEVNULL)
+    return begin, time.monotonic()
+
+
 def one_round(program: Program, seconds: float, folder: Path) -> dict[str, tuple[float, float]]:
     """The spans of time of one round, by what they are."""
     spans = {}
@@ -150,6 +159,7 @@ def one_round(program: Program, seconds: float, folder: Path) -> dict[str, tuple
         spans[name] = (begin, time.monotonic())
 
     rest("idle 1")
+    spans["command alone"] = refused()
     spans["begin watch"] = attach(program.pid, "--watch", "-o", folder)[:2]
     rest("watched")
     spans["end watch"] = attach(program.pid, "--detach")[:2]
@@ -170,10 +180,9 @@ def told_of(name: str, figures: list[float], decimals: int) -> None:
 
 
 def told(program: Program, rounds: list[dict[str, tuple[float, float]]]) -> None:
-    medians = [
-        {name: statistics.median(program.steps(*span)) for name, span in one.items()}
-        for one in rounds
-    ]
+    steps = [{name: program.steps(*span) for name, span in one.items()} for one in rounds]
+    medians = [{name: statistics.median(one[name]) for name in one} for one in steps]
+    quick = [{name: statistics.quantiles(one[name], n=10)[0] for name in one} for one in steps]
     idle = statistics.median(one[name] for one in medians for name in one if "idle" in name)
     print(f"\n  a step of {idle * 1e3:.2f} ms; {len(rounds)} rounds\n")
     print(f"  {'against idle':32}{'median':>10}{'quartiles':>18}")
@@ -185,10 +194,12 @@ def told(program: Program, rounds: list[dict[str, tuple[float, float]]]) -> None
         "after all, to before": ("idle 1", "idle 4", "idle 1"),
     }
     for name, (before, at, after) in phases.items():
-        told_of(name, [2 * one[at] / (one[before] + one[after]) for one in medians], 3)
+        for what, figures in (("", medians), (", quick steps", quick)):
+            ratios = [2 * one[at] / (one[before] + one[after]) for one in figures]
+            told_of(name + what, ratios, 3)
     print(f"\n  {'ms more than idle':32}{'median':>10}{'quartiles':>18}")
-    for name in ("idle 1", "begin watch", "end watch", "begin metrics", "end metrics"):
-        more = [[step - idle for step in program.steps(*one[name])] for one in rounds]
+    for name in ("command alone", "begin watch", "end watch", "begin metrics", "end metrics"):
+        more = [[step - idle for step in one[name]] for one in steps]
         for what, figure in (("longest step", max), ("all together", sum)):
             told_of(f"{name}, {what}", [figure(one) * 1e3 for one in more], 1)
 
