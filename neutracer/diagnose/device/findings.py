@@ -85,7 +85,7 @@ def _others(
     )
     count = format_count(len(rows), "other process", "other processes")
     message = f"{count} {'holds' if len(rows) == 1 else 'hold'} {format_bytes(others)}"
-    advice = () if share < _MODERATE else (Note("end what is not needed, or use another device"),)
+    advice = () if share < _MODERATE else (Note("end those not needed, or use another device"),)
     return (
         Finding(
             "other_processes",
@@ -114,13 +114,17 @@ def _outside(
     ]
     rest = outside - sum(use.bytes for use in foreign)
     if foreign and rest > 0:
-        evidence.append(Note(f"{format_bytes(rest)} is CUDA's context, and what nothing tells of"))
+        evidence.append(
+            Note(f"{format_bytes(rest)} is CUDA's context, and what nothing accounts for")
+        )
     advice: tuple[Note, ...] = ()
     if not uses:
         loaded = _loaded_suspects()
         if loaded:
-            evidence.append(Note(f"Beside CUDA's context, loaded here: {', '.join(loaded)}"))
-        advice = (Note("neutracer.attribute_device_memory(), switched on first, tells whose"),)
+            evidence.append(Note(f"Besides CUDA's context, loaded here: {', '.join(loaded)}"))
+        advice = (
+            Note("neutracer.attribute_device_memory(), switched on first, names the libraries"),
+        )
     where = "this process's bytes" if own is not None else "the device's used bytes"
     message = f"{format_bytes(outside)} of {where} are not PyTorch's"
     above = max(0, outside - _USUAL_OVERHEAD)
@@ -157,15 +161,15 @@ def _limits(one: VisibleDevice, memory: DeviceMemory, process_list: str) -> tupl
         message = "who else uses this device is not known here"
         found.append(Finding("no_process_list", Severity.INFO, 0, message, (Note(process_list),)))
     if memory.driver_bytes is None:
-        message = "the driver's own memory can't be told from what is used"
+        message = "the driver's own memory can't be told apart from the used memory"
         if one.slot is None:
-            message = "these figures are the CUDA driver's: NVML does not tell of this device"
+            message = "these figures come from the CUDA driver: NVML does not report this device"
         found.append(Finding("no_nvml", Severity.INFO, 0, message))
     if one.is_mig:
-        message = "this device is cut into instances (MIG), or is one: it is left as it is"
+        message = "this device is divided into MIG instances, or is one: it is left as it is"
         found.append(Finding("mig", Severity.INFO, 0, message))
     if not one.is_certain:
-        message = "which device this is was guessed: CUDA, which sorts them, has not started"
+        message = "the device was guessed: CUDA, which sorts the devices, has not started"
         hint = (Note("set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use the device first"),)
         found.append(Finding("uncertain_device", Severity.INFO, 0, message, (), hint))
     return tuple(found)
@@ -174,6 +178,6 @@ def _limits(one: VisibleDevice, memory: DeviceMemory, process_list: str) -> tupl
 def _stepped_aside(attribution: str) -> tuple[Finding, ...]:
     if "profiler" not in attribution:
         return ()
-    message = "memory is no longer told by library: PyTorch's profiler took over"
+    message = "memory is no longer attributed to libraries: PyTorch's profiler took over"
     advice = (Note("call neutracer.attribute_device_memory() again after the profiler"),)
     return (Finding("attribution_off", Severity.INFO, 0, message, (), advice),)

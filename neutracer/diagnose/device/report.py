@@ -33,9 +33,9 @@ _SHOWN = 10
 class DeviceReport(Report):
     """Who holds a device's memory.
 
-    used_bytes is torch_bytes, what other libraries of this process hold, what other
-    processes hold, and unattributed_bytes: this process's CUDA context, and all that no
-    name could be found for.
+    used_bytes is torch_bytes, what other libraries of this process hold, what other processes
+    hold, and unattributed_bytes: this process's CUDA context, and all that has no known
+    owner.
 
     Attributes:
         device: The device's number in this process.
@@ -46,14 +46,14 @@ class DeviceReport(Report):
         free_bytes: What nobody has taken; None where only a CUDA context could tell.
         used_bytes: The rest; None likewise.
         driver_bytes: What the driver keeps for itself, in none of the others; None where
-            it can't be told from the rest.
+            it can't be told apart from the rest.
         torch_bytes: What PyTorch has reserved: reserved_bytes.all.current; 0 where it has
             not used the device.
         torch_allocated_bytes: Of these, in allocated blocks.
-        process_bytes: What this process has taken in all, by NVML; None where NVML does
-            not tell.
+        process_bytes: What this process has taken in all, by NVML; None where NVML does not
+            say.
         other_bytes: What other processes have taken; None where that is not known.
-        unattributed_bytes: Used, and not known by whom; None where used_bytes is.
+        unattributed_bytes: Used by unknown owners; None where used_bytes is.
         by_library: By library, PyTorch among them, the largest first; empty unless an
             attribution is on (`attribute_device_memory`).
         by_process: The processes on the device, the largest first.
@@ -102,14 +102,14 @@ class DeviceReport(Report):
         if self.other_bytes:
             rows.append(self._row("other processes", self.other_bytes, ""))
         if self.unattributed_bytes is not None:
-            note = "CUDA's context, and what nothing tells of"
+            note = "CUDA's context, and what nothing accounts for"
             rows.append(self._row("the rest", self.unattributed_bytes, note))
         if self.free_bytes is not None:
             rows.append(self._row("free", self.free_bytes, ""))
         rows.append(self._row("total", self.total_bytes, ""))
         notes: tuple[str, ...] = ()
         if not self.by_library:
-            notes = (f"Not by library: {self.attribution}.",)
+            notes = (f"Not split by library: {self.attribution}.",)
         return Table("Who holds it", tuple(rows), ("", "", "", ""), notes)
 
     def _row(self, who: str, nbytes: int, note: str) -> tuple[Cell, ...]:
@@ -134,8 +134,8 @@ class DeviceReport(Report):
 def device_report(device: object = None) -> DeviceReport:
     """Who holds the memory of a device: PyTorch, other libraries, other processes.
 
-    CUDA is not started by this, and nothing is allocated. Which library holds what is
-    known while `attribute_device_memory()` is on.
+    This does not start CUDA and allocates nothing. Libraries are known while
+    `attribute_device_memory()` is on.
 
     Args:
         device: Its number in this process, "cuda:1" or a torch.device; None is the only one.
@@ -157,7 +157,7 @@ def device_report(device: object = None) -> DeviceReport:
     one = find_device(device)
     reserved, allocated = _torch_use(one.index)
     uses, attribution = _libraries(one.index)
-    # Read together, and last: what happens between the readings is told as the rest.
+    # Read together, and last: what happens between the readings counts as the rest.
     processes, process_list = _processes(one, reserved)
     memory = device_memory(one)
     own, others = _split(processes, process_list, has_cuda=reserved > 0)
@@ -219,11 +219,11 @@ def _processes(one: VisibleDevice, reserved: int) -> tuple[tuple[ProcessUse, ...
     own = [use for use in found if use.is_own]
     if any(use.bytes is not None and use.bytes < reserved for use in own):
         # Another process that bears our number in the namespace that NVML counts in.
-        return found, "NVML tells of processes by numbers that are not this container's"
+        return found, "NVML's process numbers are not this container's"
     if not own and reserved:
         if not found:
             return (), "NVML's list of processes is empty here, as in some containers"
-        return found, f"NVML's list does not have this process ({os.getpid()}), as in a container"
+        return found, f"NVML does not list this process ({os.getpid()}), as in a container"
     return found, ""
 
 

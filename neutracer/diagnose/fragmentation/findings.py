@@ -22,7 +22,7 @@ from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["findings_of", "static_pool"]
 
-# Unused bytes below this are told, but alarm nobody.
+# Unused bytes below this are reported, but alarm nobody.
 _SMALL = 64 << 20
 
 # A static pool is so few blocks, holding at least this share of what is reserved, since the
@@ -141,7 +141,7 @@ def _whole_call(timeline: Timeline, event: int) -> int:
 def _peak_finding(
     snap: Snapshot, timeline: Timeline, now: _Unused, replayed: Replayed
 ) -> tuple[Finding, ...]:
-    """The state at the peak of reserved, where that is behind us."""
+    """The state at the peak of reserved, where that is past."""
     peak = timeline.peak("reserved")
     if peak.event < 0 or peak.bytes <= now.reserved:
         return ()

@@ -34,7 +34,7 @@ class Hole:
     Attributes:
         address: Where it begins.
         size: Its bytes.
-        segment: Row of the snapshot's `segments` it lies in.
+        segment: Its row in the snapshot's `segments`.
         before: Who allocated the block at its lower end; None at the segment's border.
         after: The same at its upper end.
         before_bytes: That block's size, 0 at the border.
@@ -63,7 +63,7 @@ class PoolFragmentation:
         reserved_bytes: Taken from the device.
         allocated_bytes: In allocated blocks.
         pending_bytes: Freed, but waiting for another stream.
-        requested_bytes: What the active blocks were asked for.
+        requested_bytes: What the program requested in the active blocks.
         reclaimable_bytes: What empty_cache() would give back of it.
         largest_hole: The largest free block.
         largest_request: The largest request that succeeds without asking the device.

@@ -61,8 +61,9 @@ class FragmentationReport(Report):
         reserved_bytes: Taken from the device: PyTorch's reserved_bytes.all.current.
         allocated_bytes: In allocated blocks: allocated_bytes.all.current.
         active_bytes: And in those waiting for a stream: active_bytes.all.current.
-        requested_bytes: What active blocks were asked for: requested_bytes.all.current.
-        internal_bytes: Active beyond what was asked for: rounding and unsplit rests.
+        requested_bytes: What the program requested in active blocks:
+            requested_bytes.all.current.
+        internal_bytes: Active beyond the requests: rounding and unsplit remainders.
         external_bytes: Reserved and not active: in holes and cached segments.
         reclaimable_bytes: What torch.cuda.empty_cache() would give back now.
         largest_request: The largest request on any stream that succeeds without the
@@ -134,7 +135,7 @@ class FragmentationReport(Report):
             UnavailableError: The report is of a monitor's readings alone.
         """
         if self._room is None:
-            raise UnavailableError("the layout", "a monitor's readings don't tell it")
+            raise UnavailableError("the layout", "a monitor's readings don't show it")
         nbytes = min(whole_number("nbytes", nbytes, least=0), (1 << 64) - 1)
         pool, stream = number_pair("pool", pool, whole=True), whole_number("stream", stream)
         return self._room.fits(pool, stream, nbytes)
@@ -161,8 +162,8 @@ class FragmentationReport(Report):
         rows = (
             ("reserved", Figure.bytes(self.reserved_bytes), "taken from the device"),
             ("allocated", Figure.bytes(self.allocated_bytes), "in live blocks"),
-            ("requested", Figure.bytes(self.requested_bytes), "what they were asked for"),
-            ("internal", Figure.bytes(self.internal_bytes), "rounding and unsplit rests"),
+            ("requested", Figure.bytes(self.requested_bytes), "what the program asked for in them"),
+            ("internal", Figure.bytes(self.internal_bytes), "rounding and unsplit remainders"),
             ("external", Figure.bytes(self.external_bytes), "in holes and cached segments"),
             ("reclaimable", Figure.bytes(self.reclaimable_bytes), "by empty_cache()"),
             ("largest request", Figure.bytes(self.largest_request), "that needs no new segment"),
@@ -192,7 +193,7 @@ class FragmentationReport(Report):
             (Figure.bytes(hole.size), f"{hole.address:#x}", hole.before or hole.after or "")
             for hole in shown
         )
-        title = f"Largest holes ({len(shown)} of {len(self.holes)}), and who is beside them"
+        title = f"Largest holes ({len(shown)} of {len(self.holes)}) and their neighbours"
         return (Table(title, rows),)
 
 
@@ -203,8 +204,8 @@ def fragmentation_report(
 
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now; a
-            MemoryMonitor is the same with what it saw as the history, and where there is
-            no CUDA what it saw alone: without pools, segments and holes.
+            MemoryMonitor gives the same, with its readings as the history; without CUDA its
+            readings alone, without pools, segments and holes.
         device: The device; None is the only one.
 
     Returns:

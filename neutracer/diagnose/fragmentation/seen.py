@@ -16,7 +16,7 @@ __all__ = ["Seen", "seen_by"]
 
 _SEVERITIES = {"moderate": Severity.MODERATE, "serious": Severity.SERIOUS}
 
-# Unused bytes below this are told, but alarm nobody.
+# Unused bytes below this are reported, but alarm nobody.
 _SMALL = 64 << 20
 
 

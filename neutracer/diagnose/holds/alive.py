@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why is this object alive? Who leads to it, and which reference is to be dropped?"""
+"""Why is this object alive? Who leads to it, and which reference should go?"""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class AliveReport(Report):
             blocks = (
                 Paragraph(
                     "No object that the collector tracks refers to it, and no other "
-                    "reference is known: it dies with the one that you hold."
+                    "reference is known: it is freed when you drop yours."
                 ),
             )
         if self.unfollowed:
             blocks += (
                 Paragraph(
-                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} of "
-                    "it and what lies behind was not looked at."
+                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} in "
+                    "it, and what they lead to, were not looked at."
                 ),
             )
         return Document(f"Why {self.target} is alive", facts, blocks, more="all of them: .chains")
@@ -84,9 +84,9 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     """Find what keeps an object alive.
 
     The whole heap is walked in C, with the GIL held: some 0.3 microseconds an object.
-    What autograd holds is joined to it, so that a tensor that only a graph keeps is
-    found too. Chains begin at modules, at threads, and at the variables of running
-    functions; the call itself is none of them. The caller's own variable is.
+    What autograd holds counts too, so a tensor that only a graph keeps is found. Chains begin
+    at modules, at threads, and at the variables of running functions; the call itself is none
+    of them. The caller's own variable is.
 
     Args:
         obj: The object.
@@ -109,7 +109,7 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     """
     max_paths = whole_number("max_paths", max_paths)
     if not 1 <= max_paths <= _MOST_PATHS:
-        raise ValueError(f"max_paths is {max_paths}: it is 1 to {_MOST_PATHS}")
+        raise ValueError(f"max_paths is {max_paths}: it must be 1 to {_MOST_PATHS}")
     # A list of its own, so that no variable of this call holds the object.
     target = [obj]
     del obj
@@ -192,7 +192,7 @@ def _loose_findings(found: Found, ways: Sequence[Way]) -> list[Finding]:
                 found.target.bytes,
                 f"held through {way.nodes[0].label}, which no module, thread or frame leads to",
                 (Note(_unheld(way)),),
-                (Note("look for the extension, iterator or callback that was given it"),),
+                (Note("look for the extension, iterator or callback that received it"),),
             )
             for way in ways
         ]
@@ -219,12 +219,12 @@ def _garbage_finding(found: Found) -> Finding:
         "held_by_garbage",
         Severity.INFO,
         found.target.bytes,
-        "held by garbage alone, which waits for the collector",
-        (Note("What refers to it is part of a cycle, or hangs on one, that nothing leads to."),),
+        "held only by garbage that waits for the collector",
+        (Note("What refers to it is part of an unreachable cycle, or hangs on one."),),
         (
             Note(
                 "neutracer.find_tensor_cycles() names the cycle; if it goes through the "
-                "autograd graph, find_autograd_cycles() tells whether it can be freed at all"
+                "autograd graph, find_autograd_cycles() says whether it can be freed at all"
             ),
         ),
     )
@@ -239,7 +239,7 @@ def _native_finding(found: Found) -> Finding:
         f"held by {count} in C++ that Python's objects and autograd don't account for",
         (
             Note(
-                "Such are: a backward pass that runs, a DataLoader's or DDP's buffers, "
+                "Possible holders: a running backward pass, a DataLoader's or DDP's buffers, "
                 "an operator that keeps its arguments, a custom C++ function's saved values."
             ),
         ),
@@ -275,10 +275,10 @@ def _notebook_advice(way: Way, first: Edge) -> str:
 
 
 def _edge_advice(way: Way, edge: Edge) -> str:
-    """For what holds in a way of its own; the first such thing on the way is told."""
+    """For what holds in a way of its own; the first such thing on the way is named."""
     source, target = way.nodes[edge.source], way.nodes[edge.target]
     if source.type.endswith("_lru_cache_wrapper"):
-        return f"call cache_clear() on {source.label}, or don't cache what is large"
+        return f"call cache_clear() on {source.label}, or don't cache large objects"
     if edge.kind == "exception" or target.kind in ("traceback", "exception"):
         return (
             "the exception keeps the variables of its frames: let go of the exception, or "

@@ -22,7 +22,7 @@ from neutracer.units import format_bytes, format_count
 
 __all__ = ["AutogradCycle", "AutogradCyclesReport", "find_autograd_cycles"]
 
-# Cycles that are described; of more only the sum is told.
+# Cycles that are described; of more only the sum is reported.
 _MOST_CYCLES = 2000
 
 _GIB = 1 << 30
@@ -30,19 +30,19 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class AutogradCycle:
-    """Cycles of one shape in which references of the autograd graph take part.
+    """Cycles of one shape that go through the autograd graph.
 
     Attributes:
         bytes: Storage bytes of the tensors that all of them keep, each storage once.
         device_bytes: These by device: `{"cuda:0": 67108864}`.
         count: How many cycles have this shape.
-        chain: The way round in words: "Tensor.grad → Tensor.grad_fn → … → Tensor".
+        chain: The cycle in words: "Tensor.grad → Tensor.grad_fn → … → Tensor".
         tensors: The largest tensors that the described one keeps.
         tensor_count: How many tensors all of them keep.
         objects: Objects and graph nodes that refer to each other in the described one.
         cut: The reference to break, in words.
         advice: How to break it, as a clause that begins with a verb.
-        place: Where the code that is to be changed is defined; None if unknown.
+        place: Where the code to change is defined; None if unknown.
         collectable: False if the collector can never free it, because a reference on the
             way is hidden from it in C++.
         leaked: True if no module, thread or running frame leads to it any more: with
@@ -80,7 +80,7 @@ class AutogradCycle:
         elif self.leaked:
             fate = "for ever: the collector can't see it"
         else:
-            fate = "and will for ever when dropped"
+            fate = "and will keep it for ever once dropped"
         return f"{cycles} through the autograd graph {verb} {self.size_text} {fate}"
 
     def merged(self, other: AutogradCycle) -> AutogradCycle:
@@ -103,7 +103,7 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
         leaked_bytes: Tensor bytes that nothing will ever free.
         objects: Objects that were looked at.
         left_out_objects: Of these, modules, their namespaces and types: cycles through
-            them are not told.
+            them are not listed.
         untold_cycles: Cycles that were only counted.
         untold_bytes: Tensor bytes that they keep.
         unread: Saved values that this torch doesn't show without running hooks; a cycle
@@ -166,8 +166,8 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
             )
         if self.unfollowed:
             text += (
-                f"The graph is large: {format_count(self.unfollowed, 'object')} of it "
-                "and what lies behind was not looked at."
+                f"The graph is large: {format_count(self.unfollowed, 'object')} in it, "
+                "and what they lead to, were not looked at."
             )
         return (Paragraph(text),) if text else ()
 
@@ -177,13 +177,13 @@ def find_autograd_cycles() -> AutogradCyclesReport:
 
     The collector sees no reference that C++ holds: a gradient made with
     `create_graph=True` that leads back to its parameter, an output kept on `ctx`, a hook
-    or a packed tensor that closes over its own graph. Such a cycle is never freed. From
-    all tensors that Python has this follows `.grad`, `.grad_fn`, `next_functions`, leaves,
-    saved values (not unpacked), hooks and bases of views; attributes, closures and
-    containers on the way are those of a walk over the whole heap. No code of the program
-    runs, nothing is collected, nothing is allocated on a device, and the report keeps
-    nothing alive. The GIL is held: some 0.3 microseconds an object, and 3 for each node
-    of a graph, of which 20,000 are looked at.
+    or a packed tensor that closes over its own graph. Such a cycle is never freed. From all
+    of Python's tensors this follows `.grad`, `.grad_fn`, `next_functions`, leaves, saved
+    values (not unpacked), hooks and bases of views; attributes, closures and containers on
+    the way come from a walk over the whole heap. No code of the program runs, nothing is
+    collected, nothing is allocated on a device, and the report keeps nothing alive. The GIL
+    is held: some 0.3 microseconds an object, and 3 for each node of a graph, of which 20,000
+    are looked at.
 
     Returns:
         The cycles by shape, most bytes first, as a sequence and as a report.
@@ -248,7 +248,7 @@ def _cycle(plain: Mapping[str, Any], way: Way) -> AutogradCycle:
     if plain["objects"] > len(way.nodes):
         notes.append(
             f"{format_count(plain['objects'], 'object')} refer to each other; "
-            "a shortest way round is drawn."
+            "a shortest cycle through them is drawn."
         )
     cycle = AutogradCycle(
         bytes=plain["bytes"],

@@ -62,7 +62,7 @@ class CycleRunReport(Report):
         )
         blocks: tuple[Block, ...] = self.finding_blocks()
         if not blocks:
-            blocks = (Paragraph("No tensor was kept by a reference cycle."),)
+            blocks = (Paragraph("No reference cycle kept a tensor."),)
         else:
             kept = f"{format_bytes(self.bytes)} in {format_count(len(self.cycles), 'shape')}"
             blocks = (Paragraph(f"Kept until a collection: {kept} of cycles."), *blocks)

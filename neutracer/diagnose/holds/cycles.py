@@ -25,12 +25,12 @@ from neutracer.units import format_bytes, format_count
 
 __all__ = ["TensorCyclesReport", "cycle_finding", "find_tensor_cycles", "garbage_bytes"]
 
-# Shapes that are described; of more only the sum is told.
+# Shapes that are described; of more only the sum is reported.
 _MOST_SHAPES = 200
 
 _NONE_FOUND = (
-    "No reference cycle holds a tensor that was asked for. Without device= only those on "
-    "accelerators are."
+    "No reference cycle holds a tensor of the devices in question. Without device= these "
+    "are the accelerators."
 )
 
 _GIB = 1 << 30
@@ -42,14 +42,14 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
 
     Attributes:
         cycles: The cycles by shape, garbage and alive together, most bytes first.
-        garbage_bytes: Tensor bytes that only a collection will free, those behind no cycle
-            (that wait for a finalizer) included.
+        garbage_bytes: Tensor bytes that only a collection will free, including those outside
+            of cycles that wait for a finalizer.
         garbage_objects: Objects that a collection would find unreachable now.
         objects: Objects that were looked at.
-        left_out_objects: Of these, the modules, their namespaces and the types, through
-            which nearly everything hangs together: cycles through them are not told.
-        other_cycles: Cycles that hold no tensor that was asked for.
-        untold_shapes: Shapes that keep tensors too and were only counted.
+        left_out_objects: Of these, the modules, their namespaces and the types, which connect
+            nearly everything: cycles through them are not listed.
+        other_cycles: Cycles that hold no tensor of the devices in question.
+        untold_shapes: Further shapes that keep tensors; these were only counted.
     """
 
     schema = "neutracer.tensor_cycles/1"
@@ -100,12 +100,12 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
         if self.left_out_objects:
             sentences.append(
                 f"Left out: {self.left_out_objects:,} modules, their namespaces and types, "
-                "through which most of a program hangs together."
+                "which connect most of a program."
             )
         if self.other_cycles:
             sentences.append(f"{format_count(self.other_cycles, 'other cycle')} without them.")
         if self.untold_shapes:
-            sentences.append(f"{format_count(self.untold_shapes, 'shape')} more only counted.")
+            sentences.append(f"{format_count(self.untold_shapes, 'shape')} more were only counted.")
         return (Paragraph(" ".join(sentences)),) if sentences else ()
 
 
@@ -115,15 +115,14 @@ def find_tensor_cycles(
     """Look now for reference cycles that hold tensors.
 
     The whole heap is walked in C, with the GIL held: some 0.2 microseconds an object.
-    Nothing is collected and nothing is kept alive. A cycle is either garbage, which only
-    the collector can free and which waits for it, or alive: the program still uses it,
-    and will leave it to the collector when it lets go. Objects that `gc.freeze` set aside are
-    not looked at: no collection does.
+    Nothing is collected and nothing is kept alive. A cycle is either garbage, which waits for
+    the collector, or alive: the program still uses it, and will leave it to the collector
+    when it lets go. It skips objects that `gc.freeze` set aside, as a collection does.
 
     Args:
         device: Whose tensors count: None for those of every accelerator, "cpu", "cuda",
             "cuda:1", or "all".
-        min_bytes: Cycles that keep less are passed over.
+        min_bytes: Cycles that keep less are ignored.
         include_alive: Look for living cycles too.
 
     Returns:
@@ -203,7 +202,7 @@ def garbage_bytes(device: object = None) -> int:
 
 
 def cycle_finding(cycle: TensorCycle) -> Finding:
-    """A cycle as a finding: what it keeps, the way round, the reference to break."""
+    """A cycle as a finding: what it keeps, its chain, the reference to break."""
     where = cycle.place
     evidence = [Note(cycle.chain), *(Note(f"keeps {tensor_text(t)}") for t in cycle.tensors[:3])]
     return Finding(

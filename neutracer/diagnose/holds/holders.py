@@ -30,10 +30,10 @@ class NotebookHolder:
         names: The names that hold it: ("Out[3]", "_3", "_").
         kind: "output", "exception" or "input".
         type: The type of the value, with its module.
-        bytes: Storage bytes of the tensors that would go if these names let go, and
-            nothing else did.
+        bytes: Storage bytes of the tensors that would be freed if these names, and nothing
+            else, let go.
         reachable_bytes: Of all tensors that it leads to; others may keep them too.
-        tensors: Tensors that would go.
+        tensors: Tensors that would be freed.
     """
 
     names: tuple[str, ...]
@@ -50,8 +50,8 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
 
     Attributes:
         holders: The holders.
-        total_bytes: What goes if all of them let go together: more than the sum where two
-            keep the same tensor.
+        total_bytes: What would be freed if all of them let go together: more than the sum
+            where two keep the same tensor.
         released: True if they were let go of when this was returned.
         unfollowed: Nodes and tensors of an autograd graph of more than 20,000 nodes that
             were not looked at; what only these keep is not counted.
@@ -85,12 +85,12 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
         if self.holders:
             blocks += (self._table(),)
         else:
-            blocks += (Paragraph("No output, no past exception: nothing is kept by these."),)
+            blocks += (Paragraph("No output and no past exception keeps anything."),)
         if self.unfollowed:
             blocks += (
                 Paragraph(
-                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} of "
-                    "it and what lies behind was not counted."
+                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} in "
+                    "it, and what they lead to, were not counted."
                 ),
             )
         return Document("Outputs and past exceptions", facts, blocks, more="all: .holders")
@@ -123,8 +123,8 @@ def notebook_holders() -> HoldersReport:
     These are IPython's `Out`, `_`, `__`, `___` and `_1`, `_2`, …, with its own copies of
     them; `sys.last_exc`, `last_value` and `last_traceback`, with the tracebacks that IPython
     keeps beside them; and the interactive interpreter's `_`. The input history `In` is
-    listed too; it is text and keeps no tensor. What autograd holds is joined, so that an
-    output that keeps a graph has the graph's bytes. Nothing is changed.
+    listed too; it is text and keeps no tensor. What autograd holds counts too, so an output
+    that keeps a graph has the graph's bytes. Nothing changes.
 
     Returns:
         The holders, most bytes first. Nothing in it refers to an object of the program.
@@ -140,10 +140,10 @@ def notebook_holders() -> HoldersReport:
 
 
 def release_holders() -> HoldersReport:
-    """Let go of exactly what `notebook_holders` lists, but for the input history.
+    """Let go of exactly what `notebook_holders` lists, except the input history.
 
-    What nothing else keeps is freed at once, where no cycle is in the way. Outputs can't be
-    shown again by their number then, and a debugger has no exception to look at.
+    What nothing else keeps is freed at once, where no cycle is in the way. Outputs can then
+    no longer be shown by their number, and a debugger has no exception to look at.
 
     Returns:
         What was let go of, as `notebook_holders` would have listed it.

@@ -41,8 +41,8 @@ class DiffReport(Report):
         after_reserved_bytes: And after.
         by_stack: Each stack that holds blocks in one of them, the largest difference
             first; a stack is the same if all its frames are.
-        by_line: The same by the line of the program that stands for a stack.
-        by_category: The same by category, as far as the traces tell.
+        by_line: The same by the line of the program that represents a stack.
+        by_category: The same by category, as far as the traces show it.
         by_size: And by size class: powers of two.
     """
 

@@ -31,7 +31,7 @@ class Change:
         before_count: How many blocks.
         after_count: And after.
         stack: Of a stack its frames, innermost first; else empty.
-        place: Of a stack the line of the program that stands for it, or the line; else None.
+        place: The line itself, or the line of the program that represents a stack; else None.
     """
 
     kind: str
@@ -125,7 +125,7 @@ def changes(before: Sums, after: Sums) -> tuple[Change, ...]:
 
 
 def by_line(sums: Sums) -> Sums:
-    """Stacks put together by the line of the program that stands for them."""
+    """Stacks grouped by the line of the program that represents them."""
     lines: Sums = {}
     for stack, (nbytes, count) in sums.items():
         place = place_of(stack)

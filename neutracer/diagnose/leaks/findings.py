@@ -25,20 +25,19 @@ _NAMED = 3
 
 # What to keep instead, where the blocks show that a graph is kept, and where they don't.
 _WITH_GRAPH = (
-    "what is kept for later is kept with its graph and its whole storage: keep loss.item(), or "
+    "a kept tensor keeps its graph and its whole storage: keep loss.item(), or "
     "x.detach().cpu(), or a clone() of a view"
 )
 _WITHOUT_GRAPH = (
-    "what is kept for later is kept with its whole storage: keep x.item() or x.cpu(), or a "
-    "clone() of a view"
+    "a kept tensor keeps its whole storage: keep x.item() or x.cpu(), or a clone() of a view"
 )
 
 
 def suspect_of(survivors: Survivors) -> Growth | None:
     """The stack that gives backward(create_graph=True) away; None where there is none.
 
-    The first gradient of a backward pass, that of the loss, is let go of when the pass
-    ends, unless the pass itself was recorded as a graph.
+    The first gradient of a backward pass, that of the loss, is freed when the pass ends,
+    unless the pass itself was recorded as a graph.
     """
     for grown in survivors.growth:
         if role_of(grown.stack) is Role.SEED:
@@ -47,7 +46,7 @@ def suspect_of(survivors: Survivors) -> Growth | None:
 
 
 def chance_text(p_value: float) -> str:
-    """A p-value as it is told: "p = 0.0238", or "p < 0.0001"."""
+    """A p-value in words: "p = 0.0238", or "p < 0.0001"."""
     return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.4f}"
 
 
@@ -65,9 +64,11 @@ def findings_of(
     if verdict.kind == "unknown":
         evidence: tuple[Note, ...] = (Note(verdict.because),)
         advice: tuple[Note, ...] = (
-            Note(f"{_more(seen.unit)}: some sixty {seen.unit}s tell a leak of 0.1 % a {seen.unit}"),
+            Note(
+                f"{_more(seen.unit)}: about sixty {seen.unit}s show a leak of 0.1 % a {seen.unit}"
+            ),
         )
-        message = "whether memory grows can't be told"
+        message = "can't tell whether memory grows"
         return (Finding("unknown", Severity.INFO, 0, message, evidence, advice),)
     notes = [_how_sure(trend, seen.unit), Note(verdict.because)]
     notes += _who(survivors)
@@ -127,7 +128,7 @@ def _when(coming: Forecast, seen: Observed) -> list[Note]:
         first, last = coming.between
         end = "never" if last is None else format_count(last)
         span = f" (95 %: {format_count(first)} to {end})"
-    text = f"If it goes on so, {whole} are full at {seen.unit} {format_count(coming.step)}{span}"
+    text = f"At this rate {whole} are full at {seen.unit} {format_count(coming.step)}{span}"
     if coming.in_us is not None:
         text += f", in {format_duration_us(coming.in_us)}"
     return [Note(text + ".")]
@@ -148,13 +149,13 @@ def _advice(kind: str, survivors: Survivors, settings: Mapping[str, Any]) -> tup
     if kind == "cycle_garbage":
         return (
             Note(
-                "neutracer.warn_tensor_cycles() in the program says which objects go round, "
-                "and which reference to cut"
+                "neutracer.warn_tensor_cycles() in the program names the objects of each "
+                "cycle and the reference to cut"
             ),
         )
     if kind == "non_torch_growth":
         return (
-            Note("with neutracer.attribute_device_memory(): says which library asks for it"),
+            Note("neutracer.attribute_device_memory() says which library takes it"),
             Note("neutracer.device_report() says which process it is"),
         )
     notes = (
@@ -165,8 +166,8 @@ def _advice(kind: str, survivors: Survivors, settings: Mapping[str, Any]) -> tup
     if kind == "cache_growth":
         notes.append(
             Note(
-                "sizes that differ from step to step are cached each by itself: pad them to a "
-                "few, or set roundup_power2_divisions"
+                "sizes that change from step to step are each cached separately: pad them to "
+                "a few, or set roundup_power2_divisions"
             )
         )
     notes.append(Note("neutracer.what_if(snapshot) replays the trace under other settings"))
@@ -179,7 +180,7 @@ def _leak_advice(survivors: Survivors) -> tuple[Note, ...]:
         return (
             Note(
                 "suspect: backward(create_graph=True). Parameter and gradient keep each other "
-                "through the autograd graph, which Python's collector can't see:",
+                "alive through the autograd graph, which Python's collector can't see:",
                 suspect.place,
             ),
             Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),

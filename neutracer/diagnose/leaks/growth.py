@@ -32,7 +32,7 @@ class Growth:
     Attributes:
         place: The line of the program.
         stack: The frames, innermost first; empty where none were recorded.
-        category: What the blocks are for, as far as the trace tells.
+        category: What the blocks are for, as far as the trace shows it.
         bytes: All that it left, and still holds, or held at the fall.
         count: In how many blocks.
         steps: In how many steps it left something.
@@ -177,7 +177,7 @@ def _lines(events: object, freed: Sequence[int]) -> tuple[tuple[Place, int], ...
 def snapshot_growth(
     shots: Sequence[Snapshot], device: int | None, warmup: int
 ) -> tuple[Growth, ...]:
-    """Growth by stack over a sequence of snapshots, from the first behind the warm-up on.
+    """Growth by stack over a sequence of snapshots, from the first after the warm-up on.
 
     A stack counts if it holds more from one snapshot to the next in half of the cases at
     least, and less in none.

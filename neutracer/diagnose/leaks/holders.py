@@ -39,8 +39,8 @@ def _live_tensors() -> list[Any]:
 def with_holders(survivors: Survivors) -> Survivors:
     """The survivors, the first of them with what keeps their newest blocks alive.
 
-    The blocks are found by their addresses among this process's tensors; a block that no
-    tensor of this process lies in stays without.
+    The blocks are found by their addresses among this process's tensors; a block without a
+    tensor of this process gets no chain.
     """
     grown, has_graph = list(survivors.growth), survivors.has_graph
     tensors = _live_tensors()
@@ -59,7 +59,7 @@ def _has_graph(tensor: Any) -> bool:
 
 
 def _in_blocks(tensors: Iterable[Any], blocks: Sequence[tuple[int, int]]) -> list[Any]:
-    """Tensors whose memory lies in one of the blocks, one a block."""
+    """Tensors whose memory is in one of the blocks, one a block."""
     found: dict[int, Any] = {}
     for tensor in tensors:
         facts = core.tensor_facts(tensor)
@@ -80,7 +80,7 @@ def _chains(chosen: list[Any], tensors: list[Any]) -> tuple[str, ...]:
 
 
 def alike_tensors(steps: int, device_type: str) -> Survivors:
-    """Groups of live tensors of one shape that are so many that each few steps left one.
+    """Groups of live tensors of one shape, large enough that every few steps left one.
 
     Args:
         steps: Over how many steps memory grew.

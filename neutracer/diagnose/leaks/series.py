@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Series of one value a step: what a trend is looked for in, and what is found there."""
+"""Series of one value a step: the input of a trend, and what it finds there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Trend:
     Attributes:
         name: The series: "allocated", "reserved", "non_torch", "stuck".
         warmup: Steps set aside at the beginning.
-        steps: Steps that were looked at, behind these.
+        steps: Steps that were looked at, after these.
         slope: Growth in bytes a step (Theil-Sen).
         interval: Its 95 % interval.
         p_value: How likely a series that does not grow looks as if it grew so (one-sided
@@ -108,14 +108,14 @@ class Observed(FieldsOnly):
         reserved: Reserved bytes; None where unknown (so below).
         non_torch: Used on the device and not PyTorch's reserved bytes.
         make_stuck: Gives the free bytes in segments that something keeps, by step: what
-            empty_cache() can't give back. Called only when it is asked for.
+            empty_cache() can't give back. Called only when needed.
         peaks: The most live bytes of each step.
         time_us: When each step began, in microseconds.
         step_us: How long a step takes, where no times are known.
         capacity: Bytes that the process can have.
         timeline: The trace behind it.
-        starts: Where in the trace the steps begin, and behind them the end of the last.
-        failed: The event behind an out-of-memory error that ended the program; what is freed
+        starts: Where in the trace the steps begin, and last the end of the last one.
+        failed: The event after an out-of-memory error that ended the program; what is freed
             from there on was alive to the end. None where there was none.
     """
 
@@ -134,7 +134,7 @@ class Observed(FieldsOnly):
     failed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The series are what a report needs of it; what is behind them stays here.
+        # The series are what a report needs of it; what they come from stays here.
         return {**super().__getstate__(), "make_stuck": None, "timeline": None}
 
     @cached_property
@@ -184,14 +184,16 @@ def numbers(values: object, what: str = "a series") -> array[int]:
     if isinstance(values, array) and values.typecode == "Q":
         return values
     if not isinstance(values, Iterable):
-        raise TypeError(f"{what} is a sequence of numbers (bytes), no {type(values).__name__}")
+        raise TypeError(
+            f"{what} must be a sequence of numbers (bytes), not {type(values).__name__}"
+        )
     found = array("Q")
     for value in values:
         is_number = hasattr(value, "__float__") and not getattr(value, "shape", ())
         if isinstance(value, bool) or not is_number:
-            raise TypeError(f"{what} is of numbers (bytes), and has a {type(value).__name__}")
+            raise TypeError(f"{what} must hold numbers (bytes), not a {type(value).__name__}")
         if not 0 <= value < 1 << 63:
-            raise ValueError(f"{what} is of bytes, and has {value!r}")
+            raise ValueError(f"{what} must hold numbers of bytes, not {value!r}")
         found.append(round(value))
     return found
 

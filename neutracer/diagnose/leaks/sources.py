@@ -56,7 +56,7 @@ def observe(
     if len(items) and isinstance(items[0], (Snapshot, str, os.PathLike)):
         shots = tuple(one if isinstance(one, Snapshot) else load(cast(Any, one)) for one in items)
         if steps is not None:
-            raise ValueError("of several snapshots each is a step: there are no other steps")
+            raise ValueError("with several snapshots each one is a step: leave out steps=")
         return _of_snapshots(shots, step_us, capacity, device), shots
     return _of_columns({"allocated": items}, step_us, steps, capacity), ()
 
@@ -72,7 +72,7 @@ def _items(source: Any) -> Sequence[Any]:
     except TypeError:
         what = "None" if source is None else f"a {type(source).__name__}"
         raise TypeError(
-            "a trend is of a monitor, a snapshot, several snapshots or a series of bytes, not of "
+            "a trend needs a monitor, a snapshot, several snapshots or a series of bytes, not "
             + what
         ) from None
 
@@ -102,7 +102,7 @@ def _of_columns(
         starts = checked_steps(steps, count, "value")
         peaks = [max(found["allocated"][a:b]) for a, b in pairwise([*starts, count])]
         found = {name: floors(values, starts) for name, values in found.items()}
-        how = "Of each step given the least value counts."
+        how = "The least value of each given step counts."
         return _observed(found, how, capacity, step_us, numbers(peaks))
     return _observed(found, how, capacity, step_us, None)
 
@@ -163,7 +163,7 @@ def _of_monitor(
             found[name] = numbers(column, f"the monitor's {name!r}")
     if not found.get("allocated"):
         raise ValueError("the monitor has no readings yet")
-    how = "A step is from a mark of the monitor to the next like it."
+    how = "A step runs from one mark of the monitor to the next like it."
     unit = "step"
     if marks is None:
         times = found.get("time_us", array("Q"))
@@ -195,7 +195,9 @@ def _of_snapshots(
     names = {shot.device_name(one) for shot, one in zip(shots, numbers_of, strict=True)}
     if len(names) > 1:
         told = ", ".join(sorted(names))
-        raise ValueError(f"the snapshots are of different devices ({told}): no one thing grows")
+        raise ValueError(
+            f"the snapshots are of different devices ({told}): they have no common trend"
+        )
     stats = [shot.memory_stats(one) for shot, one in zip(shots, numbers_of, strict=True)]
 
     def column(name: str) -> array[int]:
@@ -258,7 +260,7 @@ def _of_trace(
 
 
 def _failed_for_good(timeline: Timeline) -> int | None:
-    """The event behind the last out-of-memory error, if nothing was allocated after it.
+    """The event after the last out-of-memory error, if nothing was allocated after it.
 
     What the error frees on its way out would hide what had piled up.
     """

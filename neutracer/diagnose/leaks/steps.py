@@ -23,16 +23,16 @@ def checked_steps(steps: Sequence[int], count: int, what: str) -> list[int]:
     """Where steps begin among `count` values.
 
     Raises:
-        ValueError: They are no whole numbers, don't rise, or lie elsewhere.
+        ValueError: They are not whole numbers, don't rise, or are out of range.
     """
     try:
         starts = [int(step) for step in steps]
     except (TypeError, ValueError, OverflowError):
-        raise ValueError("steps= are whole numbers: where each step begins") from None
+        raise ValueError("steps= must be whole numbers: where each step begins") from None
     if not starts or any(b <= a for a, b in pairwise(starts)):
-        raise ValueError("steps= are numbers that rise, one at each step's beginning")
+        raise ValueError("steps= must be rising numbers, one for each step's beginning")
     if starts[0] < 0 or starts[-1] >= count:
-        raise ValueError(f"steps= begin among the {format_count(count, what)} there are")
+        raise ValueError(f"steps= must begin among the {format_count(count, what)} there are")
     return starts
 
 
@@ -74,7 +74,7 @@ def time_steps(
 
 
 def _at_times(times: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """The first item at or behind each of these times."""
+    """The first item at or after each of these times."""
     try:
         return sorted({bisect_left(times, at) for at in steps if at <= times[-1]})
     except TypeError:
@@ -116,5 +116,5 @@ def trace_steps(
     found = timeline.steps
     if len(found) >= 3:
         return [step.first for step in found], found[-1].end, found.explanation, "step"
-    text = "No steps were found: the trace was cut into windows of as many events each."
+    text = "No steps were found: the trace was cut into windows of equally many events."
     return windows(count), count, text, "window"

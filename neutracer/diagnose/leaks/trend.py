@@ -59,23 +59,23 @@ class LeakTrendReport(Report):
             "non_torch" (used on the device and not PyTorch's).
         bytes_per_step: Its growth (Theil-Sen slope of the least value of each step).
         interval: The 95 % interval of that.
-        p_value: The chance that a series which does not grow looks like it (Mann-Kendall,
+        p_value: The chance that a series without growth looks like this one (Mann-Kendall,
             one-sided, with what the series remembers of its last step taken off, and how
             far it is from where it began).
         unit: What a step is: "step", "snapshot", or "window" where steps are unknown.
-        steps: How many were looked at, behind the warm-up.
+        steps: How many were looked at, after the warm-up.
         warmup_steps: How many were set aside before them.
-        level_bytes: The median of the series behind the warm-up.
+        level_bytes: The median of the series after the warm-up.
         resets: How often a gradual rise ended in a fall.
         reset_bytes: The median fall.
         change_points: Where the level changed at once.
-        oom_step: The step at which `capacity` is full if it goes on so, the first of the
-            series being step 0; None where that is never, or no capacity is known.
+        oom_step: The step at which `capacity` is full at this rate, the first of the series
+            being step 0; None where that is never, or no capacity is known.
         oom_between: First and last step that `interval` allows; last is None for never.
         oom_in_us: The same from the last step on, in microseconds; None where unknown.
         capacity: Bytes that the process can have; None where unknown.
         growth: Who grows, the most bytes first; empty where no stacks are known.
-        suspect: A known cause that the growth has the marks of: "create_graph", or None.
+        suspect: A known cause whose marks the growth has: "create_graph", or None.
         how: What the steps are, as a sentence.
         because: What decided, as a sentence.
     """
@@ -106,7 +106,7 @@ class LeakTrendReport(Report):
 
     @property
     def floors(self) -> Sequence[int]:
-        """The live bytes of each step at their least."""
+        """The least live bytes of each step."""
         return self._seen.allocated
 
     def document(self) -> Document:
@@ -188,13 +188,13 @@ def leak_trend(
 ) -> LeakTrendReport:
     """Whether a program's memory grows step after step, and what grows.
 
-    The least of each step is looked at, so that what comes and goes within a step does not
-    count. The warm-up is found and set aside, bursts that are taken back are bridged, and
-    a change of the level at once is no growth. The slope is Theil-Sen's (Sen, JASA 63, 1968)
-    and its test Mann-Kendall's, after the memory of the series (its autocorrelation, up to
-    0.9 for short ones) was taken off (Yue and others, Hydrological Processes 16, 2002); to
-    both is added what the first step tells of it (Prais and Winsten, Cowles Commission 383,
-    1954). A series of more than 1,024 steps is first put together in bins.
+    It looks at the least of each step, so what comes and goes within a step does not count.
+    It finds the warm-up and sets it aside, bridges bursts that are taken back, and does not
+    take a sudden change of the level for growth. The slope is Theil-Sen's (Sen, JASA 63,
+    1968) and its test Mann-Kendall's, after the memory of the series (its autocorrelation, up
+    to 0.9 for short ones) was taken off (Yue and others, Hydrological Processes 16, 2002);
+    both also use what the first step says (Prais and Winsten, Cowles Commission 383, 1954). A
+    series of more than 1,024 steps is first put into bins.
 
     Args:
         source: One of
@@ -204,15 +204,15 @@ def leak_trend(
             a Snapshot with a trace, or what `load` takes;
             a sequence of Snapshots, one a step;
             a MemoryMonitor, by its marks, or else by windows of time.
-        step_us: How long a step is, in microseconds: a trace or a monitor is cut so. Of
-            numbers and snapshots it only tells when memory will be full.
+        step_us: A step's length in microseconds, by which a trace or a monitor is cut. For
+            numbers and snapshots it only says when memory will be full.
         steps: Where steps begin, rising: numbers of values of a series, events of a
             trace, or times in microseconds of a monitor.
-        capacity: The bytes that the process can have, or a text as "24GiB"; a monitor
+        capacity: The bytes that the process can have, or a text like "24GiB"; a monitor
             knows it.
         device: The device, where there are several.
-        live: Whether what keeps the growing memory alive is looked for among the tensors
-            of this process. None does so for a monitor.
+        live: Whether to look among the tensors of this process for what keeps the growing
+            memory alive. None does so for a monitor.
 
     Returns:
         The report; `str(report)` is one screen.
@@ -230,7 +230,7 @@ def leak_trend(
     """
     most = None if capacity is None else parse_bytes(capacity)
     if step_us is not None and not _is_duration(step_us):
-        raise ValueError(f"step_us is {step_us!r}: it is how long a step takes in microseconds")
+        raise ValueError(f"step_us is {step_us!r}: it must be a step's length in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)
     verdict = judge(seen)
     survivors = _survivors(seen, verdict, shots, device)

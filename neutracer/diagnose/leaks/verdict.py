@@ -15,11 +15,11 @@ __all__ = ["VERDICTS", "Forecast", "Verdict", "forecast", "judge"]
 VERDICTS = {
     "leak": "live memory grows step after step",
     "cycle_garbage": "live memory grows until something lets go of it all at once",
-    "non_torch_growth": "memory on the device grows that is not PyTorch's",
-    "fragmentation_growth": "ever more free memory is kept apart by what lives beside it",
+    "non_torch_growth": "memory on the device that is not PyTorch's grows",
+    "fragmentation_growth": "live blocks keep ever more free memory apart",
     "cache_growth": "the cache grows while live memory does not",
     "steady": "nothing grows",
-    "unknown": "it can't be told",
+    "unknown": "no verdict is possible",
 }
 
 # A growth is believed below these p-values: with the noise that a step's floor may have, at
@@ -29,13 +29,13 @@ VERDICTS = {
 ALPHA = 0.003
 ALPHA_BESIDES = 0.0025
 
-# Growth over all steps below this share of what is held is told and is no leak.
+# Growth over all steps below this share of what is held is reported, but is no leak.
 _MATERIAL = 0.002
 
 # A fall by this share of the growth gives it back.
 _GIVEN_BACK = 0.5
 
-# With fewer steps behind the warm-up nothing can be told.
+# With fewer steps after the warm-up nothing can be said.
 _FEWEST = 3
 # With fewer no growth can be proved, and of windows, which are no steps, not its absence.
 _PROVABLE = 8
@@ -52,7 +52,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Forecast:
-    """When the memory is full, if it goes on so.
+    """When the memory is full, at this rate.
 
     Attributes:
         step: The step, counted as the series is; None: never, or no capacity is known.
@@ -76,8 +76,8 @@ def judge(seen: Observed) -> Verdict:
         return Verdict("cycle_garbage", live, text)
     if _grows(live, ALPHA, live.level):
         if live.is_levelling:
-            return Verdict("unknown", live, "It grew, ever more slowly: it may come to rest.")
-        return Verdict("leak", live, "The least of each step grows.")
+            return Verdict("unknown", live, "It grew ever more slowly and may level off.")
+        return Verdict("leak", live, "The lowest level of each step grows.")
     return _besides(seen) or _not_growing(live, seen)
 
 
@@ -91,7 +91,7 @@ def _besides(seen: Observed) -> Verdict | None:
         return None
     stuck = seen.stuck
     if stuck is None:
-        text = "Whether empty_cache() could give it back is not in these series."
+        text = "These series don't show whether empty_cache() could give it back."
         return Verdict("cache_growth", cached, text)
     if stuck.p_value < ALPHA_BESIDES and stuck.slope >= 0.5 * cached.slope:
         return Verdict("fragmentation_growth", cached, "The free bytes lie between live blocks.")
@@ -113,14 +113,14 @@ def _was_given_back(trend: Trend) -> bool:
 def _not_growing(live: Trend, seen: Observed) -> Verdict:
     if live.steps < (_PROVABLE if seen.unit == "window" else _FEWEST):
         verb = "is" if live.steps == 1 else "are"
-        text = f"Only {format_count(live.steps, seen.unit)} {verb} left behind the warm-up."
+        text = f"Only {format_count(live.steps, seen.unit)} {verb} left after the warm-up."
         return Verdict("unknown", live, text)
     rises = live.interval[0] > 0 and live.growth > _MATERIAL * live.level
     if live.steps < _PROVABLE and rises:
         return Verdict("unknown", live, f"It rose in each of {live.steps} {seen.unit}s: too few.")
     if live.p_value < ALPHA:
         return Verdict("steady", live, "It grows by too little to matter.")
-    return Verdict("steady", live, _given_back(seen) or "Behind the warm-up no growth shows.")
+    return Verdict("steady", live, _given_back(seen) or "No growth shows after the warm-up.")
 
 
 def _given_back(seen: Observed) -> str:

@@ -27,7 +27,7 @@ class Failure:
     """A request that failed, or one that is asked about.
 
     Attributes:
-        event: Its event in the device's trace; None where no event tells of it.
+        event: Its event in the device's trace; None where it has none.
         time_us: When it was, in microseconds since the epoch; None where unknown.
         size: Its bytes as the allocator rounded them.
         stream: The raw stream.
@@ -152,7 +152,7 @@ def _device_free(snap: Snapshot, device: int, failure: Failure, facts: OomFacts)
 def _guessed_limit(
     snap: Snapshot, device: int, failure: Failure, reserved: int, segment: int
 ) -> int:
-    """The roundest limit that lets what went through go through, and this fail."""
+    """The roundest limit under which what succeeded succeeds, and this fails."""
     timeline = snap.timeline(device)
     before = timeline.reserved[: (failure.event or 0) + 1]
     low = max(max(before, default=reserved), reserved)

@@ -40,7 +40,7 @@ __all__ = ["ExplainReport", "Verdict", "explain"]
 # Lines that hold memory in the report; the rest is in `Timeline.holders`.
 _MOST_HOLDINGS = 50
 
-# In the order of KINDS, behind an unreasonable request; capacity is what remains.
+# In the order of KINDS, after an unreasonable request; capacity is what remains.
 _CAUSES: tuple[Cause, ...] = (
     fragmentation,
     cycle_garbage,
@@ -64,11 +64,11 @@ def explain(
     """Say why a program ran out of memory.
 
     The main verdict is the first cause whose removal alone would have let the request
-    succeed; what else was in the way follows.
+    succeed; other obstacles follow.
 
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now.
-        capacity: The device's bytes, or a text as "24GiB", where the file can't tell.
+        capacity: The device's bytes, or a text like "24GiB", where the file does not say.
         device: The device; None is the only one, or the only one that ran out.
         event: Which out-of-memory event of the trace; None is the last. With `request` any
             event: the state after it is looked at.
@@ -119,14 +119,14 @@ def _known(
     is_question: bool,
     notes: list[str],
 ) -> OomFacts:
-    """What is known beside the snapshot: what was handed over, or what stands beside the file.
+    """What is known beside the snapshot: what the caller gave, or what is beside the file.
 
     Raises:
         TypeError: `facts` are no OomFacts.
     """
     if facts is not None and not isinstance(facts, OomFacts):
         raise TypeError(
-            f"facts are neutracer.OomFacts, no {type(facts).__name__}: "
+            f"facts must be neutracer.OomFacts, not {type(facts).__name__}: "
             "OomFacts.from_dict() and OomFacts.from_message() make them"
         )
     if facts is None and not is_question:
@@ -141,7 +141,7 @@ def _opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
 
 
 def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:
-    """The device asked for, that of the facts, the only one, or the only one that ran out."""
+    """The device given, that of the facts, the only one, or the only one that ran out."""
     if device is None and facts.device in snap.devices:
         device = facts.device
     if device is None and len(snap.devices) > 1:
@@ -162,7 +162,7 @@ def _asked(
 ) -> Failure:
     nbytes = parse_bytes(request)
     if nbytes <= 0:
-        raise ValueError("a request is of some bytes, above 0")
+        raise ValueError("a request must be above 0 bytes")
     if event is not None and (timeline is None or not 0 <= event < len(timeline)):
         raise ValueError(f"there is no event {event} in the trace")
     size = core.round_size(nbytes, str(snap.settings_in_force["text"]))
@@ -179,7 +179,7 @@ def _failed(
     """
     if event is not None and event not in ooms:
         there = ", ".join(map(str, ooms[:8])) or "none"
-        raise ValueError(f"event {event} is no out-of-memory event; there are: {there}")
+        raise ValueError(f"event {event} is not an out-of-memory event; these are: {there}")
     if ooms:
         number = ooms[-1] if event is None else event
         row = snap.timeline(device).events[number]
@@ -209,7 +209,7 @@ def _matching(snap: Snapshot, failure: Failure, facts: OomFacts, notes: list[str
     segment = failure.segment_size(int(snap.settings_in_force["large_segment_size"]))
     if facts.is_of(segment):
         return facts
-    notes.append("The JSON beside the file is of another failure; what it says of it is left out.")
+    notes.append("The JSON beside the file describes another failure; its facts are left out.")
     return OomFacts(
         device=facts.device,
         limit_bytes=facts.limit_bytes,
@@ -236,7 +236,7 @@ def _case(
     budget = budget_of(snap, device, failure, reserved, facts, capacity)
     room = Room(snap, device, failure, layout, budget)
     stack = failure.stack or tuple(Frame(*frame) for frame in facts.stack)
-    phase = Phase("unknown", "nothing was asked for yet")
+    phase = Phase("unknown", "no request was made yet")
     if failure.event is not None or facts.segment_bytes:
         # Of a stack of backward nothing but the trace tells; of others it takes time.
         trace = timeline if thorough or not stack else None
@@ -281,12 +281,12 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         notes.append("The ring of events wrapped: what came before its first event is not known.")
     if not case.stack and failure.event is not None:
         notes.append(
-            "The request has no stack: it was recorded without, or by a thread of backward."
+            "The request has no stack: stacks were not recorded, or a backward thread made it."
         )
     if budget.device_free is None:
         notes.append(
-            "What the device had left is not known and counts as nothing; capacity= tells, "
-            "or --capacity."
+            "What the device had left is not known and counts as nothing; give capacity= "
+            "(--capacity)."
         )
     elif budget.total is not None and budget.non_torch is None:
         notes.append(
@@ -307,7 +307,8 @@ def _report(
     event = failure.event
     if event is not None and len(ooms) > 1:
         which = format_count(ooms.index(event) + 1)
-        told = f"This is failure {which} of {format_count(len(ooms))} in the trace; event= chooses."
+        told = f"This is failure {which} of {format_count(len(ooms))} in the trace"
+        told += "; event= chooses another."
         notes = (*notes, told)
     findings = [one.finding(not number, event) for number, one in enumerate(verdicts)]
     return ExplainReport(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of an out-of-memory error beside its snapshot.
 
-A snapshot tells what PyTorch's allocator held, but not how large the device is, what others
+A snapshot shows what PyTorch's allocator held, but not how large the device is, what others
 have on it, what the process was allowed, or what garbage held. Whoever was there when it
 happened can say so in an `OomFacts`, which is kept in the JSON file beside the snapshot.
 """
@@ -55,7 +55,7 @@ _COUNTS = (
 class OomFacts:
     """What is known of an out-of-memory error beside the snapshot; sizes in bytes.
 
-    None, "" and () stand for what is not known.
+    None, "" and () mean that it is not known.
 
     Attributes:
         device: The CUDA device.
@@ -96,7 +96,9 @@ class OomFacts:
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"{name} is a whole number, or None, not {type(value).__name__}")
+                raise TypeError(
+                    f"{name} must be a whole number, or None, not {type(value).__name__}"
+                )
 
     @classmethod
     def from_message(cls, message: str) -> OomFacts:
@@ -111,7 +113,7 @@ class OomFacts:
             (0, 1536, 2048)
         """
         if not isinstance(message, str):
-            raise TypeError(f"a message is PyTorch's text, not {type(message).__name__}")
+            raise TypeError(f"a message must be PyTorch's text, not {type(message).__name__}")
         found: dict[str, Any] = {}
         for name, pattern in _IN_MESSAGE.items():
             match = pattern.search(message)
@@ -239,7 +241,7 @@ def read_sidecar(path: str | os.PathLike[str]) -> OomFacts | None:
             with open(beside, encoding="utf-8") as file:
                 plain = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise SnapshotError(f"{os.path.basename(beside)}: no JSON: {error}") from error
+            raise SnapshotError(f"{os.path.basename(beside)}: not JSON: {error}") from error
         said = plain.get("oom") if isinstance(plain, dict) else None
         if isinstance(said, str) and said:
             return OomFacts.from_message(said)

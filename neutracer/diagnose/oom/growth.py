@@ -19,12 +19,12 @@ from neutracer.trace.timeline import Timeline
 
 __all__ = ["Grower", "Growth", "SawTooth", "growth_of", "saw_tooth"]
 
-# Growth is told from so many steps at least; a step is at most so many times as long as the
+# Growth needs at least this many steps; a step is at most this many times as long as the
 # middle one.
 _FEWEST_STEPS = 5
 _UNLIKE = 4
 
-# A saw-tooth is told from so many steps at least; without steps the trace is cut into parts.
+# A saw-tooth needs at least this many steps; without steps the trace is cut into parts.
 _FEWEST_TEETH = 12
 _MOST_PARTS = 240
 _EVENTS_A_PART = 8
@@ -70,10 +70,10 @@ class Growth:
         growers: Who, the most bytes first.
         bytes: All of it.
         addresses: Where these blocks begin.
-        steps: Over how many steps it is told.
-        has_steps: Whether the trace shows steps; else rounds of what comes round in it.
-        create_graph: The line whose backward(create_graph=True) keeps its gradients, told from
-            the first gradient of the pass, which is let go of in any other; None: none does.
+        steps: Over how many steps it piled up.
+        has_steps: Whether the trace shows steps; else they are rounds of what repeats in it.
+        create_graph: The line whose backward(create_graph=True) keeps its gradients, as the
+            first gradient of the pass shows, which any other pass frees; None: none does.
     """
 
     growers: tuple[Grower, ...]
@@ -110,7 +110,7 @@ def growth_of(snap: Snapshot, timeline: Timeline, event: int) -> Growth | None:
     A stack leaks if nearly every step left blocks of it that were alive at the event, of
     old steps as much as of new ones; weights, optimizer state and gradients are none. Where
     the trace shows no steps (the last one broke off), a step begins where a line of the
-    program outside of modules comes round: the layers of one forward pass are no steps.
+    program outside of modules comes again: the layers of one forward pass are no steps.
 
     Args:
         snap: The snapshot.
@@ -223,7 +223,7 @@ def _kept_mostly(
 def _grower(
     snap: Snapshot, timeline: Timeline, code: int, rows: list[int], begins: Sequence[int]
 ) -> tuple[Grower | None, list[int]]:
-    """What one stack left behind, if every step did; and where that lies."""
+    """What one stack left behind, if every step did; and where that is."""
     c = timeline.allocations
     made, sizes, addresses = c.codes("alloc_event"), c.codes("size"), c.codes("address")
     sums = [0] * len(begins)

@@ -16,15 +16,15 @@ from neutracer.units import format_bytes, format_count
 
 __all__ = ["cycle_garbage", "fragmentation", "is_crumbs", "leak", "other_pool"]
 
-# How many lines that pin holes, pools, and lines that leak are told.
+# How many lines that pin holes, pools, and lines that leak are reported.
 _TOLD = 3
 
 # A group with less than this share of what is free in the others is not told.
 _TOO_LITTLE = 0.02
 
 _KEPT_BACK = (
-    "{} of it in segments with nothing in them, which were not given back: of a private pool that "
-    "the file no longer names, or kept while a CUDA graph was captured."
+    "{} of it in empty segments that were not given back: they belong to a private pool that the "
+    "file no longer names, or were kept while a CUDA graph was captured."
 )
 
 # Less than this share of the reserved memory free inside is what every allocator leaves: the
@@ -55,11 +55,13 @@ def fragmentation(case: Case) -> Verdict | None:
     steps = advice.notes if suffices else ()
     if pins and pins[0].place is not None:
         steps += (
-            Note("make what lives long before what lives short, or keep less:", pins[0].place),
+            Note(
+                "allocate what lives long before what lives briefly, or keep less:", pins[0].place
+            ),
         )
     hole = room.own_hole
     where = f"no hole above {format_bytes(hole)}" if hole else "in no hole of its kind"
-    message = f"fragmentation: {format_bytes(free)} lie free inside, {where}"
+    message = f"fragmentation: {format_bytes(free)} are free inside, {where}"
     return Verdict("fragmentation", free, tuple(evidence), steps, message, suffices)
 
 
@@ -73,12 +75,12 @@ def is_crumbs(case: Case) -> bool:
 
 
 def _rounding(case: Case) -> list[Note]:
-    """What the live blocks are larger than what they were asked for, where it is much."""
+    """How much larger the live blocks are than their requests, where it is much."""
     own = case.room.own
     inside = sum(int(group["active_bytes"]) - int(group["requested_bytes"]) for group in own)
     if inside < least_worth(case.failure.size):
         return []
-    return [Note(f"Blocks are {format_bytes(inside)} larger than what was asked for.")]
+    return [Note(f"Blocks are {format_bytes(inside)} larger than the requests for them.")]
 
 
 def _free_text(case: Case, free: int, headroom: int) -> str:
@@ -145,7 +147,7 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
     times = format_count(tooth.falls, "time")
     text = (
         f"Live bytes rose step by step and fell back {times}, by {format_bytes(tooth.fall_bytes)}, "
-        "as when Python's collector frees cycles; since then so much piled up."
+        "as when Python's collector frees cycles; this much has piled up since."
     )
     return tooth.bytes, (Note(text),)
 
@@ -177,7 +179,7 @@ def other_pool(case: Case) -> Verdict | None:
     if room.kept_back:
         evidence += (Note(_KEPT_BACK.format(format_bytes(room.kept_back))),)
     message = (
-        f"{format_bytes(free)} lie free in other pools and streams, which never serve this one"
+        f"{format_bytes(free)} are free in other pools and streams, which never serve this one"
     )
     advice = _pool_advice(told, room.kept_back > 0)
     return Verdict("other_pool", free, evidence, advice, message, suffices)
@@ -203,7 +205,7 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
     if kept_back or any(tuple(group["pool"]) != (0, 0) for group in groups):
         advice.append(
             Note(
-                "drop graphs and MemPools that are done, or let graphs share one pool: "
+                "drop finished graphs and MemPools, or let graphs share one pool: "
                 "torch.cuda.graph(graph, pool=other.pool())"
             )
         )
@@ -242,7 +244,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[Note, ...]:
     if growth.create_graph is not None:
         return (
             Note(
-                "backward(create_graph=True) makes parameter and gradient keep each other:",
+                "backward(create_graph=True) makes parameter and gradient keep each other alive:",
                 growth.create_graph,
             ),
             Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
@@ -254,4 +256,4 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[Note, ...]:
         return (
             Note("keep numbers, not tensors with their graph (loss.item(), x.detach()):", first),
         )
-    return (Note("let go of what is done with, or move it to the CPU:", first),)
+    return (Note("drop what is no longer needed, or move it to the CPU:", first),)

@@ -35,7 +35,7 @@ _BY_CATEGORY = {
     "parameter": "load the weights in a smaller dtype, or shard them over devices",
     "gradient": "free gradients early: optimizer.zero_grad(set_to_none=True) before the forward",
     "input": "move one batch at a time to the device",
-    "temporary": "do in place, or in pieces, what makes large temporaries",
+    "temporary": "do in place, or in pieces, the operations that make large temporaries",
 }
 
 
@@ -53,7 +53,7 @@ def unreasonable_request(case: Case) -> Verdict | None:
     evidence += [Note(text) for text in _shape_texts(size)]
     if budget.total is None:
         evidence.append(
-            Note("The file does not say how large the device is; capacity= tells, or --capacity.")
+            Note("The file does not say how large the device is; give capacity= (--capacity).")
         )
     advice = (
         Note("check the shapes on that line: an outer product, all pairs, a mask, a wrong axis"),
@@ -99,22 +99,22 @@ def non_torch(case: Case) -> Verdict | None:
     if budget.process is not None and budget.process > budget.reserved:
         own = format_bytes(budget.process - budget.reserved)
         evidence.append(
-            Note(f"This process had {own} beside PyTorch's: its context, NCCL, CuPy and the like.")
+            Note(f"This process had {own} besides PyTorch's: its context, NCCL, CuPy and the like.")
         )
-    advice = [Note("neutracer.device_report() and nvidia-smi name who has it")]
+    advice = [Note("neutracer.device_report() and nvidia-smi say who has it")]
     if _avoidable(taken - (budget.others or 0), 0):
         advice.append(
-            Note("neutracer.attribute_device_memory(), if it is on early, tells the libraries")
+            Note("neutracer.attribute_device_memory(), switched on early, names the libraries")
         )
     if budget.others:
-        advice.insert(0, Note("end what else runs on this device, or take another device"))
-    message = f"{format_bytes(avoidable)} of the device are taken, and not by PyTorch"
+        advice.insert(0, Note("end other programs on this device, or use another device"))
+    message = f"{format_bytes(avoidable)} of the device are taken, but not by PyTorch"
     return Verdict("non_torch", avoidable, tuple(evidence), tuple(advice), message, suffices)
 
 
 def _avoidable(taken: int, others: int) -> int:
-    """What is there without need: what other processes have, and what of the rest is more
-    than any context."""
+    """What need not be there: what other processes have, and what of the rest is more than
+    any context."""
     others = min(others, taken)
     beyond = taken - others - _CONTEXT
     return others + (beyond if beyond >= _LEAST_OTHERS else 0)
@@ -143,8 +143,10 @@ def _came_late(case: Case) -> Verdict:
         ),
     )
     advice = (
-        Note("free what other streams use (record_stream) earlier, or wait for them before"),
-        Note("ask again: the same request would succeed"),
+        Note(
+            "free tensors that other streams use (record_stream) earlier, or wait for those first"
+        ),
+        Note("try again: the same request would succeed"),
     )
     message = f"{format_bytes(hole)} came back from another stream too late"
     return Verdict("other_pool", hole, evidence, advice, message, True)
@@ -166,7 +168,7 @@ def process_cap(case: Case) -> Verdict | None:
     ]  # fmt: skip
     if budget.limit_is_guess:
         evidence.append(
-            Note("Told from what failed; capacity= (--capacity) or facts= tell the limit itself.")
+            Note("Inferred from the failures; capacity= (--capacity) or facts= give the limit.")
         )
     share = ""
     if budget.total:
@@ -187,9 +189,9 @@ def too_little(case: Case) -> Verdict:
     could = room.own_free + budget.headroom
     missing = max(size - could, 0) or size
     live, more = format_bytes(room.allocated), format_bytes(size)
-    evidence = [Note(f"{live} were in use, and {more} more were asked for.")]
+    evidence = [Note(f"{live} were in use, and {more} more were requested.")]
     if case.stack:
-        evidence = [Note(f"{live} were in use, and {more} more were asked for by", case.place)]
+        evidence = [Note(f"{live} were in use, and {more} more were requested by", case.place)]
     advice = []
     known = sum(case.categories.values())
     shares = [
@@ -208,11 +210,11 @@ def too_little(case: Case) -> Verdict:
     if budget.total is None and budget.device_free is not None:
         evidence.append(
             Note(f"PyTorch had {format_bytes(budget.reserved)} of the device, and "
-                 f"{format_bytes(budget.device_free)} were free; what others had of it the file "
-                 "does not say: capacity= tells, or --capacity; nvidia-smi names them.")
+                 f"{format_bytes(budget.device_free)} were free; the file does not say what others "
+                 "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
     if not advice:
-        advice.append(Note("make less of it live at one time: a smaller batch, fewer kept tensors"))
+        advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
     total = f" of {format_bytes(budget.total)}" if budget.total else ""
     message = f"the program needs {format_bytes(missing)} more than the device{total} can give"
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only the process knows at the moment in which it runs out of memory.
 
-Everything here is looked at and nothing is changed: no collection runs, no device memory
-is taken, and the variables of running functions are not kept alive.
+This only looks, and changes nothing: it runs no collection, takes no device memory, and does
+not keep the variables of running functions alive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["asking_frame", "facts_of", "python_stack", "site_of"]
 _MOST_FRAMES = 64
 _SITE_FRAMES = 12
 
-# Tensors of a function that are told, and shapes of garbage whose addresses are.
+# Tensors of a function that are reported, and shapes of garbage whose addresses are.
 _MOST_TENSORS = 12
 _MOST_SHAPES = 50
 
@@ -59,15 +59,15 @@ def asking_frame() -> FrameType | None:
 def python_stack(frame: FrameType | None) -> Stack:
     """File, line and function of a frame and its callers, innermost first.
 
-    How the program was started (by neutracer, by runpy) and what of neutracer lies between
-    its frames is left out, unless there is nothing else.
+    It leaves out how the program was started (by neutracer, by runpy) and neutracer's own
+    frames between the program's, unless there is nothing else.
     """
     every: list[tuple[str, int, str]] = []
     program: list[tuple[str, int, str]] = []
     is_program = True
     while frame is not None and len(program) < _MOST_FRAMES:
         code = frame.f_code
-        # What lies outside of the one that runs a program is not the program.
+        # What is outside of the one that runs a program is not the program.
         is_program = is_program and code.co_filename != _RUNNER
         row = (code.co_filename, frame.f_lineno or 0, code.co_name)
         every.append(row)
@@ -78,7 +78,7 @@ def python_stack(frame: FrameType | None) -> Stack:
 
 
 def site_of(device: int, stack: Stack) -> tuple[object, ...]:
-    """What tells one place of the program from another, for errors that come again.
+    """What distinguishes one place of the program from another, for errors that come again.
 
     A thread without Python frames counts as the place where the main thread is, which is
     waiting for it in a backward pass.

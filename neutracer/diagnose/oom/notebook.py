@@ -23,7 +23,7 @@ def tell_after_cells(reports: Callable[[], Sequence[object]]) -> Callable[[], No
     """After a cell that ran out of memory, say what its traceback and `Out` keep.
 
     Args:
-        reports: The out-of-memory errors so far; a cell that adds none is not told of.
+        reports: The out-of-memory errors so far; a cell that adds none is not reported.
 
     Returns:
         Ends it. Where there is no IPython, nothing is begun.

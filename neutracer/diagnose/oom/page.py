@@ -22,13 +22,13 @@ _SHOWN_TENSORS = 6
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OomReport(Report):
-    """What was written down at an out-of-memory error.
+    """What a watch wrote down at an out-of-memory error.
 
     Attributes:
         device: The CUDA device.
         asked_bytes: What was asked of the device: the request rounded to a segment.
         free_bytes: What the device had left.
-        phase: What the program was doing, as `explain` tells; "" where it was not asked.
+        phase: What the program was doing, as `explain` says; "" where it was not asked.
         verdict: The main cause in one line; "" where it was not reached.
         oom: Everything that is known beside the snapshot.
         process: Rank, host, versions, settings and `memory_stats()` at that moment.

@@ -21,7 +21,7 @@ from neutracer.trace.timeline import Timeline
 
 __all__ = ["KINDS", "Case", "Cause", "Holding", "Verdict", "least_worth"]
 
-#: The kinds of verdicts, in the order in which they are asked for the main one.
+#: The kinds of verdicts, in the order in which the main one is chosen.
 KINDS = (
     "unreasonable_request",
     "fragmentation",
@@ -130,7 +130,7 @@ class Case:
 
     @cached_property
     def growth(self) -> Growth | None:
-        """What was piled up step after step; None where it is not told."""
+        """What was piled up step after step; None where it is not known."""
         if self.timeline is None or not self.thorough:
             return None
         return growth_of(self.snap, self.timeline, self.at)
@@ -167,5 +167,5 @@ Cause = Callable[[Case], "Verdict | None"]
 
 
 def least_worth(size: int) -> int:
-    """The fewest bytes worth telling where so many were asked for."""
+    """The fewest bytes worth reporting for a request of this size."""
     return max(size // 20, 1 << 20)

@@ -42,7 +42,7 @@ _FEWEST_KEPT = 24
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase, and what it was told from.
+    """A phase, and what shows it.
 
     Attributes:
         name: One of `PHASES`.
@@ -64,7 +64,7 @@ def phase_of(
     Args:
         stack: Where it was made, innermost frame first; empty where unknown.
         timeline: The trace that it is in; None where there is none, or no time for it.
-        event: Its event there; None is behind the last.
+        event: Its event there; None is after the last.
         grad_enabled: Whether autograd recorded then; None where nobody said.
 
     Example:

@@ -33,17 +33,17 @@ class ExplainReport(Report):
 
     Attributes:
         device: The device; -1 is the CPU.
-        event: The out-of-memory event in its trace; None where no event tells of it.
+        event: The out-of-memory event in its trace; None where it has none.
         time_us: When it was, in microseconds since the epoch; None where unknown.
-        request_bytes: What was asked for, as the allocator rounded it.
-        segment_bytes: What that asked of the device, as PyTorch's message says it.
+        request_bytes: The request, as the allocator rounded it.
+        segment_bytes: What the allocator then asked of the device, as in PyTorch's message.
         stream: The raw stream.
         pool: The private pool; (0, 0) is the default pool.
         stack: Where, innermost first; empty where unknown.
-        place: The line that stands for the stack.
+        place: The line that represents the stack.
         phase: "loading", "forward", "backward", "optimizer", "inference" or "unknown".
-        phase_why: What the phase was told from.
-        is_question: No request failed: it was asked whether one would fit.
+        phase_why: What shows the phase.
+        is_question: No request failed: the caller asked whether one would fit.
         fits: Whether it would.
         verdicts: The causes, the main one first: the first kind, in the order
             unreasonable_request, fragmentation, cycle_garbage, other_pool, non_torch, leak,
@@ -53,7 +53,7 @@ class ExplainReport(Report):
         free_bytes: What of it was free for this request's pool and stream.
         largest_hole_bytes: The largest hole of these.
         other_free_bytes: What was free in other pools and streams.
-        headroom_bytes: What could still be had of the device.
+        headroom_bytes: What the device could still have given.
         device_free_bytes: What the device had left; None where nobody said.
         limit_bytes: What the process was allowed; None where there was no limit.
         limit_is_guess: The limit is the roundest that the failures of the trace allow.
@@ -166,9 +166,9 @@ def _where(why: ExplainReport) -> Table:
         rows.append(
             ("garbage", Figure.bytes(why.garbage_bytes), "of what is in use, held by cycles")
         )
-    rows.append(("could be had", Figure.bytes(why.headroom_bytes), "in new segments"))
+    rows.append(("available", Figure.bytes(why.headroom_bytes), "in new segments"))
     if why.limit_bytes is not None:
-        known = "told from the failures" if why.limit_is_guess else ""
+        known = "inferred from the failures" if why.limit_is_guess else ""
         rows.append(("limit", Figure.bytes(why.limit_bytes), known))
     if why.device_free_bytes is not None:
         rows.append(("device free", Figure.bytes(why.device_free_bytes), ""))

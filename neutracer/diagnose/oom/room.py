@@ -34,7 +34,7 @@ class _Place:
         address: Where it begins.
         size: Its bytes.
         first: Row of its first block.
-        end: Row behind its last block.
+        end: Row after its last block.
     """
 
     row: int
@@ -53,7 +53,7 @@ class Room:
 
     Attributes:
         failure: The request.
-        budget: What could still be had from the device.
+        budget: What the device could still have given.
         segment: Bytes of the segment that it asked the device for.
         groups: The core's sums by pool, stream and kind.
         segments: The segments then, as `Snapshot.segments` has them.
@@ -208,14 +208,14 @@ class Room:
         return self.would_hold()
 
     def would_hold(self, freed: Collection[int] = (), more: int = 0) -> bool:
-        """Whether the request had succeeded with some blocks free and more to be had.
+        """Whether the request would have succeeded with some blocks free and more available.
 
         The allocator gives wholly free segments back before it fails, of every stream of
         the default pool, and of expandable ones the whole pages between their blocks.
 
         Args:
             freed: Addresses at which blocks begin that are free as well.
-            more: Bytes that could be had from the device in addition.
+            more: Bytes that the device could give in addition.
         """
         hole, given_back = self._freed(freed) if freed else self._standing
         if hole >= self.failure.size:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under which allocator settings a request that failed would have gone through."""
+"""Under which allocator settings a failed request would have succeeded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["SettingsAdvice", "settings_advice"]
 # Longer traces are left to `what_if`.
 _MOST_EVENTS = 300_000
 
-# How many settings are told at most.
+# How many settings are reported at most.
 _TOLD = 3
 
 # The core's numbers of when blocks that other streams used are free again.
@@ -34,7 +34,7 @@ class SettingsAdvice:
     Attributes:
         notes: What to set, each with what is known of it.
         tried: How many settings were replayed.
-        is_sure: Whether a replay says that the request would have gone through.
+        is_sure: Whether a replay says that the request would have succeeded.
     """
 
     notes: tuple[Note, ...] = ()
@@ -47,9 +47,9 @@ def settings_advice(
 ) -> SettingsAdvice:
     """Settings that would have let a request succeed, each replayed.
 
-    What is set already is never advised. Only where the model reproduces the recording
-    exactly it is asked; else expandable segments are named without a promise, as what
-    PyTorch has against fragmentation, where they are not on.
+    It never advises what is set already. It replays only where the model reproduces the
+    recording exactly; else it names expandable segments without a promise, as PyTorch's
+    remedy for fragmentation, where they are not on.
 
     Args:
         snap: The snapshot.
@@ -73,7 +73,7 @@ def settings_advice(
 
 
 def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:
-    """What a replay advises; None where it can't be believed."""
+    """What a replay advises; None where it can't be trusted."""
     try:
         replayer = Replayer(snap, device)
         if not replayer.check.is_exact:

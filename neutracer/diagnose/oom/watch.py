@@ -51,9 +51,9 @@ def watch_oom(
 ) -> OomWatch:
     """Write a report whenever PyTorch runs out of CUDA memory, and go on.
 
-    Before the exception reaches the program there are three files: the snapshot, the
+    Before the exception reaches the program, three files are written: the snapshot, the
     report as text, and as JSON. The exception gets a note with the verdict (from Python
-    3.11 on). Each place of the program is told once, however often it runs out there.
+    3.11 on). Each place in the program is reported once, however often it runs out there.
 
     Nothing initialises CUDA, collects garbage or empties the cache. PyTorch can't detach
     an observer: ours is attached once, and idle when no watch is on.
@@ -61,13 +61,13 @@ def watch_oom(
     Args:
         directory: Where the files go; it is made when the first is written.
         max_entries: Events of the allocator's history to keep meanwhile, as for `record`,
-            which costs time at each allocation; 0 records nothing. The report has the
-            events of `neutracer.live` then, if that is on, and else tells where memory is
-            but not who took it.
+            which costs time at each allocation; 0 records nothing. The report then has the
+            events of `neutracer.live`, if that is on; otherwise it says where memory is but
+            not who took it.
         stacks: As for `record`.
         limit: How many reports may be written in a row; one more a minute after that.
-        seconds: The most time that a report may take; what is not done then is left out.
-        callback: Is called with each `OomReport` after it is written. What it raises is
+        seconds: The most time that a report may take; what is not done by then is left out.
+        callback: Called with each `OomReport` after it is written. What it raises is
             logged.
 
     Returns:
@@ -112,7 +112,7 @@ def oom_report(
         stacks: As for `record`.
         limit: Reports in a row.
         seconds: The most time that a report may take.
-        callback: Is called with each report.
+        callback: Called with each report.
 
     Returns:
         The watch, to be entered with `with`; its `reports` has what was written.
@@ -132,7 +132,7 @@ def oom_report(
     limit = whole_number("limit", limit, "a number of reports")
     number("seconds", seconds, "a number of seconds")
     if max_entries < 0 or limit < 1 or not seconds > 0:
-        raise ValueError("max_entries is 0 or more, limit 1 or more, seconds above 0")
+        raise ValueError("max_entries must be 0 or more, limit 1 or more, seconds above 0")
     called_back("callback", callback, "report")
     torch_with_cuda()
     recording = record(max_entries, stacks) if max_entries else None
@@ -141,7 +141,7 @@ def oom_report(
 
 @dataclass
 class _Site:
-    """A place where memory ran out: how often, and where that is told."""
+    """A place where memory ran out: how often, and which report has it."""
 
     count: int
     report: OomReport | None
@@ -214,7 +214,7 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
             devices()
             prepare_heap()
         except UnavailableError as error:
-            _LOGGER.info("reports will not know what garbage holds: %s", error)
+            _LOGGER.info("reports will not say what garbage holds: %s", error)
         if self._recording is not None:
             self._recording.start()
             self._ends.append(self._recording.discard)

@@ -53,7 +53,7 @@ def write_down(
     Returns:
         The report. What is missing is in `left_out`.
     """
-    # A collection in between would run the program's finalizers, and free what is told.
+    # A collection in between would run the program's finalizers, and free what is reported.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -113,7 +113,7 @@ class _Work:
         """What the step returns; None, with the reason written down, where there is nothing."""
         begin = time.monotonic()
         if begin >= self._end:
-            self._left_out.append(f"{what}: the time was up")
+            self._left_out.append(f"{what}: time ran out")
             return None
         try:
             return step()
@@ -135,7 +135,7 @@ class _Work:
         recorded = HISTORY.in_force()
         if recorded is not None and recorded.max_entries * _EVENT_S > self._end - time.monotonic():
             self._left_out.append(
-                f"the trace: {recorded.max_entries:,} events may take longer than there is time"
+                f"the trace: {recorded.max_entries:,} events may take longer than the time left"
             )
             return dumped(cuda, traces=False)
         return dumped(cuda)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page on all of it: `report` of a snapshot, `run_report` of a program."""
+"""One page on everything: `report` of a snapshot, `run_report` of a program."""

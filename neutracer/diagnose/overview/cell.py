@@ -34,7 +34,7 @@ __all__ = ["CellDevice", "CellPlace", "CellReport", "cell_report"]
 # Lines of the program in each table; all of them are in the report's data.
 _SHOWN = 6
 
-# What a block is for is told where it says more than the line does.
+# What a block is for is shown where it says more than the line does.
 _TOLD = ("parameter", "gradient", "optimizer_state", "activation")
 
 
@@ -135,8 +135,8 @@ class CellReport(Report):
         if self._passage.follows:
             return f"The cell allocated no {self.backend.upper()} memory."
         return (
-            "There is no CUDA device, and a torch that is built for CUDA does not tell what it "
-            "allocates on the CPU."
+            "There is no CUDA device, and a torch that is built for CUDA does not report what "
+            "it allocates on the CPU."
         )
 
     def picture(self) -> str:
@@ -227,7 +227,7 @@ def _device(passage: Passage, timeline: Timeline, first: int) -> CellDevice:
 
 
 def _grouped(timeline: Timeline, chosen: Iterable[int]) -> tuple[CellPlace, ...]:
-    """Allocations put together by line and category, the most bytes first."""
+    """Allocations grouped by line and category, the most bytes first."""
     sums: dict[tuple[Place, str], list[int]] = {}
     for number in chosen:
         row = timeline.allocations[number]

@@ -27,7 +27,7 @@ _PACKAGES = (
     ("prometheus_client", "serve_metrics()", "pip install 'neutracer[prometheus]'"),
 )
 
-_NO_CUDA = "built without CUDA, so that it has no snapshots and no recorder of its own"
+_NO_CUDA = "built without CUDA, so it has no snapshots and no recorder of its own"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Part:
         version: Its version, "" where it is missing.
         use: What it is good for.
         install: How to get it.
-        note: What is to be known of the one that is there.
+        note: What to know of the one that is there.
     """
 
     name: str
@@ -80,7 +80,7 @@ class EnvironmentReport(Report):
 
 
 def environment(version: str) -> EnvironmentReport:
-    """Look at what is installed; nothing is imported, and CUDA is not touched.
+    """Look at what is installed, without importing anything or touching CUDA.
 
     Args:
         version: That of neutracer.
@@ -143,7 +143,8 @@ def _heap() -> Part:
 
 
 def _hooks() -> list[Part]:
-    """The hooks on PyTorch's allocator: can they be had, where they are, what they do."""
+    """The hooks on PyTorch's allocator: whether they are available, where they are, what they
+    do."""
     use = "live(), device figures without the GIL"
     try:
         goal = target()
@@ -175,6 +176,6 @@ def _attached(now: HookState) -> list[Part]:
 
 
 def _observer() -> list[Part]:
-    """PyTorch's own way to be told of an OOM, where it was asked for in this process."""
+    """PyTorch's own way to report an OOM, where this process asked for it."""
     use = "reports at an OOM; PyTorch can't detach it"
     return [Part("Out-of-memory observer", "attached", use, "")] if is_attached() else []

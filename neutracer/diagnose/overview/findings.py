@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an overview tells of a device's failures and of its growth, in the words of the
-questions that are asked of these: `explain` and `leak_trend`."""
+"""What an overview says of a device's failures and of its growth, in the words of the
+questions about these: `explain` and `leak_trend`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def failure_findings(
 
 
 def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None) -> Verdict | None:
-    """The main verdict; None of a trace that no allocator can have written."""
+    """The main verdict; None for a trace that no allocator can have written."""
     try:
         why = explain(snap, device=timeline.device, event=event, facts=facts or OomFacts())
     except (NeutracerError, ValueError):
@@ -90,13 +90,13 @@ def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None
 def trend_findings(
     snap: Snapshot, timeline: Timeline, file: str, told: set[str]
 ) -> tuple[Finding, ...]:
-    """What grows step after step, unless a failure was put down to it.
+    """What grows step after step, unless it explains a failure already.
 
     Args:
         snap: The snapshot.
         timeline: Of the device.
         file: The snapshot's file as a call here names it; "" is none.
-        told: The kinds of what failures were put down to.
+        told: The kinds that explain the failures.
     """
     if not 0 < len(timeline) <= _MOST_EVENTS:
         return ()

@@ -16,7 +16,7 @@ from neutracer.units import format_bytes, format_count
 
 __all__ = ["LateGradients", "late_gradients", "late_gradients_finding"]
 
-# Gradients below this are told, but alarm nobody.
+# Gradients below this are reported, but alarm nobody.
 _SMALL = 64 << 20
 
 
@@ -47,8 +47,8 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
     """Gradients that were freed too late for the forward pass to use their memory.
 
     A gradient counts if it was made in one backward pass, was alive when the next forward
-    pass first allocated, and was freed before the backward pass after that. One that is
-    still there then is being accumulated, which is what the program wants.
+    pass first allocated, and was freed before the backward pass after that. One that is still
+    there then is being accumulated on purpose.
 
     Returns:
         What was found, or None.

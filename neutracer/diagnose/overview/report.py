@@ -34,9 +34,9 @@ class Holding:
         function: The function's name.
         filename: The file's name without its folders.
         line: The line.
-        requested_bytes: What it asked for.
+        requested_bytes: What it requested.
         count: How many blocks that is.
-        share: Of all that live blocks were asked for then.
+        share: Of all bytes requested in live blocks then.
     """
 
     function: str
@@ -148,10 +148,9 @@ def overview(
 
     Args:
         snap: The snapshot.
-        file: The name of its file, or what else it is to be called, for the page's title.
-        path: Where its file is: what `explain` reads beside it is read there. Empty where
-            it has none.
-        called: What commands that tell more call the file; None for `path`.
+        file: The name of its file, or another name, for the page's title.
+        path: Where its file is: `explain` reads the facts beside it. Empty where it has none.
+        called: The file's name in commands that say more; None for `path`.
 
     Example:
         >>> import neutracer

@@ -45,10 +45,10 @@ class RunReport(Report):
         world_size: How many ranks there are.
         host: The machine's name.
         pid: The process's number.
-        recorded: Why there is nothing to tell; "" where there is.
+        recorded: Why there is nothing to report; "" where there is.
         overview: What the snapshot at the end shows, its trace included.
-        ooms: The out-of-memory errors that were written down.
-        ooms_seen: All of them, those at a place that was written down already too.
+        ooms: The out-of-memory errors with a report.
+        ooms_seen: All of them, including those at a place that has a report already.
         files: The snapshots that were written, each with a text and a JSON beside it.
         notes: What a reader should know of the recording.
     """
@@ -87,7 +87,9 @@ class RunReport(Report):
             pairs.append(("out of memory", told))
         if self.ooms_seen > len(self.ooms):
             again = format_count(self.ooms_seen - len(self.ooms), "time")
-            pairs.append(("out of memory", f"{again} more, at the same places or too often"))
+            pairs.append(
+                ("out of memory", f"{again} more, at the same places or in quick succession")
+            )
         pairs += written_pairs(self.files, self.notes)
         if pairs:
             blocks.append(KeyValues("This run", tuple(pairs)))
@@ -105,7 +107,7 @@ def run_and_report(
 ) -> RunReport:
     """Run a program in this process, recording from when it initialises CUDA.
 
-    torch is not imported before the program does, and CUDA not initialised. Reports are
+    It does not import torch before the program does, nor initialise CUDA. Reports are
     written when it ends, at out-of-memory errors, at SIGUSR2, and every few seconds if
     asked. A program that ends itself with `os._exit`, or is killed, writes none at its end,
     nor do its children.
@@ -127,9 +129,9 @@ def run_and_report(
         SystemExit: This is a child that the program has forked.
     """
     if max_entries < 1 or (every_s is not None and not every_s > 0):
-        raise ValueError("max_entries and the time between reports are above 0")
+        raise ValueError("max_entries and the time between reports must be above 0")
     if max(max_entries, every_s or 0) > _MOST:
-        raise ValueError(f"max_entries and the time between reports are at most {_MOST:,}")
+        raise ValueError(f"max_entries and the time between reports must be at most {_MOST:,}")
     check_writable(os.path.abspath(directory))
     following = Following(os.fspath(directory), max_entries, stacks)
     beside = OnDemand(following.write, every_s=every_s, signum=getattr(signal, "SIGUSR2", None))

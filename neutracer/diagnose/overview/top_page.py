@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of `neutracer top`, out of what exporters tell."""
+"""The page of `neutracer top`, made of what exporters report."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SHOWN_ALERTS = 5
 def top_lines(pages: Sequence[Mapping[str, Any]], width: int, *, plain: bool) -> list[Line]:
     """The lines of the page.
 
-    What exporters tell is not believed: what is missing or no number is left out, and text
-    is made harmless.
+    It does not trust what exporters report: what is missing or no number is left out, and
+    text is made harmless.
 
     Args:
         pages: What each exporter answered.

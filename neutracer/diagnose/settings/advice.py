@@ -30,9 +30,9 @@ _CALLS = (1, 4, 16)
 
 
 class Replayed:
-    """One device's trace under expandable segments, replayed when first asked for.
+    """One device's trace under expandable segments, replayed when first needed.
 
-    Only where the model reproduces the recording exactly are its figures told. Expandable
+    It gives figures only where the model reproduces the recording exactly. Expandable
     segments have no ties between addresses; where other streams' timing, a limit that is
     known only roughly, or calls of empty_cache() that left no trace matter, the figures are
     a range over these.

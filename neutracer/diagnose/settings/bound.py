@@ -15,13 +15,13 @@ __all__ = ["Bound", "bound_of", "packing_bound"]
 
 @dataclass(frozen=True)
 class Bound:
-    """The least memory that any allocator could do with.
+    """The least memory that any allocator needs.
 
     Attributes:
         bytes: The most bytes in live blocks at one time, each rounded up to 512, which is
             PyTorch's smallest unit.
         event: The event after which it was so; -1: before the trace.
-        with_failed_bytes: The same if what failed when it was recorded had gone through.
+        with_failed_bytes: The same if what failed when it was recorded had succeeded.
     """
 
     bytes: int
@@ -30,9 +30,9 @@ class Bound:
     _beyond: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, outcome: Outcome) -> int:
-        """The bytes that an outcome's peak is to be held against.
+        """The bytes to compare an outcome's peak with.
 
-        Where a request went through that had failed when it was recorded, the replay ends
+        Where a request succeeded that had failed when it was recorded, the replay ends
         with it: then it is what was live up to there, and that request.
         """
         if outcome.beyond_event is None:
@@ -41,11 +41,11 @@ class Bound:
 
 
 def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
-    """The packing lower bound of a trace: no allocator could do with less.
+    """The packing lower bound of a trace: no allocator can manage with less.
 
     Args:
         timeline: The trace.
-        counts_failed: Whether the sizes of failed requests can be believed: PyTorch writes
+        counts_failed: Whether the sizes of failed requests can be trusted: PyTorch writes
             them down as its settings rounded them.
     """
     rows = timeline.allocations

@@ -44,7 +44,7 @@ class Fidelity:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every address, every size and the end are the recorded ones."""
+        """Whether every address, every size and the end are as recorded."""
         return self.value == 1.0
 
     @property
@@ -72,7 +72,7 @@ class Fidelity:
 
 
 def fidelity_of(found: dict[str, Any], actions: list[str]) -> Fidelity:
-    """The fidelity that the core's comparison stands for."""
+    """The fidelity that the core's comparison means."""
     same = found["mallocs_same"] + found["device_events_same"]
     total = found["mallocs"] + found["device_events"]
     exact = found["is_same"] and found["is_end_same"]

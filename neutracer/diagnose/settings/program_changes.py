@@ -81,7 +81,7 @@ def change_program(
     Raises:
         TypeError: One is of another type.
         ValueError: There is no such event, nobody of that name allocated or freed anything,
-            the batch is not above 0, or it can't be told what collections freed.
+            the batch is not above 0, or it is unknown what collections freed.
     """
     calls = _events(empty_cache_after, len(timeline))
     notes, sizes = [], None
@@ -106,7 +106,7 @@ def change_program(
 
 
 def _events(events: Iterable[int], count: int) -> list[int]:
-    """The numbers of events in a trace of so many, each once."""
+    """The numbers of events in a trace of this many, each once."""
     name = "empty_cache_after"
     listed = several(name, events, "the numbers of events")
     found = sorted({whole_number(name, event, "the numbers of events") for event in listed})
@@ -117,7 +117,7 @@ def _events(events: Iterable[int], count: int) -> list[int]:
 
 
 def _names(name: str, places: Iterable[str], wanted: str) -> tuple[str, ...]:
-    """Functions and lines; one is as good as a list of one."""
+    """Functions and lines; one counts as a list of one."""
     listed = [places] if isinstance(places, str) else places
     return tuple(checked_text(name, each) for each in several(name, listed, wanted))
 
@@ -168,8 +168,8 @@ def _free_at_once(
             raise ValueError(f"{name!r} allocated nothing in this trace")
     return (
         f"Changed: {format_count(blocks, 'block')} of {', '.join(names)} "
-        f"({format_bytes(nbytes)} in all) are freed as soon as they are made; when they were "
-        "used last is not recorded."
+        f"({format_bytes(nbytes)} in all) are freed as soon as they are made; their last use "
+        "is not recorded."
     )
 
 
@@ -181,8 +181,8 @@ def _free_cycles(
     Args:
         snap: The snapshot.
         timeline: Of the device.
-        places: The functions or lines at which collections ran; None is where the
-            collector's own frames stand.
+        places: The functions or lines at which collections ran; None is where the collector's
+            own frames are.
         ends: By event, where the block that it makes ends; written to.
 
     Raises:
@@ -210,13 +210,13 @@ def _free_cycles(
     return (
         f"Changed: of {format_count(collected, 'block')} that collections freed "
         f"({format_bytes(nbytes)} in all) {format_count(earlier)} are freed as soon as the line "
-        "that made them makes its next one, as if no cycle kept them; when they were used last "
-        "is not recorded."
+        "that made them makes its next one, as if no cycle kept them; their last use is not "
+        "recorded."
     )
 
 
 def _untold(snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None) -> str:
-    """Why it can't be told what collections freed."""
+    """Why it is unknown what collections freed."""
     if places is not None:
         return f"nothing was freed at {', '.join(places)} in this trace"
     text = (
@@ -238,9 +238,9 @@ def _untold(snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None) 
 
 
 def _scaled(timeline: Timeline, batch: float) -> tuple[array[int], str]:
-    """The sizes of requests with a batch so many times as large."""
+    """The sizes of requests with a batch this many times as large."""
     if not 0 < batch <= _MOST_BATCHES:
-        raise ValueError(f"a batch is scaled by a number above 0 and to {_MOST_BATCHES}")
+        raise ValueError(f"batch must be above 0 and at most {_MOST_BATCHES}")
     rows, events = timeline.allocations, timeline.events
     sizes = array("Q", events.codes("size"))
     for event, action in enumerate(events["action"]):

@@ -69,11 +69,12 @@ def _above(figure: int) -> int:
 
 
 def is_worth(objective: str, row: Row, recorded: Row) -> bool:
-    """Whether a setting does so much better than the recorded one that it is worth a change.
+    """Whether a setting does enough better than the recorded one to be worth a change.
 
     It fails less; or it is better by the objective, and by more than `ALIKE` in it or, where
     the two are alike in it, in the figure that decides then. Where both stop for lack of
-    memory the figures up to there are no reason; the memory that all of it needs is one.
+    memory, their figures up to there decide nothing; the memory that the whole program needs
+    does.
     """
     mine, own = (order_of(objective, *each)[:4] for each in (row, recorded))
     if mine[:2] != own[:2]:

@@ -43,13 +43,13 @@ class Choice:
         settings: The text for PYTORCH_CUDA_ALLOC_CONF.
         environment: The whole line for a shell.
         outcome: What would have come of it.
-        smallest_capacity_bytes: The least memory with which every request goes through,
+        smallest_capacity_bytes: The least memory with which every request succeeds,
             those included that failed when recorded; None where none was found.
         saved_bytes: Fewer bytes reserved at the peak than with the recorded settings.
         more_device_calls: More cudaMalloc, cudaFree, mappings and unmappings than with the
             recorded settings: what it costs; less than 0 where it saves some.
         above_bound: Its peak of reserved above the packing lower bound, as a share of that;
-            above the bound with what had failed, up to there, where it goes through. None
+            above the bound with what had failed, up to there, where it succeeds. None
             where the program stops for lack of memory: the bound is of all of it, the peak
             of what came before.
     """
@@ -74,9 +74,9 @@ class RecommendReport(Report):
         capacity_bytes: The most that the process may have, or None: as when recorded.
         tried: How many settings were tried.
         recorded: The outcome of the file's own settings.
-        recorded_capacity_bytes: The least memory with which those would have done.
+        recorded_capacity_bytes: The least memory that those would have needed.
         choices: The best, at most three; empty where nothing does better.
-        bound: The least that any allocator could do with.
+        bound: The least that any allocator needs.
         check: How faithfully the model replays the file's own settings.
         notes: What the trace can't tell.
     """
@@ -134,16 +134,14 @@ class RecommendReport(Report):
             ("none found" if nbytes is None else Figure.bytes(nbytes), name)
             for nbytes, name in shown
         )
-        return Table("Smallest memory with which every request goes through", rows)
+        return Table("Smallest memory in which every request succeeds", rows)
 
     def _bound_sentence(self) -> str:
         bound = self.bound
         where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
         text = f"No allocator could do with less than {format_bytes(bound.bytes)}, live at {where}"
         if bound.with_failed_bytes > bound.bytes:
-            text += (
-                f", or {format_bytes(bound.with_failed_bytes)} with what was asked for and failed"
-            )
+            text += f", or {format_bytes(bound.with_failed_bytes)} with the failed requests"
         if self.recorded.stopped_event is not None or not bound.bytes:
             return f"{text}."
         shown = [(self.recorded, "as recorded")]
@@ -181,14 +179,14 @@ def recommend(
 
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now.
-        capacity: The most memory that the process may have: bytes, or a text as "24GiB";
+        capacity: The most memory that the process may have: bytes, or a text like "24GiB";
             None is as when it was recorded. `.recorded.fits` says whether the program fits
             in it as it is, `.best.outcome.fits` whether it does with the best setting.
-        objective: What is best: "fit" needs the least memory to go through, "reserved" has
-            the lowest peak of reserved, "speed" the fewest calls of the device. What differs
-            by up to 2 % counts as alike.
+        objective: What counts as best: "fit" needs the least memory for every request to
+            succeed, "reserved" has the lowest peak of reserved, "speed" the fewest device
+            calls. Differences of up to 2 % count as none.
         device: The device; None is the only one.
-        torch_version: PyTorch's version, as "2.11", whose rules and settings hold; None is
+        torch_version: PyTorch's version, like "2.11", whose rules and settings apply; None is
             the newest that is known, with the settings that the file's own version has.
 
     Returns:
@@ -197,7 +195,7 @@ def recommend(
     Raises:
         SnapshotError: The file can't be read.
         ValueError: There is no such objective; there are several devices, no history, or a
-            program under another allocator; or that is no version of torch.
+            program under another allocator; or `torch_version` is no version of torch.
 
     Example:
         >>> import neutracer
@@ -301,19 +299,19 @@ def _near_least(objective: str, best: Choice, least: Least | None) -> tuple[Note
 def _verdict(
     best: Choice | None, least: Least | None, found: Survey, replayer: Replayer
 ) -> tuple[Finding, ...]:
-    """Whether the program fits in the capacity that was asked about."""
+    """Whether the program fits in the given capacity."""
     if replayer.capacity is None:
         return ()
     room, own, recorded = format_bytes(replayer.capacity), found.smallest, found.recorded
     if recorded.fits:
         message = f"fits in {room} as it is"
         if own is not None:
-            message += f": from {format_bytes(own)} on every request goes through"
+            message += f": from {format_bytes(own)} on every request succeeds"
         if recorded.beyond_event is not None:
             message += "; what the program would have done beyond its trace is not known"
         return (Finding("fits", Severity.INFO, 0, message),)
     if best is not None and best.outcome.fits:
-        message = f"does not fit in {room} as it is, and does with {named(best.outcome)}"
+        message = f"does not fit in {room} as it is, but does with {named(best.outcome)}"
         if best.outcome.beyond_event is not None:
             message += "; what the program would have done beyond its trace is not known"
         return (Finding("fits_with_settings", Severity.SERIOUS, replayer.capacity, message),)

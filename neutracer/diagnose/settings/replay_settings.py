@@ -14,7 +14,7 @@ __all__ = ["canonical", "expandable_advice", "takes_share", "version_number"]
 
 
 def canonical(settings: str) -> str:
-    """The shortest text that stands for the same settings.
+    """The shortest text with the same meaning.
 
     Args:
         settings: A PYTORCH_CUDA_ALLOC_CONF text.
@@ -30,8 +30,7 @@ def canonical(settings: str) -> str:
     parsed = _parsed(settings)
     if not parsed["native_backend"]:
         raise SettingsError(
-            "the model is of PyTorch's native allocator; of other backends nobody records "
-            "what they do",
+            "the model is of PyTorch's native allocator; nobody records what other backends do",
             max(settings.find("backend"), 0),
         )
     return str(parsed["text"])
@@ -41,7 +40,7 @@ def _parsed(settings: str) -> dict[str, Any]:
     """The core's reading of a text for PYTORCH_CUDA_ALLOC_CONF."""
     if not isinstance(settings, str):
         kind = type(settings).__name__
-        raise TypeError(f"settings are a text for PYTORCH_CUDA_ALLOC_CONF, not {kind}")
+        raise TypeError(f"settings must be a text for PYTORCH_CUDA_ALLOC_CONF, not {kind}")
     try:
         return core.parse_settings(settings)
     except UnicodeEncodeError as error:

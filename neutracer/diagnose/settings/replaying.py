@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 60
 
 
 class _StoppedError(Exception):
-    """Another run has failed: the rest is not wanted any more."""
+    """Another run has failed: the rest is no longer needed."""
 
 
 def roundest(low: int, high: int) -> int:
@@ -63,13 +63,13 @@ def _refuse_others(snap: Snapshot) -> None:
 class Replayer:
     """Runs what one device's trace asked of the allocator under other settings.
 
-    Any number of threads may use one. Where it is pickled the snapshot goes with it, and is
-    replayed again where something is asked of it.
+    Any number of threads may use one. A pickled one takes its snapshot along, and replays it
+    again when needed.
 
     Attributes:
         device: The device.
         capacity: The most bytes that the process may have, or None: as when recorded.
-        version: PyTorch's, whose rules hold: major * 1000 + minor; 0 is the newest known.
+        version: PyTorch's, whose rules apply: major * 1000 + minor; 0 is the newest known.
         edits: What makes another program of the recorded one, which runs in its place, except
             under the recorded settings where these are given as None; None is none.
     """
@@ -91,7 +91,7 @@ class Replayer:
         self.device = device
         self.capacity = None if capacity is None else parse_bytes(capacity)
         if self.capacity is not None and not 0 < self.capacity <= _MOST_BYTES:
-            raise ValueError("a capacity is above 0 bytes, and no device has more than 2^60")
+            raise ValueError("a capacity must be above 0 bytes and at most 2^60")
         _refuse_others(snap)
         if not self.facts["steps"]:
             raise ValueError(
@@ -136,7 +136,7 @@ class Replayer:
 
     @property
     def program(self) -> core.Program:
-        """What the trace asked for."""
+        """What the trace requested."""
         return self.timeline.program
 
     @property
@@ -148,7 +148,7 @@ class Replayer:
     def limits(self) -> tuple[int, ...]:
         """The limit to assume in bytes, then others that are as likely; 0: as recorded.
 
-        A trace that shows failures tells of the limit only that it was at least what was
+        A trace that shows failures says of the limit only that it was at least what was
         reserved, and too small for what failed; people choose round ones.
         """
         if self.capacity is not None:
@@ -164,8 +164,8 @@ class Replayer:
     def silent_places(self) -> int | None:
         """Where calls of empty_cache() and ends of pools may have left no trace.
 
-        None where that is not looked for: in programs that are not seen to call it, and
-        have no pools of their own.
+        None where it does not look: in programs without visible calls of it and without pools
+        of their own.
         """
         if not self.facts["calls"] and self.facts["pools"] < 2:
             return None
@@ -173,7 +173,7 @@ class Replayer:
 
     @property
     def _silence(self) -> int:
-        """What the core is to make of what left no trace: 0 nothing, 1 that pools of graphs
+        """What the core should make of what left no trace: 0 nothing, 1 that pools of graphs
         are put back as they were, 2 that there may be silent calls of empty_cache() too."""
         return 0 if self.silent_places is None else 2 if self.silent_places else 1
 
@@ -240,7 +240,7 @@ class Replayer:
         return self.recorded_settings if settings is None else settings
 
     def fits(self, settings: str | None, nbytes: int) -> bool:
-        """Whether every request goes through where the process may have so many bytes."""
+        """Whether every request succeeds where the process may have this many bytes."""
         return self.quick(settings, nbytes).fits
 
     @cached_property
@@ -264,7 +264,7 @@ class Replayer:
         }
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """`work` on each item, in threads of which each has a core; results in order."""
+        """`work` on each item, in one thread per core; results in order."""
         listed = list(items)
         if not main_thread().is_alive():
             # The interpreter is about to end, as in what atexit calls: no thread begins then.
@@ -296,12 +296,14 @@ class Replayer:
         if self.snap.partial is not None:
             notes.append(f"Only a part of the file could be read: {self.snap.partial}")
         if self.snap.history_overflowed(self.device):
-            notes.append("The ring of events wrapped: what came before its first is not replayed.")
+            notes.append(
+                "The ring of events wrapped: what came before its first event is not replayed."
+            )
         if facts["preexisting"]:
             blocks = format_count(facts["preexisting"], "block")
             notes.append(
-                f"{blocks} were there before the first event and stay as they lay; under "
-                "settings of another kind they are allocated anew first."
+                f"{blocks} were there before the first event and stay in place; settings "
+                "of another kind allocate them anew first."
             )
         if facts["slack_bound"]:
             bound = format_bytes(facts["slack_bound"])
@@ -319,9 +321,9 @@ class Replayer:
         ):
             segments = format_count(self.facts["segments_without_pool"], "segment")
             notes.append(
-                "The events of this file do not say which pool they are of, and "
-                f"{segments} had gone at its end: they are taken for the default pool's. Where "
-                "the program used others (CUDA graphs, MemPool) figures may lie outside their "
+                "The events of this file do not name their pool, and "
+                f"{segments} were gone at its end: these count as the default pool's. Where "
+                "the program used others (CUDA graphs, MemPool) figures may be outside their "
                 "ranges."
             )
         if not self.facts["calls_known"]:
@@ -339,5 +341,5 @@ class Replayer:
         return [
             f"PyTorch kept this process below a limit from {format_bytes(low)} to "
             f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
-            "ranges cover all; capacity= (or --capacity) says which."
+            "ranges cover the whole span; capacity= (or --capacity) sets it."
         ]

@@ -73,10 +73,10 @@ def order_of(
 ) -> tuple[int, ...]:
     """What candidates are ranked by: the least is the best.
 
-    Whatever the objective, a program that fails is behind one that does not. Of two that
+    Whatever the objective, a program that fails ranks behind one that does not. Of two that
     stop for lack of memory the one that gets further is better, under "fit" the one of which
     all needs less: figures of different parts can't be compared, nor how much failed in
-    them. Of what a program would have done beyond its trace nothing is known, and so it
+    them. Of what a program would have done beyond its trace nothing is known, and so that
     ranks none.
 
     Args:
@@ -106,8 +106,8 @@ def order_of(
 def distinct_rules(replayer: Replayer, tried: tuple[str, ...]) -> tuple[str, ...]:
     """The first of each of the settings that do the same to this program.
 
-    A limit above every block that there can be, and rounding of sizes that nobody asks
-    for, do nothing.
+    A limit above every possible block, and rounding of sizes that nobody requests, do
+    nothing.
     """
     largest, held = _largest(replayer.timeline)
     found: dict[tuple[object, ...], str] = {}
@@ -129,7 +129,7 @@ def _largest(timeline: Timeline) -> tuple[int, int]:
 
 
 def _rules(settings: str, largest: int, held: int) -> tuple[object, ...]:
-    """What of settings can make a difference to requests of up to `largest` bytes, where
+    """Which settings can make a difference to requests of up to `largest` bytes, where
     segments of up to `held` bytes are there already."""
     parsed = core.parse_settings(settings)
     # The table's first entry is for all up to 2 MiB, each further one for the next power.
@@ -146,15 +146,15 @@ def _rules(settings: str, largest: int, held: int) -> tuple[object, ...]:
 
 
 def _assumed(replayer: Replayer) -> int:
-    """The bytes that the process may have in a run that is not told how many."""
+    """The bytes that the process may have in a run without a given limit."""
     limit, high = replayer.limits[0], replayer.facts["limit_high"]
     return limit or high or replayer.facts["device_total"] or _ENDLESS
 
 
 class _Fitting:
-    """Whether a program goes through in so many bytes, run only where no run has told.
+    """Whether a program succeeds in this many bytes, run only where no run has shown it.
 
-    A run that went through would have gone the same way in any capacity from its peak up
+    A run that succeeded would have gone the same way in any capacity from its peak up
     to its own: what it was refused it still is.
 
     Args:
@@ -185,7 +185,7 @@ class _Fitting:
             self._spans.append((outcome.peak_reserved_bytes, nbytes))
 
     def _is_steady(self, outcome: Outcome) -> bool:
-        """Whether the capacity has a say in nothing but in what the device refuses."""
+        """Whether the capacity only decides what the device refuses."""
         if self._rules["per_process_memory_fraction"] < 1.0:
             return False
         expands = self._rules["expandable_segments"]
@@ -207,7 +207,7 @@ def smallest_capacity(
     known: Outcome | None = None,
     beaten_by: int | None = None,
 ) -> int | None:
-    """The fewest bytes with which every request of the program goes through.
+    """The fewest bytes with which every request of the program succeeds.
 
     Args:
         replayer: The program.
@@ -217,7 +217,7 @@ def smallest_capacity(
         beaten_by: Bytes from which on the answer does not matter.
 
     Returns:
-        Bytes, a multiple of 2 MiB, with which it was run and went through; with the next
+        Bytes, a multiple of 2 MiB, with which it was run and succeeded; with the next
         lower one tried it did not. None where no capacity was found, or only one that is
         above `beaten_by`.
     """

@@ -51,10 +51,10 @@ class WhatIfReport(Report):
         events: Events of its trace.
         capacity_bytes: The most that the process may have, or None: as when recorded.
         recorded: The outcome of the file's own settings.
-        outcomes: The default and what was asked for, in that order.
+        outcomes: The default and the given settings, in that order.
         check: How faithfully the model replays the file's own settings.
         notes: What the trace can't tell, and what was changed in the program.
-        is_changed: Whether the outcomes are of another program than the recorded one.
+        is_changed: Whether the outcomes belong to a changed program.
     """
 
     schema = "neutracer.what_if/1"
@@ -124,7 +124,7 @@ def named(outcome: Outcome, prefix: str = "") -> str:
 def trust_blocks(
     check: Fidelity, outcomes: tuple[Outcome, ...], notes: tuple[str, ...]
 ) -> tuple[Block, ...]:
-    """How far the figures of a page can be believed: fidelity, causes of ranges, gaps."""
+    """How far to trust the figures of a page: fidelity, causes of ranges, gaps."""
     blocks: list[Block] = [Paragraph(check.sentence)]
     causes = {cause for outcome in outcomes for cause in outcome.causes}
     pairs = tuple((word, text) for word, text in CAUSES.items() if word in causes)
@@ -135,7 +135,7 @@ def trust_blocks(
 
 
 def doubt(check: Fidelity) -> tuple[Note, ...]:
-    """What a finding of replayed figures is to say where the model is not exact."""
+    """What a finding of replayed figures should say where the model is not exact."""
     if check.is_exact:
         return ()
     share = format_share(check.value)
@@ -150,7 +150,7 @@ def _findings(
     trust = Note("replayed: " + check.sentence)
     for outcome in outcomes:
         if not outcome.fits and recorded.fits:
-            message = f"{named(outcome)}: a request fails that had gone through"
+            message = f"{named(outcome)}: a request fails that had succeeded"
             found.append(
                 Finding(
                     "out_of_memory", Severity.SEVERE, 0, message, (trust,), (), _failed(outcome)
@@ -209,8 +209,8 @@ def open_replayer(
     """The program of a source's device, ready to be run.
 
     Raises:
-        ValueError: There are several devices, no history, or another allocator; or that is
-            no version of torch.
+        ValueError: There are several devices, no history, or another allocator; or
+            `torch_version` is no version of torch.
     """
     if source is None:
         source = snapshot()
@@ -249,38 +249,38 @@ def what_if(
     """Replay a trace under other allocator settings.
 
     The requests and frees of the trace go to a model of PyTorch's caching allocator, which
-    decides anew where each block lies. Where that is decided by what no trace has (the
-    driver's addresses, another stream's timing), figures have ranges, from runs in which
-    these are otherwise.
+    places each block anew. Where the place depends on what no trace has (the driver's
+    addresses, another stream's timing), figures have ranges, from runs with other values of
+    these.
 
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now.
         settings: Texts for PYTORCH_CUDA_ALLOC_CONF; PyTorch's default is always there too.
-        capacity: The most memory that the process may have: bytes, or a text as "24GiB";
+        capacity: The most memory that the process may have: bytes, or a text like "24GiB";
             None is as when it was recorded. It is all of the device where PyTorch set no
-            limit itself: what CUDA's context and others take is to be left out.
+            limit itself: leave out what CUDA's context and others take.
         device: The device; None is the only one.
         empty_cache_after: What if the program called empty_cache() after these events?
         free_at_once: What if the blocks of these functions ("forward") or lines
             ("train.py:155") were freed as soon as they are made? Any frame of a stack counts.
-        batch: What if the batch were so many times as large? Parameters, gradients and
-            optimizer state keep their sizes, all else grows with it.
+        batch: What if the batch were this many times as large? Parameters, gradients and
+            optimizer state keep their sizes; all else grows with it.
         no_cycles: What if no reference cycle kept blocks until a collection? True where the
             trace has frames of Python's collector, else the lines at which collections
             ran ("train.py:95"). Each block is then freed when its line makes the next one.
-        torch_version: PyTorch's version, as "2.11", whose rules hold; None is the newest
+        torch_version: PyTorch's version, like "2.11", whose rules apply; None is the newest
             that is known.
 
     Returns:
-        The report; `str(report)` is one screen. With a changed program `.outcomes` are of
-        that one, under the recorded settings too, and `.recorded` is of the recorded one.
+        The report; `str(report)` is one screen. With a changed program `.outcomes` describe
+        that one, under the recorded settings too, and `.recorded` the recorded one.
 
     Raises:
         SettingsError: PyTorch would not accept a setting (`.position` is where), or it asks
             for another allocator than the native one.
         SnapshotError: The file can't be read.
         ValueError: There are several devices, no history, or a program under another
-            allocator; or a share of a device is asked for without its capacity; a change
+            allocator; or a setting names a share of a device without its capacity; a change
             that this trace does not allow.
 
     Example:
@@ -325,7 +325,7 @@ def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> W
 
 
 def _wanted(settings: tuple[str, ...], capacity: int | str | None) -> list[str]:
-    """The default and what is asked for, each once, in the shortest spelling.
+    """The default and the given settings, each once, in the shortest spelling.
 
     Raises:
         SettingsError: PyTorch would not accept one.

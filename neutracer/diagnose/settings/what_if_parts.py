@@ -28,8 +28,8 @@ __all__ = [
 CAUSES = {
     "ties": "the driver's addresses decide between free blocks of one size",
     "timing": "streams decide when a block that another one used is free again",
-    "beyond": "a request goes another way than when recorded, and what the program would "
-    "have done then is not in the trace",
+    "beyond": "a request ends differently than when recorded, and the trace does not show "
+    "what the program would have done then",
     "start": "the state before the trace is not all known, or was left by other settings",
     "silent": "the program calls empty_cache() or ends private pools; where that had nothing "
     "to give back it left no trace, and may have something under other settings",
@@ -76,13 +76,13 @@ class Outcome:
         retries: How often the cache was given back to try again: num_alloc_retries.
         stopped_event: The event at which a request failed that had not failed when it was
             recorded, so that the program ends there; -1 is before the first; None: none.
-        beyond_event: The event at which a request went through that had failed when it
-            was recorded; the trace does not tell how the program would have gone on.
+        beyond_event: The event at which a request succeeded that had failed when it was
+            recorded; the trace does not show how the program would have gone on.
         ranges: By figure, the lowest and the highest over other orders of addresses and
-            other timings, for figures that are no point; None where nothing bounds it.
+            other timings, for figures that are not exact; None where nothing bounds it.
         causes: Why there are ranges: keys of `CAUSES`.
         runs: How many times the program was run for this.
-        start_rebuilt: The state before the trace could not stay as it lay.
+        start_rebuilt: The state before the trace could not stay in place.
         headroom_bytes: What the capacity leaves above the peak; None without a capacity.
     """
 
@@ -114,13 +114,13 @@ class Outcome:
             ValueError: This outcome stands alone, apart from the plan that it came from.
         """
         if self._recorded is None:
-            raise ValueError("this outcome has no recording with it")
+            raise ValueError("this outcome stands alone, without its recording")
         return self._recorded
 
     def snapshot(self) -> Snapshot:
         """The trace and the blocks that there would have been, as a snapshot.
 
-        It can be drawn, saved and asked like any other. Addresses are made up; times,
+        You can draw, save and query it like any other. Addresses are made up; times,
         stacks and annotations are those of the recorded events. It ends where the program
         would have ended.
 
@@ -136,7 +136,7 @@ class Outcome:
             <Snapshot: 1 device, 1 segment, 95 blocks, 2,348 events>
         """
         if self._trace is None:
-            raise ValueError("this outcome has no recording with it")
+            raise ValueError("this outcome stands alone, without its recording")
         return self._trace()
 
     @property
@@ -155,7 +155,7 @@ class Outcome:
         return self.device_allocs + self.device_frees
 
     def range(self, figure: str) -> Range:
-        """The lowest and the highest of a figure; twice the same where it is a point.
+        """The lowest and the highest of a figure; the same number twice where it is exact.
 
         Raises:
             KeyError: There is no such figure.
@@ -185,7 +185,7 @@ def outcome_of(
     causes: int = 0,
     runs: int = 1,
 ) -> Outcome:
-    """The outcome that the core's figures and their bounds stand for."""
+    """The outcome of the core's figures and their bounds."""
     flat = _flat(figures)
     ranges: dict[str, Range] = {}
     if low is not None and high is not None:

@@ -24,7 +24,7 @@ def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
     (outcome, smallest), (before, own) = row, recorded
     name = named(outcome)
     if objective == "fit" and smallest is not None and own is not None and smallest < own:
-        message = f"{name}: every request goes through from {format_bytes(smallest)} on"
+        message = f"{name}: every request succeeds from {format_bytes(smallest)} on"
         return own - smallest, f"{message}, not from {format_bytes(own)}"
     if before.stopped_event is not None:
         stop = stop_of(outcome)

@@ -170,7 +170,7 @@ def test_a_hosts_numbers_are_no_claim(nvml: FakeNvml, monkeypatch: pytest.Monkey
     report = neutracer.device_report()
     assert (report.process_bytes, report.other_bytes) == (None, None)
     assert [use.is_own for use in report.by_process] == [False]
-    assert "does not have this process" in report.process_list
+    assert "does not list this process" in report.process_list
     assert not any(one.kind == "other_processes" for one in report.findings)
 
 

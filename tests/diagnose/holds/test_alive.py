@@ -64,7 +64,7 @@ def test_call_itself_is_no_holder() -> None:
     report = why_alive(Thing())
     assert (report.chains, report.reachable, report.findings) == ((), False, ())
     text = " ".join(str(report).split())
-    assert "it dies with the one that you hold" in text
+    assert "it is freed when you drop yours" in text
 
 
 def test_variable_of_the_caller_is_named() -> None:

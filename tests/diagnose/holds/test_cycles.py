@@ -130,7 +130,7 @@ def test_own_objects_are_no_finding() -> None:
 
 
 def test_negative_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="can't be negative"):
+    with pytest.raises(ValueError, match="must not be negative"):
         find(min_bytes=-1)
 
 

@@ -60,7 +60,7 @@ def test_unknown_device_is_said_so() -> None:
     recording.oom(30 * 1024, device_free=20_000)
     report = explained(recording)
     assert kinds(report)[0] == "unreasonable_request"
-    assert "capacity= tells" in words(report)
+    assert "give capacity=" in words(report)
 
 
 def test_small_request_is_never_called_unreasonable() -> None:
@@ -343,7 +343,7 @@ def test_last_failure_is_explained_unless_asked() -> None:
     assert (report.event, report.ooms) == (last, (first, last))
     assert "failure 2 of 2" in words(report)
     assert neutracer.explain(data, 24 * GIB, event=first).verdicts[0].kind == "unreasonable_request"
-    with pytest.raises(ValueError, match=f"there are: {first}, {last}"):
+    with pytest.raises(ValueError, match=f"these are: {first}, {last}"):
         neutracer.explain(data, event=0)
 
 
@@ -369,7 +369,7 @@ def test_request_is_answered_instead() -> None:
     report = neutracer.explain(data, request="60MiB")
     assert not report.fits
     assert kinds(report)[0] == "fragmentation"
-    assert "capacity= tells" in words(report)
+    assert "give capacity=" in words(report)
     assert neutracer.explain(data, "1GiB", request="60MiB").fits
     assert neutracer.explain(data, request="60MiB", event=len(recording.trace) - 21).verdicts
     with pytest.raises(ValueError, match="above 0"):
@@ -426,7 +426,7 @@ def test_facts_of_another_failure_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "oom.pickle.json").write_text(json.dumps({"oom": facts.to_dict()}))
     report = neutracer.explain(path)
     assert kinds(report) == ["capacity"]
-    assert "of another failure" in words(report)
+    assert "describes another failure" in words(report)
 
 
 def test_message_beside_the_file_is_read() -> None:

@@ -120,7 +120,7 @@ def test_json_of_others_is_passed_over(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["{", "\x00", "[" * 100_000])
 def test_damaged_json_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(SnapshotError, match="no JSON"):
+    with pytest.raises(SnapshotError, match="not JSON"):
         read_sidecar(tmp_path / "run.pickle")
 
 

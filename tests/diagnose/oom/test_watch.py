@@ -217,7 +217,7 @@ def test_time_that_is_up_leaves_steps_out(fake, tmp_path, monkeypatch, clock):
     )
     with neutracer.watch_oom(tmp_path, seconds=PLENTY, max_entries=100) as watch:
         here(fake)
-    assert "the verdict: the time was up" in watch.reports[0].left_out
+    assert "the verdict: time ran out" in watch.reports[0].left_out
 
 
 def test_long_ring_is_left_out_in_short_time(fake, tmp_path):

@@ -142,16 +142,16 @@ def test_one_name_is_not_its_letters() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"batch": "x"}, "batch is a number of times the recorded batch, not str"),
+        ({"batch": "x"}, "batch must be a number of times the recorded batch, not str"),
         ({"batch": True}, "not bool"),
-        ({"empty_cache_after": 5}, "empty_cache_after is a list of the numbers of events, not int"),
-        ({"empty_cache_after": ("x",)}, "empty_cache_after is the numbers of events, not str"),
+        ({"empty_cache_after": 5}, "empty_cache_after must be a list of the numbers of events, not int"),
+        ({"empty_cache_after": ("x",)}, "empty_cache_after must be the numbers of events, not str"),
         ({"empty_cache_after": "12"}, "not str"),
-        ({"free_at_once": None}, "free_at_once is a list of functions and lines, not NoneType"),
-        ({"free_at_once": [b"forward"]}, "free_at_once is a text, not bytes"),
-        ({"no_cycles": 1}, "no_cycles is a list of functions and lines, or a bool, not int"),
-        ({"no_cycles": [1]}, "no_cycles is a text, not int"),
-        ({"torch_version": 5}, "torch_version is a text, not int"),
+        ({"free_at_once": None}, "free_at_once must be a list of functions and lines, not NoneType"),
+        ({"free_at_once": [b"forward"]}, "free_at_once must be a text, not bytes"),
+        ({"no_cycles": 1}, "no_cycles must be a list of functions and lines, or a bool, not int"),
+        ({"no_cycles": [1]}, "no_cycles must be a text, not int"),
+        ({"torch_version": 5}, "torch_version must be a text, not int"),
     ],
 )
 def test_changes_of_another_type_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -68,9 +68,9 @@ def test_snapshot_survives_being_saved(tmp_path: Path) -> None:
 
 def test_outcome_alone_has_no_snapshot() -> None:
     alone = Outcome("", 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    with pytest.raises(ValueError, match="no recording"):
+    with pytest.raises(ValueError, match="without its recording"):
         alone.snapshot()
-    with pytest.raises(ValueError, match="no recording"):
+    with pytest.raises(ValueError, match="without its recording"):
         _ = alone.recorded
 
 
