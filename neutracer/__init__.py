@@ -162,7 +162,7 @@ __all__ = [
     "why_alive",
 ]
 
-# What a name needs is imported when the name is first asked for: a command takes part of the
+# What a name needs is imported when the name is first used: a command takes part of the
 # package, and so does a program that only records.
 _MODULES = {
     "neutracer.diagnose.holds.alive": ("AliveReport", "why_alive"),

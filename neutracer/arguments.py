@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an argument has to be, checked where it comes in.
 
-What is wrong is said with the argument's name, as the caller knows it. A range is checked by
-whoever knows what it is for.
+Errors have the argument's name, as the caller knows it. Whoever knows what a range is for
+checks it.
 
 Example:
     >>> whole_number("limit", 3)
@@ -10,7 +10,7 @@ Example:
     >>> whole_number("limit", "3")
     Traceback (most recent call last):
     ...
-    TypeError: limit is a whole number, not str
+    TypeError: limit must be a whole number, not str
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["callback", "number", "number_pair", "path_name", "several", "text", 
 
 
 def _no(name: str, wanted: str, value: object) -> TypeError:
-    return TypeError(f"{name} is {wanted}, not {type(value).__name__}")
+    return TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
 
 
 def number(name: str, value: Any, wanted: str = "a number") -> Any:
@@ -63,7 +63,7 @@ def whole_number(
         raise _no(name, wanted, value)
     found = operator.index(value)
     if least is not None and found < least:
-        wrong = f"it is {least} or more" if least else "it can't be negative"
+        wrong = f"it must be {least} or more" if least else "it must not be negative"
         raise ValueError(f"{name} is {found}: {wrong}")
     return found
 
@@ -80,12 +80,12 @@ def number_pair(name: str, value: Any, *, whole: bool = False) -> tuple[Any, Any
         raise _no(name, wanted, value)
     pair = tuple(value)
     if len(pair) != 2:
-        raise ValueError(f"{name} is {wanted}, not {len(pair)}")
+        raise ValueError(f"{name} must be {wanted}, not {len(pair)}")
     if whole:
         return whole_number(name, pair[0], wanted), whole_number(name, pair[1], wanted)
     first, second = (number(name, one, wanted) for one in pair)
     if first != first or second != second:
-        raise ValueError(f"{name} is {wanted}, not nan")
+        raise ValueError(f"{name} must be {wanted}, not nan")
     return first, second
 
 
@@ -96,7 +96,9 @@ def callback(name: str, value: Any, what: str) -> None:
         TypeError: It can't be called.
     """
     if value is not None and not callable(value):
-        raise TypeError(f"{name} is called with each {what}: a {type(value).__name__} can't be")
+        raise TypeError(
+            f"{name} is called with each {what}: a {type(value).__name__} can't be called"
+        )
 
 
 def text(name: str, value: Any) -> str:
@@ -111,7 +113,7 @@ def text(name: str, value: Any) -> str:
 
 
 def several(name: str, value: Any, wanted: str) -> list[Any]:
-    """`value`, which is a list of things or gives them one by one, as a list.
+    """`value`, a list of things or what gives them one by one, as a list.
 
     Args:
         name: What the caller calls it.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a notebook calls the code of its cells.
 
-A cell's code has the name of a file that no reader knows ("/tmp/ipykernel_71/2537.py").
+A cell's code has a file name that no reader knows ("/tmp/ipykernel_71/2537.py").
 Importing this imports no IPython: where none runs in this process, no file is a cell.
 
 Example:

@@ -49,7 +49,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext neutracer` calls: the magics are gone, and nothing else was there."""
+    """What `%unload_ext neutracer` calls: the magics go; there was nothing else."""
     known = shell.magics_manager.magics
     known["cell"].pop(_CELL, None)
     for name in _LINES:
@@ -70,7 +70,7 @@ def _wrong(message: str) -> Exception:
 
 
 def _loaded(path: str) -> Snapshot:
-    """A file's snapshot; what is wrong with it is one line."""
+    """A file's snapshot; an error in it is one line."""
     try:
         return load(path)
     except FileNotFoundError:
@@ -90,9 +90,9 @@ class Magics:
     def record_cell(self, line: str, cell: str) -> object:
         """Run the cell, record its allocations, and show its peak and what it left behind.
 
-        `%%neutracer [NAME] [--max-entries N]`: the report gets the name, its `.snapshot` is
-        for every other question. On a torch that is built for the CPU it is the memory of
-        the CPU that is followed. Reference cycles that kept tensors are warned of.
+        `%%neutracer [NAME] [--max-entries N]`: the report gets the name, and its `.snapshot`
+        serves every other question. On a torch that is built for the CPU it follows the CPU's
+        memory. It warns of reference cycles that kept tensors.
         """
         parser = _Arguments(prog="%%neutracer", add_help=False, allow_abbrev=False)
         parser.add_argument("name", nargs="?", help="the report's name")
@@ -156,7 +156,7 @@ class Magics:
     def _compiled(self, cell: str) -> tuple[Any, Any]:
         """The cell's statements, and its last expression if it ends in one."""
         shell = self._shell
-        # The first line of the cell is the magic's own; IPython drops empty ones behind it.
+        # The first line of the cell is the magic's own; IPython drops empty ones after it.
         above = 1 + cell[: len(cell) - len(cell.lstrip())].count("\n")
         text = "\n" * above + shell.transform_cell(cell)
         name = shell.compile.cache(text, self._number(), raw_code=f"%%{_CELL}\n{cell}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to another process by pickle, and what says why it does not.
+"""What can go to another process by pickle, and what says why it can't.
 
 Example:
     >>> class Thermometer(StaysHere, instead="it is of this room: send .celsius"):
@@ -22,9 +22,9 @@ Self = TypeVar("Self")
 
 
 class FieldsOnly:
-    """The base of a dataclass of which the fields are pickled and copied, and nothing else.
+    """The base of a dataclass whose fields, and nothing else, are pickled and copied.
 
-    What its cached properties hold is made again where it is asked for.
+    What its cached properties hold is made again when needed.
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class FieldsOnly:
 
 
 class StaysHere:
-    """The base of what is bound to this process: it is neither pickled nor copied.
+    """The base of what belongs to this process: it can be neither pickled nor copied.
 
     A subclass says with `instead=` why not, or what to send in its place.
     """

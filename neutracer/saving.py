@@ -20,9 +20,9 @@ __all__ = ["atomic_file"]
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A binary stream whose contents stand at `path` once the block ends without an error.
+    """A binary stream whose contents are at `path` once the block ends without an error.
 
-    Until then they stand in a file of another name beside it, so that a reader, or a crash,
+    Until then they are in a file of another name beside it, so that a reader, or a crash,
     never meets half a file. A symbolic link keeps pointing where it did. What is no file
     (a pipe, /dev/stdout, /dev/null) is written to as it is.
 
@@ -79,7 +79,7 @@ def _whole_or_not(given: str) -> Iterator[BinaryIO]:
 
 
 def _file_kind(name: str) -> int | None:
-    """What stands there, as `stat.S_IFMT` has it; None for nothing."""
+    """What is there, as `stat.S_IFMT` has it; None for nothing."""
     try:
         return stat.S_IFMT(os.stat(name).st_mode)
     except OSError:

@@ -141,7 +141,7 @@ def parse_bytes(text: str | int) -> int:
             raise ValueError(f"a size is not negative: {text}")
         return text
     if not isinstance(text, str):
-        raise TypeError(f"a size is an int of bytes or a text as '24GiB', no {_type(text)}")
+        raise TypeError(f"a size must be an int of bytes or a text like '24GiB', not {_type(text)}")
     match = _SIZE.fullmatch(text)
     factor = _PARSED_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:

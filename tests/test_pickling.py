@@ -311,7 +311,7 @@ def test_outcome_alone_takes_its_recording_along() -> None:
     assert there == outcome
     assert there.snapshot().to_dict() == outcome.snapshot().to_dict()
     bare = replace(outcome, _recorded=None, _trace=None)
-    with pytest.raises(ValueError, match="no recording"):
+    with pytest.raises(ValueError, match="without its recording"):
         pickle.loads(pickle.dumps(bare)).snapshot()
 
 

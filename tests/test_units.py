@@ -248,5 +248,5 @@ def test_impossible_shares_are_refused(share: float) -> None:
 
 
 def test_size_of_another_kind_is_refused() -> None:
-    with pytest.raises(TypeError, match="no float"):
+    with pytest.raises(TypeError, match="not float"):
         units.parse_bytes(1.5)  # type: ignore[arg-type]
