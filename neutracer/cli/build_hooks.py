@@ -19,7 +19,7 @@ from neutracer.units import format_duration_us
 __all__ = ["add_build_hooks"]
 
 _EXAMPLE = """example:
-  neutracer build-hooks                  # into this user's cache, where they are looked for
+  neutracer build-hooks                  # into this user's cache, where neutracer looks
   neutracer build-hooks -o /opt/hooks    # for an image; NEUTRACER_HOOKS=/opt/hooks finds them
 
 exit codes: 0, 2 where they can't be built; the reason is printed
@@ -33,13 +33,13 @@ def add_build_hooks(commands: Any, summary: str) -> None:
         help=summary,
         description=(
             "Compiles the hooks on PyTorch's allocator for the torch that is installed. It "
-            "needs a C++ compiler and no CUDA compiler; torch is not imported."
+            "needs a C++ compiler, but no CUDA compiler, and does not import torch."
         ),
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="where to, instead of the cache")
-    parser.add_argument("--again", action="store_true", help="compile even if they are there")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="the folder, instead of the cache")
+    parser.add_argument("--again", action="store_true", help="compile even if they exist")
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.set_defaults(run=_build_hooks)
 
@@ -64,7 +64,7 @@ def _build_hooks(options: argparse.Namespace) -> int:
         }
         sys.stdout.write(dumps(facts) + "\n")
     else:
-        how = "were there already" if there else f"built in {format_duration_us(took * 1e6)}"
+        how = "existed already" if there else f"built in {format_duration_us(took * 1e6)}"
         write(f"hooks for torch {goal.torch.version} ({goal.torch.backend}) {how}\n", sys.stdout)
         write(f"{path}\n", sys.stdout)
     return 0

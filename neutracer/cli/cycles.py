@@ -43,7 +43,7 @@ def add_cycles(commands: Any, summary: str) -> None:
         "cycles",
         help=summary,
         description=(
-            "Runs a Python program under the cycle watch and sums up at its end which "
+            "Runs a Python program under the cycle watch and sums up at the end which "
             "reference cycles kept tensors until the garbage collector ran."
         ),
         epilog=_EXAMPLE,
@@ -51,7 +51,7 @@ def add_cycles(commands: Any, summary: str) -> None:
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
-    parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="pass over smaller ones")
+    parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="ignore smaller ones")
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="an offline page with the graphs, as c-{rank}.html"
@@ -95,16 +95,16 @@ def _cycles(options: argparse.Namespace) -> int:
 
 
 def _check_page(output: str) -> None:
-    """Say before the program runs for hours, not after, that its page can't be written."""
+    """Say before the program runs for hours, not after, if its page can't be written."""
     folder = os.path.dirname(output) or os.curdir
     if not os.path.isdir(folder):
         raise NeutracerError(f"{output}: there is no folder {folder}")
     if not output:
-        raise NeutracerError("'': this is no name of a file")
+        raise NeutracerError("'': this is not a file name")
 
 
 def _watched_device(device: str | None) -> str | None:
-    """The device that was asked for; without one, all where torch has no accelerator."""
+    """The device given; without one, all where torch has no accelerator."""
     try:
         import torch
     except ImportError:
@@ -117,7 +117,7 @@ def _watched_device(device: str | None) -> str | None:
 
 
 def _check_device(device: str | None) -> None:
-    """Say before the program runs that this machine has no such device to watch.
+    """Say before the program runs if this machine has no such device to watch.
 
     Raises:
         NeutracerError: It has none.

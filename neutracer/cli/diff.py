@@ -46,7 +46,9 @@ def add_diff(commands: Any, summary: str) -> None:
         help="exit with 1 if a line holds so much more: info, moderate (a tenth of what there "
         "was), serious (64 MiB), severe (1 GiB)",
     )
-    parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    parser.add_argument(
+        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
+    )
     parser.set_defaults(run=_diff)
 
 

@@ -58,7 +58,7 @@ def add_explain(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--capacity",
         metavar="SIZE",
-        help='the size of the device, as "24GiB", where the file does not tell it',
+        help='the size of the device, like "24GiB", where the file does not say it',
     )
     parser.add_argument(
         "--device", type=int, metavar="N", help="which device, if there are several"
@@ -67,7 +67,7 @@ def add_explain(commands: Any, summary: str) -> None:
         "--event", type=int, metavar="N", help="which out-of-memory event; else the last"
     )
     parser.add_argument(
-        "--request", metavar="SIZE", help="say whether so much would fit, as the snapshot stands"
+        "--request", metavar="SIZE", help="say whether this much would fit at the snapshot's moment"
     )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
@@ -78,7 +78,9 @@ def add_explain(commands: Any, summary: str) -> None:
         help="exit with 1 if one of these is a verdict (leak, fragmentation, …), or a finding is "
         "at least that severity",
     )
-    parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    parser.add_argument(
+        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
+    )
     parser.set_defaults(run=_explain)
 
 

@@ -26,7 +26,7 @@ _COMMANDS = {
     "diff": "what one snapshot holds that another did not, by line, category and size",
     "view": "write a snapshot as one offline page",
     "mdtp": "memory over time as a picture: each block at its address",
-    "cycles": "run a program and tell the reference cycles that kept its tensors",
+    "cycles": "run a program and name the reference cycles that kept its tensors",
     "top": "follow the memory of a running job in the terminal",
     "env": "versions, what is available, what is missing and how to get it",
     "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
@@ -36,15 +36,15 @@ _ALONE = frozenset(("-h", "--help", "--version"))
 
 _EXAMPLE = """where to begin:
   neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
-  neutracer report snapshot.pickle     # a snapshot that is there: what it shows
+  neutracer report snapshot.pickle     # an existing snapshot: what it shows
   neutracer explain oom.pickle         # one with an out-of-memory error: why
 
-each command tells its options and examples with --help
+each command lists its options and examples with --help
 """
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    """What was asked for; the parser is whole only for the command that was chosen."""
+    """The arguments; the parser is whole only for the chosen command."""
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="neutracer",
@@ -73,13 +73,13 @@ def _options(words: list[str]) -> argparse.Namespace:
 
 
 def _no_command(word: str) -> str:
-    """What to say of a word that is no command: a file's name, or a slip."""
+    """What to say of a word that is not a command: a file's name, or a typo."""
     if os.path.isfile(word):
         command = "run" if word.endswith(".py") else "report"
-        return f"{word!r} is a file, not a command; is it 'neutracer {command} FILE'?"
+        return f"{word!r} is a file, not a command; did you mean 'neutracer {command} FILE'?"
     near = difflib.get_close_matches(word, _COMMANDS, 1)
     if near:
-        return f"there is no command {word!r}; is it {near[0]!r}?"
+        return f"there is no command {word!r}; did you mean {near[0]!r}?"
     return f"there is no command {word!r}; they are {', '.join(_COMMANDS)}"
 
 

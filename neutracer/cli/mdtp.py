@@ -69,9 +69,9 @@ def add_mdtp(commands: Any, summary: str) -> None:
 
 def _mdtp(options: argparse.Namespace) -> int:
     if len(options.files) > (2 if options.settings is None else 1):
-        return complain("one file is drawn, alone or with --set, or two are compared")
+        return complain("give one file, alone or with --set, or two to compare")
     if options.capacity is not None and options.settings is None:
-        return complain("--capacity is for what would have been: it goes with --set")
+        return complain("--capacity is for what would have been: it needs --set")
     try:
         picture_file(options.output)
     except (NeutracerError, ValueError) as error:

@@ -59,10 +59,10 @@ def complain_of(what: str, error: Exception) -> int:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add what a command runs: the first word that is no option, and all after it."""
+    """Add what a command runs: the first word that is not an option, and all after it."""
     parser.add_argument(
         "program",
-        # Of one that is an argument by itself argparse takes a "--" behind it away.
+        # argparse removes a "--" after one that is an argument by itself.
         nargs=argparse.PARSER,
         metavar="PROGRAM",
         help="a script, or with -m a module, and its own arguments",
@@ -105,7 +105,7 @@ def written(path: str, text: str) -> bool:
 def standing_streams() -> Iterator[None]:
     """Standard output and error as something that can be written to.
 
-    What was closed before the start takes all and keeps nothing, as for `print`.
+    What was closed before the start accepts everything and keeps nothing, as for `print`.
 
     Raises:
         BrokenPipeError: Whoever reads standard output has seen enough.
@@ -134,7 +134,7 @@ def standing_streams() -> Iterator[None]:
 
 @contextmanager
 def without_history_warning() -> Iterator[None]:
-    """What a partial file lacks is told on the page, and not a second time."""
+    """The page says what a partial file lacks; it is not said a second time."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HistoryWarning)
         yield
@@ -146,7 +146,7 @@ def print_report(report: Report, as_json: bool, page: TextIO) -> None:
     Where a program that was run here has closed that stream, nothing is printed.
     """
     if getattr(sys.stdout if as_json else page, "closed", False):
-        complain("the program has closed what its report goes to")
+        complain("the program has closed the stream that its report goes to")
     elif as_json:
         sys.stdout.write(dumps(report.to_dict()) + "\n")
     else:

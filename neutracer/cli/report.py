@@ -47,7 +47,9 @@ def add_report(commands: Any, summary: str) -> None:
         metavar="SEVERITY",
         help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
     )
-    parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    parser.add_argument(
+        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
+    )
     parser.set_defaults(run=_report)
 
 

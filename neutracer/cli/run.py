@@ -33,7 +33,7 @@ def add_run(commands: Any, summary: str) -> None:
         help=summary,
         description=(
             "Runs an unchanged Python program and records PyTorch's allocator from the moment "
-            "in which the program initialises CUDA. A report is written when it ends, when it "
+            "when the program initialises CUDA. A report is written when it ends, when it "
             "runs out of memory, at SIGUSR2, and every few minutes if asked: a snapshot, its "
             "sidecar and a text. Programs that it starts are not followed, and one that "
             "is killed, or leaves through os._exit, has no report of its end."
@@ -47,14 +47,14 @@ def add_run(commands: Any, summary: str) -> None:
         "--output",
         metavar="DIR",
         default=DEFAULT_DIRECTORY,
-        help=f"where the files go; else {DEFAULT_DIRECTORY}",
+        help=f"where the files go (default: {DEFAULT_DIRECTORY})",
     )
     parser.add_argument(
         "--max-entries",
         type=int,
         metavar="N",
         default=DEFAULT_MAX_ENTRIES,
-        help=f"events that are kept for each device; else {DEFAULT_MAX_ENTRIES:,}",
+        help=f"events that are kept for each device (default: {DEFAULT_MAX_ENTRIES:,})",
     )
     parser.add_argument(
         "--stacks",
@@ -62,7 +62,9 @@ def add_run(commands: Any, summary: str) -> None:
         default="python",
         help='"all" adds C++ frames, which take minutes to spell out in large programs',
     )
-    parser.add_argument("--every", type=float, metavar="MINUTES", help="reports while it runs")
+    parser.add_argument(
+        "--every", type=float, metavar="MINUTES", help="minutes between reports while it runs"
+    )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     add_program(parser)
     parser.set_defaults(run=_run)

@@ -50,12 +50,12 @@ def add_top(commands: Any, summary: str) -> None:
     parser = commands.add_parser(
         "top",
         help=summary,
-        description="Shows what the exporter of a running job tells: curves, alerts, holders.",
+        description="Shows what the exporter of a running job reports: curves, alerts, holders.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "urls", nargs="+", metavar="URL", help="of an exporter; ':9435' is on this machine"
+        "urls", nargs="+", metavar="URL", help="an exporter's address; ':9435' is on this machine"
     )
     parser.add_argument(
         "--interval", type=float, default=2.0, metavar="S", help="seconds between two looks"
@@ -67,15 +67,15 @@ def add_top(commands: Any, summary: str) -> None:
         metavar="S",
         help="how many seconds back the curves go",
     )
-    parser.add_argument("--once", action="store_true", help="look once and end")
-    parser.add_argument("--json", action="store_true", help="what the exporters tell, as JSON")
+    parser.add_argument("--once", action="store_true", help="look once and exit")
+    parser.add_argument("--json", action="store_true", help="what the exporters report, as JSON")
     parser.set_defaults(run=_top)
 
 
 def _top(options: argparse.Namespace) -> int:
     try:
         if not 0.1 <= options.interval <= 86_400 or not 0 < options.seconds <= 1e9:
-            raise ValueError("--interval and --seconds are some seconds, above 0")
+            raise ValueError("--interval and --seconds must be seconds, above 0")
         urls = [_page_url(text, options.seconds) for text in options.urls]
         pages = [_fetch(url) for url in urls]
     except (NeutracerError, ValueError) as error:
@@ -117,7 +117,7 @@ def _lines(pages: list[dict[str, Any]]) -> list[Line]:
 
 
 def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> None:
-    """Show what is new until the user ends it; an exporter that is gone is waited for."""
+    """Show what is new until the user ends it; wait for an exporter that is gone."""
     show, end = _screen()
     known, silent = dict(zip(urls, pages, strict=True)), list[str]()
     try:
@@ -132,7 +132,7 @@ def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> No
 
 
 def _fetched(urls: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What each exporter tells now, and of those that tell nothing why."""
+    """What each exporter reports now, and of those that report nothing why."""
     now: dict[str, dict[str, Any]] = {}
     silent = []
     for url in urls:
@@ -165,7 +165,7 @@ def _screen() -> tuple[Any, Any]:
 
 
 def _page_url(text: str, seconds: float) -> str:
-    """The address of the page that is shown; only http and https are asked."""
+    """The address of the page to show; only http and https."""
     whole = f"127.0.0.1{text}" if text.startswith(":") else text
     try:
         parts = urllib.parse.urlsplit(whole if "://" in whole else f"http://{whole}")
@@ -196,7 +196,7 @@ def _fetch(url: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         page = None
     if not isinstance(page, dict) or page.get("schema") != SCHEMA:
-        raise NeutracerError(f"{shown}: what answers there is no exporter of neutracer's")
+        raise NeutracerError(f"{shown}: what answers there is not a neutracer exporter")
     return page
 
 

@@ -20,8 +20,8 @@ _EXAMPLE = """example:
   neutracer view --device 1 snapshot.pickle.gz
   neutracer view --events 2000000 2050000 long.pickle
 
-The page is one file that loads nothing; it opens in any recent browser. Of a long
-trace it holds 500,000 allocations one by one: those of --events first, then those with the
+The page is one file that loads nothing; it opens in any recent browser. It holds
+500,000 allocations of a long trace one by one: those of --events first, then those with the
 most bytes times events lived. Totals stay exact, and the map shows the others in cells.
 """
 
@@ -36,14 +36,16 @@ def add_view(commands: Any, summary: str) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page; else FILE with .html")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the page (default: FILE with .html)"
+    )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
     parser.add_argument(
         "--events",
         type=int,
         nargs=2,
         metavar=("FROM", "TO"),
-        help="open on these events, and keep what lived in them before all else",
+        help="open on these events, and keep first what lived in them",
     )
     parser.set_defaults(run=_view)
 

@@ -29,7 +29,7 @@ _EXAMPLE = """example:
   neutracer what-if snapshot.pickle --set expandable_segments:True --set max_split_size_mb:128
   neutracer what-if snapshot.pickle --batch 2             # with a batch twice as large
   neutracer what-if snapshot.pickle --collected-at train.py:95    # without its cycles
-  neutracer what-if --check snapshot.pickle               # how far the model can be believed
+  neutracer what-if --check snapshot.pickle               # how far to trust the model
 
 exit codes: 0, 2 for a file that can't be read or replayed, or settings that PyTorch refuses
 """
@@ -42,7 +42,7 @@ def add_what_if(commands: Any, summary: str) -> None:
         help=summary,
         description=(
             "Replays a snapshot's trace on a model of PyTorch's allocator: under the settings "
-            "given with --set, or without any under a few dozen, of which the best are told."
+            "given with --set. Without --set it tries a few dozen and shows the best."
         ),
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -55,7 +55,7 @@ def add_what_if(commands: Any, summary: str) -> None:
 
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
-    """What is asked: of these settings, of the model itself, or for the best."""
+    """The question: about these settings, the model itself, or the best."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--set",
@@ -74,8 +74,8 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=OBJECTIVES,
         default="fit",
-        help="what is best: the least memory to go through (fit), the lowest peak of reserved, "
-        "or the fewest calls of the device (speed)",
+        help="what counts as best: the least memory in which every request succeeds (fit), the "
+        "lowest peak of reserved, or the fewest device calls (speed)",
     )
 
 
@@ -114,18 +114,20 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_circumstances(parser: argparse.ArgumentParser) -> None:
-    """Where it would run, and how the answer is to look."""
+    """Where it would run, and how the answer should look."""
     parser.add_argument(
-        "--torch", metavar="VERSION", help='the version of torch whose rules hold, as "2.11"'
+        "--torch", metavar="VERSION", help='the version of torch whose rules apply, like "2.11"'
     )
     parser.add_argument(
-        "--capacity", metavar="SIZE", help='the most memory the process may have, as "24GiB"'
+        "--capacity", metavar="SIZE", help='the most memory the process may have, like "24GiB"'
     )
     parser.add_argument(
         "--device", type=int, metavar="N", help="which device, if there are several"
     )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    parser.add_argument("--max-memory", metavar="SIZE", help='most memory for reading, as "4GiB"')
+    parser.add_argument(
+        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
+    )
 
 
 def add_simulation(parser: Any) -> None:
@@ -134,7 +136,7 @@ def add_simulation(parser: Any) -> None:
         "--set",
         dest="settings",
         metavar="CONF",
-        help="beside it, what it would have been with this PYTORCH_CUDA_ALLOC_CONF",
+        help="also draw what it would have been with this PYTORCH_CUDA_ALLOC_CONF",
     )
     parser.add_argument(
         "--capacity", metavar="SIZE", help="with --set: the most memory the process may have"

@@ -86,7 +86,7 @@ def test_healthy_programs_are_told_so(run: Run, tmp_path: Path) -> None:
     path.write_text("import torch; torch.zeros(4)\n", encoding="utf-8")
     done = run("--fail-on", "moderate", str(path))
     assert done.returncode == 0
-    assert "No tensor was kept by a reference cycle." in done.stderr
+    assert "No reference cycle kept a tensor." in done.stderr
 
 
 def test_findings_fail_on_request(run: Run, leaky: str) -> None:

@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def test_verdict_and_holders_are_on_the_page(capsys: Capture) -> None:
     assert main(["explain", FRAG]) == 0
     text = capsys.readouterr().out
-    assert "SEVERE   fragmentation: 134 MiB lie free inside" in text
+    assert "SEVERE   fragmentation: 134 MiB are free inside" in text
     assert "Who held it" in text
     assert "train.py:155" in text
     assert max(map(len, text.splitlines())) <= 100
@@ -89,7 +89,7 @@ def test_bad_input_gives_two_and_a_reason(tmp_path: Path, capsys: Capture) -> No
     assert main(["explain", "no/such/file"]) == 2
     assert "No such file" in capsys.readouterr().err
     assert main(["explain", FRAG, "--event", "3"]) == 2
-    assert "event 3 is no out-of-memory event; there are: 2374" in capsys.readouterr().err
+    assert "event 3 is not an out-of-memory event; these are: 2374" in capsys.readouterr().err
     assert main(["explain", FRAG, "--capacity", "much"]) == 2
     assert "not a size" in capsys.readouterr().err
 

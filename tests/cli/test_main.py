@@ -140,9 +140,9 @@ def test_help_says_where_to_begin(capsys):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ([FRAG], "is a file, not a command; is it 'neutracer report FILE'?"),
-        ([__file__], "is a file, not a command; is it 'neutracer run FILE'?"),
-        (["whatif", FRAG], "there is no command 'whatif'; is it 'what-if'?"),
+        ([FRAG], "is a file, not a command; did you mean 'neutracer report FILE'?"),
+        ([__file__], "is a file, not a command; did you mean 'neutracer run FILE'?"),
+        (["whatif", FRAG], "there is no command 'whatif'; did you mean 'what-if'?"),
         (["-m", "train.py"], "there is no command 'train.py'; they are"),
         (["xyz"], "there is no command 'xyz'; they are run, attach, report, "),
         (["report", "--devce", "1", FRAG], "usage: neutracer report "),
@@ -171,7 +171,7 @@ def test_file_named_like_a_command(name, capsys, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         main([name])
     command = "run" if name.endswith(".py") else "report"
-    assert f"is it 'neutracer {command} FILE'?" in capsys.readouterr().err
+    assert f"did you mean 'neutracer {command} FILE'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])

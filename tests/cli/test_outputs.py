@@ -114,10 +114,10 @@ def test_name_of_a_file_can_not_forge_lines(
         (["top", "http://[::1", "--once"], "Invalid IPv6 URL"),
         (["run", "--every", "1e300", "x.py"], "at most 1,000,000,000"),
         (["run", "--max-entries", "9" * 30, "x.py"], "at most 1,000,000,000"),
-        (["mdtp", FRAG, "-o", "x.png", "--capacity", "1GiB"], "it goes with --set"),
+        (["mdtp", FRAG, "-o", "x.png", "--capacity", "1GiB"], "it needs --set"),
         (["mdtp", FRAG, "-o", "x.png", "--pool", "5", "5"], "no segment is of stream None, pool"),
         (["mdtp", FRAG, "-o", ".png"], "the name of a picture ends in"),
-        (["mdtp", FRAG, "-o", "x.png", "--range", "nan", "1"], "time_range is two numbers"),
+        (["mdtp", FRAG, "-o", "x.png", "--range", "nan", "1"], "time_range must be two numbers"),
         (["mdtp", FRAG, "-o", "x.png", "--stream", "-1"], "stream is -1"),
     ],
 )
@@ -146,7 +146,7 @@ def test_page_of_cycles_is_checked_first(
     (tmp_path / "program.py").write_text("print('ran')")
     assert main(["cycles", "-o", "", "program.py"]) == 2
     captured = capfd.readouterr()
-    assert captured.err == "neutracer: '': this is no name of a file\n"
+    assert captured.err == "neutracer: '': this is not a file name\n"
     assert captured.out == ""
 
 
@@ -162,4 +162,4 @@ def test_summary_is_told_behind_odd_streams(tmp_path: Path) -> None:
     )
     done = run_in_shell(f"neutracer cycles --device cpu '{tmp_path}/program.py'")
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "No tensor was kept by a reference cycle" in done.stderr
+    assert "No reference cycle kept a tensor" in done.stderr

@@ -32,7 +32,7 @@ def test_without_settings_the_best_are_told(capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
     assert "No allocator could do with less than 579 MiB" in text
-    assert "Smallest memory with which every request goes through" in text
+    assert "Smallest memory in which every request succeeds" in text
 
 
 def test_capacity_is_answered(capsys: Capture) -> None:
