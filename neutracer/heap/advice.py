@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which reference of a cycle to break, and how.
 
-A cycle can be broken at any of its references; the one that is told is the one that a
+A cycle can be broken at any of its references; the one named is the one that a
 program can most easily do without: a bound method that is kept, a variable that a closure
 need not close over, an exception that is kept in its own frame, a way back to a parent.
 
@@ -36,7 +36,7 @@ class Cut:
     """The reference to break.
 
     Attributes:
-        edge: Its position among the edges of the way round.
+        edge: Its position among the edges of the cycle.
         text: The reference in words: "Callback.view_callback".
         advice: What to do, as a clause that begins with a verb.
     """
@@ -54,11 +54,11 @@ def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
 
 
 def choose_cut(nodes: Sequence[Node], way: Sequence[Edge]) -> Cut:
-    """The reference of a way round that is best broken.
+    """The reference of a cycle that is best broken.
 
     Args:
         nodes: The nodes of the graph.
-        way: The edges of the way round, in order; the last leads to the first's source.
+        way: The edges of the cycle, in order; the last leads to the first's source.
 
     Returns:
         The cut; of equally good ones the last on the way, which closes the circle.

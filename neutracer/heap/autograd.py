@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The references that only C++ knows: what PyTorch's autograd graph holds.
 
-The garbage collector is shown none of them. They are read here through the descriptors
-of torch's own base classes, so that no subclass, mode or hook of the program is run:
-`.grad`, `.grad_fn`, `._base` and hooks of a tensor; `next_functions`, the leaf of an
-`AccumulateGrad`, and what was saved for backward, packed or not, without unpacking it.
+The garbage collector sees none of them. This reads them through the descriptors of torch's
+own base classes, so that it runs no subclass, mode or hook of the program: `.grad`,
+`.grad_fn`, `._base` and hooks of a tensor; `next_functions`, the leaf of an `AccumulateGrad`,
+and what was saved for backward, packed or not, without unpacking it.
 
 Example:
     >>> import torch
@@ -46,7 +46,7 @@ _DICT = type.__dict__["__dict__"].__get__
 
 @dataclass(frozen=True)
 class AutogradLinks:
-    """References as the core takes them. It keeps its objects alive: let it go soon.
+    """References as the core takes them. It keeps its objects alive: drop it soon.
 
     Attributes:
         objects: What takes part, each once.
@@ -56,7 +56,7 @@ class AutogradLinks:
         names: The names: ".grad_fn".
         unread: How many saved values this torch doesn't show without running hooks.
         unfollowed: How many nodes and tensors were not looked at, because the graph is
-            too large; what lies behind them is not known.
+            too large; what they lead to is not known.
     """
 
     objects: list[Any]
@@ -70,10 +70,10 @@ class AutogradLinks:
 def read_autograd() -> AutogradLinks:
     """Read what autograd holds, from all tensors that Python has.
 
-    Nothing is run that is the program's, nothing is unpacked, and nothing is allocated on
-    a device. A tensor that C++ saved and Python never saw becomes an object of Python,
-    some 100 bytes that live as long as the tensor; so does a node of the graph. Of a graph
-    of more than 20,000 nodes the rest is not followed.
+    It runs no code of the program, unpacks nothing, and allocates nothing on a device. A
+    tensor that C++ saved and Python never saw becomes an object of Python, some 100 bytes
+    that live as long as the tensor; so does a node of the graph. It follows at most 20,000
+    nodes of a graph.
 
     Returns:
         The references; none where torch is not imported.
@@ -268,7 +268,7 @@ def _getter(cls: type, name: str) -> Callable[[Any], Any]:
 
 
 def _node_type(cls: type) -> _NodeType:
-    """What torch's classes among the bases define; a class of the program is passed over."""
+    """What torch's classes among the bases define; a class of the program is skipped."""
     found: dict[str, Callable[[Any], Any]] = {}
     for base in _MRO(cls):
         for name, descriptor in _DICT(base).items():

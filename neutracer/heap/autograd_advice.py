@@ -43,7 +43,7 @@ class AutogradCut:
         edge: Its position among the edges of the way.
         text: The reference in words: "Tensor.grad".
         advice: What to do, as a clause that begins with a verb.
-        place: Where the code that is to be changed is defined; None if unknown.
+        place: Where the code to change is defined; None if unknown.
     """
 
     edge: int
@@ -125,7 +125,7 @@ def _ctx(way: Way) -> AutogradCut | None:
 
 
 def _closure(way: Way) -> AutogradCut | None:
-    """A hook, or what unpacks a saved value, that closes over its own graph."""
+    """A hook, or an unpack function of a saved value, that closes over its own graph."""
     hook = _find(way, lambda edge: edge.kind == "autograd" and edge.name.startswith(_HOOKS))
     unpack = _find(way, lambda edge: edge.kind == "autograd" and "unpack_hook" in edge.name)
     if hook is None and unpack is None:

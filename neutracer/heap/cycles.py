@@ -42,18 +42,18 @@ class TensorCycle:
     """Reference cycles of one shape that keep tensors.
 
     Attributes:
-        signature: The shape in 16 hexadecimal digits: the types and names on the way round,
+        signature: The shape in 16 hexadecimal digits: the types and names in the cycle,
             without positions and keys. Equal in every run of a program.
         bytes: Storage bytes of the tensors that all of them keep, each storage once.
         device_bytes: These by device: `{"cuda:0": 67108864}`.
         count: How many cycles have this shape.
-        chain: The way round in words: "Callback.view_callback → method view.__self__ → Callback".
+        chain: The cycle in words: "Callback.view_callback → method view.__self__ → Callback".
         tensors: The largest tensors that the described one keeps, with their facts.
         tensor_count: How many tensors all of them keep.
         objects: Objects that refer to each other in the described one.
         cut: The reference to break, in words.
         advice: How to break it, as a clause that begins with a verb.
-        place: Where the object whose reference is to be broken, or who keeps it, is defined;
+        place: Where the object whose reference should be broken, or its keeper, is defined;
             None if unknown.
         graph: The described one as a graph that can be drawn.
         garbage: True if nothing but the collector can free it any more; False while the
@@ -117,7 +117,7 @@ class TensorCycle:
         return self.with_figures_of(figures)
 
     def with_figures_of(self, plain: Mapping[str, Any]) -> TensorCycle:
-        """The same, the core's description of the other cycles not spelt out."""
+        """The same, without spelling out the core's description of the other cycles."""
         return replace(
             self,
             bytes=self.bytes + plain["bytes"],
@@ -163,7 +163,7 @@ def device_filter(device: object) -> tuple[int, int]:
         known = ", ".join(repr(known) for known in _DEVICE_TYPES)
         raise ValueError(
             f"unknown device {device!r}: use None (any accelerator), 'all', or one of {known}, "
-            "with ':N' behind it for one of several"
+            "with ':N' after it for one of several"
         )
     return _DEVICE_TYPES[name], int(index) if index else -1
 
@@ -179,9 +179,9 @@ def least_bytes(min_bytes: int) -> int:
         bound = operator.index(min_bytes)
     except TypeError:
         name = type(min_bytes).__name__
-        raise TypeError(f"min_bytes is a number of bytes, an int, not {name}") from None
+        raise TypeError(f"min_bytes must be a number of bytes, an int, not {name}") from None
     if bound < 0:
-        raise ValueError(f"min_bytes is {bound}: it can't be negative")
+        raise ValueError(f"min_bytes is {bound}: it must not be negative")
     return min(bound, (1 << 64) - 1)
 
 
@@ -327,7 +327,7 @@ def _notes(plain: Mapping[str, Any]) -> tuple[str, ...]:
     if plain["one_objects"] > plain["length"]:
         notes.append(
             f"{format_count(plain['one_objects'], 'object')} refer to each other; "
-            "the shortest way round is drawn."
+            "the shortest cycle through them is drawn."
         )
     return tuple(notes)
 

@@ -38,7 +38,7 @@ class ObjectGraph(GraphData):
         """The picture in the DOT language, which `dot` and other programs read.
 
         Args:
-            path: Where to write it too.
+            path: A file to write as well.
             max_nodes: The most boxes in it.
 
         Raises:
@@ -51,7 +51,7 @@ class ObjectGraph(GraphData):
         """The picture as SVG, laid out by Graphviz.
 
         Args:
-            path: Where to write it too.
+            path: A file to write as well.
             max_nodes: The most boxes in it.
 
         Raises:
@@ -67,12 +67,12 @@ class ObjectGraph(GraphData):
         return _written(drawing.png(self, max_nodes), path)
 
     def to_html(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_ON_PAGE) -> str:
-        """A page with the picture that stands alone: pan, zoom, search, click for details.
+        """A self-contained page with the picture: pan, zoom, search, click for details.
 
         It loads nothing. Without Graphviz its layout is plainer, and it says so.
 
         Args:
-            path: Where to write it too.
+            path: A file to write as well.
             max_nodes: The most boxes in it.
 
         Raises:
@@ -85,7 +85,7 @@ class ObjectGraph(GraphData):
         """All of the graph, nothing folded, in the schema "neutracer.graph/1".
 
         Args:
-            path: Where to write it too.
+            path: A file to write as well.
 
         Raises:
             OSError: The file can't be written.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The places where IPython and the interpreter keep values of the past.
 
-A holding is one value with all the references that would have to go for it to go: an
+A holding is one value with all the references that must go before it can be freed: an
 output is in `Out`, under `_7`, perhaps under `_`, and once more inside of IPython.
 """
 
@@ -22,7 +22,7 @@ _LAST = ("last_exc", "last_value", "last_traceback")
 
 @dataclass
 class Holding:
-    """One value that is kept. It refers to the value: let it go soon.
+    """One value that is kept. It refers to the value: drop it soon.
 
     Attributes:
         names: What a reader calls the references.
@@ -95,7 +95,7 @@ def _shell() -> Any:
 
 
 def _entry(space: dict[Any, Any], key: object, name: str, empty: object = None) -> _Reference:
-    """An entry of a dict; `empty` stands in its place afterwards, or nothing if None."""
+    """An entry of a dict; `empty` takes its place afterwards, or nothing if None."""
 
     def drop() -> None:
         if empty is None:

@@ -66,7 +66,7 @@ class Allocation:
 
     Attributes:
         frames: The stack, innermost frame first.
-        age_us: Microseconds since then; None where PyTorch tells no time.
+        age_us: Microseconds since then; None where PyTorch gives no time.
     """
 
     frames: tuple[Place, ...]
@@ -86,8 +86,7 @@ class TensorFacts:
         data_ptr: The device address at which the storage begins; 0 where it has none.
         requires_grad: As torch says.
         frames: Where its memory was allocated, innermost first; empty where unknown.
-        age_us: For how long it had its memory when it was told, in microseconds; None where
-            that is unknown.
+        age_us: How long it had had its memory by then, in microseconds; None where unknown.
     """
 
     shape: tuple[int, ...]
@@ -114,7 +113,7 @@ class Node:
             PyTorch's graph), "root" (what keeps a chain alive), "folded".
         place: Where it is defined or runs; None where unknown.
         bytes: Bytes of tensor memory that it holds itself (a tensor's storage).
-        count: How many objects it stands for.
+        count: How many objects it represents.
         tensor: The facts of a tensor, or None.
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects with known contents, from which the core learns how Python lays objects out.
+"""Objects with known contents, from which the core learns how Python lays out objects.
 
-The core compares an object's memory with what is told of it here, and gives names only
-to what it found. Nothing here is of use to anybody else.
+The core compares an object's memory with what is said of it here, and gives names only
+to what it found. Nothing here is useful elsewhere.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _begun(argument: object, step: Callable[[object], Any]) -> object:
 
 def _begun_async(argument: object) -> object:
     generator = _in_async_generator(argument)
-    # An event loop is told of generators that begin, and is not to hear of this one.
+    # An event loop hears of generators that begin, but should not hear of this one.
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)
     try:

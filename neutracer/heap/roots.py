@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways through the object graph in the words of a reader.
+"""Ways through the object graph in a reader's words.
 
 An instance's dict, a closure's tuple and its cells are how Python holds an attribute or a
 variable; to a reader each is one step: `function → __closure__ → [0] → cell_contents` is
@@ -85,8 +85,8 @@ class Found:
         loose: The ways begin at objects that something unknown holds, because no module,
             thread or frame leads to the object.
         referrers: References to it that the walk shows, from what is dead too.
-        unexplained: References that neither Python nor autograd accounts for, less those
-            that the call which asks may be.
+        unexplained: References that neither Python nor autograd accounts for, less those that
+            may belong to the call itself.
         native: References of a tensor's that C++ holds besides these.
         objects: Objects that were looked at.
         unread: Saved values that this torch doesn't show without running hooks.
@@ -114,7 +114,7 @@ def find_ways(target: list[Any], most: int) -> Found | None:
         most: How many ways at most.
 
     Returns:
-        What was found; None where no object that the collector tracks leads to it.
+        The findings; None where no object that the collector tracks leads to it.
 
     Raises:
         UnavailableError: A memory layout is not known.
@@ -165,7 +165,7 @@ def way_from_core(plain: Mapping[str, Any]) -> Way:
 
 
 def _step(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, Edge]:
-    """How many raw references make the next step, and how it reads."""
+    """How many raw references make the next step, and its text."""
     kinds = tuple(edge.kind for edge in edges)
     first = edges[0]
     if kinds[:2] == ("instance_dict", "value"):
@@ -197,7 +197,7 @@ def _named_root(node: Node, thread: str) -> Node:
 
 
 def _thread_names(idents: set[int]) -> dict[int, str]:
-    """Names of threads by ident; the main thread's is left out, which needs no name."""
+    """Names of threads by ident; without the main thread's, which needs no name."""
     threading = sys.modules.get("threading")
     active = getattr(threading, "_active", {}) if idents else {}
     main = getattr(getattr(threading, "_main_thread", None), "ident", None)

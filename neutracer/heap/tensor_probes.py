@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors with known facts, from which the core learns how torch lays tensors out.
+"""Tensors with known facts, from which the core learns how torch lays out tensors.
 
-The core compares the bytes of a tensor with what torch says of it here, and believes
-only what fits every probe. All probes are small and on the CPU or on "meta"; importing
-torch is not this module's business.
+The core compares the bytes of a tensor with what torch says of it here, and trusts only what
+fits every probe. All probes are small and on the CPU or on "meta"; this module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -217,6 +217,6 @@ def function_type() -> type:
 
 
 def private_device() -> str:
-    """What the device that a plug-in brings is called."""
+    """The name of the device that a plug-in brings."""
     name = getattr(_torch()._C, "_get_privateuse1_backend_name", None)
     return str(name()) if name is not None else "privateuseone"

@@ -3,7 +3,7 @@
 
 It is a program of its own, `python -I -S drawing_child.py EXTENSION`, which imports nothing
 of neutracer but the compiled module at that path. Graphviz may end the process or never
-come back; then it is only this one that goes.
+come back; then only this one ends.
 
 A request is one JSON object on standard input; the answer, on standard output, is one line
 of JSON, with "error" where there is no picture, and then the picture's bytes.
@@ -58,7 +58,7 @@ def _picture(request: dict[str, Any], drawer: Any) -> tuple[bytes, float, float]
 
 
 def _limit(seconds: int) -> None:
-    """Ends this process by itself where nobody is left to end it."""
+    """Ends this process when nobody is left to end it."""
     try:
         import resource
     except ImportError:

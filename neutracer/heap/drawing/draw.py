@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph as DOT, SVG, PNG, a page or JSON.
 
-Large graphs are folded first, and the picture says so; JSON holds all there is. SVG and
+Large graphs are folded first, and the picture says so; JSON has everything. SVG and
 PNG need Graphviz; the others don't.
 
 Example:
@@ -103,7 +103,7 @@ def json(graph: GraphData) -> str:
 def _folded(graph: GraphData, max_nodes: int) -> GraphData:
     max_nodes = whole_number("max_nodes", max_nodes)
     if not 1 <= max_nodes <= MOST_DRAWN:
-        raise ValueError(f"max_nodes is from 1 to {MOST_DRAWN:,}: {max_nodes}")
+        raise ValueError(f"max_nodes must be from 1 to {MOST_DRAWN:,}, not {max_nodes}")
     return fold(graph, max_nodes)
 
 

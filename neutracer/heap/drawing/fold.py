@@ -45,7 +45,7 @@ _LONGEST_CYCLE = 12
 _KEPT_ENDS = 3
 _KEPT_HOLDERS = 4
 
-# How far the neighbours reach by which alike objects are told.
+# How far the neighbours reach that decide which objects are alike.
 _ROUNDS = 3
 
 # Tensors that stay apart when everything else is folded by type.
@@ -74,7 +74,7 @@ def fold(graph: GraphData, most_nodes: int = MOST_NODES) -> GraphData:
 
 
 def cycle_order(graph: GraphData) -> list[int]:
-    """The nodes of the marked cycle, from behind the edge to cut to in front of it."""
+    """The nodes of the marked cycle, from after the edge to cut to before it."""
     marked = [edge for edge in graph.edges if edge.in_cycle]
     after: dict[int, int] = {}
     for edge in marked:
@@ -191,8 +191,8 @@ def _cut_far(
 ) -> list[Hashable | None]:
     """The keys, with None for the nodes of groups that are too far away to be drawn.
 
-    The largest tensors are drawn however far they are, with the way to them, as long as
-    that is half of what is drawn.
+    The largest tensors are drawn however far they are, with the way to them, up to half of
+    the picture.
     """
     if len(set(keys)) <= most_nodes:
         return list(keys)
@@ -230,7 +230,7 @@ def _spread(
 ) -> dict[Hashable, Hashable]:
     """Each key that can be reached with the one before it on the way, the nearest first.
 
-    References count in either direction. A key to start from stands before itself.
+    References count in either direction. A key to start from comes before itself.
     """
     before: dict[Hashable, Hashable] = {key: key for key in start or [next(iter(near))]}
     queue = deque(before)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layout of our own, for a page where there is no Graphviz.
 
-Boxes stand in columns: each to the right of those that refer to it, but for references
+Boxes are in columns: each to the right of those that refer to it, but for references
 that close a circle. An arrow past a column has a place in it, as a box has, so that it runs
 between the boxes. It is plain, quick and never fails.
 """
@@ -19,7 +19,7 @@ from neutracer.render.palette import LIGHT
 
 __all__ = ["lay_out"]
 
-# Points: what a column of text takes at most, the height of a line, and what lies between.
+# Points: what a column of text takes at most, the height of a line, and the gap.
 _COLUMN = 7.0
 _LINE = 14.0
 _PADDING = 9.0
@@ -37,7 +37,7 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class _Spot:
-    """Where a box stands, or an arrow passes: its left top corner and its extent."""
+    """Where a box is, or an arrow passes: its top left corner and its extent."""
 
     x: float
     y: float
@@ -115,7 +115,7 @@ def _finished(after: list[list[int]], referred: list[int]) -> list[int]:
 
 
 def _columns(scene: Scene, ranks: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """For each arrow the places on its way, and what stands in each column, downwards.
+    """For each arrow the places on its way, and what is in each column, downwards.
 
     The first places are the boxes; each column that an arrow passes gives it one more.
     """
@@ -225,7 +225,7 @@ def _box(box: Box, number: int, spot: _Spot, words: str) -> str:
 
 
 def _curve(way: list[_Spot]) -> tuple[str, tuple[float, float], str]:
-    """A path along the way, where its name stands, and the corners of its tip."""
+    """A path along the way, the place of its name, and the corners of its tip."""
     tail, head = way[0], way[-1]
     forward = head.x > tail.right
     if not forward and head.right >= tail.x:
@@ -236,7 +236,7 @@ def _curve(way: list[_Spot]) -> tuple[str, tuple[float, float], str]:
     x, y = (tail.right if forward else tail.x), tail.middle + shift
     end_x, end_y = (head.x if forward else head.right), head.middle + shift
     path = f"M{x:.1f},{y:.1f}"
-    # A name stands nearer to the end, where arrows from one box are apart.
+    # A name is nearer to the end, where arrows from one box are apart.
     names = []
     for spot in [*way[1:-1], _Spot(end_x - side * _TIP, end_y, 0, 0)]:
         near, far = (spot.x, spot.right) if forward else (spot.right, spot.x)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page that shows a graph by itself: pan, zoom, search, and details of what is clicked.
 
-Nothing is loaded: shapes, data, style and program stand in the page, under a policy that
+The page loads nothing: shapes, data, style and program are in the page, under a policy that
 allows these and nothing else. Its style and its program are `page.css` and `page.js`.
 """
 
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
 
 
 def _data(graph: GraphData) -> str:
-    """The details as JSON that can't end the element it stands in."""
+    """The details as JSON that can't end the element around it."""
     shared = _shared_storages(graph)
     details: dict[str, Any] = {
         "nodes": [_node(node, shared) for node in graph.nodes],
@@ -150,7 +150,7 @@ def _shared_storages(graph: GraphData) -> dict[int, int]:
 def _node(node: Node, shared: dict[int, int]) -> dict[str, Any]:
     facts = [("type", _plain(node.type)), ("kind", _plain(node.kind))]
     if node.count > 1:
-        facts.append(("stands for", format_count(node.count, "object")))
+        facts.append(("represents", format_count(node.count, "object")))
     if node.place is not None:
         facts.append(("at", _place(node.place)))
     if node.bytes:

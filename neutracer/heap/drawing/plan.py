@@ -47,7 +47,7 @@ Attributes = dict[str, str]
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph as Graphviz is to be told it.
+    """A graph in Graphviz's terms.
 
     Attributes:
         engine: The layout: "dot" or "sfdp".

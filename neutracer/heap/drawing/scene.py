@@ -43,7 +43,7 @@ _MOST_NAMES = 3
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
-# A file of such a name is told by its folder.
+# A file of such a name is known by its folder.
 _NAMELESS_FILES = ("__init__.py", "__main__.py")
 
 
@@ -52,10 +52,10 @@ class Box:
     """A node.
 
     Attributes:
-        lines: What stands in it, from one line on.
+        lines: Its text, one line or more.
         role: "tensor", "cycle" (a part of the marked cycle), "root" or "plain".
         rounded: An object of Python; what lives in C++, and a root, has corners.
-        stacked: It stands for several.
+        stacked: It represents several.
         size: From 0 to 1, how large its bytes are among the others'.
     """
 
@@ -73,7 +73,7 @@ class Arrow:
     Attributes:
         tail: The box that refers, by its position.
         head: The box that is referred to.
-        lines: What stands beside it; may be empty.
+        lines: The text beside it; may be empty.
         role: "cut" (the one to break), "cycle" or "plain".
     """
 
@@ -94,7 +94,7 @@ class Scene:
 
 
 def scene(graph: GraphData) -> Scene:
-    """What a picture of the graph, as it stands, shows."""
+    """What a picture of the graph, as it is, shows."""
     in_cycle = {end for e in graph.edges if e.in_cycle for end in (e.source, e.target)}
     largest = max((node.bytes for node in graph.nodes), default=0)
     smallest = min((node.bytes for node in graph.nodes if node.bytes), default=0)
@@ -117,7 +117,7 @@ def _title(title: str) -> tuple[str, ...]:
 
 
 def _balanced(text: str) -> list[str]:
-    """The text in as few lines as it takes, none of them a word left over."""
+    """The text in as few lines as it takes, none of them a single leftover word."""
     count = len(wrap(text, _TITLE_COLUMNS))
     columns = display_width(text) // count
     while count > 1 and columns < _TITLE_COLUMNS and len(wrap(text, columns)) > count:
@@ -205,5 +205,5 @@ def _arrow_lines(names: list[str], role: str) -> tuple[str, ...]:
 
 
 def node_words(node: Node) -> str:
-    """A node in one line, for those who hear a picture or point at a part of it."""
+    """A node in one line, for those who listen to a picture or point at a part of it."""
     return " · ".join(_lines(node))

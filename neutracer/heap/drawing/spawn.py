@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures from the drawing process.
 
-The process is spawned, never forked on: it shares nothing with a training job, and gets
+The process is spawned, not forked: it shares nothing with a training job, and gets
 the graph on its standard input. Whatever happens to it is an exception here.
 """
 
@@ -26,7 +26,7 @@ _TIMEOUT = 30
 
 _INSTALL = (
     "install Graphviz (on Debian: apt install graphviz libgraphviz-dev), then build neutracer "
-    "where it is found: pip install --force-reinstall --no-binary neutracer neutracer, or "
+    "where Graphviz is found: pip install --force-reinstall --no-binary neutracer neutracer, or "
     "`make build` in a source checkout; to_dot(), to_html() and to_json() work without it"
 )
 

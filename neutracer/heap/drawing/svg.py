@@ -90,7 +90,7 @@ def parts_of(svg: bytes, scene: Scene, box_words: tuple[str, ...]) -> str:
 
     Args:
         svg: Graphviz's output for the scene's plan.
-        scene: What it was told to draw.
+        scene: What it was asked to draw.
         box_words: For each box what its tooltip says.
 
     Raises:

@@ -346,5 +346,5 @@ def test_a_path_gets_what_is_returned(tmp_path, no_graphviz):
 
 @pytest.mark.parametrize("wrong", [0, -1, 5001])
 def test_a_senseless_bound_is_refused(wrong):
-    with pytest.raises(ValueError, match="max_nodes is from 1 to 5,000"):
+    with pytest.raises(ValueError, match="max_nodes must be from 1 to 5,000"):
         callback_cycle().to_dot(max_nodes=wrong)
