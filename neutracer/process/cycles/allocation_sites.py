@@ -21,8 +21,8 @@ _OWN_FILES = ("??", "torch/cuda/memory.py")
 def allocations_of_live(pointers: Iterable[int]) -> dict[int, Allocation]:
     """The allocations of memory that is in use on a CUDA device.
 
-    CUDA is not initialised by this. PyTorch's lookup by address is asked where this
-    torch has one, else its list of segments.
+    This does not initialise CUDA. It asks PyTorch's lookup by address where this torch has
+    one, else its list of segments.
 
     Args:
         pointers: Device addresses at which storages begin; 0 is skipped.

@@ -2,9 +2,9 @@
 """Collects garbage when a device runs short of memory that garbage holds.
 
 Python's collector counts objects, not device memory: a few dead tensors of a gigabyte each
-don't wake it. A thread looks at the device's use some times a second, which costs
-microseconds; only when it passes a bound is the heap walked for garbage, and only when
-that is worth it a collection is run, in the main thread between two bytecodes.
+don't wake it. A thread looks at the device's use a few times a second, which costs
+microseconds. Only when the use passes a bound does it walk the heap for garbage, and only
+when that is worth it does it run a collection, in the main thread between two bytecodes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PressureCollection:
     """One collection that was run because of pressure.
 
     Attributes:
-        used_share: The device's use when it was decided, of 1.0.
+        used_share: The device's use at the decision, of 1.0.
         garbage_bytes: Tensor bytes that were found to be garbage.
         freed_bytes: By how much the allocated bytes of the device fell.
         duration_us: How long the collection took.
@@ -65,7 +65,8 @@ class PressureCollection:
 
 @dataclass(frozen=True)
 class _Use:
-    """A device's memory: what is in use and can't be had, what tensors hold, and all of it."""
+    """A device's memory: what is in use and not available, what tensors hold, and all of
+    it."""
 
     used_bytes: int
     allocated_bytes: int
@@ -88,14 +89,14 @@ def collect_on_pressure(
     """Run Python's collector when a device runs short of memory that garbage holds.
 
     Args:
-        fraction: The device's use, of 1.0, from which on garbage is looked for. What the
-            caching allocator holds without need counts as free.
+        fraction: The device's use, of 1.0, from which it looks for garbage. What the caching
+            allocator holds without need counts as free.
         min_garbage: Bytes: with less garbage than this nothing is collected.
-        max_garbage: Bytes of garbage from which on it is collected whatever the device's
-            use; None does not look for garbage before the device is short.
+        max_garbage: Bytes of garbage that it collects whatever the device's use; None does
+            not look for garbage before the device is short.
         device: The CUDA device as torch names it; None is the current one.
         interval: Seconds between two looks at the device's use.
-        callback: Is called with each `PressureCollection`, in the main thread.
+        callback: Called with each `PressureCollection`, in the main thread.
 
     Returns:
         The handle: `remove()` ends it, and so does leaving it as a context manager;
@@ -113,14 +114,14 @@ def collect_on_pressure(
         >>> handle.remove()                                 # doctest: +SKIP
     """
     if not 0.0 < number("fraction", fraction, "a share of 1.0") <= 1.0:
-        raise ValueError(f"fraction is {fraction}: it is above 0 and at most 1")
+        raise ValueError(f"fraction is {fraction}: it must be above 0 and at most 1")
     min_garbage = whole_number("min_garbage", min_garbage, "a number of bytes")
     if max_garbage is not None:
         max_garbage = whole_number("max_garbage", max_garbage, "a number of bytes")
     if min_garbage < 0 or (max_garbage is not None and max_garbage < 0):
         raise ValueError("min_garbage and max_garbage can't be negative")
     if not 0 < number("interval", interval, "a number of seconds") < threading.TIMEOUT_MAX:
-        raise ValueError(f"interval is {interval}: it is some seconds, above 0")
+        raise ValueError(f"interval is {interval}: it must be seconds, above 0")
     called_back("callback", callback, "collection")
     prepare_heap()
     measure = _CudaDevice(device)
@@ -141,7 +142,7 @@ class _CudaDevice:
             raise without_cuda(torch)
         chosen = torch.device("cuda" if device is None else device)
         if chosen.type != "cuda":
-            raise ValueError(f"device is {chosen}: it is a CUDA device")
+            raise ValueError(f"device is {chosen}: it must be a CUDA device")
         self._cuda = torch.cuda
         self.index: int = torch.cuda.current_device() if chosen.index is None else chosen.index
 

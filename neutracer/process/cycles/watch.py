@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watch for reference cycles that keep tensors until the garbage collector runs.
 
-It changes nothing about the collector: when a collection begins, the core reckons what
-the collector is about to find, in C and without a reference to anything, and when it has
-ended what was found is told.
+It changes nothing about the collector: when a collection begins, the core works out what the
+collector is about to find, in C and without a reference to anything; when it has ended, the
+watch reports it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["CycleWatch", "prepare_heap", "warn_tensor_cycles"]
 
 _LOGGER = logging.getLogger("neutracer")
 
-# Shapes that are described in one collection; of more only the sum is told.
+# Shapes that are described in one collection; of more only the sum is reported.
 _MOST_SHAPES = 50
 
 # What the core counts for all watches of the process, and a watch from its own begin on.
@@ -57,8 +57,8 @@ def warn_tensor_cycles(
 
     A tensor in a cycle, or behind one, is not freed when the program lets go of it, but
     when Python's collector happens to run; until then its memory is lost. The watch looks
-    at every collection, automatic or not, and says which objects go round, which tensors
-    they kept and which reference to break: as a `TensorCycleWarning` (which the filters of
+    at every collection, automatic or not, and names the objects of each cycle, the tensors
+    they kept and the reference to break: as a `TensorCycleWarning` (which the filters of
     `warnings` apply to), to the logger "neutracer", and to `callback`.
 
     It runs no collection, sets no debug flag and keeps no object alive. It works until it
@@ -67,10 +67,10 @@ def warn_tensor_cycles(
     Args:
         device: Whose tensors count: None for those of every accelerator, "cpu", "cuda",
             "cuda:1", or "all".
-        min_bytes: Cycles that keep less are passed over.
-        callback: Is called with each `TensorCycle` of each collection, also with those of
-            a shape that was warned of before.
-        html_dir: A folder, made if need be, for an offline page with the object graph of
+        min_bytes: Cycles that keep less are ignored.
+        callback: Called with each `TensorCycle` of each collection, even of a shape that it
+            has warned of before.
+        html_dir: A folder, created if needed, for an offline page with the object graph of
             each shape: `cycle-<signature>.html`, with a rank `cycle-<signature>-rank3.html`.
             The children of a fork write none.
         once_per_signature: Warn once of each shape and count its repeats; False warns in
@@ -82,7 +82,7 @@ def warn_tensor_cycles(
 
     Raises:
         UnavailableError: torch is not imported, or the memory layout of this Python or
-            this torch is not one that is known; `.install` says which and why.
+            this torch is unknown; `.install` says which and why.
         ValueError: There is no such device, or min_bytes is negative.
 
     Example:
@@ -290,7 +290,7 @@ def _page_name(signature: str) -> str:
 
 
 def _warning_text(cycle: TensorCycle, total: TensorCycle) -> str:
-    """What is told of a cycle that was collected."""
+    """What is reported of a collected cycle."""
     first, *rest = str(cycle).splitlines()
     again = "" if total.count == cycle.count else f", {total.count:,} of this shape so far"
     verb = "kept" if cycle.resurrected < cycle.count else "lives on with"
@@ -318,7 +318,7 @@ def _module_file(cycle: TensorCycle) -> str:
 
 
 def _warn(text: str, cycle: TensorCycle) -> None:
-    """The warning, told of the place where the reference to break is, not of the collector's."""
+    """The warning, with the place of the reference to break, not the collector's."""
     filename, line = _module_file(cycle), 1
     if cycle.place is not None:
         filename, line = cycle.place.filename, max(cycle.place.line, 1)

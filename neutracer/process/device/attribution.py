@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every device allocation of this process by the library that asked for it.
 
-CUPTI's memory activity tells, for each allocation, the shared object that made it. What
-PyTorch's allocator holds is known to the byte from PyTorch itself, also what it took
-before; of the others, what they took since this was switched on.
+CUPTI's memory activity names, for each allocation, the shared object that made it. What
+PyTorch's allocator holds is known to the byte from PyTorch itself, including what it took
+before; of the others only what they took since this was switched on.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
         atexit.register(self.remove)
 
     def _seed(self) -> None:
-        """Tell the core of what PyTorch has from before; of segments that grow, what is in
-        them is known from PyTorch alone."""
+        """Tell the core what PyTorch has from before; only PyTorch knows what is in segments
+        that grow."""
         assert self._core is not None
         self._core.flush()
         for segment in torch_segments():
@@ -64,7 +64,7 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
 
     @property
     def is_on(self) -> bool:
-        """Whether allocations are being told."""
+        """Whether it follows allocations."""
         return self._core is not None and os.getpid() == self._pid
 
     @property
@@ -148,17 +148,17 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
 
 
 def attribute_device_memory() -> DeviceAttribution:
-    """Tell, from now on, which library asked for each piece of device memory.
+    """Track, from now on, which library asks for each piece of device memory.
 
     `by_library()` of the handle has the table, and `device_report()` has it too while this
     is on. It sees PyTorch, NCCL, cuBLAS, cuDNN, CuPy, Triton's kernels, and any other
     shared object by its file's name. Switched on before CUDA is first used, it sees all of
-    it; later, what was there before is told as a sum, but for PyTorch's own.
+    it; switched on later, it reports what was there before as one sum, PyTorch's own aside.
 
-    It takes CUPTI, which serves one tool at a time. Beside PyTorch's profiler it is
-    refused, and when a profiler of the device starts, it is switched off first and stays
-    off: for that, the name `_prepare_profiler` in `torch.autograd.profiler` leads through
-    neutracer while this is on. Other tools on CUPTI (Nsight, Proton) can't be noticed.
+    It needs CUPTI, which serves one tool at a time. It can't start beside PyTorch's profiler,
+    and when a profiler of the device starts, it is switched off first and stays off: for
+    that, the name `_prepare_profiler` in `torch.autograd.profiler` leads through neutracer
+    while this is on. It can't notice other tools on CUPTI (Nsight, Proton).
 
     Returns:
         The handle; `remove()`, or leaving it as a context manager, ends it.
@@ -220,7 +220,7 @@ def _start() -> core.Attribution:
 
 
 def _has_driver() -> bool:
-    """Without one CUPTI is not asked: that of CUDA 13.2 would end the process."""
+    """Without one it does not ask CUPTI: that of CUDA 13.2 would end the process."""
     return devices().has_driver()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where CUPTI is, and to whom the files belong that ask for device memory.
+"""Where CUPTI is, and which library a file belongs to that asks for device memory.
 
-A process must not have two copies of CUPTI at work. One that is loaded already, as torch
-loads it for its profiler, is taken before any other.
+A process must not have two copies of CUPTI at work. One that is already loaded, as torch
+loads it for its profiler, comes before any other.
 """
 
 from __future__ import annotations

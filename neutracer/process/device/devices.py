@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The devices of this machine: which of them CUDA shows here, their memory, their users.
 
-NVML is asked first: it needs no CUDA in this process, and starts none. It knows every
-device of the machine and nothing of CUDA_VISIBLE_DEVICES, so a device's full UUID is what
-joins the two. Where NVML is missing, as in a container without NVIDIA's utilities, the
-CUDA driver is asked, but only if this process has started it already.
+NVML comes first: it needs no CUDA in this process, and starts none. It knows every device of
+the machine and nothing of CUDA_VISIBLE_DEVICES, so a device's full UUID joins the two. Where
+NVML is missing, as in a container without NVIDIA's utilities, the CUDA driver answers, but
+only if this process has already started it.
 
-A device that is cut into instances (MIG) is left as it is: an instance that CUDA shows is
-looked at by its own UUID.
+A device that is divided into instances (MIG) is left as it is: an instance that CUDA shows is
+found by its own UUID.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class VisibleDevice:
         uuid: Its full UUID: "GPU-..." or, of an instance, "MIG-...".
         name: The product's name; may be empty.
         slot: NVML's number of it, or None where NVML does not know it.
-        is_mig: It is an instance, or cut into instances.
+        is_mig: It is an instance, or divided into instances.
         is_certain: False where its number is a guess: CUDA sorts devices by speed, and
             with devices of several kinds only CUDA itself knows the order.
     """
@@ -85,10 +85,10 @@ class ProcessUse:
     """A process on a device.
 
     Attributes:
-        pid: Its number, as NVML tells it: the host's, which in a container is another
+        pid: Its number, as NVML gives it: the host's, which in a container is another
             than the one seen inside.
         name: Its name, "" where it can't be known.
-        bytes: What it has taken, or None where NVML does not tell.
+        bytes: What it has taken, or None where NVML does not say.
         is_own: It is this process.
     """
 
@@ -110,8 +110,8 @@ def devices() -> core.Devices:
 def visible_devices() -> tuple[VisibleDevice, ...]:
     """The devices that CUDA shows, or would show, to this process, in its order.
 
-    Where CUDA has been started here, the driver says which; otherwise NVML's list is cut
-    by CUDA_VISIBLE_DEVICES in the way that CUDA reads it.
+    Where CUDA has been started here, the driver says which; otherwise CUDA_VISIBLE_DEVICES
+    selects from NVML's list, as CUDA reads it.
 
     Raises:
         UnavailableError: There is neither NVML nor a started CUDA.
@@ -190,7 +190,7 @@ def visible_slots() -> dict[int, int]:
 
 
 def find_device(device: object = None) -> VisibleDevice:
-    """The visible device that is meant.
+    """The visible device that `device` means.
 
     Args:
         device: Its number, "cuda", "cuda:1", a torch.device, or None for the only one.

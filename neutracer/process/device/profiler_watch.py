@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Being told before PyTorch's profiler takes CUPTI.
+"""A call before PyTorch's profiler takes CUPTI.
 
-PyTorch has no hook for this. It does have one door: every profiler that records on the
+PyTorch has no hook for this, but there is one way in: every profiler that records on the
 device, with a schedule or without, calls `torch.autograd.profiler._prepare_profiler` by its
-name in that module before it touches CUPTI. While somebody waits to be told, that name
-leads to a function here which tells them and goes on to PyTorch's own; afterwards it is
-PyTorch's again.
+name in that module before it touches CUPTI. While somebody waits for that, the name leads to
+a function here, which calls them and then PyTorch's own; afterwards it is PyTorch's again.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class ProfilerWatch:
 
     @property
     def is_watching(self) -> bool:
-        """False where this torch has no such door, or none was imported."""
+        """False where this torch has no such function, or none was imported."""
         return self._before is not None and self._replaced is not None
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +65,8 @@ class ProfilerWatch:
         return prepare_profiler
 
     def remove(self) -> None:
-        """End the watch; where somebody else has replaced the name since, it is only mute."""
+        """End the watch; where somebody else has replaced the name since, it only falls
+        silent."""
         self._before = None
         with _lock:
             if self._replaced is not None and getattr(self._module, _NAME) is self._stand_in:
@@ -75,7 +75,7 @@ class ProfilerWatch:
 
 
 def _uses_device(activities: Any) -> bool:
-    """Whether these activities of a profiler take CUPTI; what can't be read may."""
+    """Whether these activities of a profiler take CUPTI; those that can't be read might."""
     try:
         return any(str(activity).endswith("CUDA") for activity in activities)
     except TypeError:

@@ -31,7 +31,7 @@ OUTSIDE = "PyTorch outside its allocator"
 MODULE_DATA = "kernels' static data"
 #: Allocations through calls for which CUPTI names no library.
 UNNAMED = "not told by CUPTI"
-#: Under this name PyTorch's segments of before are told to the core.
+#: The core gets PyTorch's earlier segments under this name.
 PYTORCH_FILE = "/libc10_cuda.so"
 
 # Stands for an address in a segment that grows: its bytes are counted with the segment.
@@ -100,8 +100,8 @@ def torch_segments() -> tuple[Segment, ...]:
 def summed(plain: dict[str, Any], segments: Sequence[Segment]) -> tuple[LibraryUse, ...]:
     """The core's rows as uses.
 
-    What lies in a segment of PyTorch's allocator is PyTorch's, whichever file CUPTI names:
-    a call that passes through several libraries is told as one or another of them's.
+    What is in a segment of PyTorch's allocator is PyTorch's, whichever file CUPTI names: of a
+    call that passes through several libraries CUPTI names one or another.
     """
     holders = _Holders(segments)
     totals: dict[tuple[int, str], list[int]] = {}

@@ -31,7 +31,7 @@ class Passage:
     Attributes:
         backend: "cuda" or "cpu".
         follows: False on a torch that is built for CUDA where there is no device for it:
-            it does not tell what it allocates on the CPU.
+            it does not report what it allocates on the CPU.
         snapshot: What was recorded; None before the end, and where CUDA was not used.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exporter tells beyond the monitor's readings: the largest free block, who holds
+"""What an exporter reports beyond the monitor's readings: the largest free block, who holds
 the memory, and what only a garbage collection would free. Each is looked at now and then,
 when somebody asks."""
 
@@ -30,7 +30,7 @@ __all__ = ["Probes"]
 # Walking the heap, which holds the GIL, takes at most this share of the time.
 _MOST_SHARE = 0.001
 
-# Who asks waits so long for a look, in seconds; what comes later is told the next time.
+# How long a request waits for a look, in seconds; what comes later is reported the next time.
 _PATIENCE_S = 0.5
 
 # Events in which the stacks of live blocks are looked for.
@@ -45,8 +45,8 @@ class Probes:
     Args:
         layout_interval: Seconds between two looks at the allocator's layout (milliseconds
             for some ten thousand blocks); None for none.
-        garbage_interval: Seconds between two walks of Python's heap at least; None for
-            none. They are made more seldom where they take more than 0.1 % of the time.
+        garbage_interval: The least seconds between two walks of Python's heap; None for none.
+            They run less often where they take more than 0.1 % of the time.
     """
 
     def __init__(self, layout_interval: float | None, garbage_interval: float | None) -> None:
@@ -60,7 +60,7 @@ class Probes:
         self._garbage: dict[int, int] = {}
 
     def look(self, devices: tuple[int, ...]) -> None:
-        """Look again at what is due, beside the caller: he waits for a moment at most."""
+        """Look again at what is due, beside the caller, who waits for a moment at most."""
         with self._lock:
             if self._looking is None or not self._looking.is_alive():
                 self._looking = threading.Thread(
@@ -120,7 +120,7 @@ class Probes:
         return self._garbage.get(device)
 
     def holders(self) -> list[dict[str, Any]]:
-        """Who allocated what is live, where the allocator's history tells, largest first."""
+        """Who allocated what is live, where the allocator's history says, largest first."""
         return list(self._holders)
 
 
@@ -144,7 +144,7 @@ def _layout() -> Snapshot:
 
 
 def _dump() -> Any:
-    """PyTorch's own dump, without the traces where that can be had."""
+    """PyTorch's own dump, without the traces where PyTorch can leave them out."""
     dump = sys.modules["torch"]._C._cuda_memorySnapshot
     try:
         return dump((0, 0, False))

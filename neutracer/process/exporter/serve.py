@@ -58,12 +58,12 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
     """A collector for a registry of prometheus_client that a program has already.
 
     Args:
-        monitor: Whose figures they are; it need not have been started yet.
+        monitor: Whose figures to collect; it need not have started yet.
         rank: The value of the label "rank"; None is that of `torch.distributed`, else of the
             launcher's environment, or "0".
         layout_interval: Seconds between two looks at the largest free block; None: never.
-        garbage_interval: Seconds between two searches for garbage, which hold the GIL and
-            are made more seldom where they take more than 0.1 % of the time; None: never.
+        garbage_interval: Seconds between two searches for garbage, which hold the GIL and run
+            less often where they take more than 0.1 % of the time; None: never.
 
     Raises:
         UnavailableError: prometheus_client is not installed.
@@ -86,13 +86,13 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         garbage_interval: float | None = 60.0,
     ) -> None:
         if not isinstance(monitor, MemoryMonitor):
-            raise TypeError(f"monitor is a MemoryMonitor, no {type(monitor).__name__}")
+            raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
         for name, seconds in (
             ("layout_interval", layout_interval),
             ("garbage_interval", garbage_interval),
         ):
             if seconds is not None and not number(name, seconds, "a number of seconds") >= 0:
-                raise ValueError(f"{name} is {seconds}: it is some seconds, or None for never")
+                raise ValueError(f"{name} is {seconds}: it must be seconds, or None for never")
         _prometheus()
         self.monitor = monitor
         self._rank = None if rank is None else str(rank)
@@ -104,7 +104,7 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         return str(rank_facts()["rank"] or 0) if self._rank is None else self._rank
 
     def describe(self) -> list[Any]:
-        """Nothing: what there is shows when it is collected."""
+        """Nothing: a collection shows what there is."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -200,7 +200,7 @@ class MetricsServer(StaysHere, instead="it serves from this process: send its .u
 
     Attributes:
         monitor: The monitor whose figures it serves.
-        url: Where it is: "http://127.0.0.1:9435"; Prometheus asks /metrics under it.
+        url: Its address: "http://127.0.0.1:9435"; Prometheus asks for /metrics there.
     """
 
     def __init__(self, monitor: MemoryMonitor, server: Server, owns: bool) -> None:
@@ -210,7 +210,7 @@ class MetricsServer(StaysHere, instead="it serves from this process: send its .u
         self._owns = owns
 
     def stop(self) -> None:
-        """End it, and the monitor if it was started for it; a second time does nothing."""
+        """End it, and the monitor if the server started it; a second time does nothing."""
         self._server.stop()
         if self._owns:
             self.monitor.stop()
@@ -236,15 +236,15 @@ def serve_metrics(
 ) -> MetricsServer:
     """Serve a monitor's figures to Prometheus, and to `neutracer top URL`.
 
-    Under /metrics stand gauges and counters that begin with `neutracer_`, with the labels
-    `device` and `rank`; under /top.json what `neutracer top` shows: the names of functions
-    and files of the program among it. There is no password.
+    /metrics has gauges and counters that begin with `neutracer_`, with the labels `device`
+    and `rank`; /top.json has what `neutracer top` shows, including the names of the program's
+    functions and files. There is no password.
 
     Args:
         monitor: The monitor; None starts one, which ends with the server.
         port: Where it listens; 0 is any free port. With several ranks on a host each needs
             its own: `9435 + local_rank`.
-        host: The address it listens on: nobody but this machine, unless told otherwise.
+        host: The address it listens on; by default only this machine reaches it.
         rank: As for `MetricsCollector`, and so the rest.
 
     Returns:
@@ -263,11 +263,11 @@ def serve_metrics(
         'http://127.0.0.1:40811'
     """
     if monitor is not None and not isinstance(monitor, MemoryMonitor):
-        raise TypeError(f"monitor is a MemoryMonitor, no {type(monitor).__name__}")
+        raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
     if not isinstance(host, str):
-        raise TypeError(f"host is an address or a name, no {type(host).__name__}")
+        raise TypeError(f"host must be an address or a name, not {type(host).__name__}")
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
-        raise ValueError(f"port is {port!r}: it is 0 to 65535")
+        raise ValueError(f"port is {port!r}: it must be 0 to 65535")
     prometheus = _prometheus()
     chosen = MemoryMonitor() if monitor is None else monitor
     collector = MetricsCollector(

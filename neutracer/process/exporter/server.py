@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exporter's HTTP server: three pages, on loopback unless told otherwise."""
+"""The exporter's HTTP server: three pages, on loopback by default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Application", "Server"]
 
 _INDEX = b"neutracer: /metrics for Prometheus, /top.json for 'neutracer top'\n"
 
-# A client that sends nothing for so long, in seconds, is let go.
+# A client that sends nothing for this long, in seconds, is disconnected.
 _CLIENT_WAIT_S = 10
 
 _serving: weakref.WeakSet[_Listener] = weakref.WeakSet()
@@ -33,7 +33,7 @@ class Application:
 
     Args:
         metrics: The application of prometheus_client.
-        page: Gives what `neutracer top` shows, of the last so many seconds or of all.
+        page: Gives what `neutracer top` shows, of the last seconds given, or of all.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """A client that went away is not worth reporting."""
 
 
 class _Handler(WSGIRequestHandler):

@@ -63,7 +63,7 @@ class HookState:
         frames_refused: Why no frames can be kept in this interpreter, or "".
         events: Events that each ring keeps.
         pushed: Events that were pushed so far, by device.
-        oom_attached: The out-of-memory observer is attached, for good as well.
+        oom_attached: The out-of-memory observer is attached; it stays so as well.
         ooms: Out-of-memory events seen since then.
         threads: Threads that asked to be watched (CPU only).
         gaps: Times when reports went to PyTorch's profiler or another one (CPU only).
@@ -87,9 +87,9 @@ class HookState:
 def attach(events: int = 100_000, frames: int = 0) -> None:
     """Follow the allocator from now on, through a ring of events for each device.
 
-    PyTorch can't detach the tracker: `silence` makes it as good as idle. What goes on
-    already is not disturbed; another number of events makes new rings. On a torch for
-    the CPU the calling thread is watched, and what PyTorch runs for it.
+    PyTorch can't detach the tracker: `silence` makes it almost idle. It does not disturb what
+    already runs; another number of events makes new rings. On a torch for the CPU the calling
+    thread is watched, and what PyTorch runs for it.
 
     Args:
         events: How many each ring keeps; older ones are overwritten. 64 bytes each.
@@ -223,8 +223,8 @@ def _refuse_without_device() -> None:
     if torch is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
         raise UnavailableError(
             "a CUDA device in this process",
-            "torch sees none, and one that is built for CUDA does not tell what it allocates on "
-            "the CPU",
+            "torch sees none, and one that is built for CUDA does not report what it allocates "
+            "on the CPU",
         )
 
 

@@ -83,7 +83,7 @@ def installed_torch() -> Torch:
     """The torch that `import torch` gives, without importing it.
 
     Raises:
-        UnavailableError: There is none, or its files don't tell its version.
+        UnavailableError: There is none, or its files don't give its version.
     """
     loaded = sys.modules.get("torch")
     spec = getattr(loaded, "__spec__", None) or importlib.util.find_spec("torch")
@@ -97,7 +97,7 @@ def installed_torch() -> Torch:
     names = "__version__|cuda|hip|xpu|git_version"
     facts = dict(re.findall(rf"^({names})\b[^=\n]*= '([^']*)'", text, re.M))
     if "__version__" not in facts:
-        raise UnavailableError("torch's version", f"{folder / 'version.py'} does not tell it")
+        raise UnavailableError("torch's version", f"{folder / 'version.py'} does not say it")
     backend = next((name for name in ("hip", "xpu", "cuda") if name in facts), "cpu")
     built = f"{facts.get(backend, '')} {facts.get('git_version', '')}"
     return Torch(facts["__version__"], backend, folder, built)
@@ -120,8 +120,8 @@ def target() -> Target:
     """What the hooks would be compiled for here.
 
     Raises:
-        UnavailableError: They can't be had: no torch, or not one that they are known
-            to fit; the reason says which.
+        UnavailableError: They are not available: no torch, or not one that they are known to
+            fit; the reason says which.
     """
     torch = installed_torch()
     refused = _refusal(torch)
@@ -174,7 +174,7 @@ def _cxx_abi() -> int:
 
 
 def _flags(torch: Torch) -> list[str]:
-    """What does not depend on where things lie."""
+    """What does not depend on where things are."""
     standard = "c++20" if torch.release >= (2, 12) else "c++17"
     flags = [f"-std={standard}", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={_cxx_abi()}"]
@@ -251,7 +251,7 @@ def command(goal: Target, output: Path) -> list[str]:
 def find(goal: Target) -> Path | None:
     """The compiled hooks: in NEUTRACER_HOOKS if that is set, else in the cache.
 
-    What others could have written is passed over, and what this user can't read.
+    It skips what others could have written, and what this user can't read.
     """
     named = os.environ.get("NEUTRACER_HOOKS")
     for folder in [*([Path(named)] if named else []), cache_folder()]:
@@ -323,6 +323,6 @@ def _compile(goal: Target, path: Path, mode: int) -> None:
 
 
 def _last_words(text: str) -> str:
-    """What a compiler said, without where it was when it said it."""
+    """What a compiler said, without its position."""
     lines = [line for line in text.splitlines() if "error" in line.lower()]
-    return (lines or text.splitlines() or ["nothing was said"])[0].strip()[:500]
+    return (lines or text.splitlines() or ["it gave no reason"])[0].strip()[:500]

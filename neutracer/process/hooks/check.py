@@ -17,7 +17,7 @@ PROFILER_FUNCTIONS = ("_enable_profiler", "_disable_profiler")
 
 
 def difference(module: Any) -> str:
-    """What of this torch is otherwise than the hooks need it, as a sentence, or "".
+    """How this torch differs from what the hooks need, as a sentence, or "".
 
     Args:
         module: The module `_torch`, with nothing attached by it.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU's allocator: which threads are watched, and the way out of the profiler's way.
+"""The CPU's allocator: which threads are watched, and how the watch makes way for the
+profiler.
 
 c10 reports to one place a thread, which PyTorch's profiler wants for itself: it refuses to
-start where the place is taken. While threads are watched, two functions of
-`torch.autograd.profiler` are wrapped, so that a profiler finds the place free and the watch
-takes it again when the profiler has gone.
+start where the place is taken. While threads are watched, wrappers around two functions of
+`torch.autograd.profiler` free the place for a profiler, and the watch takes it again when the
+profiler has gone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def unwatch_thread(module: Any) -> None:
     """Leave the calling thread alone; the last one to go takes the wrappers off.
 
     Raises:
-        UnavailableError: Something else lies on top of the watch, and must go first.
+        UnavailableError: Something else is on top of the watch, and must go first.
     """
     call(module.unwatch_thread)
     _stepped_aside.value = False
@@ -80,7 +81,7 @@ def _disable(*arguments: Any, **options: Any) -> Any:
 
 
 def _original(name: str) -> Callable[..., Any]:
-    """PyTorch's function, also for who kept the wrapper until after it was taken off."""
+    """PyTorch's function, also for those who kept the wrapper after it was taken off."""
     kept = _originals.get(name)
     if kept is None:
         kept = getattr(sys.modules["torch.autograd"], name)

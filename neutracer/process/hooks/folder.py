@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of the compiled hooks: where it is, and that nobody else can write to it."""
+"""The folder of the compiled hooks: where it is, and whether others can write to it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _cache() -> tuple[Path, int]:
 
 
 def unsafe(path: Path) -> str:
-    """Why what lies there can't be trusted to be this user's or root's, or ""."""
+    """Why the files there can't be trusted to be this user's or root's, or ""."""
     found = path.stat()
     if found.st_uid not in (os.geteuid(), 0):
         return f"{path} belongs to another user"
@@ -58,10 +58,10 @@ def unsafe(path: Path) -> str:
 
 
 def prepare(folder: Path | None, key: str) -> Place:
-    """Make the folder of one build, or mend the one that is there.
+    """Make the folder of one build, or repair the existing one.
 
     A level of neutracer's own that belongs to this user and that others can write to, as a
-    umask of 002 leaves it, is closed to them. What the user named or made is left as it is.
+    umask of 002 leaves it, is closed to them. It leaves what the user named or made as it is.
 
     Args:
         folder: What the user named, None for the cache.

@@ -2,9 +2,9 @@
 """The moment at which PyTorch runs out of memory, before the exception exists.
 
 PyTorch calls its observers on the thread that asked, after its cache was given back and
-the request failed again, and has no way to detach one. Ours is attached once, when first
-asked for, and does nothing while nobody listens. Whatever an observer raises would take
-the place of the error, so nothing leaves it.
+the request failed again, and has no way to detach one. Ours is attached once, at the first
+request, and does nothing while nobody listens. An exception from an observer would replace
+the error, so none leaves ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOGGER = logging.getLogger("neutracer")
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What PyTorch tells its observers.
+    """What PyTorch passes to its observers.
 
     Attributes:
         device: The CUDA device.
@@ -96,7 +96,7 @@ def _tell(listener: Listener, told: OutOfMemory) -> None:
         # Ctrl-C ends the program, but a moment later: not in the place of the error.
         threading.Timer(0.05, _thread.interrupt_main).start()
     except BaseException:
-        _LOGGER.exception("what was to be done about an out-of-memory error failed")
+        _LOGGER.exception("a listener to an out-of-memory error failed")
 
 
 _observer = _Observer()
@@ -105,10 +105,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have something called at each out-of-memory error, on the thread that asked.
+    """Call a function at each out-of-memory error, on the thread that asked.
 
-    The device's lock is not held, and the exception is not made yet. A thread that is in a
-    listener already is not told of what it provokes.
+    The device's lock is not held, and the exception is not made yet. A thread that is already
+    in a listener gets no call for errors that it causes itself.
 
     Args:
         listener: What is called; what it raises is logged.
@@ -145,9 +145,8 @@ def is_attached() -> bool:
 def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
     """Add a note to each out-of-memory exception of PyTorch when it is made.
 
-    The exception's class is given an `__init__` for as long as anybody adds notes, so that
-    a note is there whoever catches the exception. Where Python has no notes, before 3.11,
-    there is nothing to add.
+    The exception's class has an `__init__` of ours while anybody adds notes, so that the note
+    is there whoever catches the exception. Python before 3.11 has no notes: nothing is added.
 
     Args:
         source: Gives the note for an exception with this message, or None.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Out of memory: the observer on PyTorch's allocator, and who wants to know."""
+"""Out of memory: the observer on PyTorch's allocator, and its listeners."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ _errors: list[str] = []
 def on_oom(callback: Callable[[OomFact], object]) -> OomSubscription:
     """Call `callback` when the allocator runs out of memory, before the exception is raised.
 
-    It is called in the asking thread, without the allocator's lock. Whatever it raises is
-    swallowed, and kept for `oom_errors`: the program gets PyTorch's own exception.
+    The call is in the asking thread, without the allocator's lock. What it raises does not
+    reach the program, which gets PyTorch's own exception; `oom_errors` has it.
 
     Args:
-        callback: Gets the `OomFact`. What it runs out of itself is not told to it.
+        callback: Gets the `OomFact`. It is not called for errors that it causes itself.
 
     Raises:
         UnavailableError: There are no hooks, or CUDA was not initialised.

@@ -36,14 +36,14 @@ _shim = _Shim()
 def load(*, compile: bool = True) -> Any:
     """The module `_torch`, compiled at the first use on this machine (some seconds).
 
-    Nothing is attached by this.
+    This attaches nothing.
 
     Args:
         compile: False takes only what is compiled already.
 
     Raises:
         UnavailableError: torch is not imported, is not one that the hooks are known to
-            fit, does otherwise than they rely on, or they can't be compiled here;
+            fit, does not behave as they expect, or they can't be compiled here;
             `.install` has the reason.
     """
     with _shim.lock:
@@ -85,7 +85,7 @@ def _connected(path: Path) -> ModuleType:
 
 
 def try_load(*, compile: bool = True) -> Any:
-    """The module `_torch`, or None; why there is none is said once, as a warning.
+    """The module `_torch`, or None; a warning says once why there is none.
 
     Args:
         compile: False takes only what is compiled already.
@@ -117,7 +117,7 @@ def loaded() -> Any:
 
 
 def loaded_path() -> Path | None:
-    """Where the loaded module lies, or None."""
+    """Where the loaded module is, or None."""
     return _shim.path
 
 

@@ -26,20 +26,20 @@ _LOST = (
     (
         "lost_stacks",
         "event",
-        "had a stack that found no room in the tables: the program has more call sites than are "
+        "had a stack that did not fit into the tables: the program has more call sites than are "
         "kept",
     ),
     (
         "lost_origins",
         "block",
-        "found no room among those whose stack is kept for as long as they are in use: the program "
-        "has more blocks than that",
+        "did not fit among those whose stack is kept while they are in use: the program has more "
+        "blocks",
     ),
 )
 
 
 class LiveTail:
-    """`neutracer.live`: called, it gives a snapshot; `stop` ends the recording."""
+    """`neutracer.live`: a call gives a snapshot; `stop` ends the recording."""
 
     def __init__(self) -> None:
         self._asked = (_EVENTS, _FRAMES)
@@ -64,8 +64,8 @@ class LiveTail:
         Args:
             max_events: The most events of each device that are kept and given; None for as
                 many as the call before, at first 100,000. A ring takes 64 bytes an event,
-                and tables of stacks some 11 MiB a device. More than before begins anew:
-                what was recorded is gone.
+                and tables of stacks some 11 MiB a device. More than before starts anew: what
+                was recorded is lost.
             frames: Python frames recorded of each event, from the innermost, 0 to 16; None
                 for as many as before, at first 8.
 
@@ -94,7 +94,7 @@ class LiveTail:
     def stop(self) -> None:
         """End the recording; the next call begins a new one.
 
-        PyTorch can't detach what listens to its allocator: it stays, silent.
+        PyTorch can't detach what listens to its allocator: it stays, but is silent.
         """
         hooks.silence()
         self._asked = (_EVENTS, _FRAMES)

@@ -51,12 +51,12 @@ class Alert:
     """Something that a monitor saw.
 
     Attributes:
-        kind: "threshold": so large a share of the device is taken; "growth": the floor
-            of allocated rises so fast; "fragmentation": so large a share of the reserved
+        kind: "threshold": too large a share of the device is taken; "growth": the floor of
+            allocated rises too fast; "fragmentation": too large a share of the reserved
             memory is not allocated; "device_error": the device can't be read.
         device: The device's number; -1 is the CPU.
         value: What was seen: a share of 1.0, bytes a second, or an error's number.
-        limit: What it is not to reach; 0.0 for a device error.
+        limit: What it should not reach; 0.0 for a device error.
         time_us: When, as Unix time.
         allocated_bytes: Allocated at that moment.
         reserved_bytes: Reserved at that moment.
@@ -105,10 +105,10 @@ class Alert:
                 f"{name}: {format_share(self.value)} of the {format_bytes(self.reserved_bytes)} "
                 f"reserved is unused ({unused}); the limit is {format_share(self.limit)}"
             )
-        return f"{name} can't be read (error {round(self.value)}); it is tried again"
+        return f"{name} can't be read (error {round(self.value)}); neutracer will try again"
 
     def _forecast(self) -> str:
-        """When the device is full at this pace, if that can be told."""
+        """When the device is full at this pace, if that is known."""
         reusable = self.reserved_bytes - self.allocated_bytes
         free = self.total_bytes - self.device_used_bytes + reusable
         what = "the device is full"
@@ -120,7 +120,7 @@ class Alert:
         return f"; at this pace {what} in {format_duration_us(left_us)}"
 
     def _is_capped(self) -> bool:
-        """Whether it is the process's limit, and not the device, that is so full."""
+        """Whether the process's limit, not the device, is that full."""
         return bool(self.cap_bytes) and math.isclose(
             self.value, self.allocated_bytes / self.cap_bytes
         )
@@ -147,13 +147,15 @@ def alert_rules(
         ("fragmentation_threshold", fragmentation),
     ):
         if share is not None and not 0.0 < number(name, share, "a share of 1.0, or None") <= 1.0:
-            raise ValueError(f"{name} is {share}: it is above 0 and at most 1, or None")
+            raise ValueError(f"{name} is {share}: it must be above 0 and at most 1, or None")
     if growth is not None:
         number("growth_threshold", growth, "a number of bytes a second, or None")
     if growth is not None and not 0.0 < growth < math.inf:
-        raise ValueError(f"growth_threshold is {growth}: it is bytes a second above 0, or None")
+        raise ValueError(
+            f"growth_threshold is {growth}: it must be bytes a second above 0, or None"
+        )
     if not 0.0 <= number("hysteresis", hysteresis, "a share of 1.0") < 1.0:
-        raise ValueError(f"hysteresis is {hysteresis}: it is 0 or more and below 1")
+        raise ValueError(f"hysteresis is {hysteresis}: it must be 0 or more and below 1")
     wait_us = round(patience * 1e6)
 
     def rule(limit: float | None, wait: int) -> tuple[float, float, int]:
@@ -165,7 +167,7 @@ def alert_rules(
 
 
 class AlertDesk:
-    """Remembers alerts and does what was asked for; what goes wrong there ends nothing."""
+    """Remembers alerts and takes the actions; what goes wrong there ends nothing."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class AlertDesk:
         directory: str | os.PathLike[str] | None,
     ) -> None:
         if isinstance(actions, str) or not isinstance(actions, Iterable):
-            raise TypeError(f"actions are several of {ACTIONS}, not {actions!r}")
+            raise TypeError(f"actions must be a list of {ACTIONS}, not {actions!r}")
         actions = tuple(actions)
         unknown = [action for action in actions if action not in ACTIONS]
         if unknown:

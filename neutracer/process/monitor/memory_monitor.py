@@ -2,7 +2,7 @@
 """Follows the memory of devices while a program runs.
 
 A native thread reads the allocator's own figures, some ten times a second and without the
-GIL, so that the program does not notice; alerts wake a thread of Python's.
+GIL, so the program does not notice; alerts wake a Python thread.
 """
 
 from __future__ import annotations
@@ -52,13 +52,12 @@ class MemoryMonitor(
     Args:
         interval: Seconds between two readings: 0.1 costs some 0.05 % of a core,
             0.001 less than 1 %.
-        alert_threshold: The share of a device from which on there is an alert, of what
-            can't be had: all that is in use but PyTorch's own cache. Where a memory fraction
-            is set for the process, also the share of that which is allocated. None for no
-            alert.
+        alert_threshold: The share of a device at which an alert is raised. All that is in use
+            counts but PyTorch's own cache. Where a memory fraction is set for the process,
+            the allocated share of that fraction counts too. None for no alert.
         devices: A device's number, "cuda:1", "cpu", or several; None is every CUDA device
             that the program uses, or without one the CPU.
-        on_alert: Is called with each `Alert`, in a thread of its own.
+        on_alert: Called with each `Alert`, in a thread of its own.
         growth_threshold: Bytes a second by which the floor of allocated may rise over
             `growth_window` seconds.
         fragmentation_threshold: The share of the reserved memory that may be unused for
@@ -70,7 +69,7 @@ class MemoryMonitor(
         history: Readings that are kept of each device: when there are more, neighbours
             become one row that keeps their extremes.
 
-    `start()` and `stop()`, or a with-statement, begin and end it. It goes on until it is
+    `start()` and `stop()`, or a with-statement, begin and end it. It runs until it is
     stopped, or the process ends; in the child of a fork it is stopped.
 
     Raises:
@@ -105,15 +104,15 @@ class MemoryMonitor(
         history: int = 8192,
     ) -> None:
         if not 1e-4 <= number("interval", interval, "a number of seconds") <= 86_400:
-            raise ValueError(f"interval is {interval}: it is 0.0001 to 86400 seconds")
+            raise ValueError(f"interval is {interval}: it must be 0.0001 to 86400 seconds")
         history = whole_number("history", history, "a number of readings")
         if not 16 <= history <= 1 << 24:
-            raise ValueError(f"history is {history}: it is 16 to {1 << 24} readings")
+            raise ValueError(f"history is {history}: it must be 16 to {1 << 24} readings")
         for name, value in (("patience", patience), ("cooldown", cooldown)):
             if not 0.0 <= number(name, value, "a number of seconds") < 1e9:
-                raise ValueError(f"{name} is {value}: it is some seconds, 0 or more")
+                raise ValueError(f"{name} is {value}: it must be seconds, 0 or more")
         if not 0.08 <= number("growth_window", growth_window, "a number of seconds") < 1e9:
-            raise ValueError(f"growth_window is {growth_window}: it is some seconds, from 0.08 on")
+            raise ValueError(f"growth_window is {growth_window}: it must be 0.08 seconds or more")
         super().__init__()
         self.interval = interval
         self._asked = parse_devices(devices)
@@ -136,9 +135,9 @@ class MemoryMonitor(
     # ---- running ---------------------------------------------------------------------
 
     def start(self) -> MemoryMonitor:
-        """Begin to follow the devices; one that runs goes on.
+        """Begin to follow the devices; a monitor that already runs goes on.
 
-        CUDA is not initialised by this: a device is followed once the program uses it.
+        This does not initialise CUDA: the monitor follows a device once the program uses it.
 
         Returns:
             The monitor.
@@ -225,7 +224,7 @@ class MemoryMonitor(
             self._sampler.ask()
 
     def _serve(self, sampler: core.Sampler, ended: threading.Event) -> None:
-        """The thread that alerts are told in; it sleeps in the core until there is one."""
+        """The thread that reports alerts; it sleeps in the core until there is one."""
         road = self._road
         assert road is not None
         lost = [i for i, slot in enumerate(road.slots) if slot < 0 <= road.devices[i]]
@@ -262,7 +261,7 @@ class MemoryMonitor(
                 self._forget_labels(sampler)
 
     def _forget_labels(self, sampler: core.Sampler) -> None:
-        """Drop labels of marks that no row tells any more."""
+        """Drop labels of marks that no row has any more."""
         kept = {max(self._labels)}
         for index in range(len(self._all)):
             for phases in (False, True):

@@ -16,7 +16,7 @@ __all__ = ["rows_table", "stats_of"]
 # The usual monitor's unit: decimal gigabytes.
 _GB = 1e9
 
-# The code that stands for no label.
+# The code for no label.
 _NO_LABEL = 0xFFFF_FFFF
 
 _BOUNDED = ("allocated", "reserved", "device_used")
@@ -81,7 +81,7 @@ def _means(parts: Sequence[tuple[int, Rows]]) -> array[float]:
 
 
 def _labels(marks: memoryview, labels: Mapping[int, str]) -> tuple[array[int], list[str]]:
-    """A code for each mark, and the strings that the codes stand for."""
+    """A code for each mark, and the strings of the codes."""
     known: dict[str, int] = {}
     codes = array("I")
     for mark in marks:

@@ -49,7 +49,7 @@ class Road:
 
 
 def parse_devices(devices: object) -> tuple[int, ...] | None:
-    """The numbers that `devices` stands for; None for all.
+    """The numbers that `devices` means; None for all.
 
     Raises:
         ValueError: Something names no device.
@@ -59,14 +59,14 @@ def parse_devices(devices: object) -> tuple[int, ...] | None:
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     numbers = [_number(one) for one in (devices if several else [devices])]  # type: ignore[attr-defined]
     if not numbers or len(set(numbers)) != len(numbers):
-        raise ValueError(f"devices are different ones, and at least one: {devices!r}")
+        raise ValueError(f"devices must be at least one, none of them twice: {devices!r}")
     return tuple(numbers)
 
 
 def _number(device: object) -> int:
     match = re.fullmatch(r"(cpu|-1)|(?:cuda:)?(\d+)|cuda", str(device), re.ASCII)
     if match is None:
-        raise ValueError(f"{device!r} names no device: it is 0, 'cuda:0', 'cpu'")
+        raise ValueError(f"{device!r} names no device: write 0, 'cuda:0' or 'cpu'")
     return CPU if match[1] else int(match[2] or 0)
 
 
@@ -104,7 +104,7 @@ def _cpu_road(cuda_devices: int) -> Road:
     what = "a CUDA device in this process" if not cuda_devices else "the CPU's memory"
     if sys.modules["torch"].version.cuda is not None:
         raise UnavailableError(
-            what, "a torch that is built for CUDA does not tell what it allocates on the CPU"
+            what, "a torch that is built for CUDA does not report what it allocates on the CPU"
         )
     try:
         hooks.load()
@@ -161,7 +161,7 @@ class Poller:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it, and wait for the reading that goes on."""
+        """End it, and wait for the reading in progress."""
         self._ended.set()
         self._thread.join()
 

@@ -106,7 +106,7 @@ class MonitorViews:
 
     @property
     def phases(self) -> Table:
-        """A row a mark, by device and time: what was between it and the next one.
+        """One row for each mark, by device and time: what was between it and the next one.
 
         There is a reading at both ends of a phase, so `allocated_low` is its floor. The row
         before the first mark has no label. When there are more than half as many as

@@ -19,7 +19,7 @@ __all__ = ["dumped", "snapshot", "torch_with_cuda", "without_cuda"]
 def snapshot() -> Snapshot:
     """The allocator's state now, with the trace if recording is on.
 
-    CUDA is not initialised by this, and nothing is allocated on a device.
+    This does not initialise CUDA and allocates nothing on a device.
 
     Returns:
         The snapshot, as `load` would give it from PyTorch's own dump.
@@ -71,7 +71,7 @@ def torch_with_cuda() -> Any:
 
 
 def without_cuda(torch: Any) -> UnavailableError:
-    """What is to be raised where CUDA is not initialised: why there is no device in use."""
+    """What to raise where CUDA is not initialised: why there is no device in use."""
     if torch.cuda.device_count() == 0:
         return UnavailableError(
             "a CUDA device in this process", "torch sees none: that takes a GPU and its driver"

@@ -2,9 +2,8 @@
 """PyTorch's one history of allocations, shared by all who record.
 
 PyTorch has one ring of events a device and one set of switches for the process. Whoever
-records asks here; the first one switches it on, the last one off, and in between the
-switches are as rich as the richest of those who are on asks for. Where the program had it
-on already, nothing is changed at all.
+records asks here; the first one switches it on, the last one off, and in between it records
+whatever any of them needs. Where the program already had it on, nothing changes.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Wish:
     annotations: bool = False
 
     def joined(self, other: Wish) -> Wish:
-        """What serves both, in the ring that there is: its length can't change while it is on."""
+        """What serves both, in the existing ring: its length can't change while it is on."""
         return Wish(
             self.max_entries,
             max(self.stacks, other.stacks, key=("python", "all").index),
@@ -161,7 +160,7 @@ class History:
 
 
 def _options(wish: Wish) -> dict[str, Any]:
-    """The arguments that older releases of PyTorch lack, where they are asked for."""
+    """The arguments given that older releases of PyTorch lack."""
     options: dict[str, Any] = {}
     if wish.skip_actions:
         options["skip_actions"] = list(wish.skip_actions)

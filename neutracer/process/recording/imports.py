@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Something to do when a program imports a module, and not before."""
+"""An action when a program imports a module, and not before."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOGGER = logging.getLogger("neutracer")
 
 
 def when_imported(name: str, action: Callable[[], object]) -> Callable[[], None]:
-    """Call something once a module has been imported: now, where it was.
+    """Call something once a module has been imported: now, if it has been.
 
-    The module is not imported by this, and so reads its environment when the program
-    would have it. What the action raises is logged, and does not reach the import.
+    This does not import the module, which so reads its environment when the program wants it
+    to. What the action raises is logged, and does not reach the import.
 
     Args:
         name: The module's full name.
@@ -49,7 +49,7 @@ def _act(action: Callable[[], object]) -> None:
     try:
         action()
     except Exception:
-        _LOGGER.exception("what was to be done at an import failed")
+        _LOGGER.exception("the action at an import failed")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -86,7 +86,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A module's own loader, and the action when it is through."""
+    """A module's own loader, and then the action."""
 
     def __init__(self, inner: Any, action: Callable[[], object]) -> None:
         self._inner = inner

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Something done beside a running program: at a signal, and every few minutes."""
+"""An action beside a running program: at a signal, and every few minutes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOGGER = logging.getLogger("neutracer")
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe that nobody waits at: where to read, and where to write."""
+    """A pipe on which nobody waits: where to read, and where to write."""
     ends = os.pipe()
     for end in ends:
         os.set_blocking(end, False)
@@ -34,11 +34,11 @@ def _at_once(action: Callable[[], object]) -> None:
 class OnDemand:
     """A thread that acts when a signal comes, and at intervals.
 
-    The signal wakes it even while the main thread is inside of C code, as where a
-    collective hangs, so long as that has let go of the GIL: Python writes the signal's
-    number to a pipe at once, and runs handlers only when the main thread comes back. Where
-    the program takes that pipe for itself (asyncio does) the handler wakes the thread.
-    A program that handles the signal itself is left to it.
+    The signal wakes it even while the main thread is inside C code, as in a collective that
+    hangs, as long as that has released the GIL: Python writes the signal's number to a pipe
+    at once, and runs handlers only when the main thread comes back. Where the program takes
+    that pipe for itself (asyncio does) the handler wakes the thread. A program that handles
+    the signal itself keeps its handler.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OnDemand:
         self._signum = signum
         self._in_main = in_main
         self._read, self._write = -1, -1
-        # Where signals are told while it is asked where they are told.
+        # Where signals go while Python is asked where they go.
         self._aside: tuple[int, int] = (-1, -1)
         self._process = 0
         self._previous: Any = None
@@ -123,10 +123,10 @@ class OnDemand:
             signal.set_wakeup_fd(-1)
 
     def _waiting(self) -> int:
-        """The pipe in which Python tells of signals, -1 for none; in the main thread.
+        """The pipe in which Python reports signals, -1 for none; in the main thread.
 
-        It can only be asked for by putting another in its place. What is told there in that
-        moment is handed on.
+        Python only gives it up for another in its place. What arrives there in that
+        moment is passed on.
         """
         aside, end = self._aside
         current = signal.set_wakeup_fd(end, warn_on_full_buffer=False)

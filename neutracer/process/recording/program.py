@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a Python program in this process as if it had been started by itself."""
+"""Runs a Python program in this process as if it had been started alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["can_be_restored", "run_program"]
 # closes the standard stream's own buffer, which it may write to.
 _kept: list[object] = []
 
-_EXPECTED = "what is run is a Python script, or with -m a module, without 'python' before it"
+_EXPECTED = "give a Python script, or with -m a module, without 'python' before it"
 
 
 def run_program(arguments: Sequence[str], *, module: bool = False) -> int:

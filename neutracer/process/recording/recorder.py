@@ -56,22 +56,22 @@ def record(
     """Record the allocations of this process with PyTorch's own recorder, within bounds.
 
     As a context manager, as a decorator, or with `start()` and `stop()`. Recording begins
-    when CUDA does: nothing here initialises it. What was on before is on again afterwards:
-    a recording inside another one joins its ring, and where the program has switched
-    PyTorch's history on itself, nothing about it is changed.
+    when CUDA does: nothing here initialises it. Afterwards everything is as before: a
+    recording inside another one joins its ring, and a history that the program itself has
+    switched on stays as it is.
 
     Args:
-        max_entries: Events that are kept for each device; older ones make room, and a
+        max_entries: Events kept for each device; newer ones replace the oldest, and a
             `HistoryWarning` says so. An event takes some 350 bytes of the host's memory.
-        stacks: "python", or "all" with C++ frames too: an event takes 1,000 bytes then,
-            and to spell the frames out takes minutes in a large program.
+        stacks: "python", or "all" with C++ frames too: an event then takes 1,000 bytes, and
+            spelling out the frames takes minutes in a large program.
         context: What gets a stack: "all" events, only those of "alloc", only the blocks of
             the "state" at the end, or None.
         skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
-        compile_context: Say of each event in which compiled frame it was.
+        compile_context: Record the compiled frame of each event.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
-        path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in
-            it are filled in: each process needs a file of its own.
+        path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in it
+            are filled in: each process needs its own file.
 
     Returns:
         The recording, not yet begun.
@@ -89,15 +89,17 @@ def record(
     """
     if isinstance(max_entries, bool) or not isinstance(max_entries, Integral):
         hint = ": write @neutracer.record() with its brackets" if callable(max_entries) else ""
-        raise TypeError(f"max_entries is a number of events, no {_type_of(max_entries)}{hint}")
+        raise TypeError(
+            f"max_entries must be a number of events, not {_type_of(max_entries)}{hint}"
+        )
     if not 0 < max_entries <= sys.maxsize:
-        raise ValueError(f"max_entries is {max_entries}: it is a number of events, above 0")
+        raise ValueError(f"max_entries is {max_entries}: it must be a number of events, above 0")
     if stacks not in _STACKS:
-        raise ValueError(f"stacks is {stacks!r}: it is one of {_STACKS}")
+        raise ValueError(f"stacks is {stacks!r}: it must be one of {_STACKS}")
     if context not in _CONTEXTS:
-        raise ValueError(f"context is {context!r}: it is one of {_CONTEXTS}")
+        raise ValueError(f"context is {context!r}: it must be one of {_CONTEXTS}")
     if isinstance(skip_actions, str) or not isinstance(skip_actions, Iterable):
-        raise TypeError(f"skip_actions are several of PyTorch's names, not {skip_actions!r}")
+        raise TypeError(f"skip_actions must be a list of PyTorch's names, not {skip_actions!r}")
     path = None if path is None else path_name(path)
     wish = Wish(max_entries, stacks, context, tuple(skip_actions), compile_context, annotations)
     HISTORY.check(torch_with_cuda(), wish)
@@ -112,8 +114,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
     """What `record` returns.
 
     Attributes:
-        step: What the program calls the place where it is; it is saved in the sidecar.
-        quiet: True leaves a ring that wrapped to the sidecar, and warns of nothing.
+        step: What the program calls its current place; the sidecar keeps it.
+        quiet: True leaves a wrapped ring to the sidecar, without a warning.
     """
 
     def __init__(self, wish: Wish, path: str | os.PathLike[str] | None = None) -> None:
@@ -133,7 +135,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
 
     @property
     def active(self) -> bool:
-        """Whether it is on; before CUDA is initialised it is, and records nothing yet."""
+        """Whether it is on. Before CUDA is initialised it is on, but records nothing yet."""
         return self._on and self._process == os.getpid()
 
     @property
@@ -187,14 +189,14 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         return self._now()[0]
 
     def save(self, path: str | os.PathLike[str], *, step: int | str | None = None) -> Snapshot:
-        """Write the snapshot, and beside it, as <path>.json, what it can't say of itself.
+        """Write the snapshot, and beside it, as <path>.json, what the snapshot does not hold.
 
         Each of the two appears whole or not at all. The JSON has rank, world size, host,
         step, versions, settings, how it was recorded and `memory_stats()`.
 
         Args:
             path: Where to; compressed if it ends in .gz, .xz or .zst.
-            step: What the sidecar says of the place; None is the attribute `step`.
+            step: What the sidecar calls the place; None is the attribute `step`.
 
         Returns:
             What was saved.
@@ -234,7 +236,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             inspect.isasyncgenfunction,
         ):
             if is_deferred(function):
-                raise TypeError(f"{function!r} runs after its call: use 'with' inside of it")
+                raise TypeError(f"{function!r} runs after its call: use 'with' inside it")
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -314,7 +316,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             length = snap.trace_length(device)
             if snap.history_overflowed(device):
                 return length
-            # A ring that is just full is told too: the event that wraps it comes next.
+            # A ring that is just full is reported too: the event that wraps it comes next.
             if in_force is not None and length >= in_force.max_entries:
                 return in_force.max_entries
         return False

@@ -44,7 +44,7 @@ _of_group: dict[str, int] = {}
 
 
 def sidecar_path(path: str | os.PathLike[str]) -> str:
-    """Where the JSON beside a snapshot stands: its whole name with .json behind it."""
+    """Where the JSON beside a snapshot is: its whole name with .json after it."""
     return os.fspath(path) + ".json"
 
 
@@ -52,7 +52,7 @@ _count = itertools.count(1)
 
 
 def file_stem(kind: str) -> str:
-    """The beginning of a file's name that no other process and no later call gives.
+    """The beginning of a file's name; no other process and no later call gives the same.
 
     Example:
         >>> file_stem("oom")    # doctest: +SKIP
@@ -134,10 +134,10 @@ def sidecar(
 ) -> dict[str, Any]:
     """The facts of this process and its devices at this moment, as plain data.
 
-    CUDA is not initialised by this, and no device gets a context.
+    This does not initialise CUDA, and gives no device a context.
 
     Args:
-        devices: The CUDA devices that are told; none where CUDA is not in use.
+        devices: The CUDA devices that it covers; none where CUDA is not in use.
         recording: What was recorded, and how.
         step: What the program calls the place where it is.
         program: What runs; None takes it from `sys.argv`.

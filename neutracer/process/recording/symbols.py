@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's frames spelt out without the import of half of torch.
+"""PyTorch's frames spelt out without importing half of torch.
 
 The first time that PyTorch spells out Python frames it asks whether `torch._inductor` is
 there, to map frames of compiled code back to their source, and the question imports that
@@ -23,10 +23,9 @@ _NAME = "_inductor"
 
 
 class _NotImported(ModuleType):
-    """Stands for `torch._inductor` until it is imported.
-
-    To the threads that spell out frames it is empty. To any other it is the real package,
-    imported when it asks, as it would have been without this.
+    """Takes the place of `torch._inductor` until that is imported. To the threads that spell
+    out frames it is empty. To any other it is the real package, imported on request, as it
+    would have been without this.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,7 @@ _lock = threading.Lock()
 def light_symbols() -> Iterator[None]:
     """While this is open, frames that this thread has spelt out import nothing.
 
-    Nothing is lost by it: where `torch._inductor` was imported it is used.
+    Nothing is lost: where `torch._inductor` was imported it is used.
 
     Example:
         >>> with light_symbols():

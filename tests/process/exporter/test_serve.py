@@ -520,7 +520,7 @@ def test_top_refuses_other_servers(body: bytes, capsys: pytest.CaptureFixture[st
         assert main(["top", "--once", server.url]) == 2
     finally:
         server.stop()
-    assert "no exporter of neutracer's" in capsys.readouterr().err
+    assert "not a neutracer exporter" in capsys.readouterr().err
 
 
 HOSTILE: dict[str, Any] = {

@@ -419,7 +419,7 @@ def test_torch_for_cuda_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch
         live()
     assert str(caught.value) == (
         "a CUDA device in this process is not available: torch sees none, and one that is built "
-        "for CUDA does not tell what it allocates on the CPU"
+        "for CUDA does not report what it allocates on the CPU"
     )
 
 
@@ -491,7 +491,7 @@ def test_build_command_says_where_they_are(shim: Any, capsys: pytest.CaptureFixt
     assert facts["torch"] == torch.__version__
     assert Path(facts["path"]).is_file()
     assert main(["build-hooks"]) == 0
-    assert "were there already" in capsys.readouterr().out
+    assert "existed already" in capsys.readouterr().out
 
 
 def test_command_is_one_call(shim: Any, tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ def test_failing_device_is_said_once() -> None:
         # It is asked again no sooner than after a second, and then after two more.
         failures = monitor.get_stats()["failures"]
         assert 1 <= failures <= 1 + (time.monotonic() - begin)
-    assert monitor.alerts[0].message == "cuda:0 can't be read (error 77); it is tried again"
+    assert monitor.alerts[0].message == "cuda:0 can't be read (error 77); neutracer will try again"
 
 
 # ---- life ------------------------------------------------------------------------------

@@ -322,5 +322,5 @@ def test_real_torch_without_cuda_says_one_sentence():
 def test_decorator_without_brackets_is_told():
     with pytest.raises(TypeError, match=r"@neutracer\.record\(\)"):
         neutracer.record(lambda: None)
-    with pytest.raises(TypeError, match="a number of events, no float"):
+    with pytest.raises(TypeError, match="a number of events, not float"):
         neutracer.record(max_entries=1e5)
