@@ -50,7 +50,7 @@ def require_matplotlib() -> None:
 
 
 def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
-    """A snapshot as it is, the one that an outcome stands for, or what `load` makes of it."""
+    """A snapshot as it is, the one that an outcome describes, or what `load` makes of it."""
     if isinstance(source, Outcome):
         return source.snapshot()
     return source if isinstance(source, Snapshot) else load(source)

@@ -88,8 +88,8 @@ def _colour_bar(figure: Any, axes: Any, scale: Any, palette: Palette) -> None:
 
 
 def classic_frames(scene: Scene) -> Frames:
-    """The frames: the state of each, and the runs that stand in it: their addresses, and
-    those behind their ends."""
+    """The frames: the state of each, and the runs in it: their addresses, and those after
+    their ends."""
     first, end = scene.shown_states
     count = min(end - first, _MOST_FRAMES)
     states = {first + (end - 1 - first) * number // max(count - 1, 1) for number in range(count)}
@@ -109,7 +109,7 @@ def classic_frames(scene: Scene) -> Frames:
 
 
 class _Rows:
-    """Blocks or segments, with the columns of the picture that they stand in."""
+    """Blocks or segments, with the columns of the picture that they are in."""
 
     def __init__(self, table: Any, states: list[int], drawn: Any = None) -> None:
         born, gone = (
@@ -131,7 +131,7 @@ class _Rows:
         self._begin, self._end = begin[long].astype(np.int32), end[long].astype(np.int32)
 
     def at(self, column: int) -> tuple[Any, Any]:
-        """The addresses of what stands in a column, rising, and those behind its ends."""
+        """The addresses of what is in a column, rising, and those after its ends."""
         part = slice(*self._bounds[column : column + 2])
         stands = (self._begin <= column) & (self._end > column)
         first, last = (
@@ -143,7 +143,7 @@ class _Rows:
 
 
 def _runs(first: Any, last: Any, segment_first: Any, segment_last: Any) -> Any:
-    """The blocks that lie in a segment, those that touch merged; two rows: begins and ends."""
+    """The blocks in a segment, those that touch merged; two rows: begins and ends."""
     if not len(segment_first):
         return np.zeros((2, 0), np.uint64)
     at = np.searchsorted(segment_first, first, "right") - 1

@@ -242,7 +242,7 @@ def _map(
 
 
 def _borders(scene: Scene, axes: Any, height: int, palette: Palette) -> None:
-    """A hairline under each segment, for as long as it stands."""
+    """A hairline under each segment, for as long as it exists."""
     least = height / (_MAP * axes.figure.dpi) * _BORDER_PIXELS
     ends = np.append(scene.states, scene.view[1])
     lines = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands on and beside a map: moments of OOM, markers of holes, gaps between ranges,
+"""What is on and beside a map: moments of OOM, markers of holes, gaps between ranges,
 streams and pools. Importing this imports matplotlib."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LABEL_DISTANCE = 0.45
 
 
 def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> None:
-    """A red column for each OOM; above it what was asked for and what the device had.
+    """A red column for each OOM; above it the request and what the device had.
 
     Args:
         scene: What is drawn.
@@ -196,7 +196,7 @@ def group_rows(scene: Scene, width: float) -> list[list[tuple[int, str]]]:
 
 
 def draw_groups(figure: Any, scene: Scene, axes: Any, colours: tuple[str, ...]) -> None:
-    """A thin strip at the map's left that tells streams and private pools."""
+    """A thin strip at the map's left that shows streams and private pools."""
     box = axes.get_position()
     wide = figure.get_size_inches()[0]
     strip = figure.add_axes(

@@ -26,9 +26,9 @@ class HoleNote:
     """A hole that is worth a line.
 
     Attributes:
-        state: When: state e + 1 is what stands after event e.
+        state: When: state e + 1 is the one after event e.
         first: Position of its first byte.
-        end: Position behind its last byte.
+        end: Position after its last byte.
         size: Its bytes.
         text: The line.
     """

@@ -50,9 +50,9 @@ def mdtp(
     """Draw memory over time: each block at its address, for as long as it lived.
 
     Blocks are blue, darker where larger; holes in what is reserved are sand; a slanted stroke
-    on the axis says where addresses that were never reserved are left out; moments of OOM are
-    red columns. Above stand allocated and reserved bytes. The largest holes get a letter, and
-    below a line that says what pins them. A pixel that has seen a block or a hole shows it.
+    on the axis marks left-out addresses that were never reserved; moments of OOM are red
+    columns. Above are the allocated and reserved bytes. The largest holes get a letter, and a
+    line below that says what pins them. A pixel that has seen a block or a hole shows it.
 
     Args:
         before: A snapshot, or what `load` takes; or an outcome of `what_if`, which is drawn
@@ -69,10 +69,10 @@ def mdtp(
         address_range: Only addresses from .. to, as the device counts them.
         raw_addresses: Leave nothing out of the address axis.
         holes: Name the largest holes.
-        title: What stands above, or a pair for two snapshots; None is the file's name.
+        title: The title, or a pair for two snapshots; None is the file's name.
         dark: For a dark page.
-        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
-            writes by its name; a binary file gets a PNG.
+        output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
+            its name; a binary file gets a PNG.
 
     Returns:
         The matplotlib figure; `.savefig("memory.png")` writes it.
@@ -91,7 +91,7 @@ def mdtp(
         ['strip', 'map', 'sizes']
     """
     if style not in ("default", "classic"):
-        raise ValueError(f"style is 'default' or 'classic', not {style!r}")
+        raise ValueError(f"style must be 'default' or 'classic', not {style!r}")
     target = picture_file(output)
     from neutracer.pictures.mdtp.scene import Request
 
@@ -122,7 +122,7 @@ def _drawn(
 def _sources(
     before: Snapshot | SnapshotSource | Outcome, after: Snapshot | SnapshotSource | Outcome | None
 ) -> list[Snapshot | SnapshotSource | Outcome]:
-    """What is drawn: an outcome that stands alone goes beside its recording."""
+    """What is drawn: a single outcome goes beside its recording."""
     if after is not None:
         return [before, after]
     return [before.recorded, before] if isinstance(before, Outcome) else [before]
@@ -131,7 +131,7 @@ def _sources(
 def _titles(
     sources: list[Snapshot | SnapshotSource | Outcome], title: str | tuple[str, str] | None
 ) -> list[str]:
-    """What stands above each picture."""
+    """The title of each picture."""
     if title is not None:
         several = title if isinstance(title, (tuple, list)) else [title]
         titles = [text("title", one) for one in several]

@@ -19,10 +19,10 @@ __all__ = ["SEEN_BLOCK", "SEEN_HOLE", "SEEN_RESERVED", "Oom", "Planes", "Request
 
 SEEN_BLOCK, SEEN_HOLE, SEEN_RESERVED = 1, 2, 4
 
-# Events that only make room for the allocation behind them.
+# Events that only make room for the allocation after them.
 _OPENING = ("segment_alloc", "segment_map")
 
-# Seconds, or events, behind the end of every axis.
+# Seconds, or events, after the end of every axis.
 _FARTHEST = 1e12
 
 _ALLOCATED, _ACTIVE, _RESERVED = 0, 1, 2
@@ -46,8 +46,8 @@ class Oom:
     """A moment at which memory ran out.
 
     Attributes:
-        state: The state behind it; state e + 1 is what stands after event e.
-        asked: Bytes that were asked for.
+        state: The state after it; state e + 1 is the one after event e.
+        asked: Bytes that were requested.
         device_free: Bytes that the device had free.
     """
 
@@ -82,13 +82,13 @@ class Scene:
         snapshot: The snapshot.
         timeline: The device's timeline.
         by_time: Whether the axis is time; else it is events.
-        title: What stands above it.
+        title: Its title.
         view: The positions shown: x first, x end, y first, y end.
     """
 
     def __init__(self, snapshot: Snapshot, request: Request, title: str) -> None:
         if request.x not in ("time", "event"):
-            raise ValueError(f"x is 'time' or 'event', not {request.x!r}")
+            raise ValueError(f"x must be 'time' or 'event', not {request.x!r}")
         request = _checked(request)
         self.snapshot = snapshot
         self.timeline: Timeline = snapshot.timeline(request.device)
@@ -133,7 +133,7 @@ class Scene:
         )
         low, high = max(low, first), min(high, self._end)
         if low >= high:
-            raise ValueError(f"nothing of the trace lies in {self.request.time_range}")
+            raise ValueError(f"nothing in the trace falls within {self.request.time_range}")
         return low, high
 
     def _y_view(self) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class Scene:
         return low, high
 
     def position(self, address: int) -> int:
-        """Where an address stands; one that was never reserved as the next that was."""
+        """Where an address is drawn; one that was never reserved as the next that was."""
         row = bisect_right(self._starts, address) - 1
         if row < 0:
             return 0
@@ -154,7 +154,7 @@ class Scene:
         return position + min(address - start, size)
 
     def address(self, position: int) -> int:
-        """Which address stands at a position."""
+        """Which address is at a position."""
         row = bisect_right([p for _, _, p in self.ranges], position) - 1
         if row < 0:
             return 0
@@ -177,7 +177,7 @@ class Scene:
 
     @cached_property
     def shown_states(self) -> tuple[int, int]:
-        """The first state of the view, and the one behind its last."""
+        """The first state of the view, and the one after its last."""
         first = int(self._first_states(np.array([self.view[0]]))[0])
         return first, int(np.searchsorted(self.states, self.view[1], "left"))
 
@@ -200,7 +200,8 @@ class Scene:
         return self._series(_RESERVED)
 
     def column_states(self, width: int) -> tuple[Any, Any]:
-        """Of each of the view's columns the first state it sees, and the one behind the last."""
+        """Of each of the view's columns the first state it sees, and the one after the
+        last."""
         x_first, x_end = self.view[:2]
         edges = x_first + (x_end - x_first) * np.arange(width + 1) / width
         first = self._first_states(edges[:-1])
@@ -224,7 +225,7 @@ class Scene:
     @cached_property
     def settled(self) -> Any:
         """Which states a program can see: a new segment and the allocation that it is for
-        are one call, and what stands between the two is not."""
+        are one call, and what is between the two is not."""
         names = self.snapshot.native.actions()
         opening = [names.index(name) for name in _OPENING if name in names]
         actions = np.asarray(self.timeline.events.codes("action"))
@@ -300,7 +301,7 @@ def _checked(request: Request) -> Request:
         pool = number_pair("pool", pool, whole=True)
     for one in (stream or 0, *(pool or ())):
         if not 0 <= one < 1 << 64:
-            raise ValueError(f"there is no stream or pool {one}: it is 0 to 2**64 - 1")
+            raise ValueError(f"there is no stream or pool {one}: its number must be 0 to 2**64 - 1")
     return replace(
         request,
         stream=stream,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's ES modules put into one script, which runs without a server and without npm.
+"""The page's ES modules in one script, which needs no server and no npm.
 
 Each module becomes a function of its own, so that its names stay its own, and hands out
 what it exports. The modules keep to three forms: `import { a, b } from "./x.js";`,

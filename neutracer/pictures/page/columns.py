@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of integers as few bytes: narrow, delta-encoded where told, deflated as one stream.
+"""Columns of integers in few bytes: narrow, delta-encoded on request, deflated as one stream.
 
-The stream holds the length of a JSON header (32 bits), the header, and the columns one
-behind the other. A column is stored by planes: the lowest bytes of all its numbers, then
-the next ones, little-endian, which deflates better than numbers side by side. `decode.js`
-reads this; `unpack` here says the same in Python.
+The stream holds the length of a JSON header (32 bits), the header, and the columns one after
+the other. A column is stored by planes: the lowest bytes of all its numbers, then the next
+ones, little-endian, which deflates better than numbers side by side. `decode.js` reads this;
+`unpack` here says the same in Python.
 
 Example:
     >>> packer = Packer()

@@ -6,7 +6,7 @@ import { baseName, framesOf, isAllocated, liveRows, whereOf } from "./model.js";
 import { bytes, many, share } from "./units.js";
 
 const ROW = 22;
-// Narrower boxes are told as "more", so that a page stays quick.
+// Narrower boxes are shown as "more", so that a page stays quick.
 const NARROWEST = 0.003;
 
 // Pixels from which on a box has room for some letters of its name.
@@ -107,7 +107,7 @@ export const flame = (app) => {
     box.style.height = `${(deepest + 2) * ROW}px`;
     byId("flame-words").textContent = root.bytes
       ? `${bytes(root.bytes)} in ${many(root.count, "block")} ${app.momentWords()}; outermost call on top, `
-        + "wider holds more. Your own code is blue. Click a call to look into it."
+        + "wider holds more. Your own code is blue. Click a call to look inside."
       : `Nothing is allocated ${app.momentWords()}.`;
   };
 

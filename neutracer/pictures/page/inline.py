@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a snapshot inside of a notebook."""
+"""The page of a snapshot inside a notebook."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _HEIGHT = 800
 class PageView:
     """A page that shows itself in a notebook; `view` without a path returns it.
 
-    The page runs in a frame of its own, that may run its own program and do nothing else:
-    it can't reach the notebook, nor the network. A page of more than 1 MB is not put into
-    the notebook: it is written as a file into the working directory, which is the
-    notebook's folder, and linked.
+    The page runs in a frame of its own that may only run the page's program: it can't reach
+    the notebook or the network. A page of more than 1 MB goes into a file in the working
+    directory, which is the notebook's folder, and the notebook links to it.
 
     Attributes:
         html: The page.
@@ -81,7 +80,7 @@ class PageView:
         """A link to the page as a file beside the notebook, which has its contents' name."""
         stem = re.sub(r"[^\w.-]+", "_", self.title, flags=re.ASCII).strip("._")[:60] or "page"
         name = f"{stem}-{hashlib.sha256(self._bytes).hexdigest()[:8]}.html"
-        size = f"The page has {self._size}, more than the 1 MB that is put into a notebook"
+        size = f"The page has {self._size}, more than the 1 MB that a notebook is given"
         try:
             if not os.path.exists(name):
                 self.save(name)

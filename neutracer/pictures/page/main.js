@@ -243,7 +243,7 @@ const settle = (app) => {
   document.querySelector("[data-axis=time]").disabled = !m.isTimed;
   const byCategory = document.querySelector("[data-by=categories]");
   byCategory.disabled = !m.category;
-  byCategory.title = m.category ? "" : "nothing in the trace tells what its blocks are for";
+  byCategory.title = m.category ? "" : "nothing in the trace says what its blocks are for";
   const chosen = byId("device");
   if (chosen) chosen.value = String(app.state.device);
   const left = m.meta.allocations - m.rows;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies over the chart: cursor, selected range, and the blocks that are pinned or
+// What is over the chart: cursor, selected range, and the blocks that are pinned or
 // pointed at. They are elements of their own, so that moving them draws nothing else.
 
 import { made } from "./dom.js";

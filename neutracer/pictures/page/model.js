@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trace as typed arrays: what is alive when, where it lies, who asked for it.
+// The trace as typed arrays: what is alive when, where it is, who asked for it.
 
 // Rows of one entry of the index that skips what is out of sight.
 export const CHUNK = 256;

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A timeline as the payload of its page: allocations, segments, events, stacks.
 
-Up to a stated number of allocations the payload is the whole trace, and the page reckons
-every series from it. Beyond that the allocations that matter most (bytes times events
-lived, those of the focus first) are kept one by one; the totals after each event that is
-kept stay exact, and what is left out shows as a band of its own on the timeline, and as
-the cells of a coarse picture on the map.
+Up to a stated number of allocations the payload is the whole trace, and the page computes
+every series from it. Beyond that the allocations that matter most (bytes times events lived,
+those of the focus first) are kept one by one; the totals after each event that is kept stay
+exact, and what is left out shows as a band of its own on the timeline, and as the cells of a
+coarse picture on the map.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_NAME = 300
 
 @dataclass(frozen=True)
 class _Kept:
-    """The rows of a timeline that go into a page, and the events they speak of.
+    """The rows of a timeline that go into a page, and the events they refer to.
 
     Attributes:
         rows: Rows of `allocations`, as native 32-bit numbers; None is all.
@@ -79,7 +79,7 @@ def pack(
         timeline: The device's timeline.
         facts: More for the header, as plain data.
         most: Allocations to keep one by one.
-        focus: Events from .. to; what lives in them is kept before all else.
+        focus: Events from .. to; what lives in them is kept first.
 
     Returns:
         A deflated stream as `view_columns` has it.
@@ -113,7 +113,7 @@ def pack(
 
 
 class _Stacks:
-    """The stacks that a page speaks of, numbered anew; 0 is none."""
+    """The stacks that a page refers to, numbered anew; 0 is none."""
 
     def __init__(self, snap: Snapshot) -> None:
         self._snap = snap
@@ -145,7 +145,8 @@ class _Stacks:
         ]
 
     def add_to(self, packer: Packer) -> None:
-        """The prefix tree of frames, and by stack its node and the line that stands for it."""
+        """The prefix tree of frames, and by stack its node and the line that represents
+        it."""
         innermost, parent = self._snap.native.stacks()
         packer.add("node.frame", memoryview(innermost))
         packer.add("node.parent", memoryview(parent))

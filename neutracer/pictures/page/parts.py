@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands on the page of a snapshot before its program runs: findings, figures, settings."""
+"""What is on the page of a snapshot before its program runs: findings, figures, settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["page_parts", "page_style"]
 
 _TABS = ("Overview", "Segments", "Stacks", "Allocations", "Events", "Settings")
 
-# Findings that stand above the picture; the others are behind a click.
+# Findings above the picture; the others need a click.
 _SHOWN_FINDINGS = 2
 
 _MOST_PLACE = 120
@@ -34,8 +34,8 @@ def page_parts(
     Args:
         snap: The snapshot.
         report: Its report.
-        devices: The devices that the page shows; those behind the first are hidden at first.
-        title: What stands on top.
+        devices: The devices that the page shows; those after the first are hidden at first.
+        title: The title.
     """
     return {
         "title": _text(title),
@@ -57,7 +57,7 @@ def _device_choice(report: OverviewReport, devices: Sequence[int]) -> str:
 
 
 def _headings(report: OverviewReport, devices: Sequence[int]) -> dict[str, str]:
-    """What stands above the tabs and above the picture, for each device."""
+    """What is above the tabs and above the picture, for each device."""
     facts, figures, findings = [], [], []
     for place, number in enumerate(devices):
         mine = next((entry for entry in report.devices if entry.device == number), None)
@@ -147,7 +147,7 @@ def _findings(findings: Iterable[Finding]) -> str:
     if not articles:
         return (
             '<article class="info"><span class="word">good</span><strong>Nothing stands out: '
-            "no out-of-memory event, no fragmentation worth a word.</strong></article>"
+            "no out-of-memory event, no fragmentation worth mentioning.</strong></article>"
         )
     more = articles[_SHOWN_FINDINGS:]
     rest = f"<details><summary>{len(more)} more</summary>{''.join(more)}</details>" if more else ""

@@ -56,8 +56,8 @@ def view(
 ) -> Path | PageView:
     """Write a snapshot as one offline page: findings, timeline, address map, tables.
 
-    The page is one file. Nothing leaves it: its policy refuses every request. It shows the
-    names that the file has (functions, files, lines), and no source text.
+    The page is one file. It sends nothing: its policy refuses every request. It shows the
+    names in the file (functions, files, lines), but no source text.
 
     Args:
         source: A snapshot, or what `load` takes; or an outcome of `what_if`.
@@ -65,10 +65,10 @@ def view(
             written, and shows itself in a notebook.
         device: The device; None is all of them, and the page turns from one to the next.
         max_allocations: Allocations that the page holds one by one, over all its devices.
-            Of a longer trace those with the most bytes times events lived are kept; totals
+            From a longer trace it keeps those with the most bytes times events lived; totals
             stay exact, and the map shows the others in cells.
-        focus: Events from .. to of the one device: what lives in them is kept before all
-            else, and the page opens on them.
+        focus: Events from .. to of the one device: the page keeps what lives in them first,
+            and opens on them.
 
     Returns:
         The path; without one the page.
@@ -87,7 +87,7 @@ def view(
         True
     """
     if path is not None:
-        # What can be no file's name is told before the work.
+        # What can't be a file's name is reported before the work.
         path_name(path)
     page = _page(source, device, max_allocations, focus)
     return page if path is None else page.save(path)
@@ -108,7 +108,7 @@ def view_html(
         device: As for `view`.
         max_allocations: As for `view`.
         focus: As for `view`.
-        title: What stands on top; empty is the file's name.
+        title: The title; empty is the file's name.
 
     Raises:
         ValueError: As for `view`.
@@ -126,7 +126,7 @@ def _page(
     title: str = "",
 ) -> PageView:
     if whole_number("max_allocations", most) < 1:
-        raise ValueError("a page holds at least one allocation")
+        raise ValueError("a page must hold at least one allocation")
     if focus is not None:
         focus = number_pair("focus", focus, whole=True)
     snap, name, path = _opened(source, title)
@@ -142,7 +142,7 @@ def _page(
 
 
 def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
-    """The snapshot, what stands on top of its page, and where its file is; "" is nowhere."""
+    """The snapshot, the title of its page, and where its file is; "" is nowhere."""
     if isinstance(source, Outcome):
         settings = source.settings or "default settings"
         return source.snapshot(), title or f"What if: {settings}", ""
@@ -161,7 +161,7 @@ def _payloads(
     timelines = [snap.timeline(number) for number in devices]
     if focus is not None:
         if len(timelines) > 1:
-            raise ValueError("a focus is of one device, say which")
+            raise ValueError("a focus needs one device: say which")
         last = min(focus[1], len(timelines[0]) - 1)
         focus = (max(focus[0], 0), last)
         if focus[0] > last:

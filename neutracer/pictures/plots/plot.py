@@ -46,14 +46,14 @@ def plot_timeline(
         source: A snapshot, or what `load` takes.
         device: The device; None is the only one.
         x: "time" in seconds since the first event, or "event".
-        by: "line" (the program's own line that stands for a stack), "stack", or
+        by: "line" (the program's own line that represents a stack), "stack", or
             "category" (as `Timeline.categories` has them).
         top: How many of them get a band of their own, those that held the most at the
             peak first; all others are one band, in grey.
-        title: What stands above; None is the file's name.
+        title: The title; None is the file's name.
         dark: For a dark page.
-        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
-            writes by its name; a binary file gets a PNG.
+        output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
+            its name; a binary file gets a PNG.
 
     Raises:
         UnavailableError: matplotlib is not installed.
@@ -69,7 +69,7 @@ def plot_timeline(
         ['reserved', 'train.py:159 frag', 'train.py:155 frag']
     """
     if by not in ("line", "stack", "category"):
-        raise ValueError(f"by is 'line', 'stack' or 'category', not {by!r}")
+        raise ValueError(f"by must be 'line', 'stack' or 'category', not {by!r}")
     top = whole_number("top", top, least=0)
     target = picture_file(output)
     from neutracer.pictures.mdtp.scene import Request, Scene
@@ -103,10 +103,10 @@ def plot_fragmentation(
         device: The device; None is the only one.
         x: "time" in seconds since the first event, or "event".
         event: Another moment for the segments: after this event.
-        title: What stands above; None is the file's name.
+        title: The title; None is the file's name.
         dark: For a dark page.
-        output: Where the figure is written too: .png, .svg, .pdf or what else matplotlib
-            writes by its name; a binary file gets a PNG.
+        output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
+            its name; a binary file gets a PNG.
 
     Raises:
         UnavailableError: matplotlib is not installed.

@@ -320,7 +320,7 @@ def test_ranges_cut_both_axes():
     figure = neutracer.mdtp(bundle.snapshot("frag_default"), time_range=(0.06, 0.07))
     (axes,) = axes_of(figure, "map")
     assert axes.get_xlim() == pytest.approx((0.06, 0.07))
-    with pytest.raises(ValueError, match="nothing of the trace"):
+    with pytest.raises(ValueError, match="nothing in the trace"):
         neutracer.mdtp(bundle.snapshot("frag_default"), time_range=(5, 6))
     with pytest.raises(ValueError, match="ever reserved"):
         neutracer.mdtp(bundle.snapshot("frag_default"), address_range=(0, 1))
@@ -473,7 +473,7 @@ def test_command_refuses_what_it_cannot(tmp_path, capsys, snapshot_path):
     assert main(["mdtp", file, "-o", str(tmp_path / "memory.docx")]) == 2
     assert ".png, .svg or .pdf" in capsys.readouterr().err
     assert main(["mdtp", file, file, file, "-o", "x.png"]) == 2
-    assert "two are compared" in capsys.readouterr().err
+    assert "two to compare" in capsys.readouterr().err
     assert main(["mdtp", str(tmp_path / "none.pickle"), "-o", str(tmp_path / "x.png")]) == 2
     assert "No such file" in capsys.readouterr().err
 

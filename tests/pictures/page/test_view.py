@@ -245,7 +245,7 @@ def test_several_devices_share_one_page():
     assert "cuda:2" in alone
     assert "cuda:0" not in alone
     assert alone.count("<script") == 2
-    with pytest.raises(ValueError, match="of one device"):
+    with pytest.raises(ValueError, match="one device: say which"):
         view_html(dumped(two_devices()), focus=(0, 1))
 
 
