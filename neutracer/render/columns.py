@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cells of a table as text of equal width, column by column.
 
-Figures stand below each other at the decimal point and units below units; places take two
+Figures are aligned at the decimal point and units below units; places take two
 columns, function and location; of plain texts only the last column flows.
 """
 
@@ -58,7 +58,7 @@ def function_width(places: Sequence[Place], width: int) -> int:
 class _Column:
     """One column: its cells as texts, and where they begin.
 
-    `inset` is how far right of the column's begin its heading stands, so that it stands
+    `inset` is how far right of the column's beginning its heading is, so that it is
     above the widest figure.
     """
 
@@ -71,7 +71,7 @@ class _Column:
         self.inset = 0
 
     def widen(self, width: int) -> None:
-        """Give figures `width` columns; they stand at the right of them."""
+        """Give figures `width` columns; they are at the right of them."""
         self.inset = width - self.width
         self.width = width
         self.texts = [" " * (width - display_width(text)) + text for text in self.texts]

@@ -164,14 +164,14 @@ Cell = str | Figure | Place
 class Note:
     """One sentence below a finding: a piece of evidence, or a piece of advice.
 
-    The text flows over as many lines as it needs; the place or the detail then stands in
+    The text flows over as many lines as it needs; the place or the detail is then in
     an aligned column at its right.
 
     Attributes:
         text: The sentence: "and took a segment of its own:".
         place: Where in the program, or None.
-        detail: A short text for the right column, where there is no place to tell:
-            what an advice would change, and how that is known.
+        detail: A short text for the right column, where there is no place to show: what the
+            advice would change, and how that is known.
     """
 
     text: str
@@ -188,9 +188,9 @@ class Entry:
     """One finding on the page.
 
     Attributes:
-        severity: Its word stands in the left column.
+        severity: Its word is in the left column.
         headline: The finding in one line, with its bytes.
-        when: What stands at the right edge of that line: "event 2,048"; may be empty.
+        when: The text at the right edge of that line: "event 2,048"; may be empty.
         notes: Evidence first, then who, then what to do.
     """
 
@@ -211,7 +211,7 @@ class Findings:
 class Table:
     """Rows of cells below a title.
 
-    Without column headings the title stands alone above the rows. With them it shares
+    Without column headings the title is alone above the rows. With them it shares
     their line, and the columns of figures are equally wide, so that they compare.
 
     Attributes:
@@ -250,7 +250,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A text that flows over the whole width."""
+    """A text over the whole width."""
 
     text: str
 
@@ -265,7 +265,7 @@ class Document:
     Attributes:
         title: What the page is about: a file's name.
         facts: What else fits on its line: what kind of file, how long, how complete.
-        blocks: What stands below, from the top down.
+        blocks: What is below, from the top down.
         more: The command that shows the rest, named where a renderer has to cut.
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A document as HTML: a small fragment for a notebook, or a page that stands alone.
+"""A document as HTML: a small fragment for a notebook, or a self-contained page.
 
 Every string is escaped, and made visible first where it holds control or BiDi characters.
-Nothing is loaded and nothing runs: a page says so in its content security policy.
+It loads nothing and runs nothing: a page says so in its content security policy.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def render_html(document: Document, picture: str = "") -> str:
 
     Args:
         document: The document.
-        picture: What stands between the title and the rest: HTML that is safe already.
+        picture: What goes between the title and the rest: HTML that is safe already.
 
     Example:
         >>> "<script>" in render_html(Document("<script>"))
@@ -110,7 +110,7 @@ def page_shell(title: str, body: str, style: str, script: str = "") -> str:
         title: The title, as data; it is escaped here.
         body: HTML that is safe already; attributes of style in it would not apply.
         style: The style sheet. The policy names its hash.
-        script: A program that runs once the body stands; none where it is empty. The
+        script: A program that runs once the body is there; none where it is empty. The
             policy names its hash.
 
     Raises:

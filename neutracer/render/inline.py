@@ -33,7 +33,7 @@ def inline_html(document: Document, picture: str = "", whole: str = "print(...)"
 
     Args:
         document: The document.
-        picture: What stands between the title and the rest: HTML that is safe already.
+        picture: What goes between the title and the rest: HTML that is safe already.
         whole: What has all of it, for the note.
     """
     page = render_html(document, picture)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports as JSON: stable, exact, and only of types that JSON has a word for.
+"""Reports as JSON: stable, exact, and only of types that JSON knows.
 
 Integers stay integers (a device address needs all of its 64 bits), the order of the keys
 is the order of the fields, and what is not ASCII is escaped, so that the text is safe to
@@ -68,7 +68,7 @@ def _plain_object(value: object, where: str) -> Any:
 
 def _key(key: object, where: str) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{where}: a key of JSON is a string, not a {type(key).__name__}")
+        raise TypeError(f"{where}: a JSON key must be a string, not a {type(key).__name__}")
     return str(key)
 
 

@@ -29,9 +29,9 @@ class Palette:
         grey: Text of second rank, axes.
         line: Hairlines: borders of segments, rules between rows.
         allocated: The blue scale, from the smallest block to the largest.
-        groups: Bands of blocks that are told apart, and not ordered: kinds of blue, each of
-            which differs from every other one also for who sees no red or no green. What
-            stands side by side in this order differs most, the last and the first too.
+        groups: Bands of blocks that must differ, without an order: kinds of blue, each of
+            which differs from every other one also for those who see no red or no green.
+            Neighbours in this order differ most, the last and the first too.
         sand: Reserved but free.
         sand_ink: Lines and words about what is free.
         red: Trouble: running out of memory, cycles.
@@ -115,7 +115,7 @@ DARK = Palette(
     surface="#1c252d",
 )
 
-# A terminal has its own background, which can't be asked for; its named colours are
+# A terminal has its own background, which can't be queried; its named colours are
 # readable on it, so the roles of a text are given by name.
 TERMINAL_STYLES = {
     "strong": "bold",

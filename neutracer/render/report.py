@@ -46,7 +46,7 @@ __all__ = ["Finding", "Report", "ranked"]
 # Annotations are objects in this module, not text: subclasses elsewhere inherit the fields,
 # and `typing.get_type_hints` finds no Finding there.
 
-# One screen: the rest stands behind the command that the document names.
+# One screen: the command that the document names shows the rest.
 _SCREEN_LINES = 40
 
 
@@ -73,7 +73,7 @@ class Finding:
     event: int | None = None
 
     def entry(self) -> Entry:
-        """The finding as it stands on a page."""
+        """The finding as a page shows it."""
         when = "" if self.event is None else f"event {format_count(self.event)}"
         return Entry(self.severity, self.message, when, self.evidence + self.advice)
 
@@ -85,14 +85,14 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(FieldsOnly, abc.ABC):
-    """The base of every report. It can be pickled and copied: its fields are.
+    """The base of every report. Reports can be pickled and copied.
 
     A subclass is a `@dataclass(frozen=True, kw_only=True, repr=False)` that sets `schema`
     and writes `document()`. Fields whose names begin with an underscore stay out of
     `to_dict()`; properties named in `derived` go into it.
 
     Attributes:
-        findings: What is worth telling, the worst first.
+        findings: What is worth reporting, the worst first.
     """
 
     schema: ClassVar[str]
@@ -120,7 +120,7 @@ class Report(FieldsOnly, abc.ABC):
         """The report as plain data for JSON: schema first, findings last.
 
         Raises:
-            TypeError: A field holds what JSON has no word for.
+            TypeError: A field holds what JSON can't express.
         """
         names = [field.name for field in fields(self) if not field.name.startswith("_")]
         names.remove("findings")

@@ -18,7 +18,7 @@ from neutracer.render.text import WIDTH, Line, layout
 
 __all__ = ["colour_wanted", "rich_text", "show", "show_lines", "terminal_width", "write"]
 
-# Typography that an encoding may lack, and what stands for it.
+# Typography that an encoding may lack, and its replacement.
 _PLAINER = str.maketrans({"·": "-", "…": "~"})
 
 
@@ -65,7 +65,7 @@ def write(text: str, stream: TextIO) -> None:
 
 
 def colour_wanted() -> bool:
-    """Whether the user has not asked for plain text."""
+    """Whether the user wants colours, not plain text."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -82,7 +82,7 @@ def _show_rich(lines: list[Line], stream: TextIO) -> bool:
 
 
 def rich_text(lines: list[Line]) -> Any:
-    """Lines as one `Text` of rich, which is to be installed."""
+    """Lines as one `Text` of rich, which must be installed."""
     from rich.text import Text
 
     text = Text(no_wrap=True)

@@ -97,7 +97,7 @@ def layout(document: Document, width: int = WIDTH, max_lines: int | None = None)
 
 
 def _cut(line: Line, width: int) -> Line:
-    """A line that is too wide in spite of all ends in an ellipsis."""
+    """A line that is still too wide ends in an ellipsis."""
     room = width
     kept: list[Span] = []
     for span in line:

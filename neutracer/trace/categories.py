@@ -37,7 +37,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     ),
     "as-many-as-gradients": (
         "parameter",
-        "There before the trace, never freed, and of each size as many as one backward pass "
+        "There before the trace, never freed, and as many of each size as one backward pass "
         "leaves gradients.",
     ),
     "kept-by-optimizer": (

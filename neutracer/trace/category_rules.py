@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules behind `categories`: from stacks, passes and lifetimes to a category.
+"""The rules of `categories`: from stacks, passes and lifetimes to a category.
 
 What a stack was doing is decided once for each stack (`roles`); what it made, by how long
 that lived. Where two readings are possible, a rule leaves the row as it is: unknown.
@@ -25,7 +25,7 @@ _WORKSPACES = frozenset((32 << 20, 8_519_680, 4_194_304 + 131_072))
 
 
 class Evidence:
-    """What the rules go by: a timeline's allocations and passes."""
+    """What the rules use: a timeline's allocations and passes."""
 
     def __init__(self, columns: Mapping[str, Sequence[int]], passes: Passes) -> None:
         self.columns = columns
@@ -49,7 +49,7 @@ class Evidence:
         return compress(range(self.first, len(self.made)), self.kinds.translate(table))
 
     def row_pass(self, event: int) -> int:
-        """The number of the backward pass that an event lies in; -1: in none."""
+        """The number of the backward pass that an event is in; -1: in none."""
         at = bisect_right(self.begins, event) - 1
         return at if at >= 0 and event < self.ends[at] else -1
 

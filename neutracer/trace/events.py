@@ -89,7 +89,7 @@ def said_of_trace(settings: Mapping[str, Any], key: str, device: int) -> bool | 
 
 
 def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:
-    """The first event of a range and the one behind its last.
+    """The first event of a range and the one after its last.
 
     Raises:
         ValueError: It has gaps, or is not among the `count` events there are.
@@ -99,7 +99,7 @@ def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[in
         events = range(*events.indices(count))
     if isinstance(events, range):
         if events.step != 1:
-            raise ValueError("a range of events has a step of 1")
+            raise ValueError("a range of events must have a step of 1")
         events = (events.start, max(events.start, events.stop))
     first, end = number_pair("events", events, whole=True)
     if not 0 <= first <= end <= count:

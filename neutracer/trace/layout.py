@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which block lies where in which segment at one moment."""
+"""Which block is where in which segment at one moment."""
 
 from __future__ import annotations
 

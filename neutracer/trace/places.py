@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which line of the user's program stands for a stack."""
+"""Which line of the user's program represents a stack."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def place_of(stack: Sequence[Frame]) -> Place:
-    """The line that stands for a stack, with the file's name without its folders."""
+    """The line that represents a stack, with the file's name without its folders."""
     frame = user_frame(stack)
     if frame is None:
         return UNKNOWN_PLACE
@@ -61,7 +61,7 @@ def base_name(filename: str) -> str:
 
 
 def grouped(items: Iterable[tuple[Sequence[Frame], int, int]]) -> list[tuple[Place, int, int]]:
-    """Bytes and counts put together by place, the most bytes first.
+    """Bytes and counts grouped by place, the most bytes first.
 
     Args:
         items: Tuples of a stack, bytes and a count.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was there before a trace began: told by its end and its sizes."""
+"""What was there before a trace began: its end and its sizes show it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["reporting"]
 # From this size on, loading tells on a terminal how far it is.
 _LONG_FILE = 256 << 20
 
-# Takes a line back: to its beginning, and everything behind that erased.
+# Takes a line back: to its beginning, and everything after that erased.
 _ERASE = "\r" + " " * 40 + "\r"
 
 
@@ -23,7 +23,7 @@ _ERASE = "\r" + " " * 40 + "\r"
 def reporting(
     source: object, progress: Callable[[int], object] | bool | None
 ) -> Iterator[Callable[[int], object] | None]:
-    """The function to be told of the bytes read, or None.
+    """The function to call with the bytes read, or None.
 
     Args:
         source: What is loaded.

@@ -122,7 +122,7 @@ class Passes(NamedTuple):
     Attributes:
         role: The role of each event. An event without a stack is of the backward pass
             where the trace has one, since autograd's threads have no Python frames.
-        backward: Begin and end (behind the last event) of each backward pass.
+        backward: Begin and end (after the last event) of each backward pass.
         forward: The events that allocate inside of modules.
         allocates: 1 for each event that allocates, 0 for others.
         stack: The stack id of each event.
@@ -179,8 +179,8 @@ def _is_library(stack: Sequence[Frame]) -> bool:
 def _joined(
     passes: list[tuple[int, int]], role: bytearray, allocates: bytes
 ) -> list[tuple[int, int]]:
-    """Passes with nothing but frees between them, put together; those without an
-    allocation left out."""
+    """Passes with nothing but frees between them, merged; without those that allocate
+    nothing."""
     joined: list[tuple[int, int]] = []
     for begin, end in passes:
         if joined and allocates.find(1, joined[-1][1], begin) < 0:

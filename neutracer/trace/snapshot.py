@@ -43,17 +43,17 @@ def load(
     Args:
         source: A path, "-" for standard input, bytes, or a file open in binary mode;
             plain or compressed with gzip, xz or zstd.
-        max_memory: The most memory that reading may take: bytes, or a text as "4GiB".
+        max_memory: The most memory that reading may take: bytes, or a text like "4GiB".
             None is 16 GiB.
         progress: Called with the number of bytes read so far, some 20 times a second;
-            True writes it to standard error; None does so for long files on a terminal.
+            True writes it to standard error; None does that for long files on a terminal.
 
     Returns:
-        The snapshot. A file that breaks off gives what was whole, `.partial` says why.
+        The snapshot. Of a file that breaks off you get the whole part; `.partial` says why.
 
     Raises:
         SnapshotError: It is no snapshot, or damaged; `.offset` is the byte.
-        LimitError: It would take more than `max_memory`, or unfolds without end.
+        LimitError: It would take more than `max_memory`, or unpacks without end.
         UnavailableError: It is compressed, and nothing here unpacks that.
         OSError: It can't be opened or read.
 
@@ -72,7 +72,7 @@ def load(
 
 
 def _restored(saved: bytes, renamed: Mapping[str, str] | None, partial: str | None) -> Snapshot:
-    """What was pickled; it takes as much memory as it did where it came from."""
+    """What was pickled; it takes as much memory as at its origin."""
     snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
     snap._partial = partial
     return snap
@@ -83,9 +83,9 @@ class Snapshot:
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
 
-    It can be pickled and deeply copied: it goes as `to_bytes` writes it, and arrives as `load`
-    reads that. All tables, settings and figures are the same then, `partial`, and what a
-    notebook's cells are called; `ignored_keys` stay behind, as they do in a file.
+    It can be pickled and deeply copied, through `to_bytes` and `load`. All tables, settings
+    and figures, `partial`, and the names of a notebook's cells survive that; `ignored_keys`
+    are lost, as they are in a file.
     """
 
     def __init__(self, native: core.Snapshot, renamed: Mapping[str, str] | None = None) -> None:
@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is of the CPU's allocator, as `live` gives it on a torch without CUDA."""
+        """Whether it shows the CPU's allocator, as `live` does on a torch without CUDA."""
         return self._native.settings().get("exact_sizes") is True
 
     def device_name(self, device: int) -> str:
@@ -133,7 +133,7 @@ class Snapshot:
         """`device`, or the only one there is.
 
         Raises:
-            ValueError: There is no such device, or there are several and None was asked.
+            ValueError: There is no such device, or there are several and None was given.
             TypeError: It is no number.
         """
         devices = self.devices
@@ -143,7 +143,7 @@ class Snapshot:
                 raise ValueError(f"the snapshot has several devices, {which}: {devices}")
             return devices[0] if devices else 0
         if isinstance(device, str):
-            raise TypeError(f"a snapshot's device is its number, as 0, not {device!r}")
+            raise TypeError(f"a snapshot's device must be its number, like 0, not {device!r}")
         device = whole_number("a snapshot's device", device, "its number, as 0")
         if device not in devices and not 0 <= device < len(self._traces):
             others = f"only {devices}" if devices else "nor any other"
@@ -217,7 +217,7 @@ class Snapshot:
     def settings_in_force(self) -> Mapping[str, Any]:
         """The settings as neutracer understands them, defaults filled in; sizes in bytes.
 
-        `text` is the PYTORCH_CUDA_ALLOC_CONF that stands for them.
+        `text` is the PYTORCH_CUDA_ALLOC_CONF that expresses them.
         """
         return MappingProxyType(self._native.settings_in_force())
 
@@ -287,9 +287,9 @@ class Snapshot:
 
         Args:
             path: Where to; compressed if it ends in .gz, .xz or .zst.
-            events: Only these events of one device, with the segments as they stood
-                after the last of them: a range, a slice, or the first one and the one
-                behind the last. None writes everything.
+            events: Only these events of one device, with the segments as they were after the
+                last of them: a range, a slice, or the first one and the one after the last.
+                None writes everything.
             device: The device of `events`; None is the only one.
 
         Raises:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a snapshot's bytes come from: paths, files, bytes, standard input, compressed or not.
 
-What a file is, is told by its first bytes and not by its name. What is not a snapshot is
-told apart in words before the reader sees it.
+The first bytes show what a file is, not its name. What is not a snapshot is named before the
+reader sees it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Joined:
 
 
 def check_head(head: bytes, packed: str | None = None) -> None:
-    """Tell what is not a pickle, by its first bytes.
+    """Name what is not a pickle, by its first bytes.
 
     Args:
         head: The first bytes, at least 16 where there are as many.
@@ -113,7 +113,7 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
 
     Args:
         source: A path, "-" for standard input, bytes, or a binary file, which is read from
-            where it stands.
+            its position on.
 
     Raises:
         SnapshotError: It is a directory, empty, text, or a file of another kind.
@@ -129,7 +129,7 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
         return
     if not isinstance(source, (str, os.PathLike)) and not hasattr(source, "read"):
         raise TypeError(
-            f"a snapshot is loaded from a path, bytes or a binary file, not {type(source).__name__}"
+            f"a snapshot must be a path, bytes or a binary file, not {type(source).__name__}"
         )
     with _open_binary(source) as file:
         head = _first_bytes(file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace cut into the steps of its program, so that one can be held against the next."""
+"""A trace cut into the steps of its program, to compare one with the next."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Steps(Sequence[Step]):
     """The steps of a trace, in order.
 
     Attributes:
-        steps: The steps. What comes before the first (the model's making) and behind the
-            last belongs to none.
+        steps: The steps. What comes before the first (the model's making) and after the last
+            belongs to none.
         how: How they were found: "user_metadata", "annotations", "optimizer", "backward",
             "repetition", or "none".
         explanation: The same as a sentence.
@@ -106,7 +106,7 @@ def _cut(starts: Sequence[int], end: int) -> tuple[Step, ...]:
 
 
 def _by_metadata(events: Table) -> Steps | None:
-    """Each run of events with one user_metadata, where the texts count up or come round."""
+    """Each run of events with one user_metadata, where the texts count up or repeat."""
     names = events["user_metadata"]
     runs: list[tuple[int, str]] = []
     for event, name in enumerate(names):
@@ -187,7 +187,7 @@ def _by_backward(passes: Passes) -> Steps | None:
 
 def _between(passes: Passes, ends: Sequence[int]) -> tuple[Step, ...]:
     """Steps that end at the first allocation from each of `ends` on that is not the
-    optimizer's, if a backward pass lies in them."""
+    optimizer's, if a backward pass is in them."""
     if not passes.backward:
         return ()
     allocates, role = passes.allocates, passes.role
@@ -205,7 +205,7 @@ def _between(passes: Passes, ends: Sequence[int]) -> tuple[Step, ...]:
 
 
 def _first_event(passes: Passes, backward: int) -> int:
-    """Where the first step begins: behind the making of the model."""
+    """Where the first step begins: after the making of the model."""
     role = passes.role
     build = int(Role.BUILD)
     for event in range(backward - 1, -1, -1):
@@ -215,7 +215,7 @@ def _first_event(passes: Passes, backward: int) -> int:
 
 
 def _by_repetition(events: Table, allocates: Sequence[int]) -> Steps | None:
-    """The first stack that comes round, if what else comes round fits its period."""
+    """The first stack that repeats, if what else repeats fits its period."""
     stack = events.codes("stack")
     at: dict[int, list[int]] = {}
     before = NONE
@@ -238,5 +238,5 @@ def _by_repetition(events: Table, allocates: Sequence[int]) -> Steps | None:
         return None
     if fitting < _FITTING * len(several):
         return None
-    said = "A step begins where the stack comes round that was first; all else keeps its period."
+    said = "A step begins where the first stack comes round again; all else keeps its period."
     return Steps(steps, "repetition", said)

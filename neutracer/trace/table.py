@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 class Stacks:
-    """The stacks of one snapshot: spelt out when asked for, and kept then."""
+    """The stacks of one snapshot: spelt out when needed, and then kept."""
 
     def __init__(self, snapshot: core.Snapshot, strings: Sequence[str]) -> None:
         self._frames = [
@@ -71,13 +71,13 @@ class Stacks:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: numbers, or codes that stand for strings.
+    """One column: numbers, or codes of strings.
 
     Attributes:
         make: Gives the numbers, an object with the buffer protocol; called once, when
             the column is first used.
         names: The strings by code, or None for plain numbers.
-        null: The code that stands for None, or None where every row has a value.
+        null: The code of None, or None where every row has a value.
         is_flag: Numbers 0 and 1 that rows show as bool.
     """
 
@@ -230,7 +230,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         if isinstance(key, slice):
             start, stop, step = key.indices(self._count)
             if step != 1:
-                raise ValueError("a table is sliced with a step of 1")
+                raise ValueError("a table's slice must have a step of 1")
             return self._part(start, max(stop, start))
         number = whole_number("a row of a table", key, "its number, a slice or a column's name")
         index = number + self._count if number < 0 else number
@@ -257,7 +257,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         return self._columns[name]
 
     def codes(self, name: str) -> memoryview:
-        """A column's numbers, also where they stand for strings.
+        """A column's numbers, also where they are codes of strings.
 
         Raises:
             KeyError: There is no such column.
@@ -265,7 +265,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         return self._column(name).numbers[self._first : self._first + self._count]
 
     def find(self, name: str, text: str) -> list[int]:
-        """The rows in which a column of strings has this one; none are spelt out for it.
+        """The rows in which a column of strings has this one; no strings are made for it.
 
         Raises:
             KeyError: There is no such column.

@@ -60,7 +60,7 @@ class Holder:
 
     Attributes:
         bytes: The sum of its blocks' sizes, as the allocator rounded them.
-        requested_bytes: The sum of what was asked for.
+        requested_bytes: The sum of the requested sizes.
         count: How many allocations that is.
         key: The stack, innermost first; of a line or function a stack of one frame, and of
             a category one whose frame has the category as its name. Empty where no stack
@@ -161,7 +161,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def requested(self) -> memoryview:
-        """Bytes that active blocks were asked for, after each event."""
+        """Bytes requested in active blocks, after each event."""
         return self._series("requested")
 
     @property

@@ -76,7 +76,7 @@ def unpack(kind: str, stream: Reader) -> Unpacked:
     """What a stream holds.
 
     Args:
-        kind: As `packed_kind` tells it.
+        kind: As `packed_kind` gives it.
         stream: The compressed bytes, from the first one on.
 
     Raises:
@@ -143,9 +143,9 @@ class Unpacked:
             raise SnapshotError(f"the {self.kind} data is damaged: {error}") from error
         self._given += len(chunk)
         if self._given > max(_RATIO_FLOOR, _MOST_RATIO * self._taken):
-            raise LimitError(f"the {self.kind} data unfolds to over {_MOST_RATIO:,} times its size")
+            raise LimitError(f"the {self.kind} data unpacks to over {_MOST_RATIO:,} times its size")
         if self._given > _MOST_BYTES:
-            raise LimitError(f"the {self.kind} data unfolds to over {_MOST_BYTES:,} bytes")
+            raise LimitError(f"the {self.kind} data unpacks to over {_MOST_BYTES:,} bytes")
         return chunk
 
     def _produce(self, count: int) -> bytes:
@@ -180,7 +180,7 @@ class _Source:
 
 
 class _Members(Unpacked):
-    """A decoder a member, one behind the other, as `cat a.gz b.gz` makes them."""
+    """A decoder a member, one after the other, as `cat a.gz b.gz` makes them."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class _Members(Unpacked):
         return b""
 
     def _begin_next(self, rest: bytes) -> None:
-        """The next member; whatever else stands behind the last one is left alone."""
+        """The next member; whatever else follows the last one is left alone."""
         magic = _MAGIC[self.kind]
         while len(rest) < len(magic) and (more := self._take(_CHUNK)):
             rest += more

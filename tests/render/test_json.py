@@ -102,7 +102,7 @@ def test_numbers_without_a_word_are_refused(number: float) -> None:
 
 @pytest.mark.parametrize("key", [1, None, (1,), b"x"])
 def test_keys_are_strings_only(key: object) -> None:
-    with pytest.raises(TypeError, match="a key of JSON is a string"):
+    with pytest.raises(TypeError, match="a JSON key must be a string"):
         to_plain({key: 1})
 
 
