@@ -119,7 +119,7 @@ attribution_dealloc(PyObject *self)
 
 PyDoc_STRVAR(attribution_flush_doc,
              "flush()\n--\n\n"
-             "All that happened until now is in what read() tells.");
+             "What read() returns has all that happened until now.");
 
 static PyObject *
 attribution_flush(PyObject *self, PyObject *unused)

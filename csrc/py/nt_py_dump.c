@@ -299,7 +299,7 @@ dump_object(dump_out *out, PyObject *object)
     const bool is_text = PyUnicode_CheckExact(object);
     if (!is_text && !PyDict_CheckExact(object) && !PyList_CheckExact(object) &&
         !PyTuple_CheckExact(object)) {
-        PyErr_Format(PyExc_TypeError, "a %.100s is no plain data",
+        PyErr_Format(PyExc_TypeError, "a %.100s is not plain data",
                      Py_TYPE(object)->tp_name);
         return -1;
     }

@@ -3,7 +3,7 @@
  * A walk's graph with what the collector is not shown joined to it: references that
  * only C++ knows, nodes that stand for what keeps objects alive (a running frame, a
  * thread), and without the objects of whoever is asking. The nodes of the walk keep
- * their numbers; added ones come behind them. GIL held; nothing is created, nobody's
+ * their numbers; added ones come after them. GIL held; nothing is created, nobody's
  * Python runs. Valid as long as the walk.
  */
 #ifndef PH_JOIN_H
@@ -66,7 +66,7 @@ ph_join_clear(ph_join *join);
 void
 ph_join_hide(ph_join *join, PyObject *object);
 
-/* A node that stands for something else than an object. Texts are copied. */
+/* A node for something other than an object. Texts are copied. */
 nt_status
 ph_join_add(ph_join *join, const char *label, const char *file, int line,
             uint64_t thread, uint32_t *node, nt_error *err) NT_CHECKED;

@@ -27,7 +27,7 @@ typedef struct ph_loops {
     nt_arena arena; /* owns all of it */
     ph_loop *loops; /* most bytes first */
     uint32_t count;
-    uint32_t left_out; /* components beyond the most that were asked for */
+    uint32_t left_out; /* components beyond the requested number */
     uint64_t left_out_bytes;
     uint32_t cut; /* nodes of the walk that cycles were not looked for in */
 } ph_loops;

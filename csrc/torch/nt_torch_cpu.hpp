@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What c10 tells of the CPU's allocator, and to whom. Releases of torch may differ in
+ * What c10 reports of the CPU's allocator, and to whom. Releases of torch may differ in
  * it: what a compiler can see of that is asserted here, and `cpu_differs` tries out the
  * rest in the torch that runs.
  */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What PyTorch tells of its device allocator, in the words of nt_live_api.h. */
+/* What PyTorch reports of its device allocator, in the words of nt_live_api.h. */
 #ifndef NT_TORCH_CUDA_COPY_HPP
 #define NT_TORCH_CUDA_COPY_HPP
 

@@ -85,7 +85,7 @@ def test_snapshot_is_read_the_same():
 
 @pytest.mark.parametrize("value", [{1}, b"x", object(), 1j, print, type("D", (dict,), {})()])
 def test_other_objects_are_refused(value):
-    with pytest.raises(TypeError, match="no plain data"):
+    with pytest.raises(TypeError, match="not plain data"):
         core.dump_plain([value])
 
 

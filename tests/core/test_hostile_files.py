@@ -107,7 +107,7 @@ def test_opcode_inside_record_is_refused(name: str) -> None:
 @pytest.mark.parametrize("code", sorted({*range(256)} - {ord(op.code) for op in OPCODES}))
 def test_byte_without_opcode_is_refused(code: int) -> None:
     error = refused(b"\x80\x04]" + bytes([code]))
-    assert error.reason == f"byte 0x{code:02x} is no pickle opcode"
+    assert error.reason == f"byte 0x{code:02x} is not a pickle opcode"
     assert error.offset == 3
 
 
@@ -115,7 +115,7 @@ def test_byte_without_opcode_is_refused(code: int) -> None:
 def test_every_opcode_is_known(op: Any) -> None:
     # Alone, without what it needs, each is refused in words of its own.
     error = refused(b"\x80\x04N(" + op.code.encode("latin-1"))
-    assert "is no pickle opcode" not in error.reason
+    assert "is not a pickle opcode" not in error.reason
     assert (op.name in REFUSED) == ("refused" in error.reason)
 
 

@@ -311,7 +311,7 @@ allocator_make_request(const nt_allocator *model, uint32_t lane, uint64_t nbytes
 {
     if (nbytes == 0 || nbytes > NT_LARGEST_REQUEST) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "a request is for 1 to 2^60 bytes");
+                       "a request must be for 1 to 2^60 bytes");
     }
     const nt_settings *settings = &model->options.settings;
     const uint64_t rounded = nt_round_size(settings, nbytes);

@@ -172,12 +172,12 @@ nt_allocator_is_lean(const nt_allocator *model, uint32_t pool);
 nt_status
 nt_allocator_empty_pool(nt_allocator *model, uint32_t pool, nt_error *err) NT_CHECKED;
 
-/* A block in use: where it lies, and its size in bytes. */
+/* A block in use: its address, and its size in bytes. */
 uint64_t
 nt_allocator_address(const nt_allocator *model, uint32_t block);
 uint64_t
 nt_allocator_size(const nt_allocator *model, uint32_t block);
-/* The bytes that were asked for, and where. */
+/* The bytes that were requested, and where. */
 uint64_t
 nt_allocator_requested(const nt_allocator *model, uint32_t block);
 uint32_t
@@ -217,7 +217,7 @@ typedef struct nt_allocator_area {
 } nt_allocator_area;
 
 /*
- * Takes up memory as it lies there; the policy is not asked. Pieces that are free or
+ * Takes up memory as it is there, whatever the policy says. Pieces that are free or
  * unmapped do not touch each other, and what is mapped together in a reservation
  * consists of whole pages of it (nt_page_size): else NT_ARGUMENT, and nothing
  * changed. The blocks in use are written to `blocks`, which has room for `count`.
@@ -234,7 +234,7 @@ nt_allocator_reservation_size(const nt_allocator *model, bool small);
 /* Looking at it. --------------------------------------------------------- */
 
 /*
- * Which block lies where now, by address, as a snapshot would show it. Pools have their
+ * Which block is where now, by address, as a snapshot would show it. Pools have their
  * numbers as {0, number}. The caller frees it with nt_allocator_layout_free.
  */
 nt_status

@@ -91,8 +91,8 @@ nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t 
     if (!allocator_check_pieces(
             area, nt_page_size(&model->options.settings, area->small), &range.size)) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "a segment from before the trace is none that the allocator "
-                       "makes: the file is damaged, or other settings held then");
+                       "a segment from before the trace is not one that the allocator "
+                       "makes: the file is damaged, or other settings applied then");
     }
     if (area->is_reservation) {
         NT_TRY(nt_allocator_add_area(model, &range, &next.area, err));

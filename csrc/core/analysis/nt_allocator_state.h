@@ -243,7 +243,7 @@ nt_allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err) NT_CHECKE
 nt_status
 nt_allocator_collect(nt_allocator *model, nt_error *err) NT_CHECKED;
 
-/* Releases oversize blocks of the request's stream; *enough tells whether the bytes
+/* Releases oversize blocks of the request's stream; *enough says whether the bytes
  * that max_split_size asks for came together. */
 void
 nt_allocator_release_oversize(nt_allocator *model, const allocator_request *request,

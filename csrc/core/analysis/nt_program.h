@@ -26,7 +26,7 @@ typedef struct nt_program_step {
     uint64_t size; /* bytes requested */
     uint32_t slot; /* names the block from its request until it is complete */
     uint32_t lane;
-    int32_t event; /* the last one of the trace that the step stands for */
+    int32_t event; /* the last one of the trace that the step covers */
     uint8_t kind;  /* nt_program_kind */
 } nt_program_step;
 

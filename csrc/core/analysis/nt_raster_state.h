@@ -66,7 +66,7 @@ typedef struct nt_raster_columns {
     uint64_t *offset; /* in that column, in fractions */
 } nt_raster_columns;
 
-/* NT_ARGUMENT unless the view lies on the axes. On failure nothing is to be cleared. */
+/* NT_ARGUMENT unless the view is on the axes. On failure there is nothing to clear. */
 nt_status
 nt_raster_columns_init(nt_raster_columns *columns, const nt_raster *r,
                        const nt_raster_view *view, nt_error *err);
@@ -91,7 +91,7 @@ typedef struct nt_raster_rows {
     uint64_t span;
 } nt_raster_rows;
 
-/* False if the item lies outside of the view. */
+/* False if the item is outside the view. */
 bool
 nt_raster_rows_of(const nt_raster_view *view, const nt_raster_item *item,
                   nt_raster_rows *out);

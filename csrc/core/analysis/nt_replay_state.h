@@ -102,7 +102,7 @@ nt_replay_get_places(replay *r);
 nt_status
 nt_replay_start_place(replay *r, uint32_t i, uint64_t *address) NT_CHECKED;
 
-/* The same with the trace's addresses; and what the model tells. */
+/* The same with the trace's addresses; and what the model gives. */
 nt_allocator_places
 nt_replay_get_recorded(replay_check *check);
 nt_status
@@ -147,7 +147,7 @@ nt_replay_close_silence(replay *r);
  * if it is one, and *place then has size 0 if nothing is to be put back. */
 bool
 nt_replay_find_moved(const replay *r, const nt_program_step *step, replay_moved *place);
-/* Notes where a block of a private pool lies. */
+/* Notes where a block of a private pool is. */
 nt_status
 nt_replay_note_moved(replay *r, const nt_program_step *step, uint32_t block) NT_CHECKED;
 /* Marks requests that have the stack of one that puts a block back. */
@@ -172,7 +172,7 @@ nt_replay_record_malloc(replay *r, const nt_program_step *step, uint32_t block);
 /* After the last step: the blocks at the end. */
 nt_status
 nt_replay_record_end(replay *r) NT_CHECKED;
-/* Writes what the model tells. */
+/* Writes what the model gives. */
 void
 nt_replay_record_deed(replay *r, nt_action action, uint32_t lane, uint64_t address,
                       uint64_t size);

@@ -3,7 +3,7 @@
  * Does a series of bytes, one a step, keep growing? Robust: the warm-up is found and
  * set aside, bursts that come and go are bridged, single jumps of the level are no
  * growth, and neither is noise that remembers where it was. All is by ranks and
- * medians, but for what the first point tells.
+ * medians, but for what the first point says.
  */
 #ifndef NT_TREND_H
 #define NT_TREND_H
@@ -16,7 +16,7 @@
  */
 #define NT_TREND_MOST 1024
 
-/* Jumps that are told, the largest ones. */
+/* Jumps that are reported, the largest ones. */
 #define NT_TREND_MOST_JUMPS 16
 
 /* The level changed at once and stayed so. */

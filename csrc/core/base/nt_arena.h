@@ -15,7 +15,7 @@ typedef struct nt_arena {
     nt_alloc alloc;
     nt_arena_chunk *chunks; /* newest first */
     uint8_t *next;          /* first free byte of the newest chunk */
-    uint8_t *end;           /* one behind its last byte */
+    uint8_t *end;           /* one past its last byte */
     size_t chunk_size;      /* bytes of the next ordinary chunk */
 } nt_arena;
 

@@ -2,7 +2,7 @@
 /*
  * Structs of columns: a table is a struct with one array a column, described by
  * a list of specs, so that growing and freeing is written once. The columns of a table
- * that grows here lie one behind the other in one block of memory.
+ * that grows here are one after the other in one block of memory.
  */
 #ifndef NT_COLUMNS_H
 #define NT_COLUMNS_H
@@ -11,7 +11,7 @@
 
 #define NT_LENGTH(array) (sizeof(array) / sizeof *(array))
 
-/* Where a column's pointer stands in its struct, and the bytes of an element. */
+/* Where a column's pointer is in its struct, and the bytes of an element. */
 typedef struct nt_column_spec {
     size_t offset;
     size_t element;
@@ -30,7 +30,7 @@ nt_column_put(void *columns, nt_column_spec spec, void *data);
 /*
  * Room for `need` rows in all columns, of which `rows` are in use, or, on failure, in
  * none more than before: one *capacity stands for all of them. A table in use grows by
- * half at least; an empty one gets what is asked for.
+ * half at least; an empty one gets what is requested.
  */
 nt_status
 nt_columns_reserve(const nt_alloc *alloc, void *columns, const nt_column_spec *specs,

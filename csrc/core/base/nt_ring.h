@@ -2,7 +2,7 @@
 /*
  * A ring of fixed-size allocator events, and beside it the tables of the stacks and
  * texts that the events name. One producer pushes (whoever holds the device's lock);
- * any number of readers copy at the same time and are told what was overwritten under
+ * any number of readers copy at the same time and learn what was overwritten under
  * them. All memory is taken and touched when a ring is made: pushing and interning take
  * no memory, no lock, and call nobody but `describe`.
  *
@@ -69,7 +69,7 @@ typedef struct nt_ring_text {
     uint32_t width;
 } nt_ring_text;
 
-/* What `describe` tells about a code object; copied before it returns to Python. */
+/* What `describe` gives of a code object; copied before it returns to Python. */
 typedef struct nt_ring_code {
     nt_ring_text name, filename;
     const uint8_t *lines;
@@ -192,7 +192,7 @@ struct nt_alloc;
 
 /* A ring that keeps at least the last `events` events, and a quarter more, so that a
  * reader has time. With `frames` it has tables for stacks. NULL when there is no
- * memory, or more was asked for than there are addresses. */
+ * memory, or the request exceeds the address space. */
 nt_ring *
 nt_ring_new(const struct nt_alloc *alloc, uint64_t events, int frames);
 void

@@ -317,8 +317,8 @@ nt_cupti_flush(nt_cupti *cupti, nt_error *err)
     (void)pthread_mutex_unlock(&cupti_mutex);
     if (status == NT_OK && other_size != 0) {
         return nt_fail(err, NT_IO, NT_NO_OFFSET,
-                       "CUPTI %u made a record of memory of %zu bytes: those that are "
-                       "known of it have %zu",
+                       "CUPTI %u made a memory record of %zu bytes; its known records "
+                       "have %zu",
                        (unsigned)c->state.version, other_size, c->record_size);
     }
     return status;

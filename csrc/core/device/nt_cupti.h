@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every device allocation of this process with the library that asked for it, by
+ * Every device allocation of this process with the library that requested it, by
  * CUPTI's memory activity, loaded at run time.
  *
  * CUPTI serves one tool at a time: beside another one, such as PyTorch's profiler,
- * neither works. So this is switched on only when asked for, and off before the other
+ * neither works. So this is switched on only on request, and off before the other
  * begins. Buffers are filled and handed over by CUPTI's and the program's threads,
  * which hold CUPTI's own locks then: nothing here waits for anything but a short lock
  * of its own, and none of it may be called with a lock that those threads could wait

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /*
- * What cuptiGetVersion tells. CUPTI counted by itself up to CUDA 12.9, which is 28;
+ * What cuptiGetVersion returns. CUPTI counted by itself up to CUDA 12.9, which is 28;
  * since CUDA 13 it is the toolkit's number: 130001 is 13.0, update 1.
  */
 enum {

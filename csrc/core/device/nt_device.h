@@ -63,7 +63,7 @@ nt_device_close(nt_device *device);
 const char *
 nt_device_nvml_reason(const nt_device *device);
 
-/* The driver's version as NVML tells it; "" where it can't. */
+/* The driver's version as NVML gives it; "" where it can't. */
 const char *
 nt_device_driver_version(const nt_device *device);
 

@@ -92,7 +92,7 @@ nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process
                                               {nvml->graphics_v2, nvml->graphics_v3}};
     if (nvml->compute_v2 == NULL && nvml->compute_v3 == NULL) {
         return nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
-                       "driver %s has no list of processes in a form that is known",
+                       "driver %s has no list of processes in a known form",
                        device->version);
     }
     nt_nvml_status code = -1;

@@ -13,7 +13,7 @@ typedef struct nt_library {
     void *handle;
 } nt_library;
 
-/* Where a function's pointer stands in a struct of them, and whether its absence is
+/* Where a function's pointer is in a struct of them, and whether its absence is
  * failure. */
 typedef struct nt_library_entry {
     const char *name;

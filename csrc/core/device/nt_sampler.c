@@ -328,7 +328,8 @@ nt_sampler_start(nt_sampler *s, nt_error *err)
     (void)pthread_mutex_unlock(&s->lock);
     if (failed != 0) {
         return nt_fail(err, NT_IO, NT_NO_OFFSET,
-                       "the system gives no thread for the monitor (error %d)", failed);
+                       "the system could not start the monitor's thread (error %d)",
+                       failed);
     }
     return NT_OK;
 }
@@ -446,7 +447,7 @@ sampler_check(const nt_sampler_options *o, const int32_t *devices, size_t count,
     if (o->interval_us < SAMPLER_LEAST_INTERVAL_US ||
         o->memory_interval_us < SAMPLER_LEAST_INTERVAL_US) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "an interval is at least %d microseconds",
+                       "an interval must be at least %d microseconds",
                        SAMPLER_LEAST_INTERVAL_US);
     }
     if (o->rows < SAMPLER_LEAST_ROWS || o->rows % 2 != 0 ||

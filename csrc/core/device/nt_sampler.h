@@ -10,7 +10,7 @@
 #include "base/nt_base.h"
 
 #define NT_SAMPLER_DEVICES 64
-/* The number under which the memory of the CPU is asked for. */
+/* The number that means the memory of the CPU. */
 #define NT_SAMPLER_CPU (-1)
 /* The phase before the first mark. */
 #define NT_NO_MARK UINT64_MAX
@@ -86,7 +86,7 @@ typedef struct nt_sampler_options {
     nt_alert_rule rule[NT_ALERT_RULES];
     uint64_t cooldown_us;      /* between two alerts of a kind on a device */
     uint64_t growth_window_us; /* over which growth is looked at */
-    uint64_t least_unused;     /* bytes below which no fragmentation is told */
+    uint64_t least_unused;     /* bytes below which no fragmentation is reported */
 } nt_sampler_options;
 
 /* Readings that follow one another, as one row. Without a reading figures are 0. */

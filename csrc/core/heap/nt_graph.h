@@ -6,7 +6,7 @@
  *
  * Nodes are numbers 0 .. node_count - 1; a result array has one entry a node, made
  * by the caller, whose contents mean nothing after a failure. Everything is iterative:
- * a chain of ten million nodes is fine. What a call takes beside its results is told in
+ * a chain of ten million nodes is fine. What a call takes beside its results is said in
  * bytes.
  */
 #ifndef NT_GRAPH_H
@@ -66,7 +66,7 @@ nt_graph_components(const nt_graph *graph, const nt_bitset *within, uint32_t *co
                     uint32_t *count, nt_error *err) NT_CHECKED;
 
 /* sizes[c] = nodes of component c; a component of one node is a cycle only where the
- * node refers to itself: cyclic[c] tells. Either array may be NULL. No memory. */
+ * node refers to itself: cyclic[c] says. Either array may be NULL. No memory. */
 void
 nt_graph_component_facts(const nt_graph *graph, const uint32_t *component,
                          uint32_t count, uint32_t *sizes, bool *cyclic);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A layout: which block lies where in which segment at one moment, as columns.
+ * A layout: which block is where in which segment at one moment, as columns.
  * A snapshot's end state is one; the timeline makes one for any event.
  */
 #ifndef NT_LAYOUT_H
@@ -74,7 +74,7 @@ typedef struct nt_segment_columns {
 
 typedef struct nt_block_columns {
     size_t count;
-    uint32_t *segment; /* row of the segment it lies in */
+    uint32_t *segment; /* row of its segment */
     uint64_t *address;
     uint64_t *size;
     uint64_t *requested_size;

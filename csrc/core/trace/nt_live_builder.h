@@ -52,7 +52,7 @@ struct nt_live_builder {
     nt_error *err;
 };
 
-/* Notes a failure, unless one stands, and returns -1. */
+/* Notes a failure, unless there is one already, and returns -1. */
 int
 nt_live_builder_fail(nt_live_builder *builder, nt_status status);
 

@@ -24,7 +24,7 @@
 #define NT_PICKLE_MOST_DEPTH 256
 
 /*
- * What is told about records. A dict whose keys include word number tags[k]
+ * What is said about records. A dict whose keys include word number tags[k]
  * is a record of kind k (the lowest k counts). A list of nothing but records of
  * kind `sequence_kind`, one at least, is a sequence.
  */
@@ -51,7 +51,7 @@ typedef struct nt_pickle_visitor {
 /* How the reading ended, apart from errors. */
 typedef struct nt_pickle_result {
     nt_value root;       /* what the pickle holds, resolved */
-    uint64_t end_offset; /* byte behind STOP, or where the input ended */
+    uint64_t end_offset; /* byte after STOP, or where the input ended */
     bool truncated;      /* the input ended before STOP: what was open is closed,
                           * and an unfinished dict in a list is left out */
 } nt_pickle_result;

@@ -18,7 +18,7 @@
 #define NT_FAST_AHEAD 10
 
 /* What a fast function came to: it read its piece, or the piece is not of the
- * expected form, or the machine failed (p->err tells). */
+ * expected form, or the machine failed (p->err says). */
 typedef enum nt_fast { NT_FAST_DONE, NT_FAST_OTHER, NT_FAST_FAILED } nt_fast;
 
 /* Leaves a fast function unless the piece was read. */

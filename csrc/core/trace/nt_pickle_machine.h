@@ -124,7 +124,7 @@ typedef struct nt_pickle_part {
     uint8_t length; /* how many there are */
     uint8_t padded; /* the same up to a multiple of 16, with masks of 0 */
     uint8_t holes[NT_HOLE_KINDS], hole_count[NT_HOLE_KINDS]; /* the first, how many */
-    uint8_t open_field; /* the value behind it may be of any form, and goes here */
+    uint8_t open_field; /* the value after it may be of any form, and goes here */
 } nt_pickle_part;
 
 #define NT_PICKLE_TEMPLATES 8
@@ -157,7 +157,7 @@ typedef struct nt_pickle {
     nt_error *err; /* the caller's, or one of our own: never NULL */
 
     const uint8_t *limit; /* end of the window or of the frame, the nearer one */
-    uint64_t frame_end;   /* offset behind the current frame, or NT_NO_OFFSET */
+    uint64_t frame_end;   /* offset after the current frame, or NT_NO_OFFSET */
     uint64_t opcode_offset;
     bool truncated; /* the input ended inside an opcode */
 

@@ -38,7 +38,7 @@ nt_pickle_refuse(nt_pickle *p, uint8_t opcode)
     const char *name = refuse_name(opcode);
     if (name == NULL) {
         return nt_fail(p->err, NT_MALFORMED, p->opcode_offset,
-                       "byte 0x%02x is no pickle opcode", opcode);
+                       "byte 0x%02x is not a pickle opcode", opcode);
     }
     if (strstr(name, "STRING") != NULL) {
         return nt_fail(p->err, NT_REFUSED, p->opcode_offset,

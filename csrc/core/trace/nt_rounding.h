@@ -17,7 +17,7 @@
 #define NT_ROUND_LARGE UINT64_C(2097152)       /* and are multiples of this */
 #define NT_LARGEST_REQUEST (UINT64_C(1) << 60) /* PyTorch refuses more than 1 EiB */
 
-/* The block size asked for by a request of `nbytes`: 512 at least, NT_LARGEST_REQUEST
+/* The block size for a request of `nbytes`: 512 at least, NT_LARGEST_REQUEST
  * at most (callers refuse larger requests before), and never less for a larger one. */
 uint64_t
 nt_round_size(const nt_settings *settings, uint64_t nbytes);
@@ -38,7 +38,7 @@ nt_page_size(const nt_settings *settings, bool small);
 /*
  * Whether a free block of `block_size` bytes (`rounded` or more) is split for a
  * request of `rounded` bytes; if not, the request gets the whole block. `expandable`
- * tells whether the pool's segments are expandable now, not whether this one is.
+ * says whether the pool's segments are expandable now, not whether this one is.
  */
 bool
 nt_should_split(const nt_settings *settings, uint64_t block_size, uint64_t rounded,

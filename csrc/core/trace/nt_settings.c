@@ -283,8 +283,8 @@ settings_take_threshold(settings_parser *s)
     double number;
     NT_TRY(settings_value(s, &word));
     if (!settings_decimal(word, &number) || number <= 0 || number >= 1) {
-        return settings_fail(s, word.at,
-                             "garbage_collection_threshold is above 0 and below 1");
+        return settings_fail(
+            s, word.at, "garbage_collection_threshold must be above 0 and below 1");
     }
     s->settings.garbage_collection_threshold = number;
     return NT_OK;
@@ -297,7 +297,8 @@ settings_take_fraction(settings_parser *s)
     double number;
     NT_TRY(settings_value(s, &word));
     if (!settings_decimal(word, &number) || number > 1) {
-        return settings_fail(s, word.at, "per_process_memory_fraction is from 0 to 1");
+        return settings_fail(s, word.at,
+                             "per_process_memory_fraction must be from 0 to 1");
     }
     s->settings.per_process_memory_fraction = number;
     return NT_OK;
@@ -412,7 +413,7 @@ settings_take_backend(settings_parser *s)
     s->settings.native_backend = settings_is(word, "native");
     if (!s->settings.native_backend && !settings_is(word, "cudaMallocAsync") &&
         !settings_is(word, "hipMallocAsync")) {
-        return settings_fail(s, word.at, "backend is native or cudaMallocAsync");
+        return settings_fail(s, word.at, "backend must be native or cudaMallocAsync");
     }
     return NT_OK;
 }

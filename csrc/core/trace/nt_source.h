@@ -26,10 +26,10 @@ typedef struct nt_source {
     uint8_t *buffer;             /* owned; NULL when reading from memory */
     size_t capacity;             /* bytes of `buffer` */
     const uint8_t *next;         /* first byte not yet consumed */
-    const uint8_t *end;          /* one behind the last byte at hand */
+    const uint8_t *end;          /* one past the last available byte */
     uint64_t end_offset;         /* offset in the input of `end` */
-    size_t memory_left;          /* bytes behind `end` when reading from memory */
-    bool exhausted;              /* the input has no more bytes behind `end` */
+    size_t memory_left;          /* bytes after `end` when reading from memory */
+    bool exhausted;              /* the input has no more bytes after `end` */
     const nt_progress *progress; /* NULL, or told of every refill */
 } nt_source;
 

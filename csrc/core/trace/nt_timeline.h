@@ -2,7 +2,7 @@
 /*
  * One device's trace replayed: what every allocation's true block size was,
  * when it lived, the four byte series after every event, their peaks, and the
- * layout (which block lies where in which segment) after any event.
+ * layout (which block is where in which segment) after any event.
  *
  * The trace gives requested sizes; the true sizes follow from the allocator's
  * rules (nt_rounding): a request in the large pool of ordinary segments gets up

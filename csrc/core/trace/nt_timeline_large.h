@@ -3,7 +3,7 @@
  * Where the blocks of the large pool begin in ordinary segments, while a trace is
  * replayed: with that, a request's true block size follows. All blocks there are
  * larger than 1 MiB, so no two begin in the same MiB of the address space, and a look
- * at the two MiB behind a request tells whether its free block was split.
+ * at the two MiB after a request says whether its free block was split.
  */
 #ifndef NT_TIMELINE_LARGE_H
 #define NT_TIMELINE_LARGE_H

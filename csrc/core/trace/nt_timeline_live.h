@@ -81,7 +81,7 @@ uint32_t
 nt_timeline_live_seek(const nt_timeline_live *live, uint64_t address, size_t *number,
                       unsigned *place);
 
-/* The row under `address` and where it stands, or NT_NONE. */
+/* The row under `address` and its place, or NT_NONE. */
 static inline uint32_t
 nt_timeline_live_locate(const nt_timeline_live *live, uint64_t address, size_t *number,
                         unsigned *place)

@@ -45,7 +45,7 @@ nt_timeline_is_reserving(uint8_t action)
 bool
 nt_timeline_has_range(const nt_timeline *t, size_t i);
 
-/* Whether a segment of the end layout is one, and lies on this device. */
+/* Whether a segment of the end layout is one, and is on this device. */
 bool
 nt_timeline_has_final(const nt_timeline *t, size_t row);
 

@@ -80,7 +80,7 @@ void
 nt_values_free(nt_values *values);
 
 /* An integer; `bits` is its low 64 bits in two's complement, `negative` its
- * sign, `fits` whether it lies in -2^63 .. 2^64 - 1. */
+ * sign, `fits` whether it is in -2^63 .. 2^64 - 1. */
 nt_status
 nt_values_integer(nt_values *values, uint64_t bits, bool negative, bool fits,
                   nt_value *out, nt_error *err) NT_CHECKED;
@@ -108,11 +108,11 @@ nt_status
 nt_values_set(nt_values *values, nt_value dict, nt_value key, nt_value item,
               nt_error *err) NT_CHECKED;
 
-/* What stands for `value` now: itself, or what its container was exchanged for. */
+/* What replaces `value` now: itself, or what its container was exchanged for. */
 nt_value
 nt_values_resolve(const nt_values *values, nt_value value);
 
-/* From now on `by` stands for `container`, whose contents are given up. */
+/* From now on `by` replaces `container`, whose contents are given up. */
 void
 nt_values_exchange(nt_values *values, nt_value container, nt_value by);
 

@@ -31,7 +31,7 @@ typedef struct nt_writer_out {
     nt_error *err;
 } nt_writer_out;
 
-/* The PROTO opcode, which stands before the first frame. */
+/* The PROTO opcode, which comes before the first frame. */
 void
 nt_writer_begin(nt_writer_out *out);
 
@@ -71,7 +71,7 @@ nt_writer_none(nt_writer_out *out);
 void
 nt_writer_float(nt_writer_out *out, double real);
 
-/* A string of UTF-8 (surrogates allowed); one too long for a frame stands alone. */
+/* A string of UTF-8 (surrogates allowed); one too long for a frame is alone. */
 void
 nt_writer_text(nt_writer_out *out, const char *text, size_t length);
 

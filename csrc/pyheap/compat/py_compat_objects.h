@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What lies inside of Python's objects, where public headers don't say: attributes
+ * What is inside Python's objects, where public headers don't say: attributes
  * kept as inline values, managed dicts, the variables of frames and generators. The
  * places come from the headers of the Python that this is compiled for. Nothing here
  * makes an object, runs Python or keeps a reference; all results are borrowed. GIL

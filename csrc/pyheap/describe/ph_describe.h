@@ -21,7 +21,7 @@
 /* A kind of edge that is made of several: function -> closure -> cell -> object. */
 #define PH_EDGE_VARIABLE ((ph_edge_kind)64)
 
-/* A node that stands for the middle of a long cycle. */
+/* A node for the middle of a long cycle. */
 #define PH_NODE_FOLDED ((ph_node_kind)64)
 
 /* Bytes are told apart for so many devices; what is more goes to the last. */
@@ -31,8 +31,9 @@ typedef struct ph_describe_options {
     int16_t device_type;  /* or PH_ANY_DEVICE, PH_ACCELERATORS */
     int16_t device_index; /* -1: any */
     uint64_t min_bytes;   /* cycles that keep less are left out */
-    uint32_t most; /* shapes that are described; of the others only the sum is told */
-    bool dying;    /* the set is about to be freed: what only it keeps goes too */
+    uint32_t
+        most;   /* shapes that are described; of the others only the sum is reported */
+    bool dying; /* the set is about to be freed: what only it keeps goes too */
     /* NULL, or a map whose keys are signatures that are counted and not described: of
      * these nothing behind `objects` is filled in. */
     const nt_map *known;
@@ -44,7 +45,7 @@ typedef struct ph_node {
     const char *file; /* "" if unknown */
     int32_t line;
     ph_node_kind kind;
-    uint32_t count;   /* objects that it stands for */
+    uint32_t count;   /* objects that it represents */
     ph_tensor tensor; /* where kind is PH_NODE_TENSOR */
 } ph_node;
 

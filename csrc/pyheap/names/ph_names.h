@@ -16,7 +16,7 @@
 /* Longer names and labels are cut with an ellipsis, between characters. */
 #define PH_NAME_BYTES 160
 
-/* How a reference is held. The name's form stands beside each. */
+/* How a reference is held. The name's form is beside each. */
 typedef enum ph_edge_kind {
     PH_EDGE_OTHER = 0,     /* "": a reference that only C code knows */
     PH_EDGE_ATTRIBUTE,     /* "view_callback": instance attribute, inline or by slot */

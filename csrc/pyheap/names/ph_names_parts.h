@@ -62,7 +62,7 @@ typedef struct ph_round {
     char name[PH_NAME_BYTES];
 } ph_round;
 
-/* Whether a reference needs to be spelt: there is one, and it was asked for. */
+/* Whether a reference needs to be spelt: there is one, and the caller wants it. */
 #define PH_ROUND_WANTS(round, target)                                                  \
     ((target) != NULL && ((round)->only == NULL || (round)->only == (target)))
 

@@ -239,7 +239,8 @@ tensor_prepare_from(PyObject *const *answers, nt_error *err)
 {
     ph_tensor_state state = {.ready = true};
     if (!PyType_Check(answers[ASK_TYPE]) || !PyType_Check(answers[ASK_FUNCTION])) {
-        return nt_fail(err, NT_REFUSED, NT_NO_OFFSET, "torch's tensor type is no type");
+        return nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
+                       "torch's tensor type is not a type");
     }
     state.type = (PyTypeObject *)answers[ASK_TYPE];
     state.function_type = (PyTypeObject *)answers[ASK_FUNCTION];

@@ -207,7 +207,7 @@ learn_parse_set(PyObject *rows, const PyTypeObject *type, learn_set *out, nt_err
         if (!learn_parse_probe(PyList_GET_ITEM(rows, at), type, &out->probes[at])) {
             PyErr_Clear();
             return nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
-                           "torch tells facts of tensor %d that can't be read",
+                           "torch gives facts of tensor %d that can't be read",
                            (int)at);
         }
     }

@@ -114,7 +114,7 @@ walk_index_chunk(ph_heap *heap, uintptr_t number, uint32_t *chunk, nt_error *err
     }
     if (number >> (WALK_ADDRESS_BITS - WALK_CHUNK_BITS) != 0) {
         return nt_fail(err, NT_REFUSED, NT_NO_OFFSET,
-                       "an object lies above the addresses that are known");
+                       "an object is above the known addresses");
     }
     NT_TRY(index_make_room(heap, err));
     const uint32_t added = index->chunk_count++;

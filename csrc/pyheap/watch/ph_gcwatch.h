@@ -3,7 +3,7 @@
  * Sees what each collection of the garbage collector is about to find. One C function
  * in gc.callbacks serves every subscriber of an interpreter: at "start" it walks the
  * generations that will be collected and reckons what is unreachable; each subscriber
- * then describes what it cares for as plain data, and at "stop" is told what became
+ * then describes what it cares for as plain data, and at "stop" learns what became
  * of it. GIL held throughout.
  *
  *     "start"  walk -> unreachable -> describe() of each subscriber -> walk freed

@@ -238,7 +238,7 @@ gcwatch_note_exception(gcwatch_state *state)
     if (PyErr_ExceptionMatches(PyExc_RecursionError)) {
         nt_error err = {.offset = NT_NO_OFFSET};
         (void)nt_fail(&err, NT_REFUSED, NT_NO_OFFSET,
-                      "the recursion limit was too near to tell what was found");
+                      "the recursion limit was too near to report what was found");
         gcwatch_note_refusal(state, &err);
     }
     PyErr_WriteUnraisable(state->function);
