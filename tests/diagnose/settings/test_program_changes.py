@@ -144,10 +144,16 @@ def test_one_name_is_not_its_letters() -> None:
     [
         ({"batch": "x"}, "batch must be a number of times the recorded batch, not str"),
         ({"batch": True}, "not bool"),
-        ({"empty_cache_after": 5}, "empty_cache_after must be a list of the numbers of events, not int"),
+        (
+            {"empty_cache_after": 5},
+            "empty_cache_after must be a list of the numbers of events, not int",
+        ),
         ({"empty_cache_after": ("x",)}, "empty_cache_after must be the numbers of events, not str"),
         ({"empty_cache_after": "12"}, "not str"),
-        ({"free_at_once": None}, "free_at_once must be a list of functions and lines, not NoneType"),
+        (
+            {"free_at_once": None},
+            "free_at_once must be a list of functions and lines, not NoneType",
+        ),
         ({"free_at_once": [b"forward"]}, "free_at_once must be a text, not bytes"),
         ({"no_cycles": 1}, "no_cycles must be a list of functions and lines, or a bool, not int"),
         ({"no_cycles": [1]}, "no_cycles must be a text, not int"),

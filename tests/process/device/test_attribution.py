@@ -428,7 +428,7 @@ def test_records_of_another_length_are_not_read(
         handle = neutracer.attribute_device_memory()
         for n in range(3):
             cupti.allocate(0x1000 + n, 5, NCCL)
-        with pytest.raises(OSError, match=f"CUPTI {version} made a record of memory of {nbytes} "):
+        with pytest.raises(OSError, match=f"CUPTI {version} made a memory record of {nbytes} "):
             handle.by_library()
         handle.remove()
         assert not handle.is_on
