@@ -106,7 +106,9 @@ def _run_script(name: str) -> None:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     main, before = ModuleType("__main__"), sys.modules["__main__"]
     loader = SourceFileLoader("__main__", path)
-    vars(main).update(__file__=path, __loader__=loader, __cached__=None, __builtins__=builtins)
+    vars(main).update(__file__=path, __loader__=loader, __builtins__=builtins)
+    if sys.version_info < (3, 15):
+        vars(main).update(__cached__=None)
     sys.modules["__main__"] = main
     try:
         exec(code, vars(main))

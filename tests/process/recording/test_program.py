@@ -167,7 +167,7 @@ if __name__ == "__main__":
     worker.start()
     worker.join()
     print(sys.argv[0], os.path.isabs(__file__), worker.exitcode or queue.get())
-    print(__spec__, __package__, __cached__, type(__loader__).__name__, sys.path[0])
+    print(__spec__, __package__, "__cached__" in globals(), type(__loader__).__name__, sys.path[0])
 """
 
 
