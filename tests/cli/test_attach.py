@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -626,12 +627,17 @@ def test_ptrace_scope_is_told(monkeypatch, tmp_path):
 
 
 @needs_remote_exec
-def test_program_that_hides_its_memory_is_told(start, attach, tmp_path, environment):
+def test_program_that_hides_its_memory_is_told(start, attach, tmp_path, environment, request):
     if os.geteuid():
         pytest.skip("root may be anybody; nobody else may")
     nobody = 65534
-    for folder in (tmp_path, tmp_path / "tmp", attach.caller, *tmp_path.parents[:3]):
-        os.chmod(folder, 0o777)
+    # The test's own folders, and a way to them.
+    for folder, mode in (
+        *((folder, 0o711) for folder in tmp_path.parents[:2]),
+        *((folder, 0o777) for folder in (tmp_path, tmp_path / "tmp", attach.caller)),
+    ):
+        request.addfinalizer(functools.partial(os.chmod, folder, folder.stat().st_mode))
+        folder.chmod(mode)
     # PR_SET_DUMPABLE
     hide = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
     target = start(hide + LOOP, user=nobody)
