@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,13 @@ KINDS = ("threshold", "growth", "fragmentation", "device_error")
 
 #: What can be done when an alert is raised.
 ACTIONS = ("log", "snapshot", "callback")
+
+# Held while something is logged, and while the process forks: in a child the lock of a stream
+# that another thread was just writing to is never released.
+_logging = threading.RLock()
+os.register_at_fork(
+    before=_logging.acquire, after_in_parent=_logging.release, after_in_child=_logging.release
+)
 
 # Alerts that are remembered.
 _MOST_ALERTS = 1000
@@ -195,7 +203,8 @@ class AlertDesk:
         fields = {key: value for key, value in plain.items() if key not in ("kind", "is_over")}
         alert = Alert(kind=KINDS[plain["kind"]], **fields)
         if plain["is_over"]:
-            _LOGGER.info("%s: %s is over", device_name(alert.device), alert.kind)
+            with _logging:
+                _LOGGER.info("%s: %s is over", device_name(alert.device), alert.kind)
             return
         if "snapshot" in self._actions and alert.kind != "device_error":
             alert = self._with_snapshot(alert)
@@ -203,13 +212,15 @@ class AlertDesk:
         if "log" in self._actions:
             # Several ranks may write to one stream, and each have a cuda:0.
             rank = rank_facts()["rank"]
-            _LOGGER.warning("%s%s", "" if rank is None else f"rank {rank}, ", alert.message)
+            with _logging:
+                _LOGGER.warning("%s%s", "" if rank is None else f"rank {rank}, ", alert.message)
         if "callback" in self._actions and self._callback is not None:
             try:
                 self._callback(alert)
             except Exception:
                 self.errors += 1
-                _LOGGER.exception("on_alert failed with %s", alert.kind)
+                with _logging:
+                    _LOGGER.exception("on_alert failed with %s", alert.kind)
 
     def _with_snapshot(self, alert: Alert) -> Alert:
         assert self._directory is not None
@@ -222,6 +233,7 @@ class AlertDesk:
             write_text(sidecar_path(path), facts)
         except Exception as error:
             self.errors += 1
-            _LOGGER.warning("no snapshot with the alert: %s", error)
+            with _logging:
+                _LOGGER.warning("no snapshot with the alert: %s", error)
             return alert
         return Alert(**{**vars(alert), "snapshot": path})

@@ -482,6 +482,29 @@ def test_child_of_a_fork_is_free() -> None:
     assert (done.stdout, done.returncode) == ("alive\n", 0), done.stderr
 
 
+def test_fork_waits_for_an_alert_that_is_being_logged() -> None:
+    done = run("""
+        import logging, threading
+        begun, states = threading.Event(), []
+        class Slow(logging.Handler):
+            def emit(self, record):
+                states.append("writing")
+                begun.set()
+                time.sleep(0.3)
+                states.append("written")
+        logging.getLogger("neutracer").addHandler(Slow())
+        with Monitor(0.001):
+            assert begun.wait(60)
+            child = os.fork()
+            if child == 0:
+                # A lock of the stream's would be held here for good.
+                os._exit(7 if states[-1] == "written" else 1)
+            _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status))
+        """)
+    assert (done.stdout, done.returncode) == ("7\n", 0), done.stderr
+
+
 def test_program_ends_with_a_running_monitor() -> None:
     done = run("""
         kept = Monitor(0.001, on_alert=lambda alert: time.sleep(0.01)).start()
