@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from pathlib import Path
@@ -26,6 +27,8 @@ import neutracer.process.remote.begin as remote_begin
 import neutracer.process.remote.processes as processes
 from neutracer.cli.main import main
 from neutracer.errors import NeutracerError
+
+TEMPORARY = Path(tempfile.gettempdir())
 
 TORCH = """
 from fake_cuda import FakeTorch
@@ -633,7 +636,7 @@ def test_program_that_hides_its_memory_is_told(start, attach, tmp_path, environm
     nobody = 65534
     # The test's own folders, and a way to them.
     for folder, mode in (
-        *((folder, 0o711) for folder in tmp_path.parents[:2]),
+        *((folder, 0o711) for folder in tmp_path.parents if TEMPORARY in folder.parents),
         *((folder, 0o777) for folder in (tmp_path, tmp_path / "tmp", attach.caller)),
     ):
         request.addfinalizer(functools.partial(os.chmod, folder, folder.stat().st_mode))

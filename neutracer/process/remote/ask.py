@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import neutracer.process.remote.begin as remote_begin
@@ -125,7 +126,7 @@ def _check_version(pid: int) -> None:
 
 def _written(folder: str, request: Mapping[str, Any]) -> str:
     """The path of the script, in the folder with all that it needs."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = str(Path(__file__).absolute().parents[2])
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     texts = {
         REQUEST: json.dumps(dict(request)),
