@@ -101,10 +101,14 @@ typedef void (*py_compat_borrowed_visit)(void *ctx, PyObject *borrowed);
 static inline bool
 py_compat_may_borrow(traverseproc traverse)
 {
-    return PY_COMPAT_BORROWS &&
-           (traverse == PyGen_Type.tp_traverse || traverse == PyCoro_Type.tp_traverse ||
-            traverse == PyAsyncGen_Type.tp_traverse ||
-            traverse == PyFrame_Type.tp_traverse);
+#if PY_COMPAT_BORROWS
+    return traverse == PyGen_Type.tp_traverse || traverse == PyCoro_Type.tp_traverse ||
+           traverse == PyAsyncGen_Type.tp_traverse ||
+           traverse == PyFrame_Type.tp_traverse;
+#else
+    (void)traverse;
+    return false;
+#endif
 }
 
 /* What tp_traverse of such an object shows and the object does not hold, once for each

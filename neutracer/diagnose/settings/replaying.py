@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, partial
-from threading import Event, main_thread
+from threading import Event
 from typing import Any, TypeVar
 
 from neutracer._native import core
@@ -266,13 +266,15 @@ class Replayer:
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """`work` on each item, in one thread per core; results in order."""
         listed = list(items)
-        if not main_thread().is_alive():
-            # The interpreter is about to end, as in what atexit calls: no thread begins then.
-            return [work(item) for item in listed]
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            futures = [pool.submit(work, item) for item in listed]
+            try:
+                futures = [pool.submit(work, item) for item in listed]
+            except RuntimeError:
+                # The interpreter is about to end, as in what atexit calls: no thread begins then.
+                pool.shutdown(cancel_futures=True)
+                return [work(item) for item in listed]
             try:
                 return [future.result() for future in futures]
             except BaseException:
