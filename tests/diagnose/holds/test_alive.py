@@ -245,8 +245,9 @@ def test_variable_that_is_borrowed_hides_no_holder() -> None:
         held = outer(thing)
     finally:
         ctypes.pythonapi.Py_DecRef(address)
-    assert before == 0
-    assert held.unexplained_references == 1
+    # 3.10 does not say what the frames that run are computing.
+    assert before == 0 or sys.version_info < (3, 11)
+    assert held.unexplained_references == before + 1
     assert any("inner" in chain for chain in map(str, outer(thing).chains))
 
 
