@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def test_verdict_and_holders_are_on_the_page(capsys: Capture) -> None:
     assert main(["explain", FRAG]) == 0
     text = capsys.readouterr().out
-    assert "SEVERE   fragmentation: 134 MiB are free inside" in text
+    assert "SEVERE   the process is limited to 2,048 MiB, though the device has room" in text
     assert "Who held it" in text
     assert "train.py:155" in text
     assert max(map(len, text.splitlines())) <= 100
@@ -33,7 +33,10 @@ def test_json_has_its_schema(capsys: Capture) -> None:
     assert main(["explain", "--json", FRAG]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == "neutracer.explain/1"
-    assert [verdict["kind"] for verdict in report["verdicts"]] == ["fragmentation", "process_cap"]
+    kinds = [verdict["kind"] for verdict in report["verdicts"]]
+    assert kinds == ["process_cap", "capacity", "fragmentation"]
+    assert report["verdicts"][0]["remedy"]["action"] == "raise_limit"
+    assert report["step"]["steps"] == 15
     assert report["limit_bytes"] == 2 << 30
     assert report["headline"].startswith("1,579 MiB asked for")
 

@@ -132,7 +132,8 @@ def streamed_layers_of_a_cache(torch: Any) -> None:
     nn.Linear(8192, 8192, bias=False, device="meta").to_empty(device="cuda")
 
 
-@program("fragmentation", conf="expandable_segments:True")
+# In these two no setting would have found room: the limit is the first that can be changed.
+@program("process_cap", conf="expandable_segments:True", also=("fragmentation",))
 def pages_kept_by_small_blocks(torch: Any) -> None:
     blocks = [tensor(torch, 5) for _ in range(160)]
     kept = blocks[::4]
@@ -152,11 +153,65 @@ def growing_batches_with_results_kept(torch: Any) -> None:
     tensor(torch, 450)
 
 
-@program("fragmentation", conf="max_split_size_mb:200")
+@program("process_cap", conf="max_split_size_mb:200", also=("fragmentation",))
 def pieces_below_the_split_size(torch: Any) -> None:
     blocks = [block for _ in range(5) for block in pieces(torch, 180, 18)]
     del blocks[1::2]
     tensor(torch, 350)
+
+
+# ---- cache_growth: made anew in every step, a little larger -----------------------------------
+
+
+def joined(torch: Any, before: Any, new: Any) -> Any:
+    return new if before is None else torch.cat([before, new])
+
+
+@program("cache_growth")
+def predictions_joined_in_every_step(torch: Any) -> None:
+    seen = None
+    for _ in range(200):
+        work = tensor(torch, 20)
+        seen = joined(torch, seen, tensor(torch, 10))
+        del work
+
+
+@program("cache_growth")
+def keys_and_values_of_a_decoder(torch: Any) -> None:
+    layers: list[Any] = [None] * 12
+    for _ in range(400):
+        for number in range(len(layers)):
+            layers[number] = joined(torch, layers[number], tensor(torch, 0.75))
+        probe = tensor(torch, 8)
+        del probe
+
+
+@program("cache_growth")
+def image_that_grows_by_a_row(torch: Any) -> None:
+    image = None
+    for _ in range(400):
+        row = torch.rand(64, 32_768, device="cuda")
+        image = row if image is None else torch.vstack([image, row])
+
+
+@program("cache_growth")
+def buffer_padded_further_each_time(torch: Any) -> None:
+    buffer = tensor(torch, 10)
+    for _ in range(200):
+        buffer = torch.nn.functional.pad(buffer, (0, 6 * MIB))
+        scratch = tensor(torch, 12)
+        del scratch
+
+
+@program("cache_growth")
+def history_stacked_anew(torch: Any) -> None:
+    rows: list[Any] = []
+    stacked = None
+    for number in range(400):
+        rows.append(torch.full((MIB // 4,), number, dtype=torch.float32))
+        stacked = torch.stack(rows * 4).to("cuda")
+        value = stacked.sum().item()
+        assert value >= 0
 
 
 # ---- cycle_garbage: only the collector frees it --------------------------------------------

@@ -138,7 +138,7 @@ def budget_of(
         limit, guessed = _guessed_limit(snap, device, failure, reserved, segment), True
     elif limit is not None and facts.is_rounded:
         limit = _sharpened(limit, reserved, segment, free)
-    if limit is not None and total is not None and limit >= total:
+    if limit is not None and total is not None and limit > total - UNIT:
         limit = None
     return Budget(reserved, free, limit, guessed, total, facts.process_bytes, facts.others_bytes)
 

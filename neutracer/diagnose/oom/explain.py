@@ -8,24 +8,12 @@ from collections.abc import Sequence
 from neutracer._native import core
 from neutracer.diagnose.oom.budget import Failure, budget_of
 from neutracer.diagnose.oom.facts import OomFacts, facts_beside
-from neutracer.diagnose.oom.inside import (
-    cycle_garbage,
-    fragmentation,
-    is_crumbs,
-    leak,
-    other_pool,
-)
-from neutracer.diagnose.oom.limits import (
-    had_room,
-    non_torch,
-    process_cap,
-    too_little,
-    unreasonable_request,
-)
-from neutracer.diagnose.oom.parts import KINDS, Case, Cause, Verdict
+from neutracer.diagnose.oom.parts import Case, Verdict
 from neutracer.diagnose.oom.phases import Phase, phase_of
 from neutracer.diagnose.oom.report import ExplainReport
 from neutracer.diagnose.oom.room import Room
+from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
+from neutracer.diagnose.oom.whole_step import step_needs
 from neutracer.process.recording.capture import snapshot
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
@@ -40,16 +28,6 @@ __all__ = ["ExplainReport", "Verdict", "explain"]
 # Lines that hold memory in the report; the rest is in `Timeline.holders`.
 _MOST_HOLDINGS = 50
 
-# In the order of KINDS, after an unreasonable request; capacity is what remains.
-_CAUSES: tuple[Cause, ...] = (
-    fragmentation,
-    cycle_garbage,
-    other_pool,
-    non_torch,
-    leak,
-    process_cap,
-)
-
 
 def explain(
     source: Snapshot | SnapshotSource | None = None,
@@ -63,8 +41,9 @@ def explain(
 ) -> ExplainReport:
     """Say why a program ran out of memory.
 
-    The main verdict is the first cause whose removal alone would have let the request
-    succeed; other obstacles follow.
+    The main verdict is the cause whose removal lets the program go on: not only this request
+    but the whole step, and the steps after it. Where no cause does, it is the one that takes it
+    furthest; where the trace shows no steps, the first whose removal lets the request succeed.
 
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now.
@@ -75,7 +54,7 @@ def explain(
         request: Ask whether so many bytes on the default stream would fit, instead.
         facts: What is known beside the snapshot; None reads it from the JSON file beside
             `source`, where there is one.
-        thorough: False leaves out what takes time: replays, categories and growth.
+        thorough: False leaves out the replays under other allocator settings.
 
     Returns:
         The report; `str(report)` is one screen.
@@ -91,7 +70,7 @@ def explain(
         >>> import neutracer
         >>> why = neutracer.explain("tests/data/frag_default.pickle")
         >>> why.verdicts[0].kind, why.verdicts[1].kind, why.phase
-        ('fragmentation', 'process_cap', 'unknown')
+        ('process_cap', 'capacity', 'unknown')
         >>> neutracer.explain("tests/data/frag_default.pickle", request="30MiB").fits
         True
     """
@@ -110,7 +89,7 @@ def explain(
     case = _case(snap, number, timeline, failure, known, limit, thorough, event)
     fits = request is not None and case.room.holds
     notes += _notes(snap, case)
-    return _report(case, () if fits else _verdicts(case), request is not None, ooms, notes)
+    return _report(case, () if fits else verdicts_of(case), request is not None, ooms, notes)
 
 
 def _known(
@@ -251,25 +230,6 @@ def _reserved(snap: Snapshot, device: int, timeline: Timeline | None, at: int | 
     return snap.memory_stats(device)["reserved_bytes.all.current"]
 
 
-def _verdicts(case: Case) -> tuple[Verdict, ...]:
-    """What was in the way: what alone suffices first, in the order of the kinds."""
-    if case.room.holds:
-        return (had_room(case),)
-    hopeless = unreasonable_request(case)
-    if hopeless is not None:
-        return (hopeless,)
-    found = [verdict for cause in _CAUSES if (verdict := cause(case)) is not None]
-    enough = [verdict for verdict in found if verdict.suffices]
-    partly = [verdict for verdict in found if not verdict.suffices]
-    partly.sort(key=lambda verdict: -verdict.bytes)
-    order = {kind: float(place) for place, kind in enumerate(KINDS)}
-    if is_crumbs(case):
-        # A setting would have found room in crumbs: only for this one request.
-        order["fragmentation"] = order["process_cap"] - 0.5
-    enough.sort(key=lambda verdict: order[verdict.kind])
-    return (*(enough or [too_little(case)]), *partly)
-
-
 def _notes(snap: Snapshot, case: Case) -> list[str]:
     """What can't be known, a sentence each."""
     notes, failure, budget = [], case.failure, case.room.budget
@@ -279,6 +239,8 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         notes.append("No history was recorded: who holds what, and since when, is not known.")
     elif snap.history_overflowed(case.room.device):
         notes.append("The ring of events wrapped: what came before its first event is not known.")
+    if not case.thorough and case.timeline is not None:
+        notes.append("Other allocator settings were not replayed (thorough=False).")
     if not case.stack and failure.event is not None:
         notes.append(
             "The request has no stack: stacks were not recorded, or a backward thread made it."
@@ -341,6 +303,8 @@ def _report(
         holders=case.holdings[:_MOST_HOLDINGS],
         categories=case.categories,
         ooms=ooms,
+        looked_at=looked_at(case),
+        step=None if is_question else step_needs(case, tuple(verdicts)),
         notes=tuple(notes),
         findings=tuple(findings),
         _events=0 if case.timeline is None else len(case.timeline),

@@ -3,63 +3,62 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from neutracer.diagnose.leaks.trend import leak_trend
+from neutracer.diagnose.oom.rounds import FEWEST, Rounds, rounds_before
 from neutracer.render.document import Place
-from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.places import place_of
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Grower", "Growth", "SawTooth", "growth_of", "saw_tooth"]
-
-# Growth needs at least this many steps; a step is at most this many times as long as the
-# middle one.
-_FEWEST_STEPS = 5
-_UNLIKE = 4
+__all__ = ["Grower", "Growth", "SawTooth", "growth_of", "rises", "saw_tooth"]
 
 # A saw-tooth needs at least this many steps; without steps the trace is cut into parts.
 _FEWEST_TEETH = 12
 _MOST_PARTS = 240
 _EVENTS_A_PART = 8
 
-# Stacks tried for what comes round where the trace has no steps.
-_MOST_ANCHORS = 64
+# A series rises if what it loses is little beside what it gains, if each part of it is above
+# the one before, and if it rises at its end about as fast as before: a warm-up does not.
+_PARTS = 4
+_LOST = 0.2
+_LASTING = 0.4
 
-# Of the steps so many leave something behind; and the older half of them has at least this
-# share of what the newer half has: what is merely not freed yet thins out with its age.
-_MOST_STEPS = 0.8
-_EVEN = 0.6
+# So much of it is still in use at the moment that is asked about.
+_STILL = 0.6
 
-# Without steps a stack must keep so much of what it makes, in blocks.
-_KEPT = 0.6
-
-# What is there to stay.
-_STAYS = ("parameter", "optimizer_state", "gradient")
-_BUILDS = (Role.BUILD, Role.STATE, Role.OPTIMIZER)
+# What grows by size keeps about as many blocks: fewer more than one in so many steps.
+_STEPS_A_BLOCK = 5
 
 
 @dataclass(frozen=True)
 class Grower:
-    """One line that leaves memory behind in every step.
+    """One line of which more memory is in use after every step.
 
     Attributes:
         place: The line.
-        bytes: What it had left behind, but for the last step's.
-        count: How many blocks that is.
-        bytes_per_step: What it leaves behind a step.
+        bytes: What of it was in use when the last step began.
+        count: In how many blocks.
+        bytes_per_step: By how much that grew a step.
+        by_size: It is not more blocks but larger ones, as of a cache that is made anew a
+            little larger each time.
+        in_module: A module's forward made them.
+        builds: They are what a module got when it was made.
     """
 
     place: Place
     bytes: int
     count: int
     bytes_per_step: int
+    by_size: bool = False
+    in_module: bool = False
+    builds: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ class Growth:
         growers: Who, the most bytes first.
         bytes: All of it.
         addresses: Where these blocks begin.
-        steps: Over how many steps it piled up.
-        has_steps: Whether the trace shows steps; else they are rounds of what repeats in it.
+        rounds: The steps over which it piled up.
         create_graph: The line whose backward(create_graph=True) keeps its gradients, as the
             first gradient of the pass shows, which any other pass frees; None: none does.
     """
@@ -79,14 +77,23 @@ class Growth:
     growers: tuple[Grower, ...]
     bytes: int
     addresses: frozenset[int]
-    steps: int
-    has_steps: bool
+    rounds: Rounds
     create_graph: Place | None = None
 
     @property
+    def steps(self) -> int:
+        """Over how many steps it piled up."""
+        return len(self.rounds.begins)
+
+    @property
     def bytes_per_step(self) -> int:
-        """What is left behind a step."""
+        """By how much it grew a step."""
         return sum(grower.bytes_per_step for grower in self.growers)
+
+    @property
+    def by_size(self) -> bool:
+        """Whether most of it are blocks that were made anew, larger each time."""
+        return 2 * sum(one.bytes for one in self.growers if one.by_size) > self.bytes
 
 
 @dataclass(frozen=True)
@@ -104,34 +111,27 @@ class SawTooth:
     fall_bytes: int
 
 
-def growth_of(snap: Snapshot, timeline: Timeline, event: int) -> Growth | None:
-    """What stacks left behind step after step up to an event.
-
-    A stack leaks if nearly every step left blocks of it that were alive at the event, of
-    old steps as much as of new ones; weights, optimizer state and gradients are none. Where
-    the trace shows no steps (the last one broke off), a step begins where a line of the
-    program outside of modules comes again: the layers of one forward pass are no steps.
+def growth_of(
+    snap: Snapshot, timeline: Timeline, rounds: Rounds | None, event: int
+) -> Growth | None:
+    """Of which stacks more was in use at the beginning of each step, and still is.
 
     Args:
         snap: The snapshot.
         timeline: Of the device.
-        event: The event.
+        rounds: Its steps up to the event; None: there are too few.
+        event: The event that is asked about.
 
     Returns:
-        The growth, or None where there is none, or too few steps to tell.
+        The growth, or None where there is none.
     """
-    begins, has_steps = _steps_before(timeline, event)
-    if len(begins) < _FEWEST_STEPS:
+    if rounds is None or not _churns(timeline, rounds.begins):
         return None
-    if not _churns(timeline, begins):
-        return None
-    found = []
+    found: list[Grower] = []
     addresses: set[int] = set()
     seed: Place | None = None
-    live = _live_rows(timeline, event)
-    if not has_steps:
-        live = _kept_mostly(timeline, live, event)
-    for code, rows in live.items():
+    begins = [*rounds.begins, event]
+    for code, rows in _lasting_rows(timeline, begins).items():
         grower, at = _grower(snap, timeline, code, rows, begins)
         if grower is not None:
             found.append(grower)
@@ -142,36 +142,25 @@ def growth_of(snap: Snapshot, timeline: Timeline, event: int) -> Growth | None:
         return None
     found.sort(key=lambda one: -one.bytes)
     total = sum(one.bytes for one in found)
-    return Growth(tuple(found), total, frozenset(addresses), len(begins), has_steps, seed)
+    return Growth(tuple(found), total, frozenset(addresses), rounds, seed)
 
 
-def _steps_before(timeline: Timeline, event: int) -> tuple[list[int], bool]:
-    """The first events of the steps up to an event."""
-    steps = timeline.steps
-    begins = [step.first for step in steps if step.first <= event]
-    # What repeats may be the layers of one forward pass: these begin inside of a module.
-    repeats = steps.how == "repetition"
-    if begins and repeats and timeline.passes.role[begins[0]] != Role.USER:
-        begins = []
-    if len(begins) >= _FEWEST_STEPS:
-        return begins, True
-    return _rounds(timeline, event), False
+def rises(values: Sequence[int]) -> bool:
+    """Whether a series of one value a step rises all along, up to its end.
 
-
-def _rounds(timeline: Timeline, event: int) -> list[int]:
-    """The events at which the first stack outside of modules comes round that does so all
-    along; empty where none does."""
-    passes = timeline.passes
-    at: dict[int, list[int]] = {}
-    for number in range(event):
-        if passes.allocates[number] and passes.role[number] == Role.USER:
-            at.setdefault(passes.stack[number], []).append(number)
-    several = [found for found in at.values() if len(found) >= _FEWEST_STEPS]
-    for found in sorted(several)[:_MOST_ANCHORS]:
-        lengths = [end - begin for begin, end in pairwise([*found, event])]
-        if max(lengths) <= _UNLIKE * sorted(lengths)[len(lengths) // 2]:
-            return found
-    return []
+    Example:
+        >>> rises([0, 4, 8, 8, 12, 16]), rises([0, 9, 9, 9, 9, 9]), rises([0, 9, 1, 8, 2, 9])
+        (True, False, False)
+    """
+    changes = [b - a for a, b in pairwise(values)]
+    gained = sum(change for change in changes if change > 0)
+    lost = gained - (values[-1] - values[0])
+    if len(values) < FEWEST or not gained or lost > _LOST * gained:
+        return False
+    edges = [part * len(values) // _PARTS for part in range(_PARTS + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    steps = [b - a for a, b in pairwise(means)]
+    return min(steps) > 0 and steps[-1] >= _LASTING * sum(steps) / len(steps)
 
 
 def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
@@ -186,73 +175,63 @@ def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
     return all(freed[1:-1])
 
 
-def _live_rows(timeline: Timeline, event: int) -> dict[int, list[int]]:
-    """Rows of allocations alive at the event that may be a leak, by stack."""
+def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[tuple[int, ...]]]:
+    """By stack, the allocations that were in use when some step began, or at the end.
+
+    Each as its row, the number of the first such moment, and of the first one after it.
+    """
     rows = timeline.allocations
-    made, freed = rows.codes("alloc_event"), rows.codes("free_event")
-    stacks, passes = rows.codes("stack"), timeline.passes
-    stays = {CATEGORIES.index(name) for name in _STAYS}
-    category = timeline.categories.codes
-    skipped = {int(role) for role in _BUILDS}
-    found: dict[int, list[int]] = {}
-    for row, (begin, end) in enumerate(zip(made, freed, strict=True)):
-        if begin > event or end == -2 or 0 <= end <= event or stacks[row] == NONE:
+    columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("stack"))
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for row, (made, freed, stack) in enumerate(zip(*columns, strict=True)):
+        if stack == NONE or freed == -2:
             continue
-        if category[row] in stays or (begin >= 0 and passes.role[begin] in skipped):
-            continue
-        found.setdefault(stacks[row], []).append(row)
+        low = bisect_right(begins, made)
+        high = len(begins) if freed < 0 else bisect_right(begins, freed)
+        if low < high:
+            found.setdefault(stack, []).append((row, low, high))
     return found
 
 
-def _kept_mostly(
-    timeline: Timeline, live: dict[int, list[int]], event: int
-) -> dict[int, list[int]]:
-    """The stacks of which most of what they made up to the event is alive."""
-    made = Counter(
-        code
-        for code, begin in zip(
-            timeline.allocations.codes("stack"),
-            timeline.allocations.codes("alloc_event"),
-            strict=True,
-        )
-        if begin <= event
-    )
-    return {code: rows for code, rows in live.items() if len(rows) >= _KEPT * made[code]}
-
-
 def _grower(
-    snap: Snapshot, timeline: Timeline, code: int, rows: list[int], begins: Sequence[int]
+    snap: Snapshot,
+    timeline: Timeline,
+    code: int,
+    rows: list[tuple[int, ...]],
+    begins: Sequence[int],
 ) -> tuple[Grower | None, list[int]]:
-    """What one stack left behind, if every step did; and where that is."""
+    """What one stack holds more of in every step; and where that is. The last moment is the one
+    that is asked about."""
     c = timeline.allocations
-    made, sizes, addresses = c.codes("alloc_event"), c.codes("size"), c.codes("address")
-    sums = [0] * len(begins)
-    step, old = -1, []
-    last = begins[-1]
-    for row in rows:  # By their events, those from before the trace first.
-        event = made[row]
-        while step + 1 < len(begins) and begins[step + 1] <= event:
-            step += 1
-        if step >= 0:
-            sums[step] += sizes[row]
-        if event < last:
-            old.append(row)
-    steady = sums[:-1]
-    leaving = sum(1 for one in steady if one)
-    half = len(steady) // 2
-    older, newer = sum(steady[:half]), sum(steady[half:])
-    even = older * (len(steady) - half) >= _EVEN * newer * half
-    if leaving < max(_MOST_STEPS * len(steady), _FEWEST_STEPS - 1) or not even:
+    sizes, addresses = c.codes("size"), c.codes("address")
+    bytes_by, blocks_by = [0] * (len(begins) + 1), [0] * (len(begins) + 1)
+    for row, low, high in rows:
+        bytes_by[low] += sizes[row]
+        bytes_by[high] -= sizes[row]
+        blocks_by[low] += 1
+        blocks_by[high] -= 1
+    *held, now = accumulate(bytes_by[:-1])
+    *blocks, _ = accumulate(blocks_by[:-1])
+    if not rises(held) or now < _STILL * held[-1]:
         return None, []
-    held = sum(sizes[row] for row in old)
-    place = place_of(snap.stacks[code])
-    rate = sum(steady) // len(steady)
-    return Grower(place, held, len(old), rate), [addresses[row] for row in old]
+    stack = snap.stacks[code]
+    role = role_of(stack)
+    grower = Grower(
+        place_of(stack),
+        held[-1],
+        blocks[-1],
+        (held[-1] - held[0]) // (len(held) - 1),
+        (blocks[-1] - blocks[0]) * _STEPS_A_BLOCK < len(held),
+        role is Role.MODULE,
+        role is Role.BUILD,
+    )
+    return grower, [addresses[row] for row, _, high in rows if high == len(begins)]
 
 
 def saw_tooth(timeline: Timeline, event: int) -> SawTooth | None:
     """The saw-tooth of a trace up to an event; None where it shows none."""
-    begins, _ = _steps_before(timeline, event)
+    rounds = rounds_before(timeline, event)
+    begins = [] if rounds is None else list(rounds.begins)
     if len(begins) < _FEWEST_TEETH:
         parts = min(_MOST_PARTS, event // _EVENTS_A_PART)
         begins = [part * event // parts for part in range(parts)]

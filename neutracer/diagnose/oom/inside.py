@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes inside of PyTorch's own memory: fragmentation, garbage, other pools, a leak."""
+"""Causes inside of PyTorch's own memory: fragmentation, garbage, other pools."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from neutracer.diagnose.oom.growth import Growth, saw_tooth
-from neutracer.diagnose.oom.parts import Case, Verdict, least_worth
+from neutracer.diagnose.oom.growth import saw_tooth
+from neutracer.diagnose.oom.parts import CRUMBS, Case, Remedy, Verdict, least_worth
 from neutracer.diagnose.oom.room import free_bytes
 from neutracer.diagnose.oom.settings import settings_advice
-from neutracer.render.document import Note
+from neutracer.render.document import Note, Place
 from neutracer.trace.places import grouped
 from neutracer.trace.table import NONE
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["cycle_garbage", "fragmentation", "is_crumbs", "leak", "other_pool"]
+__all__ = ["cycle_garbage", "fragmentation", "is_crumbs", "other_pool"]
 
-# How many lines that pin holes, pools, and lines that leak are reported.
+# How many lines that pin holes, and pools, are reported.
 _TOLD = 3
 
 # A group with less than this share of what is free in the others is not told.
@@ -26,11 +26,6 @@ _KEPT_BACK = (
     "{} of it in empty segments that were not given back: they belong to a private pool that the "
     "file no longer names, or were kept while a CUDA graph was captured."
 )
-
-# Less than this share of the reserved memory free inside is what every allocator leaves: the
-# recorded training steps have 1.5 to 4 % at their peaks under expandable segments, the least
-# fragmented way that PyTorch has.
-_CRUMBS = 0.02
 
 
 def fragmentation(case: Case) -> Verdict | None:
@@ -45,11 +40,13 @@ def fragmentation(case: Case) -> Verdict | None:
     advice = settings_advice(case.snap, room.device, case.failure.event, room.budget, case.thorough)
     if not suffices and not advice.is_sure and free < least_worth(size):
         return None
-    # Crumbs are what any allocator leaves over: not the cause unless a setting shows it.
-    suffices = advice.is_sure or (suffices and not is_crumbs(case))
+    # Crumbs are what any allocator leaves over: not the cause unless a setting shows it. Where
+    # every setting was tried and none would do, it is no matter of fragmentation.
+    untried = suffices and not is_crumbs(case) and not (advice.tried and case.shows_most)
+    suffices = advice.is_sure or untried
     pins = _pins(case)
     evidence = [Note(_free_text(case, free, headroom)), *pins, *_rounding(case)]
-    if advice.tried and not advice.notes:
+    if advice.tried and not advice.notes and case.shows_most:
         count = format_count(advice.tried, "other allocator setting")
         evidence.append(Note(f"{count}: none would have let this request fit (replayed)."))
     steps = advice.notes if suffices else ()
@@ -62,7 +59,10 @@ def fragmentation(case: Case) -> Verdict | None:
     hole = room.own_hole
     where = f"no hole above {format_bytes(hole)}" if hole else "in no hole of its kind"
     message = f"fragmentation: {format_bytes(free)} are free inside, {where}"
-    return Verdict("fragmentation", free, tuple(evidence), steps, message, suffices)
+    remedy = None
+    if suffices and advice.notes:
+        remedy = Remedy("settings", setting=advice.setting)
+    return Verdict("fragmentation", free, tuple(evidence), steps, message, suffices, remedy)
 
 
 def is_crumbs(case: Case) -> bool:
@@ -71,7 +71,7 @@ def is_crumbs(case: Case) -> bool:
     A leak, or a device that is full, ends in a request that the last crumbs together would
     hold whenever that request is small: to call it fragmentation would hide the cause.
     """
-    return case.room.own_free < _CRUMBS * case.room.reserved
+    return case.room.own_free < CRUMBS * case.room.reserved
 
 
 def _rounding(case: Case) -> list[Note]:
@@ -128,7 +128,12 @@ def cycle_garbage(case: Case) -> Verdict | None:
     )
     held = format_bytes(garbage)
     message = f"garbage: reference cycles held {held} that only the collector frees"
-    return Verdict("cycle_garbage", garbage, evidence, advice, message, suffices)
+    remedy = Remedy("break_cycles", place=_first_place(evidence))
+    return Verdict("cycle_garbage", garbage, evidence, advice, message, suffices, remedy)
+
+
+def _first_place(notes: tuple[Note, ...]) -> Place | None:
+    return next((note.place for note in notes if note.place is not None), None)
 
 
 def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
@@ -154,15 +159,9 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
 
 def _garbage_places(case: Case) -> list[Note]:
     """Who made the garbage whose addresses are known."""
-    wanted = set(case.facts.garbage_addresses)
-    if not wanted:
-        return []
-    addresses = case.room.blocks.codes("address")
-    rows = (case.room.blocks[row] for row, at in enumerate(addresses) if at in wanted)
-    made = grouped((block.stack, block.size, 1) for block in rows)
     return [
         Note(f"{format_bytes(nbytes)} in {format_count(count, 'block')} made by", place)
-        for place, nbytes, count in made[:_TOLD]
+        for place, nbytes, count in case.garbage_made[:_TOLD]
     ]
 
 
@@ -182,7 +181,9 @@ def other_pool(case: Case) -> Verdict | None:
         f"{format_bytes(free)} are free in other pools and streams, which never serve this one"
     )
     advice = _pool_advice(told, room.kept_back > 0)
-    return Verdict("other_pool", free, evidence, advice, message, suffices)
+    is_private = room.kept_back or any(tuple(group["pool"]) != (0, 0) for group in told)
+    remedy = Remedy("share_pools" if is_private else "one_stream")
+    return Verdict("other_pool", free, evidence, advice, message, suffices, remedy)
 
 
 def _group_text(group: dict[str, Any]) -> str:
@@ -214,46 +215,3 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
             Note("allocate on one stream, and use the tensors on the others (record_stream)")
         )
     return tuple(advice)
-
-
-def leak(case: Case) -> Verdict | None:
-    """What step after step left behind."""
-    growth = case.growth
-    if growth is None or growth.bytes < least_worth(case.failure.size):
-        return None
-    suffices = case.room.would_hold(freed=growth.addresses)
-    unit = "step" if growth.has_steps else "round"
-    over = format_count(growth.steps, unit)
-    evidence = tuple(
-        Note(
-            f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
-            f"{format_bytes(one.bytes_per_step)} a {unit}, kept from",
-            one.place,
-        )
-        for one in growth.growers[:_TOLD]
-    )
-    advice = _leak_advice(case, growth)
-    message = (
-        f"leak: {format_bytes(growth.bytes)} piled up over {over} "
-        f"({format_bytes(growth.bytes_per_step)} each)"
-    )
-    return Verdict("leak", growth.bytes, evidence, advice, message, suffices)
-
-
-def _leak_advice(case: Case, growth: Growth) -> tuple[Note, ...]:
-    if growth.create_graph is not None:
-        return (
-            Note(
-                "backward(create_graph=True) makes parameter and gradient keep each other alive:",
-                growth.create_graph,
-            ),
-            Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
-        )
-    first = growth.growers[0].place
-    timeline = case.timeline
-    is_graph = next(iter(case.categories), "") == "activation"
-    if is_graph or (timeline is not None and timeline.passes.backward):
-        return (
-            Note("keep numbers, not tensors with their graph (loss.item(), x.detach()):", first),
-        )
-    return (Note("drop what is no longer needed, or move it to the CPU:", first),)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from math import isqrt
 
-from neutracer.diagnose.oom.parts import Case, Verdict
+from neutracer.diagnose.oom.parts import Case, Remedy, Verdict
 from neutracer.render.document import Note
-from neutracer.units import format_bytes, format_count, format_share
+from neutracer.units import format_bytes, format_count
 
-__all__ = ["had_room", "non_torch", "process_cap", "too_little", "unreasonable_request"]
+__all__ = ["had_room", "non_torch", "process_cap", "unreasonable_request"]
 
 # What CUDA's context and its libraries take of a large device in every process, whatever
 # the program does: 520 to 620 MiB on an H200, and up to 750 MiB where cuBLAS has run.
@@ -24,19 +24,6 @@ _LEAST_DEVICE = 8 << 30
 
 # Element sizes that a square matrix is tried for, with a dtype of that size.
 _ELEMENTS = ((4, "float32"), (2, "float16"), (8, "float64"), (1, "bool"))
-
-# A category with less than this share of what is in use is not told.
-_TOLD_SHARE = 0.1
-
-# What to do about what holds most.
-_BY_CATEGORY = {
-    "activation": "keep fewer activations: a smaller batch, or torch.utils.checkpoint",
-    "optimizer_state": "shard the optimizer's state (FSDP, ZeRO), or keep it in 8 bits",
-    "parameter": "load the weights in a smaller dtype, or shard them over devices",
-    "gradient": "free gradients early: optimizer.zero_grad(set_to_none=True) before the forward",
-    "input": "move one batch at a time to the device",
-    "temporary": "do in place, or in pieces, the operations that make large temporaries",
-}
 
 
 def unreasonable_request(case: Case) -> Verdict | None:
@@ -59,7 +46,8 @@ def unreasonable_request(case: Case) -> Verdict | None:
         Note("check the shapes on that line: an outer product, all pairs, a mask, a wrong axis"),
     )
     message = f"one request of {format_bytes(size)}, more than the {format_bytes(ceiling)} {has}"
-    return Verdict("unreasonable_request", size, tuple(evidence), advice, message, True)
+    remedy = Remedy("shape", place=case.place)
+    return Verdict("unreasonable_request", size, tuple(evidence), advice, message, True, remedy)
 
 
 def _shape_texts(size: int) -> list[str]:
@@ -109,7 +97,10 @@ def non_torch(case: Case) -> Verdict | None:
     if budget.others:
         advice.insert(0, Note("end other programs on this device, or use another device"))
     message = f"{format_bytes(avoidable)} of the device are taken, but not by PyTorch"
-    return Verdict("non_torch", avoidable, tuple(evidence), tuple(advice), message, suffices)
+    remedy = Remedy("end_others")
+    return Verdict(
+        "non_torch", avoidable, tuple(evidence), tuple(advice), message, suffices, remedy
+    )
 
 
 def _avoidable(taken: int, others: int) -> int:
@@ -130,7 +121,7 @@ def had_room(case: Case) -> Verdict:
     evidence = (Note(f"The device had {size} free just after, and no limit stood in the way."),)
     advice = (Note("find who else allocates on this device: neutracer.device_report()"),)
     message = f"others had the {size} that were free a moment later"
-    return Verdict("non_torch", free, evidence, advice, message, True)
+    return Verdict("non_torch", free, evidence, advice, message, True, Remedy("end_others"))
 
 
 def _came_late(case: Case) -> Verdict:
@@ -149,7 +140,7 @@ def _came_late(case: Case) -> Verdict:
         Note("try again: the same request would succeed"),
     )
     message = f"{format_bytes(hole)} came back from another stream too late"
-    return Verdict("other_pool", hole, evidence, advice, message, True)
+    return Verdict("other_pool", hole, evidence, advice, message, True, Remedy("wait"))
 
 
 def process_cap(case: Case) -> Verdict | None:
@@ -170,51 +161,21 @@ def process_cap(case: Case) -> Verdict | None:
         evidence.append(
             Note("Inferred from the failures; capacity= (--capacity) or facts= give the limit.")
         )
-    share = ""
+    if case.demand is not None:
+        # The step has more to ask for than this request.
+        needed += case.demand.rest
+    elif case.phase.name in ("forward", "backward"):
+        # No step has ended: what one needs is not known, and was hardly half of it.
+        needed *= 2
+    share, part = "", None
     if budget.total:
-        least = min(needed / budget.total, 1.0)
-        share = f"to {-int(-least * 1000 // 1) / 1000:.3f} or more of the device"
+        part = min(-int(-needed / budget.total * 1000 // 1) / 1000, 1.0)
+        share = f"to {part:.3f} or more of the device"
     setting = float(case.snap.settings_in_force["per_process_memory_fraction"])
     name = "torch.cuda.set_per_process_memory_fraction()"
     if setting < 1.0:
         name = "per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF"
     advice = (Note(f"raise {name}", detail=share or f"so that it allows {format_bytes(needed)}"),)
     message = f"the process is limited to {about}{limit}, though the device has room"
-    return Verdict("process_cap", free, tuple(evidence), advice, message, suffices)
-
-
-def too_little(case: Case) -> Verdict:
-    """What the program needs is more than there is."""
-    room, budget, size = case.room, case.room.budget, case.failure.size
-    could = room.own_free + budget.headroom
-    missing = max(size - could, 0) or size
-    live, more = format_bytes(room.allocated), format_bytes(size)
-    evidence = [Note(f"{live} were in use, and {more} more were requested.")]
-    if case.stack:
-        evidence = [Note(f"{live} were in use, and {more} more were requested by", case.place)]
-    advice = []
-    known = sum(case.categories.values())
-    shares = [
-        (name, held)
-        for name, held in case.categories.items()
-        if name != "unknown" and held >= _TOLD_SHARE * known
-    ]
-    for name, held in shares[:2]:
-        part = format_share(held / known)
-        evidence.append(Note(f"{format_bytes(held)} ({part}) of it: {name.replace('_', ' ')}"))
-        if name in _BY_CATEGORY:
-            advice.append(Note(_BY_CATEGORY[name]))
-    if case.holdings:
-        most = case.holdings[0]
-        evidence.append(Note(f"most of it, {format_bytes(most.bytes)}, is held by", most.place))
-    if budget.total is None and budget.device_free is not None:
-        evidence.append(
-            Note(f"PyTorch had {format_bytes(budget.reserved)} of the device, and "
-                 f"{format_bytes(budget.device_free)} were free; the file does not say what others "
-                 "had: give capacity= (--capacity), or see nvidia-smi.")
-        )  # fmt: skip
-    if not advice:
-        advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
-    total = f" of {format_bytes(budget.total)}" if budget.total else ""
-    message = f"the program needs {format_bytes(missing)} more than the device{total} can give"
-    return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True)
+    remedy = Remedy("raise_limit", value=part)
+    return Verdict("process_cap", free, tuple(evidence), advice, message, suffices, remedy)

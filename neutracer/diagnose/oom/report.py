@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from neutracer.diagnose.oom.parts import Holding, Verdict
+from neutracer.diagnose.oom.whole_step import StepNeeds
 from neutracer.render.document import (
     Block,
     Cell,
@@ -45,9 +46,10 @@ class ExplainReport(Report):
         phase_why: What shows the phase.
         is_question: No request failed: the caller asked whether one would fit.
         fits: Whether it would.
-        verdicts: The causes, the main one first: the first kind, in the order
-            unreasonable_request, fragmentation, cycle_garbage, other_pool, non_torch, leak,
-            process_cap, capacity, whose removal alone would have let the request succeed.
+        verdicts: The causes, the main one first: the one whose removal lets the program go on,
+            else the one that takes it furthest. Of several that do, one that ends its growth
+            comes first, else the first kind in the order unreasonable_request, fragmentation,
+            cycle_garbage, other_pool, non_torch, leak, cache_growth, process_cap, capacity.
         reserved_bytes: What PyTorch had of the device.
         allocated_bytes: What of it was in use.
         free_bytes: What of it was free for this request's pool and stream.
@@ -63,6 +65,10 @@ class ExplainReport(Report):
         holders: Who held the allocated bytes, by line, the most first.
         categories: The allocated bytes by category, the most first.
         ooms: The out-of-memory events of the trace.
+        looked_at: The kinds of verdicts that what is known could have shown; the others were
+            not looked at.
+        step: What the step that failed needs, as it is and with each remedy; None where no step
+            ended before it.
         notes: What can't be known.
     """
 
@@ -98,6 +104,8 @@ class ExplainReport(Report):
     holders: tuple[Holding, ...]
     categories: dict[str, int]
     ooms: tuple[int, ...]
+    looked_at: tuple[str, ...]
+    step: StepNeeds | None
     notes: tuple[str, ...]
     _events: int = field(compare=False)
 
@@ -120,7 +128,9 @@ class ExplainReport(Report):
 
     def document(self) -> Document:
         """The report as a page."""
-        blocks: list[Block] = [*self.finding_blocks(), _request(self), _where(self)]
+        blocks: list[Block] = [*self.finding_blocks(), _request(self)]
+        blocks += _whole_step(self)
+        blocks.append(_where(self))
         blocks += _holders(self)
         blocks += [Paragraph(note) for note in self.notes]
         facts = ["cpu" if self.device < 0 else f"cuda:{self.device}"]
@@ -149,6 +159,27 @@ def _request(why: ExplainReport) -> KeyValues:
     if why.phase != "unknown":
         pairs.append(("phase", f"{why.phase}: {why.phase_why}"))
     return KeyValues("The request", tuple(pairs))
+
+
+def _whole_step(why: ExplainReport) -> tuple[Table, ...]:
+    """Whether the step would fit, with each remedy."""
+    step = why.step
+    if step is None:
+        return ()
+    rows = tuple(
+        (one.remedy, Figure.bytes(one.needs_bytes), "fits" if one.fits else "does not fit")
+        for one in step.trials
+    )
+    said = (
+        f"{format_bytes(step.usable_bytes)} were there for it; "
+        f"{format_count(step.steps, step.unit)} before it needed "
+        f"{format_bytes(step.typical_bytes)} in the middle, "
+        f"{format_bytes(step.largest_bytes)} at the most"
+    )
+    if step.growth_bytes:
+        said += f", and each left {format_bytes(step.growth_bytes)} behind"
+    title = f"Would the whole {step.unit} fit?"
+    return (Table(title, rows, (), (f"{said}.",)),)
 
 
 def _where(why: ExplainReport) -> Table:

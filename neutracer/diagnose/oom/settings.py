@@ -33,11 +33,13 @@ class SettingsAdvice:
 
     Attributes:
         notes: What to set, each with what is known of it.
+        setting: The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
         tried: How many settings were replayed.
         is_sure: Whether a replay says that the request would have succeeded.
     """
 
     notes: tuple[Note, ...] = ()
+    setting: str = ""
     tried: int = 0
     is_sure: bool = False
 
@@ -69,7 +71,9 @@ def settings_advice(
     if settings["expandable_segments"]:
         return SettingsAdvice()
     why = "free ranges then serve any size; not replayed, so no promise"
-    return SettingsAdvice((Note(expandable_advice(str(settings["text"])), detail=why),))
+    own = _parts(str(settings["text"]))
+    text = canonical(_text(_expandable(own)))
+    return SettingsAdvice((Note(expandable_advice(str(settings["text"])), detail=why),), text)
 
 
 def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:
@@ -85,20 +89,23 @@ def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> Settin
     limits = (budget.limit,) if budget.limit and not budget.limit_is_guess else replayer.limits
     run = _Runs(replayer, event, limits)
     notes: list[Note] = []
-    is_sure = False
+    found: list[str] = []
     for settings in kinds:
         if len(notes) == _TOLD:
             break
         text = next((text for text in settings if run.goes_through(text)), None)
         if text is not None:
-            is_sure = True
+            found.append(text)
             fits = "it would have fitted (replayed exactly)"
             notes.append(Note(_setting(text), detail=fits))
     rounder = _without_rounding(snap)
+    is_sure = bool(found)
     if rounder is not None and run.goes_through(rounder, least=True):
+        found.append(rounder)
         may = "it may have fitted (replayed; its exact size is unknown)"
         notes.append(Note(_setting(rounder), detail=may))
-    return SettingsAdvice(tuple(notes), sum(map(len, kinds)), is_sure)
+    tried = sum(map(len, kinds))
+    return SettingsAdvice(tuple(notes), found[0] if found else "", tried, is_sure)
 
 
 def _setting(text: str) -> str:
@@ -125,9 +132,7 @@ def _candidates(snap: Snapshot, is_capped: bool) -> list[list[str]]:
     is_expandable = bool(snap.settings_in_force["expandable_segments"])
     kinds: list[list[dict[str, str]]] = []
     if not is_expandable:
-        # PyTorch refuses to split blocks of expandable segments at a size.
-        rest = {name: value for name, value in own.items() if not name.startswith("max_")}
-        kinds.append([{**rest, "expandable_segments": "True"}])
+        kinds.append([_expandable(own)])
     if "garbage_collection_threshold" not in own and is_capped and not is_expandable:
         kinds.append([{**own, "garbage_collection_threshold": one} for one in ("0.8", "0.6")])
     if "max_split_size_mb" not in own and not is_expandable:
@@ -136,6 +141,12 @@ def _candidates(snap: Snapshot, is_capped: bool) -> list[list[str]]:
     if "roundup_power2_divisions" not in own:
         kinds.append([{**own, "roundup_power2_divisions": value} for value in ("8", "4")])
     return [[canonical(_text(one)) for one in kind] for kind in kinds]
+
+
+def _expandable(own: dict[str, str]) -> dict[str, str]:
+    # PyTorch refuses to split blocks of expandable segments at a size.
+    rest = {name: value for name, value in own.items() if not name.startswith("max_")}
+    return {**rest, "expandable_segments": "True"}
 
 
 def _text(settings: dict[str, str]) -> str:

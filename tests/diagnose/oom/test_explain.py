@@ -433,7 +433,7 @@ def test_message_beside_the_file_is_read() -> None:
     report = neutracer.explain(DATA / "frag_default.pickle")
     assert report.limit_bytes == 2 * GIB
     assert not report.limit_is_guess
-    assert kinds(report) == ["fragmentation", "process_cap"]
+    assert kinds(report) == ["process_cap", "capacity", "fragmentation"]
 
 
 def test_damaged_json_beside_it_is_a_note(tmp_path: Path) -> None:
@@ -447,13 +447,12 @@ def test_damaged_json_beside_it_is_a_note(tmp_path: Path) -> None:
 
 # ---- real files ------------------------------------------------------------------------
 
-#: What the recorded programs are: two of them under nine settings, capped.
+#: What the recorded programs are: two of them under nine settings, capped. Each of the two ran
+#: out of memory at the same request under every one of the nine: no setting helps them.
 _MAIN = {
-    "frag_default": "fragmentation",
-    **{f"whatif/{n}/frag_default": "fragmentation" for n in (0, 1, 2, 5, 6, 7)},
-    **{f"whatif/{n}/frag_default": "process_cap" for n in (3, 4, 8)},
-    **{f"whatif/{n}/dyn_transformer_capped": "fragmentation" for n in (*range(7), 8)},
-    "whatif/7/dyn_transformer_capped": "process_cap",
+    "frag_default": "process_cap",
+    **{f"whatif/{n}/frag_default": "process_cap" for n in range(9)},
+    **{f"whatif/{n}/dyn_transformer_capped": "process_cap" for n in range(9)},
 }
 
 
@@ -479,13 +478,10 @@ def test_recorded_failures_have_their_verdicts(name: str) -> None:
 @pytest.mark.parametrize("name", OOMS)
 def test_provoked_failures_have_their_verdicts(name: str) -> None:
     known = json.loads((DATA / f"{name}.json").read_text())
-    for thorough in (True, False):
-        report = neutracer.explain(DATA / f"{name}.pickle.xz", thorough=thorough)
-        if thorough or known["kind"] != "leak":  # Growth is not looked at in a hurry.
-            assert kinds(report)[0] == known["kind"]
-        assert known["phase"] in (None, report.phase)
-    whole = neutracer.explain(DATA / f"{name}.pickle.xz")
-    assert set(known["also"]) <= set(kinds(whole))
+    report = neutracer.explain(DATA / f"{name}.pickle.xz")
+    assert kinds(report)[0] == known["kind"]
+    assert known["phase"] in (None, report.phase)
+    assert set(known["also"]) <= set(kinds(report))
 
 
 @pytest.mark.parametrize("name", [name for name in FAILED if "dyn_" in name])
@@ -505,15 +501,19 @@ def test_settings_in_force_are_never_advised(name: str) -> None:
     assert not any(text.endswith(f"CONF={own}") for text in advised if own)
 
 
-def test_advised_settings_really_let_it_fit() -> None:
-    # The same program ran for real under the advised setting, and went further.
+def test_setting_with_which_the_step_does_not_fit_is_not_first() -> None:
+    # The same program ran for real under this setting: it failed at the same request.
     report = neutracer.explain(DATA / "whatif/0/dyn_transformer_capped.pickle.xz")
-    advised = [note.text for note in report.verdicts[0].advice]
-    assert "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in advised
-    plan = neutracer.what_if(
-        snapshot("whatif/0/dyn_transformer_capped"), "expandable_segments:True", capacity=2600 * MIB
-    )
-    assert plan["expandable_segments:True"].ooms == 0
+    pieces = next(one for one in report.verdicts if one.kind == "fragmentation")
+    assert report.verdicts[0] is not pieces
+    assert (pieces.suffices, pieces.finishes) == (True, False)
+    assert (pieces.headroom_bytes or 0) < 0
+    assert report.step is not None
+    rows = {one.remedy: one.fits for one in report.step.trials}
+    assert not rows["expandable_segments:True"]
+    assert rows["half of the batch or length"]
+    later = neutracer.load(DATA / "whatif/7/dyn_transformer_capped.pickle.xz")
+    assert later.timeline().facts["oom_count"] == 1
 
 
 def test_random_programs_are_explained() -> None:
@@ -534,12 +534,14 @@ def test_random_programs_are_explained() -> None:
     assert failed == 14
 
 
-def test_quick_report_has_the_same_main_verdict() -> None:
-    for name in FAILED:
-        path = DATA / f"{name}.pickle.xz"
-        quick, whole = neutracer.explain(path, thorough=False), neutracer.explain(path)
-        assert quick.verdicts[0].kind == whole.verdicts[0].kind
-        assert not quick.categories
+@pytest.mark.parametrize("name", OOMS)
+def test_without_replays_growth_is_looked_at_all_the_same(name: str) -> None:
+    path = DATA / f"{name}.pickle.xz"
+    quick, whole = neutracer.explain(path, thorough=False), neutracer.explain(path)
+    if whole.verdicts[0].kind in ("leak", "cache_growth", "cycle_garbage"):
+        assert quick.verdicts[0].message == whole.verdicts[0].message
+    assert any("were not replayed" in note for note in quick.notes)
+    assert not any("were not replayed" in note for note in whole.notes)
 
 
 # ---- the programs of the GPU tests, on the model of the allocator -----------------------

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the removal of a cause buys: how far the program then goes, in bytes and in its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from neutracer.diagnose.oom.demand import Demand
+from neutracer.diagnose.oom.parts import KINDS, Case, Verdict
+from neutracer.render.document import Note
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["ranked"]
+
+# The program counts as able to go on where it could make so many times the steps it has made.
+_PLENTY = 10
+
+
+def ranked(case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts with what each buys: what lets the program go on first, then what takes it
+    furthest.
+
+    Of causes that let it go on the one that ends its growth comes first, else the order is that
+    of `KINDS`. Where nothing shows what a step needs, what lets the request succeed comes
+    first, in that order, and then the others, the most bytes first.
+    """
+    bought = [_with_headroom(case, verdict) for verdict in verdicts]
+    return tuple(sorted(bought, key=lambda verdict: _rank(case, verdict)))
+
+
+def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
+    place = float(KINDS.index(verdict.kind))
+    if verdict.finishes:
+        ends = case.still_grows and not _growth_without(case, verdict)
+        return (0, 0.0 if ends else 1.0, place)
+    if not verdict.suffices:
+        return (3, -float(verdict.bytes), place)
+    if verdict.finishes is None:
+        return (1, 0.0, place)
+    return (2, -float(verdict.headroom_bytes or 0), place)
+
+
+def _with_headroom(case: Case, verdict: Verdict) -> Verdict:
+    demand = case.demand
+    if demand is None or not case.failure.happened:
+        return verdict
+    if verdict.kind == "capacity":
+        # It says how much smaller the step has to be: that is all it takes.
+        return replace(verdict, finishes=_growth_without(case, verdict) == 0)
+    gives = _gives(case, verdict)
+    left = case.room.budget.headroom + gives - case.failure.size - demand.rest
+    growth = _growth_without(case, verdict)
+    steps = max(left, 0) // growth if growth else None
+    goes_on = left >= 0 and (steps is None or steps >= _PLENTY * demand.steps)
+    if verdict.kind == "fragmentation":
+        # What it frees must be more than steps differ by: the next large one comes.
+        goes_on = goes_on and verdict.suffices and demand.spread <= gives
+    told = () if goes_on else _told(demand, left, steps, growth)
+    return replace(
+        verdict,
+        evidence=(*verdict.evidence, *told),
+        headroom_bytes=left,
+        headroom_steps=steps,
+        finishes=goes_on,
+    )
+
+
+def _told(demand: Demand, left: int, steps: int | None, growth: int) -> tuple[Note, ...]:
+    """How far the program comes without a cause that is not all."""
+    if left < 0:
+        missing = format_bytes(-left)
+        return (Note(f"Without it the {demand.unit} would still lack {missing} to its end."),)
+    if steps is None:
+        return ()
+    more, each = format_count(steps, f"more {demand.unit}"), format_bytes(growth)
+    return (Note(f"Without it there is room for {more}, of which each leaves {each} behind."),)
+
+
+def _gives(case: Case, verdict: Verdict) -> int:
+    """The bytes that the removal of a cause gives."""
+    room = case.room
+    if verdict.kind == "fragmentation":
+        return case.gives_settings
+    if verdict.kind == "process_cap":
+        return verdict.bytes - room.budget.headroom
+    return verdict.bytes
+
+
+def _growth_without(case: Case, verdict: Verdict) -> int:
+    """What each step leaves behind once the cause is gone."""
+    growth = case.growth
+    if growth is None or not case.still_grows or verdict.kind in ("leak", "cache_growth"):
+        return 0
+    if verdict.kind == "cycle_garbage" and case.growth_is_garbage:
+        return 0
+    return growth.bytes_per_step

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes that grow from step to step: a leak, a cache that is made anew a little larger."""
+
+from __future__ import annotations
+
+from neutracer.diagnose.oom.growth import Growth
+from neutracer.diagnose.oom.parts import Case, Remedy, Verdict, least_worth
+from neutracer.render.document import Note
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["cache_growth", "leak"]
+
+# How many lines that grow are reported.
+_TOLD = 3
+
+
+def leak(case: Case) -> Verdict | None:
+    """What step after step left behind."""
+    growth = _piled_up(case)
+    if growth is None or growth.by_size:
+        return None
+    message = (
+        f"leak: {format_bytes(growth.bytes)} piled up over {_over(growth)} "
+        f"({format_bytes(growth.bytes_per_step)} each)"
+    )
+    advice, remedy = _leak_advice(case, growth)
+    suffices = case.room.would_hold(freed=growth.addresses)
+    return Verdict("leak", growth.bytes, _evidence(growth), advice, message, suffices, remedy)
+
+
+def cache_growth(case: Case) -> Verdict | None:
+    """What is made anew in every step, each time larger than what it replaces."""
+    growth = _piled_up(case)
+    if growth is None or not growth.by_size:
+        return None
+    first = growth.growers[0].place
+    message = (
+        f"a cache that grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
+        f"{format_bytes(growth.bytes_per_step)} more each time"
+    )
+    advice = (
+        Note("bound it, keep it on the CPU, or make it shorter:", first),
+        Note("a smaller batch or fewer tokens make each step's part of it smaller"),
+        Note("each time it grows, old and new are in use at once: allocate it once, whole"),
+    )
+    suffices = case.room.would_hold(freed=growth.addresses)
+    remedy = Remedy("release", place=first)
+    return Verdict(
+        "cache_growth", growth.bytes, _evidence(growth), advice, message, suffices, remedy
+    )
+
+
+def _piled_up(case: Case) -> Growth | None:
+    """The growth, where it is worth telling and not what garbage holds."""
+    growth = case.growth
+    if growth is None or growth.bytes < least_worth(case.failure.size):
+        return None
+    return None if case.growth_is_garbage else growth
+
+
+def _over(growth: Growth) -> str:
+    return format_count(growth.steps, growth.rounds.unit)
+
+
+def _evidence(growth: Growth) -> tuple[Note, ...]:
+    unit = growth.rounds.unit
+    return tuple(
+        Note(
+            f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
+            f"{format_bytes(one.bytes_per_step)} more each {unit}, by",
+            one.place,
+        )
+        for one in growth.growers[:_TOLD]
+    )
+
+
+def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
+    notes: tuple[Note, ...]
+    if growth.create_graph is not None:
+        notes = (
+            Note(
+                "backward(create_graph=True) makes parameter and gradient keep each other alive:",
+                growth.create_graph,
+            ),
+            Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
+        )
+        return notes, Remedy("release", place=growth.create_graph)
+    first = growth.growers[0].place
+    of_modules = sum(one.bytes for one in growth.growers if one.in_module)
+    if growth.rounds.is_after_training and 2 * of_modules > growth.bytes:
+        notes = (
+            Note("run it under torch.no_grad(): after the training its graphs are kept:", first),
+            Note("or keep numbers, not tensors with their graph (loss.item(), x.detach())"),
+        )
+        return notes, Remedy("no_grad", place=first)
+    text = "drop what is no longer needed, or move it to the CPU:"
+    if case.timeline is not None and case.timeline.passes.backward:
+        text = "keep numbers, not tensors with their graph (loss.item(), x.detach()):"
+    notes = (Note(text, first),)
+    if growth.growers[0].builds:
+        notes = (
+            Note("let go of the models that are made here, and of their gradients:", first),
+            Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
+        )
+    return notes, Remedy("release", place=first)
