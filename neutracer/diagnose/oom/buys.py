@@ -16,6 +16,9 @@ __all__ = ["ranked"]
 # The program counts as able to go on where it could make so many times the steps it has made.
 _PLENTY = 10
 
+# What grows comes before other causes that let the program go on if it has this share of all.
+_MUCH = 0.1
+
 
 def ranked(case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     """The verdicts with what each buys: what lets the program go on first, then what takes it
@@ -32,13 +35,19 @@ def ranked(case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
 def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
     place = float(KINDS.index(verdict.kind))
     if verdict.finishes:
-        ends = case.still_grows and not _growth_without(case, verdict)
+        ends = _is_much(case) and not _growth_without(case, verdict)
         return (0, 0.0 if ends else 1.0, place)
     if not verdict.suffices:
         return (3, -float(verdict.bytes), place)
     if verdict.finishes is None:
         return (1, 0.0, place)
     return (2, -float(verdict.headroom_bytes or 0), place)
+
+
+def _is_much(case: Case) -> bool:
+    """Whether what grows has taken a good part of what there is."""
+    growth, usable = case.growth, case.room.reserved + case.room.budget.headroom
+    return growth is not None and case.still_grows and growth.bytes >= _MUCH * usable
 
 
 def _with_headroom(case: Case, verdict: Verdict) -> Verdict:
@@ -84,6 +93,11 @@ def _gives(case: Case, verdict: Verdict) -> int:
         return case.gives_settings
     if verdict.kind == "process_cap":
         return verdict.bytes - room.budget.headroom
+    growers = () if case.growth is None else case.growth.growers
+    if verdict.kind == "cache_growth" and case.place in [one.place for one in growers]:
+        # Where the cache itself asked, the request and what it piles on are part of it.
+        rest = 0 if case.demand is None else case.demand.rest
+        return verdict.bytes + case.failure.size + rest
     return verdict.bytes
 
 

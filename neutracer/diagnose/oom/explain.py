@@ -54,7 +54,8 @@ def explain(
         request: Ask whether so many bytes on the default stream would fit, instead.
         facts: What is known beside the snapshot; None reads it from the JSON file beside
             `source`, where there is one.
-        thorough: False leaves out the replays under other allocator settings.
+        thorough: False leaves out replays under other allocator settings where the first
+            verdict doesn't depend on them.
 
     Returns:
         The report; `str(report)` is one screen.
@@ -239,7 +240,7 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         notes.append("No history was recorded: who holds what, and since when, is not known.")
     elif snap.history_overflowed(case.room.device):
         notes.append("The ring of events wrapped: what came before its first event is not known.")
-    if not case.thorough and case.timeline is not None:
+    if not case.replays and case.timeline is not None:
         notes.append("Other allocator settings were not replayed (thorough=False).")
     if not case.stack and failure.event is not None:
         notes.append(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -165,14 +165,10 @@ def rises(values: Sequence[int]) -> bool:
 
 def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
     """Whether every step but the last frees something: else the program is loading."""
-    freed = [0] * len(begins)
-    part = -1
-    for at, name in enumerate(timeline.events["action"][: begins[-1]]):
-        while part + 1 < len(begins) and begins[part + 1] <= at:
-            part += 1
-        if part >= 0:
-            freed[part] += name == "free_completed"
-    return all(freed[1:-1])
+    freed = timeline.events.find("action", "free_completed")
+    return all(
+        bisect_left(freed, begin) < bisect_left(freed, end) for begin, end in pairwise(begins[1:])
+    )
 
 
 def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[tuple[int, ...]]]:

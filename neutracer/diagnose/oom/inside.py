@@ -37,7 +37,7 @@ def fragmentation(case: Case) -> Verdict | None:
     rounds = any(case.snap.settings_in_force["roundup_power2_divisions"])
     if not (suffices and free) and free < least_worth(size) and not rounds:
         return None
-    advice = settings_advice(case.snap, room.device, case.failure.event, room.budget, case.thorough)
+    advice = settings_advice(case.snap, room.device, case.failure.event, room.budget, case.replays)
     if not suffices and not advice.is_sure and free < least_worth(size):
         return None
     # Crumbs are what any allocator leaves over: not the cause unless a setting shows it. Where

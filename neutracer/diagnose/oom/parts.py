@@ -176,7 +176,7 @@ class Case:
         facts: What is known beside the snapshot.
         phase: The phase it happened in.
         place: The line that asked.
-        thorough: Whether to take the time for replays.
+        thorough: Whether to take the time for replays that decide nothing.
         moment: The event of the trace whose state is looked at; None: the end.
         stack: The stack of the request, innermost first.
     """
@@ -267,6 +267,12 @@ class Case:
         lines = {place for place, _, _ in self.garbage_made}
         of_them = sum(one.bytes for one in growth.growers if one.place in lines)
         return 2 * of_them > growth.bytes
+
+    @property
+    def replays(self) -> bool:
+        """Whether settings are replayed: with what grows, the first verdict doesn't depend on
+        them."""
+        return self.thorough or self.growth is None or not self.still_grows
 
     @cached_property
     def demand(self) -> Demand | None:

@@ -177,7 +177,7 @@ def _read(taken: bytes | Snapshot | None) -> Snapshot | None:
 
 
 def _explained(snap: Snapshot, facts: OomFacts) -> ExplainReport:
-    return explain(snap, facts=facts, device=facts.device)
+    return explain(snap, facts=facts, device=facts.device, thorough=False)
 
 
 def _as_text(report: OomReport) -> str:
