@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,10 +48,43 @@ def imported_for_checkers() -> dict[str, str]:
 def test_checkers_see_what_programs_get() -> None:
     seen = imported_for_checkers()
     assert seen == neutracer._HOMES
-    assert set(neutracer.__all__) <= {*seen, "live"}
+    assert set(neutracer.__all__) <= set(seen)
     assert {*seen, *neutracer.__all__} <= set(dir(neutracer))
     for name, module in seen.items():
         assert getattr(neutracer, name) is getattr(importlib.import_module(module), name)
+
+
+def documented() -> list[tuple[str, str]]:
+    """The public names with the module that the API's page gives each."""
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    places, module = [], ""
+    for directive, name in re.findall(r"^\.\. (currentmodule|auto\w+):: (\S+)$", page, re.M):
+        if directive == "currentmodule":
+            module = name
+        else:
+            places.append((module, name))
+    return places
+
+
+def test_each_documented_name_can_be_the_first_import() -> None:
+    script = (
+        "import importlib, os, sys\n"
+        "def is_there(module, name):\n"
+        "    child = os.fork()\n"
+        "    if child:\n"
+        "        return os.waitpid(child, 0)[1] == 0\n"
+        "    try:\n"
+        "        getattr(importlib.import_module(module), name)\n"
+        "    except BaseException:\n"
+        "        sys.excepthook(*sys.exc_info())\n"
+        "        os._exit(1)\n"
+        "    os._exit(0)\n"
+        "places = [argument.split(':') for argument in sys.argv[1:]]\n"
+        "print([place for place in places if not is_there(*place)])\n"
+    )
+    places = documented()
+    assert {name for _, name in places} == set(neutracer.__all__)
+    assert run("-c", script, *(f"{module}:{name}" for module, name in places)) == "[]\n"
 
 
 def test_names_are_there_at_the_end() -> None:
