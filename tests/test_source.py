@@ -208,6 +208,9 @@ def test_sources_include_their_own_header_first() -> None:
 
 # ---- the arrows of csrc/pyheap ---------------------------------------------------------
 
+# The one file that includes CPython's internal headers.
+INSIDES = "py_compat_objects_internal.h"
+
 
 def heap_modules() -> list[str]:
     """Modules of csrc/pyheap, as "walk/ph_walk", in the order of the table."""
@@ -240,7 +243,7 @@ def test_heap_includes_core_and_itself_only() -> None:
     for path in HEAP_FILES:
         for include in includes(path):
             name = include[1:-1]
-            internal = name.startswith("internal/") and path.name.startswith("py_compat")
+            internal = name.startswith("internal/") and path.name == INSIDES
             if include[0] == '"' and name not in core | own | public and not internal:
                 wrong.append(f"{relative(path)} includes {name}")
     assert wrong == []
@@ -263,12 +266,12 @@ def test_heap_headers_include_upwards_only() -> None:
 
 def test_interpreter_insides_stay_in_one_place() -> None:
     inside = re.compile(r"Py_BUILD_CORE|\bpycore_\w+|internal/")
-    outside = [
-        relative(path)
-        for path in [*HEAP_FILES, *sorted(ROOT.glob("csrc/py/*.[ch]"))]
-        if inside.search(path.read_text()) and not re.fullmatch(r"py_compat\w*\.c", path.name)
-    ]
-    assert outside == []
+    files = [*HEAP_FILES, *sorted(ROOT.glob("csrc/py/*.[ch]"))]
+    assert [path.name for path in files if inside.search(path.read_text())] == [INSIDES]
+    readers = [path for path in files if f'"compat/{INSIDES}"' in includes(path)]
+    assert readers
+    assert all(re.fullmatch(r"py_compat\w*\.c", path.name) for path in readers)
+    assert all(includes(path)[0] == f'"compat/{INSIDES}"' for path in readers)
 
 
 # ---- the core as the compiler sees it --------------------------------------------------

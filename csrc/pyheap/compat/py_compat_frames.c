@@ -1,22 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#if !defined(Py_BUILD_CORE)
-#define Py_BUILD_CORE 1
-#endif
+#include "compat/py_compat_objects_internal.h"
 #include "compat/py_compat_frames.h"
-
-#if PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030B0000
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-parameter"
-#pragma GCC diagnostic ignored "-Wsign-compare"
-#pragma GCC diagnostic ignored "-Wpedantic"
-#include "internal/pycore_frame.h"
-#if PY_VERSION_HEX >= 0x030E0000
-#include "internal/pycore_interpframe.h"
-#endif
-#pragma GCC diagnostic pop
-#endif
-
-#include "frameobject.h"
 
 #include <string.h>
 
