@@ -8,8 +8,8 @@
 
 /* ---- plain data for Python ----------------------------------------------------- */
 
-PyObject *
-nt_py_plain_device(int16_t type, int16_t index)
+static PyObject *
+cycles_device(int16_t type, int16_t index)
 {
     return index < 0
                ? PyUnicode_FromString(ph_tensor_device_name(type))
@@ -42,7 +42,7 @@ cycles_tensor(const ph_node *node)
     const ph_tensor *tensor = &node->tensor;
     return Py_BuildValue(
         "(NsNKKKO)", cycles_shape(tensor), ph_tensor_dtype_name(tensor->dtype),
-        nt_py_plain_device(tensor->device_type, tensor->device_index),
+        cycles_device(tensor->device_type, tensor->device_index),
         (unsigned long long)tensor->storage_bytes, (unsigned long long)tensor->storage,
         (unsigned long long)tensor->data_ptr,
         tensor->requires_grad ? Py_True : Py_False);
@@ -70,65 +70,61 @@ cycles_edge_kind(ph_edge_kind kind)
     }
 }
 
-PyObject *
-nt_py_plain_node(const ph_node *node)
+static PyObject *
+cycles_node(const void *nodes, uint32_t at)
 {
+    const ph_node *node = (const ph_node *)nodes + at;
     const char *kind = cycles_node_kind(node->kind);
     return Py_BuildValue("(NNsNiIN)", nt_py_message(node->type),
                          nt_py_message(node->label), kind, nt_py_message(node->file),
                          (int)node->line, (unsigned)node->count, cycles_tensor(node));
 }
 
-PyObject *
-nt_py_plain_edge(const ph_edge *edge)
+static PyObject *
+cycles_edge(const void *edges, uint32_t at)
 {
+    const ph_edge *edge = (const ph_edge *)edges + at;
     const char *kind = cycles_edge_kind(edge->kind);
     return Py_BuildValue("(IINsO)", (unsigned)edge->source, (unsigned)edge->target,
                          nt_py_message(edge->name), kind,
                          edge->in_cycle ? Py_True : Py_False);
 }
 
-static PyObject *
-cycles_nodes(const ph_cycle *cycle)
+PyObject *
+nt_py_plain_list(uint32_t count, PyObject *(*make)(const void *, uint32_t),
+                 const void *from)
 {
-    if (cycle->node_count == 0) {
-        Py_RETURN_NONE;
-    }
-    PyObject *list = PyList_New(cycle->node_count);
-    for (uint32_t i = 0; list != NULL && i < cycle->node_count; i++) {
-        PyObject *node = nt_py_plain_node(&cycle->nodes[i]);
-        if (node == NULL) {
+    PyObject *list = PyList_New(count);
+    for (uint32_t i = 0; list != NULL && i < count; i++) {
+        PyObject *item = make(from, i);
+        if (item == NULL) {
             Py_CLEAR(list);
         } else {
-            PyList_SET_ITEM(list, i, node);
+            PyList_SET_ITEM(list, i, item);
         }
     }
     return list;
 }
 
-static PyObject *
-cycles_edges(const ph_cycle *cycle)
+PyObject *
+nt_py_plain_nodes(const ph_node *nodes, uint32_t count)
 {
-    PyObject *list = PyList_New(cycle->edge_count);
-    for (uint32_t i = 0; list != NULL && i < cycle->edge_count; i++) {
-        PyObject *edge = nt_py_plain_edge(&cycle->edges[i]);
-        if (edge == NULL) {
-            Py_CLEAR(list);
-        } else {
-            PyList_SET_ITEM(list, i, edge);
-        }
-    }
-    return list;
+    return nt_py_plain_list(count, cycles_node, nodes);
 }
 
-static PyObject *
-cycles_devices(const ph_cycle *cycle)
+PyObject *
+nt_py_plain_edges(const ph_edge *edges, uint32_t count)
+{
+    return nt_py_plain_list(count, cycles_edge, edges);
+}
+
+PyObject *
+nt_py_plain_devices(const ph_device_bytes *devices, uint32_t count)
 {
     PyObject *dict = PyDict_New();
-    for (uint32_t i = 0; dict != NULL && i < cycle->device_count; i++) {
-        const ph_device_bytes *device = &cycle->devices[i];
-        PyObject *name = nt_py_plain_device(device->type, device->index);
-        PyObject *bytes = PyLong_FromUnsignedLongLong(device->bytes);
+    for (uint32_t i = 0; dict != NULL && i < count; i++) {
+        PyObject *name = cycles_device(devices[i].type, devices[i].index);
+        PyObject *bytes = PyLong_FromUnsignedLongLong(devices[i].bytes);
         if (name == NULL || bytes == NULL || PyDict_SetItem(dict, name, bytes) < 0) {
             Py_CLEAR(dict);
         }
@@ -136,6 +132,16 @@ cycles_devices(const ph_cycle *cycle)
         Py_XDECREF(bytes);
     }
     return dict;
+}
+
+/* None where they are not told. */
+static PyObject *
+cycles_nodes(const ph_cycle *cycle)
+{
+    if (cycle->node_count == 0) {
+        Py_RETURN_NONE;
+    }
+    return nt_py_plain_nodes(cycle->nodes, cycle->node_count);
 }
 
 /* `collection` is NULL where nothing was collected. */
@@ -150,12 +156,12 @@ cycles_cycle(const ph_cycle *cycle, const ph_collection *collection)
         "{s:K,s:I,s:I,s:K,s:N,s:I,s:K,s:I,s:I,s:I,s:I,s:N,s:N}", "signature",
         (unsigned long long)cycle->signature, "count", (unsigned)cycle->count,
         "tensors", (unsigned)cycle->tensors, "bytes", (unsigned long long)cycle->bytes,
-        "devices", cycles_devices(cycle), "survivors", survivors, "one_bytes",
-        (unsigned long long)cycle->one_bytes, "one_tensors",
-        (unsigned)cycle->one_tensors, "one_objects", (unsigned)cycle->one_objects,
-        "length", (unsigned)cycle->length, "chain_length",
+        "devices", nt_py_plain_devices(cycle->devices, cycle->device_count),
+        "survivors", survivors, "one_bytes", (unsigned long long)cycle->one_bytes,
+        "one_tensors", (unsigned)cycle->one_tensors, "one_objects",
+        (unsigned)cycle->one_objects, "length", (unsigned)cycle->length, "chain_length",
         (unsigned)cycle->chain_length, "nodes", cycles_nodes(cycle), "edges",
-        cycles_edges(cycle));
+        nt_py_plain_edges(cycle->edges, cycle->edge_count));
 }
 
 /* None for no cycles at all. */

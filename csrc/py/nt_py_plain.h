@@ -13,17 +13,22 @@
 nt_status
 nt_py_heap_learn(nt_error *err) NT_CHECKED;
 
-/* "cuda:0" */
+/* {"cuda:0": bytes} */
 PyObject *
-nt_py_plain_device(int16_t type, int16_t index);
+nt_py_plain_devices(const ph_device_bytes *devices, uint32_t count);
 
-/* (type, label, kind, file, line, count, tensor or None); the tensor is (shape, dtype,
- * device, storage bytes, storage, data pointer, requires_grad). */
+/* Of what `make` makes of each place of `from`. */
 PyObject *
-nt_py_plain_node(const ph_node *node);
+nt_py_plain_list(uint32_t count, PyObject *(*make)(const void *, uint32_t),
+                 const void *from);
 
-/* (source, target, name, kind, in cycle) */
+/* Each node is (type, label, kind, file, line, count, tensor or None); the tensor is
+ * (shape, dtype, device, storage bytes, storage, data pointer, requires_grad). */
 PyObject *
-nt_py_plain_edge(const ph_edge *edge);
+nt_py_plain_nodes(const ph_node *nodes, uint32_t count);
+
+/* Each edge is (source, target, name, kind, in cycle). */
+PyObject *
+nt_py_plain_edges(const ph_edge *edges, uint32_t count);
 
 #endif

@@ -99,33 +99,6 @@ nt_py_heap_learn(nt_error *err)
 }
 
 static PyObject *
-roots_list(uint32_t count, PyObject *(*make)(const void *, uint32_t), const void *from)
-{
-    PyObject *list = PyList_New(count);
-    for (uint32_t i = 0; list != NULL && i < count; i++) {
-        PyObject *item = make(from, i);
-        if (item == NULL) {
-            Py_CLEAR(list);
-        } else {
-            PyList_SET_ITEM(list, i, item);
-        }
-    }
-    return list;
-}
-
-static PyObject *
-roots_node(const void *nodes, uint32_t at)
-{
-    return nt_py_plain_node((const ph_node *)nodes + at);
-}
-
-static PyObject *
-roots_edge(const void *edges, uint32_t at)
-{
-    return nt_py_plain_edge((const ph_edge *)edges + at);
-}
-
-static PyObject *
 roots_thread(const void *threads, uint32_t at)
 {
     return PyLong_FromUnsignedLongLong(((const uint64_t *)threads)[at]);
@@ -135,9 +108,9 @@ static PyObject *
 roots_way(const ph_way *way)
 {
     return Py_BuildValue("{s:N,s:N,s:N}", "nodes",
-                         roots_list(way->count, roots_node, way->nodes), "edges",
-                         roots_list(way->edge_count, roots_edge, way->edges), "threads",
-                         roots_list(way->count, roots_thread, way->threads));
+                         nt_py_plain_nodes(way->nodes, way->count), "edges",
+                         nt_py_plain_edges(way->edges, way->edge_count), "threads",
+                         nt_py_plain_list(way->count, roots_thread, way->threads));
 }
 
 /* ---- cycles ---------------------------------------------------------------------- */
@@ -146,23 +119,13 @@ static PyObject *
 roots_loop(const void *loops, uint32_t at)
 {
     const ph_loop *loop = (const ph_loop *)loops + at;
-    PyObject *devices = PyDict_New();
-    for (uint32_t i = 0; devices != NULL && i < loop->device_count; i++) {
-        const ph_device_bytes *device = &loop->devices[i];
-        PyObject *name = nt_py_plain_device(device->type, device->index);
-        PyObject *bytes = PyLong_FromUnsignedLongLong(device->bytes);
-        if (name == NULL || bytes == NULL || PyDict_SetItem(devices, name, bytes) < 0) {
-            Py_CLEAR(devices);
-        }
-        Py_XDECREF(name);
-        Py_XDECREF(bytes);
-    }
     return Py_BuildValue(
         "{s:N,s:I,s:I,s:K,s:O,s:O,s:N,s:N}", "way", roots_way(&loop->way), "objects",
         (unsigned)loop->objects, "tensors", (unsigned)loop->tensors, "bytes",
         (unsigned long long)loop->bytes, "hidden", loop->hidden ? Py_True : Py_False,
-        "alive", loop->alive ? Py_True : Py_False, "devices", devices, "kept",
-        roots_list(loop->kept_count, roots_node, loop->kept));
+        "alive", loop->alive ? Py_True : Py_False, "devices",
+        nt_py_plain_devices(loop->devices, loop->device_count), "kept",
+        nt_py_plain_nodes(loop->kept, loop->kept_count));
 }
 
 static nt_status
@@ -216,8 +179,8 @@ roots_py_autograd_loops(PyObject *Py_UNUSED(module), PyObject *args)
     }
     PyObject *result =
         Py_BuildValue("{s:N,s:I,s:K,s:I,s:I}", "loops",
-                      roots_list(loops->count, roots_loop, loops->loops), "left_out",
-                      (unsigned)loops->left_out, "left_out_bytes",
+                      nt_py_plain_list(loops->count, roots_loop, loops->loops),
+                      "left_out", (unsigned)loops->left_out, "left_out_bytes",
                       (unsigned long long)loops->left_out_bytes, "cut",
                       (unsigned)loops->cut, "objects", (unsigned)objects);
     ph_loops_free(loops);
@@ -384,8 +347,8 @@ roots_py_alive_ways(PyObject *Py_UNUSED(module), PyObject *args)
     } else {
         result = Py_BuildValue(
             "{s:N,s:N,s:O,s:O,s:K,s:K,s:I,s:I,s:I}", "ways",
-            roots_list(alive.count, roots_alive_way, alive.ways), "target",
-            roots_list(alive.target.count, roots_node, alive.target.nodes), "walked",
+            nt_py_plain_list(alive.count, roots_alive_way, alive.ways), "target",
+            nt_py_plain_nodes(alive.target.nodes, alive.target.count), "walked",
             alive.walked ? Py_True : Py_False, "loose",
             alive.loose ? Py_True : Py_False, "python",
             (unsigned long long)alive.python, "native",
@@ -506,9 +469,9 @@ roots_py_held_bytes(PyObject *Py_UNUSED(module), PyObject *args)
     if (status != NT_OK) {
         (void)nt_py_raise_heap(status, &err);
     } else {
-        result =
-            Py_BuildValue("(NK)", roots_list(holds.holders, roots_held, holds.held),
-                          (unsigned long long)holds.together);
+        result = Py_BuildValue("(NK)",
+                               nt_py_plain_list(holds.holders, roots_held, holds.held),
+                               (unsigned long long)holds.together);
     }
     holds_clear(&holds);
     return result;

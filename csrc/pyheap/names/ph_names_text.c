@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "names/ph_names_parts.h"
 
+#include "base/nt_utf8.h"
 #include "compat/py_compat_objects.h"
 
 #include <stdio.h>
@@ -67,37 +68,12 @@ ph_text_add_number(ph_text *text, long long number)
     ph_text_add(text, digits);
 }
 
-static size_t
-text_encode(Py_UCS4 c, char out[4])
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (char)(0xC0 | c >> 6);
-        out[1] = (char)(0x80 | (c & 0x3F));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (char)(0xE0 | c >> 12);
-        out[1] = (char)(0x80 | (c >> 6 & 0x3F));
-        out[2] = (char)(0x80 | (c & 0x3F));
-        return 3;
-    }
-    out[0] = (char)(0xF0 | c >> 18);
-    out[1] = (char)(0x80 | (c >> 12 & 0x3F));
-    out[2] = (char)(0x80 | (c >> 6 & 0x3F));
-    out[3] = (char)(0x80 | (c & 0x3F));
-    return 4;
-}
-
 static void
 text_add_char(ph_text *text, Py_UCS4 c, bool quoted)
 {
-    char bytes[16];
     if (c < 0x20 || (c >= 0x7F && c < 0xA0)) {
         const char *form = c == '\n' ? "\\n" : c == '\t' ? "\\t" : "\\x%02x";
+        char bytes[16];
         const int count = snprintf(bytes, sizeof bytes, form, (unsigned)c);
         text_put(text, bytes, (size_t)count);
     } else if (quoted && (c == '\'' || c == '\\')) {
@@ -106,7 +82,9 @@ text_add_char(ph_text *text, Py_UCS4 c, bool quoted)
     } else {
         /* A lone surrogate has no UTF-8. */
         const bool lone = c >= 0xD800 && c < 0xE000;
-        text_put(text, bytes, text_encode(lone ? 0xFFFD : c, bytes));
+        uint8_t bytes[4];
+        const size_t count = nt_utf8_put(bytes, lone ? 0xFFFD : c);
+        text_put(text, (const char *)bytes, count);
     }
 }
 
