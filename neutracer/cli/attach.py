@@ -7,11 +7,15 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli.parts import complain, complain_of, print_report, without_history_warning
+from neutracer.cli.parts import (
+    add_recording,
+    complain,
+    complain_of,
+    print_report,
+    without_history_warning,
+)
 from neutracer.diagnose.overview.attach_report import DEFAULT_WAIT_S, attach_and_report
-from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
 from neutracer.errors import NeutracerError
-from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 
 __all__ = ["add_attach"]
 
@@ -59,32 +63,13 @@ def add_attach(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="end what --watch and --metrics have begun in it"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="DIR",
-        default=DEFAULT_DIRECTORY,
-        help=f"where the files go; else {DEFAULT_DIRECTORY}",
-    )
-    parser.add_argument(
-        "--max-entries",
-        type=int,
-        metavar="N",
-        default=DEFAULT_MAX_ENTRIES,
-        help=f"events that are kept for each device; else {DEFAULT_MAX_ENTRIES:,}",
-    )
-    parser.add_argument(
-        "--stacks",
-        choices=("python", "all"),
-        default="python",
-        help='"all" adds C++ frames, which take minutes to spell out in large programs',
-    )
+    add_recording(parser)
     parser.add_argument(
         "--wait",
         type=float,
         metavar="SECONDS",
         default=DEFAULT_WAIT_S,
-        help=f"for its main thread to come out of C code; else {DEFAULT_WAIT_S:g}",
+        help=f"for its main thread to come out of C code (default: {DEFAULT_WAIT_S:g})",
     )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.set_defaults(run=_attach)

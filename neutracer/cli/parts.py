@@ -23,6 +23,7 @@ from neutracer.units import parse_bytes
 __all__ = [
     "FAILED",
     "add_program",
+    "add_recording",
     "complain",
     "complain_of",
     "device_size",
@@ -66,6 +67,34 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.PARSER,
         metavar="PROGRAM",
         help="a script, or with -m a module, and its own arguments",
+    )
+
+
+def add_recording(parser: argparse.ArgumentParser) -> None:
+    """Add where the files of a recording go, how long it is, and whose frames it has."""
+    # Imported here: commands that record nothing do without.
+    from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
+    from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
+
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        default=DEFAULT_DIRECTORY,
+        help=f"where the files go (default: {DEFAULT_DIRECTORY})",
+    )
+    parser.add_argument(
+        "--max-entries",
+        type=int,
+        metavar="N",
+        default=DEFAULT_MAX_ENTRIES,
+        help=f"events that are kept for each device (default: {DEFAULT_MAX_ENTRIES:,})",
+    )
+    parser.add_argument(
+        "--stacks",
+        choices=("python", "all"),
+        default="python",
+        help='"all" adds C++ frames, which take minutes to spell out in large programs',
     )
 
 

@@ -7,11 +7,16 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli.parts import add_program, complain, complain_of, print_report, program_of
-from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
+from neutracer.cli.parts import (
+    add_program,
+    add_recording,
+    complain,
+    complain_of,
+    print_report,
+    program_of,
+)
 from neutracer.diagnose.overview.run_report import run_and_report
 from neutracer.errors import NeutracerError
-from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 
 __all__ = ["add_run"]
 
@@ -42,26 +47,7 @@ def add_run(commands: Any, summary: str) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="DIR",
-        default=DEFAULT_DIRECTORY,
-        help=f"where the files go (default: {DEFAULT_DIRECTORY})",
-    )
-    parser.add_argument(
-        "--max-entries",
-        type=int,
-        metavar="N",
-        default=DEFAULT_MAX_ENTRIES,
-        help=f"events that are kept for each device (default: {DEFAULT_MAX_ENTRIES:,})",
-    )
-    parser.add_argument(
-        "--stacks",
-        choices=("python", "all"),
-        default="python",
-        help='"all" adds C++ frames, which take minutes to spell out in large programs',
-    )
+    add_recording(parser)
     parser.add_argument(
         "--every", type=float, metavar="MINUTES", help="minutes between reports while it runs"
     )
