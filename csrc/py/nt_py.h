@@ -81,7 +81,7 @@ nt_py_columns(nt_py_state *state, PyObject *owner, const void *columns, size_t c
 /* nt_py_progress.c: interruption and progress without the GIL. */
 
 typedef struct nt_py_progress {
-    PyThreadState *thread; /* saved while the GIL is given up */
+    PyThreadState *thread; /* saved while the GIL is released */
     PyObject *callback;    /* borrowed; NULL or None: no calls */
     nt_progress progress;  /* to hand to the core */
     uint64_t last_ns;      /* when Python was last visited */

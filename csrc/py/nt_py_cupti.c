@@ -119,7 +119,7 @@ attribution_dealloc(PyObject *self)
 
 PyDoc_STRVAR(attribution_flush_doc,
              "flush()\n--\n\n"
-             "What read() returns has all that happened until now.");
+             "Makes read() return all that has happened until now.");
 
 static PyObject *
 attribution_flush(PyObject *self, PyObject *unused)
@@ -141,7 +141,7 @@ attribution_stop(PyObject *self, PyObject *unused)
 
 PyDoc_STRVAR(attribution_seed_doc,
              "seed(path, device, address, nbytes, /)\n--\n\n"
-             "An allocation of before, asked for by the file at `path`.");
+             "An earlier allocation, requested by the file at `path`.");
 
 static PyObject *
 attribution_seed(PyObject *self, PyObject *args)

@@ -259,7 +259,7 @@ devices_visible_memory(PyObject *self, PyObject *number)
 
 PyDoc_STRVAR(devices_has_driver_doc,
              "has_driver()\n--\n\n"
-             "Whether the CUDA driver can be loaded; nothing of it is called.");
+             "Whether the CUDA driver can be loaded; nothing in it is called.");
 
 static PyObject *
 devices_has_driver(PyObject *self, PyObject *unused)

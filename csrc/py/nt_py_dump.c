@@ -331,12 +331,11 @@ dump_plain(PyObject *module, PyObject *object)
     return pickle;
 }
 
-PyDoc_STRVAR(
-    dump_plain_doc,
-    "dump_plain(data, /)\n--\n\n"
-    "A pickle of protocol 4 of dicts, lists, tuples, strings, integers of 64 bits,\n"
-    "floats, booleans and None. TypeError or ValueError for anything else. Nothing of\n"
-    "Python's runs meanwhile.");
+PyDoc_STRVAR(dump_plain_doc,
+             "dump_plain(data, /)\n--\n\n"
+             "A pickle of protocol 4 of dicts, lists, tuples, strings, integers of 64\n"
+             "bits, floats, booleans and None. TypeError or ValueError for anything\n"
+             "else. No Python code runs meanwhile.");
 
 PyMethodDef nt_py_dump_methods[] = {
     {"dump_plain", dump_plain, METH_O, dump_plain_doc},

@@ -205,7 +205,8 @@ sampler_of(PyObject *self)
 /* ---- running -----------------------------------------------------------------------
  */
 
-PyDoc_STRVAR(start_doc, "start()\n--\n\nStarts the thread; one that runs goes on.");
+PyDoc_STRVAR(start_doc, "start()\n--\n\n"
+                        "Starts the thread; does nothing where it runs already.");
 
 static PyObject *
 sampler_start(PyObject *self, PyObject *unused)
@@ -231,8 +232,8 @@ sampler_stop(PyObject *self, PyObject *unused)
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(forget_doc,
-             "forget()\n--\n\nIn the child of a fork, where there is no thread.");
+PyDoc_STRVAR(forget_doc, "forget()\n--\n\n"
+                         "For the child of a fork, where the thread is gone.");
 
 static PyObject *
 sampler_forget(PyObject *self, PyObject *unused)

@@ -135,7 +135,7 @@ PyDoc_STRVAR(
     "that can't be known. Cheap when called again.");
 PyDoc_STRVAR(tensor_facts_doc,
              "tensor_facts(object, /)\n--\n\n"
-             "A tensor's facts as they lie in memory, or None for what is no tensor.");
+             "A tensor's facts as they lie in memory, or None for anything else.");
 PyDoc_STRVAR(references_doc,
              "references(object, /)\n--\n\n"
              "(target, kind, name) of every reference that has a name.");

@@ -24,7 +24,7 @@ typedef struct replay_request {
 PyDoc_STRVAR(program_doc,
              "Program(timeline)\n--\n\n"
              "What a timeline asked of the allocator. Threads may share one; every\n"
-             "call runs it on a model of its own, released from the GIL.");
+             "call runs it on a model of its own, without the GIL.");
 
 /* Takes over `program`. */
 static PyObject *

@@ -36,9 +36,8 @@ timeline_of(PyObject *self)
     return (nt_py_timeline *)self;
 }
 
-PyDoc_STRVAR(timeline_doc,
-             "Timeline(snapshot, device, progress=None)\n--\n\n"
-             "One device's trace replayed. Released from the GIL while it is.");
+PyDoc_STRVAR(timeline_doc, "Timeline(snapshot, device, progress=None)\n--\n\n"
+                           "One device's trace, replayed without the GIL.");
 
 static PyObject *
 timeline_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A walk's graph with what the collector is not shown joined to it: references that
- * only C++ knows, nodes that stand for what keeps objects alive (a running frame, a
- * thread), and without the objects of whoever is asking. The nodes of the walk keep
- * their numbers; added ones come after them. GIL held; nothing is created, nobody's
- * Python runs. Valid as long as the walk.
+ * A walk's graph, joined with what the collector does not see: references that only C++
+ * knows, and nodes that stand for what keeps objects alive (a running frame, a thread).
+ * The caller's own objects are left out. The nodes of the walk keep their numbers;
+ * added ones come after them. GIL held; nothing is created, nobody's Python runs. Valid
+ * as long as the walk.
  */
 #ifndef PH_JOIN_H
 #define PH_JOIN_H
@@ -24,7 +24,7 @@ typedef struct ph_link {
     uint32_t source;
     uint32_t target;
     ph_edge_kind kind;
-    bool seen;        /* the collector is shown it too */
+    bool seen;        /* the collector sees it too */
     bool borrowed;    /* it costs its target no reference */
     const char *name; /* in the join's arena */
 } ph_link;
@@ -46,7 +46,7 @@ typedef struct ph_join {
     ph_added *added;
     size_t added_count;
     size_t added_capacity;
-    ph_link *links; /* by source, then as they were told, after ph_join_close */
+    ph_link *links; /* by source, then as they were added, after ph_join_close */
     size_t link_count;
     size_t link_capacity;
     uint32_t *links_in;       /* of a node of the walk: links that C++ holds it by */
@@ -82,8 +82,8 @@ ph_join_borrow(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kin
                const char *name, nt_error *err) NT_CHECKED;
 
 /*
- * The attributes of tensors that C++ holds too: the collector is not shown these, lest
- * it takes such a tensor for garbage. Before ph_join_close.
+ * The attributes of tensors that C++ holds too: the collector does not see these, or it
+ * would take such a tensor for garbage. Before ph_join_close.
  */
 nt_status
 ph_join_tensors(ph_join *join, nt_error *err) NT_CHECKED;

@@ -10,7 +10,7 @@
 
 /*
  * Adds every thread and frame with what it holds. The innermost frames of this thread
- * whose file begins with `own` are whoever is asking, and are left out. Before
+ * whose file begins with `own` belong to the caller, and are left out. Before
  * ph_join_close.
  */
 nt_status

@@ -151,8 +151,9 @@ common_source(nt_live_source *out) noexcept;
 
 extern const char *const backend_name; /* "cuda" or "cpu" */
 
-/* What this torch's allocator does otherwise than it must, tried out in it: a sentence
- * without its end, or "". Not with the GIL. Before anything is attached. */
+/* What this torch's allocator does other than it must, found by trying it out: a
+ * sentence without its end, or "". Do not call it with the GIL. Before anything is
+ * attached. */
 std::string
 backend_differs();
 

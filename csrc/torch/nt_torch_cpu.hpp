@@ -62,10 +62,10 @@ class memory_listener : public ProfilerStateBase
 };
 
 /*
- * What PyTorch's CPU allocator does otherwise than the watch counts on, as a sentence
- * without its end, or "". Allocates a few KiB, and asks for more than there can be, in
+ * What PyTorch's CPU allocator does other than the watch relies on, as a sentence
+ * without its end, or "". Allocates a few KiB, and requests more than there can be, in
  * threads of its own, one of which takes the GIL where PyTorch keeps Python's stack
- * with its errors: not to be called with it. Throws where there are no threads or no
+ * with its errors: do not call it with the GIL. Throws where there are no threads or no
  * memory.
  */
 std::string

@@ -62,7 +62,7 @@ def _options(words: list[str]) -> argparse.Namespace:
             commands.add_parser(command, help=summary)
     if chosen is not None and chosen not in _COMMANDS:
         first = words[: words.index(chosen)]
-        # What one of these asks for does not take a command.
+        # These need no command.
         if _ALONE.isdisjoint(first):
             parser.error(_no_command(chosen))
     options, unknown = parser.parse_known_args(words)
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code: int = options.run(options)
         return code
     except BrokenPipeError:
-        # Whoever read has seen enough.
+        # The reader has seen enough.
         return 0
     except OSError as error:
         return complain_of("standard output", error)

@@ -37,7 +37,7 @@ __all__ = [
 #: The exit code of a command that could not do what it was asked.
 FAILED = 2
 
-# Whoever says less forgot the unit.
+# A smaller number lacks its unit.
 _LEAST_DEVICE = 1 << 20
 
 
@@ -72,7 +72,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 def add_recording(parser: argparse.ArgumentParser) -> None:
     """Add where the files of a recording go, how long it is, and whose frames it has."""
-    # Imported here: commands that record nothing do without.
+    # Commands that record nothing do without.
     from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
     from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 
@@ -109,7 +109,7 @@ def device_size(text: str | None) -> int | None:
     """What `--capacity` says, in bytes; None where it was not given.
 
     Raises:
-        ValueError: It is no size, or that of no device, as "24" is.
+        ValueError: It is not a size, or not that of any device, as "24".
     """
     if text is None:
         return None
@@ -132,9 +132,10 @@ def written(path: str, text: str) -> bool:
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Standard output and error as something that can be written to.
+    """Make standard output and error writable.
 
-    What was closed before the start accepts everything and keeps nothing, as for `print`.
+    A stream that was closed before the start accepts everything and keeps nothing, as for
+    `print`.
 
     Raises:
         BrokenPipeError: Whoever reads standard output has seen enough.
@@ -151,7 +152,8 @@ def standing_streams() -> Iterator[None]:
                 if not getattr(sys.stdout, "closed", False):
                     sys.stdout.flush()
             except OSError:
-                # Python's own attempt at the end of the process is not to fail again.
+                # So that Python's own attempt at the end of the process does not fail
+                # again.
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
                 raise
             finally:
@@ -163,7 +165,7 @@ def standing_streams() -> Iterator[None]:
 
 @contextmanager
 def without_history_warning() -> Iterator[None]:
-    """The page says what a partial file lacks; it is not said a second time."""
+    """Suppress the warning about a partial file: the page says what the file lacks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HistoryWarning)
         yield

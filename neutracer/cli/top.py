@@ -61,11 +61,7 @@ def add_top(commands: Any, summary: str) -> None:
         "--interval", type=float, default=2.0, metavar="S", help="seconds between two looks"
     )
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="how many seconds back the curves go",
+        "--seconds", type=float, default=300.0, metavar="S", help="seconds that the curves show"
     )
     parser.add_argument("--once", action="store_true", help="look once and exit")
     parser.add_argument("--json", action="store_true", help="what the exporters report, as JSON")
@@ -132,7 +128,7 @@ def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> No
 
 
 def _fetched(urls: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What each exporter reports now, and of those that report nothing why."""
+    """What each exporter reports now, or why it reports nothing."""
     now: dict[str, dict[str, Any]] = {}
     silent = []
     for url in urls:

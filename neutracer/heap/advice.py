@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which reference of a cycle to break, and how.
 
-A cycle can be broken at any of its references; the one named is the one that a
-program can most easily do without: a bound method that is kept, a variable that a closure
-need not close over, an exception that is kept in its own frame, a way back to a parent.
+A cycle can be broken at any of its references; this names the one that a program can most
+easily do without: a stored bound method, a variable that a closure need not close over, an
+exception kept in its own frame, a reference back to a parent.
 
 Example:
     >>> nodes = (
@@ -47,21 +47,21 @@ class Cut:
 
 
 def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
-    """A reference as it is read: "Callback.view_callback", "frame of step local x"."""
+    """A reference in words: "Callback.view_callback", "frame of step local x"."""
     label = nodes[edge.source].label
     text = edge.text
     return f"{label}{text}" if text.startswith((".", "[")) or not text else f"{label} {text}"
 
 
 def choose_cut(nodes: Sequence[Node], way: Sequence[Edge]) -> Cut:
-    """The reference of a cycle that is best broken.
+    """The best reference of a cycle to break.
 
     Args:
         nodes: The nodes of the graph.
         way: The edges of the cycle, in order; the last leads to the first's source.
 
     Returns:
-        The cut; of equally good ones the last on the way, which closes the circle.
+        The cut; among equally good ones the last of the way, which closes the cycle.
     """
     best, best_rank = 0, -1
     for number, edge in enumerate(way):
@@ -91,7 +91,7 @@ def _rank(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> int:
 
 
 def _is_mro(nodes: Sequence[Node], edge: Edge) -> bool:
-    """Whether it is how a class refers to itself, which every class does."""
+    """Whether it is the reference that every class has to itself."""
     return nodes[edge.source].kind == "type" and edge.name == "__mro__"
 
 
@@ -102,7 +102,7 @@ def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
 
 
 def _hides_its_use(target: Node) -> bool:
-    """Whether a weak reference is no help: there can be none, or it is dead at once."""
+    """Whether a weak reference can't help: the type allows none, or it would die at once."""
     return target.type in ("list", "dict", "tuple", "functools.partial")
 
 
@@ -132,10 +132,11 @@ _RANKS = {
 def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     edge = way[at]
     source, target = nodes[edge.source], nodes[edge.target]
-    text = reference_text(nodes, edge)
+    is_global = edge.kind == "global"
+    text = f"the global {edge.name}" if is_global else reference_text(nodes, edge)
     if any(nodes[e.source].type.endswith("_lru_cache_wrapper") for e in way):
         return (
-            "call cache_clear() when it is done, or cache by a key that is not the object: "
+            "call cache_clear() when finished, or cache by a key that is not the object: "
             f"the cache refers to it by {text}"
         )
     if _is_mro(nodes, edge):
@@ -164,15 +165,14 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if edge.kind == "item" and _is_bound(nodes, way, edge):
         return f"bind a weakref.ref to {_noun(target)} in the partial, or pass it when it is called"
     if edge.kind in ("value", "item", "member") and source is target:
-        return f"don't keep {source.label} in itself, or empty it when it is done"
+        return f"don't keep {source.label} in itself, or empty it when finished"
     if _hides_its_use(target) or source.type == "tuple":
-        return f"set {text} to None when it is done, or have what it holds refer back weakly"
+        return f"set {text} to None when finished, or have what it holds refer back weakly"
     if edge.kind in ("value", "item", "member"):
         return (
-            f"take {target.label} out of {source.label} when it is done, "
-            "or keep a weakref.ref to it"
+            f"take {target.label} out of {source.label} when finished, or keep a weakref.ref to it"
         )
-    return f"keep a weakref.ref to {_noun(target)} in {text}, or set {text} to None when it is done"
+    return f"keep a weakref.ref to {_noun(target)} in {text}, or set {text} to None when finished"
 
 
 def _noun(node: Node) -> str:
@@ -204,7 +204,7 @@ def _local(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
             "or keep its text instead of the exception"
         )
     if nodes[edge.source].label.startswith("frame of "):
-        return f"`del {edge.name}` in {frame} when it is done"
+        return f"`del {edge.name}` in {frame} when finished"
     return f"`del {edge.name}` in {frame}, or close() it when it is no longer needed"
 
 

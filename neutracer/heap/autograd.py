@@ -2,9 +2,9 @@
 """The references that only C++ knows: what PyTorch's autograd graph holds.
 
 The garbage collector sees none of them. This reads them through the descriptors of torch's
-own base classes, so that it runs no subclass, mode or hook of the program: `.grad`,
-`.grad_fn`, `._base` and hooks of a tensor; `next_functions`, the leaf of an `AccumulateGrad`,
-and what was saved for backward, packed or not, without unpacking it.
+own base classes, and so runs no subclass, mode or hook of the program: `.grad`, `.grad_fn`,
+`._base` and hooks of a tensor; `next_functions`, the leaf of an `AccumulateGrad`, and what
+was saved for backward, packed or not, without unpacking it.
 
 Example:
     >>> import torch
@@ -33,9 +33,9 @@ __all__ = ["AutogradLinks", "read_autograd"]
 
 _OTHER, _NODE, _TENSOR = 0, 1, 2
 
-# A node that was looked at keeps its object of Python, and torch frees a chain of such
-# nodes by recursion, some 190 bytes of stack a node: 43,000 overflow 8 MiB. So many are
-# looked at in one reading, and none where so many have an object already.
+# A node that was read keeps its Python object, and torch frees a chain of such nodes by
+# recursion, with some 190 bytes of stack a node: 43,000 overflow 8 MiB. One reading takes
+# so many at most, and none where so many have an object already.
 _MOST_NODES = 20_000
 _MOST_OBJECTS = 32_000
 
@@ -55,8 +55,8 @@ class AutogradLinks:
             of the name in `names`.
         names: The names: ".grad_fn".
         unread: How many saved values this torch doesn't show without running hooks.
-        unfollowed: How many nodes and tensors were not looked at, because the graph is
-            too large; what they lead to is not known.
+        unfollowed: How many nodes and tensors it skipped because the graph is too large;
+            what they lead to is not known.
     """
 
     objects: list[Any]

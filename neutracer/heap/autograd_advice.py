@@ -53,7 +53,7 @@ class AutogradCut:
 
 
 def begin_at(way: Way) -> Way:
-    """The same closed way, begun where a reader knows it best.
+    """The same closed way, beginning where a reader recognises it best.
 
     That is a gradient or an attribute of a Function's ctx, so that all cycles of one
     shape read alike.
@@ -71,7 +71,7 @@ def begin_at(way: Way) -> Way:
 
 
 def choose_autograd_cut(way: Way) -> AutogradCut:
-    """The reference of a closed way that is best broken."""
+    """The best reference of a closed way to break."""
     for choose in _CHOICES:
         cut = choose(way)
         if cut is not None:

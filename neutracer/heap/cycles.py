@@ -56,8 +56,8 @@ class TensorCycle:
         place: Where the object whose reference should be broken, or its keeper, is defined;
             None if unknown.
         graph: The described one as a graph that can be drawn.
-        garbage: True if nothing but the collector can free it any more; False while the
-            program still refers to it.
+        garbage: True if only the collector can still free it; False while the program
+            refers to it.
         resurrected: How many of them lived on after the collection (a finalizer brought
             them back).
     """
@@ -235,7 +235,7 @@ def cycle_from_core(
         (node.tensor for node in nodes if node.tensor is not None),
         key=lambda tensor: -tensor.storage_bytes,
     )
-    # A container has no place: then that of who keeps it.
+    # A container has no place of its own: it gets that of its keeper.
     before = (nodes[way[cut.edge - back].source].place for back in range(len(way)))
     place = next((known for known in before if known is not None), None)
     cycle = TensorCycle(

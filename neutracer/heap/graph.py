@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The object graph as its users have it: plain data that can be drawn and written.
+"""The object graph that users get: plain data that they can draw and write.
 
 Example:
     >>> from neutracer.heap.objects import Edge, Node

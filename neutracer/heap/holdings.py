@@ -22,7 +22,7 @@ _LAST = ("last_exc", "last_value", "last_traceback")
 
 @dataclass
 class Holding:
-    """One value that is kept. It refers to the value: drop it soon.
+    """One value that something keeps. This refers to the value too: drop it soon.
 
     Attributes:
         names: What a reader calls the references.
@@ -50,7 +50,7 @@ class _Reference:
 
 
 def find_holdings() -> list[Holding]:
-    """All values that are kept, each once: outputs, exceptions, and the input history."""
+    """All values that are still held, each once: outputs, exceptions, and the input history."""
     shell = _shell()
     found: dict[object, Holding] = {}
     for reference in _outputs(shell):
@@ -131,7 +131,7 @@ def _outputs(shell: Any) -> Iterator[_Reference]:
         if hasattr(sys, "ps1") and not _is_nothing(vars(builtins).get("_")):
             yield _entry(vars(builtins), "_", "_")
         return
-    # IPython remembers in a second namespace which names are its own, values and all.
+    # In a second namespace IPython remembers its own names, with their values.
     hidden = getattr(shell, "user_ns_hidden", None)
     spaces = [shell.user_ns, *([hidden] if type(hidden) is dict else [])]
     out = shell.user_ns.get("_oh")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A described part of the object graph, as plain data.
 
-Nothing here refers to an object of the program: a graph may be kept, sent and written
-long after its objects are gone. Text comes from the program and is not escaped here.
+Nothing here refers to an object of the program: you can keep, send and write a graph long
+after its objects are gone. Text comes from the program and is not escaped here.
 
 Example:
     >>> graph = GraphData(
@@ -32,7 +32,7 @@ __all__ = [
     "devices_text",
 ]
 
-# How an edge's name is written where it is read, by the kind of reference.
+# How an edge's name is written for readers, by the kind of reference.
 _FORMS = {
     "attribute": ".{}",
     "instance_dict": ".{}",
@@ -86,7 +86,7 @@ class TensorFacts:
         data_ptr: The device address at which the storage begins; 0 where it has none.
         requires_grad: As torch says.
         frames: Where its memory was allocated, innermost first; empty where unknown.
-        age_us: How long it had had its memory by then, in microseconds; None where unknown.
+        age_us: How long ago its memory was allocated, in microseconds; None where unknown.
     """
 
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Node:
-    """An object, or a run of alike objects that was folded into one.
+    """An object, or a run of similar objects folded into one.
 
     Attributes:
         id: Its number in the graph: its position in `GraphData.nodes`.
@@ -150,7 +150,7 @@ class Edge:
 
     @property
     def text(self) -> str:
-        """The name as it is read: ".view_callback", "[3]", "local x"."""
+        """The name in words: ".view_callback", "[3]", "local x"."""
         return _FORMS.get(self.kind, "{}").format(self.name)
 
 

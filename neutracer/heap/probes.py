@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects with known contents, from which the core learns how Python lays out objects.
 
-The core compares an object's memory with what is said of it here, and gives names only
-to what it found. Nothing here is useful elsewhere.
+The core compares an object's memory with what this module says of it, and gives names only
+to what it finds. Nothing here is useful elsewhere.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _begun(argument: object, step: Callable[[object], Any]) -> object:
 
 def _begun_async(argument: object) -> object:
     generator = _in_async_generator(argument)
-    # An event loop hears of generators that begin, but should not hear of this one.
+    # Event loops are notified when an asynchronous generator begins; this one stays hidden.
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)
     try:
@@ -107,7 +107,8 @@ def _begun_async(argument: object) -> object:
 
 
 def borrowers() -> list[tuple[object, object, int]]:
-    """What is suspended in an expression, an operand there, and how often it holds that."""
+    """Suspended objects in the middle of an expression, an operand of each, and how often
+    the object holds it."""
     makers: list[Callable[[object], object]] = [
         functools.partial(_begun, step=step) for step in (_in_list, _in_call, _in_coroutine)
     ]

@@ -84,7 +84,7 @@ class Found:
         ways: The shortest ways to it, the shortest first.
         loose: The ways begin at objects that something unknown holds, because no module,
             thread or frame leads to the object.
-        referrers: References to it that the walk shows, from what is dead too.
+        referrers: References to it that the walk shows, including those from dead objects.
         unexplained: References that neither Python nor autograd accounts for, less those that
             may belong to the call itself.
         native: References of a tensor's that C++ holds besides these.
@@ -109,12 +109,12 @@ def find_ways(target: list[Any], most: int) -> Found | None:
     """The shortest ways to the one object in a list.
 
     Args:
-        target: A list that holds the object and nothing else; it is no way itself. The
-            caller keeps no other reference.
+        target: A list that holds the object and nothing else; it does not count as a way.
+            The caller keeps no other reference.
         most: How many ways at most.
 
     Returns:
-        The findings; None where no object that the collector tracks leads to it.
+        The findings; None if no object that the collector tracks leads to it.
 
     Raises:
         UnavailableError: A memory layout is not known.
@@ -141,7 +141,7 @@ def find_ways(target: list[Any], most: int) -> Found | None:
 
 
 def way_from_core(plain: Mapping[str, Any]) -> Way:
-    """A way from the core's description, steps that are one to a reader made one."""
+    """A way from the core's description; steps that a reader sees as one are joined."""
     nodes = [node_from_core(at, row, {}) for at, row in enumerate(plain["nodes"])]
     threads = _thread_names(set(plain["threads"]) - {0})
     nodes = [

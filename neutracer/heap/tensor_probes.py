@@ -60,7 +60,7 @@ def _torch() -> Any:
 
 @contextmanager
 def _ordinary(torch: Any, *, grad: bool) -> Iterator[None]:
-    """Ordinary tensors, whatever modes the program has switched on around us."""
+    """Make ordinary tensors, whatever modes the program has switched on."""
     with ExitStack() as stack:
         # First, because switching the others is itself a call that a mode may see.
         stack.enter_context(torch._C.DisableTorchFunction())
@@ -82,8 +82,8 @@ def tensor_type() -> type:
 def _facts(tensor: Any, flag: bool | None = None) -> tuple[Any, ...]:
     """A tensor and what torch says of it; the order is the one that the core reads.
 
-    `flag` is whether it was itself asked to require a gradient, or None where it was
-    never near autograd.
+    `flag` says whether requires_grad was set on it directly; None if autograd never touched
+    it.
     """
     storage = tensor.untyped_storage()
     count = tensor._use_count() if hasattr(tensor, "_use_count") else -1
@@ -131,7 +131,7 @@ def _views(torch: Any) -> list[Any]:
 
 
 def _graded(torch: Any) -> list[tuple[Any, bool]]:
-    """Tensors with a place in autograd, and whether they were asked to have one."""
+    """Tensors with a place in autograd, and whether requires_grad was set on them."""
     made: list[tuple[Any, bool]] = []
     for size in range(3, 9):
         leaf = torch.ones(size, device="cpu", requires_grad=True)
@@ -217,6 +217,6 @@ def function_type() -> type:
 
 
 def private_device() -> str:
-    """The name of the device that a plug-in brings."""
+    """The name of the device that a plug-in adds."""
     name = getattr(_torch()._C, "_get_privateuse1_backend_name", None)
     return str(name()) if name is not None else "privateuseone"

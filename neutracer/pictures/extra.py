@@ -104,7 +104,7 @@ def _other_formats() -> list[str]:
 
 
 def save_picture(figure: Any, target: str | BinaryIO | None) -> Any:
-    """Write a figure where `picture_file` said; a file of a name appears whole or not at all.
+    """Write a figure where `picture_file` said; a named file appears whole or not at all.
 
     Returns:
         The figure.

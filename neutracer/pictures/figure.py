@@ -124,7 +124,8 @@ def time_axis(axes: Any, by_time: bool, events: int) -> None:
     Args:
         axes: The axes, with their limits.
         by_time: Whether they are seconds.
-        events: How many there are; without one there is a moment, and nothing to count.
+        events: How many there are; with none there is only one moment, and nothing to
+            count.
     """
     if not events:
         axes.set_xlabel("no history: the moment of the snapshot")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cells of a table as text of equal width, column by column.
 
-Figures are aligned at the decimal point and units below units; places take two
-columns, function and location; of plain texts only the last column flows.
+Figures are aligned at the decimal point and units below units; places take two columns,
+function and location; among plain texts only the last column wraps.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Column:
         self.texts = [" " * (width - display_width(text)) + text for text in self.texts]
 
     def fit(self, room: int, *, flows: bool) -> None:
-        """Spell out what is not figures, in at most `room` columns."""
+        """Lay out what is not figures, in at most `room` columns."""
         if self.is_figures:
             return
         places = [cell for cell in self.cells if isinstance(cell, Place)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of findings, figures and tables as plain data, before anybody renders it.
+"""A page of findings, figures and tables as plain data, before it is rendered.
 
 A question builds one `Document`; `text`, `html` and the notebook show it. Nothing here is
 escaped or aligned: strings are data as they came, and each renderer makes them harmless
@@ -124,7 +124,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number with its unit, as it will be read.
+    """A number with its unit, as readers see it.
 
     Figures of one column are aligned at the decimal point, and their units below each
     other. Make them with `bytes`, `share` and `count`.
@@ -266,7 +266,7 @@ class Document:
         title: What the page is about: a file's name.
         facts: What else fits on its line: what kind of file, how long, how complete.
         blocks: What is below, from the top down.
-        more: The command that shows the rest, named where a renderer has to cut.
+        more: The command that shows the rest; a renderer that has to cut names it.
     """
 
     title: str

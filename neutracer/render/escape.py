@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from data made harmless to show, and its width on a terminal.
-
-Names in a snapshot (functions, files, annotations) are whatever somebody wrote. What can
-move a cursor, colour a terminal, reorder letters or break a line is spelt out as a
-backslash escape, so that it is seen and does nothing.
+"""Makes text from data harmless to show, and measures its width on a terminal. Names in a
+snapshot (functions, files, annotations) are whatever somebody wrote. Whatever can move a
+cursor, colour a terminal, reorder letters or break a line becomes a backslash escape, which
+is visible and does nothing.
 """
 
 from __future__ import annotations

@@ -42,8 +42,9 @@ def _variables(palette: Palette) -> str:
     )
 
 
-# Notebooks tell their theme by attributes of the page, browsers by a media query. Their own
-# rules for tables name two classes: `.neutracer` said three times goes before them.
+# Notebooks show their theme in attributes of the page, browsers in a media query. The
+# notebooks' own rules for tables name two classes: `.neutracer` three times over takes
+# precedence.
 _STYLE = (
     f".neutracer{{{_variables(LIGHT)};color:var(--nt-ink);background:var(--nt-page);"
     "font:13px/1.45 system-ui,sans-serif;padding:.6em .8em;max-width:64em}"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A document as what a notebook keeps of it: a fragment that is never large.
-
-A notebook stores what it shows, and sends it to every reader.
+"""A document as a fragment that is never large: a notebook stores what it shows, and sends
+it to every reader.
 
 Example:
     >>> from neutracer.render.document import Document, Table

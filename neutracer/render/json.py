@@ -25,8 +25,7 @@ def to_plain(value: object, where: str = "value") -> Any:
     (memoryviews of numbers) lists, and objects with `to_dict()` what that returns.
 
     Args:
-        value: The value.
-        where: What the value is called in an error.
+        value: The value. where: The value's name in error messages.
 
     Raises:
         TypeError: The value, or one inside it, is of another type, or a key is not a string.

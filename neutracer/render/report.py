@@ -52,7 +52,7 @@ _SCREEN_LINES = 40
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is worth a reader's time, with what proves it and what helps.
+    """One thing that deserves a reader's attention, with its proof and its remedy.
 
     Attributes:
         kind: A stable word for programs: "fragmentation", "out_of_memory".

@@ -76,7 +76,7 @@ def _show_rich(lines: list[Line], stream: TextIO) -> bool:
     except ImportError:
         return False
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
-    # At one go: several ranks may share the terminal.
+    # In one write: several ranks may share the terminal.
     console.print(rich_text(lines), soft_wrap=True)
     return True
 

@@ -2,8 +2,9 @@
 /*
  * A model of PyTorch's native CUDA caching allocator on one device: it serves requests
  * and frees by the same rules, from a device that is made of numbers only. Where the
- * driver would decide (the address of new memory) a policy does that can be swapped,
- * and where time would (when another stream is done with a block) the caller does.
+ * driver would decide (the address of new memory), a policy does, which can be
+ * replaced; where time would (when another stream is done with a block), the caller
+ * does.
  *
  * The caller numbers what it deals with: a pool is the default one (number 0) or a
  * private one, a lane is one stream in one pool, and blocks are named by what malloc
@@ -23,7 +24,7 @@
 /* The number of the default pool; there from the start. */
 #define NT_DEFAULT_POOL ((uint32_t)0)
 
-/* A device can't have more bytes than this, nor others hold more of it. */
+/* A device can't have more bytes than this, and others can't hold more of it. */
 #define NT_LARGEST_DEVICE (UINT64_C(1) << 58)
 
 /* PyTorch 2.11 as a number; 0 is the newest one known. */
@@ -50,7 +51,7 @@ typedef struct nt_allocator_places {
 } nt_allocator_places;
 
 /*
- * Told what the model does on its own, in the order in which PyTorch writes it into
+ * Hears what the model does on its own, in the order in which PyTorch writes it into
  * its trace: segment_alloc, segment_free, segment_map, segment_unmap, oom (address 0,
  * the rounded request), and free_completed with the block's tag where the model waited
  * for a stream itself. It must not call the model.
@@ -61,7 +62,7 @@ typedef struct nt_allocator_observer {
     void *ctx;
 } nt_allocator_observer;
 
-/* What the model is of. All-zero but for the settings is an endless device. */
+/* What the model stands for. All-zero but for the settings is an endless device. */
 typedef struct nt_allocator_options {
     nt_settings settings;  /* per_process_memory_fraction below 1 makes a limit */
     uint32_t version;      /* of PyTorch: NT_TORCH(2, 11); 0: the newest known */
@@ -138,8 +139,8 @@ nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
  * A block that PyTorch puts back where it lay, as it does when it restores the private
  * pool of a captured graph: not by best fit, but at `address`, where the lane has the
  * bytes free. `nbytes` is the size of the block, which is not rounded again where it is
- * a multiple of 512. *block is NT_NONE where the lane has not, or where a request would
- * get the same bytes there.
+ * a multiple of 512. *block is NT_NONE where they are not free, or where a request
+ * would get the same bytes there.
  */
 nt_status
 nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,

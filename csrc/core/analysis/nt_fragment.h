@@ -11,7 +11,7 @@
 #include "trace/nt_snapshot.h"
 
 /* An inactive block. Neighbours are rows of the layout's blocks (NT_NONE at the border
- * of the segment, or where a cut file lacks them): they are what pins it. */
+ * of the segment, or where a truncated file lacks them): they are what pins it. */
 typedef struct nt_hole {
     uint32_t block;
     uint32_t segment;
@@ -77,7 +77,8 @@ const nt_fragment_segment *
 nt_fragment_segments(const nt_fragment *fragment, size_t *count);
 
 /* Whether a request of `nbytes` on `stream` of `device` succeeds in a free block of
- * `pool` ({0, 0}: the default pool), without the device. Nothing needs no block. */
+ * `pool` ({0, 0}: the default pool), without the device. A request of 0 bytes needs no
+ * block. */
 bool
 nt_fragment_fits(const nt_fragment *fragment, int32_t device, nt_pool_id pool,
                  uint64_t stream, uint64_t nbytes);

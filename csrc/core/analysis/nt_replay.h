@@ -76,8 +76,8 @@ typedef struct nt_replay_options {
                       * as large: their exact size is not recorded */
     /* What to do about a request that fails here, and did not when it was recorded, and
      * about one that failed then and does not here: leave it out, and go on with what
-     * the trace has. Else the run ends there, for the program would have done something
-     * that the trace does not have. */
+     * the trace has. Else the run ends there, because the program would have done
+     * something that is not in the trace. */
     bool goes_on;
 } nt_replay_options;
 
@@ -96,7 +96,7 @@ typedef struct nt_replay_figures {
     int32_t stopped_event; /* at this one; NT_EVENT_BEFORE: while the start was made */
     bool is_beyond;        /* a request that failed when recorded went through */
     int32_t beyond_event;  /* first at this one */
-    bool start_rebuilt;    /* the start is no copy: its blocks were allocated anew */
+    bool start_rebuilt;    /* the start is not a copy: its blocks were allocated anew */
 } nt_replay_figures;
 
 /* Why what really happens can differ from what the model says. */
@@ -136,7 +136,7 @@ typedef struct nt_replay_series {
  * Runs the program under `options`. `series` and `progress` may be NULL. Several
  * threads may run one program at a time, each with an nt_alloc of its own. Memory grows
  * with the blocks in use, not with the events. NT_ARGUMENT where the state before the
- * trace is none that the allocator can have.
+ * trace is one that the allocator can't have.
  */
 nt_status
 nt_replay_run(const nt_alloc *alloc, const nt_program *program,

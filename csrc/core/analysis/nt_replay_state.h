@@ -131,7 +131,7 @@ nt_replay_compare_end(replay *r) NT_CHECKED;
 /*
  * Whether the state before the trace is more than the blocks in it: memory that was
  * cached, or is cut up, by what the program did before. Under other settings it would
- * then be another one, and which is not known.
+ * then be different, and how is not known.
  */
 nt_status
 nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,

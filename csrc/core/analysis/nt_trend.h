@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Does a series of bytes, one a step, keep growing? Robust: the warm-up is found and
- * set aside, bursts that come and go are bridged, single jumps of the level are no
- * growth, and neither is noise that remembers where it was. All is by ranks and
- * medians, but for what the first point says.
+ * set aside, bursts that come and go are bridged, and neither single jumps of the level
+ * nor noise that remembers where it was count as growth. Everything uses ranks and
+ * medians, except for what the first point says.
  */
 #ifndef NT_TREND_H
 #define NT_TREND_H
@@ -34,12 +34,12 @@ typedef struct nt_trend {
     double last;   /* the median of its last points, bursts bridged */
     /*
      * The slope in bytes a value with its 95 % interval, and how far it is from 0 as a
-     * deviate of the normal distribution. Two things that are independent are put
-     * together, each by how much it tells: Theil-Sen slope and Mann-Kendall statistic
-     * of the series after each point's `memory` times its predecessor was taken off
-     * (Yue and others, Hydrological Processes 16, 2002), and how far the level is above
-     * the first point: the row that Prais and Winsten (Cowles Commission 383, 1954)
-     * add, without which much of what a short series says of a trend is lost (Park and
+     * deviate of the normal distribution. It combines two independent estimates, each
+     * weighted by how much it tells: Theil-Sen slope and Mann-Kendall statistic of the
+     * series after each point's `memory` times its predecessor was taken off (Yue and
+     * others, Hydrological Processes 16, 2002), and how far the level is above the
+     * first point: the row that Prais and Winsten (Cowles Commission 383, 1954) add,
+     * without which much of what a short series says of a trend is lost (Park and
      * Mitchell, J. of Econometrics 13, 1980). `memory` is an upper bound of the lag-one
      * autocorrelation (two standard errors above the estimate, which is corrected for
      * its bias as by Kendall, Biometrika 41, 1954; the estimate of a short series may
@@ -63,7 +63,7 @@ typedef struct nt_trend {
 } nt_trend;
 
 /*
- * Looks at `count` values (at least one). Takes at most some 4.3 MiB for a while.
+ * Looks at `count` values (at least one). Uses at most some 4.3 MiB while it runs.
  * `find_warmup` says whether leading values may be set aside.
  */
 nt_status

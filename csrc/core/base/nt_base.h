@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ground of the core: status codes, errors with a message, the allocator that
- * every module is handed, and arithmetic on sizes that cannot wrap.
+ * Ground of the core: status codes, errors with a message, the allocator that every
+ * module gets, and arithmetic on sizes that cannot wrap.
  */
 #ifndef NT_BASE_H
 #define NT_BASE_H
@@ -16,7 +16,7 @@ typedef enum nt_status {
     NT_NOMEM,     /* the allocator returned NULL */
     NT_LIMIT,     /* a bound set by the caller or by design was reached */
     NT_MALFORMED, /* the input breaks the rules of its format */
-    NT_REFUSED,   /* the input asks for what is never done (naming a class) */
+    NT_REFUSED,   /* the input asks for something that is never done (naming a class) */
     NT_IO,        /* the caller's read or write function failed */
     NT_CANCELLED, /* the caller's progress function asked to stop */
     NT_ARGUMENT,  /* an argument is outside what the contract allows */
@@ -46,7 +46,7 @@ typedef struct nt_error {
 #define NT_PREFETCH(at) ((void)(at))
 #endif
 
-/* Leaves the calling function with the status of a call that failed. */
+/* Returns the status of a call that failed from the calling function. */
 #define NT_TRY(call)                                                                   \
     do {                                                                               \
         const nt_status nt_try_status = (call);                                        \
@@ -84,10 +84,10 @@ nt_status
 nt_fail_nomem(nt_error *err);
 
 /*
- * The one way to get memory. `resize` behaves like realloc, with the old size
- * told: ptr NULL (old_size 0) allocates, new_size 0 frees and returns NULL,
- * NULL for a new_size above 0 is failure and leaves the old block as it was.
- * Called from one thread at a time for one `ctx`.
+ * The one way to get memory. `resize` behaves like realloc, but also gets the old size:
+ * ptr NULL (old_size 0) allocates, and new_size 0 frees and returns NULL. NULL for a
+ * new_size above 0 means failure, and the old block is as it was. Called from one
+ * thread at a time for one `ctx`.
  */
 typedef struct nt_alloc {
     void *(*resize)(void *ctx, void *ptr, size_t old_size, size_t new_size);
@@ -119,7 +119,8 @@ void
 nt_shrink(const nt_alloc *alloc, void **array, size_t *capacity, size_t count,
           size_t element);
 
-/* An allocator that hands on to `inner` and refuses to exceed `limit` bytes. */
+/* An allocator that passes requests on to `inner`, and refuses those that would exceed
+ * `limit` bytes. */
 typedef struct nt_budget {
     nt_alloc inner;
     size_t limit;  /* bytes; may be raised while in use */
@@ -151,8 +152,8 @@ nt_mix64(uint64_t x)
 }
 
 /*
- * Tells the caller how far long work has come. Called every few milliseconds,
- * without locks; a return value other than 0 ends the work with NT_CANCELLED.
+ * Tells the caller how far a long task has got. Called every few milliseconds, without
+ * locks; a return value other than 0 ends the work with NT_CANCELLED.
  */
 typedef struct nt_progress {
     int (*report)(void *ctx, uint64_t done);

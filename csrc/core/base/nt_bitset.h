@@ -30,14 +30,15 @@ nt_bitset_init(nt_bitset *set, nt_alloc alloc, size_t size, nt_error *err) NT_CH
 void
 nt_bitset_clear(nt_bitset *set);
 
-/* `number` is below the size; adding a member again and removing none is fine. */
+/* `number` is below the size. Adding a member again is fine, and so is removing a
+ * number that is no member. */
 void
 nt_bitset_add(nt_bitset *set, size_t number);
 void
 nt_bitset_remove(nt_bitset *set, size_t number);
 
 /* Makes exactly the numbers members whose bits are set in `bits`, number 0 being the
- * lowest bit of the first word; what is set from the size on is not looked at. */
+ * lowest bit of the first word; bits from the size on are ignored. */
 void
 nt_bitset_assign(nt_bitset *set, const uint64_t *bits);
 

@@ -32,7 +32,7 @@ void
 nt_map_clear(nt_map *map);
 
 /* Decides where `key` belongs. The table's own address takes part: it differs from run
- * to run, so that no file can be made whose keys all meet in one slot. A table of more
+ * to run, so nobody can make a file whose keys all meet in one slot. A table of more
  * than 2^32 slots begins its search in the first 2^32. */
 static inline uint32_t
 nt_map_hash(const nt_map *map, uint64_t key)
@@ -58,7 +58,7 @@ nt_map_find(const nt_map *map, uint64_t key)
     return NT_NONE;
 }
 
-/* Puts `value` (not NT_NONE) under `key`, in place of what was there. */
+/* Puts `value` (not NT_NONE) under `key`, replacing what was there. */
 nt_status
 nt_map_set(nt_map *map, uint64_t key, uint32_t value, nt_error *err) NT_CHECKED;
 
@@ -67,7 +67,7 @@ nt_status
 nt_map_swap(nt_map *map, uint64_t key, uint32_t value, uint32_t *old,
             nt_error *err) NT_CHECKED;
 
-/* Takes `key` out; returns what was under it, or NT_NONE. */
+/* Removes `key`; returns what was under it, or NT_NONE. */
 uint32_t
 nt_map_remove(nt_map *map, uint64_t key);
 
@@ -88,7 +88,8 @@ nt_strings_intern(nt_strings *strings, const void *bytes, size_t length, uint32_
 uint32_t
 nt_strings_find(const nt_strings *strings, const void *bytes, size_t length);
 
-/* The bytes under `id` (no terminator) and their number; valid as long as the table. */
+/* The bytes under `id` (no terminator) and their number; valid as long as the table is.
+ */
 const char *
 nt_strings_get(const nt_strings *strings, uint32_t id, size_t *length);
 

@@ -33,7 +33,7 @@ nt_status
 nt_ordered_add(nt_ordered *set, const nt_alloc *alloc, nt_ordered_entry entry,
                nt_error *err) NT_CHECKED;
 
-/* Takes a key out; its value, or NT_NONE where it was not there. */
+/* Removes a key; its value, or NT_NONE where it was not there. */
 uint32_t
 nt_ordered_remove(nt_ordered *set, const nt_alloc *alloc, uint64_t first,
                   uint64_t second);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Columns of integers as few bytes: as narrow as their values let them be, and by
- * planes, which deflate better than numbers side by side: first the lowest bytes of all
- * numbers, then the next ones.
+ * Columns of integers in few bytes. Numbers are as narrow as their values allow, and
+ * are stored by planes, which deflate better than numbers side by side: first the
+ * lowest bytes of all numbers, then the next ones.
  */
 #ifndef NT_PLANES_H
 #define NT_PLANES_H
@@ -24,7 +24,7 @@ typedef struct nt_planes_form {
 /*
  * Finds the form of `count` values; grained ones are divided by NT_PLANES_GRAIN if that
  * divides them all. NT_LIMIT where a value, or a difference that would be stored, has
- * more than 53 bits, which a double does not hold.
+ * more than the 53 bits that a double holds.
  */
 nt_status
 nt_planes_measure(const int64_t *values, size_t count, bool delta, bool grained,

@@ -198,8 +198,8 @@ nt_ring_new(const struct nt_alloc *alloc, uint64_t events, int frames);
 void
 nt_ring_free(nt_ring *ring);
 
-/* What is pushed from now on does not follow what was pushed before, and no block that
- * is in use has an origin; nobody may be pushing. `late` is 0 only if nothing was ever
+/* Events pushed from now on do not continue those pushed before, and no block in use
+ * has an origin. Nobody may push meanwhile. `late` is 0 only if nothing was ever
  * allocated before. */
 void
 nt_ring_restart(nt_ring *ring, int late);
@@ -220,7 +220,7 @@ nt_ring_add_text(nt_ring *ring, const char *text, size_t length);
 /*
  * Copies events from .. until - 1 (at most capacity - 1 of them, already pushed), event
  * i to out[i - from]. Returns the first of them that is whole, or `until`: those before
- * it were overwritten, now or earlier, and what `out` has there is nothing.
+ * it were overwritten, now or earlier, and `out` holds nothing of use there.
  */
 uint64_t
 nt_ring_read(const nt_ring *ring, uint64_t from, uint64_t until, nt_ring_entry *out);

@@ -51,8 +51,8 @@ nt_ring_origin_slot(const nt_ring_origins *origins, uint64_t addr)
     return slot;
 }
 
-/* Between two of these a reader takes nothing that it sees. Words are stored with
- * release and loaded with acquire: who sees one of them sees the odd number before. */
+/* A reader discards what it sees between two of these. Words are stored with release
+ * and loaded with acquire: who sees one of them sees the odd number before. */
 static inline void
 nt_ring_origins_change(nt_ring_origins *origins)
 {
@@ -105,7 +105,7 @@ nt_ring_origins_drop(nt_ring_origins *origins, uint64_t addr)
     nt_ring_origins_change(origins);
     for (uint64_t next = (hole + 1) & origins->mask; slots[next].addr != 0;
          next = (next + 1) & origins->mask) {
-        /* What stands behind the hole, and has its home not behind it, moves in. */
+        /* Entries behind the hole move into it, unless their home is behind it too. */
         const uint64_t home = nt_ring_origin_home(origins, slots[next].addr);
         if (((next - home) & origins->mask) >= ((next - hole) & origins->mask)) {
             nt_ring_origin_store(&slots[hole], slots[next].addr, slots[next].made);
@@ -116,7 +116,7 @@ nt_ring_origins_drop(nt_ring_origins *origins, uint64_t addr)
     nt_ring_origins_change(origins);
 }
 
-/* Forgets all. The producer's. */
+/* Forgets everything. The producer's. */
 void
 nt_ring_origins_clear(nt_ring_origins *origins);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * UTF-8 as Python's pickles hold it: surrogates are allowed, because that is how
- * names that are no text are written.
+ * UTF-8 as Python's pickles hold it: surrogates are allowed, because that is how Python
+ * writes names that are not text.
  */
 #ifndef NT_UTF8_H
 #define NT_UTF8_H

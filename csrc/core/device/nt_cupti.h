@@ -43,8 +43,8 @@ typedef struct nt_cupti_state {
  * Switches the activity on, with CUPTI from the file or soname `name`; with
  * `only_loaded` it is taken only if the process has loaded it. NT_REFUSED where it is
  * missing, does not start, has a version whose records are not known, or is on already
- * in this process: one at a time. Not to be called where the CUDA driver can't be
- * loaded: CUPTI of CUDA 13.2 ends the process there.
+ * in this process: one at a time. Do not call it where the CUDA driver can't be loaded:
+ * CUPTI of CUDA 13.2 ends the process there.
  */
 nt_status
 nt_cupti_start(const nt_alloc *alloc, const char *name, bool only_loaded,

@@ -38,8 +38,8 @@ enum {
 
 /*
  * A record of one allocation or release. Its beginning has been the same since the kind
- * exists (CUDA 11.2); its end is the file that asked, since CUPTI can tell it. Records
- * are packed and aligned to 8 bytes.
+ * was introduced (CUDA 11.2). It ends with the file that asked, where CUPTI can tell
+ * which. Records are packed and aligned to 8 bytes.
  */
 typedef struct nt_cupti_memory {
     int32_t kind; /* NT_CUPTI_KIND_MEMORY2 */

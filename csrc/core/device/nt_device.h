@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The devices of this machine and who uses their memory, by NVML and the CUDA driver,
- * both loaded at run time. Neither is initialised for CUDA's part: the driver is asked
- * only where this process has already started it, and no context is ever made.
+ * both loaded at run time. CUDA is never initialised: the driver is asked only where
+ * this process has already started it, and no context is ever made.
  *
  * NVML knows all devices, numbered by `slot`; CUDA_VISIBLE_DEVICES means nothing to it.
  * The CUDA driver knows the visible ones, numbered by ordinal as PyTorch numbers them.
@@ -75,7 +75,7 @@ const nt_device_info *
 nt_device_get(const nt_device *device, size_t slot);
 
 /* The slot of the device with exactly this UUID; false where there is none. Adds a slot
- * for an instance of a MIG device; so it is no call for two threads at once. */
+ * for an instance of a MIG device, so two threads must not call it at once. */
 bool
 nt_device_find(nt_device *device, const char *uuid, size_t *slot);
 
@@ -89,21 +89,21 @@ nt_device_read_memory(const nt_device *device, size_t slot, nt_device_memory *ou
 
 /*
  * Processes that use a slot, each once, into `rows`. NT_REFUSED, in NVML's words, where
- * it gives no list here; NT_LIMIT where there are more than `capacity`. An empty list
- * of a device in use is one that NVML keeps back, as in some containers. Any thread.
+ * it gives no list here; NT_LIMIT where there are more than `capacity`. Where a device
+ * in use has an empty list, NVML keeps it back, as in some containers. Any thread.
  */
 nt_status
 nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process *rows,
                          size_t capacity, size_t *count, nt_error *err) NT_CHECKED;
 
-/* Whether the CUDA driver can be loaded. It is loaded then, and nothing of it is
- * called. No call for two threads at once. */
+/* Whether the CUDA driver can be loaded. If so it is loaded, and nothing in it is
+ * called. Two threads must not call this at once. */
 bool
 nt_device_has_driver(nt_device *device);
 
 /*
  * The devices that CUDA shows to this process, by the driver. NT_REFUSED where it has
- * not been started in this process. These three are no calls for two threads at once.
+ * not been started in this process. Two threads must not call these three at once.
  */
 nt_status
 nt_device_count_visible(nt_device *device, size_t *count, nt_error *err) NT_CHECKED;

@@ -74,21 +74,21 @@ nt_status
 nt_ledger_push(nt_ledger *ledger, const nt_ledger_record *record,
                nt_error *err) NT_CHECKED;
 
-/* Records that wait. */
+/* The number of records that wait. */
 size_t
 nt_ledger_waiting(const nt_ledger *ledger);
 
 /*
  * Applies the waiting records in the order of time, but for the `keep` newest of them.
- * On failure those not applied wait on.
+ * On failure those not applied keep waiting.
  */
 nt_status
 nt_ledger_settle(nt_ledger *ledger, size_t keep, nt_error *err) NT_CHECKED;
 
 /*
- * Tells of an allocation from before the first record; nothing happens where a live one
- * has that address. An allocation that claims the address later takes its place: the
- * two are one, seen twice.
+ * Adds an allocation from before the first record; does nothing where a live one has
+ * that address. An allocation that claims the address later takes its place: the two
+ * are one, seen twice.
  */
 nt_status
 nt_ledger_seed(nt_ledger *ledger, const nt_ledger_live *seed, nt_error *err) NT_CHECKED;

@@ -35,7 +35,8 @@ typedef struct nt_reading {
     uint64_t peak_allocated, peak_reserved; /* as the allocator counts them */
 } nt_reading;
 
-/* Answers of a source; any other is a failure, and asked again ever more seldom. */
+/* Answers of a source; any other is a failure, after which the source is asked less and
+ * less often. */
 #define NT_SOURCE_OK 0
 #define NT_SOURCE_NOT_YET                                                              \
     1 /* the program does not use the device so far: no failure                        \
@@ -63,7 +64,7 @@ typedef struct nt_sampler_source {
 
 /* What an alert is about. */
 typedef enum nt_alert_kind {
-    NT_ALERT_THRESHOLD,     /* share that can't be had, of 1.0: see used_share */
+    NT_ALERT_THRESHOLD,     /* share that is not available, of 1.0: see used_share */
     NT_ALERT_GROWTH,        /* floor of allocated, bytes a second */
     NT_ALERT_FRAGMENTATION, /* share of reserved that is not allocated, of 1.0 */
     NT_ALERT_RULES,
@@ -120,7 +121,7 @@ typedef struct nt_sampler_state {
     uint64_t device_used, device_total; /* 0 while not known */
     uint64_t device_cap;                /* 0: the allocator may have all */
     uint64_t non_torch;                 /* device_used less reserved, when last asked */
-    uint64_t peak[NT_FIGURES_BOUNDED];  /* the largest that was seen or told */
+    uint64_t peak[NT_FIGURES_BOUNDED];  /* the largest that was seen or reported */
     uint64_t peak_us;                   /* when allocated was seen at its largest */
     /* Of the device what is in use but for the allocator's cache, or of the cap what is
      * allocated: whichever is more. */
@@ -153,8 +154,8 @@ nt_sampler_new(const nt_alloc *alloc, const nt_sampler_options *options,
 void
 nt_sampler_free(nt_sampler *s);
 
-/* Starts the thread, which asks the source at once; again after a stop, too. NT_IO: the
- * system gives no thread. One that runs goes on. */
+/* Starts the thread, which asks the source at once; works after a stop, too. NT_IO: the
+ * system gives no thread. Does nothing where it runs already. */
 nt_status
 nt_sampler_start(nt_sampler *s, nt_error *err) NT_CHECKED;
 
@@ -163,8 +164,8 @@ nt_sampler_start(nt_sampler *s, nt_error *err) NT_CHECKED;
 void
 nt_sampler_stop(nt_sampler *s);
 
-/* In the child of a fork, in place of stop: there is no thread any more. The history is
- * empty then. */
+/* For the child of a fork, instead of stop: the thread is gone there. Empties the
+ * history. */
 void
 nt_sampler_forget(nt_sampler *s);
 
@@ -182,12 +183,12 @@ void
 nt_sampler_put_failure(nt_sampler *s, size_t index, int answer);
 
 /* A phase begins: asks the source, so that a phase of any length has a reading at its
- * begin and at its end. Returns the mark's number, from 0 on. */
+ * beginning and at its end. Returns the mark's number, from 0 on. */
 uint64_t
 nt_sampler_mark(nt_sampler *s);
 
 /* The next alert, in their order; false after `timeout_us`, or once it was stopped and
- * there is none. UINT64_MAX waits as long as it takes. */
+ * there is none. UINT64_MAX waits for ever. */
 bool
 nt_sampler_wait(nt_sampler *s, uint64_t timeout_us, nt_alert *out);
 

@@ -19,9 +19,9 @@
 /* The highest bit of a node's number is free for marks. */
 #define NT_GRAPH_MOST_NODES ((UINT32_C(1) << 31) - 1)
 
-/* The edges of node n lead to targets[first[n]] .. targets[first[n + 1] - 1]; the
- * same target may come more than once. All-zero is the empty graph. Whoever fills the
- * struct otherwise than by nt_graph_init: the blocks are of exactly these sizes. */
+/* The edges of node n lead to targets[first[n]] .. targets[first[n + 1] - 1]; the same
+ * target may come more than once. All-zero is the empty graph. If it is not
+ * nt_graph_init that fills the struct, the blocks must have exactly these sizes. */
 typedef struct nt_graph {
     nt_alloc alloc;
     uint32_t node_count;
@@ -38,8 +38,8 @@ nt_graph_init(nt_graph *graph, const nt_alloc *alloc, uint32_t node_count,
 void
 nt_graph_clear(nt_graph *graph);
 
-/* Whether `first` ascends from 0 to edge_count and every target is a node. All that
- * follows counts on it. */
+/* Whether `first` ascends from 0 to edge_count and every target is a node. All
+ * functions below rely on it. */
 bool
 nt_graph_check(const nt_graph *graph);
 

@@ -5,7 +5,7 @@
 
 #include "heap/nt_graph.h"
 
-/* All-zero is the empty queue. Nothing is ever taken out: who reads goes along it. */
+/* All-zero is the empty queue. Nothing is ever removed: readers walk along it. */
 typedef struct graph_queue {
     uint32_t *nodes;
     size_t capacity;
@@ -31,9 +31,9 @@ graph_queue_clear(graph_queue *queue, const nt_alloc *alloc)
     *queue = (graph_queue){0};
 }
 
-/* Asks for the edges of nodes that come up behind place `at`: first where they
- * begin, and nearer by the edges themselves. In a large graph nearly each lies in a
- * cache line of its own, and waiting for one after the other would be all the work. */
+/* Prefetches the edges of nodes that come up after place `at`: first where they begin,
+ * and nearer by the edges themselves. In a large graph nearly every one lies in a cache
+ * line of its own, and waiting for them one by one would take most of the time. */
 static inline void
 graph_queue_look_ahead(const graph_queue *queue, const nt_graph *graph, size_t at)
 {

@@ -28,7 +28,7 @@ typedef struct nt_live_tail {
 
 /*
  * Takes a layout of all devices of a type from `source`, with at most the last
- * `most_events` events of each, and seals it. allocator_settings tells of each device,
+ * `most_events` events of each, and seals it. allocator_settings says for each device,
  * under its number, whether earlier events are missing (trace_alloc_overflowed) and
  * whether there were allocations before the recording (trace_alloc_began_late).
  *

@@ -107,8 +107,8 @@ typedef struct nt_live_block {
     uint8_t state;
 } nt_live_block;
 
-/* A layout under construction. Once a call failed, all later ones do, and the one who
- * began it is told why: stop and return non-zero. */
+/* A layout under construction. Once a call has failed, all later ones fail, and whoever
+ * began it learns why: stop and return non-zero. */
 typedef struct nt_live_builder nt_live_builder;
 
 /* Blocks of an allocator that keeps no list of them, by address: a table of fixed
@@ -125,8 +125,8 @@ typedef struct nt_live_api {
     nt_ring *(*ring_new)(uint64_t events, int frames);
     /* Only when no producer and no reader can have it any more; NULL is fine. */
     void (*ring_free)(nt_ring *ring);
-    /* What is pushed from now on does not follow what was pushed before. `late`: 0 only
-     * if the device had never allocated anything. While nobody pushes. */
+    /* Events pushed from now on do not continue those pushed before. `late`: 0 only if
+     * the device had never allocated anything. While nobody pushes. */
     void (*ring_restart)(nt_ring *ring, int late);
 
     /* The producer's. The id of a stack that nt_ring_find_stack did not find; innermost
@@ -186,7 +186,7 @@ typedef struct nt_live_source {
     uint32_t size;    /* sizeof(nt_live_source) */
     void *ctx;
 
-    /* Devices whose figures can be asked for; 0 before CUDA is initialised. */
+    /* Devices whose figures are available; 0 before CUDA is initialised. */
     int (*device_count)(void *ctx);
     int (*device_stats)(void *ctx, int32_t device, nt_live_stats *out);
     /* 1 before CUDA is initialised; any other number but 0 is a failure. */

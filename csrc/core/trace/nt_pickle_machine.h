@@ -118,7 +118,7 @@ typedef enum nt_pickle_hole_kind {
     NT_HOLE_KINDS,
 } nt_pickle_hole_kind;
 
-/* Bytes that stand in all records of a form, but for the holes. */
+/* Bytes that all records of a form share, except for the holes. */
 typedef struct nt_pickle_part {
     uint8_t first;  /* of the template's bytes and masks */
     uint8_t length; /* how many there are */

@@ -26,8 +26,8 @@ typedef struct nt_settings {
     bool expandable_segments;
     uint32_t roundup_power2_divisions[NT_ROUNDUP_INTERVALS]; /* 0 or 1: off */
     bool native_backend; /* false: cudaMallocAsync or another backend */
-    bool exact_sizes; /* blocks are as large as was asked for, as PyTorch's are on the
-                       * CPU; no key of the text */
+    bool exact_sizes;    /* blocks are as large as the request, as PyTorch's are on the
+                            CPU; no key of the text */
 } nt_settings;
 
 nt_settings

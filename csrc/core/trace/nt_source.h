@@ -30,7 +30,7 @@ typedef struct nt_source {
     uint64_t end_offset;         /* offset in the input of `end` */
     size_t memory_left;          /* bytes after `end` when reading from memory */
     bool exhausted;              /* the input has no more bytes after `end` */
-    const nt_progress *progress; /* NULL, or told of every refill */
+    const nt_progress *progress; /* NULL, or called at every refill */
 } nt_source;
 
 /* Reads `count` bytes at `bytes`, which must stay until nt_source_clear. */

@@ -21,8 +21,7 @@ typedef enum nt_metric {
     NT_METRIC_ALLOCATED, /* active_allocated blocks: falls at free_requested */
     NT_METRIC_ACTIVE,    /* and those waiting for a stream: falls at free_completed */
     NT_METRIC_RESERVED,  /* segments, or mapped bytes of expandable ones */
-    NT_METRIC_REQUESTED, /* what active blocks were asked for: falls at free_completed
-                          */
+    NT_METRIC_REQUESTED, /* of active blocks: falls at free_completed */
     NT_METRIC_COUNT,
 } nt_metric;
 

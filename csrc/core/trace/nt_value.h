@@ -130,8 +130,8 @@ nt_values_judged_count(const nt_values *values, nt_value container);
 const nt_value_pair *
 nt_values_pairs(const nt_values *values, nt_value container, size_t *count);
 
-/* The value under the string `key` of a dict, resolved; NT_VALUE_ABSENT (0) if
- * there is none or `dict` is no dict. */
+/* The value under the string `key` of a dict, resolved; NT_VALUE_ABSENT (0) if there is
+ * none or `dict` is not a dict. */
 nt_value
 nt_values_lookup(const nt_values *values, nt_value dict, uint32_t key);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The frames that a thread is running, which are no objects of their own from 3.11 on.
+ * The frames that a thread is running, which are not objects of their own from 3.11 on.
  * They are read where they lie: no frame object is made for them. All is borrowed. GIL
  * held. For an interpreter that is not known there are none.
  */

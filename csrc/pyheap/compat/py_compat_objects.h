@@ -65,14 +65,14 @@ bool
 py_compat_frame_read(PyObject *object, py_compat_frame *out);
 
 #if PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030B0000
-/* The same of the data of a frame that runs, which is no object. False also for what
- * has no code. */
+/* The same for the data of a running frame, which is not an object. Also false for
+ * anything without code. */
 bool
 py_compat_frame_read_data(struct _PyInterpreterFrame *frame, py_compat_frame *out);
 #endif
 
 /* What stands at a place below frame->count among its values; NULL: nothing. *held,
- * where asked for: whether the frame holds a reference of its own to it. */
+ * unless NULL: whether the frame holds a reference of its own to it. */
 PyObject *
 py_compat_frame_value(const py_compat_frame *frame, Py_ssize_t at, bool *held);
 
@@ -90,8 +90,8 @@ py_compat_generator_read(PyObject *object, py_compat_generator *out);
 
 /*
  * From 3.14 on a frame's operands may be borrowed from its variables. tp_traverse shows
- * them as if they were held, and the collector alone can tell them apart: whoever
- * counts has to give these back.
+ * them as if they were held, and only the collector can tell them apart: code that
+ * counts references has to give these back.
  */
 #define PY_COMPAT_BORROWS (PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030E0000)
 

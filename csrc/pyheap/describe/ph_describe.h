@@ -24,7 +24,8 @@
 /* A node for the middle of a long cycle. */
 #define PH_NODE_FOLDED ((ph_node_kind)64)
 
-/* Bytes are told apart for so many devices; what is more goes to the last. */
+/* Bytes are counted separately for so many devices; the last one also gets those of all
+ * further ones. */
 #define PH_MOST_DEVICES 16
 
 typedef struct ph_describe_options {

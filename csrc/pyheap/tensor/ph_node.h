@@ -28,8 +28,8 @@ ph_node_learn(PyObject *node, PyObject *const dicts[PH_NODE_LISTS],
 /* Not 0 ends the round. `list` is 0 to PH_NODE_LISTS - 1. */
 typedef int (*ph_node_visit)(void *ctx, int list, PyObject *dict);
 
-/* The dicts of a node's hooks, borrowed. None of what is no such node, or where nothing
- * was learnt. Returns what ended the round, or 0. */
+/* The dicts of a node's hooks, borrowed. There are none where the object is not such a
+ * node, or nothing was learnt. Returns what ended the round, or 0. */
 int
 ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx);
 

@@ -37,8 +37,8 @@ ph_walk_prepare(nt_error *err) NT_CHECKED;
 /*
  * Walks. With `leaves`, what the walk's objects lead to are nodes too: strings,
  * numbers, untracked tuples and dicts and what these lead to, and tracked objects
- * outside of the extent. Of other untracked objects (a frame that is running) is not
- * asked what they refer to.
+ * outside of the extent. It does not ask other untracked objects (a running frame) what
+ * they refer to.
  */
 nt_status
 ph_heap_new(ph_extent extent, bool leaves, ph_heap **out, nt_error *err) NT_CHECKED;
@@ -69,18 +69,18 @@ size_t
 ph_heap_bytes(const ph_heap *heap, size_t *peak);
 
 /*
- * The nodes that a collection of this extent would find unreachable now, as the
- * collector itself reckons: reference counts less the references from inside of the
- * set; what has any left over, and what that reaches, lives. `dead` is initialised
- * here for ph_heap_count members; *count is how many it got. Walks with leaves have
- * no such answer: NT_ARGUMENT.
+ * The nodes that a collection of this extent would find unreachable now, computed as
+ * the collector does: reference counts less the references from inside the set. An
+ * object with any left over lives, and so does what it reaches. `dead` is initialised
+ * here for ph_heap_count members; *count is how many it got. Walks with leaves have no
+ * such answer: NT_ARGUMENT.
  */
 nt_status
 ph_heap_unreachable(ph_heap *heap, nt_bitset *dead, uint32_t *count,
                     nt_error *err) NT_CHECKED;
 
 /* The nodes whose reference count exceeds the references from inside of the walk:
- * something that is no tracked object holds them (C code, a running frame). `roots`
+ * something other than a tracked object holds them (C code, a running frame). `roots`
  * is initialised here. Holds for walks with and without leaves. */
 nt_status
 ph_heap_roots(const ph_heap *heap, nt_bitset *roots, nt_error *err) NT_CHECKED;

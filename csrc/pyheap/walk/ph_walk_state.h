@@ -76,7 +76,7 @@ typedef struct walk_index {
     uint32_t chunk_count;
 } walk_index;
 
-/* What reckoning needs for a moment, kept for the next time. */
+/* Scratch memory for counting references, kept for the next time. */
 typedef struct walk_scratch {
     uint64_t *marks;
     size_t mark_capacity;
@@ -91,8 +91,8 @@ struct ph_heap {
     uint32_t count;
     PyObject **objects;
     size_t object_capacity;
-    uint32_t *refs; /* reference count less the references from inside, modulo 2^32:
-                     * the collector's own reckoning wraps too */
+    uint32_t *refs; /* reference count less the references from inside, modulo 2^32: the
+                       collector's own count wraps too */
     size_t ref_capacity;
     nt_graph graph;
     size_t first_capacity;
@@ -102,8 +102,8 @@ struct ph_heap {
 };
 
 /*
- * Memory for `need` elements, the old content given up where it does not suffice. An
- * array that has been used before keeps what it has.
+ * Memory for `need` elements, whose old content is lost where it has to grow. An array
+ * that is large enough keeps what it has.
  */
 nt_status
 walk_reserve(ph_heap *heap, void **array, size_t *capacity, size_t need, size_t element,

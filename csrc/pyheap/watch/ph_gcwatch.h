@@ -2,9 +2,9 @@
 /*
  * Sees what each collection of the garbage collector is about to find. One C function
  * in gc.callbacks serves every subscriber of an interpreter: at "start" it walks the
- * generations that will be collected and reckons what is unreachable; each subscriber
- * then describes what it cares for as plain data, and at "stop" learns what became
- * of it. GIL held throughout.
+ * generations that will be collected and finds what is unreachable. Each subscriber
+ * then describes what it cares about as plain data, and learns at "stop" what became of
+ * it. GIL held throughout.
  *
  *     "start"  walk -> unreachable -> describe() of each subscriber -> walk freed
  *              (the collector runs: finalizers, weak references, clearing)
@@ -90,8 +90,8 @@ nt_status
 ph_gcwatch_add(const ph_gcwatch_hooks *hooks, void *ctx, uint64_t *id,
                nt_error *err) NT_CHECKED;
 
-/* False if there is no such subscriber (removed already). Fine anywhere: also within
- * a callback of the collector, or of the watch itself. */
+/* False if there is no such subscriber (removed already). It may be called anywhere,
+ * even within a callback of the collector, or of the watch itself. */
 bool
 ph_gcwatch_remove(uint64_t id);
 

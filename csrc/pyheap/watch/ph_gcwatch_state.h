@@ -80,7 +80,7 @@ gcwatch_purge(gcwatch_state *state);
 PyObject *
 gcwatch_list(const gcwatch_state *state);
 
-/* Removes the function from the list, but for the first `keep` times. */
+/* Removes the function from the list, except where it stands the first `keep` times. */
 void
 gcwatch_unlist(const gcwatch_state *state, PyObject *list, unsigned keep);
 

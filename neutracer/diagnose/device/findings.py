@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is worth telling of a device's memory, each with its evidence and the next step."""
+"""What is worth reporting of a device's memory, each with its evidence and the next step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["findings_of"]
 
 # A context with its kernels, and the workspaces of cuBLAS: what every program pays.
 _USUAL_OVERHEAD = 1 << 30
-# Shares of the device above which others' memory is a trouble.
+# Shares of the device above which others' memory is a problem.
 _MODERATE, _SERIOUS = 0.05, 0.25
 _FULL = 0.05
 
-# What is named where the libraries can't be told apart.
+# The libraries named as suspects where they can't be told apart.
 _SUSPECTS = {"NCCL", "cuBLAS", "cuDNN", "CuPy", "JAX", "TensorFlow", "TensorRT", "NVSHMEM"}
 
 

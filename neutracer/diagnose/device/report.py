@@ -218,7 +218,7 @@ def _processes(one: VisibleDevice, reserved: int) -> tuple[tuple[ProcessUse, ...
         return (), str(error)
     own = [use for use in found if use.is_own]
     if any(use.bytes is not None and use.bytes < reserved for use in own):
-        # Another process that bears our number in the namespace that NVML counts in.
+        # Another process that has our number in the namespace in which NVML counts.
         return found, "NVML's process numbers are not this container's"
     if not own and reserved:
         if not found:
@@ -243,7 +243,7 @@ def _split(
 
 
 def _rest(memory: DeviceMemory, known: int, others: int | None) -> int | None:
-    """What is used and nobody's by name. Not below zero: the figures are not read in one
+    """What is in use with no known owner. Not below zero: the figures are not read in one
     instant."""
     if memory.used_bytes is None:
         return None

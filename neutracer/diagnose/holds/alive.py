@@ -275,7 +275,7 @@ def _notebook_advice(way: Way, first: Edge) -> str:
 
 
 def _edge_advice(way: Way, edge: Edge) -> str:
-    """For what holds in a way of its own; the first such thing on the way is named."""
+    """Advice on special kinds of holders; it names the first such one on the way."""
     source, target = way.nodes[edge.source], way.nodes[edge.target]
     if source.type.endswith("_lru_cache_wrapper"):
         return f"call cache_clear() on {source.label}, or don't cache large objects"
@@ -304,7 +304,7 @@ def _root_advice(way: Way) -> str:
         return "it is a module: it lives until the program ends"
     first = way.edges[0]
     if root.kind == "root" and root.label.startswith("frame of "):
-        return f"`del {first.name}` there when it is done, or let the function end"
+        return f"`del {first.name}` there when finished, or let the function end"
     if root.kind == "root":
         return f"the thread keeps it ({first.name}) until the thread ends"
     if not first.name:
@@ -313,10 +313,10 @@ def _root_advice(way: Way) -> str:
     last = way.edges[-1]
     if len(way.edges) > 1 and last.kind in ("value", "item", "member"):
         container = way.nodes[last.source].label
-        return f"take it out of the {container} in {held} when it is done"
+        return f"take it out of the {container} in {held} when finished"
     if len(way.edges) > 1:
         return f"set {last.name} to None there, or drop {held}"
-    return f"`del {first.name}` in {root.label}, or set it to None, when it is done"
+    return f"`del {first.name}` in {root.label}, or set it to None when finished"
 
 
 # ---- the picture -------------------------------------------------------------------------

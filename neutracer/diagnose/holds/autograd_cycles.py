@@ -285,7 +285,7 @@ def _cycle_finding(cycle: AutogradCycle) -> Finding:
 
 
 def _severity(cycle: AutogradCycle) -> Severity:
-    """What is lost for ever is worse than what will be, and that than what waits."""
+    """What is lost for ever is worse than what will be lost, which is worse than what waits."""
     large = cycle.bytes >= _GIB
     if cycle.collectable:
         return Severity.MODERATE if large else Severity.INFO

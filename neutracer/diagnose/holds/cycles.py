@@ -25,7 +25,7 @@ from neutracer.units import format_bytes, format_count
 
 __all__ = ["TensorCyclesReport", "cycle_finding", "find_tensor_cycles", "garbage_bytes"]
 
-# Shapes that are described; of more only the sum is reported.
+# The most shapes that are described; further ones are only counted.
 _MOST_SHAPES = 200
 
 _NONE_FOUND = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a notebook, or an exception that is over, keep? And how many bytes is that?"""
+"""What does a notebook, or a past exception, keep? And how many bytes is that?"""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
         holders: The holders.
         total_bytes: What would be freed if all of them let go together: more than the sum
             where two keep the same tensor.
-        released: True if they were let go of when this was returned.
+        released: True if they had been released when this was returned.
         unfollowed: Nodes and tensors of an autograd graph of more than 20,000 nodes that
             were not looked at; what only these keep is not counted.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches to a program that runs, and tells what its GPU memory does."""
+"""Attaches to a running program, and reports what its GPU memory does."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DEFAULT_WAIT_S = 10.0
 # may have to be compiled first.
 _WORK_S = 300.0
 
-# Seconds, or events, that nobody asks for.
+# More seconds, or events, than anybody wants.
 _MOST = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttachReport(Report):
-    """What was done in a program that was running.
+    """What was done in a running program.
 
     Attributes:
         program: What runs there.
@@ -44,12 +44,12 @@ class AttachReport(Report):
         host: The machine's name.
         python: The version of its Python.
         torch: The version of its torch.
-        recorded_s: For how many seconds it was recorded; None where that was not asked for.
+        recorded_s: For how many seconds it was recorded; None if that was not requested.
         overview: What the snapshot that was written last shows, its trace included.
         watching: The folder for reports of out-of-memory errors, and of SIGUSR2; "" where
             nothing that was attached watches.
         metrics: Where metrics are served by what was attached; "" where they are not.
-        ended: What was attached before and has been ended.
+        ended: What was attached before and has ended.
         ooms_seen: Out-of-memory errors that the ended watch has seen.
         files: The snapshots that were written, each with a text and a JSON beside it.
         notes: What a reader should know.

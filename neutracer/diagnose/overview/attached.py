@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `neutracer attach` has begun in this process, and how a request of it is answered."""
+"""What `neutracer attach` has begun in this process, and how its requests are answered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAIN_WAIT_S = 30.0
 
 
 class _On:
-    """What is on in this process until it is taken back."""
+    """What is on in this process until it is ended."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -59,10 +59,10 @@ def _mine() -> _On:
 
 
 def answer(folder: str) -> None:
-    """Do what is asked in a folder, and answer there; nothing is raised.
+    """Do what a folder's request says, and answer there; raises nothing.
 
-    What was begun is ended again where it could not be done whole, or nobody waits for the
-    answer any more.
+    It ends what it has begun if it could not do all of it, or nobody waits for the answer
+    any more.
     """
     try:
         with ExitStack() as undo:
@@ -134,7 +134,7 @@ def _write(following: Following, reason: str, told: dict[str, Any]) -> None:
 
 
 def _record(asked: dict[str, Any], folder: Path, told: dict[str, Any]) -> None:
-    """Record for some seconds, so long as somebody waits for it."""
+    """Record for some seconds, as long as somebody waits for it."""
     following = _begun(asked, watch=False)
     try:
         end = time.monotonic() + asked["record_s"]
@@ -200,7 +200,7 @@ def _serve(on: _On, port: int, undo: ExitStack, told: dict[str, Any]) -> None:
         raise NeutracerError(f"it serves metrics already: {on.server.url}")
     if reason := hooks.why_none():
         told["notes"].append(f"the metrics are read by PyTorch's Python entry points: {reason}")
-    # Whoever asks for metrics has alerts of his own; the program's log is not written to.
+    # Users of metrics have alerts of their own; nothing goes into the program's log.
     monitor = MemoryMonitor(actions=()).start()
     undo.callback(monitor.stop)
     on.server = serve_metrics(monitor, port)
@@ -219,7 +219,7 @@ def _detach(on: _On, told: dict[str, Any]) -> list[str]:
     ended = []
     if on.following is not None:
         if on.beside is not None:
-            # This may fail, and then nothing has been changed.
+            # If this fails, nothing has changed.
             on.beside.stop()
         on.following.end(None)
         told["files"] += on.following.files

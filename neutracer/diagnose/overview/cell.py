@@ -34,7 +34,7 @@ __all__ = ["CellDevice", "CellPlace", "CellReport", "cell_report"]
 # Lines of the program in each table; all of them are in the report's data.
 _SHOWN = 6
 
-# What a block is for is shown where it says more than the line does.
+# A block's purpose is shown if it says more than the line does.
 _TOLD = ("parameter", "gradient", "optimizer_state", "activation")
 
 
@@ -69,7 +69,7 @@ class CellDevice:
         peak_bytes: The most that was allocated at once.
         end_bytes: After the cell.
         allocations: How many it made.
-        peak: Who held the peak, the most first; of what was there before, too.
+        peak: Who held the peak, the most first; includes what was there before.
         left_bytes: What the cell allocated and did not free.
         left: Who allocated that, the most first.
         complete: False where the ring wrapped: what came first in the cell is not known.

@@ -39,7 +39,7 @@ class Part:
         version: Its version, "" where it is missing.
         use: What it is good for.
         install: How to get it.
-        note: What to know of the one that is there.
+        note: What to know about the one that is installed.
     """
 
     name: str
@@ -143,8 +143,7 @@ def _heap() -> Part:
 
 
 def _hooks() -> list[Part]:
-    """The hooks on PyTorch's allocator: whether they are available, where they are, what they
-    do."""
+    """The hooks on PyTorch's allocator: whether they are available, where, and what they do."""
     use = "live(), device figures without the GIL"
     try:
         goal = target()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an overview says of a device's failures and of its growth, in the words of the
-questions about these: `explain` and `leak_trend`."""
+"""What an overview says about a device's failures and growth, in the words of `explain` and
+`leak_trend`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_EVENTS = 1_000_000
 # So many places at which requests failed are explained; a batch-size finder has one.
 _MOST_PLACES = 8
 
-# Verdicts of `leak_trend` that are nothing to tell.
+# Verdicts of `leak_trend` that are not worth reporting.
 _QUIET = ("steady", "unknown")
 
 
@@ -57,10 +57,10 @@ def failure_findings(
     last = max(events[-1] for events in by_place.values())
     found = []
     for place, events in list(by_place.items())[-_MOST_PLACES:]:
-        # Of requests of one size the last: what was seen beside the file is of that one.
+        # Among requests of one size the last: the facts beside the file are about that one.
         event = max(events, key=lambda number: (sizes[number], number))
         times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
-        message = f"out of memory: asked {format_bytes(sizes[event])}{times}"
+        message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
         main = _main(snap, timeline, event, facts)
         notes: tuple[Note, ...] = (Note("asked for by", place),)
         advice: tuple[Note, ...] = ()

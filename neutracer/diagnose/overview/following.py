@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records a program that knows nothing of it, and writes down what its GPU memory did."""
+"""Records a program that knows nothing about it, and writes down what its GPU memory did."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_writable(directory: str) -> None:
 
 
 def written_pairs(files: Iterable[str], notes: Iterable[str]) -> list[tuple[str, str]]:
-    """The lines of a page that say which snapshots were written, and what to know of them."""
+    """The lines of a page that say which snapshots were written, and what to know about them."""
     files = list(files)
     # Names and folders apart: a long path would be broken where nobody can copy it.
     pairs = [("written", os.path.basename(file)) for file in files]
@@ -55,12 +55,12 @@ def written_pairs(files: Iterable[str], notes: Iterable[str]) -> list[tuple[str,
 
 
 class Following:
-    """The recording of this process, and what was written of it.
+    """The recording of this process, and the files written from it.
 
     Attributes:
         directory: Where the files go.
         command: Which command began it, without "neutracer"; it is in the files' names.
-        why: Why there is nothing to tell; "" where there is.
+        why: Why there is nothing to report; "" if there is.
         last: What the snapshot that was written last shows.
     """
 
@@ -110,7 +110,7 @@ class Following:
 
     @property
     def ooms_seen(self) -> int:
-        """All of them, those at a place that was written down already too."""
+        """All of them, including those at a place that has a report already."""
         return 0 if self._watch is None else self._watch.seen
 
     @classmethod
@@ -133,7 +133,7 @@ class Following:
             ooms = oom_report(self.directory, max_entries=0) if watch else None
             if self._max_entries:
                 recording = record(self._max_entries, self._stacks)
-                # Told in the report, and not in the middle of the program's output.
+                # It belongs in the report, not in the middle of the program's output.
                 recording.quiet = True
                 self._recording = recording.start()
             if ooms is not None:
@@ -180,7 +180,7 @@ class Following:
         Args:
             reason: As for `write`; None writes none.
         """
-        # A child of a fork leaves alone what is its parent's, and the lock too.
+        # A forked child leaves alone what is its parent's, including the lock.
         if self._process != os.getpid():
             return
         if self._watch is not None:

@@ -16,7 +16,7 @@ from neutracer.units import format_bytes, format_count
 
 __all__ = ["LateGradients", "late_gradients", "late_gradients_finding"]
 
-# Gradients below this are reported, but alarm nobody.
+# Gradients below this are reported, but only for information.
 _SMALL = 64 << 20
 
 

@@ -29,7 +29,7 @@ from neutracer.units import format_count, format_duration_us
 
 __all__ = ["RunReport", "run_and_report"]
 
-# Events, and seconds between two reports, that no program comes to.
+# More events, and more seconds between two reports, than any program needs.
 _MOST = 1_000_000_000
 
 
@@ -151,7 +151,7 @@ def run_and_report(
 
 
 def _report(following: Following, program: str, code: int, seconds: float) -> RunReport:
-    """What is to be told of it all."""
+    """Sum up the run."""
     why = following.why
     if not following.is_recording and not why:
         why = "This program never imported torch: nothing was recorded."

@@ -58,7 +58,7 @@ def _picture(request: dict[str, Any], drawer: Any) -> tuple[bytes, float, float]
 
 
 def _limit(seconds: int) -> None:
-    """Ends this process when nobody is left to end it."""
+    """Make this process end by itself when nobody is left to end it."""
     try:
         import resource
     except ImportError:
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit status: 0 with a picture, 1 with an error in the answer.
     """
-    # What a library prints goes where it is not taken for the picture.
+    # What a library prints must not end up in the picture.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     request = json.load(sys.stdin.buffer)

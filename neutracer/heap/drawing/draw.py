@@ -29,7 +29,7 @@ from neutracer.render.json import to_plain
 
 __all__ = ["MOST_NODES", "MOST_ON_PAGE", "dot", "fragment", "html", "json", "png", "svg"]
 
-#: The boxes that a page has at most unless its reader asks for more: it can be searched.
+#: The most boxes on a page, unless more are requested: a page can be searched.
 MOST_ON_PAGE = 200
 
 #: The most boxes that are laid out.

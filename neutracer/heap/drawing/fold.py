@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large graphs made small enough to read, with what was done to them in words.
+"""Makes large graphs small enough to read, and says in words what was done.
 
 Three steps, each only where the one before left too much: the middle of a long cycle
 becomes one node; runs of alike objects become one node each; what is furthest from the
@@ -29,14 +29,13 @@ from neutracer.units import format_count
 
 __all__ = ["MOST_NODES", "fold"]
 
-#: The boxes that a picture has at most unless its reader asks for more: what is read at
-#: first sight.
+#: The most boxes in a picture, unless more are requested: what can be read at a glance.
 MOST_NODES = 60
 
-# A graph that is read without folding.
+# A graph up to this size needs no folding.
 _SMALL = 16
 
-# Alike objects become one from this many on: fewer are seen at a glance.
+# From so many on, similar objects become one: fewer are seen at a glance.
 _SHORTEST_RUN = 6
 
 # A cycle up to this long is drawn whole; of a longer one, so many objects are kept at
@@ -90,7 +89,7 @@ def cycle_order(graph: GraphData) -> list[int]:
 
 
 def _fixed_keys(graph: GraphData, ring: Sequence[int]) -> dict[int, Hashable]:
-    """What is drawn as it is, and the middle of a long cycle, by the key of its group."""
+    """What is drawn unchanged, and the middle of a long cycle, by the key of its group."""
     fixed: dict[int, Hashable] = {
         node.id: ("node", node.id) for node in graph.nodes if node.kind == "root"
     }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layout of our own, for a page where there is no Graphviz.
+"""A layout of our own, for pages without Graphviz.
 
-Boxes are in columns: each to the right of those that refer to it, but for references
-that close a circle. An arrow past a column has a place in it, as a box has, so that it runs
-between the boxes. It is plain, quick and never fails.
+Boxes are in columns, each to the right of those that refer to it, except where references
+close a cycle. An arrow that passes a column has a place in it, like a box, so that it runs
+between the boxes. The layout is plain and quick, and it never fails.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page that shows a graph by itself: pan, zoom, search, and details of what is clicked.
+"""A self-contained page that shows a graph: pan, zoom, search, and details on a click.
 
 The page loads nothing: shapes, data, style and program are in the page, under a policy that
 allows these and nothing else. Its style and its program are `page.css` and `page.js`.

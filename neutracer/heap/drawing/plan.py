@@ -27,10 +27,10 @@ __all__ = ["Plan", "dot_text", "plan"]
 # none of them wider.
 FONTS = "DejaVu Sans,Verdana,Helvetica,Arial,sans-serif"
 
-# Above so many boxes, layers are no longer seen, and `dot` takes long.
+# With more boxes than this, nobody can see layers any more, and `dot` takes long.
 _MOST_LAYERED = 300
 
-# Among more arrows than these, names are not read but those of the cycle.
+# With more arrows than this, only the names of the cycle can be read.
 _MOST_NAMED = 120
 
 # Points. A browser shows a point as 4/3 of a pixel.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a picture of a graph shows, before anybody draws it: boxes, arrows, words.
+"""What a picture of a graph shows, before it is drawn: boxes, arrows, words.
 
 All text here is clean (`neutracer.render.escape`), cut to what a picture has room for, and
 without markup; whoever writes it into a format escapes it for that format.
@@ -98,7 +98,7 @@ def scene(graph: GraphData) -> Scene:
     in_cycle = {end for e in graph.edges if e.in_cycle for end in (e.source, e.target)}
     largest = max((node.bytes for node in graph.nodes), default=0)
     smallest = min((node.bytes for node in graph.nodes if node.bytes), default=0)
-    # Boxes of one size tell nothing, and are left as small as their text.
+    # Boxes that are all of one size tell nothing, and stay as small as their text.
     scale = largest if largest > smallest else 0
     return Scene(
         title=_title(graph.title),
@@ -205,5 +205,5 @@ def _arrow_lines(names: list[str], role: str) -> tuple[str, ...]:
 
 
 def node_words(node: Node) -> str:
-    """A node in one line, for those who listen to a picture or point at a part of it."""
+    """A node in one line, for screen readers and tooltips."""
     return " · ".join(_lines(node))

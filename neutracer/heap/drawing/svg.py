@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SVG of one known form, whoever laid the picture out.
 
-What Graphviz wrote is read and written anew from a short list of elements and attributes,
-so that nothing reaches a page but shapes and text. Each box is a `<g class="nt-node
-nt-tensor" data-node="3">`, each arrow a `<g class="nt-edge nt-cut" data-edge="0">`.
+It reads what Graphviz wrote, and rewrites it with a short list of elements and attributes,
+so that only shapes and text reach a page. Each box is a `<g class="nt-node nt-tensor"
+data-node="3">`, each arrow a `<g class="nt-edge nt-cut" data-edge="0">`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def picture(body: str, box: tuple[float, float, float, float], words: str) -> st
     Args:
         body: The parts, as markup.
         box: What of the plane is shown: left, top, width and height, in points.
-        words: The picture in words, for those who don't see it.
+        words: The picture in words, for screen readers.
     """
     shown = {
         "xmlns": "http://www.w3.org/2000/svg",

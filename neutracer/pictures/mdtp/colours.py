@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a pixel has seen as a colour. Importing this imports matplotlib.
 
-Blocks are blue, darker where larger; holes are sand; what was never reserved is left
-blank. A pixel that has seen both blocks and holes is a mix of the two by their shares of
-its area, between the bounds below: so a thin block in a hole, or a thin hole among blocks,
-shows in its pixel, however little of it is covered.
+Blocks are blue, darker where larger; holes are sand; what was never reserved is left blank.
+A pixel that has seen both blocks and holes is a mix of the two by their shares of its area,
+between the bounds below: so even a thin block in a hole, or a thin hole among blocks, shows
+in its pixel.
 """
 
 from __future__ import annotations

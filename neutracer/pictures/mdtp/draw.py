@@ -38,7 +38,7 @@ _NOTE = 0.19
 # Room of a character of a note.
 _CHARACTER = 0.063
 
-# A rise of the unused share that is worth a word.
+# A rise of the unused share that is worth mentioning.
 _NOTEWORTHY = 0.05
 
 # A border between segments is drawn where they are at least this high.
@@ -232,7 +232,7 @@ def _map(
         why = "the times are all the same" if times[-1] > 0 else "the file has no times"
         axes.set_xlabel(f"allocator event ({why})")
     byte_axis(axes.yaxis, height, 7, first)
-    what = "device address, what was ever reserved"
+    what = "device address (reserved ranges only)"
     if scene.request.raw_addresses:
         what = f"device address from {scene.address(0):#x}"
     if first:

@@ -23,7 +23,7 @@ _LEAST_SHARE = 0.015
 
 @dataclass(frozen=True)
 class HoleNote:
-    """A hole that is worth a line.
+    """A hole that deserves a line.
 
     Attributes:
         state: When: state e + 1 is the one after event e.

@@ -290,7 +290,7 @@ def _checked(request: Request) -> Request:
     """The request, with what it says of parts as numbers.
 
     Raises:
-        TypeError: Something is no number, or no pair of them.
+        TypeError: Something is not a number, or not a pair of them.
         ValueError: There can be no such stream or pool.
     """
     stream, pool = request.stream, request.pool
@@ -314,6 +314,6 @@ def _checked(request: Request) -> Request:
 
 
 def _has_times(timeline: Timeline) -> bool:
-    """Whether there are times to go by: some, and not all the same."""
+    """Whether the file has usable times: some, and not all the same."""
     times = timeline.time_us
     return len(times) > 0 and times[-1] > 0 and any(time != times[0] for time in times)

@@ -96,7 +96,7 @@ const drawTime = (app, g, pen) => {
     if (x < g.left - 1 || x > g.left + g.plotWidth + 1) continue;
     pen.fillStyle = colours.red;
     pen.fillRect(Math.round(x) - 1, g.stripTop, 3, base - g.stripTop);
-    const text = `OOM, asked ${bytes(asked)}`;
+    const text = `OOM, requested ${bytes(asked)}`;
     const left = x - pen.measureText(text).width > g.left;
     pen.textAlign = left ? "right" : "left";
     halo(app, pen, text, x + (left ? -5 : 5), g.stripTop + 13);
@@ -160,7 +160,7 @@ const surround = (app, g, pen, most) => {
   pen.rotate(-Math.PI / 2);
   pen.textAlign = "center";
   pen.fillStyle = colours.grey;
-  const what = app.state.raw ? "address, above the lowest" : "address, only what was ever reserved";
+  const what = app.state.raw ? "address, above the lowest" : "address (reserved ranges only)";
   pen.fillText(what, 0, 0);
   pen.restore();
 };

@@ -77,7 +77,7 @@ class PageView:
         return shown if len(shown.encode("utf-8")) <= MOST_INLINE else self._linked()
 
     def _linked(self) -> str:
-        """A link to the page as a file beside the notebook, which has its contents' name."""
+        """A link to the page as a file beside the notebook, named after its contents."""
         stem = re.sub(r"[^\w.-]+", "_", self.title, flags=re.ASCII).strip("._")[:60] or "page"
         name = f"{stem}-{hashlib.sha256(self._bytes).hexdigest()[:8]}.html"
         size = f"The page has {self._size}, more than the 1 MB that a notebook is given"

@@ -34,7 +34,7 @@ MOST_ALLOCATIONS = 500_000
 # Cells of the coarse picture of what is not kept: its events, and its addresses.
 _COARSE_WIDE, _COARSE_HIGH = 4096, 512
 
-# What a page shows of one name, in columns; a hostile one ends here.
+# The most columns that a page shows of one name; a hostile one ends here.
 _MOST_NAME = 300
 
 

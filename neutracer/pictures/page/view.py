@@ -87,7 +87,7 @@ def view(
         True
     """
     if path is not None:
-        # What can't be a file's name is reported before the work.
+        # An impossible file name is reported before the work begins.
         path_name(path)
     page = _page(source, device, max_allocations, focus)
     return page if path is None else page.save(path)

@@ -14,7 +14,7 @@ from neutracer.render.document import Place
 
 __all__ = ["allocations_of_freed", "allocations_of_live"]
 
-# What PyTorch records of its own way into the allocator tells nothing of the program.
+# PyTorch's own frames on the way into the allocator say nothing of the program.
 _OWN_FILES = ("??", "torch/cuda/memory.py")
 
 

@@ -3,8 +3,8 @@
 
 Python's collector counts objects, not device memory: a few dead tensors of a gigabyte each
 don't wake it. A thread looks at the device's use a few times a second, which costs
-microseconds. Only when the use passes a bound does it walk the heap for garbage, and only
-when that is worth it does it run a collection, in the main thread between two bytecodes.
+microseconds. When the use passes a bound, it walks the heap for garbage; when there is
+enough of it, it runs a collection, in the main thread between two bytecodes.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def collect_on_pressure(
     """Run Python's collector when a device runs short of memory that garbage holds.
 
     Args:
-        fraction: The device's use, of 1.0, from which it looks for garbage. What the caching
-            allocator holds without need counts as free.
+        fraction: The device's use, of 1.0, from which it looks for garbage. What the
+            caching allocator holds unused counts as free.
         min_garbage: Bytes: with less garbage than this nothing is collected.
-        max_garbage: Bytes of garbage that it collects whatever the device's use; None does
-            not look for garbage before the device is short.
+        max_garbage: Bytes of garbage that it collects even while the device has room; None
+            does not look for garbage before the device is short.
         device: The CUDA device as torch names it; None is the current one.
         interval: Seconds between two looks at the device's use.
         callback: Called with each `PressureCollection`, in the main thread.

@@ -39,7 +39,8 @@ _LOGGER = logging.getLogger("neutracer")
 # Shapes that are described in one collection; of more only the sum is reported.
 _MOST_SHAPES = 50
 
-# What the core counts for all watches of the process, and a watch from its own begin on.
+# What the core counts for all watches of the process, and a watch from its own beginning
+# on.
 _COUNTED = ("collections", "walked", "predicted", "described", "survivors", "refused", "spent_ns")
 
 # What of a repeat is added up, and devices.
@@ -61,8 +62,8 @@ def warn_tensor_cycles(
     they kept and the reference to break: as a `TensorCycleWarning` (which the filters of
     `warnings` apply to), to the logger "neutracer", and to `callback`.
 
-    It runs no collection, sets no debug flag and keeps no object alive. It works until it
-    is removed, whether its handle is kept or not; several watches don't disturb each other.
+    It runs no collection, sets no debug flag and keeps no object alive. It works until you
+    remove it, whether or not you keep its handle; several watches don't disturb each other.
 
     Args:
         device: Whose tensors count: None for those of every accelerator, "cpu", "cuda",
@@ -310,7 +311,7 @@ def _module_file(cycle: TensorCycle) -> str:
         while node.tensor is None and "." in name:
             name = name.rpartition(".")[0]
             module = sys.modules.get(name)
-            # A module that is an object of another kind may run code when it is asked.
+            # A module that is an object of another kind may run code on access.
             file = vars(module).get("__file__") if type(module) is ModuleType else None
             if isinstance(file, str):
                 return file

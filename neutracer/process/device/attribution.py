@@ -3,7 +3,7 @@
 
 CUPTI's memory activity names, for each allocation, the shared object that made it. What
 PyTorch's allocator holds is known to the byte from PyTorch itself, including what it took
-before; of the others only what they took since this was switched on.
+before; of the others, only what they have taken since this was switched on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
         atexit.register(self.remove)
 
     def _seed(self) -> None:
-        """Tell the core what PyTorch has from before; only PyTorch knows what is in segments
+        """Tell the core what PyTorch held before; only PyTorch knows what is in segments
         that grow."""
         assert self._core is not None
         self._core.flush()
@@ -109,7 +109,7 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
         self._last = summed(plain, segments)
 
     def remove(self) -> None:
-        """Switch it off; a second time does nothing. What was seen can still be read."""
+        """Switch it off; a second call does nothing. What it has seen can still be read."""
         self._end("")
 
     def _step_aside(self) -> None:
@@ -212,7 +212,7 @@ def _start() -> core.Attribution:
                 break
     if not _has_device():
         raise no_device
-    # What the first one said that could be loaded at all; "cannot open" is the dullest.
+    # The reason of the first one that could be loaded at all; "cannot open" says least.
     told = [error for error in failures if "cannot open shared" not in error.install]
     if told:
         raise told[0]
@@ -220,7 +220,7 @@ def _start() -> core.Attribution:
 
 
 def _has_driver() -> bool:
-    """Without one it does not ask CUPTI: that of CUDA 13.2 would end the process."""
+    """Checked before CUPTI is asked: that of CUDA 13.2 would end the process without one."""
     return devices().has_driver()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where CUPTI is, and which library a file belongs to that asks for device memory.
 
-A process must not have two copies of CUPTI at work. One that is already loaded, as torch
-loads it for its profiler, comes before any other.
+A process must not run two copies of CUPTI. A copy that is already loaded, as torch does for
+its profiler, comes before any other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RULES: tuple[tuple[str, str], ...] = (
 )
 
 _LOADED = re.compile(r"(/.*/libcupti\.so[.\d]*)$")
-#: The releases of CUDA whose CUPTI is looked for by name.
+#: The releases of CUDA whose CUPTI is tried by name.
 _MAJORS = ("13", "12")
 
 
@@ -91,7 +91,7 @@ def _loaded() -> list[str]:
     except OSError:
         return []
     found = (match[1] for line in maps.splitlines() if (match := _LOADED.search(line)))
-    # Triton has a copy of its own, for a profiler that is hardly ever on.
+    # Triton has a copy of its own, for a profiler that is rarely on.
     return sorted(dict.fromkeys(found), key=lambda path: "/triton/" in path)
 
 

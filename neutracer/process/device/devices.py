@@ -69,7 +69,7 @@ class DeviceMemory:
 
     Attributes:
         total_bytes: What programs can have: `torch.cuda.mem_get_info()[1]`.
-        free_bytes: What nobody has taken: `torch.cuda.mem_get_info()[0]`.
+        free_bytes: What is free: `torch.cuda.mem_get_info()[0]`.
         used_bytes: total_bytes - free_bytes.
         driver_bytes: What the driver keeps for itself, in none of the others.
     """
@@ -147,7 +147,7 @@ def _chosen_slots(text: str | None, opened: core.Devices) -> list[tuple[int, boo
     """What CUDA_VISIBLE_DEVICES selects: (slot, whether it was chosen by number).
 
     CUDA reads up to the first entry that it does not understand or that names no device,
-    and shows nothing at all where one is named twice.
+    and shows nothing at all if one is named twice.
     """
     uuids = [uuid for uuid, _, _ in opened.slots()]
     if text is None:

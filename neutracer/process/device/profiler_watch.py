@@ -3,8 +3,9 @@
 
 PyTorch has no hook for this, but there is one way in: every profiler that records on the
 device, with a schedule or without, calls `torch.autograd.profiler._prepare_profiler` by its
-name in that module before it touches CUPTI. While somebody waits for that, the name leads to
-a function here, which calls them and then PyTorch's own; afterwards it is PyTorch's again.
+name in that module before it touches CUPTI. While somebody waits for that, the name leads
+to a function here, which calls the waiting function and then PyTorch's own. Afterwards it
+is PyTorch's again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def _profiler_module() -> Any:
 
 
 def profiler_is_active() -> bool:
-    """Whether PyTorch's profiler records now, as PyTorch itself has it."""
+    """Whether PyTorch's profiler is recording, according to PyTorch itself."""
     return bool(getattr(_profiler_module(), "_is_profiler_enabled", False))
 
 
@@ -65,8 +66,7 @@ class ProfilerWatch:
         return prepare_profiler
 
     def remove(self) -> None:
-        """End the watch; where somebody else has replaced the name since, it only falls
-        silent."""
+        """End the watch; if somebody else has replaced the name since, it only goes silent."""
         self._before = None
         with _lock:
             if self._replaced is not None and getattr(self._module, _NAME) is self._stand_in:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUPTI's records and PyTorch's segments put together: what each library holds."""
+"""CUPTI's records and PyTorch's segments combined: what each library holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 PYTORCH = "PyTorch"
 #: What the rest of torch took past it.
 OUTSIDE = "PyTorch outside its allocator"
-#: What is on the device because kernels were loaded, by nobody's call.
+#: What is on the device because kernels were loaded, not by a call.
 MODULE_DATA = "kernels' static data"
 #: Allocations through calls for which CUPTI names no library.
 UNNAMED = "not told by CUPTI"

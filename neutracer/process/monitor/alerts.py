@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the monitor raises, and what is done about it."""
+"""What the monitor raises, and what it does about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger("neutracer")
 #: The kinds of alerts, in the core's order.
 KINDS = ("threshold", "growth", "fragmentation", "device_error")
 
-#: What can be done when an alert is raised.
+#: What a monitor can do when it raises an alert.
 ACTIONS = ("log", "snapshot", "callback")
 
 # Held while something is logged, and while the process forks: in a child the lock of a stream
@@ -175,7 +175,7 @@ def alert_rules(
 
 
 class AlertDesk:
-    """Remembers alerts and takes the actions; what goes wrong there ends nothing."""
+    """Remembers alerts and takes the actions; an error in one of them stops nothing."""
 
     def __init__(
         self,

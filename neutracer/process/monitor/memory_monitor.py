@@ -135,7 +135,7 @@ class MemoryMonitor(
     # ---- running ---------------------------------------------------------------------
 
     def start(self) -> MemoryMonitor:
-        """Begin to follow the devices; a monitor that already runs goes on.
+        """Begin to follow the devices; does nothing if the monitor already runs.
 
         This does not initialise CUDA: the monitor follows a device once the program uses it.
 
@@ -168,7 +168,7 @@ class MemoryMonitor(
         return self
 
     def _prepared(self) -> tuple[core.Sampler, Road]:
-        """The sampler, made anew where what it follows is no longer the same."""
+        """The sampler; a new one where the devices to follow have changed."""
         road, before = self._find_road(), self._road
         same = before is not None and (before.devices, before.slots, before.name) == (
             (road.devices, road.slots, road.name)
@@ -185,7 +185,7 @@ class MemoryMonitor(
         return find_road(self._asked)
 
     def stop(self) -> None:
-        """End it with a last reading; a second time does nothing. What was seen stays."""
+        """End it with a last reading; a second call does nothing. What it has seen stays."""
         with self._lock:
             if self not in _running:
                 return
@@ -217,7 +217,7 @@ class MemoryMonitor(
         return self in _running
 
     def _read(self) -> None:
-        """A reading now, by whichever road."""
+        """Take a reading now, by whichever road."""
         if self._poller is not None:
             self._poller.read()
         elif self._sampler is not None:

@@ -22,7 +22,8 @@ __all__ = ["CPU", "Poller", "Road", "find_road", "parse_devices", "read_total"]
 #: The number of the CPU.
 CPU = -1
 
-# A device that can't be read is asked again after so long, and each time twice that.
+# A device that can't be read is tried again after so long, then after twice that, and so
+# on.
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 
@@ -71,7 +72,7 @@ def _number(device: object) -> int:
 
 
 def find_road(devices: tuple[int, ...] | None) -> Road:
-    """How these devices can be read, or all that there are.
+    """How to read these devices, or all that there are.
 
     Raises:
         UnavailableError: torch is not imported; there is no CUDA device, and the CPU can't

@@ -85,15 +85,15 @@ class MonitorViews:
             PyTorch counts it) and "total" (the device) in GB of 10^9 bytes; the same as
             "current_bytes", "peak_bytes", "total_bytes" (0 where it is not known);
             "reserved_bytes", "peak_reserved_bytes", "active_bytes", "inactive_split_bytes",
-            "requested_bytes"; "limit_bytes" (what the process may reserve: "total_bytes", or
-            less by torch.cuda.set_per_process_memory_fraction); "device_used_bytes",
-            "peak_device_used_bytes" (by everybody), "non_torch_bytes" (of which this
-            process's PyTorch has not); "used_share" (what the threshold is about) and
-            "ratio", "max_ratio", "avg_ratio" (reserved but not
-            allocated) of 1.0; "growth_bytes_per_s" (None until it is known); "retries",
-            "ooms"; "samples", "failures", "time_us" (Unix time of the reading), "peak_us",
-            "phase" (the last label or None), "active_alerts" (their kinds) and "alerts"
-            (how many of each kind there were).
+            "requested_bytes"; "limit_bytes" (what the process may reserve: "total_bytes",
+            or less by torch.cuda.set_per_process_memory_fraction); "device_used_bytes",
+            "peak_device_used_bytes" (by everybody), "non_torch_bytes" (of that, what this
+            process's PyTorch does not hold); "used_share" (what the threshold is about) and
+            "ratio", "max_ratio", "avg_ratio" (reserved but not allocated) of 1.0;
+            "growth_bytes_per_s" (None until it is known); "retries", "ooms"; "samples",
+            "failures", "time_us" (Unix time of the reading), "peak_us", "phase" (the last
+            label or None), "active_alerts" (their kinds) and "alerts" (how many of each
+            kind there were).
 
         Raises:
             NeutracerError: The monitor was not started.
@@ -108,9 +108,10 @@ class MonitorViews:
         """The readings as a table, by device and time; bytes, Unix microseconds.
 
         A row holds `samples` readings: `allocated` is the last of them, `allocated_low` and
-        `allocated_high` their extremes (with the peaks that PyTorch saw between them), and
-        so for `reserved` and `device_used` (0 where it is not known); `ratio` is their mean
-        and `ratio_high` their largest; `phase` the last mark before the row's end.
+        `allocated_high` their extremes (with the peaks that PyTorch saw between them). The
+        same goes for `reserved` and `device_used` (0 where it is not known); `ratio` is
+        their mean and `ratio_high` their largest; `phase` the last mark before the row's
+        end.
         """
         return self._table("sample", self.devices, phases=False)
 

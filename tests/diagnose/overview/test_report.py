@@ -44,8 +44,8 @@ def test_each_place_of_failure_is_told() -> None:
     second = recording.oom(70, device_free=30, stack="cache")
     found = failures(overview(neutracer.load(recording.dumped())))
     assert {one.event: one.message for one in found} == {
-        first: "out of memory: asked 60 MiB, 2 times from one place",
-        second: "out of memory: asked 70 MiB",
+        first: "out of memory: requested 60 MiB, 2 times from one place",
+        second: "out of memory: requested 70 MiB",
     }
     assert all("more:" not in note.text for one in found for note in one.advice)
 

@@ -162,7 +162,7 @@ def test_unreserved_addresses_are_left_out():
 def test_oom_says_asked_and_free():
     figure = neutracer.mdtp(bundle.snapshot("frag_default"))
     label = [text for text in texts_of(figure) if text.startswith("OOM")]
-    assert label == ["OOM  asked 1,579 MiB, device had 139 GiB free"]
+    assert label == ["OOM  requested 1,579 MiB, device had 139 GiB free"]
     for name in ("strip", "map"):
         (axes,) = axes_of(figure, name)
         (column,) = [patch for patch in axes.patches if patch.get_label() == "OOM"]

@@ -84,7 +84,7 @@ def test_every_tab_shows_its_part(browser, page):
     ready(browser, page)
     assert browser.value("document.title") == "frag_default.pickle.xz"
     words = {
-        "overview": "out of memory: asked 1,579 MiB",
+        "overview": "out of memory: requested 1,579 MiB",
         "segments": "19 segments, 716 MiB; 125 MiB of it free, the largest hole 28.3 MiB",
         "stacks": "591 MiB in 61 blocks after event 2,215",
         "allocations": "816 allocations",

@@ -167,7 +167,7 @@ def test_page_states_findings_without_its_script():
     page = view_html(DATA / "frag_default.pickle.xz", title="my run")
     head = page[: page.index('id="payload"')]
     assert "<title>my run</title>" in head
-    assert "out of memory: asked 1,579 MiB" in head
+    assert "out of memory: requested 1,579 MiB" in head
     assert 'data-event="2374"' in head
     assert "2,028 MiB" in head
 
