@@ -81,15 +81,13 @@ class RunReport(Report):
             page = self.overview.document()
             facts += page.facts
             blocks += page.blocks
-        pairs: list[tuple[str, str]] = []
-        for oom in self.ooms:
-            told = f"{oom.verdict or 'no verdict'} ({os.path.basename(oom.text)})"
-            pairs.append(("out of memory", told))
+        pairs = [
+            ("out of memory", f"{oom.verdict or 'no verdict'} ({os.path.basename(oom.text)})")
+            for oom in self.ooms
+        ]
         if self.ooms_seen > len(self.ooms):
             again = format_count(self.ooms_seen - len(self.ooms), "time")
-            pairs.append(
-                ("out of memory", f"{again} more, at the same places or in quick succession")
-            )
+            pairs += [("out of memory", f"{again} more, at the same places or in quick succession")]
         pairs += written_pairs(self.files, self.notes)
         if pairs:
             blocks.append(KeyValues("This run", tuple(pairs)))

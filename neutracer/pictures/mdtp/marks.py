@@ -67,7 +67,7 @@ def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> N
         groups[-1][1].append(oom)
     for share, ooms in groups:
         last = ooms[-1]
-        text = f"OOM  requested {units.format_bytes(last.asked)}"
+        text = f"OOM  needed {units.format_bytes(last.asked)}"
         # A simulated failure knows the limit that it met, not the device.
         if last.device_free:
             text += f", device had {units.format_bytes(last.device_free)} free"

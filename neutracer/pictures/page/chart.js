@@ -96,7 +96,7 @@ const drawTime = (app, g, pen) => {
     if (x < g.left - 1 || x > g.left + g.plotWidth + 1) continue;
     pen.fillStyle = colours.red;
     pen.fillRect(Math.round(x) - 1, g.stripTop, 3, base - g.stripTop);
-    const text = `OOM, requested ${bytes(asked)}`;
+    const text = `OOM, needed ${bytes(asked)}`;
     const left = x - pen.measureText(text).width > g.left;
     pen.textAlign = left ? "right" : "left";
     halo(app, pen, text, x + (left ? -5 : 5), g.stripTop + 13);

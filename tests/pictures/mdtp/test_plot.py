@@ -159,10 +159,20 @@ def test_unreserved_addresses_are_left_out():
         assert shown.address(position + size // 2) == address + size // 2
 
 
-def test_oom_says_asked_and_free():
+def test_oom_is_clear_of_the_key_beside_a_second_picture():
+    snap = bundle.snapshot("frag_default")
+    figure = neutracer.mdtp(snap, snap)
+    figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    left = min(text.get_window_extent().x0 for text in texts if text.get_text().startswith("OOM"))
+    (key,) = [text for text in texts if text.get_text() == "reserved, not allocated"]
+    assert left > key.get_window_extent().x1
+
+
+def test_oom_says_needed_and_free():
     figure = neutracer.mdtp(bundle.snapshot("frag_default"))
     label = [text for text in texts_of(figure) if text.startswith("OOM")]
-    assert label == ["OOM  requested 1,579 MiB, device had 139 GiB free"]
+    assert label == ["OOM  needed 1,579 MiB, device had 139 GiB free"]
     for name in ("strip", "map"):
         (axes,) = axes_of(figure, name)
         (column,) = [patch for patch in axes.patches if patch.get_label() == "OOM"]

@@ -47,7 +47,7 @@ def test_timeline_plot_has_its_parts():
     assert names == ["reserved", "train.py:159 frag", "train.py:155 frag"]
     (line,) = axes.get_lines()
     assert max(line.get_ydata()) == 2028 << 20
-    assert any("requested 1,579 MiB" in text.get_text() for text in axes.texts)
+    assert any("needed 1,579 MiB" in text.get_text() for text in axes.texts)
     assert figure.texts[0].get_text() == "a run"
 
 
