@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from neutracer.render.document import Place
 from neutracer.trace.table import Frame
 
-__all__ = ["UNKNOWN_PLACE", "base_name", "place_of", "user_frame"]
+__all__ = ["UNKNOWN_PLACE", "base_name", "callers_of", "grouped", "place_of", "user_frame"]
 
 UNKNOWN_PLACE = Place("(no Python stack)", "")
 
@@ -38,13 +38,17 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
         The frame, or None for a stack without frames.
     """
     for frame in stack:
-        is_python = frame.line > 0 and not frame.filename.endswith(_NATIVE)
-        if is_python and not any(folder in frame.filename for folder in _LIBRARY):
+        if _is_users(frame):
             return frame
     for frame in stack:
         if not frame.name.startswith(_PLUMBING):
             return frame
     return stack[0] if stack else None
+
+
+def _is_users(frame: Frame) -> bool:
+    is_python = frame.line > 0 and not frame.filename.endswith(_NATIVE)
+    return is_python and not any(folder in frame.filename for folder in _LIBRARY)
 
 
 def place_of(stack: Sequence[Frame]) -> Place:
@@ -53,6 +57,23 @@ def place_of(stack: Sequence[Frame]) -> Place:
     if frame is None:
         return UNKNOWN_PLACE
     return Place(frame.name, base_name(frame.filename), frame.line)
+
+
+def callers_of(stack: Sequence[Frame], limit: int = 2) -> tuple[Place, ...]:
+    """The lines of the user's program that called the one that represents a stack.
+
+    Args:
+        stack: Frames, innermost first.
+        limit: How many, innermost first.
+    """
+    first = user_frame(stack)
+    found: list[Place] = []
+    for frame in stack[stack.index(first) + 1 :] if first is not None else ():
+        if len(found) == limit:
+            break
+        if _is_users(frame):
+            found.append(Place(frame.name, base_name(frame.filename), frame.line))
+    return tuple(found)
 
 
 def base_name(filename: str) -> str:

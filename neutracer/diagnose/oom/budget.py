@@ -139,6 +139,8 @@ def budget_of(
     elif limit is not None and facts.is_rounded:
         limit = _sharpened(limit, reserved, segment, free)
     if limit is not None and total is not None and limit > total - UNIT:
+        # As good as all of the device: no limit that one could raise.
+        free = None if free is None else min(free, max(limit - reserved, 0))
         limit = None
     return Budget(reserved, free, limit, guessed, total, facts.process_bytes, facts.others_bytes)
 

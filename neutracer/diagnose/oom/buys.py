@@ -16,6 +16,10 @@ __all__ = ["ranked"]
 # The program counts as able to go on where it could make so many times the steps it has made.
 _PLENTY = 10
 
+# In a first step, of which nothing tells what it needs in all, less than this share of the
+# reserved memory free inside is not what it lacks: it has hardly begun.
+_OF_A_FIRST_STEP = 0.2
+
 # What grows comes before other causes that let the program go on if it has this share of all.
 _MUCH = 0.1
 
@@ -53,7 +57,9 @@ def _is_much(case: Case) -> bool:
 def _with_headroom(case: Case, verdict: Verdict) -> Verdict:
     demand = case.demand
     if demand is None or not case.failure.happened:
-        return verdict
+        hardly = verdict.kind == "fragmentation" and case.is_first_step
+        few = case.room.own_free < _OF_A_FIRST_STEP * case.room.reserved
+        return replace(verdict, finishes=False) if hardly and few else verdict
     if verdict.kind == "capacity":
         # It says how much smaller the step has to be: that is all it takes.
         return replace(verdict, finishes=_growth_without(case, verdict) == 0)

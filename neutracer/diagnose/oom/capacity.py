@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from neutracer.diagnose.oom.demand import Demand
 from neutracer.diagnose.oom.parts import Case, Remedy, Verdict, least_worth
 from neutracer.render.document import Note, Place
-from neutracer.trace.places import place_of
+from neutracer.trace.places import callers_of, place_of
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.table import NONE
 from neutracer.units import format_bytes, format_share
@@ -30,6 +30,9 @@ _MOST_STACKS = 256
 
 # Of a step that never ended nothing tells its size: a quarter of it is a beginning.
 _UNKNOWN_SHARE = 0.25
+
+# A first step is made smaller to no less than this part of that.
+_LEAST_SHARE = 0.1
 
 # So much of what a process may have is in use when it fails, at the most: the recorded
 # training steps have 1.5 to 15 % free inside.
@@ -61,14 +64,21 @@ _BY_CATEGORY = {
 def too_large_a_step(case: Case) -> Verdict | None:
     """The step that failed needs more than any before it, and more than there is."""
     demand = case.demand
-    if demand is None or not demand.steps or not demand.is_larger:
+    if demand is None or not demand.steps or not (demand.is_larger or demand.rise):
         return None
     times = demand.expected / max(demand.largest, 1)
     needs, most = format_bytes(demand.expected), format_bytes(demand.largest)
     proved = demand.largest / demand.expected
-    share = max(round(proved, 3), _share_that_fits(case, demand))
+    share = _share_that_fits(case, demand)
+    if not demand.rise:
+        share = max(round(proved, 3), share)
     part, fitted = format_share(share, decimals=0), format_share(proved, decimals=0)
     message = f"this {demand.unit} needs about {needs}, {times:.1f} times the largest before it"
+    if demand.rise and not demand.is_larger:
+        message = (
+            f"each {demand.unit} needs more than the one before: {format_bytes(demand.rise)} more "
+            f"each time, {needs} by now"
+        )
     evidence = [
         Note(
             f"{format_bytes(demand.floor)} were in use when it began; the largest of "
@@ -97,6 +107,7 @@ class _New:
     place: Place
     bytes: int
     in_module: bool
+    callers: tuple[Place, ...]
 
 
 def new_holder(case: Case) -> Verdict | None:
@@ -116,13 +127,13 @@ def new_holder(case: Case) -> Verdict | None:
             Note("if nothing is trained here, run it under torch.no_grad():", first.place),
             Note("a smaller batch there needs less as well"),
         )
-        remedy = Remedy("no_grad", place=first.place)
+        remedy = Remedy("no_grad", place=first.place, callers=first.callers)
     elif first.in_module:
         advice = (Note("a smaller batch there than in the steps before:", first.place),)
         remedy = Remedy("smaller_step", value=_share_that_fits(case, demand))
     else:
         advice = (Note("make it on the CPU, or drop it before the next step:", first.place),)
-        remedy = Remedy("release", place=first.place)
+        remedy = Remedy("release", place=first.place, callers=first.callers)
     return Verdict("capacity", total, evidence, advice, message, True, remedy)
 
 
@@ -147,14 +158,17 @@ def _new_holders(case: Case) -> list[_New]:
     for stack, nbytes in held.most_common():
         if stack not in seen and stack != NONE:
             frames = case.snap.stacks[stack]
-            found.append(_New(place_of(frames), nbytes, role_of(frames) is Role.MODULE))
+            in_module = role_of(frames) is Role.MODULE
+            found.append(_New(place_of(frames), nbytes, in_module, callers_of(frames)))
     return found
 
 
 def _share_that_fits(case: Case, demand: Demand) -> float:
-    """How much of the failing step there is room for."""
+    """How much of the failing step there is room for; where each needs more than the one
+    before it, in as many steps again."""
     usable = _CAREFUL * (case.room.reserved + case.room.budget.headroom) - demand.floor
-    return round(max(min(usable / demand.expected, _CAREFUL), 0.01), 3)
+    expected = demand.expected + demand.rise * demand.steps
+    return round(max(min(usable / expected, _CAREFUL), 0.01), 3)
 
 
 def too_little(case: Case) -> Verdict:
@@ -220,8 +234,20 @@ def _remedy(case: Case, action: str) -> Remedy:
         return Remedy(action)
     demand = case.demand
     known = demand is not None and demand.steps
-    share = _share_that_fits(case, demand) if demand is not None and known else _UNKNOWN_SHARE
+    share = _share_that_fits(case, demand) if demand is not None and known else _first_share(case)
     return Remedy(action, value=share)
+
+
+def _first_share(case: Case) -> float:
+    """Where to begin, for a first step of which nothing tells what it needs in all.
+
+    Gradients and an optimizer's state, which don't depend on its size, are still to come: with
+    Adam's three times the parameters. In the forward pass most of the backward's is as well.
+    """
+    usable = case.room.reserved + case.room.budget.headroom
+    to_stay = 4 * case.categories.get("parameter", 0)
+    share = _UNKNOWN_SHARE * max(1 - to_stay / max(usable, 1), _LEAST_SHARE)
+    return round(share / 2 if case.phase.name == "forward" else share, 3)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from neutracer.diagnose.oom.budget import Failure
+from neutracer.diagnose.oom.growth import rises
 from neutracer.diagnose.oom.rounds import Rounds
 from neutracer.trace.table import NONE, Frame
 from neutracer.trace.timeline import Timeline
@@ -38,6 +39,7 @@ class Demand:
         expected: What it needs in all, if it goes on as the steps before it did.
         steps: How many steps ended before it.
         unit: "step", or "round" where the trace shows none.
+        rise: By how much a step needs more than the one before it, where that goes on.
     """
 
     floor: int
@@ -47,6 +49,7 @@ class Demand:
     expected: int
     steps: int
     unit: str
+    rise: int = 0
 
     @property
     def rest(self) -> int:
@@ -104,6 +107,7 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
         expected=max(expected, so_far),
         steps=len(begins) - 1,
         unit=rounds.unit,
+        rise=(needs[-1] - needs[0]) // (len(needs) - 1) if rises(needs) else 0,
     )
 
 

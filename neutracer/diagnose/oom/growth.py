@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from neutracer.diagnose.leaks.trend import leak_trend
 from neutracer.diagnose.oom.rounds import FEWEST, Rounds, rounds_before
 from neutracer.render.document import Place
-from neutracer.trace.places import place_of
+from neutracer.trace.places import UNKNOWN_PLACE, callers_of, place_of
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE
@@ -50,6 +50,7 @@ class Grower:
             little larger each time.
         in_module: A module's forward made them.
         builds: They are what a module got when it was made.
+        callers: The lines that called that line, innermost first.
     """
 
     place: Place
@@ -59,6 +60,7 @@ class Grower:
     by_size: bool = False
     in_module: bool = False
     builds: bool = False
+    callers: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ def growth_of(
                 seed = grower.place
     if not found:
         return None
-    found.sort(key=lambda one: -one.bytes)
+    # Without a line nobody can act: such come last, whatever they hold.
+    found.sort(key=lambda one: (one.place == UNKNOWN_PLACE, -one.bytes))
     total = sum(one.bytes for one in found)
     return Growth(tuple(found), total, frozenset(addresses), rounds, seed)
 
@@ -220,6 +223,7 @@ def _grower(
         (blocks[-1] - blocks[0]) * _STEPS_A_BLOCK < len(held),
         role is Role.MODULE,
         role is Role.BUILD,
+        callers_of(stack),
     )
     return grower, [addresses[row] for row, _, high in rows if high == len(begins)]
 

@@ -74,7 +74,7 @@ def non_torch(case: Case) -> Verdict | None:
     if budget.limit is not None:
         bound = min(bound, max(budget.limit - budget.reserved, 0))
     suffices = room.would_hold(more=max(bound - budget.headroom, 0))
-    if not avoidable or (avoidable < _LEAST_OTHERS and not suffices):
+    if avoidable < 1 << 20 or (avoidable < _LEAST_OTHERS and not suffices):
         return None
     evidence = [
         Note(

@@ -90,12 +90,14 @@ class Remedy:
             share of the device that is needed; None for others.
         setting: The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF takes them; "" for others.
         place: The line to change; None where it is not one line.
+        callers: The lines that called it, innermost first: where that one is a helper.
     """
 
     action: str
     value: float | None = None
     setting: str = ""
     place: Place | None = None
+    callers: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,12 @@ class Case:
         return before < _MOST_BEFORE * self.room.allocated
 
     @property
+    def is_first_step(self) -> bool:
+        """Whether it failed while training, and no step had ended by then."""
+        trains = self.phase.name in ("forward", "backward", "optimizer")
+        return trains and (self.demand is None or not self.demand.steps)
+
+    @property
     def gives_settings(self) -> int:
         """The best that settings can do: all that is free inside but the crumbs."""
         return max(self.room.own_free - int(CRUMBS * self.room.reserved), 0)
@@ -258,15 +266,14 @@ class Case:
     def growth_is_garbage(self) -> bool:
         """Whether most of what piled up is what garbage holds.
 
-        Of garbage of one shape one example's addresses are known: what the same lines made,
-        counts as garbage too, up to all that garbage holds.
+        Of garbage of one shape one example's addresses are known: where one of the lines that
+        grow made such, and garbage holds about as much as grew, it is that.
         """
         growth, held = self.growth, self.facts.garbage_bytes or 0
         if growth is None or 2 * held < growth.bytes:
             return False
         lines = {place for place, _, _ in self.garbage_made}
-        of_them = sum(one.bytes for one in growth.growers if one.place in lines)
-        return 2 * of_them > growth.bytes
+        return any(one.place in lines for one in growth.growers)
 
     @property
     def replays(self) -> bool:

@@ -33,7 +33,8 @@ def cache_growth(case: Case) -> Verdict | None:
     growth = _piled_up(case)
     if growth is None or not growth.by_size:
         return None
-    first = growth.growers[0].place
+    grower = growth.growers[0]
+    first = grower.place
     message = (
         f"a cache that grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
         f"{format_bytes(growth.bytes_per_step)} more each time"
@@ -44,7 +45,7 @@ def cache_growth(case: Case) -> Verdict | None:
         Note("each time it grows, old and new are in use at once: allocate it once, whole"),
     )
     suffices = case.room.would_hold(freed=growth.addresses)
-    remedy = Remedy("release", place=first)
+    remedy = Remedy("release", place=first, callers=grower.callers)
     return Verdict(
         "cache_growth", growth.bytes, _evidence(growth), advice, message, suffices, remedy
     )
@@ -64,14 +65,14 @@ def _over(growth: Growth) -> str:
 
 def _evidence(growth: Growth) -> tuple[Note, ...]:
     unit = growth.rounds.unit
-    return tuple(
-        Note(
-            f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
-            f"{format_bytes(one.bytes_per_step)} more each {unit}, by",
-            one.place,
-        )
-        for one in growth.growers[:_TOLD]
-    )
+    notes = []
+    for one in growth.growers[:_TOLD]:
+        text = f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
+        text += f"{format_bytes(one.bytes_per_step)} more each {unit}, by"
+        notes.append(Note(text, one.place))
+        if one.callers:
+            notes.append(Note("called by", one.callers[0]))
+    return tuple(notes)
 
 
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
@@ -85,21 +86,22 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
             Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
         )
         return notes, Remedy("release", place=growth.create_graph)
-    first = growth.growers[0].place
+    grower = growth.growers[0]
+    first = grower.place
     of_modules = sum(one.bytes for one in growth.growers if one.in_module)
     if growth.rounds.is_after_training and 2 * of_modules > growth.bytes:
         notes = (
             Note("run it under torch.no_grad(): after the training its graphs are kept:", first),
             Note("or keep numbers, not tensors with their graph (loss.item(), x.detach())"),
         )
-        return notes, Remedy("no_grad", place=first)
+        return notes, Remedy("no_grad", place=first, callers=grower.callers)
     text = "drop what is no longer needed, or move it to the CPU:"
     if case.timeline is not None and case.timeline.passes.backward:
         text = "keep numbers, not tensors with their graph (loss.item(), x.detach()):"
     notes = (Note(text, first),)
-    if growth.growers[0].builds:
+    if grower.builds:
         notes = (
             Note("let go of the models that are made here, and of their gradients:", first),
             Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
         )
-    return notes, Remedy("release", place=first)
+    return notes, Remedy("release", place=first, callers=grower.callers)

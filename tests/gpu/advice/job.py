@@ -38,8 +38,12 @@ class Job:
         return self.advice is not None and self.advice["action"] == action
 
     def lets_go(self, *functions: str) -> bool:
-        """Whether the advice is to let go of what one of these functions keeps."""
-        return self.takes("release") and self.advice["place"]["function"] in functions
+        """Whether the advice is to let go of what one of these functions keeps: the line that
+        it names is in one of them, or called by it."""
+        if self.advice is None or not self.takes("release"):
+            return False
+        named = [self.advice["place"], *self.advice["callers"]]
+        return any(place["function"] in functions for place in named)
 
     def size(self, number: int) -> int:
         """A batch size or a length, made smaller where the advice says so."""

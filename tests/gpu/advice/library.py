@@ -56,9 +56,7 @@ def fine_tune_with_one_long_batch(torch: Any, job: Job) -> None:
         tune(torch, model, optimizer, tokens(torch, 8, job.size(length)))
 
 
-@program(
-    "smaller_step", "checkpoint", "settings", sort="Hugging Face, varied", cap=3600, held_out=True
-)
+@program("smaller_step", "checkpoint", "settings", sort="Hugging Face, varied", cap=3600)
 def fine_tune_with_varied_lengths(torch: Any, job: Job) -> None:
     model = llama()
     if job.takes("checkpoint"):
@@ -70,7 +68,7 @@ def fine_tune_with_varied_lengths(torch: Any, job: Job) -> None:
         tune(torch, model, optimizer, tokens(torch, 8, job.size(length)))
 
 
-@program("smaller_step", "checkpoint", sort="Hugging Face, batch", cap=1800, held_out=True)
+@program("smaller_step", "checkpoint", sort="Hugging Face, batch", cap=1800)
 def fine_tune_with_too_large_a_batch(torch: Any, job: Job) -> None:
     model = gpt2()
     if job.takes("checkpoint"):
@@ -101,7 +99,7 @@ def decoding_with_a_growing_cache(torch: Any, job: Job) -> None:
         decode(torch, job, model, tokens(torch, job.size(32), 1))
 
 
-@program("release", "smaller_step", sort="Hugging Face, decoding", cap=1000, held_out=True)
+@program("release", "smaller_step", sort="Hugging Face, decoding", cap=1000)
 def generate_with_a_long_answer(torch: Any, job: Job) -> None:
     from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -180,9 +178,7 @@ def keep_logits(job: Job, kept: list[Any], logits: Any) -> None:
     kept.append(None if job.lets_go("keep_logits") else small)
 
 
-@program(
-    "release", "smaller_step", sort="Hugging Face Trainer, evaluation", cap=1900, held_out=True
-)
+@program("release", "smaller_step", sort="Hugging Face Trainer, evaluation", cap=1900)
 def evaluation_that_gathers_logits(torch: Any, job: Job) -> None:
     job.total = 20
     steps = {"eval_accumulation_steps": 1} if job.takes("release") else {}
@@ -206,7 +202,7 @@ def lightning_outputs_kept(torch: Any, job: Job) -> None:
     lightning_run(torch, job, keeps=True, rows=2048)
 
 
-@program("smaller_step", sort="Lightning, batch", cap=600, held_out=True)
+@program("smaller_step", sort="Lightning, batch", cap=600)
 def lightning_batch_too_large(torch: Any, job: Job) -> None:
     lightning_run(torch, job, keeps=False, rows=24_000)
 
@@ -268,7 +264,7 @@ def resnet_at_a_larger_resolution(torch: Any, job: Job) -> None:
         optimizer.step()
 
 
-@program("release", sort="torchvision, leak", cap=1500, held_out=True)
+@program("release", sort="torchvision, leak", cap=1500)
 def features_kept_for_later(torch: Any, job: Job) -> None:
     import torchvision
 
@@ -307,7 +303,7 @@ def gather(job: Job, accelerator: Any, kept: list[Any], logits: Any) -> None:
     kept.append(gathered.argmax(-1) if job.lets_go("gather") else gathered)
 
 
-@program("smaller_step", sort="accelerate, batch", cap=2000, held_out=True)
+@program("smaller_step", sort="accelerate, batch", cap=2000)
 def accelerate_with_bf16(torch: Any, job: Job) -> None:
     from accelerate import Accelerator
 

@@ -60,7 +60,7 @@ def remember(job: Job, kept: list[Any], output: Any) -> None:
     kept.append(copied.cpu() if job.lets_go("remember") else copied)
 
 
-@program("release", sort="leak", held_out=True)
+@program("release", sort="leak")
 def outputs_kept_detached(torch: Any, job: Job) -> None:
     model = mlp(torch)
     optimizer, kept = adam(torch, model), []
@@ -96,7 +96,7 @@ def cell_step(torch: Any, cell: Any, batch: Any, state: Any) -> Any:
     return cell(batch, state)
 
 
-@program("release", sort="leak", held_out=True)
+@program("release", sort="leak")
 def hidden_state_never_detached(torch: Any, job: Job) -> None:
     cell = torch.nn.GRUCell(512, 1024, device="cuda")
     optimizer = adam(torch, cell)
@@ -160,7 +160,7 @@ def make_mask(length: int) -> Any:
     return torch.ones(length, length, device="cuda")
 
 
-@program("release", sort="growing cache", held_out=True)
+@program("release", sort="growing cache")
 def masks_cached_by_length(torch: Any, job: Job) -> None:
     cached_mask.cache_clear()
     model = mlp(torch, 512)
@@ -194,7 +194,7 @@ def keep_best(job: Job, kept: list[Any], model: Any) -> None:
     kept.append(copy.deepcopy(model))
 
 
-@program("release", sort="checkpoint saving", held_out=True)
+@program("release", sort="checkpoint saving")
 def best_models_kept_on_the_device(torch: Any, job: Job) -> None:
     model = mlp(torch, 2048)
     optimizer, kept = adam(torch, model), []
@@ -243,7 +243,7 @@ def results_in_cycles(torch: Any, job: Job) -> None:
         del node
 
 
-@program("break_cycles", sort="garbage", held_out=True)
+@program("break_cycles", sort="garbage")
 def trainer_objects_in_cycles(torch: Any, job: Job) -> None:
     gc.disable()
     for _ in job.steps():
@@ -286,7 +286,7 @@ def one_batch_is_longer(torch: Any, job: Job) -> None:
         train_step(torch, model, optimizer, rows(torch, job, count))
 
 
-@program("smaller_step", sort="longer batch", cap=900, held_out=True)
+@program("smaller_step", sort="longer batch", cap=900)
 def lengths_rise_with_the_curriculum(torch: Any, job: Job) -> None:
     model = mlp(torch, 1024, 8)
     optimizer = adam(torch, model)
@@ -328,7 +328,7 @@ def evaluate(torch: Any, job: Job, model: Any, outputs: list[Any], batch: Any) -
         outputs.append(model(batch).square().mean())
 
 
-@program("release", sort="evaluation after training", cap=900, held_out=True)
+@program("release", sort="evaluation after training", cap=900)
 def evaluation_collects_logits(torch: Any, job: Job) -> None:
     model = mlp(torch, 1024, 8)
     optimizer = adam(torch, model)
@@ -393,14 +393,14 @@ def build(torch: Any, count: int) -> Any:
     return torch.nn.Sequential(*layers)
 
 
-@program(sort="nothing helps", cap=600, held_out=True)
+@program(sort="nothing helps", cap=600)
 def model_larger_than_the_card(torch: Any, job: Job) -> None:
     model = build(torch, 60)
     for _ in job.steps():
         model(torch.randn(256, 2048, device="cuda"))
 
 
-@program("smaller_step", sort="two models", cap=800, held_out=True)
+@program("smaller_step", sort="two models", cap=800)
 def teacher_and_student(torch: Any, job: Job) -> None:
     teacher, student = mlp(torch, 2048, 8), mlp(torch, 2048, 6)
     optimizer = adam(torch, student)
@@ -450,7 +450,7 @@ def scratch_between_keepers(torch: Any, job: Job) -> None:
         tensor(torch, 120 + number)
 
 
-@program("settings", sort="fragmentation", cap=520, held_out=True)
+@program("settings", sort="fragmentation", cap=520)
 def caches_of_growing_requests(torch: Any, job: Job) -> None:
     chance = random.Random(11)
     live: list[Any] = []
@@ -479,7 +479,7 @@ def fragmented_and_leaking(torch: Any, job: Job) -> None:
             keep_a_little(job, kept, batch)
 
 
-@program("release", sort="mixture", cap=1200, held_out=True)
+@program("release", sort="mixture", cap=1200)
 def leak_and_garbage(torch: Any, job: Job) -> None:
     gc.disable()
     model = mlp(torch, 1024, 6)
@@ -505,7 +505,7 @@ def fraction_too_low(torch: Any, job: Job) -> None:
         train_step(torch, model, optimizer, rows(torch, job, 10_000))
 
 
-@program("release", sort="fraction", cap=900, is_limit=True, held_out=True)
+@program("release", sort="fraction", cap=900, is_limit=True)
 def leak_under_a_fraction(torch: Any, job: Job) -> None:
     model = mlp(torch)
     optimizer, kept = adam(torch, model), []
@@ -532,7 +532,7 @@ def graphs_with_pools_of_their_own(torch: Any, job: Job) -> None:
         graphs.append(graph)
 
 
-@program("release", sort="threads", held_out=True)
+@program("release", sort="threads")
 def worker_thread_hoards(torch: Any, job: Job) -> None:
     hoard: list[Any] = []
 

@@ -24,12 +24,12 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from gpu.advice import library, plain  # noqa: E402
+from gpu.advice import held_out, library, plain  # noqa: E402
 from gpu.advice.job import MIB, PROGRAMS, Job, Program  # noqa: E402
 
 import neutracer  # noqa: E402
 
-__all__ = ["library", "plain"]
+__all__ = ["held_out", "library", "plain"]
 
 # A run that is given so many seconds does not end.
 _SECONDS = 150

