@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from small_snapshots import dumped, one_program
 
 import neutracer
-from neutracer import UnavailableError
+from neutracer import UnavailableError, saving
 from neutracer.saving import atomic_file
 
 
@@ -148,3 +151,214 @@ def test_name_may_be_bytes(snap, tmp_path):
     name = os.fsencode(tmp_path) + b"/odd\xff.pickle.gz"
     snap.save(name)
     assert neutracer.load(os.fsdecode(name)).to_dict() == snap.to_dict()
+
+
+def write(path, text="new"):
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+# Writers that are killed at random moments; each file that can be met must be whole.
+KILLS = """
+import os, random, signal, sys, time
+from neutracer.saving import atomic_file
+folder, kills, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+path, size, when = folder + "/file", 64 * 4096, random.Random(seed)
+
+def write(byte):
+    with atomic_file(path) as file:
+        for _ in range(64):
+            file.write(bytes([byte]) * 4096)
+
+left = 0
+for kill in range(kills):
+    writer = os.fork()
+    if not writer:
+        while True:
+            write(kill % 251)
+    time.sleep(when.uniform(0.0, 0.02))
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    if os.path.exists(path):
+        found = open(path, "rb").read()
+        assert found == found[:1] * size, (kill, len(found))
+    unfinished = [name for name in os.listdir(folder) if name != "file"]
+    # Each writer has removed what those before it left.
+    assert len(unfinished) <= 1, unfinished
+    left += len(unfinished)
+write(0)
+assert os.listdir(folder) == ["file"], os.listdir(folder)
+print(left)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_writers_leave_neither_half_a_file_nor_others(seed, tmp_path):
+    words = [sys.executable, "-c", KILLS, str(tmp_path), "60", str(seed)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # Some were killed in the middle.
+    assert int(done.stdout) > 5
+
+
+def test_files_of_live_writers_stay(tmp_path):
+    with atomic_file(tmp_path / "slow") as slow:
+        slow.write(b"begun")
+        write(tmp_path / "quick")
+        script = "from neutracer.process.recording.sidecar import write_text as w; w({!r}, 'x')"
+        path = str(tmp_path / "other")
+        subprocess.run([sys.executable, "-c", script.format(path)], check=True)
+    assert (tmp_path / "slow").read_bytes() == b"begun"
+    assert sorted(os.listdir(tmp_path)) == ["other", "quick", "slow"]
+
+
+def leftover(folder, *marks):
+    path = folder / f".neutracer-{'-'.join(marks)}-00000000.tmp"
+    path.write_text("left")
+    return path
+
+
+def test_only_what_is_surely_ours_is_removed(tmp_path):
+    kernel, machine = saving._marks()
+    gone = [leftover(tmp_path, kernel, "f" * 8), leftover(tmp_path, "f" * 8, machine)]
+    strange = leftover(tmp_path, "e" * 8, "e" * 8)
+    others = [tmp_path / "file.pickle.0123abcd.tmp", tmp_path / ".neutracer-notes.tmp"]
+    for path in others:
+        path.write_text("somebody's")
+    if os.geteuid() == 0:
+        others.append(leftover(tmp_path, kernel, machine))
+        os.chown(others[-1], 12345, 12345)
+    write(tmp_path / "file")
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in [strange, *others])
+
+
+def test_link_in_place_of_a_leftover_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    kernel, machine = saving._marks()
+    (tmp_path / f".neutracer-{kernel}-{machine}-00000000.tmp").symlink_to(victim)
+    write(tmp_path / "file")
+    assert victim.read_text() == "kept"
+
+
+@pytest.mark.parametrize("length", [240, 255])
+def test_names_may_have_255_bytes(length, tmp_path):
+    path = tmp_path / ("n" * length)
+    write(path)
+    write(path, "again")
+    assert path.read_text() == "again"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_longer_names_and_loops_are_refused_at_once(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for name, number in (("n" * 256, errno.ENAMETOOLONG), ("a", errno.ELOOP)):
+        with pytest.raises(OSError) as caught, atomic_file(tmp_path / name):
+            pytest.fail("nothing is to be written")
+        assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / name))
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_link_to_nothing_makes_what_it_names(tmp_path):
+    (tmp_path / "link").symlink_to("target")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "new"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o666])
+def test_mode_of_a_file_stays(mode, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(mode)
+    with atomic_file(path) as file:
+        # Nobody else reads it while it is made, either.
+        made = next(one for one in tmp_path.iterdir() if one != path)
+        assert stat.S_IMODE(made.stat().st_mode) == 0o600
+        file.write(b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_owner_of_a_file_stays(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    os.chown(path, 12345, 23456)
+    write(path)
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
+
+
+def test_group_that_can_not_be_kept_lends_no_rights(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o664)
+    facts = list(path.stat())
+    facts[stat.ST_GID] += 1
+    old = os.stat_result(facts)
+
+    def refused(*arguments):
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "fchown", refused)
+    with open(tmp_path / "made", "wb") as file:
+        saving._inherit(file.fileno(), str(path), old)
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o644
+
+
+def test_extended_attributes_of_a_file_stay(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    try:
+        os.setxattr(path, "user.origin", b"a colleague")
+    except OSError:
+        pytest.skip("this file system keeps none")
+    write(path)
+    assert os.getxattr(path, "user.origin") == b"a colleague"
+
+
+def test_file_that_may_not_be_written_is_not_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o444)
+    # As the system says it to all but root.
+    monkeypatch.setattr(os, "access", lambda *arguments, **options: False)
+    monkeypatch.setattr(os, "supports_effective_ids", {os.access})
+    with pytest.raises(PermissionError) as caught:
+        write(path)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old"
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """Other names of the file "in.pickle" in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.pickle").write_bytes(dumped(one_program()))
+    os.mkdir("folder")
+    os.symlink("in.pickle", "soft")
+    os.link("in.pickle", "hard")
+    return ["in.pickle", "./folder/../in.pickle", str(tmp_path / "in.pickle"), "soft", "hard"]
+
+
+def test_snapshot_is_not_saved_over_its_file(names):
+    before = Path("in.pickle").read_bytes()
+    snap = neutracer.load("in.pickle")
+    with open("in.pickle", "rb") as file:
+        of_a_file = neutracer.load(file)
+    setting = "expandable_segments:True"
+    program = neutracer.what_if(snap, setting)[setting].snapshot()
+    page = neutracer.view(snap)
+    for name in names:
+        for source in (snap, of_a_file, program, page):
+            with pytest.raises(ValueError, match="is a file that is read; give it another name"):
+                source.save(name)
+        with pytest.raises(ValueError, match="is a file that is read"):
+            neutracer.view("in.pickle", name)
+        with pytest.raises(ValueError, match="is a file that is read"):
+            neutracer.view(snap, name)
+    assert Path("in.pickle").read_bytes() == before
+    snap.save("out.pickle")
+    neutracer.load(before).save("in.pickle")
+    assert neutracer.load(io.BytesIO(before)).origin == ""

@@ -23,6 +23,7 @@ from neutracer.process.cycles.watch import warn_tensor_cycles
 from neutracer.process.recording.program import run_program
 from neutracer.process.recording.sidecar import filled_in
 from neutracer.render.document import Severity
+from neutracer.saving import check_output
 from neutracer.units import format_count, parse_bytes
 
 __all__ = ["add_cycles"]
@@ -71,6 +72,7 @@ def _cycles(options: argparse.Namespace) -> int:
     try:
         if options.output is not None:
             _check_page(options.output)
+            check_output(filled_in(options.output), *([] if options.module else command[:1]))
         min_bytes = parse_bytes(options.min_bytes)
         device = _watched_device(options.device)
         with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():

@@ -9,6 +9,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
+    check_written,
     complain,
     complain_of,
     device_size,
@@ -95,6 +96,7 @@ def _wanted(text: str) -> tuple[str, ...]:
 
 def _explain(options: argparse.Namespace) -> int:
     try:
+        check_written(options.output, options.file)
         report = _asked(options)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)

@@ -73,7 +73,7 @@ def _mdtp(options: argparse.Namespace) -> int:
     if options.capacity is not None and options.settings is None:
         return complain("--capacity is for what would have been: it needs --set")
     try:
-        picture_file(options.output)
+        picture_file(options.output, *options.files)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
     try:

@@ -5,25 +5,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from neutracer.diagnose.oom.facts import sidecar_paths
 from neutracer.errors import HistoryWarning, NeutracerError
 from neutracer.process.recording.program import can_be_restored
 from neutracer.render.escape import clean
 from neutracer.render.json import dumps
 from neutracer.render.report import Report
 from neutracer.render.terminal import show, write
-from neutracer.saving import atomic_file
+from neutracer.saving import atomic_file, check_output
 from neutracer.units import parse_bytes
 
 __all__ = [
     "FAILED",
     "add_program",
     "add_recording",
+    "check_written",
     "complain",
     "complain_of",
     "device_size",
@@ -39,6 +42,10 @@ FAILED = 2
 
 # A smaller number lacks its unit.
 _LEAST_DEVICE = 1 << 20
+
+# How what is known beside a snapshot begins.
+_RECORD = re.compile(rb'"(neutracer\.(sidecar|oom_report)/|oom")')
+_HEAD_BYTES = 4096
 
 
 def complain(text: str) -> int:
@@ -117,6 +124,31 @@ def device_size(text: str | None) -> int | None:
     if size < _LEAST_DEVICE:
         raise ValueError(f"--capacity {text} is {size:,} bytes; write it like '24GiB'")
     return size
+
+
+def check_written(output: str | None, *files: str) -> None:
+    """Check, before they are opened, that a file to write is none of those to read.
+
+    Args:
+        output: Where to; None is standard output.
+        files: Snapshots, with what is known beside them; "-" is standard input.
+
+    Raises:
+        ValueError: It is one of them, by whatever name or link.
+    """
+    if output is None or not os.path.exists(output):
+        return
+    beside = [path for file in files if file != "-" for path in sidecar_paths(file)]
+    check_output(output, *files, *filter(_is_record, beside))
+
+
+def _is_record(path: str) -> bool:
+    """Whether it is a process's own account, which `explain` and `report` take facts from."""
+    try:
+        with open(path, "rb") as file:
+            return _RECORD.search(file.read(_HEAD_BYTES)) is not None
+    except (OSError, ValueError):
+        return False
 
 
 def written(path: str, text: str) -> bool:

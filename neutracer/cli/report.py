@@ -8,7 +8,14 @@ import io
 import sys
 from typing import Any, TextIO
 
-from neutracer.cli.parts import FAILED, complain_of, without_history_warning, written
+from neutracer.cli.parts import (
+    FAILED,
+    check_written,
+    complain,
+    complain_of,
+    without_history_warning,
+    written,
+)
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
@@ -54,6 +61,10 @@ def add_report(commands: Any, summary: str) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
+    try:
+        check_written(options.output, *options.files)
+    except ValueError as error:
+        return complain(str(error))
     found = [_read(file, options.max_memory) for file in options.files]
     reports = [report for report in found if report is not None]
     code = 0 if len(reports) == len(found) else FAILED

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from neutracer.cli.parts import complain_of, without_history_warning
+from neutracer.cli.parts import check_written, complain_of, without_history_warning
 from neutracer.errors import NeutracerError
 from neutracer.pictures.page.view import view
 from neutracer.render.terminal import write
@@ -55,6 +55,7 @@ def _view(options: argparse.Namespace) -> int:
     output = f"{name}.html" if options.output is None else options.output
     focus = None if options.events is None else (options.events[0], options.events[1])
     try:
+        check_written(output, options.file)
         with without_history_warning():
             path = view(options.file, output, device=options.device, focus=focus)
     except (NeutracerError, OSError, ValueError) as error:

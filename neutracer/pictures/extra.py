@@ -14,7 +14,7 @@ from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence
-from neutracer.saving import atomic_file
+from neutracer.saving import atomic_file, check_output
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 
@@ -69,12 +69,18 @@ def source_name(source: object) -> str:
     return name
 
 
-def picture_file(output: str | os.PathLike[str] | BinaryIO | None) -> str | BinaryIO | None:
+def picture_file(
+    output: str | os.PathLike[str] | BinaryIO | None, *sources: object
+) -> str | BinaryIO | None:
     """Where a picture is written, checked before it is drawn: a name, or an open file.
+
+    Args:
+        output: Where to.
+        sources: What is drawn, as for `check_output`.
 
     Raises:
         UnavailableError: matplotlib is not installed.
-        ValueError: The name ends in no format that matplotlib writes.
+        ValueError: The name ends in no format that matplotlib writes, or is a source's.
         TypeError: It is neither a path nor a file.
     """
     require_matplotlib()
@@ -89,6 +95,7 @@ def picture_file(output: str | os.PathLike[str] | BinaryIO | None) -> str | Bina
             f"{name or repr(name)}: the name of a picture ends in .png, .svg or .pdf; "
             f"matplotlib also writes .{', .'.join(others)}"
         )
+    check_output(name, *sources)
     return name
 
 

@@ -22,7 +22,7 @@ from neutracer.saving import atomic_file
 from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
-from neutracer.trace.source import SnapshotSource, open_source
+from neutracer.trace.source import SnapshotSource, open_source, source_path
 from neutracer.trace.table import Stacks, Table
 from neutracer.trace.timeline import Timeline
 
@@ -68,7 +68,7 @@ def load(
         native = core.load(opened, limit, report)
     if native.partial is not None:
         warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
-    return Snapshot(native)
+    return Snapshot(native, origin=source_path(source))
 
 
 def _restored(saved: bytes, renamed: Mapping[str, str] | None, partial: str | None) -> Snapshot:
@@ -88,8 +88,12 @@ class Snapshot:
     are lost, as they are in a file.
     """
 
-    def __init__(self, native: core.Snapshot, renamed: Mapping[str, str] | None = None) -> None:
-        """Made by `load`; not by users. `renamed`: what files are called here, by name."""
+    def __init__(
+        self, native: core.Snapshot, renamed: Mapping[str, str] | None = None, origin: str = ""
+    ) -> None:
+        """Made by `load`; not by users. `renamed`: what files are called here, by name.
+        `origin`: the file that was read, which `save` does not replace."""
+        self.origin = origin
         self._native, self._renamed, self._partial = native, renamed, native.partial
         self._strings = (
             [renamed.get(s, s) for s in native.strings()] if renamed else native.strings()
@@ -293,13 +297,13 @@ class Snapshot:
             device: The device of `events`; None is the only one.
 
         Raises:
-            ValueError: There are no such events, or no such device.
+            ValueError: There are no such events or device, or it is the file that was read.
             UnavailableError: The path asks for a compression that nothing here writes.
             OSError: It can't be written.
         """
         length = 0 if events is None and device is None else self.trace_length(device)
         chosen = None if events is None else event_range(events, length)
-        with atomic_file(path) as file:
+        with atomic_file(path, self) as file:
             if chosen is None:
                 core.save(self._native, file.write)
             else:
@@ -336,15 +340,11 @@ class Snapshot:
         blocks: list[Block] = []
         for device in self.devices:
             stats = self.memory_stats(device)
-            blocks.append(
-                KeyValues(
-                    self.device_name(device),
-                    (
-                        ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
-                        ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
-                        ("events", Figure.count(self.trace_length(device))),
-                    ),
-                )
+            rows = (
+                ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
+                ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
+                ("events", Figure.count(self.trace_length(device))),
             )
+            blocks.append(KeyValues(self.device_name(device), rows))
         hint = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
         return inline_html(Document("PyTorch snapshot", blocks=(*blocks, Paragraph(hint))))

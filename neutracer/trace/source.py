@@ -18,7 +18,7 @@ from neutracer.arguments import path_name
 from neutracer.errors import SnapshotError
 from neutracer.trace.unpack import Reader, packed_kind, unpack
 
-__all__ = ["SnapshotSource", "check_head", "open_source"]
+__all__ = ["SnapshotSource", "check_head", "open_source", "source_path"]
 
 SnapshotSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -141,6 +141,13 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
         if opened is plain and plain is not stream:
             file.seek(0)
         yield opened
+
+
+def source_path(source: SnapshotSource) -> str:
+    """The absolute path of the file that a source is; "" for what has none."""
+    name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "")
+    known = isinstance(name, (str, bytes, os.PathLike)) and name not in ("", b"", "-")
+    return os.path.abspath(os.fsdecode(name)) if known else ""
 
 
 def _first_bytes(file: BinaryIO) -> bytes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,70 @@ def test_summary_is_told_behind_odd_streams(tmp_path: Path) -> None:
     done = run_in_shell(f"neutracer cycles --device cpu '{tmp_path}/program.py'")
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "No reference cycle kept a tensor" in done.stderr
+
+
+@pytest.fixture
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of one snapshot in the working directory: as given, and by every other road."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DATA / "frag_default.pickle", "in.pickle")
+    os.mkdir("folder")
+    os.symlink(tmp_path / "in.pickle", "soft.png")
+    os.link("in.pickle", "hard.png")
+    return ["in.pickle", "./folder/../in.pickle", "soft.png", "hard.png"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["view", "in.pickle"],
+        ["report", "in.pickle"],
+        ["report", "--json", FRAG, "in.pickle"],
+        ["explain", "--request", "1GiB", "in.pickle"],
+        ["mdtp", "in.pickle"],
+        ["mdtp", FRAG, "in.pickle"],
+        ["mdtp", "in.pickle", "--set", "expandable_segments:True"],
+        ["cycles", "in.pickle"],
+    ],
+)
+def test_output_is_never_the_input(
+    command: list[str],
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if command[0] == "mdtp":
+        pytest.importorskip("matplotlib")
+        # The others have no picture's ending.
+        names = names[2:]
+    if command[0] == "cycles":
+        pytest.importorskip("torch")
+    before = Path("in.pickle").read_bytes()
+    for name in names:
+        assert main([*command[:1], "-o", name, *command[1:]]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert f"the output '{name}' is a file that is read; give it another name" in captured.err
+        assert captured.err.splitlines()[-1].startswith("neutracer: ")
+    assert Path("in.pickle").read_bytes() == before
+
+
+def test_output_is_not_what_standard_input_reads(names: list[str]) -> None:
+    done = run_in_shell("neutracer view - -o in.pickle < in.pickle")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is a file that is read" in done.stderr
+    assert Path("in.pickle").read_bytes() == (DATA / "frag_default.pickle").read_bytes()
+
+
+def test_what_is_known_beside_a_snapshot_is_not_lost(
+    names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--json", "in.pickle", "-o", "in.json"]
+    assert main(["report", *output]) == 0
+    # A report is none of what is read, and may be made again.
+    assert main(["report", *output]) == 0
+    Path("in.json").write_text('{"schema": "neutracer.sidecar/1", "oom": "no memory"}')
+    assert main(["report", *output]) == 2
+    assert main(["explain", "--request", "1GiB", *output]) == 2
+    assert "the output 'in.json' is a file that is read" in capsys.readouterr().err
+    assert "no memory" in Path("in.json").read_text()

@@ -137,7 +137,9 @@ class Outcome:
         """
         if self._trace is None:
             raise ValueError("this outcome stands alone, without its recording")
-        return self._trace()
+        made = self._trace()
+        made.origin = "" if self._recorded is None else self._recorded.origin
+        return made
 
     @property
     def ratio(self) -> float:

@@ -92,11 +92,11 @@ def mdtp(
     """
     if style not in ("default", "classic"):
         raise ValueError(f"style must be 'default' or 'classic', not {style!r}")
-    target = picture_file(output)
+    sources = _sources(before, after)
+    target = picture_file(output, *sources)
     from neutracer.pictures.mdtp.scene import Request
 
     request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
-    sources = _sources(before, after)
     titled = zip(sources, _titles(sources, title), strict=True)
     figure = _drawn(titled, request, style, holes, DARK if dark else LIGHT)
     return cast("Figure", save_picture(figure, target))

@@ -31,6 +31,7 @@ class PageView:
     Attributes:
         html: The page.
         title: Its title.
+        origin: The file that was read, which `save` does not replace; "" for none.
 
     Example:
         >>> import neutracer
@@ -41,14 +42,16 @@ class PageView:
 
     html: str = field(repr=False)
     title: str
+    origin: str = field(default="", repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page as a file; it appears whole or not at all.
 
         Raises:
+            ValueError: It is the file that was read.
             OSError: It can't be written.
         """
-        with atomic_file(path) as file:
+        with atomic_file(path, self) as file:
             file.write(self._bytes)
         return Path(path)
 

@@ -18,6 +18,7 @@ from neutracer.pictures.page.inline import PageView
 from neutracer.pictures.page.pack import MOST_ALLOCATIONS, pack
 from neutracer.pictures.page.parts import page_parts, page_style
 from neutracer.render.html import page_shell
+from neutracer.saving import check_output
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 
@@ -74,8 +75,8 @@ def view(
         The path; without one the page.
 
     Raises:
-        ValueError: There is no such device, `max_allocations` is below 1, or the focus holds
-            no event or is of several devices.
+        ValueError: There is no such device, `max_allocations` is below 1, the focus holds no
+            event or is of several devices, or the path is the file that is read.
         SnapshotError: The file can't be read.
         OSError: A file can't be read or written.
 
@@ -88,7 +89,7 @@ def view(
     """
     if path is not None:
         # An impossible file name is reported before the work begins.
-        path_name(path)
+        check_output(path_name(path), source)
     page = _page(source, device, max_allocations, focus)
     return page if path is None else page.save(path)
 
@@ -138,7 +139,7 @@ def _page(
         "payloads": _payloads(snap, devices, most, focus),
     }
     body = re.sub(r"\{(\w+)\}", lambda found: slots[found[1]], part("page.html"))
-    return PageView(page_shell(name, body, page_style(), bundle("main.js")), name)
+    return PageView(page_shell(name, body, page_style(), bundle("main.js")), name, snap.origin)
 
 
 def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:

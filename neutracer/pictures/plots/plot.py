@@ -71,7 +71,7 @@ def plot_timeline(
     if by not in ("line", "stack", "category"):
         raise ValueError(f"by must be 'line', 'stack' or 'category', not {by!r}")
     top = whole_number("top", top, least=0)
-    target = picture_file(output)
+    target = picture_file(output, source)
     from neutracer.pictures.mdtp.scene import Request, Scene
     from neutracer.pictures.plots.stacked import draw_stacked
 
@@ -121,7 +121,7 @@ def plot_fragmentation(
         >>> [axes.get_label() for axes in figure.axes]
         ['share', 'segments']
     """
-    target = picture_file(output)
+    target = picture_file(output, source)
     from neutracer.pictures.mdtp.scene import Request, Scene
     from neutracer.pictures.plots.segments import draw_fragmentation
 
