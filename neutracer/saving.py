@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 from neutracer.arguments import path_name
 from neutracer.errors import UnavailableError
 
-__all__ = ["atomic_file", "check_output"]
+__all__ = ["atomic_file", "check_output", "made_here", "unfinished_name"]
 
 # Names of files in the making: the running kernel, the machine, and something random. They
 # are short, since the name of the file itself may take all of the 255 bytes of a name.
@@ -178,11 +178,22 @@ def _content(path: str) -> bytes:
     return b""
 
 
+def unfinished_name() -> str:
+    """A new name for a file or folder in the making."""
+    return f".neutracer-{'-'.join((*_marks(), secrets.token_hex(4)))}.tmp"
+
+
+def made_here(name: str) -> bool:
+    """Whether an `unfinished_name` was made under this kernel or on this machine, whose locks
+    tell whether its maker lives."""
+    named = _UNFINISHED.fullmatch(name)
+    return named is not None and any(map(str.__eq__, named.groups(), _marks()))
+
+
 def _unfinished(folder: str, mode: int) -> tuple[int, str]:
     """A new file, locked by this process for as long as it is open, and its name."""
     while True:
-        name = f".neutracer-{'-'.join((*_marks(), secrets.token_hex(4)))}.tmp"
-        path = os.path.join(folder, name)
+        path = os.path.join(folder, unfinished_name())
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,8 +218,7 @@ def _remove_leftovers(folder: str) -> None:
     with contextlib.suppress(OSError), os.scandir(folder or os.curdir) as entries:
         names = [entry.name for entry in entries if entry.name.startswith(".neutracer-")]
         for name in names:
-            named = _UNFINISHED.fullmatch(name)
-            if named and any(map(str.__eq__, named.groups(), _marks())):
+            if made_here(name):
                 _remove_leftover(os.path.join(folder, name))
 
 

@@ -13,7 +13,13 @@ from pathlib import Path
 from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.process.hooks.attach import HookState, state
-from neutracer.process.hooks.build import find, installed_torch, target
+from neutracer.process.hooks.build import (
+    find,
+    installed_torch,
+    obstacle,
+    passed_over,
+    target,
+)
 from neutracer.process.hooks.observer import is_attached
 from neutracer.render.document import Block, Document, Paragraph, Table
 from neutracer.render.report import Report
@@ -153,9 +159,10 @@ def _hooks() -> list[Part]:
     now = state()
     if now is not None:
         path = Path(now.built_at)
+    note = "; ".join(f"passed over: {reason}" for reason in passed_over(goal))
     if path is None:
         install = f"compiled at first use for torch {goal.torch.version}, or by build-hooks"
-        return [Part("Hooks", "", use, install)]
+        return [Part("Hooks", "", use, obstacle(goal) or install, note)]
     place = str(path.parent.parent).replace(os.path.expanduser("~"), "~", 1)
     parts = [Part("Hooks", f"for torch {goal.torch.version}", use, "", f"built in {place}")]
     return parts + ([] if now is None else _attached(now))

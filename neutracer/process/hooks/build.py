@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -12,20 +11,26 @@ import os
 import platform
 import re
 import shutil
-import stat
-import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from neutracer.errors import UnavailableError
 from neutracer.process.hooks.check import FALLBACK
-from neutracer.process.hooks.folder import cache_folder, prepare, unsafe
+from neutracer.process.hooks.compiling import alone, compile_into
+from neutracer.process.hooks.folder import cache_folder, prepare, resolved, unsafe, why_not
 
-__all__ = ["Target", "build", "command", "find", "installed_torch", "target"]
+__all__ = [
+    "Target",
+    "build",
+    "command",
+    "find",
+    "installed_torch",
+    "obstacle",
+    "passed_over",
+    "target",
+]
 
 #: The releases of torch that the hooks were run on, by backend: with CUDA the whole of 2.11,
 #: and the device allocator of the later ones (tests/gpu/test_c10_releases.py); for the CPU the
@@ -37,7 +42,6 @@ _FOLDERS = ("torch", "core/base", "core/trace")
 _HEADERS = ("core/base/nt_ring.h", "core/base/nt_ring_origins.h", "core/trace/nt_live_api.h")
 
 _UNTRIED = "NEUTRACER_HOOKS_UNTRIED"
-_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
@@ -253,13 +257,40 @@ def find(goal: Target) -> Path | None:
 
     It skips what others could have written, and what this user can't read.
     """
-    named = os.environ.get("NEUTRACER_HOOKS")
-    for folder in [*([Path(named)] if named else []), cache_folder()]:
-        path = folder / goal.key / goal.file
-        with contextlib.suppress(PermissionError):
-            if path.is_file() and not any(map(unsafe, (path, path.parent, folder))):
+    for path in _compiled(goal):
+        with contextlib.suppress(OSError):
+            if path.is_file() and not unsafe(path):
                 return path
     return None
+
+
+def _compiled(goal: Target) -> list[Path]:
+    """Where the compiled hooks may be."""
+    named = os.environ.get("NEUTRACER_HOOKS")
+    folders = [Path(named)] if named else []
+    with contextlib.suppress(UnavailableError):
+        folders.append(cache_folder())
+    return [resolved(folder / goal.key / goal.file) for folder in folders]
+
+
+def passed_over(goal: Target) -> list[str]:
+    """Why compiled hooks that are there are not used, a reason each."""
+    reasons = []
+    for path in _compiled(goal):
+        try:
+            reasons.append(unsafe(path) if path.is_file() else "")
+        except OSError as error:
+            reasons.append(f"{path} can't be read ({error.strerror})")
+    return [reason for reason in reasons if reason]
+
+
+def obstacle(goal: Target) -> str:
+    """Why the hooks can't be compiled into the cache, in one sentence; "" where they can."""
+    try:
+        command(goal, Path(os.devnull))
+    except UnavailableError as error:
+        return str(error)
+    return why_not(None, goal.key)
 
 
 def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> Path:
@@ -282,47 +313,9 @@ def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> P
     place = prepare(folder, goal.key)
     path = place.path / goal.file
     try:
-        with _alone(place.path):
+        with alone(place.path):
             if again or not place.trusted or not path.is_file() or unsafe(path):
-                _compile(goal, path, place.mode)
+                compile_into(path, place.mode, lambda made: command(goal, made))
     except OSError as error:
         raise UnavailableError("a folder for the hooks", str(error)) from error
     return path
-
-
-@contextlib.contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """One process at a time, where the file system can lock."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(place / "lock", flags, 0o600)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _compile(goal: Target, path: Path, mode: int) -> None:
-    """Put the compiled module there, with its user's rights and those of `mode` at most."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        made = Path(scratch, path.name)
-        words = command(goal, made)
-        try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise UnavailableError(
-                "a build of the hooks", f"compiling took over {_LIMIT_S} s"
-            ) from None
-        if done.returncode != 0:
-            raise UnavailableError(
-                "a build of the hooks", f"{words[0]} failed: {_last_words(done.stderr)}"
-            )
-        made.chmod(stat.S_IRWXU | (stat.S_IMODE(made.stat().st_mode) & mode))
-        os.replace(made, path)
-
-
-def _last_words(text: str) -> str:
-    """What a compiler said, without its position."""
-    lines = [line for line in text.splitlines() if "error" in line.lower()]
-    return (lines or text.splitlines() or ["it gave no reason"])[0].strip()[:500]

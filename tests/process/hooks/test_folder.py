@@ -24,8 +24,11 @@ BUILD = """
 import json, os, stat, sys
 from pathlib import Path
 from neutracer.process.hooks import build as hooks_build
+from neutracer.process.hooks import folder as hooks_folder
 umask, folder = int(sys.argv[1], 8), sys.argv[2]
 os.umask(umask)
+if sys.argv[3:]:
+    hooks_folder._is_own_group = lambda level, gid: sys.argv[3] == "own"
 torch = hooks_build.Torch("0.0.0", "cpu", Path("nowhere"))
 goal = hooks_build.Target(torch, "key", "_torch.so")
 hooks_build.command = lambda goal, output: ["sh", "-c", f"echo compiled > {output}"]
@@ -50,9 +53,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def build(umask: int, folder: str = "") -> tuple[str, bool, dict[Path, int]]:
-    """What a build in a process with this umask leaves: the module, whether it is found, modes."""
-    words = [sys.executable, "-c", BUILD, f"{umask:o}", folder]
+def build(umask: int, folder: str = "", group: str = "own") -> tuple[str, bool, dict[Path, int]]:
+    """What a build in a process with this umask leaves: the module, whether it is found, modes.
+
+    The groups of folders are the user's "own", or those of "others".
+    """
+    words = [sys.executable, "-c", BUILD, f"{umask:o}", folder, group]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     text, found, modes = json.loads(done.stdout)
@@ -91,8 +97,9 @@ def test_a_named_folder_is_for_those_that_the_umask_allows(tmp_path: Path, umask
 def test_folders_that_a_wide_umask_made_are_closed(home: Path) -> None:
     place = home / ".cache" / "neutracer" / "hooks" / "key"
     place.mkdir(parents=True)
-    for level in (home / ".cache", place.parents[1], place.parent, place):
-        level.chmod(0o775)
+    (home / ".cache").chmod(0o775)
+    for level in (place.parents[1], place.parent, place):
+        level.chmod(0o777)
     (place / "_torch.so").write_text("anybody's")
     (place / "_torch.so").chmod(0o700)
     assert hooks_build.find(GOAL) is None
@@ -109,7 +116,8 @@ def test_what_was_always_closed_is_not_compiled_again(home: Path) -> None:
     module.write_text("kept")
     assert build(0o002)[0] == "kept"
     module.chmod(0o770)
-    assert build(0o002)[0] == "compiled"
+    assert build(0o002)[0] == "kept"
+    assert build(0o002, group="others")[0] == "compiled"
 
 
 def test_folder_of_neutracer_cache_keeps_its_mode(
@@ -117,8 +125,9 @@ def test_folder_of_neutracer_cache_keeps_its_mode(
 ) -> None:
     named = tmp_path / "named"
     (named / "hooks" / "key").mkdir(parents=True)
-    for level in (named, named / "hooks", named / "hooks" / "key"):
-        level.chmod(0o775)
+    named.chmod(0o775)
+    for level in (named / "hooks", named / "hooks" / "key"):
+        level.chmod(0o777)
     monkeypatch.setenv("NEUTRACER_CACHE", str(named))
     text, found, modes = build(0o002)
     assert (text, found) == ("compiled", True)
@@ -129,10 +138,10 @@ def test_folder_of_neutracer_cache_keeps_its_mode(
 def test_folder_that_somebody_named_is_refused_and_not_changed(tmp_path: Path) -> None:
     named = tmp_path / "named"
     named.mkdir()
-    named.chmod(0o775)
+    named.chmod(0o777)
     with pytest.raises(UnavailableError, match=r"named can be written by others \('chmod go-w'"):
         hooks_build.build(GOAL, named)
-    assert mode(named) == 0o775
+    assert mode(named) == 0o777
 
 
 def test_link_to_an_open_folder_is_refused_and_the_folder_not_changed(
@@ -140,12 +149,12 @@ def test_link_to_an_open_folder_is_refused_and_the_folder_not_changed(
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o775)
+    shared.chmod(0o777)
     (home / ".cache" / "neutracer").mkdir(parents=True)
     (home / ".cache" / "neutracer" / "hooks").symlink_to(shared)
     with pytest.raises(UnavailableError, match="written by others"):
         hooks_build.build(GOAL)
-    assert mode(shared) == 0o775
+    assert mode(shared) == 0o777
 
 
 def test_folder_of_another_user_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +180,10 @@ def test_home_that_takes_no_files_is_named_in_one_sentence(
     assert main(["build-hooks"]) == 2
     said = capsys.readouterr().err
     assert "a folder for the hooks is not available" in said
-    assert "'/proc/.cache'; NEUTRACER_CACHE names another place" in said
+    assert "to /proc (No such file or directory); NEUTRACER_CACHE names another place" in said
     assert main(["build-hooks", "-o", "/proc/hooks"]) == 2
     said = capsys.readouterr().err
-    assert "'/proc/hooks'; name another one" in said
+    assert "to /proc (No such file or directory); name another one" in said
 
 
 def test_module_that_this_user_cannot_read_is_passed_over(
