@@ -234,7 +234,7 @@ def test_exporter_tells_largest_free_and_garbage(no_collections):
     ring = [torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")]
     ring.append(ring)
     del ring
-    with neutracer.serve_metrics(port=0) as server:
+    with neutracer.serve_metrics(port=0, garbage_interval=60) as server:
         end = time.monotonic() + 30
         text = ""
         while "neutracer_garbage_bytes{" not in text and time.monotonic() < end:

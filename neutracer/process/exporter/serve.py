@@ -62,8 +62,9 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         rank: The value of the label "rank"; None is that of `torch.distributed`, else of the
             launcher's environment, or "0".
         layout_interval: Seconds between two looks at the largest free block; None: never.
-        garbage_interval: Seconds between two searches for garbage, which hold the GIL and run
-            less often where they take more than 0.1 % of the time; None: never.
+        garbage_interval: Seconds between two searches for garbage; None: never. A search
+            holds the GIL for as long as it walks Python's heap, some 0.1 s for a million
+            objects, and runs less often where that is more than 0.1 % of the time.
 
     Raises:
         UnavailableError: prometheus_client is not installed.
@@ -83,7 +84,7 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         rank: int | str | None = None,
         *,
         layout_interval: float | None = 10.0,
-        garbage_interval: float | None = 60.0,
+        garbage_interval: float | None = None,
     ) -> None:
         if not isinstance(monitor, MemoryMonitor):
             raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
@@ -232,7 +233,7 @@ def serve_metrics(
     *,
     rank: int | str | None = None,
     layout_interval: float | None = 10.0,
-    garbage_interval: float | None = 60.0,
+    garbage_interval: float | None = None,
 ) -> MetricsServer:
     """Serve a monitor's figures to Prometheus, and to `neutracer top URL`.
 
@@ -293,8 +294,8 @@ def _application(
     lock = threading.Lock()
 
     def page(seconds: float | None) -> dict[str, Any]:
+        collector.probes.look(monitor.devices if monitor.status["road"] else ())
         with lock:
-            collector.probes.look(monitor.devices if monitor.status["road"] else ())
             return page_of(monitor, collector.probes, collector.rank, seconds)
 
     return Application(prometheus.make_wsgi_app(registry), page)

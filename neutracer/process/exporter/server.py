@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exporter's HTTP server: three pages, on loopback by default."""
+"""The exporter's HTTP server: three pages, on loopback by default.
+
+It is a guest in its process: it has a bounded number of threads, each for a bounded time, and
+writes nothing to the program's standard error.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import ipaddress
 import json
+import logging
+import math
 import os
 import socket
 import socketserver
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,8 +29,28 @@ __all__ = ["Application", "Server"]
 
 _INDEX = b"neutracer: /metrics for Prometheus, /top.json for 'neutracer top'\n"
 
-# A client that sends nothing for this long, in seconds, is disconnected.
-_CLIENT_WAIT_S = 10
+# Seconds that a request may take, from its connection to the last byte of the answer.
+_REQUEST_S = 10.0
+
+# Requests that are answered at once; each has a thread.
+_MOST_AT_ONCE = 16
+
+# Seconds that a connection waits for one of them to end, before it is refused. While they are
+# all held by slow clients none waits.
+_TURN_S = 0.25
+
+# Connections that the system keeps until they are accepted.
+_BACKLOG = 128
+
+# How far back curves may go, in seconds.
+_MOST_SECONDS = 1e9
+
+_REFUSAL = (
+    b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
+    b"Connection: close\r\n\r\n"
+)
+
+_LOGGER = logging.getLogger(__name__)
 
 _serving: weakref.WeakSet[_Listener] = weakref.WeakSet()
 
@@ -57,12 +86,23 @@ class Application:
         if path != "/top.json":
             return _answer(start, "404 Not Found", _INDEX)
         try:
-            asked = parse_qs(environ.get("QUERY_STRING", "")).get("seconds")
-            seconds = float(asked[0]) if asked else None
+            seconds = _seconds(environ.get("QUERY_STRING", ""))
         except ValueError:
-            return _answer(start, "400 Bad Request", b"seconds is a number\n")
+            wrong = b"seconds must be a number above 0, and at most 1e9\n"
+            return _answer(start, "400 Bad Request", wrong)
         plain = json.dumps(self._page(seconds), allow_nan=False).encode()
         return _answer(start, "200 OK", plain, "application/json")
+
+
+def _seconds(query: str) -> float | None:
+    """How far back the curves are asked to go; None is the whole run."""
+    asked = parse_qs(query, keep_blank_values=True, max_num_fields=16).get("seconds")
+    if not asked:
+        return None
+    seconds = float(asked[0])
+    if not (math.isfinite(seconds) and 0 < seconds <= _MOST_SECONDS):
+        raise ValueError
+    return seconds
 
 
 def _answer(
@@ -87,8 +127,18 @@ def _is_local(host: str) -> bool:
 class _Listener(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = _BACKLOG
     # Two ranks on one port would answer in turns.
     allow_reuse_port = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._turns = threading.Semaphore(_MOST_AT_ONCE)
+        # Requests that have a turn, and when it ends, in seconds of `time.monotonic`.
+        self._ends: dict[Any, float] = {}
+        self._lock = threading.Lock()
+        # Whether a connection waited for a turn in vain, and none has ended since.
+        self._is_held = False
+        super().__init__(*arguments)
 
     def server_bind(self) -> None:
         # Without the question to a name server that the base class asks.
@@ -97,15 +147,89 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
         self.server_name = str(host)
         self.setup_environ()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, or refuse."""
+        if not self._turns.acquire(timeout=0 if self._is_held else _TURN_S):
+            self._is_held = True
+            _refuse(request)
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._ends[request] = time.monotonic() + _REQUEST_S
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._end()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_held = False
+        self._turns.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        # Before its number can be another connection's of this process.
+        with self._lock:
+            self._ends.pop(request, None)
+        super().shutdown_request(request)
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            # Without a descriptor left the connection stays, and would be tried at once.
+            time.sleep(_TURN_S)
+            raise
+
+    def service_actions(self) -> None:
+        """Twice a second: end what takes too long."""
+        self._disconnect(time.monotonic())
+
+    def server_close(self) -> None:
+        """Stop to listen; what is being read from clients ends."""
+        super().server_close()
+        self._disconnect(math.inf, socket.SHUT_RD)
+
+    def _disconnect(self, now: float, how: int = socket.SHUT_RDWR) -> None:
+        with self._lock:
+            for request in [request for request, end in self._ends.items() if end <= now]:
+                with contextlib.suppress(OSError):
+                    request.shutdown(how)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is not worth reporting."""
+        _LOGGER.debug("a request to the exporter failed", exc_info=True)
+
+
+def _refuse(request: Any) -> None:
+    """Say that there is no turn, to whoever takes it without waiting."""
+    with contextlib.suppress(OSError):
+        request.setblocking(False)
+        request.sendall(_REFUSAL)
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _CLIENT_WAIT_S
+    # Of one read or write, once the server is stopped and counts the time no more.
+    timeout = _REQUEST_S
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is written for each request."""
+
+    def get_stderr(self) -> Any:
+        """Where wsgiref writes a traceback: not among the program's own words."""
+        return _Log()
+
+
+class _Log(io.StringIO):
+    """A text that is logged when it is flushed."""
+
+    def flush(self) -> None:
+        _LOGGER.debug("%s", self.getvalue().rstrip())
 
 
 class Server:

@@ -265,7 +265,7 @@ def test_full_disk_is_told(open_folder: Path) -> None:
         pytest.skip("no file system can be mounted here")
     text, told = json.loads(out)
     assert told == (
-        f"the disk of {open_folder} is full, and a build takes 4.0 MiB; "
+        f"the disk of {open_folder} is full, and a build takes 4 MiB; "
         "NEUTRACER_CACHE names another place"
     )
     assert told in text
