@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 os.chdir(Path(__file__).parent)
 
 SANITIZERS = "-fsanitize=address,undefined"
+THREAD_SANITIZER = "-fsanitize=thread"
 
 
 def on(switch: str) -> bool:
@@ -53,6 +54,8 @@ def compile_flags() -> list[str]:
     if on("SANITIZE"):
         flags += ["-O1", "-g", SANITIZERS, "-fno-omit-frame-pointer"]
         flags.append("-fno-sanitize-recover=undefined")
+    if on("TSAN"):
+        flags += ["-O1", "-g", THREAD_SANITIZER, "-fno-omit-frame-pointer"]
     if on("COVERAGE"):
         # Atomic: replays run in several threads.
         flags += ["-O0", "-g", "--coverage", "-fprofile-update=atomic"]
@@ -60,7 +63,8 @@ def compile_flags() -> list[str]:
 
 
 def link_flags() -> list[str]:
-    return [SANITIZERS] * on("SANITIZE") + ["--coverage"] * on("COVERAGE")
+    flags = [SANITIZERS] * on("SANITIZE") + [THREAD_SANITIZER] * on("TSAN")
+    return flags + ["--coverage"] * on("COVERAGE")
 
 
 def selftest_list() -> str:
