@@ -191,14 +191,15 @@ PyObject *
 nt_py_arrow_stream(PyObject *module, PyObject *args);
 
 /* Functions that the module gets besides its own, a table a file. */
-extern PyMethodDef nt_py_cycles_methods[];   /* nt_py_cycles.c */
-extern PyMethodDef nt_py_autograd_methods[]; /* nt_py_autograd.c */
-extern PyMethodDef nt_py_roots_methods[];    /* nt_py_roots.c */
-extern PyMethodDef nt_py_heap_methods[];     /* nt_py_heap.c */
-extern PyMethodDef nt_py_names_methods[];    /* nt_py_names.c */
-extern PyMethodDef nt_py_live_methods[];     /* nt_py_live.c */
-extern PyMethodDef nt_py_dump_methods[];     /* nt_py_dump.c */
-extern PyMethodDef nt_py_trend_methods[];    /* nt_py_trend.c */
-extern PyMethodDef nt_py_excerpt_methods[];  /* nt_py_excerpt.c */
+extern PyMethodDef nt_py_cycles_methods[];      /* nt_py_cycles.c */
+extern PyMethodDef nt_py_autograd_methods[];    /* nt_py_autograd.c */
+extern PyMethodDef nt_py_roots_methods[];       /* nt_py_roots.c */
+extern PyMethodDef nt_py_heap_methods[];        /* nt_py_heap.c */
+extern PyMethodDef nt_py_names_methods[];       /* nt_py_names.c */
+extern PyMethodDef nt_py_live_methods[];        /* nt_py_live.c */
+extern PyMethodDef nt_py_dump_methods[];        /* nt_py_dump.c */
+extern PyMethodDef nt_py_last_signal_methods[]; /* nt_py_last_signal.c */
+extern PyMethodDef nt_py_trend_methods[];       /* nt_py_trend.c */
+extern PyMethodDef nt_py_excerpt_methods[];     /* nt_py_excerpt.c */
 
 #endif

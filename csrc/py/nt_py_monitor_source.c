@@ -12,8 +12,9 @@ nt_py_read_live(void *ctx, int32_t device, nt_reading *out)
     if (answer != 0) {
         return answer == 1 ? NT_SOURCE_NOT_YET : answer;
     }
-    /* The peak can be set back, by a program that takes all of its memory back too. */
-    if (brief.reserved_bytes == 0 && brief.peak_reserved_bytes == 0 &&
+    /* The peak can be set back, by a program that takes all of its memory back too. The
+     * CPU (-1) is in use without a tensor on it. */
+    if (device >= 0 && brief.reserved_bytes == 0 && brief.peak_reserved_bytes == 0 &&
         brief.ever_reserved_bytes == 0) {
         return NT_SOURCE_NOT_YET;
     }

@@ -183,14 +183,15 @@ timeline_facts(PyObject *self, PyObject *unused)
     (void)unused;
     const nt_trace_facts *f = nt_timeline_facts(timeline_of(self)->timeline);
     return Py_BuildValue(
-        "{sOs(KKKK)sKsIsIsIsIsIsO}", "complete", f->complete ? Py_True : Py_False,
+        "{sOs(KKKK)sKsIsIsIsIsIsOsO}", "complete", f->complete ? Py_True : Py_False,
         "start_bytes", (unsigned long long)f->start_bytes[NT_METRIC_ALLOCATED],
         (unsigned long long)f->start_bytes[NT_METRIC_ACTIVE],
         (unsigned long long)f->start_bytes[NT_METRIC_RESERVED],
         (unsigned long long)f->start_bytes[NT_METRIC_REQUESTED], "slack_bound",
         (unsigned long long)f->slack_bound, "preexisting", f->preexisting, "unmatched",
         f->unmatched, "oom_count", f->oom_count, "release_runs", f->release_runs,
-        "retries", f->retries, "retries_known", f->retries_known ? Py_True : Py_False);
+        "retries", f->retries, "retries_known", f->retries_known ? Py_True : Py_False,
+        "frees_known", f->frees_known ? Py_True : Py_False);
 }
 
 PyDoc_STRVAR(layout_doc,

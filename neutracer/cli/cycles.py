@@ -20,7 +20,7 @@ from neutracer.cli.parts import (
 from neutracer.diagnose.holds.cycle_run import cycle_run
 from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
 from neutracer.process.cycles.watch import warn_tensor_cycles
-from neutracer.process.recording.program import run_program
+from neutracer.process.recording.program import end_by, run_program, shell_code
 from neutracer.process.recording.sidecar import filled_in
 from neutracer.render.document import Severity
 from neutracer.saving import check_output
@@ -78,7 +78,8 @@ def _cycles(options: argparse.Namespace) -> int:
         with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
             # The summary tells them, ranked and with their pictures.
             warnings.simplefilter("ignore", TensorCycleWarning)
-            code = run_program(command, module=options.module)
+            ended = run_program(command, module=options.module)
+            code = shell_code(ended)
             report = cycle_run(watch, command[0], code, device, min_bytes)
     except OSError as error:
         return complain_of(command[0], error)
@@ -93,6 +94,7 @@ def _cycles(options: argparse.Namespace) -> int:
         return code or FAILED
     if code == 0 and options.fail_on and report.worst is not None:
         code = 1 if report.worst >= options.fail_on else 0
+    end_by(ended)
     return code
 
 

@@ -77,11 +77,22 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_recording(parser: argparse.ArgumentParser) -> None:
-    """Add where the files of a recording go, how long it is, and whose frames it has."""
+def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> None:
+    """Add where the files of a recording go, how long it is, and whose frames it has.
+
+    Args:
+        parser: The command's.
+        hooks: Whether the hooks may record: then it is as long as there is room for.
+    """
     # Commands that record nothing do without.
     from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
+    from neutracer.process.hooks.long_history import HOOK_ENTRIES, RECORDER_ENTRIES
     from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
+
+    room = (
+        f"what 256 MiB of the host's memory have room for, {HOOK_ENTRIES:,}, or "
+        f"{RECORDER_ENTRIES:,} with PyTorch's recorder"
+    )
 
     parser.add_argument(
         "-o",
@@ -94,14 +105,20 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         "--max-entries",
         type=int,
         metavar="N",
-        default=DEFAULT_MAX_ENTRIES,
-        help=f"events that are kept for each device (default: {DEFAULT_MAX_ENTRIES:,})",
+        default=None if hooks else DEFAULT_MAX_ENTRIES,
+        help=(
+            "events that are kept for each device "
+            f"(default: {room if hooks else f'{DEFAULT_MAX_ENTRIES:,}'})"
+        ),
     )
     parser.add_argument(
         "--stacks",
         choices=("python", "all"),
         default="python",
-        help='"all" adds C++ frames, which take minutes to spell out in large programs',
+        help=(
+            '"all" adds C++ frames, which only PyTorch\'s recorder has, and which take minutes '
+            "to spell out in large programs"
+        ),
     )
 
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from itertools import compress
+from itertools import chain, compress
 from operator import and_
 from typing import NamedTuple
 
 from neutracer.trace.table import NONE, Frame, Stacks
 
-__all__ = ["Passes", "Role", "passes_of", "role_of"]
+__all__ = ["Passes", "Role", "own_stacks", "passes_of", "role_of"]
 
 
 class Role(IntEnum):
@@ -125,7 +125,8 @@ class Passes(NamedTuple):
         backward: Begin and end (after the last event) of each backward pass.
         forward: The events that allocate inside of modules.
         allocates: 1 for each event that allocates, 0 for others.
-        stack: The stack id of each event.
+        stack: The stack id of each event, that of what it is itself: `NONE` for frees where the
+            recording has only stacks of allocations.
         library: The stacks whose innermost frame is in PyTorch's own files.
     """
 
@@ -133,7 +134,7 @@ class Passes(NamedTuple):
     backward: list[tuple[int, int]]
     forward: array[int]
     allocates: bytes
-    stack: Sequence[int]
+    stack: memoryview
     library: frozenset[int]
 
     def next_forward(self, event: int) -> int | None:
@@ -142,13 +143,34 @@ class Passes(NamedTuple):
         return self.forward[at] if at < len(self.forward) else None
 
 
-def passes_of(stack: Sequence[int], allocates: bytes, stacks: Stacks) -> Passes:
+def own_stacks(stack: memoryview, rows: Mapping[str, memoryview]) -> memoryview:
+    """The stack of each event, `NONE` for frees.
+
+    PyTorch's recorder gives a free the stack of the block's allocation where it records
+    stacks of allocations only (`context="alloc"`): it says nothing of who freed it.
+
+    Args:
+        stack: Each event's stack id, as recorded.
+        rows: The columns free_event and completed_event of the allocations.
+    """
+    own = array("I", stack)
+    for event in chain(rows["free_event"], rows["completed_event"]):
+        if event >= 0:
+            own[event] = NONE
+    return memoryview(own)
+
+
+def passes_of(
+    stack: memoryview, allocates: bytes, stacks: Stacks, own: memoryview | None = None
+) -> Passes:
     """The passes of a trace.
 
     Args:
         stack: Each event's stack id.
         allocates: 1 for each event that allocates, 0 for others.
         stacks: The snapshot's stacks.
+        own: The same as `own_stacks` gives it; None where frees have stacks of their own.
+            An event that has none then belongs to what the program allocated before it.
     """
     roles = _roles_of_stacks(stack, stacks)
     library = frozenset(code for code in roles if _is_library(stacks[code]))
@@ -157,6 +179,8 @@ def passes_of(stack: Sequence[int], allocates: bytes, stacks: Stacks) -> Passes:
         empty = int(Role.EMPTY)
         roles = {code: int(Role.BACKWARD) if r == empty else r for code, r in roles.items()}
     role = bytearray(map(roles.__getitem__, stack))
+    if own is not None and own is not stack:
+        _carry_over(role, allocates, own)
     # Another thread's lines and the scaler's may come between; a pass ends where the program
     # goes on.
     backward = [found.span() for found in _INSIDE.finditer(role)]
@@ -164,7 +188,17 @@ def passes_of(stack: Sequence[int], allocates: bytes, stacks: Stacks) -> Passes:
         "q", compress(range(len(role)), map(and_, role.translate(_IS_MODULE), allocates))
     )
     joined = _joined(backward, role, allocates)
-    return Passes(role, joined, forward, allocates, stack, library)
+    return Passes(role, joined, forward, allocates, stack if own is None else own, library)
+
+
+def _carry_over(role: bytearray, allocates: bytes, own: memoryview) -> None:
+    """Give what has no stack of its own the role of the allocation before it."""
+    before = int(Role.EMPTY)
+    for event, is_alloc in enumerate(allocates):
+        if is_alloc:
+            before = role[event]
+        elif own[event] == NONE:
+            role[event] = before
 
 
 # Runs of events of a backward pass, and by role whether it is that of a module.

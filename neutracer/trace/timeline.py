@@ -21,7 +21,7 @@ from neutracer.render.strip import strip_svg
 from neutracer.trace.categories import CATEGORIES, Categories, categories_of, live_by_category
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import grouped
-from neutracer.trace.roles import Passes, passes_of
+from neutracer.trace.roles import Passes, own_stacks, passes_of
 from neutracer.trace.steps import Steps, steps_of
 from neutracer.trace.table import NONE, Column, Frame, Stacks, Table
 
@@ -138,7 +138,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     @cached_property
     def facts(self) -> Mapping[str, Any]:
         """What the replay found out: complete, start_bytes, slack_bound, preexisting,
-        unmatched, oom_count, release_runs, retries, retries_known."""
+        unmatched, oom_count, release_runs, retries, retries_known, frees_known."""
         return MappingProxyType(self._native.facts())
 
     def _series(self, metric: str) -> memoryview:
@@ -230,9 +230,9 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     @cached_property
     def passes(self) -> Passes:
         """The forward and backward passes, for other parts of neutracer."""
-        codes = self.events.codes("stack")
-        allocates = bytes(self.events.codes("action")).translate(_IS_ALLOC)
-        return passes_of(codes, allocates, self._stacks)
+        codes, action = self.events.codes("stack"), self.events.codes("action")
+        own = codes if self.facts["frees_known"] else own_stacks(codes, self._rows())
+        return passes_of(codes, bytes(action).translate(_IS_ALLOC), self._stacks, own)
 
     @cached_property
     def steps(self) -> Steps:
@@ -242,10 +242,10 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     @cached_property
     def categories(self) -> Categories:
         """What each row of `allocations` was for, with the rule that decided."""
-        columns = {
-            name: memoryview(column) for name, column in self._columns["allocations"].items()
-        }
-        return categories_of(columns, self.passes)
+        return categories_of(self._rows(), self.passes)
+
+    def _rows(self) -> dict[str, memoryview]:
+        return {n: memoryview(column) for n, column in self._columns["allocations"].items()}
 
     def lifetimes_us(self) -> list[int | None]:
         """How long each row of `allocations` lived, in microseconds.

@@ -410,6 +410,23 @@ NT_TEST(retries_without_frames_are_guesses)
     timeline_check_retries(&r, 1, 1, false);
 }
 
+NT_TEST(retries_are_told_where_only_allocations_have_stacks)
+{
+    nt_trace r;
+    nt_trace_open(&r, t, NULL);
+    const uint32_t made = nt_trace_stack(&r, "build", 1, NULL);
+    const uint32_t own = nt_trace_stack(&r, "forward", 1, NULL);
+    nt_trace_event_at(&r, NT_ACTION_SEGMENT_ALLOC, BASE, 20 * MIB, made);
+    nt_trace_event_at(&r, NT_ACTION_ALLOC, BASE, 20 * MIB, made);
+    nt_trace_event_at(&r, NT_ACTION_FREE_REQUESTED, BASE, 20 * MIB, made);
+    nt_trace_event_at(&r, NT_ACTION_FREE_COMPLETED, BASE, 20 * MIB, made);
+    timeline_release(&r, 20 * MIB, made);
+    nt_trace_event_at(&r, NT_ACTION_SEGMENT_ALLOC, BASE, 40 * MIB, own);
+    timeline_release(&r, 40 * MIB, own);
+    nt_trace_event_at(&r, NT_ACTION_SEGMENT_ALLOC, BASE, 40 * MIB, own);
+    timeline_check_retries(&r, 2, 1, false);
+}
+
 NT_TEST(garbage_collection_is_no_retry)
 {
     nt_trace r;
@@ -477,6 +494,7 @@ const nt_test_case nt_timeline_tests[] = {
     NT_CASE(churn_counts_each_allocation_once),
     NT_CASE(retries_are_told_from_empty_cache),
     NT_CASE(retries_without_frames_are_guesses),
+    NT_CASE(retries_are_told_where_only_allocations_have_stacks),
     NT_CASE(garbage_collection_is_no_retry),
     NT_CASE(room_for_oversize_is_no_retry),
     NT_CASE(progress_can_end_the_replay),

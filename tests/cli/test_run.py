@@ -207,7 +207,7 @@ def test_forked_child_ends_without_report(run):
         "    print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "sys.exit(0 if child else 7)\n"
     )
-    done = run(text)
+    done = run(text, "--recorder", "pytorch")
     assert (done.returncode, done.stdout) == (0, "child 7\n")
     assert done.stderr.count("exit code") == 1
     assert "note" not in done.stderr
@@ -247,7 +247,8 @@ def test_rank_is_told(run, monkeypatch):
 def test_page_is_written_at_one_go(run, tmp_path):
     (tmp_path / "program.py").write_text("import torch\ntorch.fake.init()\n")
     reading, writing = os.pipe2(os.O_DIRECT)
-    command = [sys.executable, "-u", "-m", "neutracer", "run", "program.py"]
+    command = [sys.executable, "-u", "-m", "neutracer", "run", "--recorder", "pytorch"]
+    command.append("program.py")
     where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
     environment = {**os.environ, "PYTHONPATH": where}
     subprocess.run(command, env=environment, cwd=tmp_path, stderr=writing, check=True)
@@ -361,3 +362,62 @@ def test_real_torch_on_a_cpu_is_told(tmp_path):
     assert done.returncode == 0
     assert done.stdout == "0.0\n"
     assert "Nothing was recorded: CUDA in this build of torch" in done.stderr
+
+
+def test_interrupt_is_shown_and_ends_as_python_does(run):
+    done = run("import torch\ntorch.fake.init()\ndef step():\n raise KeyboardInterrupt\nstep()\n")
+    assert done.returncode == -signal.SIGINT
+    assert "in step" in done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert "exit code 130" in done.stderr
+    assert len(written(run, "-exit.pickle")) == 1
+
+
+TERMINATED = """
+import os, signal, threading, time, torch
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+torch.fake.init()
+torch.fake.allocate(7)
+{before}
+begin = time.monotonic()
+os.kill(os.getpid(), signal.SIGTERM)
+while time.monotonic() - begin < 30:
+    time.sleep(0.01)
+"""
+
+
+def test_termination_leaves_a_report(run):
+    done = run(TERMINATED.format(before=""))
+    assert done.returncode == -signal.SIGTERM
+    (snapshot,) = written(run, "-terminated.pickle")
+    assert len(neutracer.load(snapshot).events) == 21
+    assert "is being terminated; report:" in done.stderr
+
+
+def test_termination_comes_while_c_code_keeps_the_lock(run):
+    text = TERMINATED.format(before="import re, sys; sys.setswitchinterval(1000)")
+    text = text.replace("time.sleep(0.01)", "pass")
+    assert run(text).returncode == -signal.SIGTERM
+
+
+def test_programs_own_handler_of_termination_is_kept(run):
+    mine = "signal.signal(signal.SIGTERM, lambda *_: (print('mine'), exit(9)))"
+    done = run(TERMINATED.format(before=mine))
+    assert (done.returncode, done.stdout) == (9, "mine\n")
+    assert len(written(run, "-exit.pickle")) == 1
+    assert written(run, "-terminated.pickle") == []
+
+
+@needs_fork
+def test_terminated_child_leaves_the_parent_alone(run):
+    text = (
+        "import os, signal, time, torch\n"
+        "torch.fake.init()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    time.sleep(60)\n"
+        "os.kill(child, signal.SIGTERM)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = run(text)
+    assert (done.returncode, done.stdout) == (0, f"{-signal.SIGTERM}\n"), done.stderr

@@ -74,9 +74,18 @@ nt_program_is_call(program_maker *m, size_t first, size_t end)
         /* With frames it is a call from C++. */
         return true;
     }
+    /* All that one request does has the stack of that request. Where only allocations
+     * have stacks, a segment that empty_cache() releases may have the same by chance.
+     */
+    const bool asks = stack != NT_NO_STACK || next != NT_ACTION_OOM;
+    if (asks && stack != m->events->stack[m->first + end]) {
+        return true;
+    }
     if (stack != NT_NO_STACK) {
-        /* All that one request does has the stack of that request. */
-        return m->events->stack[m->first + end] != stack;
+        if (!nt_timeline_facts(m->timeline)->frees_known) {
+            m->p->face.calls_known = false;
+        }
+        return false;
     }
     if (next == NT_ACTION_OOM) {
         return false;

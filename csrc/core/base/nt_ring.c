@@ -31,18 +31,19 @@ nt_ring_plan_take(nt_ring_plan *plan, uint64_t count, uint64_t element)
     return plan->base == NULL ? NULL : plan->base + first;
 }
 
-/* The memory of a ring in the order in which it is touched; returns the ring. */
+/* The memory of a ring, its entries last: of these a system gives only what events have
+ * come to. Returns the ring. */
 static nt_ring *
 ring_place(nt_ring_plan *plan, uint64_t capacity, int frames)
 {
     nt_ring *ring = nt_ring_plan_take(plan, 1, sizeof(nt_ring));
-    nt_ring_entry *entries = nt_ring_plan_take(plan, capacity, sizeof(nt_ring_entry));
     nt_ring_tables *tables = nt_ring_plan_take(plan, 1, sizeof(nt_ring_tables));
     nt_ring_origin *origins =
         frames ? nt_ring_plan_take(plan, RING_ORIGIN_SLOTS, sizeof(nt_ring_origin))
                : NULL;
     nt_ring_tables counted = {0};
     nt_ring_tables_place(tables == NULL ? &counted : tables, plan, frames);
+    nt_ring_entry *entries = nt_ring_plan_take(plan, capacity, sizeof(nt_ring_entry));
     if (ring == NULL) {
         return NULL;
     }
@@ -78,7 +79,8 @@ nt_ring_new(const struct nt_alloc *alloc, uint64_t events, int frames)
     if (block == NULL) {
         return NULL;
     }
-    memset(block, 0, (size_t)size);
+    /* No entry is read before it was written. */
+    memset(block, 0, (size_t)(size - capacity * sizeof(nt_ring_entry)));
     plan = (nt_ring_plan){.base = block + (64 - ((uintptr_t)block & 63))};
     nt_ring *ring = ring_place(&plan, capacity, frames);
     ring->block = block;

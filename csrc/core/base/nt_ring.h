@@ -26,7 +26,7 @@ extern "C" {
 #define NT_RING_NONE UINT32_MAX
 
 /* Frames of a stack that are kept, from the innermost. */
-#define NT_RING_FRAMES 16
+#define NT_RING_FRAMES 64
 
 #define NT_RING_WORDS 8
 

@@ -5,12 +5,12 @@
 #include <string.h>
 
 /* A training script shows some thousand functions and some ten thousand stacks; code
- * objects take some 500 bytes of the store. A ring with frames has 9 MiB of these
+ * objects take some 500 bytes of the store. A ring with frames has 11 MiB of these
  * tables. */
 #define TABLES_CODES 8192
 #define TABLES_FRAMES 32768
 #define TABLES_STACKS 65536
-#define TABLES_IDS (TABLES_STACKS * 8)
+#define TABLES_IDS (TABLES_STACKS * 16)
 #define TABLES_TEXTS 4096
 #define TABLES_STORE (4u << 20)
 #define TABLES_SMALL_STORE (64u << 10)

@@ -19,7 +19,7 @@ extern "C" {
 
 /* Raised when anything in this header or in nt_ring.h changes. A shim built for another
  * number is built anew. */
-#define NT_LIVE_API_VERSION 4
+#define NT_LIVE_API_VERSION 5
 #define NT_LIVE_CAPSULE "neutracer._core.live_api"
 
 /* PyTorch's trace actions, in its order. */

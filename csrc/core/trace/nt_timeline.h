@@ -83,6 +83,8 @@ typedef struct nt_trace_facts {
     uint32_t release_runs; /* runs of segment_free/unmap in the trace */
     uint32_t retries;      /* of those, the allocator's own before a new attempt, and
                             * OOMs that had nothing to release */
+    bool frees_known;      /* false: frees have the stack of the allocation, as PyTorch
+                            * gives them where it records only allocations' */
     bool retries_known;    /* false: some run may have been something else, for want of
                             * frames, or under settings that release otherwise */
 } nt_trace_facts;

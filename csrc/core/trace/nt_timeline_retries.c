@@ -4,7 +4,9 @@
  * It releases segments for four reasons: the user's empty_cache(), which has that frame
  * in its stack; the retry, right before the segment that it then gets, or the OOM; and,
  * where the settings say so, to collect garbage or to make room for a request that
- * max_split_size_mb makes oversize, likewise right before a segment.
+ * max_split_size_mb makes oversize, likewise right before a segment. Where only
+ * allocations have stacks, what empty_cache() releases has the stack of the segment's
+ * allocation; what a request releases has that request's.
  */
 #include "trace/nt_rounding.h"
 #include "trace/nt_timeline_state.h"
@@ -46,7 +48,10 @@ retries_is_retry(retries *r, size_t first, size_t end)
     if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP) {
         return false;
     }
-    if (stack == NT_NO_STACK) {
+    if (!t->facts.frees_known && stack != r->events->stack[t->first + end]) {
+        return false;
+    }
+    if (stack == NT_NO_STACK || !t->facts.frees_known) {
         r->t->facts.retries_known = false;
     }
     for (size_t i = first; i < end; i++) {
@@ -56,6 +61,25 @@ retries_is_retry(retries *r, size_t first, size_t end)
     }
     r->t->facts.retries_known = false;
     return false;
+}
+
+/* Whether frees have stacks of their own: false if all have that of the allocation. */
+static bool
+retries_frees_known(const nt_timeline *t, const nt_event_columns *events)
+{
+    const nt_allocation_columns *a = &t->allocations;
+    const uint32_t *stack = events->stack + t->first;
+    bool shown = false;
+    for (size_t row = 0; row < a->count; row++) {
+        if (a->alloc_event[row] < 0 || a->free_event[row] < 0) {
+            continue;
+        }
+        if (stack[a->alloc_event[row]] != stack[a->free_event[row]]) {
+            return true;
+        }
+        shown |= stack[a->alloc_event[row]] != NT_NO_STACK;
+    }
+    return !shown;
 }
 
 /* An OOM comes after a retry, even where that had nothing to give back. */
@@ -95,6 +119,7 @@ nt_timeline_count_retries(nt_timeline *t, nt_error *err)
         .settings = nt_snapshot_settings(t->snapshot),
     };
     t->facts.retries_known = true;
+    t->facts.frees_known = retries_frees_known(t, r.events);
     if (t->count == 0) {
         return NT_OK;
     }

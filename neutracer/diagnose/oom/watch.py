@@ -21,9 +21,9 @@ from neutracer.errors import UnavailableError
 from neutracer.pickling import StaysHere
 from neutracer.process.cycles.watch import prepare_heap
 from neutracer.process.device.devices import devices
+from neutracer.process.hooks.long_history import ProgramRecording
 from neutracer.process.hooks.observer import OutOfMemory, add_notes, listen
 from neutracer.process.recording.capture import torch_with_cuda
-from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES, Recording, record
 from neutracer.units import format_count
 
 __all__ = ["OomWatch", "oom_report", "watch_oom"]
@@ -43,7 +43,7 @@ _MOST_SITES = 10_000
 def watch_oom(
     directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
     *,
-    max_entries: int = DEFAULT_MAX_ENTRIES,
+    max_entries: int | None = None,
     stacks: str = "python",
     limit: int = _BURST,
     seconds: float = DEFAULT_SECONDS,
@@ -60,11 +60,12 @@ def watch_oom(
 
     Args:
         directory: Where the files go; it is made when the first is written.
-        max_entries: Events of the allocator's history to keep meanwhile, as for `record`,
-            which costs time at each allocation; 0 records nothing. The report then has the
-            events of `neutracer.live`, if that is on; otherwise it says where memory is but
-            not who took it.
-        stacks: As for `record`.
+        max_entries: Events of each device's history to keep meanwhile; None is as many as 256
+            MiB of the host's memory have room for: 1,000,000 through neutracer's hooks, or
+            250,000 where only PyTorch's recorder can be had, which costs more time. 0 records
+            nothing. The report then has the events of `neutracer.live`, if that is on;
+            otherwise it says where memory is but not who took it.
+        stacks: "python", or "all" with frames of C++, which only PyTorch's recorder has.
         limit: How many reports may be written in a row; one more a minute after that.
         seconds: The most time that a report may take; what is not done by then is left out.
         callback: Called with each `OomReport` after it is written. What it raises is
@@ -98,7 +99,7 @@ def watch_oom(
 def oom_report(
     directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
     *,
-    max_entries: int = DEFAULT_MAX_ENTRIES,
+    max_entries: int | None = None,
     stacks: str = "python",
     limit: int = _BURST,
     seconds: float = DEFAULT_SECONDS,
@@ -108,7 +109,7 @@ def oom_report(
 
     Args:
         directory: As for `watch_oom`, and so the others.
-        max_entries: Events of history to keep; 0 records none.
+        max_entries: Events of history to keep; None is as for `watch_oom`, 0 records none.
         stacks: As for `record`.
         limit: Reports in a row.
         seconds: The most time that a report may take.
@@ -128,14 +129,17 @@ def oom_report(
         ...     train()
     """
     folder = path_name(directory, "directory")
-    max_entries = whole_number("max_entries", max_entries, "a number of events")
+    if max_entries is not None:
+        max_entries = whole_number("max_entries", max_entries, "a number of events")
     limit = whole_number("limit", limit, "a number of reports")
     number("seconds", seconds, "a number of seconds")
-    if max_entries < 0 or limit < 1 or not seconds > 0:
+    if (max_entries or 0) < 0 or limit < 1 or not seconds > 0:
         raise ValueError("max_entries must be 0 or more, limit 1 or more, seconds above 0")
     called_back("callback", callback, "report")
     torch_with_cuda()
-    recording = record(max_entries, stacks) if max_entries else None
+    if stacks not in ("python", "all"):
+        raise ValueError(f"stacks is {stacks!r}: it must be 'python' or 'all'")
+    recording = None if max_entries == 0 else ProgramRecording(max_entries, stacks)
     return OomWatch(folder, recording, limit, seconds, callback)
 
 
@@ -162,7 +166,7 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
     def __init__(
         self,
         directory: str,
-        recording: Recording | None,
+        recording: ProgramRecording | None,
         limit: int,
         seconds: float,
         callback: Callable[[OomReport], object] | None,
@@ -251,16 +255,18 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
         frame = asking_frame()
         stack = python_stack(frame)
         site = site_of(told.device, stack)
-        # Another thread may be at it: nobody waits for anybody here.
-        if not self._busy.acquire(blocking=False):
+        # Of several threads each gets its report, in the time that one may take.
+        begin = time.monotonic()
+        if not self._busy.acquire(timeout=min(self._seconds, threading.TIMEOUT_MAX)):
             return
         try:
+            left = self._seconds - (time.monotonic() - begin)
             known = self._sites.get(site)
             if known is not None:
                 known.count += 1
                 self._leave_note(told, _again(known), frame is None)
             elif self._may_write():
-                report = write_down(told, frame, self._directory, self._seconds)
+                report = write_down(told, frame, self._directory, left)
                 self._sites[site] = _Site(1, report)
                 self._reports.append(report)
                 self._leave_note(told, report.note, frame is None)

@@ -19,6 +19,7 @@ from neutracer.diagnose.oom.explain import ExplainReport, explain
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.oom.moment import facts_of
 from neutracer.diagnose.oom.page import OomReport
+from neutracer.process.hooks.long_history import hook_events, recording_facts
 from neutracer.process.hooks.observer import OutOfMemory
 from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import dumped
@@ -34,8 +35,10 @@ _LOGGER = logging.getLogger("neutracer")
 
 DEFAULT_SECONDS = 10.0
 
-# What PyTorch takes to spell out an event and what we take to read it, at the worst.
+# What PyTorch takes to spell out an event and what we take to read it, at the worst; and what
+# we take for one of the hooks.
 _EVENT_S = 5e-6
+_HOOK_EVENT_S = 2e-6
 
 
 def write_down(
@@ -130,7 +133,8 @@ class _Work:
         now = hooks.state()
         follows = now is not None and now.active and now.backend == "cuda"
         if now is not None and follows and not torch._C._cuda_isHistoryEnabled():
-            return take(now.backend, now.events)
+            most = int((self._end - time.monotonic()) / _HOOK_EVENT_S)
+            return take(now.backend, max(min(hook_events() or now.events, most), 1), quiet=True)
         cuda = torch.cuda
         recorded = HISTORY.in_force()
         if recorded is not None and recorded.max_entries * _EVENT_S > self._end - time.monotonic():
@@ -141,7 +145,7 @@ class _Work:
         return dumped(cuda)
 
     def _process(self) -> dict[str, Any]:
-        return sidecar((self._told.device,), recording=HISTORY.facts())
+        return sidecar((self._told.device,), recording=recording_facts())
 
     def _report(
         self,

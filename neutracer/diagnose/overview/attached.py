@@ -148,7 +148,11 @@ def _record(asked: dict[str, Any], folder: Path, told: dict[str, Any]) -> None:
 
 
 def _begun(asked: dict[str, Any], *, watch: bool) -> Following:
-    following = Following(asked["directory"], asked["max_entries"], asked["stacks"], "attach")
+    following = Following(
+        # A process that somebody else runs is not kept waiting for a compiler.
+        *(asked["directory"], asked["max_entries"], asked["stacks"], "attach"),
+        recorder="pytorch",
+    )
     following.begin(watch=watch)
     if following.why:
         following.end(None)

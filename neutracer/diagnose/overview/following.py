@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterable
 
@@ -12,9 +13,8 @@ from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.watch import OomWatch, oom_report
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError, UnavailableError
+from neutracer.process.hooks.long_history import ProgramRecording, recording_facts
 from neutracer.process.recording.capture import snapshot
-from neutracer.process.recording.history import HISTORY
-from neutracer.process.recording.recorder import Recording, record
 from neutracer.process.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
 from neutracer.render.text import render_text
 from neutracer.trace.snapshot import Snapshot
@@ -24,6 +24,9 @@ __all__ = ["DEFAULT_DIRECTORY", "Following", "check_writable", "written_pairs"]
 _LOGGER = logging.getLogger("neutracer")
 
 DEFAULT_DIRECTORY = "neutracer-run"
+
+# For the last report before a signal ends the process, which it does after two seconds.
+_SOON_S = 1.8
 
 _UNUSED = (
     "This program never used CUDA. Programs that it started are not followed: "
@@ -64,13 +67,22 @@ class Following:
         last: What the snapshot that was written last shows.
     """
 
-    def __init__(self, directory: str, max_entries: int, stacks: str, command: str = "run") -> None:
+    def __init__(
+        self,
+        directory: str,
+        max_entries: int | None,
+        stacks: str,
+        command: str = "run",
+        *,
+        context: str = "alloc",
+        recorder: str = "auto",
+    ) -> None:
         """Set up; `begin` begins.
 
         Args:
             directory: Where the files go; it is made when the first is written.
-            max_entries: As for `record`; 0 records nothing.
-            stacks: As for `record`.
+            max_entries: As for `ProgramRecording`; 0 records nothing.
+            stacks: As for `ProgramRecording`, and so `context` and `recorder`.
             command: Which command it is for.
         """
         self.directory = os.path.abspath(directory)
@@ -78,12 +90,12 @@ class Following:
         self.why = ""
         self.last: OverviewReport | None = None
         self._max_entries = max_entries
-        self._stacks = stacks
+        self._how = (stacks, context, recorder)
         self._process = os.getpid()
         # Held while files are written: by the program's thread, or by that beside it.
         self._lock = threading.Lock()
         self._ended = False
-        self._recording: Recording | None = None
+        self._recording: ProgramRecording | None = None
         self._watch: OomWatch | None = None
         self._files: list[str] = []
         self._notes: list[str] = []
@@ -131,11 +143,11 @@ class Following:
             return
         try:
             ooms = oom_report(self.directory, max_entries=0) if watch else None
-            if self._max_entries:
-                recording = record(self._max_entries, self._stacks)
-                # It belongs in the report, not in the middle of the program's output.
-                recording.quiet = True
+            if self._max_entries != 0:
+                recording = ProgramRecording(self._max_entries, *self._how)
                 self._recording = recording.start()
+                if recording.why:
+                    self.why = f"Nothing was recorded: {recording.why}."
             if ooms is not None:
                 self._watch = ooms.start()
                 _set_watching(self)
@@ -148,7 +160,7 @@ class Following:
         with self._lock:
             if self._ended:
                 return
-            if self._max_entries and (recording is None or recording.waiting):
+            if self._max_entries != 0 and (recording is None or recording.waiting):
                 _LOGGER.warning("no report: this program has not used CUDA so far")
                 return
             self._write(reason)
@@ -158,21 +170,31 @@ class Following:
         try:
             os.makedirs(self.directory, exist_ok=True)
             snap = self._save(f"{stem}.pickle")
+            self._files.append(f"{stem}.pickle")
             shown = overview(snap, f"{stem}.pickle", path=f"{stem}.pickle")
             write_text(f"{stem}.txt", render_text(shown.document()))
         except (NeutracerError, OSError, ValueError) as error:
             self._notes.append(f"{os.path.basename(stem)}: {error}")
             return
         self.last = shown
-        self._files.append(f"{stem}.pickle")
 
     def _save(self, path: str) -> Snapshot:
         if self._recording is not None:
             return self._recording.save(path)
         snap = snapshot()
         snap.save(path)
-        write_text(sidecar_path(path), sidecar(snap.devices, recording=HISTORY.facts()))
+        write_text(sidecar_path(path), sidecar(snap.devices, recording=recording_facts()))
         return snap
+
+    def end_soon(self) -> None:
+        """Do what `end` does, in less than two seconds: a signal ends this process then."""
+        ending = threading.Thread(target=self.end, args=("terminated",), daemon=True)
+        ending.start()
+        ending.join(_SOON_S)
+        files = [file for file in self._files if file.endswith("-terminated.pickle")]
+        told = files[0] if files else "none could be written in time"
+        if sys.stderr is not None and not self.why:
+            print(f"neutracer: the program is being terminated; report: {told}", file=sys.stderr)
 
     def end(self, reason: str | None = "exit") -> None:
         """Write the last report, switch everything off; a second time does nothing.
@@ -196,9 +218,13 @@ class Following:
                 return
             if recording.waiting:
                 self.why = _UNUSED
-            if recording.waiting or reason is None:
+            if recording.why:
+                self.why = f"Nothing was recorded: {recording.why}."
+            if recording.waiting or recording.why or reason is None:
                 recording.discard()
                 return
+            if recording.because:
+                self._notes.append(f"recorded with PyTorch's own recorder: {recording.because}")
             recording.stop()
             self._write(reason)
 

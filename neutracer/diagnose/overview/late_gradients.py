@@ -11,6 +11,7 @@ from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding
 from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.places import place_of
+from neutracer.trace.table import NONE
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count
 
@@ -70,8 +71,10 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
     held = {forward: sum(sizes[row] for row in rows) for forward, rows in by_forward.items()}
     forward = max(held, key=lambda event: held[event])
     events = [freed[row] for row in by_forward[forward]]
-    places = Counter(place_of(timeline.events[event].stack) for event in events)
-    place = places.most_common(1)[0][0]
+    # A free that has only the stack of the allocation does not say who freed.
+    known = [event for event in events if passes.stack[event] != NONE]
+    places = Counter(place_of(timeline.events[event].stack) for event in known)
+    place = places.most_common(1)[0][0] if places else None
     return LateGradients(
         bytes=held[forward],
         count=len(events),
@@ -79,7 +82,7 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
         forward=forward,
         freed=min(events),
         peak_bytes=max(timeline.allocated[forward : min(events)]),
-        place=place if place.line else None,
+        place=place if place and place.line else None,
     )
 
 
@@ -115,7 +118,8 @@ def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
     notes = [
         Note(
             f"{format_count(found.count, 'gradient')} in each of "
-            f"{format_count(found.passes, 'forward pass', 'forward passes')}, freed only then by",
+            f"{format_count(found.passes, 'forward pass', 'forward passes')}, freed only then"
+            f"{' by' if found.place else ''}",
             found.place,
         ),
         Note(f"Up to {peak} were allocated while they waited."),

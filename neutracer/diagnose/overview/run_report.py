@@ -20,8 +20,7 @@ from neutracer.diagnose.overview.following import (
 from neutracer.diagnose.overview.report import OverviewReport
 from neutracer.process.recording.imports import when_imported
 from neutracer.process.recording.on_demand import OnDemand
-from neutracer.process.recording.program import run_program
-from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
+from neutracer.process.recording.program import run_program, shell_code
 from neutracer.process.recording.sidecar import rank_facts, rank_text
 from neutracer.render.document import Block, Document, KeyValues, Paragraph
 from neutracer.render.report import Report
@@ -39,7 +38,8 @@ class RunReport(Report):
 
     Attributes:
         program: What was run.
-        exit_code: What it ended with.
+        exit_code: What it ended with; as a shell has it, 128 and the signal where one did.
+        signal: The signal that ended it, as Ctrl-C does; None where none did.
         seconds: How long it ran.
         rank: Its rank, by torch.distributed or its launcher; None where there is none.
         world_size: How many ranks there are.
@@ -57,6 +57,7 @@ class RunReport(Report):
 
     program: str
     exit_code: int
+    signal: int | None
     seconds: float
     rank: int | None
     world_size: int | None
@@ -99,8 +100,10 @@ def run_and_report(
     *,
     module: bool = False,
     directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
-    max_entries: int = DEFAULT_MAX_ENTRIES,
+    max_entries: int | None = None,
     stacks: str = "python",
+    context: str = "alloc",
+    recorder: str = "auto",
     every_s: float | None = None,
 ) -> RunReport:
     """Run a program in this process, recording from when it initialises CUDA.
@@ -114,8 +117,8 @@ def run_and_report(
         command: The script, or the module's name, and its arguments.
         module: Whether it is a module.
         directory: Where the files go; it is made when the first is written.
-        max_entries: As for `record`.
-        stacks: As for `record`.
+        max_entries: As for `ProgramRecording`.
+        stacks: As for `ProgramRecording`, and so `context` and `recorder`.
         every_s: Seconds between reports while it runs; None writes none.
 
     Returns:
@@ -126,13 +129,21 @@ def run_and_report(
         ValueError: An argument is out of its range.
         SystemExit: This is a child that the program has forked.
     """
-    if max_entries < 1 or (every_s is not None and not every_s > 0):
+    if (max_entries is not None and max_entries < 1) or (every_s is not None and not every_s > 0):
         raise ValueError("max_entries and the time between reports must be above 0")
-    if max(max_entries, every_s or 0) > _MOST:
+    if max(max_entries or 0, every_s or 0) > _MOST:
         raise ValueError(f"max_entries and the time between reports must be at most {_MOST:,}")
     check_writable(os.path.abspath(directory))
-    following = Following(os.fspath(directory), max_entries, stacks)
-    beside = OnDemand(following.write, every_s=every_s, signum=getattr(signal, "SIGUSR2", None))
+    following = Following(
+        os.fspath(directory), max_entries, stacks, context=context, recorder=recorder
+    )
+    beside = OnDemand(
+        following.write,
+        every_s=every_s,
+        signum=getattr(signal, "SIGUSR2", None),
+        last_signum=getattr(signal, "SIGTERM", None),
+        last=following.end_soon,
+    )
     cancel = when_imported("torch", following.begin)
     begin = time.monotonic()
     beside.start()
@@ -157,7 +168,8 @@ def _report(following: Following, program: str, code: int, seconds: float) -> Ru
     facts = rank_facts()
     return RunReport(
         program=program,
-        exit_code=code,
+        exit_code=shell_code(code),
+        signal=-code if code < 0 else None,
         seconds=seconds,
         rank=facts["rank"],
         world_size=facts["world_size"],

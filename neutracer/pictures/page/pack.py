@@ -239,7 +239,7 @@ def _add_events(
         packer.add("event.time", times, delta=True, base=times[0])
     if kept.events is not None:
         packer.add("event.number", memoryview(kept.events).cast("I"), delta=True)
-    packer.add("event.stack", stacks.numbers(_picked(_numbers(table, "stack"), kept.events)))
+    packer.add("event.stack", stacks.numbers(_picked(timeline.passes.stack, kept.events)))
     # What an allocation or a segment does not tell: the room left at an out-of-memory event.
     oom = snap.native.actions().index("oom")
     others = [found.start() for found in re.finditer(re.escape(bytes([oom])), actions)]

@@ -7,8 +7,10 @@ at the first request and once, and costs some ten ns an event from then on even 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,7 @@ __all__ = [
     "OomSubscription",
     "attach",
     "device_stats",
+    "follow",
     "load",
     "on_oom",
     "oom_descriptor",
@@ -47,6 +50,29 @@ __all__ = [
 ]
 
 _lock = threading.RLock()
+
+
+class _Wanted:
+    """Who wants events: whoever called `attach`, and followers with what they asked for."""
+
+    def __init__(self) -> None:
+        self.attached = False
+        self.followers: dict[object, tuple[int, int]] = {}
+
+    def forget(self) -> None:
+        """Start anew in the child of a fork: its parent's followers are not there."""
+        global _lock
+        _lock = threading.RLock()
+        self.attached = False
+        self.followers.clear()
+
+    def frames(self, asked: int) -> int:
+        """The frames that an event has to have where somebody asks for so many."""
+        return max(asked, *(frames for _, frames in self.followers.values()), 0)
+
+
+_wanted = _Wanted()
+os.register_at_fork(after_in_child=_wanted.forget)
 
 
 @dataclass(frozen=True)
@@ -93,40 +119,81 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
 
     Args:
         events: How many each ring keeps; older ones are overwritten. 64 bytes each.
-        frames: Python frames kept of each event, from the innermost, at most 16.
+        frames: Python frames kept of each event, from the innermost, at most 64.
 
     Raises:
         UnavailableError: There are no hooks here, or no device for a torch that is built
             for CUDA; CUDA was not initialised, another allocator than PyTorch's own is in
             use, PyTorch's profiler is running in this thread (CPU), or frames can't be read
             in this interpreter.
-        ValueError: `events` is below 1, or `frames` not 0 to 16.
+        ValueError: `events` is below 1, or `frames` not 0 to 64.
     """
     events = min(whole_number("events", events), sys.maxsize)
     frames = whole_number("frames", frames)
-    if events < 1 or not 0 <= frames <= 16:
-        raise ValueError("events must be 1 or more, and frames 0 to 16")
+    if events < 1 or not 0 <= frames <= 64:
+        raise ValueError("events must be 1 or more, and frames 0 to 64")
+    with _lock:
+        _begin(events, frames)
+        _wanted.attached = True
+
+
+def _begin(events: int, frames: int) -> None:
     _refuse_without_device()
     module = load()
+    if module.backend == "cpu":
+        watch_here(module)
+    now = module.state()
+    frames = _wanted.frames(frames)
+    if now["active"] and _capacity(now) >= events:
+        if now["frames"] != frames:
+            call(module.keep_frames, frames)
+        return
+    if _capacity(now) < events:
+        call(module.attach, events)
+    call(module.start, frames)
+
+
+def follow(events: int, frames: int) -> Callable[[], None]:
+    """Do what `attach` does, until what this returns is called.
+
+    Meanwhile `silence` changes nothing, and `attach` records as many frames at least.
+
+    Args:
+        events: As for `attach`.
+        frames: As for `attach`.
+
+    Returns:
+        Ends it. Where nobody else wants events the hooks are silent then.
+
+    Raises:
+        UnavailableError: As for `attach`.
+    """
+    key = object()
     with _lock:
-        if module.backend == "cpu":
-            watch_here(module)
-        now = module.state()
-        if now["active"] and _capacity(now) >= events:
-            if now["frames"] != frames:
-                call(module.keep_frames, frames)
-            return
-        if _capacity(now) < events:
-            call(module.attach, events)
-        call(module.start, frames)
+        _begin(events, frames)
+        _wanted.followers[key] = (events, frames)
+
+    def end() -> None:
+        with _lock:
+            if _wanted.followers.pop(key, None) is not None and not _wanted.attached:
+                _stop()
+
+    return end
 
 
 def silence() -> None:
     """Record nothing until `resume` or `attach`; fine where nothing is attached.
 
     On CUDA what was recorded is set apart at once, since the layout goes on without it.
+    Where something follows (`follow`) it goes on.
     """
-    if loaded() is not None and loaded().state()["active"]:
+    with _lock:
+        _wanted.attached = False
+        _stop()
+
+
+def _stop() -> None:
+    if not _wanted.followers and loaded() is not None and loaded().state()["active"]:
         call(loaded().stop)
 
 
@@ -143,7 +210,7 @@ def resume(frames: int | None = None) -> None:
     if module is None or not module.state()["attached"]:
         raise UnavailableError("an attached tracker", "call attach() first")
     if not module.state()["active"]:
-        call(module.start, frames or 0)
+        call(module.start, _wanted.frames(frames or 0))
 
 
 def state() -> HookState | None:

@@ -19,6 +19,11 @@ from neutracer.process.hooks.check import FALLBACK, difference
 __all__ = ["call", "load", "loaded", "loaded_path", "try_load", "why_none"]
 
 
+_COMPILING = (
+    "neutracer: compiling its hooks on the allocator of torch {}, once, which takes some seconds"
+)
+
+
 class _Shim:
     """The loaded module of this process, or why there is none."""
 
@@ -58,7 +63,10 @@ def load(*, compile: bool = True) -> Any:
         if path is None and not compile:
             raise UnavailableError("a compiled module of hooks", "run 'neutracer build-hooks'")
         try:
-            path = build(goal) if path is None else path
+            if path is None:
+                # Whoever waits is to know for what.
+                print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
+                path = build(goal)
             module = _connected(path)
         except UnavailableError as error:
             # What failed once is not tried again at every call.

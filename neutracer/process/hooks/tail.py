@@ -64,9 +64,9 @@ class LiveTail:
         Args:
             max_events: The most events of each device that are kept and given; None for as
                 many as the call before, at first 100,000. A ring takes 64 bytes an event,
-                and tables of stacks some 11 MiB a device. More than before starts anew: what
+                and tables of stacks some 13 MiB a device. More than before starts anew: what
                 was recorded is lost.
-            frames: Python frames recorded of each event, from the innermost, 0 to 16; None
+            frames: Python frames recorded of each event, from the innermost, 0 to 64; None
                 for as many as before, at first 8.
 
         Returns:
@@ -75,7 +75,7 @@ class LiveTail:
         Raises:
             UnavailableError: PyTorch's allocator can't be followed here; `.install` says
                 why, and what to do. `neutracer.snapshot()` needs no hooks.
-            ValueError: `max_events` is below 1, or `frames` not 0 to 16.
+            ValueError: `max_events` is below 1, or `frames` not 0 to 64.
 
         Example:
             >>> import neutracer
@@ -110,12 +110,13 @@ class LiveTail:
 live = LiveTail()
 
 
-def take(backend: str, max_events: int) -> Snapshot:
+def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
     """A snapshot from the hooks that are connected, whether they record or not.
 
     Args:
         backend: "cuda" or "cpu".
         max_events: The most events of each device.
+        quiet: Warn of nothing.
 
     Raises:
         UnavailableError: The allocator gave no layout.
@@ -128,6 +129,6 @@ def take(backend: str, max_events: int) -> Snapshot:
         raise UnavailableError("the layout of PyTorch's allocator", str(error)) from error
     for key, noun, said in _LOST:
         lost = sum(tail[key] for tail in tails)
-        if lost:
+        if lost and not quiet:
             warnings.warn(f"{format_count(lost, noun)} {said}", HistoryWarning, stacklevel=3)
     return Snapshot(native)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An action beside a running program: at a signal, and every few minutes."""
+"""An action beside a running program: at signals, every few minutes, before a signal ends it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from neutracer._native import core
+
 __all__ = ["OnDemand"]
 
 _LOGGER = logging.getLogger("neutracer")
+
+# A signal that ends the process does so after that many seconds, whatever is being done.
+_LAST_S = 2.0
 
 
 def _pipe() -> tuple[int, int]:
@@ -47,6 +52,8 @@ class OnDemand:
         *,
         every_s: float | None,
         signum: int | None,
+        last_signum: int | None = None,
+        last: Callable[[], object] | None = None,
         in_main: Callable[[Callable[[], object]], object] = _at_once,
     ) -> None:
         """Set up; `start` begins.
@@ -56,12 +63,18 @@ class OnDemand:
                 is logged.
             every_s: Seconds between two actions, or None.
             signum: The signal, or None.
+            last_signum: A signal that ends the process, which is put off until `last` has
+                returned, for two seconds at most. Python and the program don't see that; a
+                handler that the program sets takes its place. None for none.
+            last: Is called then, on the thread; it has to be quicker than that.
             in_main: Has the main thread call something, and returns when it has: for who
                 begins and ends this from another one.
         """
         self._action = action
         self._every_s = every_s
         self._signum = signum
+        self._last_signum = last_signum
+        self._last = last
         self._in_main = in_main
         self._read, self._write = -1, -1
         # Where signals go while Python is asked where they go.
@@ -72,7 +85,7 @@ class OnDemand:
 
     def start(self) -> None:
         """Begin; call it from the main thread, or have a way to it."""
-        if self._every_s is None and self._signum is None:
+        if self._every_s is None and self._signum is None and self._last_signum is None:
             return
         self._process = os.getpid()
         self._read, self._write = _pipe()
@@ -83,6 +96,8 @@ class OnDemand:
             except BaseException:
                 self._close()
                 raise
+        if self._last_signum is not None:
+            core.put_off_signal(self._last_signum, self._write, _LAST_S)
         self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
         self._thread.start()
 
@@ -90,6 +105,8 @@ class OnDemand:
         """End, and wait for an action that is under way; call it as `start`."""
         if self._thread is None or self._process != os.getpid():
             return
+        if self._last_signum is not None:
+            core.put_back_signal()
         if self._signum is not None:
             self._in_main(self._give_back)
         os.write(self._write, b"\0")
@@ -150,6 +167,8 @@ class OnDemand:
         # The child of a fork meets the signal as it would without this.
         if self._thread is not None:
             self._give_back()
+            if self._last_signum is not None:
+                core.put_back_signal()
             self._thread = None
 
     def _run(self) -> None:
@@ -160,6 +179,8 @@ class OnDemand:
                 came = os.read(self._read, 4096)
                 if 0 in came:
                     return
+                if self._last_signum is not None and self._last_signum + 128 in came:
+                    self._end()
                 if self._is_for_us(came):
                     self._act("signal")
             if due is not None and self._every_s is not None and time.monotonic() >= due:
@@ -170,6 +191,16 @@ class OnDemand:
         if self._signum is None or self._signum not in came:
             return False
         return signal.getsignal(self._signum) == self._handle
+
+    def _end(self) -> None:
+        """What is done last, and then the signal again, which nothing handles any more."""
+        try:
+            if self._last is not None:
+                self._last()
+        except Exception:
+            _LOGGER.exception("the last report could not be written")
+        finally:
+            os.kill(os.getpid(), self._last_signum or 0)
 
     def _act(self, reason: str) -> None:
         try:

@@ -9,7 +9,9 @@ import io
 import os
 import pkgutil
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
@@ -18,7 +20,7 @@ from typing import TextIO
 
 from neutracer.errors import NeutracerError
 
-__all__ = ["can_be_restored", "run_program"]
+__all__ = ["can_be_restored", "end_by", "run_program", "shell_code"]
 
 # What programs put in place of the standard streams: where one of them is thrown away, it
 # closes the standard stream's own buffer, which it may write to.
@@ -40,7 +42,8 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
 
     Returns:
         The exit code that the program ended with; 1 where an exception ended it, which is
-        printed as Python prints it.
+        printed as Python prints it; -SIGINT where that is KeyboardInterrupt, since Python
+        then ends by that signal (`end_by`).
 
     Raises:
         NeutracerError: There is no such script or module.
@@ -53,8 +56,36 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     process = os.getpid()
     code = _ended(arguments, module)
     if process != os.getpid():
-        raise SystemExit(code)
+        end_by(code)
+        raise SystemExit(shell_code(code))
     return code
+
+
+def shell_code(code: int) -> int:
+    """What a shell calls the end of a program: 128 and the signal, where one ended it.
+
+    Example:
+        >>> shell_code(3), shell_code(-2)
+        (3, 130)
+    """
+    return 128 - code if code < 0 else code
+
+
+def end_by(code: int) -> None:
+    """End this process by the signal that `code` stands for, as Python ends by Ctrl-C.
+
+    Anything else, and a process without that way of ending, goes on.
+
+    Args:
+        code: As `run_program` returns it.
+    """
+    if code >= 0 or os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
 
 
 def _ended(arguments: Sequence[str], module: bool) -> int:
@@ -76,13 +107,11 @@ def _ended(arguments: Sequence[str], module: bool) -> int:
         raise NeutracerError(str(error)) from None
     except SystemExit as ending:
         return _exit_code(ending.code)
-    except KeyboardInterrupt:
-        return 130
     except BaseException as error:
         # What the program was, not how it was started.
         error.__traceback__ = _own_frames_off(error)
         sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
         sys.stdout, sys.stderr = map(_own_stream, streams, (sys.stdout, sys.stderr))

@@ -47,7 +47,7 @@ def record(
     max_entries: int = DEFAULT_MAX_ENTRIES,
     stacks: str = "python",
     *,
-    context: str | None = "all",
+    context: str | None = "alloc",
     skip_actions: Iterable[str] = (),
     compile_context: bool = False,
     annotations: bool = False,
@@ -65,8 +65,11 @@ def record(
             `HistoryWarning` says so. An event takes some 350 bytes of the host's memory.
         stacks: "python", or "all" with C++ frames too: an event then takes 1,000 bytes, and
             spelling out the frames takes minutes in a large program.
-        context: What gets a stack: "all" events, only those of "alloc", only the blocks of
-            the "state" at the end, or None.
+        context: What gets a stack: the events of "alloc" (a free then has that of its block's
+            allocation), "all" with frees by their own, only the blocks of the "state" at the
+            end, or None. "all" can end a program: up to Python 3.12, torch 2.11 loses the
+            exception that is under way where memory is freed in a backward pass, as in
+            gradient checkpointing with dropout, which then raises SystemError.
         skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
         compile_context: Record the compiled frame of each event.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
@@ -294,7 +297,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
 
     def _take(self) -> tuple[Snapshot, dict[str, Any]]:
         snap = snapshot()
-        wrapped = self._wrapped(snap)
+        wrapped = self.wrapped(snap)
         if wrapped:
             length = "its ring" if wrapped is True else f"the ring of {wrapped:,} events"
             self._warn(
@@ -309,7 +312,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         facts = sidecar(snap.devices, recording=recording, step=self.step, program=self._program)
         return snap, facts
 
-    def _wrapped(self, snap: Snapshot) -> int | bool:
+    def wrapped(self, snap: Snapshot) -> int | bool:
         """The length of the ring if it wrapped, as far as that can be known, else False."""
         in_force = HISTORY.in_force()
         for device in snap.devices:

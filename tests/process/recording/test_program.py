@@ -46,7 +46,7 @@ def test_module_is_run_by_name(
         ("import sys; sys.exit(3)", 3),
         ("import sys; sys.exit('no')", 1),
         ("import sys; sys.exit()", 0),
-        ("raise KeyboardInterrupt", 130),
+        ("raise KeyboardInterrupt", -2),
         ("1 / 0", 1),
     ],
 )

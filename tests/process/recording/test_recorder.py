@@ -130,7 +130,7 @@ def test_history_of_the_program_is_untouched(fake):
 def test_inner_recording_joins_and_gives_back(fake):
     with neutracer.record(max_entries=20, context="alloc", skip_actions=["free_requested"]):
         outer = last(fake)
-        with neutracer.record(max_entries=99, stacks="all"):
+        with neutracer.record(max_entries=99, stacks="all", context="all"):
             assert last(fake)["max_entries"] == 20
             assert last(fake)["stacks"] == "all"
             assert last(fake)["context"] == "all"
