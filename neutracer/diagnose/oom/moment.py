@@ -21,11 +21,12 @@ from neutracer._native import core
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.errors import NeutracerError
 from neutracer.heap.cycles import device_filter
-from neutracer.process.device.devices import device_processes
+from neutracer.process.device.devices import device_memory, device_processes
 from neutracer.process.hooks.observer import OutOfMemory
 from neutracer.process.recording.program import run_program
+from neutracer.units import format_bytes
 
-__all__ = ["asking_frame", "facts_of", "python_stack", "site_of"]
+__all__ = ["asking_frame", "facts_of", "free_text", "python_stack", "site_of"]
 
 # Frames of the stack that are kept, and those that tell one place of a program from another.
 _MOST_FRAMES = 64
@@ -116,6 +117,18 @@ def facts_of(told: OutOfMemory, frame: FrameType | None, *, with_garbage: bool =
         tensors=_tensors(frame),
         grad_enabled=bool(torch.is_grad_enabled()),
     )
+
+
+def free_text(device: int) -> str:
+    """What a device has left, to be put behind a sentence; "" where NVML can't tell."""
+    try:
+        memory = device_memory(device)
+    except (NeutracerError, OSError, ValueError):
+        return ""
+    if memory.free_bytes is None:
+        return ""
+    free, total = format_bytes(memory.free_bytes), format_bytes(memory.total_bytes)
+    return f"; cuda:{device} has {free} of {total} free"
 
 
 def _total_bytes(torch: Any, device: int) -> int | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name, whole_number
 from neutracer.diagnose.oom.facts import OomFacts
-from neutracer.diagnose.oom.moment import asking_frame, python_stack, site_of
+from neutracer.diagnose.oom.moment import asking_frame, free_text, python_stack, site_of
 from neutracer.diagnose.oom.notebook import tell_after_cells
 from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.write import DEFAULT_SECONDS, write_down
@@ -23,7 +23,7 @@ from neutracer.process.cycles.watch import prepare_heap
 from neutracer.process.device.devices import devices
 from neutracer.process.hooks.long_history import ProgramRecording
 from neutracer.process.hooks.observer import OutOfMemory, add_notes, listen
-from neutracer.process.recording.capture import torch_with_cuda
+from neutracer.process.recording.capture import other_allocator, torch_with_cuda
 from neutracer.units import format_count
 
 __all__ = ["OomWatch", "oom_report", "watch_oom"]
@@ -186,6 +186,8 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
         self._ends: list[Callable[[], object]] = []
         self._process = 0
         self._seen = 0
+        #: What could be said of the last error of another allocator than PyTorch's, or "".
+        self.untold = ""
 
     @property
     def active(self) -> bool:
@@ -309,7 +311,20 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
             if note is not None and _is_same(said, note.told):
                 del self._notes[left_by]
                 return note.text
-        return None
+        return self._untold(message)
+
+    def _untold(self, message: str) -> str | None:
+        """What can be said where another allocator than PyTorch's ran out."""
+        torch = torch_with_cuda()
+        if "out of memory" not in message or not torch.cuda.is_initialized():
+            return None
+        other = other_allocator(torch)
+        if not other:
+            return None
+        self._seen += 1
+        free = free_text(torch.cuda.current_device())
+        self.untold = f"{other}, so nothing tells who holds the memory{free}"
+        return f"neutracer: {self.untold}"
 
 
 def _again(site: _Site) -> str:

@@ -108,7 +108,8 @@ class Following:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of the recording."""
-        return tuple(self._notes)
+        untold = "" if self._watch is None else self._watch.untold
+        return (*self._notes, *([f"out of memory: {untold}"] if untold else ()))
 
     @property
     def is_recording(self) -> bool:

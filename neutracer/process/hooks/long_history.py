@@ -17,7 +17,7 @@ from neutracer.pickling import StaysHere
 from neutracer.process.hooks import attach as hooks
 from neutracer.process.hooks.build import target
 from neutracer.process.hooks.tail import take
-from neutracer.process.recording.capture import torch_with_cuda
+from neutracer.process.recording.capture import other_allocator, torch_with_cuda
 from neutracer.process.recording.history import HISTORY
 from neutracer.process.recording.recorder import Recording, record
 from neutracer.process.recording.sidecar import (
@@ -143,16 +143,9 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             _LOGGER.info("nothing is recorded: %s", error)
 
     def _choose(self, torch: Any) -> None:
-        backend = torch.cuda.memory.get_allocator_backend()
-        if backend != "native":
-            raise UnavailableError(
-                f"a history of {backend}", "PyTorch keeps one of its own allocator only"
-            )
-        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-            raise UnavailableError(
-                "a history of memory without PyTorch's cache",
-                "unset PYTORCH_NO_CUDA_MEMORY_CACHING, which switches its allocator off",
-            )
+        other = other_allocator(torch)
+        if other:
+            raise UnavailableError("a history of its memory", other)
         # At the end of the recording the program may have left its group.
         rank_facts()
         if self._recorder != "pytorch":

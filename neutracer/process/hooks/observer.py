@@ -59,7 +59,9 @@ class _Observer:
 
     def attach(self, torch: Any) -> None:
         with self.lock:
-            if self.attached_to is not torch and self.listeners:
+            # Other allocators have no observers, and refuse them.
+            native = torch.cuda.memory.get_allocator_backend() == "native"
+            if native and self.attached_to is not torch and self.listeners:
                 torch._C._cuda_attach_out_of_memory_observer(self)
                 self.attached_to = torch
 
@@ -145,6 +147,7 @@ def is_attached() -> bool:
 def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
     """Add a note to each out-of-memory exception of PyTorch when it is made.
 
+    `AcceleratorError` is one too: it is raised where PyTorch's own allocator is switched off.
     The exception's class has an `__init__` of ours while anybody adds notes, so that the note
     is there whoever catches the exception. Python before 3.11 has no notes: nothing is added.
 
@@ -158,7 +161,15 @@ def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
         return lambda: None
     torch: Any = torch_with_cuda()
     made = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
-    return _notes.begin(made, source)
+    ends = [_notes.begin(made, source)]
+    if hasattr(torch, "AcceleratorError"):
+        ends.append(_notes.begin(torch.AcceleratorError, source))
+
+    def end() -> None:
+        for one in ends:
+            one()
+
+    return end
 
 
 class _Notes:
@@ -166,15 +177,15 @@ class _Notes:
 
     def __init__(self) -> None:
         self._sources: list[tuple[Any, Callable[[str], str | None]]] = []
-        # What the class has of its own; PyTorch's has none.
-        self._own: Any = None
+        # By class, what it has of its own; PyTorch's have none.
+        self._own: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
     def begin(self, made: Any, source: Callable[[str], str | None]) -> Callable[[], None]:
         entry = (made, source)
         with self._lock:
             if not any(one is made for one, _ in self._sources):
-                self._own = vars(made).get("__init__")
+                self._own[made] = vars(made).get("__init__")
                 made.__init__ = self._initialiser(made)
             self._sources.append(entry)
 
@@ -188,10 +199,11 @@ class _Notes:
         return end
 
     def _restore(self, made: Any) -> None:
-        if self._own is None:
+        own = self._own.pop(made)
+        if own is None:
             del made.__init__
         else:
-            made.__init__ = self._own
+            made.__init__ = own
 
     def _initialiser(self, made: Any) -> Callable[..., None]:
         inherited = made.__init__

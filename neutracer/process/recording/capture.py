@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import sys
 from typing import Any
@@ -13,7 +14,7 @@ from neutracer.errors import UnavailableError
 from neutracer.process.recording.symbols import light_symbols
 from neutracer.trace.snapshot import Snapshot, load
 
-__all__ = ["dumped", "snapshot", "torch_with_cuda", "without_cuda"]
+__all__ = ["dumped", "other_allocator", "snapshot", "torch_with_cuda", "without_cuda"]
 
 
 def snapshot() -> Snapshot:
@@ -80,6 +81,20 @@ def without_cuda(torch: Any) -> UnavailableError:
         "an initialised CUDA device in this process",
         "allocate a tensor on the device first; neutracer does not initialise CUDA",
     )
+
+
+def other_allocator(torch: Any) -> str:
+    """What serves memory in place of PyTorch's own allocator, as a clause, or "".
+
+    Args:
+        torch: The module, with CUDA initialised.
+    """
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "native":
+        return f"this program uses the allocator {backend}, of which PyTorch keeps no history"
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return "PYTORCH_NO_CUDA_MEMORY_CACHING switches PyTorch's own allocator off"
+    return ""
 
 
 def _initialised_cuda() -> Any:

@@ -443,3 +443,37 @@ def test_forked_child_may_start_it_anew(fake, tmp_path):
     watch.remove()
     assert len(watch.reports) == 1
     assert len({path.name.split("-")[-2] for path in tmp_path.glob("*.pickle")}) == 2
+
+
+def test_threads_that_run_out_at_once_get_a_report_each(fake, tmp_path):
+    ready = threading.Barrier(2)
+
+    def first():
+        ready.wait()
+        here(fake)
+
+    def second():
+        ready.wait()
+        there(fake)
+
+    with neutracer.watch_oom(tmp_path, seconds=PLENTY) as watch:
+        threads = [threading.Thread(target=work) for work in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(watch.reports) == 2
+
+
+def test_another_allocator_is_said_in_one_sentence(fake, tmp_path):
+    fake.module.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
+    fake.module.cuda.current_device = lambda: 0
+    with neutracer.watch_oom(tmp_path) as watch:
+        assert fake.observers == []
+        error = fake.module.OutOfMemoryError("Allocation on device 0: out of memory")
+        if HAS_NOTES:
+            (note,) = notes_of(error)
+            assert "uses the allocator cudaMallocAsync" in note
+            assert "\n" not in note
+            assert watch.seen == 1
+    assert watch.reports == ()

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of training programs, plain and under each watcher: the same results, bit for bit.
+
+usage: python table.py [--device cuda] [--processes 6] [--quick] [--json FILE]
+
+Every feature is run without us, twice, and then under each watcher alone and under all of
+them; so are programs that fail, whose standard output, standard error and exit code are
+compared. What differs is said below the table, and the exit code is then 1. A process that
+dies or hangs is begun again behind the feature that it was in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE))
+
+# Seconds for one feature or one failing program, and for all.
+_FEATURE_S = 100.0
+_ALL_S = 520.0
+
+_ALL = "record+watch_oom+live+cycles+monitor+attribution"
+
+#: Watchers by device: what the table calls them, and what `child.py` is given; "run" is the
+#: command, with its options.
+WATCHERS = {
+    "cuda": {
+        "run": "run --recorder hooks",
+        "run pytorch": "run --recorder pytorch",
+        "record": "record",
+        "watch_oom": "watch_oom",
+        "live": "live",
+        "cycles": "cycles",
+        "monitor": "monitor",
+        "attribution": "attribution",
+        "all": _ALL,
+    },
+    "cpu": {
+        "run": "run",
+        "live": "live",
+        "cycles": "cycles",
+        "monitor": "monitor",
+        "all": "live+cycles+monitor",
+    },
+}
+
+#: Of these the ordinary tests run some.
+QUICK_WATCHERS = ("run", "all")
+QUICK_ENDINGS = (
+    *("exit_code", "uncaught_in_backward", "interrupt_by_signal", "terminated"),
+    *("terminated_and_handled", "at_exit", "error_in_thread"),
+)
+
+#: Known to end programs: shown, and not counted as ours.
+SHOWN_ONLY = {"cuda": {"record all": "record_all"}, "cpu": {}}
+
+
+@dataclass
+class Column:
+    """What the features came to under one watcher."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    endings: dict[str, tuple[int, str, str]] = field(default_factory=dict)
+
+
+class Runs:
+    """All runs, and how long they may take."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device = device
+        self.folder = folder
+        self.end = time.monotonic() + _ALL_S
+        path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": path.rstrip(os.pathsep),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def features(self, number: int, how: str, names: Sequence[str]) -> dict[str, str]:
+        """What features come to; one that kills its process has how that ended."""
+        outcomes: dict[str, str] = {}
+        left = list(names)
+        while left and time.monotonic() < self.end:
+            began = self._some(f"{number}-{len(left)}", how, left, outcomes)
+            done = [name for name in left if name in outcomes]
+            if len(done) == len(left):
+                break
+            if began is None:
+                outcomes.update(dict.fromkeys([n for n in left if n not in outcomes], "no start"))
+                break
+            left = [name for name in left if name not in outcomes]
+        return outcomes
+
+    def _some(self, stem: str, how: str, names: list[str], out: dict[str, str]) -> str | None:
+        """Run what comes until the process ends; the feature that was begun last."""
+        path = self.folder / f"{stem}.jsonl"
+        log = (self.folder / f"{stem}.log").open("w")
+        command = self._command(how, HERE / "child.py", stem)
+        watchers = "none" if how.startswith("run") else how
+        command += [self.device, str(path), watchers, *names]
+        with subprocess.Popen(
+            command, env=self.environment, cwd=self.folder, stdout=log, stderr=log
+        ) as process:
+            hung = self._wait(process, path)
+            began = self._read(path, out)
+            if began is not None and began not in out:
+                out[began] = "hung" if hung else f"ended the process: {process.returncode}"
+        log.close()
+        return began
+
+    def _wait(self, process: subprocess.Popen[bytes], path: Path) -> bool:
+        """Wait for it; True if it was killed because nothing came any more."""
+        seen, since = 0, time.monotonic()
+        while True:
+            try:
+                process.wait(timeout=0.5)
+                return False
+            except subprocess.TimeoutExpired:
+                size = path.stat().st_size if path.exists() else 0
+                now = time.monotonic()
+                if size != seen:
+                    seen, since = size, now
+                if now - since > _FEATURE_S or now > self.end:
+                    process.kill()
+                    process.wait()
+                    return True
+
+    def _read(self, path: Path, out: dict[str, str]) -> str | None:
+        began: str | None = None
+        for line in path.read_text().splitlines() if path.exists() else ():
+            told = json.loads(line)
+            began = told.get("begin", began)
+            if "end" in told:
+                out[told["end"]] = told["outcome"]
+        return began
+
+    def _command(self, how: str, script: Path, stem: str) -> list[str]:
+        if not how.startswith("run"):
+            return [sys.executable, str(script)]
+        words = how.split()[1:]
+        folder = str(self.folder / f"reports-{stem}")
+        return [sys.executable, "-m", "neutracer", "run", "-o", folder, *words, str(script)]
+
+    def ending(self, how: str, name: str) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of a program that fails."""
+        from programs import ENVIRONMENTS, ending
+
+        script = self.folder / f"{name}.py"
+        script.write_text(ending(name, self.device))
+        stem = f"{name}-{re.sub('[^a-z]', '-', how)}"
+        if how.startswith("run"):
+            command = self._command(how, script, stem)
+        else:
+            command = [sys.executable, str(HERE / "ending_child.py"), self.device, how]
+            command.append(str(script))
+        done = subprocess.run(
+            command,
+            env={**self.environment, **ENVIRONMENTS.get(name, {})},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=_FEATURE_S,
+        )
+        return done.returncode, done.stdout, plain_error(done.stderr, how)
+
+
+# What we say on standard error: the notes of exceptions, and the page at the end of `run`.
+_NOTE = re.compile(r"^(neutracer: |  next step: |  report: ).*\n?", re.M)
+_CHILD = re.compile(r'^  File "[^"]*ending_child\.py", line \d+, in <module>\n(    .*\n)*', re.M)
+_CHANGES = re.compile(r"0x[0-9a-f]+|GPU \d has a total.*|Process \d+ .*")
+
+
+def plain_error(text: str, how: str) -> str:
+    """Standard error of a program without what is ours, or differs from run to run."""
+    if how.startswith("run"):
+        # The page begins with the program's name and how it ended.
+        text = re.split(r"^\S+\.py +[·-].*exit code", text, maxsplit=1, flags=re.M)[0]
+    text = _CHANGES.sub("", _CHILD.sub("", _NOTE.sub("", text)))
+    return text.strip()
+
+
+def compared(device: str, processes: int, quick: bool) -> tuple[list[str], dict[str, Column]]:
+    """The names of features, and by watcher what they came to; "plain" and "again" first."""
+    from base import FEATURES
+    from programs import CUDA_ENDINGS, ENDINGS, load_all
+
+    load_all()
+    names = [
+        one.name
+        for one in FEATURES.values()
+        if (device == "cuda" or not one.cuda) and (one.quick or not quick)
+    ]
+    endings = [*ENDINGS, *(CUDA_ENDINGS if device == "cuda" else ())]
+    how = {"plain": "none", "again": "none", **WATCHERS[device], **SHOWN_ONLY[device]}
+    if quick:
+        how = {title: how[title] for title in ("plain", "again", *QUICK_WATCHERS)}
+        endings = list(QUICK_ENDINGS)
+    columns = {title: Column() for title in how}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
+        runs = Runs(device, Path(folder))
+        # What is compiled is compiled once, by the first.
+        whole = [
+            (title, pool.submit(runs.features, number, how[title], names))
+            for number, title in enumerate(how)
+        ]
+        failing = [
+            (title, name, pool.submit(runs.ending, how[title], name))
+            for title in how
+            if title != "again"
+            for name in endings
+        ]
+        for title, outcomes in whole:
+            columns[title].outcomes = outcomes.result()
+        for title, name, outcome in failing:
+            try:
+                columns[title].endings[name] = outcome.result()
+            except subprocess.TimeoutExpired:
+                columns[title].endings[name] = (-999, "", "hung")
+    return names, columns
+
+
+def differences(names: Sequence[str], columns: dict[str, Column]) -> list[tuple[str, str, str]]:
+    """Watcher, feature and what differs."""
+    plain, again = columns["plain"], columns["again"]
+    found = []
+    for title, column in columns.items():
+        for name in names:
+            expected, got = plain.outcomes.get(name), column.outcomes.get(name)
+            unsteady = again.outcomes.get(name) != expected
+            if got != expected and (title == "again" or not unsteady):
+                found.append((title, name, f"{got}, and plain {expected}"))
+        for name, theirs in column.endings.items():
+            parts = zip(("exit code", "output", "error"), plain.endings[name], theirs, strict=True)
+            for part, expected, got in parts:
+                if got != expected:
+                    found.append((title, name, f"{part}: {got!r}, and plain {expected!r}"))
+    return found
+
+
+def printed(names: Sequence[str], columns: dict[str, Column], device: str) -> int:
+    """Print the table and what differs; 1 if a watcher of ours changed something."""
+    found = differences(names, columns)
+    wrong = {(title, name) for title, name, _ in found}
+    titles = [title for title in columns if title != "plain"]
+    rows = [*names, *columns["plain"].endings]
+    width = max(map(len, rows))
+    print(" " * width, " ".join(titles))
+    for name in rows:
+        cells = []
+        for title in titles:
+            known = name in columns[title].outcomes or name in columns[title].endings
+            mark = "DIFF" if (title, name) in wrong else "same" if known else "-"
+            cells.append(mark.center(len(title)))
+        print(name.ljust(width), " ".join(cells))
+    for title, name, what in found:
+        print(f"{title}: {name}: {what[:600]}")
+    failed = [n for n, outcome in columns["plain"].outcomes.items() if ":" in outcome]
+    for name in failed:
+        print(f"plain: {name} comes to {columns['plain'].outcomes[name][:300]}")
+    ours = [one for one in found if one[0] not in ("again", *SHOWN_ONLY[device])]
+    print(
+        f"{len(names)} features and {len(columns['plain'].endings)} endings under "
+        f"{len(set(titles) - {'again', *SHOWN_ONLY[device]})} watchers: {len(ours)} differences"
+    )
+    return 1 if ours else 0
+
+
+def main(words: Sequence[str]) -> int:
+    """Run all, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--quick", action="store_true", help="what the ordinary tests run")
+    parser.add_argument("--json", help="a file for all outcomes")
+    options = parser.parse_args(words)
+    begin = time.monotonic()
+    names, columns = compared(options.device, options.processes, options.quick)
+    if options.json:
+        plain: dict[str, Any] = {title: vars(column) for title, column in columns.items()}
+        Path(options.json).write_text(json.dumps(plain, indent=1))
+    code = printed(names, columns, options.device)
+    print(f"{time.monotonic() - begin:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program's long history: by the hooks where they can be had, else by PyTorch's recorder."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from fake_cuda import install
+
+import neutracer
+from neutracer.errors import UnavailableError
+from neutracer.process.hooks import long_history
+from neutracer.process.hooks.long_history import ProgramRecording
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def hooked(fake, monkeypatch):
+    """The fake torch with hooks for it; who follows, by events."""
+    following = []
+
+    def follow(events, frames):
+        following.append(events)
+        return lambda: following.remove(events)
+
+    goal = SimpleNamespace(torch=SimpleNamespace(backend="cuda"))
+    monkeypatch.setattr(long_history, "target", lambda: goal)
+    monkeypatch.setattr(long_history.hooks, "follow", follow)
+    monkeypatch.setattr(long_history, "take", lambda *told, **how: neutracer.snapshot())
+    return following
+
+
+def test_hooks_record_where_they_can(fake, hooked, tmp_path):
+    recording = ProgramRecording(None).start()
+    assert hooked == [long_history.HOOK_ENTRIES]
+    assert long_history.hook_events() == long_history.HOOK_ENTRIES
+    assert not fake.enabled
+    recording.save(tmp_path / "x.pickle")
+    told = json.loads((tmp_path / "x.pickle.json").read_text())["recording"]
+    assert (told["recorder"], told["wrapped"]) == ("hooks", False)
+    recording.stop()
+    assert hooked == []
+    assert long_history.hook_events() == 0
+    assert recording.snapshot().segments
+
+
+def test_recorder_takes_their_place(fake, monkeypatch, capsys):
+    def fail(events, frames):
+        raise UnavailableError("a build of the hooks", "g++ failed:\nno g++")
+
+    goal = SimpleNamespace(torch=SimpleNamespace(backend="cuda"))
+    monkeypatch.setattr(long_history, "target", lambda: goal)
+    monkeypatch.setattr(long_history.hooks, "follow", fail)
+    recording = ProgramRecording(None).start()
+    assert fake.calls[-1]["context"] == "alloc"
+    assert fake.calls[-1]["max_entries"] == long_history.RECORDER_ENTRIES
+    assert "no g++" in recording.because
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "PyTorch's own recorder is used" in told
+    recording.discard()
+    assert not fake.enabled
+
+
+@pytest.mark.parametrize("stacks", ["python", "all"])
+def test_frames_of_c_are_the_recorders(fake, hooked, stacks):
+    recording = ProgramRecording(7, stacks, "all").start()
+    assert hooked == ([7] if stacks == "python" else [])
+    assert fake.enabled == (stacks == "all")
+    recording.discard()
+
+
+def test_it_waits_for_cuda(monkeypatch, hooked, fake):
+    fake.initialised = False
+    recording = ProgramRecording(9).start()
+    assert recording.waiting
+    assert hooked == []
+    with pytest.raises(UnavailableError):
+        recording.snapshot()
+    fake.init()
+    assert not recording.waiting
+    assert hooked == [9]
+    recording.discard()
+
+
+@pytest.mark.parametrize("how", ["malloc", "uncached"])
+def test_other_allocators_are_said(fake, monkeypatch, how):
+    if how == "malloc":
+        fake.module.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
+    else:
+        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    recording = ProgramRecording(None).start()
+    assert "PyTorch" in recording.why
+    assert not fake.enabled
+    assert not recording.waiting
+    recording.stop()
