@@ -61,7 +61,7 @@ def watch_oom(
     Args:
         directory: Where the files go; it is made when the first is written.
         max_entries: Events of each device's history to keep meanwhile; None is as many as 256
-            MiB of the host's memory have room for: 1,000,000 through neutracer's hooks, or
+            MiB of the host's memory have room for: 800,000 through neutracer's hooks, or
             250,000 where only PyTorch's recorder can be had, which costs more time. 0 records
             nothing. The report then has the events of `neutracer.live`, if that is on;
             otherwise it says where memory is but not who took it.

@@ -41,9 +41,9 @@ __all__ = [
 _LOGGER = logging.getLogger("neutracer")
 
 # Events of each device that 256 MiB of the host's memory have room for. With the hooks an
-# event takes 128 bytes of its ring, at most, 56 as a column of a snapshot and 64 while that is
-# taken; with PyTorch's recorder 350, and 640 more while a snapshot is.
-HOOK_ENTRIES = 1_000_000
+# event takes 84 bytes of its ring (of 64 MiB, beside tables of 13 MiB), and 126 while a
+# snapshot is taken; with PyTorch's recorder 350, and 640 more while a snapshot is.
+HOOK_ENTRIES = 800_000
 RECORDER_ENTRIES = 250_000
 
 #: Who records: the hooks where they can be had, or one of the two only.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of training programs, plain and under each watcher: the same results, bit for bit.
 
-usage: python table.py [--device cuda] [--processes 6] [--quick] [--json FILE]
+usage: python table.py [--device cuda] [--processes 12] [--quick] [--json FILE]
 
 Every feature is run without us, twice, and then under each watcher alone and under all of
 them; so are programs that fail, whose standard output, standard error and exit code are
@@ -158,10 +158,13 @@ class Runs:
         folder = str(self.folder / f"reports-{stem}")
         return [sys.executable, "-m", "neutracer", "run", "-o", folder, *words, str(script)]
 
-    def ending(self, how: str, name: str) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error of a program that fails."""
+    def ending(self, how: str, name: str) -> tuple[int, str, str] | None:
+        """Exit code, standard output and standard error of a program that fails; None where
+        there was no time for it."""
         from programs import ENVIRONMENTS, ending
 
+        if time.monotonic() > self.end:
+            return None
         script = self.folder / f"{name}.py"
         script.write_text(ending(name, self.device))
         stem = f"{name}-{re.sub('[^a-z]', '-', how)}"
@@ -170,19 +173,24 @@ class Runs:
         else:
             command = [sys.executable, str(HERE / "ending_child.py"), self.device, how]
             command.append(str(script))
-        done = subprocess.run(
-            command,
-            env={**self.environment, **ENVIRONMENTS.get(name, {})},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=_FEATURE_S,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                env={**self.environment, **ENVIRONMENTS.get(name, {})},
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=_FEATURE_S,
+            )
+        except subprocess.TimeoutExpired:
+            return -999, "", "hung"
         return done.returncode, done.stdout, plain_error(done.stderr, how)
 
 
 # What we say on standard error: the notes of exceptions, and the page at the end of `run`.
 _NOTE = re.compile(r"^(neutracer: |  next step: |  report: ).*\n?", re.M)
+# The page begins with the program's name and how it ended; what is said at exit comes after it.
+_PAGE = re.compile(r"^\S+\.py +exit code.*?(?=\nException ignored|\Z)", re.M | re.S)
 _CHILD = re.compile(r'^  File "[^"]*ending_child\.py", line \d+, in <module>\n(    .*\n)*', re.M)
 _CHANGES = re.compile(r"0x[0-9a-f]+|GPU \d has a total.*|Process \d+ .*")
 
@@ -190,10 +198,15 @@ _CHANGES = re.compile(r"0x[0-9a-f]+|GPU \d has a total.*|Process \d+ .*")
 def plain_error(text: str, how: str) -> str:
     """Standard error of a program without what is ours, or differs from run to run."""
     if how.startswith("run"):
-        # The page begins with the program's name and how it ended.
-        text = re.split(r"^\S+\.py +[·-].*exit code", text, maxsplit=1, flags=re.M)[0]
+        text = _PAGE.sub("", text)
     text = _CHANGES.sub("", _CHILD.sub("", _NOTE.sub("", text)))
     return text.strip()
+
+
+def _order(title: str) -> int:
+    """Which endings come first, where there is no time for all."""
+    first = ("plain", "run", "all", "watch_oom", "run pytorch")
+    return first.index(title) if title in first else len(first)
 
 
 def compared(device: str, processes: int, quick: bool) -> tuple[list[str], dict[str, Column]]:
@@ -210,7 +223,7 @@ def compared(device: str, processes: int, quick: bool) -> tuple[list[str], dict[
     endings = [*ENDINGS, *(CUDA_ENDINGS if device == "cuda" else ())]
     how = {"plain": "none", "again": "none", **WATCHERS[device], **SHOWN_ONLY[device]}
     if quick:
-        how = {title: how[title] for title in ("plain", "again", *QUICK_WATCHERS)}
+        how = {title: how[title] for title in ("plain", *QUICK_WATCHERS)}
         endings = list(QUICK_ENDINGS)
     columns = {title: Column() for title in how}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
@@ -222,23 +235,22 @@ def compared(device: str, processes: int, quick: bool) -> tuple[list[str], dict[
         ]
         failing = [
             (title, name, pool.submit(runs.ending, how[title], name))
-            for title in how
-            if title != "again"
+            for title in sorted(set(how) - {"again"}, key=_order)
             for name in endings
         ]
         for title, outcomes in whole:
             columns[title].outcomes = outcomes.result()
         for title, name, outcome in failing:
-            try:
-                columns[title].endings[name] = outcome.result()
-            except subprocess.TimeoutExpired:
-                columns[title].endings[name] = (-999, "", "hung")
+            ended = outcome.result()
+            if ended is not None:
+                columns[title].endings[name] = ended
     return names, columns
 
 
 def differences(names: Sequence[str], columns: dict[str, Column]) -> list[tuple[str, str, str]]:
     """Watcher, feature and what differs."""
-    plain, again = columns["plain"], columns["again"]
+    plain = columns["plain"]
+    again = columns.get("again", plain)
     found = []
     for title, column in columns.items():
         for name in names:
@@ -247,11 +259,21 @@ def differences(names: Sequence[str], columns: dict[str, Column]) -> list[tuple[
             if got != expected and (title == "again" or not unsteady):
                 found.append((title, name, f"{got}, and plain {expected}"))
         for name, theirs in column.endings.items():
+            if name not in plain.endings:
+                continue
             parts = zip(("exit code", "output", "error"), plain.endings[name], theirs, strict=True)
             for part, expected, got in parts:
                 if got != expected:
                     found.append((title, name, f"{part}: {got!r}, and plain {expected!r}"))
     return found
+
+
+def _skipped(columns: dict[str, Column]) -> int:
+    """Endings that there was no time for."""
+    plain = columns["plain"].endings
+    return sum(
+        len(plain) - len(column.endings) for title, column in columns.items() if title != "again"
+    )
 
 
 def printed(names: Sequence[str], columns: dict[str, Column], device: str) -> int:
@@ -274,6 +296,8 @@ def printed(names: Sequence[str], columns: dict[str, Column], device: str) -> in
     failed = [n for n, outcome in columns["plain"].outcomes.items() if ":" in outcome]
     for name in failed:
         print(f"plain: {name} comes to {columns['plain'].outcomes[name][:300]}")
+    if _skipped(columns):
+        print(f"no time for {_skipped(columns)} of the endings, marked -")
     ours = [one for one in found if one[0] not in ("again", *SHOWN_ONLY[device])]
     print(
         f"{len(names)} features and {len(columns['plain'].endings)} endings under "
@@ -286,7 +310,7 @@ def main(words: Sequence[str]) -> int:
     """Run all, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="what the ordinary tests run")
     parser.add_argument("--json", help="a file for all outcomes")
     options = parser.parse_args(words)
