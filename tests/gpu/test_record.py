@@ -127,6 +127,31 @@ def test_inner_recording_keeps_the_ring():
     assert len(inner.snapshot().events) < len(snap.events)
 
 
+def test_checkpointing_with_dropout_is_not_disturbed():
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Dropout(0.1)).cuda()
+    with neutracer.record() as recording:
+        for _ in range(3):
+            x = torch.randn(64, 512, device="cuda", requires_grad=True)
+            torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+        snap = recording.snapshot()
+    assert snap.timeline().facts["frees_known"] is False
+
+
+@pytest.mark.parametrize(("context", "known"), [("alloc", False), ("all", True)])
+def test_frees_have_stacks_of_their_own_only_with_all(context, known):
+    def make():
+        return torch.empty(MIB, dtype=torch.uint8, device="cuda")
+
+    with neutracer.record(context=context) as recording:
+        for _ in range(3):
+            kept = make()
+            del kept
+        torch.cuda.empty_cache()
+        snap = recording.snapshot()
+    assert snap.timeline().facts["frees_known"] is known
+    assert snap.timeline().facts["retries"] == 0
+
+
 def test_saved_recording_has_its_sidecar(tmp_path):
     with neutracer.record(path=tmp_path / "run.pickle.gz") as recording:
         recording.step = 3
@@ -279,7 +304,7 @@ print(json.dumps({
 def test_report_of_a_full_ring_is_quick(tmp_path):
     figures = json.loads(in_new_process(TIMED, tmp_path).splitlines()[-1])
     write_out("oom_seconds.json", figures)
-    assert figures["events"] == 100_000
+    assert 99_000 <= figures["events"] <= 100_000
     assert figures["left_out"] == [[], [], []]
     assert not figures["inductor"]
     assert max(figures["seconds"]) < 0.3, figures["seconds"]
@@ -314,6 +339,9 @@ def test_unchanged_program_is_recorded(tmp_path, arguments):
     snap = neutracer.load(snapshot)
     assert snap.history_complete()
     assert snap.timeline().peak("allocated").bytes >= 8 * MIB
+    told = json.loads(Path(f"{snapshot}.json").read_text())["recording"]
+    assert (told["recorder"], told["max_entries"]) == ("hooks", 800_000)
+    assert snap.timeline().facts["frees_known"]
     if arguments:
         assert len(list(out.glob("oom-*.txt"))) == 1
         assert "neutracer:" in done.stderr
