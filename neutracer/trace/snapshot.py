@@ -272,10 +272,8 @@ class Snapshot:
         number = self.device(device)
         if number not in self._timelines:
             first, count = self._traces[number] if number < len(self._traces) else (0, 0)
-            events, named = self.events[first : first + count], self.annotations
-            self._timelines[number] = Timeline(
-                self._native, number, events, self._stacks, named, self.device_name(number)
-            )
+            events, name = self.events[first : first + count], self.device_name(number)
+            self._timelines[number] = Timeline(self._native, number, events, self._stacks, name)
         return self._timelines[number]
 
     def save(

@@ -4,28 +4,31 @@
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import cast, overload
+from itertools import compress, count, pairwise
+from typing import overload
 
-from neutracer.trace.roles import Passes, Role
-from neutracer.trace.table import NONE, Table
+from neutracer._native import core
+from neutracer.trace.roles import role_of
+from neutracer.trace.table import Stacks
 
 __all__ = ["Step", "Steps", "steps_of"]
 
 _NUMBER = re.compile(r"\d+")
 
-# A structure that repeats is believed if so much of the stacks that recur fit its period,
-# if its steps are at most so many times as long as the middle one, and if that has so many
-# events at least: a loop over three allocations is no step.
-_FITTING = 0.8
-_UNLIKE = 4
-_SHORTEST = 16
-
-_OF_OPTIMIZER = (Role.OPTIMIZER, Role.STATE, Role.ZERO_GRAD, Role.SCALER)
+# The core's numbers of how steps were found: the word for it, and a sentence.
+_HOW = (
+    ("none", "Nothing in the trace repeats, and nothing in it names steps."),
+    ("user_metadata", "A step begins where user_metadata says {text!r}."),
+    ("annotations", "A step begins where the program's range {text!r} does."),
+    ("optimizer", "A step ends with the optimizer's step()."),
+    ("backward", "A step ends with its backward pass."),
+    ("repetition", "A step begins where the program goes back to {line}."),
+    ("repetition", "A step begins where the same allocations and frees begin again."),
+)
 
 
 @dataclass(frozen=True)
@@ -74,169 +77,28 @@ class Steps(Sequence[Step]):
         return at if at >= 0 and event < self.steps[at].end else None
 
 
-NO_STEPS = Steps((), "none", "Nothing in the trace repeats, and nothing in it names steps.")
-
-
-def steps_of(events: Table, passes: Passes, annotations: Table | None) -> Steps:
+def steps_of(timeline: core.Timeline, stacks: Stacks) -> Steps:
     """The steps of one device's trace, by the best evidence that there is.
 
     Args:
-        events: The device's events.
-        passes: Its forward and backward passes.
-        annotations: The snapshot's named ranges; None where there are none.
+        timeline: The device's trace, replayed.
+        stacks: The snapshot's stacks.
     """
-    finders: tuple[Callable[[], Steps | None], ...] = (
-        lambda: _by_metadata(events),
-        lambda: _by_annotations(events, annotations),
-        lambda: _by_optimizer(events, passes, annotations),
-        lambda: _by_backward(passes),
-        lambda: _by_repetition(events, passes.allocates),
+    marks = core.step_stacks(timeline)
+    roles = bytearray(len(marks))
+    for stack in compress(count(), marks):
+        roles[stack] = role_of(stacks[stack])
+    code, raw, text, frame = core.find_steps(timeline, roles)
+    edges = array("I", raw)
+    how, sentence = _HOW[code]
+    said = sentence.format(
+        text=_NUMBER.sub("#", text or ""),
+        line="" if frame is None else _line(stacks, frame),
     )
-    for finder in finders:
-        found = finder()
-        if found is not None:
-            return found
-    return NO_STEPS
+    return Steps(tuple(Step(first, end) for first, end in pairwise(edges)), how, said)
 
 
-def _cut(starts: Sequence[int], end: int) -> tuple[Step, ...]:
-    """Steps that begin at `starts`, each up to the next, the last up to `end`."""
-    edges = [*starts, end]
-    return tuple(Step(a, b) for a, b in pairwise(edges) if b > a)
-
-
-def _by_metadata(events: Table) -> Steps | None:
-    """Each run of events with one user_metadata, where the texts count up or repeat."""
-    names = events["user_metadata"]
-    runs: list[tuple[int, str]] = []
-    for event, name in enumerate(names):
-        if name and (not runs or runs[-1][1] != name):
-            runs.append((event, str(name)))
-    if len(runs) < 2:
-        return None
-    patterns = Counter(_NUMBER.sub("#", name) for _, name in runs)
-    pattern, count = patterns.most_common(1)[0]
-    if count >= 2 and "#" in pattern:
-        starts = [event for event, name in runs if _NUMBER.sub("#", name) == pattern]
-    else:
-        starts = [event for event, name in runs if name == runs[0][1]]
-    if len(starts) < 2:
-        return None
-    steps = _cut(starts, len(events))
-    return Steps(steps, "user_metadata", f"A step begins where user_metadata says {pattern!r}.")
-
-
-def _by_annotations(events: Table, annotations: Table | None) -> Steps | None:
-    """Ranges whose names differ in a number only."""
-    times = cast(memoryview, events["time_us"])
-    if annotations is None or not len(times) or not times[0]:
-        return None
-    ranges: dict[str, list[tuple[int, str]]] = {}
-    rows = zip(annotations["stage"], annotations["name"], annotations["time_us"], strict=True)
-    for stage, name, at in rows:
-        pattern = _NUMBER.sub("#", str(name or ""))
-        if stage == "START" and "#" in pattern and not str(name).startswith("Optimizer."):
-            ranges.setdefault(pattern, []).append((cast(int, at), str(name)))
-    for pattern, found in ranges.items():
-        if len(found) < 2 or len({name for _, name in found}) != len(found):
-            continue
-        starts = sorted({bisect_left(times, at) for at, _ in found})
-        steps = _cut([at for at in starts if at < len(events)], len(events))
-        if len(steps) >= 2:
-            said = f"A step begins where the program's range {pattern!r} does."
-            return Steps(steps, "annotations", said)
-    return None
-
-
-def _by_optimizer(events: Table, passes: Passes, annotations: Table | None) -> Steps | None:
-    """A step ends with the optimizer's: by PyTorch's own range, or else by its stacks."""
-    ends = _optimizer_ranges(events, annotations) or _optimizer_runs(passes.role)
-    steps = _between(passes, ends)
-    if len(steps) < 2:
-        return None
-    return Steps(steps, "optimizer", "A step ends with the optimizer's step().")
-
-
-def _optimizer_ranges(events: Table, annotations: Table | None) -> list[int]:
-    times = cast(memoryview, events["time_us"])
-    if annotations is None or not len(times) or not times[0]:
-        return []
-    rows = zip(annotations["stage"], annotations["name"], annotations["time_us"], strict=True)
-    return [
-        bisect_left(times, cast(int, at) + 1)
-        for stage, name, at in rows
-        if stage == "END" and str(name).startswith("Optimizer.step#")
-    ]
-
-
-def _optimizer_runs(role: bytearray) -> list[int]:
-    working = (Role.OPTIMIZER, Role.STATE)
-    return [
-        event + 1
-        for event in range(len(role) - 1)
-        if role[event] in working and role[event + 1] not in working
-    ]
-
-
-def _by_backward(passes: Passes) -> Steps | None:
-    steps = _between(passes, [end for _, end in passes.backward])
-    if len(steps) < 2:
-        return None
-    return Steps(steps, "backward", "A step ends with its backward pass.")
-
-
-def _between(passes: Passes, ends: Sequence[int]) -> tuple[Step, ...]:
-    """Steps that end at the first allocation from each of `ends` on that is not the
-    optimizer's, if a backward pass is in them."""
-    if not passes.backward:
-        return ()
-    allocates, role = passes.allocates, passes.role
-    begins = [begin for begin, _ in passes.backward]
-    edges = [_first_event(passes, begins[0])]
-    for end in sorted(ends):
-        edge = end
-        while edge < len(allocates) and (not allocates[edge] or role[edge] in _OF_OPTIMIZER):
-            edge += 1
-        if bisect_left(begins, edge) > bisect_left(begins, edges[-1]):
-            edges.append(edge)
-    if len(edges) > 1 and passes.next_forward(edges[-1] - 1) is None:
-        edges[-1] = len(allocates)
-    return _cut(edges[:-1], edges[-1])
-
-
-def _first_event(passes: Passes, backward: int) -> int:
-    """Where the first step begins: after the making of the model."""
-    role = passes.role
-    build = int(Role.BUILD)
-    for event in range(backward - 1, -1, -1):
-        if role[event] == build:
-            return event + 1
-    return 0
-
-
-def _by_repetition(events: Table, allocates: Sequence[int]) -> Steps | None:
-    """The first stack that repeats, if what else repeats fits its period."""
-    stack = events.codes("stack")
-    at: dict[int, list[int]] = {}
-    before = NONE
-    for event, code in enumerate(stack):
-        if not allocates[event]:
-            continue
-        if code != before and code != NONE:
-            at.setdefault(code, []).append(event)
-        before = code
-    several = {code: found for code, found in at.items() if len(found) >= 3}
-    if len(several) < 2:
-        return None
-    anchor = min(several, key=lambda code: several[code][0])
-    count = len(several[anchor])
-    fitting = sum(1 for found in several.values() if len(found) % count == 0)
-    steps = _cut(several[anchor], len(events))
-    lengths = sorted(step.end - step.first for step in steps)
-    middle = lengths[len(lengths) // 2]
-    if middle < _SHORTEST or lengths[-1] > _UNLIKE * middle:
-        return None
-    if fitting < _FITTING * len(several):
-        return None
-    said = "A step begins where the first stack comes round again; all else keeps its period."
-    return Steps(steps, "repetition", said)
+def _line(stacks: Stacks, number: int) -> str:
+    """The line of a frame id: "train.py:73"."""
+    frame = stacks.frame(number)
+    return f"{frame.filename.rpartition('/')[2]}:{frame.line}"

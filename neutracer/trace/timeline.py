@@ -110,14 +110,12 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         device: int,
         events: Table,
         stacks: Stacks,
-        annotations: Table | None = None,
         name: str = "",
     ) -> None:
         """Made by `Snapshot.timeline`; not by users. `name`: what the device is called."""
         self.device = device
         self._name = name or f"cuda:{device}"
         self.events = events
-        self._annotations = annotations
         self._stacks = stacks
         self._native = core.Timeline(snapshot, device)
         self._columns = self._native.tables()
@@ -237,7 +235,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     @cached_property
     def steps(self) -> Steps:
         """The steps of the program, and how they were found."""
-        return steps_of(self.events, self.passes, self._annotations)
+        return steps_of(self._native, self._stacks)
 
     @cached_property
     def categories(self) -> Categories:

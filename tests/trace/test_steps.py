@@ -25,7 +25,8 @@ FOUND = {
     "create_graph_leak": ("backward", 20),
     "attention_math": ("repetition", 6),
     "attention_flash": ("repetition", 6),
-    "multi_stream": ("none", 0),
+    "multi_stream": ("repetition", 50),
+    "cycle_nodes": ("none", 0),
     "weight_streaming": ("none", 0),
     "foreign_memory": ("none", 0),
 }
@@ -86,7 +87,7 @@ def test_step_of_an_event_is_found() -> None:
     assert [steps.of(step.first) for step in steps] == [0, 1, 2]
     assert [steps.of(step.end - 1) for step in steps] == [0, 1, 2]
     assert steps.of(10**9) is None
-    assert timeline("multi_stream").steps.of(3) is None
+    assert timeline("cycle_nodes").steps.of(3) is None
 
 
 def test_ranges_with_numbers_are_steps() -> None:
