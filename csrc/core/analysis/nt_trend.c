@@ -6,6 +6,15 @@
 /* What a growth must reach to be looked at more closely: the 1 % point. */
 #define TREND_NOTABLE 2.326
 
+/* A bend of so many standard errors is one: half of a hundredth of straight lines have
+ * it. Behind a warm-up that came to its level little by little a twentieth is enough.
+ */
+#define TREND_BENT 2.6
+#define TREND_BENT_AFTER 1.7
+
+/* What grows by less than this share of such a warm-up is the rest of that. */
+#define TREND_REST 0.05
+
 /* Points that are left at least when growth that levels off is set aside. */
 enum { TREND_LEFT = 8 };
 
@@ -118,9 +127,30 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
     nt_trend_find_jumps(w, y, left, out->noise, cuts);
     trend_test(w, y, left, cuts, out);
     if (out->score > TREND_NOTABLE) {
+        /* Of a walk's changes the largest falls are no steps of the level. */
+        const trend_cuts jumps = *cuts;
         nt_trend_find_steps(w, y, left, cuts);
         trend_test(w, y, left, cuts, out);
+        out->score = nt_trend_as_walk(y, left, &jumps, out->memory, out->score);
     }
+}
+
+/* Whether what grows from x[out->warmup] on is about to end, or has. */
+static bool
+trend_is_levelling(trend_work *w, const double *x, size_t n, const trend_cuts *cuts,
+                   const nt_trend *out)
+{
+    const double *y = x + out->warmup;
+    const size_t left = n - out->warmup;
+    const bool is_gradual = w->doubt > 1.0;
+    if (out->score <= TREND_NOTABLE || left < TREND_LEFT) {
+        return false;
+    }
+    const double rest = TREND_REST * (y[0] - x[0]);
+    return nt_trend_levels_off(w, y, left, cuts, out->memory,
+                               is_gradual ? TREND_BENT_AFTER : TREND_BENT) ||
+           nt_trend_has_slowed(y, left) ||
+           (is_gradual && out->slope * (double)(left - 1) < rest);
 }
 
 /* Sets more aside as long as what is left levels off. */
@@ -130,9 +160,7 @@ trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tren
     trend_examine(w, x, n, cuts, out);
     for (;;) {
         const size_t left = n - out->warmup;
-        out->is_levelling =
-            out->score > TREND_NOTABLE && left >= TREND_LEFT &&
-            nt_trend_levels_off(w, x + out->warmup, left, cuts, out->memory);
+        out->is_levelling = trend_is_levelling(w, x, n, cuts, out);
         const size_t more = left / 6 == 0 ? 1 : left / 6;
         if (!out->is_levelling || left - more < TREND_LEFT || left - more < n / 3) {
             return;

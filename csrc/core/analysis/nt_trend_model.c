@@ -5,6 +5,9 @@
 #define TREND_JUMP 6.0
 #define TREND_JUMP_OF_MEAN 7.5
 
+/* Bytes by which changes differ that are equal but for rounding. */
+#define TREND_ROUNDING 2.0
+
 /* So many jumps, most of them upwards, are how the series grows. */
 enum { TREND_STAIRS = 6 };
 
@@ -263,7 +266,8 @@ nt_trend_find_jumps(trend_work *w, const double *y, size_t n, double noise,
     for (size_t i = 0; i + 1 < n; i++) {
         mean += trend_size(w->change[i] - centre) / (double)(n - 1);
     }
-    const double least = noise > 0.0 ? TREND_JUMP * noise : TREND_JUMP_OF_MEAN * mean;
+    double least = noise > 0.0 ? TREND_JUMP * noise : TREND_JUMP_OF_MEAN * mean;
+    least = least < TREND_ROUNDING ? TREND_ROUNDING : least;
     size_t up = 0, down = 0;
     cuts->count = 0;
     for (size_t i = 0; n >= NT_TREND_FEW && i + 1 < n; i++) {
@@ -314,7 +318,7 @@ nt_trend_whiten(trend_work *w, const double *y, size_t n, const trend_cuts *cuts
 
 bool
 nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
-                    double memory)
+                    double memory, double sure)
 {
     trend_model line = {.memory = memory, .m = n - 1, .lines = TREND_LINE};
     line.steps = *cuts;
@@ -326,8 +330,7 @@ nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *
     const double left = (double)bent.m - 3.0 - (double)cuts->count;
     const double begin = bent.parts[1] - bent.parts[2];
     const double end = bent.parts[1] + bent.parts[2];
-    /* 2.6 standard errors: half of a hundredth of straight lines are taken for bent. */
     const bool is_sure =
-        (line.squares - bent.squares) * left > 2.6 * 2.6 * bent.squares;
+        (line.squares - bent.squares) * left > sure * sure * bent.squares;
     return is_sure && bent.parts[2] < 0.0 && begin > 0.0 && end < 0.5 * begin;
 }

@@ -121,10 +121,28 @@ double
 nt_trend_whiten(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
                 double memory, double *heights);
 
-/* Whether y grows ever more slowly: its slope at the end is below half of the first. */
+/* Whether y grows ever more slowly: its slope at the end is below half of the first,
+ * and the bend is more than `sure` standard errors. */
 bool
 nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
-                    double memory);
+                    double memory, double sure);
+
+/* nt_trend_doubt.c: what looks like growth and is none. */
+
+/*
+ * The score of y[0 .. n - 1] with steps at cuts, or, where y may be a walk, which has
+ * no level to return to, that of its mean change among its changes if it is less. A
+ * short series does not show the one from the other, noise with a memory from a walk;
+ * since programs seldom walk, less is asked for there.
+ */
+double
+nt_trend_as_walk(const double *y, size_t n, const trend_cuts *cuts, double memory,
+                 double score);
+
+/* Whether y, which grows, did so early rather than late, or has stopped: its changes,
+ * put into another order, seldom lie so. */
+bool
+nt_trend_has_slowed(const double *y, size_t n);
 
 /* nt_trend_start.c: the level against where it began. */
 

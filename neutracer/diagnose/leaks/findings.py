@@ -17,8 +17,14 @@ from neutracer.units import format_bytes, format_count, format_duration_us, form
 
 __all__ = ["chance_text", "findings_of", "suspect_of"]
 
-# Growth that is full within so many times the steps seen is severe.
+# Growth that fills the memory within so many times the steps seen is severe.
 _SOON = 20
+
+# How long a program may run, by what a step is: nobody says when it ends. What grows by less
+# than these until then is worth a look, and less than the second of them none.
+_RUN = {"step": 100_000, "window": 1_000, "snapshot": 1_000}
+_COSTLY = 1 << 30
+_NOTABLE = 64 << 20
 
 # Stacks that a finding names.
 _NAMED = 3
@@ -72,7 +78,7 @@ def findings_of(
         return (Finding("unknown", Severity.INFO, 0, message, evidence, advice),)
     notes = [_how_sure(trend, seen.unit), Note(verdict.because)]
     notes += _who(survivors)
-    notes += _when(coming, seen)
+    notes += _when(coming, seen) or _cost(verdict, seen.unit)
     kind, severity = verdict.kind, _severity(seen, verdict, coming)
     nbytes = round(trend.tooth if kind == "cycle_garbage" else max(trend.growth, 0.0))
     message = f"{VERDICTS[kind]}: {_rate(trend, seen.unit, kind)}"
@@ -134,13 +140,29 @@ def _when(coming: Forecast, seen: Observed) -> list[Note]:
     return [Note(text + ".")]
 
 
+def _cost(verdict: Verdict, unit: str) -> list[Note]:
+    """What a leak comes to, where nothing says when the memory is full."""
+    if verdict.kind not in ("leak", "non_torch_growth", "fragmentation_growth"):
+        return []
+    run = _RUN[unit]
+    cost = format_bytes(round(max(verdict.trend.slope, 0.0) * run))
+    return [Note(f"At this rate it is {cost} after {format_count(run, unit)}.")]
+
+
 def _severity(seen: Observed, verdict: Verdict, coming: Forecast) -> Severity:
+    """By what the growth costs until the memory is full or the run ends."""
     if verdict.kind in ("cycle_garbage", "cache_growth"):
         return Severity.MODERATE
-    soon = coming.step is not None and coming.step < _SOON * len(seen.allocated)
-    if verdict.kind == "fragmentation_growth":
-        return Severity.SERIOUS if soon else Severity.MODERATE
-    return Severity.SEVERE if soon else Severity.SERIOUS
+    seen_steps, run = len(seen.allocated), _RUN[seen.unit]
+    most = Severity.SERIOUS if verdict.kind == "fragmentation_growth" else Severity.SEVERE
+    if coming.step is not None and coming.step < _SOON * seen_steps:
+        return most
+    cost = max(verdict.trend.slope, 0.0) * run
+    is_full = coming.step is not None and coming.step <= seen_steps + run
+    if is_full or (coming.step is None and cost >= _COSTLY):
+        is_stuck = verdict.kind == "fragmentation_growth"
+        return Severity.MODERATE if is_stuck else Severity.SERIOUS
+    return Severity.MODERATE if cost >= _NOTABLE else Severity.INFO
 
 
 def _advice(kind: str, survivors: Survivors, settings: Mapping[str, Any]) -> tuple[Note, ...]:

@@ -17,7 +17,14 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import Frame
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Growth", "Survivors", "allocated_blocks", "growth_of", "snapshot_growth"]
+__all__ = [
+    "Growth",
+    "Survivors",
+    "allocated_blocks",
+    "fallen",
+    "growth_of",
+    "snapshot_growth",
+]
 
 # A stack grows if it leaves something in so many steps at least, and at least once in so
 # many steps: weights are made in one step, and an optimizer's state in one or two.
@@ -104,6 +111,17 @@ def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:
     )
 
 
+def fallen(seen: Observed, warmup: int) -> list[int]:
+    """The events that freed what had outlived the step after its own."""
+    if seen.timeline is None:
+        return []
+    trace = _Trace(seen, seen.timeline, warmup)
+    groups = trace.outliving(fell=True)
+    return [
+        trace.freed[row] for found in groups.values() for _, row in found if trace.freed[row] != -1
+    ]
+
+
 class _Trace:
     """The allocations of a trace, and the steps that they were made in."""
 
@@ -113,8 +131,11 @@ class _Trace:
         self.rows = timeline.allocations
         self.sizes = self.rows.codes("size")
         self.freed = list(self.rows.codes("free_event"))
-        if seen.failed is not None:
-            self.freed = [-1 if event >= seen.failed else event for event in self.freed]
+        # What goes with the last step or behind it, as all does where a program ends, was
+        # kept as long as there were steps.
+        end = seen.starts[max(self.last, 0)]
+        end = end if seen.failed is None else min(end, seen.failed)
+        self.ended = [-1 if event >= end else event for event in self.freed]
 
     def outliving(self, *, fell: bool) -> dict[int, list[tuple[int, int]]]:
         """(step, row) of what outlives the step after its own, by stack; no state's."""
@@ -122,7 +143,7 @@ class _Trace:
         groups: dict[int, list[tuple[int, int]]] = {}
         begin, end = self.starts[min(self.warmup, self.last)], self.starts[self.last]
         for row, event in enumerate(self.rows.codes("alloc_event")):
-            freed = self.freed[row]
+            freed = self.ended[row]
             if not begin <= event < end or (freed != -1 and not fell):
                 continue
             step = bisect_right(self.starts, event) - 1

@@ -106,6 +106,7 @@ class Observed(FieldsOnly):
         how: What a step is, as a sentence.
         unit: What it is called: "step", "snapshot", "window".
         reserved: Reserved bytes; None where unknown (so below).
+        pending: Bytes in freed blocks that wait for a stream.
         non_torch: Used on the device and not PyTorch's reserved bytes.
         make_stuck: Gives the free bytes in segments that something keeps, by step: what
             empty_cache() can't give back. Called only when needed.
@@ -115,6 +116,8 @@ class Observed(FieldsOnly):
         capacity: Bytes that the process can have.
         timeline: The trace behind it.
         starts: Where in the trace the steps begin, and last the end of the last one.
+        is_named: Whether the program says what its steps are, by its texts, its optimizer or
+            its backward passes, or whoever asks did; else they were found by what recurs.
         failed: The event after an out-of-memory error that ended the program; what is freed
             from there on was alive to the end. None where there was none.
     """
@@ -123,6 +126,7 @@ class Observed(FieldsOnly):
     how: str
     unit: str = "step"
     reserved: array[int] | None = None
+    pending: array[int] | None = None
     non_torch: array[int] | None = None
     make_stuck: Callable[[], array[int] | None] | None = None
     peaks: array[int] | None = None
@@ -131,6 +135,7 @@ class Observed(FieldsOnly):
     capacity: int | None = None
     timeline: Timeline | None = None
     starts: tuple[int, ...] = ()
+    is_named: bool = True
     failed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,6 +151,11 @@ class Observed(FieldsOnly):
     def cached(self) -> Trend | None:
         """The trend of the reserved bytes."""
         return None if self.reserved is None else trend_of("reserved", self.reserved)
+
+    @cached_property
+    def waiting(self) -> Trend | None:
+        """The trend of the freed bytes that wait for a stream."""
+        return None if self.pending is None else trend_of("pending", self.pending)
 
     @cached_property
     def outside(self) -> Trend | None:

@@ -11,7 +11,13 @@ from typing import Any, cast
 
 from neutracer._native import core
 from neutracer.diagnose.leaks.series import Observed, floors, numbers, windows
-from neutracer.diagnose.leaks.steps import checked_steps, step_marks, time_steps, trace_steps
+from neutracer.diagnose.leaks.steps import (
+    checked_steps,
+    is_named,
+    step_marks,
+    time_steps,
+    trace_steps,
+)
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
 
@@ -248,6 +254,7 @@ def _of_trace(
         how=how,
         unit=unit,
         reserved=floors(timeline.reserved[:end], starts),
+        pending=_pending(timeline, starts, end),
         make_stuck=lambda: _stuck(snap, timeline, edges),
         peaks=array("Q", (max(timeline.allocated[a:b]) for a, b in pairwise(edges))),
         time_us=[times[at] for at in starts] if timed else (),
@@ -255,8 +262,19 @@ def _of_trace(
         capacity=capacity,
         timeline=timeline,
         starts=edges,
+        is_named=unit == "step" and (bool(steps or step_us) or is_named(timeline)),
         failed=failed,
     )
+
+
+def _pending(timeline: Timeline, starts: Sequence[int], end: int) -> array[int]:
+    """Freed bytes that wait for a stream, where each step has fewest active ones."""
+    pairs = zip(
+        floors(timeline.active[:end], starts),
+        floors(timeline.allocated[:end], starts),
+        strict=True,
+    )
+    return array("Q", (max(active - held, 0) for active, held in pairs))
 
 
 def _failed_for_good(timeline: Timeline) -> int | None:

@@ -14,7 +14,7 @@ from neutracer.diagnose.leaks.series import windows
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_count, format_duration_us
 
-__all__ = ["checked_steps", "step_marks", "time_steps", "trace_steps"]
+__all__ = ["checked_steps", "is_named", "step_marks", "time_steps", "trace_steps"]
 
 _DIGITS = re.compile(r"\d+")
 
@@ -118,3 +118,8 @@ def trace_steps(
         return [step.first for step in found], found[-1].end, found.explanation, "step"
     text = "No steps were found: the trace was cut into windows of equally many events."
     return windows(count), count, text, "window"
+
+
+def is_named(timeline: Timeline) -> bool:
+    """Whether a trace's steps are the program's by name, and not only by what recurs."""
+    return timeline.steps.how not in ("repetition", "none")

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 from neutracer.diagnose.leaks.findings import chance_text, findings_of, suspect_of
 from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of, snapshot_growth
 from neutracer.diagnose.leaks.holders import alike_tensors, with_holders
+from neutracer.diagnose.leaks.proof import held_against
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.diagnose.leaks.sources import observe
 from neutracer.diagnose.leaks.verdict import VERDICTS, Verdict, forecast, judge
@@ -25,11 +25,6 @@ __all__ = ["ChangePoint", "LeakTrendReport", "leak_trend"]
 
 # Stacks and change points of the printed report.
 _SHOWN = 6
-
-# Of a trace's growth so much must be blocks that are still there. Where no steps are known
-# blocks must besides come from so many of the windows.
-_EXPLAINED = 0.5
-_OF_WINDOWS = 0.5
 
 # A step of ten years: what is longer is no duration, and times are 64-bit numbers.
 _LONGEST_STEP_US = 3.2e14
@@ -234,7 +229,7 @@ def leak_trend(
     seen, shots = observe(source, step_us, steps, most, device)
     verdict = judge(seen)
     survivors = _survivors(seen, verdict, shots, device)
-    verdict = _held_against(seen, verdict, survivors)
+    verdict = held_against(seen, verdict, survivors)
     is_monitor = seen.timeline is None and not shots and hasattr(source, "mark")
     survivors = _with_holders(seen, verdict, survivors, is_monitor, live)
     return _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
@@ -288,31 +283,6 @@ def _survivors(
     if len(shots) > 1:
         return Survivors(snapshot_growth(shots, device, verdict.trend.warmup))
     return Survivors()
-
-
-def _held_against(seen: Observed, verdict: Verdict, survivors: Survivors) -> Verdict:
-    """The verdict, unless the trace's own blocks don't bear a leak out."""
-    if verdict.kind != "leak" or seen.timeline is None or verdict.trend.is_sawtooth:
-        return verdict
-    kept = survivors.growth
-    if seen.unit == "window" and _is_loading(seen):
-        text = "Live memory rose, but hardly anything was freed: the program may be loading."
-        return replace(verdict, kind="unknown", because=text)
-    if seen.unit == "window":
-        kept = tuple(one for one in kept if one.steps >= _OF_WINDOWS * verdict.trend.steps)
-    if sum(one.bytes_per_step for one in kept) >= _EXPLAINED * verdict.trend.slope:
-        return verdict
-    text = "Live memory rose, but no line leaves something behind step after step."
-    return replace(verdict, kind="unknown", because=text)
-
-
-def _is_loading(seen: Observed) -> bool:
-    """Whether most windows of a trace free nothing: nothing is done over and over there."""
-    if seen.timeline is None:
-        return False
-    actions = cast("list[str]", seen.timeline.events["action"])
-    parts = [actions[begin:end] for begin, end in pairwise(seen.starts)]
-    return 2 * sum("free_completed" in part for part in parts) < len(parts)
 
 
 def _with_holders(

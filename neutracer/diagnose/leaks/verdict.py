@@ -32,8 +32,11 @@ ALPHA_BESIDES = 0.0025
 # Growth over all steps below this share of what is held is reported, but is no leak.
 _MATERIAL = 0.002
 
-# A fall by this share of the growth gives it back.
+# Falls of this share of the growth together give it back.
 _GIVEN_BACK = 0.5
+
+# So much of a cache's growth in freed blocks that wait for a stream is what grows.
+_WAITING = 0.5
 
 # With fewer steps after the warm-up nothing can be said.
 _FEWEST = 3
@@ -89,6 +92,11 @@ def _besides(seen: Observed) -> Verdict | None:
         return Verdict("non_torch_growth", outside, "PyTorch's own memory does not grow with it.")
     if cached is None or not _grows(cached, ALPHA_BESIDES, whole, settled=True):
         return None
+    if seen.live.slope >= _GIVEN_BACK * cached.slope:
+        return Verdict("unknown", seen.live, "Live memory seems to grow, but not beyond doubt.")
+    if seen.waiting is not None and seen.waiting.slope >= _WAITING * cached.slope:
+        text = "What grows are freed blocks that wait for a stream."
+        return Verdict("unknown", cached, text)
     stuck = seen.stuck
     if stuck is None:
         text = "These series don't show whether empty_cache() could give it back."
@@ -106,8 +114,9 @@ def _grows(trend: Trend, alpha: float, whole: float, *, settled: bool = False) -
 
 
 def _was_given_back(trend: Trend) -> bool:
-    """Whether one fall took back most of what had grown, as when a cache is emptied."""
-    return any(-nbytes > _GIVEN_BACK * trend.growth for _, nbytes in trend.jumps)
+    """Whether falls took back most of what had grown, as when a cache is emptied."""
+    fallen = sum(-nbytes for _, nbytes in trend.jumps if nbytes < 0)
+    return fallen > _GIVEN_BACK * trend.growth
 
 
 def _not_growing(live: Trend, seen: Observed) -> Verdict:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does leak_trend tell leaks from what only looks like one? Families of series, half held out.
+
+Each series is given as plain numbers, one a step, without a word of what it is. A steady one
+that gets any verdict but steady or unknown is a false alarm.
+
+usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
+       [--only looked-at|held-out]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
+
+from trend_families import FAMILIES, Family  # noqa: E402
+
+import neutracer  # noqa: E402
+
+
+def verdicts(name: str, one: Family, count: int, seed: str) -> Counter[str]:
+    """The verdicts of so many series of a family."""
+    found: Counter[str] = Counter()
+    for number in range(count):
+        series = one.make(random.Random(f"{name} {number} {seed}"))
+        whole = [max(round(value), 0) for value in series]
+        found[neutracer.leak_trend(whole).verdict] += 1
+    return found
+
+
+def rate(counts: list[Counter[str]], *wanted: str) -> str:
+    total = sum(map(Counter.total, counts))
+    hits = sum(one[verdict] for one in counts for verdict in wanted)
+    return f"{hits} of {total} ({hits / total:.2%})" if total else "none"
+
+
+def show(is_held_out: bool, count: int, seed: str) -> None:
+    chosen = {name: one for name, one in FAMILIES.items() if one.held_out is is_held_out}
+    print("held out" if is_held_out else "looked at")
+    counts = {name: verdicts(name, one, count, seed) for name, one in chosen.items()}
+    for name, found in counts.items():
+        told = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
+        print(f"  {chosen[name].truth:7} {name.replace('_', ' '):26} {told}")
+    steady = [found for name, found in counts.items() if chosen[name].truth == "steady"]
+    leaks = [found for name, found in counts.items() if chosen[name].truth == "leak"]
+    alarms = ("leak", "cycle_garbage", "non_torch_growth", "fragmentation_growth", "cache_growth")
+    print(f"  false alarms: {rate(steady, *alarms)}")
+    print(f"  called a leak without being one: {rate(steady, 'leak')}")
+    print(f"  leaks found: {rate(leaks, 'leak')}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("count", nargs="?", type=int, default=200)
+    parser.add_argument("--seed", default="")
+    parser.add_argument("--only", choices=("looked-at", "held-out"))
+    args = parser.parse_args()
+    start = time.perf_counter()
+    for is_held_out in (False, True):
+        if args.only != ("looked-at" if is_held_out else "held-out"):
+            show(is_held_out, args.count, args.seed)
+    print(f"{args.count} series a family in {time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_trend_parts.h"
+
+/* The point of the normal distribution with a fortieth beyond it, and a chance. */
+#define TREND_FORTIETH 1.96
+#define TREND_HUNDREDTH 0.01
+
+/* The estimated memory of a walk is, in one of some hundreds, below 1 - so much / n,
+ * after its bias and two standard errors were added: Dickey and Fuller, J. of the
+ * American Statistical Association 74, 1979, for a series with a line taken off. */
+#define TREND_UNIT_ROOT 14.0
+
+/* What is asked for of the mean change of a walk is less for fewer points than these:
+ * by so much for each e-th part of them, and so much at the most. */
+#define TREND_PROOF 120.0
+#define TREND_LENIENT 1.73
+#define TREND_MOST_LENIENT 1.2
+
+/* Fewer rises say nothing of when they come. */
+enum { TREND_RISES = 5 };
+
+/* The logarithm of x >= 1, from that of its power of two and a series. */
+static double
+trend_log(double x)
+{
+    double log = 0.0;
+    while (x > 1.5) {
+        x *= 0.5;
+        log += 0.6931471805599453;
+    }
+    const double u = (x - 1.0) / (x + 1.0), square = u * u;
+    return log + 2.0 * u * (1.0 + square * (1.0 / 3.0 + square * (0.2 + square / 7.0)));
+}
+
+static bool
+trend_is_cut(const trend_cuts *cuts, size_t at)
+{
+    for (size_t k = 0; k < cuts->count; k++) {
+        if (cuts->at[k] == at) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The mean change and what changes differ from it: the sum of squares. */
+static size_t
+trend_changes(const double *y, size_t n, const trend_cuts *cuts, double *mean,
+              double *squares)
+{
+    size_t count = 0;
+    double m = 0.0, s = 0.0;
+    for (size_t i = 1; i < n; i++) {
+        if (trend_is_cut(cuts, i)) {
+            continue;
+        }
+        const double change = y[i] - y[i - 1], off = change - m;
+        count++;
+        m += off / (double)count;
+        s += off * (change - m);
+    }
+    *mean = m;
+    *squares = s;
+    return count;
+}
+
+double
+nt_trend_as_walk(const double *y, size_t n, const trend_cuts *cuts, double memory,
+                 double score)
+{
+    const double points = (double)n;
+    double mean, squares;
+    if (n < NT_TREND_FEW || memory < 1.0 - TREND_UNIT_ROOT / points) {
+        return score;
+    }
+    const size_t count = trend_changes(y, n, cuts, &mean, &squares);
+    /* Exact to the byte: no chance is in it. */
+    if (count < 3 || squares * 12.0 <= (double)count) {
+        return score;
+    }
+    const double error = nt_trend_root(squares / (double)(count - 1) / (double)count);
+    const double lacking = points < TREND_PROOF ? trend_log(TREND_PROOF / points) : 0.0;
+    const double lenient = TREND_LENIENT * lacking;
+    const double walk =
+        mean / error + (lenient < TREND_MOST_LENIENT ? lenient : TREND_MOST_LENIENT);
+    return walk < score ? walk : score;
+}
+
+/* The chance that none of so many rises, each anywhere, comes in the last `share`. */
+static double
+trend_none_in(double share, size_t rises)
+{
+    double chance = 1.0;
+    for (size_t k = 0; k < rises && chance > 1e-9; k++) {
+        chance *= 1.0 - share;
+    }
+    return chance;
+}
+
+bool
+nt_trend_has_slowed(const double *y, size_t n)
+{
+    if (n < NT_TREND_FEW) {
+        return false;
+    }
+    const double points = (double)(n - 1), mean = (y[n - 1] - y[0]) / points;
+    double moment = 0.0, squares = 0.0;
+    size_t rises = 0, last = 0;
+    for (size_t i = 1; i < n; i++) {
+        const double change = y[i] - y[i - 1];
+        moment += change * (((double)i - 0.5) / points - 0.5);
+        squares += (change - mean) * (change - mean);
+        if (change > mean) {
+            rises++;
+            last = i;
+        }
+    }
+    /* Rounding to bytes alone makes such sums. */
+    if (squares * 12.0 <= points) {
+        return false;
+    }
+    if (moment < -TREND_FORTIETH * nt_trend_root(squares / 12.0)) {
+        return true;
+    }
+    const double share = (double)(n - 1 - last) / points;
+    return rises >= TREND_RISES && trend_none_in(share, rises) < TREND_HUNDREDTH;
+}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A verdict on a trace held against its own blocks: who left them, and who freed them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import cast
+
+from neutracer.diagnose.leaks.emptied import emptied_at
+from neutracer.diagnose.leaks.growth import Growth, Survivors
+from neutracer.diagnose.leaks.series import Observed
+from neutracer.diagnose.leaks.verdict import Verdict
+from neutracer.trace.roles import Role, role_of
+
+__all__ = ["held_against"]
+
+# Of a trace's growth so much must be blocks that are still there. Where no steps are known
+# blocks must besides come from so many of the windows.
+_EXPLAINED = 0.5
+_OF_WINDOWS = 0.5
+
+# A model has fewer layers that are alike.
+_MOST_LAYERS = 256
+
+
+def held_against(seen: Observed, verdict: Verdict, survivors: Survivors) -> Verdict:
+    """The verdict, unless the trace's own blocks don't bear it out."""
+    if verdict.kind == "cycle_garbage" and seen.timeline is not None:
+        place = emptied_at(seen, verdict.trend)
+        if place is None:
+            return verdict
+        text = f"It rose, and the program itself let go of it at {place.location} each time."
+        return replace(verdict, kind="steady", because=text)
+    if verdict.kind != "leak" or seen.timeline is None or verdict.trend.is_sawtooth:
+        return verdict
+    kept = survivors.growth
+    if not seen.is_named and _is_loading(seen):
+        text = "Live memory rose, but hardly anything was freed: the program may be loading."
+        return replace(verdict, kind="unknown", because=text)
+    if seen.unit == "window":
+        kept = tuple(one for one in kept if one.steps >= _OF_WINDOWS * verdict.trend.steps)
+    if sum(one.bytes_per_step for one in kept) < _EXPLAINED * verdict.trend.slope:
+        text = "Live memory rose, but no line leaves something behind step after step."
+        return replace(verdict, kind="unknown", because=text)
+    if not seen.is_named and _may_be_layers(seen, kept):
+        text = "Modules left it, about once a layer: this may be a single forward pass."
+        return replace(verdict, kind="unknown", because=text)
+    return verdict
+
+
+def _may_be_layers(seen: Observed, kept: Sequence[Growth]) -> bool:
+    """Whether most of what is left may be what the layers of one pass keep for backward.
+
+    Where each step begins with something outside of modules, a program's loop makes them.
+    """
+    inside = [one for one in kept if role_of(one.stack) in (Role.MODULE, Role.EMPTY)]
+    if 2 * sum(one.bytes for one in inside) < sum(one.bytes for one in kept):
+        return False
+    if max(one.count for one in inside) > _MOST_LAYERS:
+        return False
+    if seen.timeline is None or seen.unit == "window":
+        return True
+    events = seen.timeline.events
+    roles = [role_of(events[at].stack) for at in seen.starts[:-1]]
+    return 2 * roles.count(Role.USER) < len(roles)
+
+
+def _is_loading(seen: Observed) -> bool:
+    """Whether most parts of a trace free nothing: nothing is done over and over there."""
+    if seen.timeline is None:
+        return False
+    actions = cast("list[str]", seen.timeline.events["action"])
+    parts = [actions[begin:end] for begin, end in pairwise(seen.starts)]
+    return 2 * sum("free_completed" in part for part in parts) < len(parts)
