@@ -38,6 +38,9 @@ def ranked(case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
 
 def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
     place = float(KINDS.index(verdict.kind))
+    if verdict.kind in ("leak", "cache_growth") and not case.still_grows:
+        # What came after the loop failed, and not the loop.
+        place = float(len(KINDS))
     if verdict.finishes:
         ends = _is_much(case) and not _growth_without(case, verdict)
         return (0, 0.0 if ends else 1.0, place)
