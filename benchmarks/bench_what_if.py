@@ -143,6 +143,8 @@ def speed(snap: neutracer.Snapshot) -> None:
         "roundup_power2_divisions:4": lambda: program.run("roundup_power2_divisions:4"),
         "own settings, compared": lambda: program.check(),
         "default settings, with range": lambda: program.find_range(""),
+        "what_if, one that expands": lambda: neutracer.what_if(snap, "expandable_segments:True"),
+        "what_if, one with ties": lambda: neutracer.what_if(snap, "max_split_size_mb:128"),
         "recommend(objective='reserved')": lambda: neutracer.recommend(snap, objective="reserved"),
     }
     print(f"  {'':34} {'ms':>9} {'M events/s':>11}")

@@ -29,7 +29,7 @@ from neutracer.diagnose.overview.cell import CellReport
 from neutracer.diagnose.overview.environment import environment
 from neutracer.diagnose.overview.report import overview
 from neutracer.diagnose.overview.run_report import RunReport
-from neutracer.diagnose.settings.what_if import check_replay
+from neutracer.diagnose.settings.replay_check import check_replay
 from neutracer.pickling import StaysHere
 from neutracer.process.exporter.passage import Passage
 from neutracer.render.report import Report

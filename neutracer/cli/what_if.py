@@ -15,8 +15,9 @@ from neutracer.cli.parts import (
     without_history_warning,
 )
 from neutracer.diagnose.settings.recommend import recommend
+from neutracer.diagnose.settings.replay_check import check_replay
 from neutracer.diagnose.settings.search import OBJECTIVES
-from neutracer.diagnose.settings.what_if import check_replay, what_if
+from neutracer.diagnose.settings.what_if import what_if
 from neutracer.errors import NeutracerError, SettingsError
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
@@ -26,6 +27,7 @@ __all__ = ["add_simulation", "add_what_if", "refused", "simulation"]
 _EXAMPLE = """example:
   neutracer what-if snapshot.pickle                       # the best of a few dozen settings
   neutracer what-if snapshot.pickle --capacity 24GiB      # would it fit on that card?
+  neutracer what-if snapshot.pickle --fraction 0.5 --capacity 80GiB    # half of such a card
   neutracer what-if snapshot.pickle --set expandable_segments:True --set max_split_size_mb:128
   neutracer what-if snapshot.pickle --batch 2             # with a batch twice as large
   neutracer what-if snapshot.pickle --collected-at train.py:95    # without its cycles
@@ -122,6 +124,13 @@ def _add_circumstances(parser: argparse.ArgumentParser) -> None:
         "--capacity", metavar="SIZE", help='the most memory the process may have, like "24GiB"'
     )
     parser.add_argument(
+        "--fraction",
+        type=float,
+        metavar="F",
+        help="with set_per_process_memory_fraction(F); --capacity is then the whole device, "
+        "where the JSON beside the file does not tell it",
+    )
+    parser.add_argument(
         "--device", type=int, metavar="N", help="which device, if there are several"
     )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
@@ -162,9 +171,10 @@ def refused(settings: str | list[str], error: SettingsError) -> str:
 
 def _what_if(options: argparse.Namespace) -> int:
     changes = (options.batch != 1.0, options.free_at_once, options.empty_cache_after)
-    if options.check and any((*changes, options.no_cycles, options.collected_at, options.capacity)):
+    limits = (options.capacity, options.fraction is not None)
+    if options.check and any((*changes, options.no_cycles, options.collected_at, *limits)):
         return complain(
-            "--check looks at the recording as it is: without another batch or capacity"
+            "--check looks at the recording as it is: without another batch, capacity or fraction"
         )
     try:
         report = _asked(options)
@@ -189,6 +199,7 @@ def _asked(options: argparse.Namespace) -> Report:
             snap,
             *options.settings,
             capacity=capacity,
+            fraction=options.fraction,
             device=options.device,
             empty_cache_after=options.empty_cache_after,
             free_at_once=options.free_at_once,
@@ -200,6 +211,7 @@ def _asked(options: argparse.Namespace) -> Report:
         snap,
         capacity,
         options.objective,
+        fraction=options.fraction,
         device=options.device,
         torch_version=options.torch,
     )

@@ -394,6 +394,50 @@ NT_TEST(state_of_other_settings_is_told)
     }
 }
 
+/* The runs of a range made one by one, the last first. */
+static nt_status
+replay_join_runs(const nt_alloc *alloc, const nt_program *program,
+                 const nt_replay_options *options, nt_replay_range *out, nt_error *err)
+{
+    nt_replay_variant variants[8];
+    size_t count;
+    bool is_there;
+    NT_TRY(nt_replay_count_variants(alloc, program, options, 6, &count, err));
+    for (size_t i = count; i-- > 0;) {
+        NT_TRY(nt_replay_run_variant(alloc, program, options, 6, i, NULL, &variants[i],
+                                     &is_there, err));
+    }
+    return nt_replay_join_variants(alloc, program, options, variants, count, out, err);
+}
+
+NT_TEST(runs_of_a_range_can_be_made_apart)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_recorded recorded;
+    if (nt_recorded_open(&recorded, t, "frag_default")) {
+        const nt_replay_options options =
+            replay_options(t, "roundup_power2_divisions:4", 0);
+        nt_replay_figures base = {0};
+        nt_replay_range whole = {.runs = 0}, joined = {.runs = 99};
+        nt_replay_variant beyond;
+        bool is_there = true;
+        NT_CHECK_OK(nt_replay_find_range(&alloc, recorded.program, &options, 6, NULL,
+                                         &base, &whole, NULL),
+                    NULL);
+        NT_CHECK_OK(replay_join_runs(&alloc, recorded.program, &options, &joined, NULL),
+                    NULL);
+        NT_CHECK_UINT(joined.runs, 6);
+        NT_CHECK_UINT(joined.causes, whole.causes);
+        NT_CHECK(memcmp(&joined.low, &whole.low, sizeof whole.low) == 0);
+        NT_CHECK(memcmp(&joined.high, &whole.high, sizeof whole.high) == 0);
+        NT_CHECK_OK(nt_replay_run_variant(&alloc, recorded.program, &options, 6, 6,
+                                          NULL, &beyond, &is_there, NULL),
+                    NULL);
+        NT_CHECK(!is_there);
+    }
+    nt_recorded_close(&recorded);
+}
+
 typedef struct replay_sweep {
     nt_recorded recorded;
     nt_replay_options options;
@@ -413,6 +457,12 @@ replay_run_all(nt_test *t, const nt_alloc *alloc, void *ctx)
         status = nt_replay_find_range(alloc, s->recorded.program, &s->options, 4, NULL,
                                       &figures, &range, NULL);
         NT_CHECK(status == NT_OK || (figures.ooms == 99 && range.runs == 99));
+    }
+    if (status == NT_OK) {
+        nt_replay_range joined = {.runs = 99};
+        status =
+            replay_join_runs(alloc, s->recorded.program, &s->options, &joined, NULL);
+        NT_CHECK(status == NT_OK || joined.runs == 99);
     }
     return status;
 }
@@ -498,6 +548,7 @@ const nt_test_case nt_replay_tests[] = {
     NT_CASE(nothing_bounds_what_follows_a_failure),
     NT_CASE(first_difference_is_told),
     NT_CASE(state_of_other_settings_is_told),
+    NT_CASE(runs_of_a_range_can_be_made_apart),
     NT_CASE(refused_memory_leaves_no_figures),
     NT_CASE(refused_memory_is_never_passed_over),
     NT_CASE(long_replays_can_be_cancelled),

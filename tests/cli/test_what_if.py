@@ -37,7 +37,7 @@ def test_without_settings_the_best_are_told(capsys: Capture) -> None:
 
 def test_capacity_is_answered(capsys: Capture) -> None:
     assert main(["what-if", HEALTHY, "--capacity", "24GiB"]) == 0
-    assert "fits in 24 GiB as it is: from 1,770 MiB on" in capsys.readouterr().out
+    assert "fits in 24 GiB as it is: from 1,780 MiB on" in capsys.readouterr().out
 
 
 def test_settings_break_at_commas(capsys: Capture) -> None:

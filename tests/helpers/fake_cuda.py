@@ -21,6 +21,10 @@ def _size_words(nbytes: int) -> str:
     return f"{nbytes / MIB:.2f} MiB" if nbytes < 1024 * MIB else f"{nbytes / (1024 * MIB):.2f} GiB"
 
 
+#: Bytes of the device that other processes and CUDA's context hold.
+OTHER = 3 << 20
+
+
 class FakeTorch:
     """The allocator behind the module that `install` puts into sys.modules."""
 
@@ -85,6 +89,7 @@ class FakeTorch:
                 name="fake", total_memory=self.total
             ),
             get_per_process_memory_fraction=lambda device: 1.0,
+            mem_get_info=lambda device: (self.total - self.allocated() - OTHER, self.total),
             _lazy_call=lambda action: action() if self.initialised else self.queued.append(action),
         )
         return torch

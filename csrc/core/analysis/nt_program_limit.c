@@ -23,7 +23,11 @@ nt_program_note_failure(program_maker *m, uint64_t reserved, uint64_t segment,
     const uint64_t high = is_device ? reserved + device_free : reserved + segment - 1;
     if (high < bounds->high) {
         bounds->high = high;
-        bounds->is_device = is_device;
+    }
+    if (device_free != NT_UNLIMITED) {
+        /* Where the device had room even once, it is PyTorch that refuses. */
+        m->has_refused |= !is_device;
+        bounds->is_device = !m->has_refused;
     }
 }
 
@@ -77,7 +81,10 @@ nt_program_note_shortage(program_maker *m, size_t first, size_t end)
         most--;
     }
     nt_program_bounds *bounds = &m->p->face.bounds;
+    /* Garbage is collected under a limit of PyTorch's only. */
+    m->has_refused = true;
+    bounds->is_device = false;
     if (most < bounds->high) {
-        *bounds = (nt_program_bounds){.low = bounds->low, .high = most};
+        bounds->high = most;
     }
 }

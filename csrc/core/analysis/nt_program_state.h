@@ -54,6 +54,7 @@ typedef struct program_maker {
     size_t request_end; /* m->count; of the call looked at last */
     uint32_t *late;     /* those: events */
     size_t late_count, late_capacity;
+    bool has_refused;       /* PyTorch refused what the device had room for */
     uint64_t reserved;      /* bytes now */
     uint64_t reserved_then; /* before the releases of a request that then failed */
 } program_maker;

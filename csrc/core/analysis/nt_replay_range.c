@@ -5,9 +5,10 @@
 #include <string.h>
 
 #include "base/nt_columns.h"
+#include "trace/nt_rounding.h"
 
-#define RANGE_STEPS ((size_t)4000000)
-#define RANGE_LEAST ((size_t)8)
+#define RANGE_STEPS ((size_t)2500000)
+#define RANGE_LEAST ((size_t)4)
 #define RANGE_MOST ((size_t)40)
 
 /* Of so many runs one more tries a timing that is mixed. */
@@ -66,6 +67,42 @@ range_add(nt_replay_range *range, nt_replay_figures *base, nt_replay_figures *ru
     range->high.is_stopped |= run->is_stopped;
     range->runs++;
     return differs;
+}
+
+/* One figure, by a multiple of `grain` and down to `floor` at most. */
+static void
+range_extend_one(nt_replay_range *range, size_t offset, uint64_t grain, uint64_t floor)
+{
+    uint64_t *low = range_figure(&range->low, offset);
+    uint64_t *high = range_figure(&range->high, offset);
+    const uint64_t share = (*high - *low) / range->runs;
+    const uint64_t step = (share + grain - 1) / grain * grain;
+    if (*high == *low) {
+        return;
+    }
+    const uint64_t room = *low > floor ? *low - floor : 0;
+    *low -= step < room ? step : room;
+    *high += step < UINT64_MAX / 2 - *high ? step : 0;
+}
+
+/* Widens what differs between runs by an n-th of its span in either direction, whole
+ * segments of bytes; memory that is reserved holds all that is in use. */
+static void
+range_extend(nt_replay_range *range)
+{
+    static const size_t bytes[] = {RANGE_FIGURE(peak[NT_METRIC_RESERVED]),
+                                   RANGE_FIGURE(final[NT_METRIC_RESERVED])};
+    static const size_t least[] = {RANGE_FIGURE(peak[NT_METRIC_ACTIVE]),
+                                   RANGE_FIGURE(final[NT_METRIC_ACTIVE])};
+    static const size_t counts[] = {RANGE_FIGURE(segments), RANGE_FIGURE(device_allocs),
+                                    RANGE_FIGURE(device_frees)};
+    for (size_t i = 0; i < NT_LENGTH(bytes); i++) {
+        const uint64_t floor = *range_figure(&range->low, least[i]);
+        range_extend_one(range, bytes[i], NT_SMALL_BUFFER, floor);
+    }
+    for (size_t i = 0; i < NT_LENGTH(counts); i++) {
+        range_extend_one(range, counts[i], 1, 0);
+    }
 }
 
 /* What a program that goes on may still do: anything that its limit allows, from what
@@ -287,38 +324,109 @@ range_count_runs(const nt_program *program, const nt_replay_options *options,
     }
 }
 
+/* What is open in the program, and of how many runs its range is made. */
+static nt_status
+range_plan(const nt_alloc *alloc, const nt_program *program,
+           const nt_replay_options *options, size_t *runs, range_open_ends *ends,
+           bool *is_known, nt_error *err)
+{
+    *ends = (range_open_ends){.has_order = range_has_order(program, options)};
+    NT_TRY(
+        range_find_start(alloc, program, options, is_known, &ends->has_history, err));
+    range_count_runs(program, options, ends, runs);
+    return NT_OK;
+}
+
+nt_status
+nt_replay_count_variants(const nt_alloc *alloc, const nt_program *program,
+                         const nt_replay_options *options, size_t runs, size_t *out,
+                         nt_error *err)
+{
+    range_open_ends ends;
+    bool is_known;
+    unsigned cause;
+    NT_TRY(range_plan(alloc, program, options, &runs, &ends, &is_known, err));
+    *out = 1;
+    for (; *out < runs; (*out)++) {
+        nt_replay_options other = *options;
+        if (!range_vary(program, &ends, *out, &other, &cause)) {
+            break;
+        }
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_replay_run_variant(const nt_alloc *alloc, const nt_program *program,
+                      const nt_replay_options *options, size_t runs, size_t index,
+                      const nt_progress *progress, nt_replay_variant *out,
+                      bool *is_there, nt_error *err)
+{
+    nt_replay_variant variant = {.cause = 0};
+    nt_replay_options other = *options;
+    range_open_ends ends;
+    bool is_known;
+    NT_TRY(range_plan(alloc, program, options, &runs, &ends, &is_known, err));
+    *is_there = index == 0 || (index < runs && range_vary(program, &ends, index, &other,
+                                                          &variant.cause));
+    if (*is_there) {
+        NT_TRY(nt_replay_run(alloc, program, &other, progress, NULL, &variant.figures,
+                             err));
+    }
+    *out = variant;
+    return NT_OK;
+}
+
+nt_status
+nt_replay_join_variants(const nt_alloc *alloc, const nt_program *program,
+                        const nt_replay_options *options,
+                        const nt_replay_variant *variants, size_t count,
+                        nt_replay_range *out, nt_error *err)
+{
+    nt_replay_figures first = variants[0].figures;
+    nt_replay_range range = {.low = first, .high = first};
+    bool is_known, has_history;
+    NT_TRY(range_find_start(alloc, program, options, &is_known, &has_history, err));
+    range.causes |= is_known ? 0 : NT_CAUSE_START;
+    range.causes |= range_has_restored(program, options) ? NT_CAUSE_RESTORED : 0;
+    for (size_t i = 0; i < count; i++) {
+        nt_replay_figures figures = variants[i].figures;
+        if (range_add(&range, &first, &figures)) {
+            range.causes |= variants[i].cause;
+        }
+    }
+    range_extend(&range);
+    if (range.high.is_beyond || range.high.is_stopped) {
+        range_open(&range, options);
+    }
+    *out = range;
+    return NT_OK;
+}
+
 nt_status
 nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
                      const nt_replay_options *options, size_t runs,
                      const nt_progress *progress, nt_replay_figures *base,
                      nt_replay_range *out, nt_error *err)
 {
-    nt_replay_figures first, figures;
-    unsigned cause;
-    bool is_known;
-    range_open_ends ends = {.has_order = range_has_order(program, options)};
-    NT_TRY(nt_replay_run(alloc, program, options, progress, NULL, &first, err));
-    nt_replay_range range = {.low = first, .high = first};
-    (void)range_add(&range, &first, &first);
-    NT_TRY(
-        range_find_start(alloc, program, options, &is_known, &ends.has_history, err));
-    range.causes |= is_known ? 0 : NT_CAUSE_START;
-    range.causes |= range_has_restored(program, options) ? NT_CAUSE_RESTORED : 0;
-    range_count_runs(program, options, &ends, &runs);
-    for (size_t i = 1; i < runs; i++) {
-        nt_replay_options other = *options;
-        if (!range_vary(program, &ends, i, &other, &cause)) {
-            break;
-        }
-        NT_TRY(nt_replay_run(alloc, program, &other, progress, NULL, &figures, err));
-        if (range_add(&range, &first, &figures)) {
-            range.causes |= cause;
-        }
+    nt_replay_variant *variants = NULL;
+    size_t count;
+    bool is_there;
+    NT_TRY(nt_replay_count_variants(alloc, program, options, runs, &count, err));
+    const size_t bytes = count * sizeof *variants;
+    variants = nt_allocate(alloc, bytes);
+    if (variants == NULL) {
+        return nt_fail_nomem(err);
     }
-    if (range.high.is_beyond || range.high.is_stopped) {
-        range_open(&range, options);
+    nt_status status = NT_OK;
+    for (size_t i = 0; i < count; i++) {
+        NT_TRY_DONE(nt_replay_run_variant(alloc, program, options, runs, i, progress,
+                                          &variants[i], &is_there, err));
     }
-    *base = first;
-    *out = range;
-    return NT_OK;
+    NT_TRY_DONE(
+        nt_replay_join_variants(alloc, program, options, variants, count, out, err));
+    *base = variants[0].figures;
+done:
+    nt_release(alloc, variants, bytes);
+    return status;
 }

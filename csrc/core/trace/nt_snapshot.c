@@ -279,8 +279,26 @@ snapshot_read_roundup(nt_snapshot *snapshot)
     }
 }
 
+/* Whether anything in the snapshot was mapped into an expandable segment. */
+static bool
+snapshot_has_mapped(const nt_snapshot *snapshot)
+{
+    const nt_segment_columns *segments = &snapshot->layout.segments;
+    const nt_event_columns *events = nt_snapshot_events(snapshot);
+    bool has_mapped = false;
+    for (size_t i = 0; i < segments->count && !has_mapped; i++) {
+        has_mapped = segments->is_expandable[i] != 0;
+    }
+    for (size_t i = 0; i < events->count && !has_mapped; i++) {
+        has_mapped = events->action[i] == NT_ACTION_SEGMENT_MAP ||
+                     events->action[i] == NT_ACTION_SEGMENT_UNMAP;
+    }
+    return has_mapped;
+}
+
 /* The text of the environment variable first, then the parsed fields over it:
- * the fields are what the allocator had in force. */
+ * the fields are what the allocator had in force. A file that states none shows one by
+ * what it has: segments that expand. */
 static void
 snapshot_read_settings(nt_snapshot *snapshot)
 {
@@ -308,6 +326,9 @@ snapshot_read_settings(nt_snapshot *snapshot)
     row = snapshot_find_setting(snapshot, "expandable_segments", NT_NONE);
     if (row != NULL && row->kind == NT_SETTING_BOOL) {
         settings->expandable_segments = row->integer != 0;
+    }
+    if (snapshot->setting_count == 0) {
+        settings->expandable_segments = snapshot_has_mapped(snapshot);
     }
     row = snapshot_find_setting(snapshot, "exact_sizes", NT_NONE);
     settings->exact_sizes =

@@ -154,7 +154,8 @@ nt_snapshot_partial(const nt_snapshot *snapshot);
 
 /* The settings in force when the snapshot was taken: from allocator_settings'
  * own fields, completed from its PYTORCH_CUDA_ALLOC_CONF text. Defaults where
- * the file says nothing. */
+ * the file says nothing; if it states no settings at all, expandable segments are on
+ * where it shows some. */
 const nt_settings *
 nt_snapshot_settings(const nt_snapshot *snapshot);
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neutracer.diagnose.oom.facts import OomFacts
-from neutracer.diagnose.settings.replaying import roundest
+from neutracer.diagnose.settings.capacity import roundest
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import Frame
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from neutracer.errors import SnapshotError
+from neutracer.process.recording.sidecar import sidecar_paths
 
 __all__ = ["OomFacts", "facts_beside", "read_sidecar", "sidecar_paths"]
 
@@ -205,23 +206,6 @@ def _is_count(value: object) -> bool:
 def _listed(plain: Mapping[str, Any], name: str) -> list[Any]:
     value = plain.get(name)
     return list(value) if isinstance(value, list | tuple) else []
-
-
-def sidecar_paths(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Where the JSON beside a snapshot may be: oom.pickle.json, then oom.json.
-
-    Example:
-        >>> sidecar_paths("oom.pickle.xz")
-        ('oom.pickle.xz.json', 'oom.pickle.json', 'oom.json')
-    """
-    name = os.fspath(path)
-    found = [name + ".json"]
-    while True:
-        stem, suffix = os.path.splitext(name)
-        if suffix not in (".pickle", ".pkl", ".snapshot", ".gz", ".xz", ".zst") or not stem:
-            return tuple(found)
-        name = stem
-        found.append(name + ".json")
 
 
 def read_sidecar(path: str | os.PathLike[str]) -> OomFacts | None:

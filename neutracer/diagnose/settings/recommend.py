@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neutracer.diagnose.settings.bound import Bound
 from neutracer.diagnose.settings.fidelity import Fidelity
-from neutracer.diagnose.settings.rank import ALIKE, best_of, rank
+from neutracer.diagnose.settings.rank import ALIKE, Row, best_of, rank
 from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.diagnose.settings.search import (
     OBJECTIVES,
     Survey,
     candidates,
+    confirmed_capacity,
     smallest_capacities,
     survey,
 )
@@ -43,8 +44,10 @@ class Choice:
         settings: The text for PYTORCH_CUDA_ALLOC_CONF.
         environment: The whole line for a shell.
         outcome: What would have come of it.
-        smallest_capacity_bytes: The least memory with which every request succeeds,
-            those included that failed when recorded; None where none was found.
+        smallest_capacity_bytes: The least memory for PyTorch with which every request
+            succeeds, those included that failed when recorded, on a device that has no more and
+            under such a limit of PyTorch's, in other orders of addresses too; None where none
+            was found. CUDA's context and other libraries need theirs besides.
         saved_bytes: Fewer bytes reserved at the peak than with the recorded settings.
         more_device_calls: More cudaMalloc, cudaFree, mappings and unmappings than with the
             recorded settings: what it costs; less than 0 where it saves some.
@@ -169,6 +172,7 @@ def recommend(
     capacity: int | str | None = None,
     objective: str = "fit",
     *,
+    fraction: float | None = None,
     device: int | None = None,
     torch_version: str | None = None,
 ) -> RecommendReport:
@@ -181,10 +185,12 @@ def recommend(
         source: A Snapshot or what `load` takes; None is this process's device, now.
         capacity: The most memory that the process may have: bytes, or a text like "24GiB";
             None is as when it was recorded. `.recorded.fits` says whether the program fits
-            in it as it is, `.best.outcome.fits` whether it does with the best setting.
+            in it as it is, `.best.outcome.fits` whether it does with the best setting. With
+            `fraction` it is the whole device's.
         objective: What counts as best: "fit" needs the least memory for every request to
             succeed, "reserved" has the lowest peak of reserved, "speed" the fewest device
             calls. Differences of up to 2 % count as none.
+        fraction: As `what_if` has it: the share that `set_per_process_memory_fraction` is given.
         device: The device; None is the only one.
         torch_version: PyTorch's version, like "2.11", whose rules and settings apply; None is
             the newest that is known, with the settings that the file's own version has.
@@ -207,13 +213,14 @@ def recommend(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
-    replayer = open_replayer(source, capacity, device, torch_version)
+    replayer = open_replayer(source, capacity, device, torch_version, fraction)
     tried = candidates(replayer)
     return _report(replayer, objective, len(tried), survey(replayer, tried))
 
 
 def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> RecommendReport:
     choices, least = _choices(replayer, objective, found)
+    found = _confirmed(replayer, found)
     return RecommendReport(
         device=replayer.device,
         events=len(replayer.timeline),
@@ -230,6 +237,13 @@ def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> Re
     )
 
 
+def _confirmed(replayer: Replayer, found: Survey) -> Survey:
+    """The survey with the smallest memory of the recorded settings that is sure to do."""
+    if found.smallest is None:
+        return found
+    return replace(found, smallest=confirmed_capacity(replayer, None, found.smallest))
+
+
 def _choices(
     replayer: Replayer, objective: str, found: Survey
 ) -> tuple[tuple[Choice, ...], Least | None]:
@@ -243,7 +257,15 @@ def _choices(
     known = [*best, *rows, (found.recorded, found.smallest)]
     needs_of = [(nbytes, named(each)) for each, nbytes in known if nbytes is not None]
     least = min(needs_of, key=lambda pair: pair[0], default=None)
-    return tuple(_choice(*row, found.recorded, found.bound) for row in best), least
+
+    def sure(row: Row) -> Row:
+        outcome, nbytes = row
+        if nbytes is None:
+            return row
+        return outcome, confirmed_capacity(replayer, outcome.settings, nbytes)
+
+    rows = replayer.map(sure, best)
+    return tuple(_choice(*row, found.recorded, found.bound) for row in rows), least
 
 
 def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bound) -> Choice:

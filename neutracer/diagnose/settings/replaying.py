@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, partial
@@ -11,39 +10,25 @@ from threading import Event
 from typing import Any, TypeVar
 
 from neutracer._native import core
+from neutracer.diagnose.settings.capacity import asked_capacity, limit_notes, roundest
 from neutracer.diagnose.settings.fidelity import Fidelity, fidelity_of
 from neutracer.diagnose.settings.program_changes import Edits
+from neutracer.diagnose.settings.replay_notes import event_notes, start_notes
 from neutracer.diagnose.settings.replay_settings import canonical, takes_share, version_number
-from neutracer.diagnose.settings.what_if_parts import Outcome, outcome_of, rebased, widened
+from neutracer.diagnose.settings.variants import Each, Plan, run_plans, side_by_side
+from neutracer.diagnose.settings.what_if_parts import Outcome, outcome_of, widened
+from neutracer.process.recording.sidecar import DeviceRoom, room_beside
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
-from neutracer.units import format_bytes, format_count, parse_bytes
 
-__all__ = ["Replayer", "canonical", "roundest", "takes_share", "version_number"]
+__all__ = ["Replayer", "canonical", "takes_share", "version_number"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-# More than any device has; the core counts in 64 bits.
-_MOST_BYTES = 1 << 60
-
-
 class _StoppedError(Exception):
     """Another run has failed: the rest is no longer needed."""
-
-
-def roundest(low: int, high: int) -> int:
-    """The number from `low` to `high` that most powers of two divide.
-
-    Example:
-        >>> roundest(2028 << 20, 2120 << 20) >> 20
-        2048
-    """
-    step = 1
-    while -(-low // (2 * step)) * 2 * step <= high and 2 * step <= high:
-        step *= 2
-    return -(-low // step) * step
 
 
 def _refuse_others(snap: Snapshot) -> None:
@@ -68,7 +53,8 @@ class Replayer:
 
     Attributes:
         device: The device.
-        capacity: The most bytes that the process may have, or None: as when recorded.
+        asked: The memory that the question is about, or None: as when recorded.
+        room: What limited the process when it was recorded, where somebody wrote that down.
         version: PyTorch's, whose rules apply: major * 1000 + minor; 0 is the newest known.
         edits: What makes another program of the recorded one, which runs in its place, except
             under the recorded settings where these are given as None; None is none.
@@ -80,18 +66,21 @@ class Replayer:
         device: int,
         capacity: int | str | None = None,
         torch_version: str | None = None,
+        fraction: float | None = None,
+        room: DeviceRoom | None = None,
     ) -> None:
         """
         Raises:
             ValueError: There is nothing to replay, or it is not the native allocator's; or
-                that is no version.
+                that is no version, no capacity or no fraction of something known.
         """
         self.version = version_number(torch_version)
         self.snap = snap
         self.device = device
-        self.capacity = None if capacity is None else parse_bytes(capacity)
-        if self.capacity is not None and not 0 < self.capacity <= _MOST_BYTES:
-            raise ValueError("a capacity must be above 0 bytes and at most 2^60")
+        if room is None and snap.origin:
+            room = room_beside(snap.origin, device)
+        self.room = room
+        self.asked = asked_capacity(capacity, fraction, room)
         _refuse_others(snap)
         if not self.facts["steps"]:
             raise ValueError(
@@ -102,7 +91,7 @@ class Replayer:
         self._stop = Event()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("version", "snap", "device", "capacity", "edits")
+        names = ("version", "snap", "device", "asked", "room", "edits")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -140,9 +129,34 @@ class Replayer:
         return self.timeline.program
 
     @property
+    def capacity(self) -> int | None:
+        """The most bytes that the process may have, or None: as when recorded."""
+        return None if self.asked is None else self.asked.bytes
+
+    @property
     def is_capped(self) -> bool:
         """Whether PyTorch itself kept the process below a limit when it was recorded."""
-        return self.facts["limit_high"] is not None and not self.facts["is_device"]
+        if self.room is not None and self.room.fraction == 1.0:
+            return False
+        shown = self.facts["limit_high"] is not None and not self.facts["is_device"]
+        return shown or self._told_limit is not None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether PyTorch itself keeps the process below what it may have: then garbage is
+        collected, and what is asked for is held against it before it is rounded up to pages."""
+        if self.asked is not None and self.asked.fraction is not None:
+            return self.asked.is_share
+        return self.is_capped
+
+    @cached_property
+    def _told_limit(self) -> int | None:
+        """PyTorch's own limit as it was written down, if the trace can have had it."""
+        limit = None if self.room is None else self.room.limit_bytes
+        low, high = self.facts["limit_low"], self.facts["limit_high"]
+        if limit is None or limit < low or (high is not None and limit > high):
+            return None
+        return limit
 
     @cached_property
     def limits(self) -> tuple[int, ...]:
@@ -151,8 +165,10 @@ class Replayer:
         A trace that shows failures says of the limit only that it was at least what was
         reserved, and too small for what failed; people choose round ones.
         """
-        if self.capacity is not None:
-            return (self.capacity,)
+        if self.asked is not None:
+            return (self.asked.bytes,)
+        if self._told_limit is not None:
+            return (self._told_limit,)
         low, high = self.facts["limit_low"], self.facts["limit_high"]
         if not self.is_capped or low >= high:
             return (0,)
@@ -184,18 +200,48 @@ class Replayer:
         has_column = "user_metadata" in self.snap.native.tables()["events"]
         return self.version >= version_number("2.10") if self.version else has_column
 
-    def options(self, limit: int) -> dict[str, Any]:
-        """The keywords of a run in which the process may have `limit` bytes."""
+    def options(self, limit: int, *, is_share: bool | None = None) -> dict[str, Any]:
+        """The keywords of a run in which the process may have `limit` bytes.
+
+        Args:
+            limit: Bytes; 0 is as recorded.
+            is_share: Whether PyTorch itself keeps it below them, or the device has no more;
+                None is what the question says, or the recording.
+        """
         options = {"version": self.version, "silent": min(self._silence, 1)}
         if limit == 0:
             return options
-        if self.is_capped:
-            return {**options, "limit": limit, "device_total": self.facts["device_total"]}
+        if self.is_limited if is_share is None else is_share:
+            return {**options, "limit": limit, **self._device}
         return {**options, "limit": 0, "device_total": limit, "device_other": 0}
 
-    def quick(self, settings: str | None, limit: int | None = None) -> Outcome:
-        """What comes out, without its range; None are the recorded settings."""
-        options = self.options(self.limits[0] if limit is None else limit)
+    @property
+    def _device(self) -> dict[str, int]:
+        """The device on which PyTorch keeps the process below a limit."""
+        if self.asked is not None and self.asked.total_bytes is not None:
+            return {"device_total": self.asked.total_bytes, "device_other": 0}
+        if self.room is not None:
+            return {"device_total": self.room.total_bytes, "device_other": 0}
+        return {"device_total": self.facts["device_total"]}
+
+    def quick(
+        self,
+        settings: str | None,
+        limit: int | None = None,
+        *,
+        is_share: bool | None = None,
+        **changes: int,
+    ) -> Outcome:
+        """What comes out, without its range; None are the recorded settings.
+
+        Args:
+            settings: The text of the settings.
+            limit: Bytes, as `options` has them; None is what is assumed of them.
+            is_share: As `options` has it.
+            changes: Other keywords of the core's `run`.
+        """
+        assumed = self.limits[0] if limit is None else limit
+        options = {**self.options(assumed, is_share=is_share), **changes}
         found = self._asked(settings).run(settings, progress=self._look, **options)
         return outcome_of(self._name(settings), found)
 
@@ -206,32 +252,50 @@ class Replayer:
             settings: The text of the settings.
             runs: How many runs for the range at each limit; 0 leaves it to the core.
         """
+        return self._outcomes([settings], runs, lambda work, items: [work(i) for i in items])[0]
+
+    def outcomes(self, settings: Iterable[str | None]) -> list[Outcome]:
+        """The same of several settings, all their runs side by side."""
+        return self._outcomes(list(settings), 0, self.map)
+
+    def _outcomes(self, listed: list[str | None], runs: int, each: Each) -> list[Outcome]:
+        plans = [self._plans(settings, runs) for settings in listed]
+        found = iter(run_plans([plan for own in plans for plan in own], each))
+        return [
+            self._finished(settings, [next(found) for _ in own])
+            for settings, own in zip(listed, plans, strict=True)
+        ]
+
+    def _plans(self, settings: str | None, runs: int) -> list[Plan]:
+        """The runs of some settings at each limit that they may have had."""
         # Under its own settings the program ran as recorded whatever its limit was.
         limits = self.limits[:1] if settings is None else self.limits
-        found = [self._ranged(settings, limit, runs) for limit in limits]
+        silent = min(self._silence, 1 if settings is None else 2)
+        more = {"silent": silent, "runs": runs, "progress": self._look}
+        compare = self._compared if settings is None and self.asked is None else None
+        program, name = self._asked(settings), self._name(settings)
+        return [
+            Plan(program, settings, name, {**self.options(limit), **more}, compare)
+            for limit in limits
+        ]
+
+    def _compared(self) -> tuple[bytes, bool]:
+        return self._checked[0]["variant"], self.check.is_exact
+
+    def _finished(self, settings: str | None, found: list[Outcome]) -> Outcome:
         outcome = replace(
             widened(found[0], found[1:]),
             _recorded=self.snap,
             _trace=partial(self.trace, settings),
         )
         if self.capacity is None:
-            is_known = settings is None and self.check.is_exact
-            return rebased(outcome, self._checked[1]) if is_known else outcome
+            return outcome
         return replace(outcome, headroom_bytes=self.capacity - outcome.peak_reserved_bytes)
 
     def trace(self, settings: str | None) -> Snapshot:
         """The snapshot that there would have been; None are the recorded settings."""
         options = self.options(self.limits[0])
         return Snapshot(self._asked(settings).trace(settings, progress=self._look, **options))
-
-    def _ranged(self, settings: str | None, limit: int, runs: int) -> Outcome:
-        base, low, high, causes, done = self._asked(settings).find_range(
-            settings,
-            runs=runs,
-            progress=self._look,
-            **{**self.options(limit), "silent": min(self._silence, 1 if settings is None else 2)},
-        )
-        return outcome_of(self._name(settings), base, low, high, causes, done)
 
     def _asked(self, settings: str | None) -> core.Program:
         return self.program if settings is None or self.changed is None else self.changed
@@ -265,23 +329,7 @@ class Replayer:
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """`work` on each item, in one thread per core; results in order."""
-        listed = list(items)
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            try:
-                futures = [pool.submit(work, item) for item in listed]
-            except RuntimeError:
-                # The interpreter is about to end, as in what atexit calls: no thread begins then.
-                pool.shutdown(cancel_futures=True)
-                return [work(item) for item in listed]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                self._stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-                self._stop.clear()
-                raise
+        return side_by_side(work, items, self._stop)
 
     def _look(self, done: int) -> None:
         """Called now and then by a run: ends it where another one has failed."""
@@ -290,58 +338,9 @@ class Replayer:
 
     def notes(self) -> tuple[str, ...]:
         """What the trace can't tell, a sentence each."""
-        return (*self._start_notes(), *self._event_notes(), *self._limit_notes())
-
-    def _start_notes(self) -> list[str]:
-        """What is not known of the state before the trace, or of the file as a whole."""
-        facts, notes = self.timeline.facts, []
-        if self.snap.partial is not None:
-            notes.append(f"Only a part of the file could be read: {self.snap.partial}")
-        if self.snap.history_overflowed(self.device):
-            notes.append(
-                "The ring of events wrapped: what came before its first event is not replayed."
-            )
-        if facts["preexisting"]:
-            blocks = format_count(facts["preexisting"], "block")
-            notes.append(
-                f"{blocks} were there before the first event and stay in place; settings "
-                "of another kind allocate them anew first."
-            )
-        if facts["slack_bound"]:
-            bound = format_bytes(facts["slack_bound"])
-            notes.append(f"Blocks from before the trace may be up to {bound} larger than assumed.")
-        return notes
-
-    def _event_notes(self) -> list[str]:
-        """What events are missing, or do not say."""
-        facts, notes = self.timeline.facts, []
-        if facts["unmatched"]:
-            events = format_count(facts["unmatched"], "event")
-            notes.append(f"The trace has gaps: {events} fit nothing in it and are left out.")
-        if self.facts["segments_without_pool"] and (
-            self.facts["pools"] > 1 or not (facts["unmatched"] or self.check.is_exact)
-        ):
-            segments = format_count(self.facts["segments_without_pool"], "segment")
-            notes.append(
-                "The events of this file do not name their pool, and "
-                f"{segments} were gone at its end: these count as the default pool's. Where "
-                "the program used others (CUDA graphs, MemPool) figures may be outside their "
-                "ranges."
-            )
-        if not self.facts["calls_known"]:
-            notes.append(
-                "Without stacks an empty_cache() of the program can't always be told from the "
-                "allocator's own."
-            )
-        return notes
-
-    def _limit_notes(self) -> list[str]:
-        """What is not known of how much memory the process was allowed."""
-        if self.capacity is not None or len(self.limits) == 1:
-            return []
-        guess, low, high = self.limits[0], min(self.limits), max(self.limits)
-        return [
-            f"PyTorch kept this process below a limit from {format_bytes(low)} to "
-            f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
-            "ranges cover the whole span; capacity= (or --capacity) sets it."
-        ]
+        is_exact = self.check.is_exact
+        return (
+            *start_notes(self.snap, self.timeline, is_exact),
+            *event_notes(self.timeline, self.facts, is_exact),
+            *limit_notes(self.asked, self.room, self.facts, self.limits),
+        )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -18,6 +18,7 @@ __all__ = [
     "OBJECTIVES",
     "Survey",
     "candidates",
+    "confirmed_capacity",
     "distinct_rules",
     "order_of",
     "smallest_capacities",
@@ -41,6 +42,12 @@ _ROUNDUPS = ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]")
 _LARGES = (12, 40, 64)
 _THRESHOLDS = ("0.6", "0.7", "0.8", "0.9")
 
+# The core's numbers of orders of addresses, of when what other streams used is free again, and
+# of how the state before the trace is made.
+_ORDERS, _RANDOM, _SEEDS = (2, 3), 1, (1, 2)
+_TIMINGS = (1, 2)
+_BEGINS = (1, 2, 3)
+
 
 def candidates(replayer: Replayer) -> tuple[str, ...]:
     """The settings to try, simple ones first; some three dozen.
@@ -57,7 +64,7 @@ def candidates(replayer: Replayer) -> tuple[str, ...]:
     if replayer.knows_large_segments:
         larges = [f"large_segment_size_mb:{size}" for size in _LARGES]
         found += [*larges, *(f"expandable_segments:True,{each}" for each in larges)]
-    if replayer.is_capped:
+    if replayer.is_limited:
         collecting = [f"garbage_collection_threshold:{each}" for each in _THRESHOLDS]
         found += collecting
         found += [f"{a},{b}" for a, b in product(splits[3:5], collecting[::2])]
@@ -154,6 +161,11 @@ def _assumed(replayer: Replayer) -> int:
 class _Fitting:
     """Whether a program succeeds in this many bytes, run only where no run has shown it.
 
+    The bytes are those of a device that has no more, and a limit below which PyTorch keeps the
+    process on a larger one: it has to succeed in both. They differ where segments expand or
+    garbage is collected: a limit is held against what is asked for, a device has to have whole
+    pages, and garbage is collected from a share of a limit on.
+
     A run that succeeded would have gone the same way in any capacity from its peak up
     to its own: what it was refused it still is.
 
@@ -161,7 +173,7 @@ class _Fitting:
         replayer: The program.
         settings: The settings; None are the recorded ones.
         known: What came of them as it was recorded, or in `replayer.capacity`; None where
-            that is not known.
+            this is not known.
     """
 
     def __init__(self, replayer: Replayer, settings: str | None, known: Outcome | None) -> None:
@@ -170,33 +182,35 @@ class _Fitting:
         self._spans: list[tuple[int, int]] = []
         text = replayer.recorded_settings if settings is None else settings
         self._rules = core.parse_settings(text)
+        differ = self._rules["expandable_segments"] or self._collects
+        self._kinds = (False, True) if differ else (replayer.is_limited,)
         if known is not None:
             self._note(known, _assumed(replayer))
+
+    @property
+    def _collects(self) -> bool:
+        return float(self._rules["garbage_collection_threshold"]) > 0.0
 
     def __call__(self, nbytes: int) -> bool:
         if any(low <= nbytes <= high for low, high in self._spans):
             return True
-        outcome = self._replayer.quick(self._settings, nbytes)
-        self._note(outcome, nbytes)
-        return outcome.fits
+        outcomes = self.runs(nbytes)
+        first = next(outcomes)
+        self._note(first, nbytes)
+        return first.fits and all(outcome.fits for outcome in outcomes)
+
+    def runs(self, nbytes: int, **changes: int) -> Iterator[Outcome]:
+        """What comes of it on such a device, and below such a limit."""
+        for is_share in self._kinds:
+            yield self._replayer.quick(self._settings, nbytes, is_share=is_share, **changes)
 
     def _note(self, outcome: Outcome, nbytes: int) -> None:
-        if outcome.fits and self._is_steady(outcome):
+        if outcome.fits and len(self._kinds) == 1 and self._is_steady():
             self._spans.append((outcome.peak_reserved_bytes, nbytes))
 
-    def _is_steady(self, outcome: Outcome) -> bool:
-        """Whether the capacity only decides what the device refuses."""
-        if self._rules["per_process_memory_fraction"] < 1.0:
-            return False
-        expands = self._rules["expandable_segments"]
-        if self._replayer.is_capped:
-            # Garbage is collected from a share of the limit on, and what could be mapped is
-            # held against it before it is known how much has to be.
-            return not expands and self._rules["garbage_collection_threshold"] == 0.0
-        # An address range is an eighth larger than the device: with no hole in it that is
-        # always enough.
-        has_holes = outcome.device_frees or outcome.retries or self._replayer.facts["areas"]
-        return not (expands and has_holes)
+    def _is_steady(self) -> bool:
+        """Whether the capacity only decides what is refused."""
+        return float(self._rules["per_process_memory_fraction"]) == 1.0
 
 
 def smallest_capacity(
@@ -217,15 +231,22 @@ def smallest_capacity(
         beaten_by: Bytes from which on the answer does not matter.
 
     Returns:
-        Bytes, a multiple of 2 MiB, with which it was run and succeeded; with the next
-        lower one tried it did not. None where no capacity was found, or only one that is
-        above `beaten_by`.
+        Bytes, a multiple of 2 MiB, with which it was run and succeeded, as a device's and as a
+        limit of PyTorch's; with the next lower one tried it did not. None where no capacity was
+        found, or only one that is above `beaten_by`.
     """
     fits = _Fitting(replayer, settings, known)
+    return _least(fits, least, max(least // 4, 1), beaten_by)
+
+
+def _least(fits: Callable[[int], bool], least: int, step: int, beaten_by: int | None) -> int | None:
+    """The fewest bytes from `least` on that fit, as `smallest_capacity` has it; where those do
+    not, about `step` more are tried first."""
     most = _MOST if beaten_by is None else beaten_by
     low = high = -(-max(least, _GRAIN) // _GRAIN) * _GRAIN
+    step = max(step // _GRAIN, 1) * _GRAIN
     while not fits(high):
-        low, high = high, high + max(high // 4 // _GRAIN, 1) * _GRAIN
+        low, high, step = high, high + step, step + step // 4 // _GRAIN * _GRAIN
         if high > _MOST:
             return None
     while high - low > _GRAIN and low < most:
@@ -235,6 +256,30 @@ def smallest_capacity(
         else:
             low = middle
     return high if high == low or low < most else None
+
+
+def confirmed_capacity(replayer: Replayer, settings: str | None, nbytes: int) -> int:
+    """The bytes, and as many more as it takes to succeed in whatever order addresses come,
+    and whenever streams are done with what they use.
+
+    Args:
+        replayer: The program.
+        settings: The settings; None are the recorded ones.
+        nbytes: What `smallest_capacity` found.
+    """
+    fitting = _Fitting(replayer, settings, None)
+    cases: list[dict[str, int]] = [{}, *({"order": order} for order in _ORDERS)]
+    cases += [{"order": _RANDOM, "seed": seed} for seed in _SEEDS]
+    if replayer.facts["has_later"]:
+        cases += [{"timing": timing} for timing in _TIMINGS]
+    if replayer.facts["areas"] and settings is not None:
+        cases += [{"begin": begin} for begin in _BEGINS]
+
+    def fits(nbytes: int) -> bool:
+        return all(each.fits for case in cases for each in fitting.runs(nbytes, **case))
+
+    found = _least(fits, nbytes, nbytes // 64, None)
+    return nbytes if found is None else found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from neutracer.diagnose.settings.program_changes import Change, change_program
 from neutracer.diagnose.settings.replaying import Replayer, canonical, takes_share
 from neutracer.diagnose.settings.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
 from neutracer.process.recording.capture import snapshot
+from neutracer.process.recording.sidecar import room_now
 from neutracer.render.document import (
     Block,
     Document,
@@ -26,11 +27,9 @@ from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = [
-    "CheckReport",
     "Fidelity",
     "Outcome",
     "WhatIfReport",
-    "check_replay",
     "doubt",
     "named",
     "open_replayer",
@@ -173,72 +172,32 @@ def _failed(outcome: Outcome) -> int | None:
     return event if event is not None and event >= 0 else None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class CheckReport(Report):
-    """How faithfully the model replays a recording under its own settings.
-
-    Attributes:
-        device: The device.
-        events: Events of its trace.
-        settings: The file's own settings.
-        check: What was compared, and what was the same.
-        notes: What the trace can't tell.
-    """
-
-    schema = "neutracer.replay_check/1"
-
-    device: int
-    events: int
-    settings: str
-    check: Fidelity
-    notes: tuple[str, ...]
-
-    def document(self) -> Document:
-        """The report as a page."""
-        name = self.settings or "default settings"
-        facts = (f"cuda:{self.device}", format_count(self.events, "event"), name)
-        return Document("Replay check", facts, trust_blocks(self.check, (), self.notes))
-
-
 def open_replayer(
     source: Snapshot | SnapshotSource | None,
     capacity: int | str | None = None,
     device: int | None = None,
     torch_version: str | None = None,
+    fraction: float | None = None,
 ) -> Replayer:
     """The program of a source's device, ready to be run.
 
     Raises:
         ValueError: There are several devices, no history, or another allocator; or
-            `torch_version` is no version of torch.
+            `torch_version` is no version of torch, or `fraction` one of an unknown device.
     """
-    if source is None:
-        source = snapshot()
+    is_live = source is None
+    source = snapshot() if source is None else source
     snap = source if isinstance(source, Snapshot) else load(source)
-    return Replayer(snap, snap.device(device), capacity, torch_version)
-
-
-def check_replay(
-    source: Snapshot | SnapshotSource | None,
-    *,
-    device: int | None = None,
-    torch_version: str | None = None,
-) -> CheckReport:
-    """How faithfully the model replays a recording; the arguments are those of `what_if`."""
-    replayer = open_replayer(source, None, device, torch_version)
-    return CheckReport(
-        device=replayer.device,
-        events=len(replayer.timeline),
-        settings=replayer.recorded_settings,
-        check=replayer.check,
-        notes=replayer.notes(),
-    )
+    chosen = snap.device(device)
+    room = room_now(chosen) if is_live else None
+    return Replayer(snap, chosen, capacity, torch_version, fraction, room)
 
 
 def what_if(
     source: Snapshot | SnapshotSource | None,
     *settings: str,
     capacity: int | str | None = None,
+    fraction: float | None = None,
     device: int | None = None,
     empty_cache_after: Iterable[int] = (),
     free_at_once: Iterable[str] = (),
@@ -258,7 +217,12 @@ def what_if(
         settings: Texts for PYTORCH_CUDA_ALLOC_CONF; PyTorch's default is always there too.
         capacity: The most memory that the process may have: bytes, or a text like "24GiB";
             None is as when it was recorded. It is all of the device where PyTorch set no
-            limit itself: leave out what CUDA's context and others take.
+            limit itself: leave out what CUDA's context and others take. With `fraction` it is
+            the whole device's.
+        fraction: What if the program called `set_per_process_memory_fraction` with this share,
+            above 0 and at most 1? PyTorch then refuses what would exceed it, and
+            garbage_collection_threshold acts. The device is the recorded one where the JSON
+            beside the file tells its size, else the one of `capacity`.
         device: The device; None is the only one.
         empty_cache_after: What if the program called empty_cache() after these events?
         free_at_once: What if the blocks of these functions ("forward") or lines
@@ -295,8 +259,8 @@ def what_if(
         >>> plan["expandable_segments:True"].peak_reserved_bytes >> 20
         680
     """
-    wanted = _wanted(settings, capacity)
-    replayer = open_replayer(source, capacity, device, torch_version)
+    wanted = _wanted(settings, capacity is not None or fraction is not None)
+    replayer = open_replayer(source, capacity, device, torch_version, fraction)
     change = change_program(
         replayer.snap, replayer.timeline, empty_cache_after, free_at_once, batch, no_cycles
     )
@@ -324,16 +288,16 @@ def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> W
     )
 
 
-def _wanted(settings: tuple[str, ...], capacity: int | str | None) -> list[str]:
+def _wanted(settings: tuple[str, ...], is_size_given: bool) -> list[str]:
     """The default and the given settings, each once, in the shortest spelling.
 
     Raises:
         SettingsError: PyTorch would not accept one.
-        ValueError: One asks for a share of a device without `capacity`.
+        ValueError: One asks for a share of a device whose size nobody gave.
     """
     wanted = {text: canonical(text) for text in ("", *settings)}
     shares = [text for text in wanted if takes_share(text)]
-    if capacity is None and shares:
+    if shares and not is_size_given:
         asked = f"{shares[0]!r} asks for a share of the device"
         raise ValueError(f"{asked}: capacity= (or --capacity) says how large it is")
     return list(wanted.values())
@@ -345,5 +309,6 @@ def _outcomes(replayer: Replayer, wanted: list[str]) -> list[Outcome]:
     own = keys.index(replayer.recorded_settings) if replayer.recorded_settings in keys else 0
     if own and len(replayer.limits) == 1 and replayer.changed is None:
         keys[own] = None  # The same runs, done once.
-    found = dict(replayer.map(lambda key: (key, replayer.outcome(key)), dict.fromkeys(keys)))
+    unique = list(dict.fromkeys(keys))
+    found = dict(zip(unique, replayer.outcomes(unique), strict=True))
     return [found[key] for key in keys]

@@ -19,7 +19,6 @@ __all__ = [
     "Outcome",
     "outcome_cells",
     "outcome_of",
-    "rebased",
     "stop_of",
     "widened",
 ]
@@ -226,21 +225,6 @@ def widened(outcome: Outcome, others: list[Outcome]) -> Outcome:
         causes=tuple(cause for cause in CAUSES if cause in causes),
         runs=outcome.runs + sum(other.runs for other in others),
     )
-
-
-def rebased(outcome: Outcome, figures: dict[str, Any]) -> Outcome:
-    """The outcome of settings with the core's figures of what came of them once.
-
-    Its own figures go into the ranges: another run may give those.
-    """
-    flat, ranges = _flat(figures), {}
-    for name in RANGED:
-        low, high = outcome.range(name)
-        low, high = min(low, flat[name]), None if high is None else max(high, flat[name])
-        if (low, high) != (flat[name],) * 2:
-            ranges[name] = (low, high)
-    causes = outcome.causes or (("ties",) if ranges else ())
-    return replace(outcome, **flat, ranges=ranges, causes=causes)
 
 
 def outcome_cells(outcome: Outcome, name: str) -> tuple[Cell, ...]:

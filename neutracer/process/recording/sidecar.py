@@ -4,29 +4,41 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import platform
 import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from neutracer.render.json import dumps
 from neutracer.saving import atomic_file
 
 __all__ = [
+    "DeviceRoom",
     "file_stem",
     "filled_in",
     "rank_facts",
     "rank_text",
+    "room_beside",
+    "room_now",
     "running_program",
     "sidecar",
     "sidecar_path",
+    "sidecar_paths",
     "write_text",
 ]
 
 _SCHEMA = "neutracer.sidecar/1"
+
+# A sidecar has a few kilobytes.
+_MOST_BYTES = 16 << 20
+
+# What a snapshot's name may end in, one after the other.
+_SUFFIXES = (".pickle", ".pkl", ".snapshot", ".gz", ".xz", ".zst")
 
 # What launchers put into the environment, as rank, world size, local rank: torchrun, Open MPI,
 # MPICH, Slurm. The last is often what another one was started by, and the same in all its ranks.
@@ -48,7 +60,24 @@ def sidecar_path(path: str | os.PathLike[str]) -> str:
     return os.fspath(path) + ".json"
 
 
-_count = itertools.count(1)
+def sidecar_paths(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Where the JSON beside a snapshot may be: oom.pickle.json, then oom.json.
+
+    Example:
+        >>> sidecar_paths("oom.pickle.xz")
+        ('oom.pickle.xz.json', 'oom.pickle.json', 'oom.json')
+    """
+    name = os.fspath(path)
+    found = [sidecar_path(name)]
+    while True:
+        stem, suffix = os.path.splitext(name)
+        if suffix not in _SUFFIXES or not stem:
+            return tuple(found)
+        name = stem
+        found.append(sidecar_path(name))
+
+
+_serial = itertools.count(1)
 
 
 def file_stem(kind: str) -> str:
@@ -60,7 +89,7 @@ def file_stem(kind: str) -> str:
     """
     rank = rank_facts()["rank"]
     host = "".join(c if c.isalnum() or c in "-_." else "-" for c in socket.gethostname())
-    parts = [kind, time.strftime("%Y%m%d-%H%M%S"), host, str(os.getpid()), str(next(_count))]
+    parts = [kind, time.strftime("%Y%m%d-%H%M%S"), host, str(os.getpid()), str(next(_serial))]
     if rank is not None:
         parts.insert(3, f"rank{rank}")
     return "-".join(parts)
@@ -137,7 +166,8 @@ def sidecar(
     This does not initialise CUDA, and gives no device a context.
 
     Args:
-        devices: The CUDA devices that it covers; none where CUDA is not in use.
+        devices: The CUDA devices that it covers, all in use by this process; none where CUDA
+            is not in use.
         recording: What was recorded, and how.
         step: What the program calls the place where it is.
         program: What runs; None takes it from `sys.argv`.
@@ -166,15 +196,96 @@ def sidecar(
     }
 
 
+@dataclass(frozen=True)
+class DeviceRoom:
+    """What limited a process on its device: a share of it, its size, and what others held.
+
+    Attributes:
+        total_bytes: The device's, of which `set_per_process_memory_fraction` takes a share.
+        fraction: That share; 1.0 where there was no such limit, None where this is not known.
+        other_bytes: What other processes, CUDA's contexts and other libraries held; None where
+            this is not known.
+    """
+
+    total_bytes: int
+    fraction: float | None
+    other_bytes: int | None
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The most that PyTorch lets its allocator have, or None without such a limit."""
+        if self.fraction is None or self.fraction >= 1.0:
+            return None
+        # A double holds the share that PyTorch gives back, and not always the bytes.
+        return int(self.fraction * self.total_bytes + 0.5)
+
+
+def room_now(device: int) -> DeviceRoom | None:
+    """What limits this process on one of its devices; None where CUDA is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return _room_of(_device(torch, device))
+
+
+def room_beside(path: str | os.PathLike[str], device: int) -> DeviceRoom | None:
+    """What the sidecar of a snapshot says of a device's limits; None where it says nothing."""
+    for beside in sidecar_paths(path):
+        try:
+            if os.path.getsize(beside) > _MOST_BYTES:
+                continue
+            with open(beside, encoding="utf-8") as file:
+                plain = json.load(file)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(plain, dict) and plain.get("schema") == _SCHEMA:
+            devices = plain.get("devices")
+            said = devices.get(str(device)) if isinstance(devices, dict) else None
+            return _room_of(said) if isinstance(said, dict) else None
+    return None
+
+
+def _room_of(said: Mapping[str, Any]) -> DeviceRoom | None:
+    """The limits in a device's part of a sidecar."""
+    total, other = _count(said.get("total_bytes")), _count(said.get("other_bytes"))
+    fraction = said.get("process_fraction")
+    if not total:
+        return None
+    share = None
+    if isinstance(fraction, int | float) and 0 <= fraction <= 1:
+        share = float(fraction)
+    return DeviceRoom(total, share, other if other is None or other <= total else None)
+
+
+def _count(value: object) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < 1 << 60 else None
+
+
+def _free_bytes(cuda: Any, device: int) -> int | None:
+    """What nobody holds of a device; None where CUDA does not answer."""
+    try:
+        return int(cuda.mem_get_info(device)[0])
+    except (AttributeError, RuntimeError):
+        # A torch that is still being imported, or a device in an error.
+        return None
+
+
 def _device(torch: Any, device: int) -> dict[str, Any]:
     cuda = torch.cuda
     properties = cuda.get_device_properties(device)
     fraction = getattr(cuda, "get_per_process_memory_fraction", None)
+    stats, total = dict(cuda.memory_stats(device)), int(properties.total_memory)
+    reserved = int(stats.get("reserved_bytes.all.current", 0))
+    free = _free_bytes(cuda, device)
     return {
         "name": str(properties.name),
-        "total_bytes": int(properties.total_memory),
+        "total_bytes": total,
+        "free_bytes": free,
+        "other_bytes": None if free is None else max(total - free - reserved, 0),
         "process_fraction": None if fraction is None else fraction(device),
-        "memory_stats": dict(cuda.memory_stats(device)),
+        "memory_stats": stats,
     }
 
 

@@ -12,9 +12,9 @@ from bundle import snapshot
 from places import TESTS
 
 import neutracer
+from neutracer.diagnose.settings.replay_check import check_replay
 from neutracer.diagnose.settings.replaying import Replayer, version_number
 from neutracer.diagnose.settings.search import candidates
-from neutracer.diagnose.settings.what_if import check_replay
 from neutracer.diagnose.settings.what_if_parts import Outcome
 
 PROGRAMS = TESTS / "data" / "programs"

@@ -14,8 +14,9 @@ from bundle import DATA, NAMES, RESET_PEAKS, expected, snapshot
 from small_snapshots import one_program
 
 import neutracer
-from neutracer.diagnose.settings.replaying import Replayer, canonical, roundest
-from neutracer.diagnose.settings.what_if import check_replay
+from neutracer.diagnose.settings.capacity import roundest
+from neutracer.diagnose.settings.replay_check import check_replay
+from neutracer.diagnose.settings.replaying import Replayer, canonical
 from neutracer.diagnose.settings.what_if_parts import CAUSES, RANGED
 
 MIB = 1 << 20

@@ -219,6 +219,10 @@ def test_saved_with_its_sidecar(fake, tmp_path, monkeypatch, suffix):
     assert facts["settings"] == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     assert facts["recording"]["max_entries"] == 10
     assert facts["devices"]["0"]["memory_stats"] == {"allocated_bytes.all.current": 4 << 20}
+    said = facts["devices"]["0"]
+    assert (said["total_bytes"], said["process_fraction"]) == (fake.total, 1.0)
+    assert said["free_bytes"] < said["total_bytes"]
+    assert said["other_bytes"] == said["total_bytes"] - said["free_bytes"]
     assert sorted(os.listdir(tmp_path)) == [path.name, f"{path.name}.json"]
     recording.save(path, step="last")
     assert json.loads((tmp_path / f"run.pickle{suffix}.json").read_text())["step"] == "last"

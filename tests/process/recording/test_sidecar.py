@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,3 +104,68 @@ def test_names_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_without_a_size_is_told() -> None:
     assert sidecar.rank_text({"rank": 0, "world_size": None}) == "rank 0"
     assert sidecar.rank_text({"rank": None, "world_size": 8}) == ""
+
+
+def test_no_device_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert sidecar.room_now(0) is None
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert sidecar.room_now(0) is None
+
+
+@pytest.mark.parametrize(
+    ("fraction", "limit"), [(1.0, None), (0.25, 16 << 20), (1 / 3, (64 << 20) // 3), (None, None)]
+)
+def test_room_is_told(
+    monkeypatch: pytest.MonkeyPatch, fraction: float | None, limit: int | None
+) -> None:
+    total = 64 << 20
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_device_properties=lambda device: SimpleNamespace(name="one", total_memory=total),
+        memory_stats=lambda device: {"reserved_bytes.all.current": 8 << 20},
+        mem_get_info=lambda device: (50 << 20, total),
+    )
+    if fraction is not None:
+        cuda.get_per_process_memory_fraction = lambda device: fraction
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    room = sidecar.room_now(0)
+    assert room == sidecar.DeviceRoom(total, fraction, 6 << 20)
+    assert room.limit_bytes == limit
+
+
+def test_cuda_that_does_not_answer_hides_what_others_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(device: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_device_properties=lambda device: SimpleNamespace(name="one", total_memory=1 << 30),
+        memory_stats=lambda device: {},
+        mem_get_info=fail,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert sidecar.room_now(0) == sidecar.DeviceRoom(1 << 30, None, None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"schema": "other"}', '{"schema": "neutracer.sidecar/1"}']
+)
+def test_what_is_no_sidecar_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.pickle.json").write_text(text)
+    assert sidecar.room_beside(tmp_path / "a.pickle.xz", 0) is None
+    assert sidecar.room_beside(tmp_path / "none.pickle", 0) is None
+
+
+def test_room_is_read_again(tmp_path: Path) -> None:
+    said = {"total_bytes": 1 << 30, "process_fraction": 0.5, "other_bytes": 1 << 40}
+    plain = {"schema": "neutracer.sidecar/1", "devices": {"1": said}}
+    (tmp_path / "a.json").write_text(json.dumps(plain))
+    assert sidecar.room_beside(tmp_path / "a.pickle.xz", 0) is None
+    # More than the device has is not believed.
+    assert sidecar.room_beside(tmp_path / "a.pickle.xz", 1) == sidecar.DeviceRoom(
+        1 << 30, 0.5, None
+    )

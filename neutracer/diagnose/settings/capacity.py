@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a process may have: a share of its device, a smaller device, or what others
+leave of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from neutracer.arguments import number
+from neutracer.process.recording.sidecar import DeviceRoom
+from neutracer.units import format_bytes, parse_bytes
+
+__all__ = ["Asked", "asked_capacity", "limit_notes", "roundest"]
+
+# More than any device has; the core counts in 64 bits.
+_MOST_BYTES = 1 << 60
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The memory that a question is about.
+
+    Attributes:
+        bytes: The most that the process may have.
+        fraction: It is the limit of `set_per_process_memory_fraction(fraction)`; None: another.
+        total_bytes: The device's that it is a share of; None where `fraction` is.
+    """
+
+    bytes: int
+    fraction: float | None = None
+    total_bytes: int | None = None
+
+    @property
+    def is_share(self) -> bool:
+        """Whether PyTorch keeps the process below it. A share of 1 is no limit to PyTorch."""
+        return self.fraction is not None and self.fraction < 1.0
+
+
+def asked_capacity(
+    capacity: int | str | None, fraction: float | None, room: DeviceRoom | None
+) -> Asked | None:
+    """What `capacity=` and `fraction=` ask for; None where neither is given.
+
+    Args:
+        capacity: The most bytes, or with `fraction` those of the whole device.
+        fraction: The share that `set_per_process_memory_fraction` is given.
+        room: The device that it was recorded on, where this is known.
+
+    Raises:
+        ValueError: One is out of range, or nothing says how large the device is.
+    """
+    total = None if capacity is None else parse_bytes(capacity)
+    if total is not None and not 0 < total <= _MOST_BYTES:
+        raise ValueError("a capacity must be above 0 bytes and at most 2^60")
+    if fraction is None:
+        return None if total is None else Asked(total)
+    share = number("fraction", fraction)
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"a fraction must be above 0 and at most 1, not {share:g}")
+    if total is None and room is not None:
+        total = room.total_bytes
+    if total is None:
+        raise ValueError(
+            "a fraction is a share of the device, and nothing beside this file says how large "
+            "that was: capacity= (or --capacity) says it"
+        )
+    # As PyTorch computes it, in floating point.
+    return Asked(max(int(share * total), 1), share, total)
+
+
+def roundest(low: int, high: int) -> int:
+    """The number from `low` to `high` that most powers of two divide.
+
+    Example:
+        >>> roundest(2028 << 20, 2120 << 20) >> 20
+        2048
+    """
+    step = 1
+    while -(-low // (2 * step)) * 2 * step <= high and 2 * step <= high:
+        step *= 2
+    return -(-low // step) * step
+
+
+def limit_notes(
+    asked: Asked | None, room: DeviceRoom | None, facts: dict[str, Any], limits: tuple[int, ...]
+) -> list[str]:
+    """What limited the process, or would, in a sentence or two.
+
+    Args:
+        asked: What the question asks for, or None: as when it was recorded.
+        room: What is known of the device then.
+        facts: What the core knows of the program.
+        limits: What is assumed of the limit, as `Replayer.limits` has it.
+    """
+    if asked is not None:
+        return [_asked_sentence(asked)] if asked.total_bytes is not None else []
+    if room is not None and room.limit_bytes is not None and limits == (room.limit_bytes,):
+        return [
+            "PyTorch kept this process below a limit of its own "
+            f"(set_per_process_memory_fraction): {format_bytes(room.limit_bytes)} of "
+            f"{format_bytes(room.total_bytes)}, as the JSON beside the file says."
+        ]
+    if len(limits) > 1:
+        guess, low, high = limits[0], min(limits), max(limits)
+        return [
+            f"PyTorch kept this process below a limit from {format_bytes(low)} to "
+            f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
+            "ranges cover the whole span; capacity= (or --capacity) sets it."
+        ]
+    if facts["is_device"] and facts["limit_high"] is not None:
+        return [_full_sentence(facts["limit_high"], room)]
+    return []
+
+
+def _asked_sentence(asked: Asked) -> str:
+    total, share = format_bytes(asked.total_bytes or 0), f"{asked.fraction:g}"
+    if not asked.is_share:
+        return f"With a fraction of 1 PyTorch sets no limit: the device has {total}."
+    return (
+        f"Asked with set_per_process_memory_fraction({share}) on a device of {total}: at most "
+        f"{format_bytes(asked.bytes)}, and garbage_collection_threshold acts."
+    )
+
+
+def _full_sentence(most: int, room: DeviceRoom | None) -> str:
+    """What the device had left for a process that was refused memory by it."""
+    text = (
+        f"The device was full, without a limit of PyTorch's: it had {format_bytes(most)} for "
+        "this process"
+    )
+    if room is None or room.total_bytes < most:
+        return f"{text}."
+    rest = format_bytes(room.total_bytes - most)
+    return f"{text}, and {rest} were held by other processes, CUDA's contexts and libraries."

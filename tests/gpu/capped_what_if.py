@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random programs under a cap: what `what_if(fraction=...)` says, and what PyTorch then does.
+
+usage: python tests/gpu/capped_what_if.py [--pairs 200] [--seed N] [--processes 12]
+
+Each program runs once without a cap and is recorded. For four settings and caps it is asked
+what would come of them, and it runs again with these, in a process of its own that calls
+`set_per_process_memory_fraction` first and ends at the first request that fails. Seven figures
+of PyTorch's `memory_stats()` are compared with the prediction. Half of the settings collect
+garbage. Prints a line for each pair with its seed, and exits with 1 where a prediction of
+whether it fits is wrong, or fewer than 95 % are exact or 99 % within their ranges. --seed
+repeats a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import lzma
+import os
+import pathlib
+import pickle
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import random_programs as programs
+from random_programs import MIB
+from run_programs import Runner, figures, short_names
+
+import neutracer
+
+HERE = pathlib.Path(__file__).resolve()
+
+#: What a pair's second run may be under.
+SETTINGS = (
+    "",
+    "garbage_collection_threshold:0.5",
+    "garbage_collection_threshold:0.6",
+    "garbage_collection_threshold:0.8",
+    "garbage_collection_threshold:0.9",
+    "garbage_collection_threshold:0.7,roundup_power2_divisions:4",
+    "garbage_collection_threshold:0.8,max_split_size_mb:128",
+    "garbage_collection_threshold:0.6,max_split_size_mb:64",
+    "expandable_segments:True,garbage_collection_threshold:0.7",
+    "expandable_segments:True",
+    "expandable_segments:True,roundup_power2_divisions:8",
+    "max_split_size_mb:64",
+    "max_split_size_mb:256,max_non_split_rounding_mb:64",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+    "large_segment_size_mb:40",
+)
+
+#: Programs of these sorts ask for nothing that a trace of PyTorch 2.11 does not show.
+SORTS = ("plain", "edges", "growing", "streams")
+
+#: An outcome's name of each figure, and PyTorch's.
+FIGURES = {
+    "peak_reserved_bytes": "reserved_bytes.all.peak",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "segments": "segment.all.current",
+    "device_allocs": "num_device_alloc",
+    "device_frees": "num_device_free",
+    "ooms": "num_ooms",
+    "retries": "num_alloc_retries",
+}
+
+PAIRS_A_PROGRAM = 4
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A program, and what its second run is under."""
+
+    seed: int
+    conf: str
+    share: float  # of the peak of reserved memory in the first run
+
+
+def operations(seed: int) -> list[tuple[Any, ...]]:
+    """What a seed's program does, without a cap of its own."""
+    return [op for op in programs.program(seed) if op[0] != "cap"]
+
+
+def seeds(first: int) -> Iterator[int]:
+    """Seeds of programs whose trace shows all that they ask for."""
+    seed = first
+    while True:
+        seed += 1
+        # A single call of empty_cache() may have left no trace at all.
+        calls = sum(op[0] == "empty" for op in programs.program(seed))
+        if programs.sort_of(seed) in SORTS and calls != 1:
+            yield seed
+
+
+def pairs_of(seed: int) -> list[Pair]:
+    """A program's pairs: half of the caps are near what it needs."""
+    chance = random.Random(f"capped {seed}")
+    confs = chance.sample(SETTINGS, PAIRS_A_PROGRAM)
+    shares = [chance.uniform(0.1, 0.9), chance.uniform(0.5, 0.9)]
+    shares += [chance.uniform(0.85, 1.05) for _ in confs[2:]]
+    return [Pair(seed, conf, share) for conf, share in zip(confs, shares, strict=True)]
+
+
+class Stopping(Runner):
+    """Ends the program at the first request that fails, as one that catches nothing."""
+
+    def alloc(self, slot: int, size: int, stream: int) -> None:
+        super().alloc(slot, size, stream)
+        if slot not in self.tensors:
+            raise MemoryError(slot)
+
+
+def run_here(seed: int, conf: str, fraction: float, folder: str) -> None:
+    """One program in this process; without a cap it is recorded."""
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = conf
+    import torch
+
+    torch.cuda.init()
+    total = torch.cuda.get_device_properties(0).total_memory
+    if fraction:
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    runner = Stopping(torch, conf)
+    said: dict[str, Any] = {"total": total, "torch": torch.__version__}
+    for name, *values in operations(seed):
+        if name == "record" and fraction:
+            continue
+        try:
+            getattr(runner, name)(*values)
+        except MemoryError:
+            break
+    torch.cuda.synchronize()
+    said["stats"], path = figures(torch), pathlib.Path(folder)
+    if not fraction:
+        snapshot = torch.cuda.memory._snapshot()
+        short_names(snapshot)
+        (path / f"{seed}.xz").write_bytes(lzma.compress(pickle.dumps(snapshot, 4), preset=0))
+    print(json.dumps(said))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def run(seed: int, conf: str, fraction: float, folder: str) -> dict[str, Any]:
+    """The same in a process of its own: what it said."""
+    words = [sys.executable, str(HERE), "--run", str(seed), conf, repr(fraction), folder]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    if done.returncode != 0:
+        raise RuntimeError(f"seed {seed}, {conf!r}: {done.stderr[-800:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def judge(outcome: neutracer.Outcome, stats: dict[str, int]) -> tuple[bool, str, str]:
+    """Whether it fits as predicted; exact, inside or outside; and what lies outside."""
+    wrong = []
+    for figure, name in FIGURES.items():
+        low, high = outcome.range(figure)
+        if stats[name] < low or (high is not None and stats[name] > high):
+            wrong.append(f"{figure} {stats[name]:,} not in {low:,} .. {high}")
+    is_exact = all(getattr(outcome, figure) == stats[name] for figure, name in FIGURES.items())
+    verdict = "outside" if wrong else "exact" if is_exact else "inside"
+    return outcome.fits == (stats["num_ooms"] == 0), verdict, "; ".join(wrong)
+
+
+def compare(seed: int, folder: str) -> list[tuple[Pair, bool, str, str]]:
+    """A program's verdicts; its recording is removed."""
+    source = run(seed, "", 0.0, folder)
+    path = pathlib.Path(folder) / f"{seed}.xz"
+    snap = neutracer.load(path)
+    peak, total, found = source["stats"]["reserved_bytes.all.peak"], source["total"], []
+    for pair in pairs_of(seed):
+        fraction = max(peak * pair.share, 24 * MIB) / total
+        plan = neutracer.what_if(snap, pair.conf, capacity=total, fraction=fraction)
+        outcome = plan[pair.conf]
+        real = run(seed, pair.conf, fraction, folder)["stats"]
+        is_right, verdict, wrong = judge(outcome, real)
+        if plan.fidelity != 1.0:
+            wrong += f" (fidelity {plan.fidelity:.4f})"
+        causes = "+".join(outcome.causes)
+        line = f"{seed:8} {programs.sort_of(seed):8} {pair.share:5.2f} of {peak // MIB:5} MiB  "
+        line += f"{'fits' if outcome.fits else 'fails':5} {verdict:7} {causes:18} {pair.conf}"
+        line += f"  {'' if is_right else 'WRONG FITS '}{wrong}"
+        print(line.rstrip(), flush=True)
+        found.append((pair, is_right, verdict, wrong))
+    path.unlink()
+    return found
+
+
+def drive(options: argparse.Namespace) -> int:
+    began, source = time.monotonic(), seeds(options.seed)
+    chosen = [next(source) for _ in range(-(-options.pairs // PAIRS_A_PROGRAM))]
+    print(f"--seed {options.seed}: programs {chosen[0]} to {chosen[-1]}")
+    found: list[tuple[Pair, bool, str, str]] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as pool:
+        for result in pool.map(lambda seed: compare(seed, folder), chosen):
+            found += result
+    counts = collections.Counter(verdict for _, _, verdict, _ in found)
+    right = sum(is_right for _, is_right, _, _ in found)
+    inside = counts["exact"] + counts["inside"]
+    gc = [verdict for pair, _, verdict, _ in found if "garbage" in pair.conf]
+    print(
+        f"{len(found)} pairs: fits right in {right}, exact {counts['exact']}, within range "
+        f"{inside}; of {len(gc)} that collect garbage {gc.count('exact')} exact; "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    enough = counts["exact"] >= 0.95 * len(found) and inside >= 0.99 * len(found)
+    return 0 if right == len(found) and enough else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument(
+        "--seed", type=int, default=random.SystemRandom().randrange(1, 10**6) * 1000
+    )
+    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--run", nargs=4, metavar=("SEED", "CONF", "FRACTION", "FOLDER"))
+    options = parser.parse_args()
+    if options.run:
+        seed, conf, fraction, folder = options.run
+        run_here(int(seed), conf, float(fraction), folder)
+    return drive(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
