@@ -53,7 +53,11 @@ WAYS = {
     "pickle.load, GC on": (PICKLE, UNPICKLE, ""),
     "pickle.load, GC off": (PICKLE + "\ngc.disable()", UNPICKLE, ""),
     "neutracer.load": (OURS, LOAD, ""),
-    "  + peak, holders by stack": (OURS, LOAD, "tl = snap.timeline(); tl.peak(); tl.holders()"),
+    "  + peak, holders by stack": (
+        OURS,
+        LOAD,
+        "tl = snap.timeline(); tl.peak(); tl.holders(by='stack')",
+    ),
     "  + fragmentation report": (OURS, LOAD, "r = neutracer.fragmentation_report(snap)"),
 }
 

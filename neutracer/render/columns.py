@@ -8,6 +8,7 @@ function and location; among plain texts only the last column wraps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from neutracer.render.document import Cell, Figure, Place
 from neutracer.render.escape import (
@@ -44,7 +45,10 @@ def place_text(place: Place, function_width: int, width: int) -> str:
     """
     function = pad(shorten_right(clean(place.function), function_width), function_width)
     room = max(width - function_width - GAP, _LEAST_FLOW)
-    location = shorten_left(clean(place.location), room)
+    location = clean(place.location)
+    if display_width(location) > room:
+        # Where it was called from says less than the line itself.
+        location = shorten_left(clean(replace(place, caller="").location), room)
     return f"{function}{' ' * GAP}{location}" if function_width else location
 
 

@@ -103,23 +103,32 @@ class Severity(str, enum.Enum):
 class Place:
     """Where in a program: shown as `frag   train.py:159`, in two aligned columns.
 
+    A line of a library has the library's name before it, and after it the line of the
+    program that led there: `forward   transformers activations.py:66, from train.py:42`.
+
     Attributes:
         function: The function's name as PyTorch gives it.
         filename: The file's name as PyTorch gives it; a long one is cut at its left.
         line: The line from 1, or 0 where only the file is known.
+        package: The library that the file belongs to; empty for the program's own.
+        caller: File and line of the program's own code that led there; may be empty.
     """
 
     function: str
     filename: str
     line: int = 0
+    package: str = ""
+    caller: str = ""
 
     @property
     def location(self) -> str:
-        """File and line in one word."""
-        return f"{self.filename}:{self.line}" if self.line else self.filename
+        """Package, file and line, and where the program called that."""
+        where = f"{self.filename}:{self.line}" if self.line else self.filename
+        where = f"{self.package} {where}" if self.package else where
+        return f"{where}, from {self.caller}" if self.caller else where
 
     def __str__(self) -> str:
-        return f"{self.function} ({self.location})"
+        return f"{self.function} ({self.location})" if self.location else self.function
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,14 @@ class Stacks:
         """The frame of a frame id."""
         return self._frames[frame]
 
+    def innermost(self, stack: int) -> Frame:
+        """The innermost frame of a stack id that has one."""
+        return self._frames[self._innermost[stack]]
+
+    def caller(self, stack: int) -> int:
+        """The stack id without its innermost frame; 0 is the empty one."""
+        return self._parent[stack]
+
 
 @dataclass(frozen=True)
 class Column:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, cast
@@ -14,84 +13,31 @@ from neutracer import units
 from neutracer._native import core
 from neutracer.arguments import number, whole_number
 from neutracer.pickling import Unchanging
-from neutracer.render.document import Document, Figure, Paragraph
+from neutracer.render.document import Document, Figure, Paragraph, Place
 from neutracer.render.document import Table as DocumentTable
 from neutracer.render.inline import inline_html
 from neutracer.render.strip import strip_svg
 from neutracer.trace.categories import CATEGORIES, Categories, categories_of, live_by_category
+from neutracer.trace.holding import NO_STACK, Churn, Holder, Key, Moment, merged
 from neutracer.trace.layout import Layout
-from neutracer.trace.places import grouped
+from neutracer.trace.places import Places
 from neutracer.trace.roles import Passes, own_stacks, passes_of
 from neutracer.trace.steps import Steps, steps_of
-from neutracer.trace.table import NONE, Column, Frame, Stacks, Table
+from neutracer.trace.table import NONE, Column, Stacks, Table
 
 __all__ = ["Churn", "Holder", "Moment", "Timeline"]
 
 # The core's numbers of the metrics and of the groupings.
 _METRICS = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
 _GROUPINGS = {"stack": 0, "line": 1, "function": 2}
+_BY = ("place", "line", "function", "stack", "category")
+
 
 # By action's code, whether it allocates: the core's first.
 _IS_ALLOC = b"\x01" + bytes(255)
 
 # Lines of the program that the rich display shows.
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When a series had a value.
-
-    Attributes:
-        event: The event after which it did, counted within the device's trace; -1 is
-            before the first.
-        time_us: When that was, in microseconds since the epoch; None where unknown.
-        bytes: The value.
-    """
-
-    event: int
-    time_us: int | None
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds bytes at one moment.
-
-    Attributes:
-        bytes: The sum of its blocks' sizes, as the allocator rounded them.
-        requested_bytes: The sum of the requested sizes.
-        count: How many allocations that is.
-        key: The stack, innermost first; of a line or function a stack of one frame, and of
-            a category one whose frame has the category as its name. Empty where no stack
-            was recorded.
-        share: Its share of all allocated bytes at that moment.
-    """
-
-    bytes: int
-    requested_bytes: int
-    count: int
-    key: tuple[Frame, ...]
-    share: float
-
-
-@dataclass(frozen=True)
-class Churn:
-    """What one stack allocated over the whole trace.
-
-    Attributes:
-        stack: Where, innermost first; empty where none was recorded.
-        count: Allocations made in the trace.
-        bytes: Their sizes added up.
-        peak_bytes: The most that it held at once.
-        peak_event: When that was.
-    """
-
-    stack: tuple[Frame, ...]
-    count: int
-    bytes: int
-    peak_bytes: int
-    peak_event: int
 
 
 class Timeline(Unchanging, instead="send the snapshot, and ask that for its timeline()"):
@@ -280,46 +226,76 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         pairs = {"segment_pool_id": ("pool_first", "pool_second")}
         return Table("segment", columns, len(c["address"]), self._stacks, pairs)
 
+    @cached_property
+    def places(self) -> Places:
+        """The place of each stack id, for other parts of neutracer."""
+        return Places(self._stacks)
+
     def holders(
-        self, event: int | None = None, by: str = "stack", limit: int | None = 10
+        self, event: int | None = None, by: str = "place", limit: int | None = 10
     ) -> list[Holder]:
         """Who holds the allocated bytes after an event, the largest first.
 
         Args:
             event: The event; None is the peak of allocated, -1 before the first.
-            by: "stack", "line" (file and line of the innermost frame), "function" or
-                "category".
+            by: "place" (the innermost line of the program's own code, and where that called
+                a library, the innermost line of the library beside it), "line" (file and
+                line of the innermost frame), "function", "stack" or "category".
             limit: How many at most; None is all.
 
         Raises:
             ValueError: There is no such event, or no such grouping.
+
+        Example:
+            >>> import neutracer
+            >>> tl = neutracer.load("tests/data/frag_default.pickle").timeline()
+            >>> [holder.key for holder in tl.holders()]
+            ['frag (train.py:155)', 'frag (train.py:159)']
         """
         limit = None if limit is None else whole_number("limit", limit, least=0)
-        if by not in (*_GROUPINGS, "category"):
-            raise ValueError(
-                f"holders by {by!r} are not known; by {', '.join(_GROUPINGS)}, category"
-            )
+        if by not in _BY:
+            raise ValueError(f"holders by {by!r} are not known; by {', '.join(_BY)}")
         at = self._native.peak(0)[0] if event is None else self._event(event)
         found = self._holders(at, by)
-        total = sum(nbytes for _, _, nbytes, _ in found)
+        total = sum(nbytes for _, nbytes, _, _ in found)
         return [
-            Holder(nbytes, requested, count, self._key(by, key), nbytes / total if total else 0.0)
-            for key, count, nbytes, requested in found[:limit]
+            Holder(nbytes, requested, count, key, nbytes / total if total else 0.0)
+            for key, nbytes, requested, count in found[:limit]
         ]
 
-    def _holders(self, event: int, by: str) -> list[tuple[int, int, int, int]]:
+    def held_by_place(self, event: int | None = None) -> list[tuple[Place, int, int, int]]:
+        """Places with their allocated bytes, requested bytes and allocations after an event,
+        the most bytes first; for other parts of neutracer."""
+        at = self._native.peak(0)[0] if event is None else self._event(event)
+        return merged(self._by_stack(at, self.places.__getitem__))
+
+    def _holders(self, event: int, by: str) -> list[tuple[Any, int, int, int]]:
         if by == "category":
             live = live_by_category(self.allocations, self.categories.codes, event)
-            return [(code, count, held, asked) for code, held, count, asked in live]
-        return self._native.holders(event, _GROUPINGS[by])
+            return [(CATEGORIES[code], held, asked, count) for code, held, count, asked in live]
+        if by == "place":
+            return merged(self._by_stack(event, lambda stack: str(self.places[stack])))
+        if by == "stack":
+            return list(self._by_stack(event, self._stacks.__getitem__))
+        return merged(
+            (self._frame_name(by, frame), nbytes, requested, count)
+            for frame, count, nbytes, requested in self._native.holders(event, _GROUPINGS[by])
+        )
 
-    def _key(self, by: str, key: int) -> tuple[Frame, ...]:
-        if by == "category":
-            return (Frame("", 0, CATEGORIES[key]),)
-        if key == NONE or by == "stack":
-            return self._stacks[key]
-        frame = self._stacks.frame(key)
-        return (frame if by == "line" else frame._replace(line=0),)
+    def _by_stack(
+        self, event: int, key: Callable[[int], Key]
+    ) -> Iterator[tuple[Key, int, int, int]]:
+        for stack, count, nbytes, requested in self._native.holders(event, _GROUPINGS["stack"]):
+            yield key(stack), nbytes, requested, count
+
+    def _frame_name(self, by: str, number: int) -> str:
+        """What a line or function is called."""
+        if number == NONE:
+            return NO_STACK
+        frame = self._stacks.frame(number)
+        if by == "function":
+            return f"{frame.name} ({frame.filename})"
+        return f"{frame.filename}:{frame.line}" if frame.line else frame.filename or frame.name
 
     def churn(self) -> list[Churn]:
         """What each stack allocated over the trace, the most bytes first."""
@@ -335,8 +311,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     def _repr_html_(self) -> str:
         peak, most = self.peak(), self.peak("reserved")
-        held = grouped((h.key, h.bytes, h.count) for h in self.holders(limit=None))[:_SHOWN]
-        rows = tuple((Figure.bytes(size), Figure.count(n, "block"), at) for at, size, n in held)
+        held = self.held_by_place()[:_SHOWN]
+        rows = tuple((Figure.bytes(size), Figure.count(n, "block"), at) for at, size, _, n in held)
         peaks = (("peak allocated", peak), ("peak reserved", most))
         figures = tuple((name, Figure.bytes(at.bytes), f"event {at.event:,}") for name, at in peaks)
         hint = "Only a summary. All of it: neutracer.view(snapshot), .holders() and .allocations."

@@ -64,7 +64,13 @@ def test_integers_stay_integers() -> None:
             Note("by", Place("f", "a.py", 3)),
             {
                 "text": "by",
-                "place": {"function": "f", "filename": "a.py", "line": 3},
+                "place": {
+                    "function": "f",
+                    "filename": "a.py",
+                    "line": 3,
+                    "package": "",
+                    "caller": "",
+                },
                 "detail": "",
             },
         ),

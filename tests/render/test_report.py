@@ -82,7 +82,13 @@ def test_plain_data_comes_from_the_fields() -> None:
                 "evidence": [
                     {
                         "text": "kept by",
-                        "place": {"function": "f", "filename": "a.py", "line": 3},
+                        "place": {
+                            "function": "f",
+                            "filename": "a.py",
+                            "line": 3,
+                            "package": "",
+                            "caller": "",
+                        },
                         "detail": "",
                     }
                 ],

@@ -51,7 +51,7 @@ def test_holders_by_category_add_up(name: str) -> None:
         holders = tl.holders(event, by="category", limit=None)
         assert sum(holder.bytes for holder in holders) == tl.allocated[at]
         assert abs(sum(holder.share for holder in holders) - 1) < 1e-9
-        assert {holder.key[0].name for holder in holders} <= set(CATEGORIES)
+        assert {holder.key for holder in holders} <= set(CATEGORIES)
         assert [h.bytes for h in holders] == sorted((h.bytes for h in holders), reverse=True)
 
 
@@ -75,7 +75,7 @@ def test_resnet_unknowns_are_workspaces() -> None:
 
 def test_resnet_activations_fill_the_peak() -> None:
     holders = timeline("train_resnet_healthy").holders(by="category")
-    assert holders[0].key[0].name == "activation"
+    assert holders[0].key == "activation"
     assert 0.7 < holders[0].share < 0.8
 
 

@@ -89,13 +89,21 @@ def test_segments_have_their_lives(timeline):
 
 
 def test_holders_by_stack_line_and_function(timeline):
-    [by_stack] = timeline.holders()
+    [by_stack] = timeline.holders(by="stack")
     assert (by_stack.bytes, by_stack.count, by_stack.share) == (10 * MIB, 2, 1.0)
     assert [frame.name for frame in by_stack.key] == ["forward", "main"]
     [by_line] = timeline.holders(by="line")
-    assert by_line.key == (Frame("model.py", 7, "forward"),)
+    assert by_line.key == "model.py:7"
     [by_function] = timeline.holders(by="function")
-    assert by_function.key == (Frame("model.py", 0, "forward"),)
+    assert by_function.key == "forward (model.py)"
+    [by_place] = timeline.holders()
+    assert by_place.key == "forward (model.py:7)"
+    assert str(by_place) == "<Holder 10 MiB (100.0 %) in 2 blocks: forward (model.py:7)>"
+    assert str(by_stack) == "<Holder 10 MiB (100.0 %) in 2 blocks: forward (model.py:7), 2 frames>"
+    plain = {"bytes": 10 * MIB, "requested_bytes": 10 * MIB, "count": 2, "share": 1.0}
+    assert by_place.to_dict() == {"key": by_place.key, **plain}
+    frames = [frame._asdict() for frame in by_stack.key]
+    assert by_stack.to_dict() == {"key": frames, **plain}
     assert timeline.holders(-1) == []
     assert timeline.holders(4)[0].bytes == 4 * MIB
 
@@ -106,18 +114,23 @@ def test_holders_without_stacks_have_an_empty_key():
     for entry in program["device_traces"][0] + program["segments"][0]["blocks"]:
         del entry["frames"]
     timeline = neutracer.load(dumped(program)).timeline()
-    for by in ("stack", "line", "function"):
-        assert [(h.key, h.bytes) for h in timeline.holders(by=by)] == [((), 10 * MIB)]
+    [by_stack] = timeline.holders(by="stack")
+    assert (by_stack.key, by_stack.bytes) == ((), 10 * MIB)
+    for by in ("place", "line", "function"):
+        found = timeline.holders(by=by)
+        assert [(h.key, h.bytes) for h in found] == [("(no Python stack)", 10 * MIB)]
 
 
 def test_wrong_questions_list_the_right_ones(timeline):
-    with pytest.raises(ValueError, match=r"by 'colour' .* by stack, line, function, category"):
+    with pytest.raises(
+        ValueError, match=r"by 'colour' .* by place, line, function, stack, category"
+    ):
         timeline.holders(by="colour")
     with pytest.raises(ValueError, match="event 5 is not among"):
         timeline.holders(5)
 
 
-@pytest.mark.parametrize("by", ["stack", "line", "function"])
+@pytest.mark.parametrize("by", ["place", "stack", "line", "function", "category"])
 @pytest.mark.parametrize("name", ["train_resnet_healthy", "multi_stream", "cpp_stacks"])
 def test_holders_add_up_to_the_series(name, by):
     timeline = snapshot(name).timeline()

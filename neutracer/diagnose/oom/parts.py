@@ -143,7 +143,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Holding:
-    """What one line of the program held.
+    """What one place in the program held.
 
     Attributes:
         function: The function's name.
@@ -152,6 +152,8 @@ class Holding:
         bytes: Of its live blocks.
         count: How many blocks that is.
         share: Of all allocated bytes then.
+        package: The library that the file belongs to; empty for the program's own.
+        caller: The program's own line that led there, where the file is a library's.
     """
 
     function: str
@@ -160,11 +162,13 @@ class Holding:
     bytes: int
     count: int
     share: float
+    package: str = ""
+    caller: str = ""
 
     @property
     def place(self) -> Place:
-        """The line."""
-        return Place(self.function, self.filename, self.line)
+        """The place."""
+        return Place(self.function, self.filename, self.line, self.package, self.caller)
 
 
 @dataclass(frozen=True)
@@ -294,18 +298,27 @@ class Case:
 
     @cached_property
     def holdings(self) -> tuple[Holding, ...]:
-        """Who held the allocated bytes, by line, the most first."""
+        """Who held the allocated bytes, by place, the most first."""
         if self.timeline is not None:
-            held = self.timeline.holders(self.at, limit=None)
-            by_line = grouped((holder.key, holder.bytes, holder.count) for holder in held)
+            held = self.timeline.held_by_place(self.at)
+            by_line = [(place, nbytes, count) for place, nbytes, _, count in held]
         else:
             room = self.room
             blocks = (b for b in room.blocks if b.state == "active_allocated" and self._is_here(b))
             by_line = grouped((block.stack, block.size, 1) for block in blocks)
         total = sum(nbytes for _, nbytes, _ in by_line)
         return tuple(
-            Holding(p.function, p.filename, p.line, nbytes, count, nbytes / total if total else 0.0)
-            for p, nbytes, count in by_line
+            Holding(
+                place.function,
+                place.filename,
+                place.line,
+                nbytes,
+                count,
+                nbytes / total if total else 0.0,
+                place.package,
+                place.caller,
+            )
+            for place, nbytes, count in by_line
         )
 
     def _is_here(self, block: Row) -> bool:
@@ -317,7 +330,7 @@ class Case:
         if self.timeline is None:
             return {}
         held = self.timeline.holders(self.at, by="category", limit=None)
-        return {holder.key[0].name: holder.bytes for holder in held}
+        return {str(holder.key): holder.bytes for holder in held}
 
 
 Cause = Callable[[Case], "Verdict | None"]

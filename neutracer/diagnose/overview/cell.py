@@ -24,7 +24,6 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.render.strip import strip_svg
-from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_duration_us
@@ -40,7 +39,7 @@ _TOLD = ("parameter", "gradient", "optimizer_state", "activation")
 
 @dataclass(frozen=True)
 class CellPlace:
-    """What one line of the program holds.
+    """What one place in the program holds.
 
     Attributes:
         function: The function's name.
@@ -49,6 +48,8 @@ class CellPlace:
         bytes: The sizes of its blocks.
         count: How many blocks these are.
         category: "parameter", "gradient", "optimizer_state", "activation" or "unknown"
+        package: The library that the file belongs to; empty for the program's own.
+        caller: The program's own line that led there, where the file is a library's.
     """
 
     function: str
@@ -57,6 +58,13 @@ class CellPlace:
     bytes: int
     count: int
     category: str
+    package: str = ""
+    caller: str = ""
+
+    @property
+    def place(self) -> Place:
+        """The place."""
+        return Place(self.function, self.filename, self.line, self.package, self.caller)
 
 
 @dataclass(frozen=True)
@@ -227,16 +235,26 @@ def _device(passage: Passage, timeline: Timeline, first: int) -> CellDevice:
 
 
 def _grouped(timeline: Timeline, chosen: Iterable[int]) -> tuple[CellPlace, ...]:
-    """Allocations grouped by line and category, the most bytes first."""
+    """Allocations grouped by place and category, the most bytes first."""
     sums: dict[tuple[Place, str], list[int]] = {}
+    stacks = timeline.allocations.codes("stack")
     for number in chosen:
         row = timeline.allocations[number]
         category = row.category if row.category in _TOLD else "unknown"
-        held = sums.setdefault((place_of(row.stack), category), [0, 0])
+        held = sums.setdefault((timeline.places[stacks[number]], category), [0, 0])
         held[0] += row.size
         held[1] += 1
     return tuple(
-        CellPlace(place.function, place.filename, place.line, nbytes, count, category)
+        CellPlace(
+            place.function,
+            place.filename,
+            place.line,
+            nbytes,
+            count,
+            category,
+            place.package,
+            place.caller,
+        )
         for (place, category), (nbytes, count) in sorted(sums.items(), key=lambda item: -item[1][0])
     )
 
@@ -279,7 +297,7 @@ def _places(title: str, places: Sequence[CellPlace]) -> tuple[Table, ...]:
             Figure.bytes(place.bytes),
             Figure.count(place.count, "block"),
             "" if place.category == "unknown" else place.category,
-            Place(place.function, place.filename, place.line),
+            place.place,
         )
         for place in places[:_SHOWN]
     )

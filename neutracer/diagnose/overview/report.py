@@ -13,7 +13,6 @@ from neutracer.diagnose.overview.findings import failure_findings, trend_finding
 from neutracer.diagnose.overview.late_gradients import late_gradients_finding
 from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked
-from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count, format_duration_us
 
@@ -28,12 +27,10 @@ _BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_histor
 
 @dataclass(frozen=True)
 class Holding:
-    """What one line of the program holds at the peak.
+    """What one place in the program holds at the peak.
 
     Attributes:
-        function: The function's name.
-        filename: The file's name without its folders.
-        line: The line.
+        function, filename, line, package, caller: The place, as `Place` has it.
         requested_bytes: What it requested.
         count: How many blocks that is.
         share: Of all bytes requested in live blocks then.
@@ -45,6 +42,13 @@ class Holding:
     requested_bytes: int
     count: int
     share: float
+    package: str = ""
+    caller: str = ""
+
+    @property
+    def place(self) -> Place:
+        """The place."""
+        return Place(self.function, self.filename, self.line, self.package, self.caller)
 
 
 @dataclass(frozen=True)
@@ -187,19 +191,21 @@ def overview(
 def _device(snap: Snapshot, device: int) -> DeviceOverview:
     timeline = snap.timeline(device)
     peak, reserved = timeline.peak("allocated"), timeline.peak("reserved")
-    held = timeline.holders(limit=None)
-    by_line = grouped((holder.key, holder.requested_bytes, holder.count) for holder in held)
-    total = sum(holder.requested_bytes for holder in held)
+    held = timeline.held_by_place()
+    total = sum(requested for _, _, requested, _ in held)
+    held = sorted(held, key=lambda one: -one[2])
     holders = tuple(
         Holding(
             place.function,
             place.filename,
             place.line,
-            nbytes,
+            requested,
             count,
-            nbytes / total if total else 0.0,
+            requested / total if total else 0.0,
+            place.package,
+            place.caller,
         )
-        for place, nbytes, count in by_line[:_MOST_HOLDERS]
+        for place, _, requested, count in held[:_MOST_HOLDERS]
     )
     times = timeline.time_us
     duration = times[-1] - times[0] if len(times) and times[0] else None
@@ -284,7 +290,7 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
             Figure.share(holder.share),
             Figure.bytes(holder.requested_bytes),
             Figure.count(holder.count, "block"),
-            Place(holder.function, holder.filename, holder.line),
+            holder.place,
         )
         for holder in shown
     )
@@ -292,7 +298,7 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     asked = format_bytes(device.peak["requested_bytes"], "MiB", decimals=1)
     allocated = format_bytes(device.peak["allocated_bytes"], "MiB", decimals=1)
     rest = len(holders) - len(shown)
-    notes = (f"and {format_count(rest, 'more line')}",) if rest else ()
+    notes = (f"and {format_count(rest, 'more place')}",) if rest else ()
     what = "the peak" if device.events else "it now"
     title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
     return (Table(title, rows, notes=notes),)

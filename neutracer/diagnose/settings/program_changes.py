@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from neutracer.arguments import number, several, whole_number
 from neutracer.arguments import text as checked_text
-from neutracer.trace.places import base_name, user_frame
+from neutracer.trace.origins import base_name
+from neutracer.trace.places import user_frame
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE, Frame
 from neutracer.trace.timeline import Timeline

@@ -12,11 +12,6 @@ const NARROWEST = 0.003;
 // Pixels from which on a box has room for some letters of its name.
 const READABLE = 26;
 
-// Frames without a file stand for what was not recorded.
-const isOwn = (node) => node.file !== "" && !isLibrary(node.file);
-
-const isLibrary = (file) => /[\\/](torch|site-packages)[\\/]/.test(file) || /\.(cpp|cu|h|c)$/.test(file);
-
 const treeOf = (app, event) => {
   const { m } = app;
   const held = new Map();
@@ -30,15 +25,15 @@ const treeOf = (app, event) => {
   const root = { name: "all live bytes", file: "", where: "", bytes: 0, count: 0, inner: new Map() };
   for (const [stack, [size, blocks]] of held) {
     const frames = framesOf(m, stack).reverse();
-    if (!frames.length) frames.push(["(no stack recorded)", "", 0]);
+    if (!frames.length) frames.push(["(no stack recorded)", "", 0, 0]);
     let node = root;
     node.bytes += size;
     node.count += blocks;
-    for (const [name, file, line] of frames) {
+    for (const [name, file, line, own] of frames) {
       const key = `${name}\0${file}\0${line}`;
       let next = node.inner.get(key);
       if (!next) {
-        next = { name, file, where: file ? whereOf([name, file, line]) : "", bytes: 0, count: 0, inner: new Map(), up: node };
+        next = { name, file, own, where: file ? whereOf([name, file, line]) : "", bytes: 0, count: 0, inner: new Map(), up: node };
         node.inner.set(key, next);
       }
       next.bytes += size;
@@ -67,7 +62,7 @@ export const flame = (app) => {
     button.style.left = `${left * 100}%`;
     button.style.width = `calc(${width * 100}% - 1px)`;
     button.style.top = `${depth * ROW}px`;
-    if (isOwn(node)) {
+    if (node.own) {
       const tone = 0.05 + 0.22 * (node.bytes / whole);
       button.style.background = rgb(blueAt(app.colours, tone));
       button.classList.add("own");

@@ -413,8 +413,9 @@ export const baseName = (file) => file.slice(Math.max(file.lastIndexOf("/"), fil
 export const whereOf = ([, file, line]) => (line > 0 ? `${baseName(file)}:${line}` : baseName(file));
 
 export const placeName = (m, place) => {
-  const [name, file, line] = m.meta.places[place];
-  return file ? `${name} ${whereOf([name, file, line])}` : name;
+  const [name, file, line, caller] = m.meta.places[place];
+  const where = file ? `${name} ${whereOf([name, file, line])}` : name;
+  return caller ? `${where}, from ${caller}` : where;
 };
 
 export const eventNumber = (m, event) => (m.number && event >= 0 && event < m.n ? m.number[event] : event);

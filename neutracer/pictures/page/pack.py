@@ -21,7 +21,8 @@ from neutracer._native import core
 from neutracer.pictures.page.columns import Packer
 from neutracer.render.escape import sentence
 from neutracer.trace.categories import CATEGORIES
-from neutracer.trace.places import place_of
+from neutracer.trace.origins import Owner, origin_of
+from neutracer.trace.places import Places
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE
 from neutracer.trace.timeline import Timeline
@@ -118,13 +119,15 @@ class _Stacks:
     def __init__(self, snap: Snapshot) -> None:
         self._snap = snap
         self._numbers: dict[int, int] = {NONE: 0}
-        self._place_numbers: dict[tuple[str, str, int], int] = {}
-        self.places: list[tuple[str, str, int]] = []
+        self._placed = Places(snap.stacks)
+        self._place_numbers: dict[tuple[str, str, int, str], int] = {}
+        self.places: list[tuple[str, str, int, str]] = []
         self._place_of = [self._place(NONE)]
 
     def _place(self, stack: int) -> int:
-        place = place_of(self._snap.stacks[stack])
-        words = (_name(place.function), _name(place.filename), place.line)
+        place = self._placed[stack]
+        file = f"{place.package} {place.filename}" if place.package else place.filename
+        words = (_name(place.function), _name(file), place.line, _name(place.caller))
         if words not in self._place_numbers:
             self._place_numbers[words] = len(self.places)
             self.places.append(words)
@@ -137,11 +140,13 @@ class _Stacks:
             self._place_of.append(self._place(stack))
         return array("I", map(self._numbers.__getitem__, ids))
 
-    def frames(self) -> list[tuple[str, str, int]]:
-        """Every frame of the snapshot: name, file, line."""
-        strings = [_name(text) for text in self._snap.strings]
+    def frames(self) -> list[tuple[str, str, int, int]]:
+        """Every frame of the snapshot: name, file, line, and 1 for the program's own."""
+        names = self._snap.strings
+        strings = [_name(text) for text in names]
         return [
-            (strings[name], strings[file], line) for name, file, line in self._snap.native.frames()
+            (strings[name], strings[file], line, int(origin_of(names[file]).owner is Owner.OWN))
+            for name, file, line in self._snap.native.frames()
         ]
 
     def add_to(self, packer: Packer) -> None:

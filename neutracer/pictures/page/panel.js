@@ -71,7 +71,7 @@ const ranking = (app, box, title, entries, note) => {
     bar.style.width = `${(100 * entry.bytes) / total}%`;
     if (entry.place < 0) continue;
     button.title = `${share(entry.bytes / total)}, ${many(entry.count, "block")}; click to search for it`;
-    button.addEventListener("click", () => app.search(queryOf(app.m.meta.places[entry.place])));
+    button.addEventListener("click", () => app.search(queryOf(app.m, entry.place)));
   }
   if (entries.length > SHOWN) {
     made(box, "p", `and ${many(entries.length - SHOWN, "more line")}`, "muted");
@@ -88,8 +88,7 @@ const withRest = (m, entries, event) => {
 };
 
 // A search that finds a place again.
-const queryOf = ([name, file, line]) =>
-  `"${(file ? `${name} ${whereOf([name, file, line])}` : name).replaceAll('"', "")}"`;
+const queryOf = (m, place) => `"${placeName(m, place).replaceAll('"', "")}"`;
 
 export const drawPanel = (app) => {
   const box = byId("panel");

@@ -31,7 +31,7 @@ def plot_timeline(
     *,
     device: int | None = None,
     x: str = "time",
-    by: str = "line",
+    by: str = "place",
     top: int = 8,
     title: str | None = None,
     dark: bool = False,
@@ -46,8 +46,9 @@ def plot_timeline(
         source: A snapshot, or what `load` takes.
         device: The device; None is the only one.
         x: "time" in seconds since the first event, or "event".
-        by: "line" (the program's own line that represents a stack), "stack", or
-            "category" (as `Timeline.categories` has them).
+        by: "place" (the program's own line that represents a stack, and a library's beside
+            it), "line" (the innermost), "stack", or "category", as `Timeline.holders` has
+            them.
         top: How many of them get a band of their own, those that held the most at the
             peak first; all others are one band, in grey.
         title: The title; None is the file's name.
@@ -68,8 +69,8 @@ def plot_timeline(
         >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
         ['reserved', 'train.py:159 frag', 'train.py:155 frag']
     """
-    if by not in ("line", "stack", "category"):
-        raise ValueError(f"by must be 'line', 'stack' or 'category', not {by!r}")
+    if by not in ("place", "line", "stack", "category"):
+        raise ValueError(f"by must be 'place', 'line', 'stack' or 'category', not {by!r}")
     top = whole_number("top", top, least=0)
     target = picture_file(output, source)
     from neutracer.pictures.mdtp.scene import Request, Scene

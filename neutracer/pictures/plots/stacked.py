@@ -12,10 +12,11 @@ from neutracer.pictures.extra import moment, picture, place_text
 from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
 from neutracer.pictures.mdtp.marks import draw_ooms
 from neutracer.pictures.mdtp.scene import Scene
+from neutracer.render.document import Place
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette, mixed
 from neutracer.trace.categories import CATEGORIES
-from neutracer.trace.places import UNKNOWN_PLACE, place_of
+from neutracer.trace.origins import base_name
 from neutracer.trace.table import NONE
 
 __all__ = ["draw_stacked", "stacked_bands"]
@@ -86,8 +87,11 @@ def _groups(scene: Scene, stacks: Any, by: str) -> tuple[Any, list[str]]:
     names: list[str] = []
     of_stack = []
     for stack in known.tolist():
-        place = UNKNOWN_PLACE if stack == NONE else place_of(scene.snapshot.stacks[stack])
-        key = place if by == "line" else stack
+        place = scene.timeline.places[stack]
+        if by == "line" and stack not in (0, NONE):
+            frame = scene.snapshot.stacks.innermost(stack)
+            place = Place(frame.name, base_name(frame.filename), frame.line)
+        key = stack if by == "stack" else place
         if key not in numbers:
             numbers[key] = len(names)
             names.append(place_text(place))

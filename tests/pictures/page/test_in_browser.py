@@ -116,7 +116,7 @@ def test_panel_has_the_figures_of_python(browser, page, timeline):
                 holes.append(block.size)
         assert f"largest hole\n{format_bytes(max(holes, default=0))}" in told.replace("\t", "\n")
         sums = {}
-        for holder in timeline.holders(event, limit=None):
+        for holder in timeline.holders(event, by="stack", limit=None):
             line = holder.key[0].line
             sums[line] = sums.get(line, 0) + holder.bytes
         for line, nbytes in sums.items():
@@ -379,7 +379,7 @@ def test_timeline_stacks_by_category(browser, tmp_path):
     path = view(DATA / "train_resnet_healthy.pickle.xz", tmp_path / "page.html")
     ready(browser, path)
     told = browser.value(LEGEND)
-    assert "forward resnet.py:155" in told
+    assert "forward torchvision resnet.py:155, from train.py:76" in told
     assert told[-2:] == ["others", "reserved, free"]
     browser.click("[data-by=categories]")
     until(browser, f"{LEGEND}[0]", "activation")

@@ -21,7 +21,7 @@ def scene(name, **options):
     return Scene(bundle.snapshot(name), Request(**options), name)
 
 
-@pytest.mark.parametrize("by", ["line", "stack", "category"])
+@pytest.mark.parametrize("by", ["place", "line", "stack", "category"])
 @pytest.mark.parametrize("name", ["frag_default", "train_resnet_healthy", "leak_list"])
 def test_bands_add_up_to_allocated(name, by):
     shown = scene(name, x="event")
