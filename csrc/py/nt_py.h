@@ -202,5 +202,6 @@ extern PyMethodDef nt_py_last_signal_methods[]; /* nt_py_last_signal.c */
 extern PyMethodDef nt_py_trend_methods[];       /* nt_py_trend.c */
 extern PyMethodDef nt_py_excerpt_methods[];     /* nt_py_excerpt.c */
 extern PyMethodDef nt_py_steps_methods[];       /* nt_py_steps.c */
+extern PyMethodDef nt_py_categories_methods[];  /* nt_py_categories.c */
 
 #endif

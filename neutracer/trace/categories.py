@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from neutracer.trace.category_rules import Evidence, decide
-from neutracer.trace.roles import Passes
-from neutracer.trace.table import Table
+from neutracer._native import core
 
-__all__ = ["CATEGORIES", "RULES", "Categories", "categories_of"]
+__all__ = ["CATEGORIES", "RULES", "Categories"]
 
 #: The names, as PyTorch's memory profiler has them, by code.
 CATEGORIES = (
@@ -27,13 +24,13 @@ CATEGORIES = (
     "optimizer_state",
 )
 
-#: The rules by code: the category that each gives, and what it goes by.
+#: The rules by code, in the core's order: the category that each gives, and what it goes by.
 RULES: Mapping[str, tuple[str, str]] = {
     "none": ("unknown", "No rule applies."),
     "module-made": (
         "parameter",
-        "Made while a module was built, moved or loaded, kept to the end, and as large as a "
-        "gradient (or the trace has no gradients).",
+        "Made while a module was built, moved or loaded, and kept to the end, or till after a "
+        "module's call.",
     ),
     "as-many-as-gradients": (
         "parameter",
@@ -71,6 +68,33 @@ RULES: Mapping[str, tuple[str, str]] = {
         "input",
         "Made by the program before the first module's call of a pass, and alive when that began.",
     ),
+    "freed-in-backward": (
+        "activation",
+        "There before the trace, and freed within a backward pass.",
+    ),
+    "parameter-copy": (
+        "parameter",
+        "Made by one line of the program before the first backward pass, kept to the end, and "
+        "as much as one backward pass leaves gradients: masters, an average.",
+    ),
+    "gradient-copy": (
+        "gradient",
+        "Made by one line of the program after each backward pass, and as much as that leaves "
+        "gradients: those of masters.",
+    ),
+    "bucket": ("gradient", "A bucket of DistributedDataParallel, in which gradients are reduced."),
+    "gathered": ("parameter", "Made to put sharded parameters together."),
+    "reduced": ("gradient", "Made to reduce gradients to their shards."),
+    "kv-cache": ("activation", "Made by a cache of keys and values."),
+    "workspace": (
+        "temporary",
+        "A workspace of cuBLAS or cuDNN: by its stack, or as large as one, made by an operation "
+        "and never freed.",
+    ),
+    "scaler-scratch": (
+        "temporary",
+        "Made inside of the gradient scaler or of gradient clipping, and freed soon.",
+    ),
 }
 
 _RULE_CODES = tuple(RULES)
@@ -82,8 +106,8 @@ class Categories:
     """The categories of a timeline's allocations.
 
     Attributes:
-        codes: One a row of `Timeline.allocations`: an index into `CATEGORIES`.
-        rules: One a row: an index into the rules, in the order of `RULES`.
+        rules: One a row of `Timeline.allocations`: an index into the rules, in the order of
+            `RULES`.
 
     Example:
         >>> import neutracer
@@ -92,16 +116,21 @@ class Categories:
         ('parameter', 'as-many-as-gradients')
     """
 
-    codes: bytes
     rules: bytes
-    _columns: Mapping[str, Sequence[int]] = field(repr=False, compare=False)
-    _events: int = field(repr=False, compare=False)
+    _timeline: core.Timeline = field(repr=False, compare=False)
+
+    @cached_property
+    def codes(self) -> bytes:
+        """One a row of `Timeline.allocations`: an index into `CATEGORIES`."""
+        return self.rules.translate(_OF_RULE.ljust(256, b"\0"))
 
     @cached_property
     def share(self) -> float:
         """Of the bytes that were allocated over the trace (each allocation's size times the
         events it lived), the share that has another category than unknown."""
-        return _share(self._columns, self.codes, self._events)
+        weights = core.weigh_codes(self._timeline, self.codes, len(CATEGORIES))
+        total = sum(weights)
+        return (total - weights[0]) / total if total else 0.0
 
     def name(self, row: int) -> str:
         """The category of a row of `allocations`."""
@@ -117,53 +146,9 @@ class Categories:
         found = Counter(self.rules)
         return {code: found[number] for number, code in enumerate(_RULE_CODES) if found[number]}
 
-
-def categories_of(
-    columns: Mapping[str, Sequence[int]],
-    passes: Passes,
-) -> Categories:
-    """The categories of one device's allocations.
-
-    Args:
-        columns: The columns of `Timeline.allocations`.
-        passes: The trace's forward and backward passes.
-    """
-    count = len(columns["size"])
-    rules = bytearray(count)
-    number = {code: index for index, code in enumerate(_RULE_CODES)}
-    decide(Evidence(columns, passes), rules, number)
-    codes = bytes(rules).translate(_OF_RULE.ljust(256, b"\0"))
-    return Categories(codes, bytes(rules), columns, len(passes.role))
-
-
-def _share(columns: Mapping[str, Sequence[int]], codes: bytes, events: int) -> float:
-    """The share of bytes times events whose category is known."""
-    sums = [0] * len(CATEGORIES)
-    rows = zip(codes, columns["size"], columns["alloc_event"], columns["free_event"], strict=True)
-    for code, size, made, freed in rows:
-        if freed != -2:
-            sums[code] += size * ((freed if freed >= 0 else events) - max(made, 0))
-    total = sum(sums)
-    return (total - sums[0]) / total if total else 0.0
-
-
-def live_by_category(table: Table, codes: bytes, event: int) -> list[tuple[int, int, int, int]]:
-    """The allocated bytes after an event: (code, bytes, count, requested bytes), the most
-    bytes first."""
-    held = array("Q", bytes(8 * len(CATEGORIES)))
-    asked, counts = held[:], held[:]
-    rows = zip(
-        codes,
-        table.codes("size"),
-        table.codes("requested_size"),
-        table.codes("alloc_event"),
-        table.codes("free_event"),
-        strict=True,
-    )
-    for code, size, requested, made, freed in rows:
-        if made <= event and (freed > event or freed == -1):
-            held[code] += size
-            asked[code] += requested
-            counts[code] += 1
-    found = [(c, held[c], counts[c], asked[c]) for c in range(len(CATEGORIES)) if counts[c]]
-    return sorted(found, key=lambda one: -one[1])
+    def live(self, event: int) -> list[tuple[str, int, int, int]]:
+        """The allocated bytes after an event: (category, bytes, requested bytes, count), the
+        most bytes first."""
+        sums = core.sum_codes(self._timeline, self.codes, len(CATEGORIES), event)
+        rows = [(name, *one) for name, one in zip(CATEGORIES, sums, strict=True) if one[2]]
+        return sorted(rows, key=lambda row: -row[1])

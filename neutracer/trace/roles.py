@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What part of a training program a stack belongs to, and the passes that follow from it."""
+"""What one frame says about the part of a training program that it belongs to.
+
+What a whole stack says, and which passes follow from it, the core decides (`nt_passes`).
+"""
 
 from __future__ import annotations
 
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from itertools import chain, compress
-from operator import and_
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
-from neutracer.trace.table import NONE, Frame, Stacks
+from neutracer._native import core
+from neutracer.trace.origins import Owner, origin_of
+from neutracer.trace.table import NONE, Frame
 
-__all__ = ["Passes", "Role", "own_stacks", "passes_of", "role_of"]
+__all__ = ["Passes", "Role", "own_stacks", "passes_and_rules", "role_of"]
 
 
 class Role(IntEnum):
-    """What a stack was doing."""
+    """What a stack was doing; the numbers are the core's."""
 
     EMPTY = 0  # no frames
     USER = 1  # nothing of the below: the program's own lines, and what they call
@@ -30,7 +35,15 @@ class Role(IntEnum):
     STATE = 7  # an optimizer making its state
     ZERO_GRAD = 8  # zero_grad() of an optimizer or module
     SCALER = 9  # the gradient scaler, gradient clipping
+    BUCKET = 10  # DistributedDataParallel making its buckets of gradients
+    GATHER = 11  # a sharded parameter being put together
+    REDUCE = 12  # gradients being reduced to a shard
+    CACHE = 13  # a cache of keys and values
+    WORKSPACE = 14  # cuBLAS or cuDNN getting a workspace
 
+
+# More that a frame says, as the core has it.
+_TORCH, _OUTSIDE, _REVERSE, _APPLIES, _ALGORITHM = (1 << bit for bit in range(4, 9))
 
 # Functions of torch/nn/modules/module.py that give a module its tensors.
 _BUILDERS = frozenset(
@@ -45,29 +58,64 @@ _ENGINE = (
     "torch::autograd::Engine::thread_init",
     "torch::autograd::python::PythonEngine::thread_init",
 )
+_WORKSPACE = re.compile(r"(?:at::cuda::|at::native::).*(?:CUDABlas\w*|cublas\w*|cudnn)\w*Workspace")
+_REDUCER = ("c10d::Reducer::", "c10d::_Reducer")
 
-# Where two frames of one stack say different things, the one that is decided by these; what
-# is not here is decided by the innermost frame.
-_OVERRULES = (Role.BACKWARD, Role.ZERO_GRAD, Role.STATE, Role.SEED)
+# Libraries' own loaders of parameters, by package and file: "" is any file.
+_LOADERS = re.compile(
+    r"/transformers/(?:core_model_loading|modeling_utils|integrations/[a-z_]+)\.py$"
+    r"|/accelerate/utils/(?:modeling|offload)\.py$|/accelerate/big_modeling\.py$"
+    r"|/diffusers/models/(?:model_loading_utils|modeling_utils)\.py$|/safetensors/torch\.py$"
+    r"|/vllm/model_executor/model_loader/|/sglang/srt/model_loader/"
+)
+_LOADING = re.compile(r"load|set_module|set_param|materialize|dispatch_model|from_pretrained|^to$")
+_CACHES = re.compile(
+    r"/transformers/cache_utils\.py$|/vllm/.*kv_cache[a-z_]*\.py$|/sglang/srt/mem_cache/"
+)
+_CACHE_NAME = re.compile(r"kv_?cache", re.IGNORECASE)
 
 
-def _frame_role(frame: Frame, inner: str) -> Role:
-    """The role that one frame gives; `inner` is the name of the function it called."""
-    if frame.name.startswith(_ENGINE):
+@lru_cache(maxsize=1 << 14)
+def _says(filename: str, name: str) -> int:
+    """What a frame says: a role, and the bits above."""
+    if name.startswith(_ENGINE):
         return Role.BACKWARD
-    path = frame.filename.replace("\\", "/")
-    at = path.rfind("/torch/")
-    if at < 0:
-        return Role.USER
-    return _library_role(path[at + len("/torch/") :], frame.name, inner)
+    if name.startswith(_REDUCER):
+        return Role.BUCKET
+    if _WORKSPACE.search(name):
+        return Role.WORKSPACE
+    path = "/" + filename.replace("\\", "/")
+    owner = origin_of(filename).owner
+    if owner is not Owner.TORCH:
+        return int(_role_outside(path, name)) | _bits_outside(owner, name)
+    # Files of PyTorch in a folder that is not called so are what it generates.
+    _, _, inside = path.rpartition("/torch/")
+    said = _TORCH | int(_role_in_torch(inside, name))
+    if inside == "autograd/function.py" and name == "apply":
+        said |= _APPLIES
+    if name == "step" and inside.startswith("optim/"):
+        said |= _ALGORITHM
+    return said | _REVERSE * (name == "backward")
 
 
-def _library_role(path: str, name: str, inner: str) -> Role:
+def _bits_outside(owner: Owner, name: str) -> int:
+    outside = _OUTSIDE * (owner in (Owner.OWN, Owner.LIBRARY))
+    return outside | _REVERSE * (name == "backward")
+
+
+def _role_outside(path: str, name: str) -> Role:
+    """The role of a frame that is not in PyTorch's own files."""
+    if _CACHE_NAME.search(name) or _CACHES.search(path):
+        return Role.CACHE
+    if _LOADERS.search(path) and _LOADING.search(name):
+        return Role.BUILD
+    return Role.USER
+
+
+def _role_in_torch(path: str, name: str) -> Role:
     """The role of a frame in PyTorch's own file `path`."""
     if path.startswith(("optim/", "distributed/optim/")):
-        if name == "zero_grad":
-            return Role.ZERO_GRAD
-        return Role.STATE if name in ("_init_group", "__init__") else Role.OPTIMIZER
+        return _role_in_optim(path, name)
     if path.startswith(("amp/grad_scaler", "cuda/amp/grad_scaler", "nn/utils/clip_grad")):
         return Role.SCALER
     if path == "nn/modules/module.py":
@@ -76,14 +124,44 @@ def _library_role(path: str, name: str, inner: str) -> Role:
         if name == "zero_grad":
             return Role.ZERO_GRAD
         return Role.BUILD if name in _BUILDERS else Role.USER
-    if path.startswith("nn/") and (name == "__init__" or path == "nn/init.py"):
+    if path == "nn/parallel/distributed.py":
+        return Role.BUCKET if name in ("_ddp_init_helper", "_pre_forward") else Role.USER
+    if path.startswith("distributed/fsdp/"):
+        return _role_in_fsdp(path, name)
+    if path.startswith("nn/") and (name in ("__init__", "__deepcopy__") or path == "nn/init.py"):
         return Role.BUILD
+    return _role_in_autograd(path, name)
+
+
+def _role_in_optim(path: str, name: str) -> Role:
+    if name == "zero_grad":
+        return Role.ZERO_GRAD
+    if path == "optim/swa_utils.py":
+        return Role.BUILD if name == "__init__" else Role.OPTIMIZER
+    if path == "optim/lr_scheduler.py":
+        return Role.USER
+    return Role.STATE if name in ("_init_group", "__init__") else Role.OPTIMIZER
+
+
+# Functions of FSDP, in its first and its second form, by what their memory is.
+_GATHERS = re.compile(r"all_gather|unshard|unsharded|_alloc_storage|_use_unsharded")
+_REDUCES = re.compile(r"reduce|_grad\b|_grads\b|post_backward")
+_SHARDS = re.compile(r"init_sharded|_init_|shard_param|flatten|^fully_shard$|^__init__$")
+
+
+def _role_in_fsdp(path: str, name: str) -> Role:
+    if _REDUCES.search(name) and "pre_" not in name:
+        return Role.REDUCE if "collectives" in path or "_grad" in name else Role.USER
+    if _GATHERS.search(name):
+        return Role.GATHER
+    return Role.BUILD if _SHARDS.search(name) else Role.USER
+
+
+def _role_in_autograd(path: str, name: str) -> Role:
     if path == "autograd/__init__.py":
         return Role.SEED if name == "_make_grads" else Role.USER
     if path == "autograd/graph.py":
         return Role.BACKWARD if name == "_engine_run_backward" else Role.USER
-    if path == "autograd/function.py":
-        return Role.BACKWARD if name == "apply" and inner == "backward" else Role.USER
     if path == "utils/checkpoint.py":
         return Role.BACKWARD if name in _RECOMPUTE else Role.USER
     return Role.USER
@@ -96,24 +174,7 @@ def role_of(stack: Sequence[Frame]) -> Role:
         >>> role_of([Frame("/site/torch/optim/adam.py", 178, "_init_group")]).name
         'STATE'
     """
-    if not stack:
-        return Role.EMPTY
-    found = Role.USER
-    inner = ""
-    for frame in stack:
-        role = _frame_role(frame, inner)
-        inner = frame.name
-        if role in _OVERRULES:
-            if found is not Role.MODULE or role is Role.BACKWARD:
-                return role
-        elif found is Role.USER:
-            found = role
-    return found
-
-
-def _roles_of_stacks(codes: Iterable[int], stacks: Stacks) -> dict[int, int]:
-    """The role of each stack id that occurs in `codes`."""
-    return {code: int(role_of(stacks[code])) for code in set(codes) | {NONE}}
+    return Role(core.role_of(array("H", [_says(frame.filename, frame.name) for frame in stack])))
 
 
 class Passes(NamedTuple):
@@ -127,15 +188,13 @@ class Passes(NamedTuple):
         allocates: 1 for each event that allocates, 0 for others.
         stack: The stack id of each event, that of what it is itself: `NONE` for frees where the
             recording has only stacks of allocations.
-        library: The stacks whose innermost frame is in PyTorch's own files.
     """
 
     role: bytearray
     backward: list[tuple[int, int]]
-    forward: array[int]
+    forward: Sequence[int]
     allocates: bytes
     stack: memoryview
-    library: frozenset[int]
 
     def next_forward(self, event: int) -> int | None:
         """The first allocation inside of a module after an event."""
@@ -160,75 +219,19 @@ def own_stacks(stack: memoryview, rows: Mapping[str, memoryview]) -> memoryview:
     return memoryview(own)
 
 
-def passes_of(
-    stack: memoryview, allocates: bytes, stacks: Stacks, own: memoryview | None = None
-) -> Passes:
-    """The passes of a trace.
+def passes_and_rules(
+    timeline: core.Timeline, frames: Sequence[Frame], stack: memoryview, allocates: bytes
+) -> tuple[Passes, bytes]:
+    """The passes of a trace, and the number of the rule that each allocation falls under.
 
     Args:
-        stack: Each event's stack id.
+        timeline: The core's timeline.
+        frames: The snapshot's frames.
+        stack: Each event's stack id, as `own_stacks` gives it where frees have none.
         allocates: 1 for each event that allocates, 0 for others.
-        stacks: The snapshot's stacks.
-        own: The same as `own_stacks` gives it; None where frees have stacks of their own.
-            An event that has none then belongs to what the program allocated before it.
     """
-    roles = _roles_of_stacks(stack, stacks)
-    library = frozenset(code for code in roles if _is_library(stacks[code]))
-    trains = any(role in (Role.SEED, Role.BACKWARD, Role.OPTIMIZER) for role in roles.values())
-    if trains:
-        empty = int(Role.EMPTY)
-        roles = {code: int(Role.BACKWARD) if r == empty else r for code, r in roles.items()}
-    role = bytearray(map(roles.__getitem__, stack))
-    if own is not None and own is not stack:
-        _carry_over(role, allocates, own)
-    # Another thread's lines and the scaler's may come between; a pass ends where the program
-    # goes on.
-    backward = [found.span() for found in _INSIDE.finditer(role)]
-    forward = array(
-        "q", compress(range(len(role)), map(and_, role.translate(_IS_MODULE), allocates))
-    )
-    joined = _joined(backward, role, allocates)
-    return Passes(role, joined, forward, allocates, stack if own is None else own, library)
-
-
-def _carry_over(role: bytearray, allocates: bytes, own: memoryview) -> None:
-    """Give what has no stack of its own the role of the allocation before it."""
-    before = int(Role.EMPTY)
-    for event, is_alloc in enumerate(allocates):
-        if is_alloc:
-            before = role[event]
-        elif own[event] == NONE:
-            role[event] = before
-
-
-# Runs of events of a backward pass, and by role whether it is that of a module.
-_INSIDE = re.compile(b"[%c%c]+" % (Role.BACKWARD, Role.SEED))
-_IS_MODULE = bytes(code == Role.MODULE for code in range(256))
-
-
-def _is_library(stack: Sequence[Frame]) -> bool:
-    return bool(stack) and "/torch/" in stack[0].filename.replace("\\", "/")
-
-
-def _joined(
-    passes: list[tuple[int, int]], role: bytearray, allocates: bytes
-) -> list[tuple[int, int]]:
-    """Passes with nothing but frees between them, merged; without those that allocate
-    nothing."""
-    joined: list[tuple[int, int]] = []
-    for begin, end in passes:
-        if joined and allocates.find(1, joined[-1][1], begin) < 0:
-            if _ends_training(role, joined[-1][1], begin):
-                joined.append((begin, end))
-            else:
-                joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((begin, end))
-    return [(begin, end) for begin, end in joined if allocates.find(1, begin, end) >= 0]
-
-
-def _ends_training(role: bytearray, begin: int, end: int) -> bool:
-    """Whether an optimizer worked between two passes."""
-    return any(
-        one in (Role.OPTIMIZER, Role.STATE, Role.ZERO_GRAD, Role.MODULE) for one in role[begin:end]
-    )
+    said = array("H", [_says(frame.filename, frame.name) for frame in frames])
+    role, backward, forward, rules = core.passes(timeline, said)
+    ends = memoryview(backward).cast("i").tolist()
+    spans = list(zip(ends[::2], ends[1::2], strict=True))
+    return Passes(bytearray(role), spans, memoryview(forward).cast("i"), allocates, stack), rules

@@ -64,6 +64,11 @@ class Stacks:
             known = self._known[stack] = tuple(frames)
         return known
 
+    @property
+    def frames(self) -> Sequence[Frame]:
+        """All frames, by frame id."""
+        return self._frames
+
     def frame(self, frame: int) -> Frame:
         """The frame of a frame id."""
         return self._frames[frame]

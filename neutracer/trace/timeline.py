@@ -17,11 +17,11 @@ from neutracer.render.document import Document, Figure, Paragraph, Place
 from neutracer.render.document import Table as DocumentTable
 from neutracer.render.inline import inline_html
 from neutracer.render.strip import strip_svg
-from neutracer.trace.categories import CATEGORIES, Categories, categories_of, live_by_category
+from neutracer.trace.categories import CATEGORIES, Categories
 from neutracer.trace.holding import NO_STACK, Churn, Holder, Key, Moment, merged
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import Places
-from neutracer.trace.roles import Passes, own_stacks, passes_of
+from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
 from neutracer.trace.steps import Steps, steps_of
 from neutracer.trace.table import NONE, Column, Stacks, Table
 
@@ -172,11 +172,16 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return Table("allocation", columns, len(c["address"]), self._stacks)
 
     @cached_property
-    def passes(self) -> Passes:
-        """The forward and backward passes, for other parts of neutracer."""
+    def _decided(self) -> tuple[Passes, bytes]:
         codes, action = self.events.codes("stack"), self.events.codes("action")
         own = codes if self.facts["frees_known"] else own_stacks(codes, self._rows())
-        return passes_of(codes, bytes(action).translate(_IS_ALLOC), self._stacks, own)
+        allocates = bytes(action).translate(_IS_ALLOC)
+        return passes_and_rules(self._native, self._stacks.frames, own, allocates)
+
+    @property
+    def passes(self) -> Passes:
+        """The forward and backward passes, for other parts of neutracer."""
+        return self._decided[0]
 
     @cached_property
     def steps(self) -> Steps:
@@ -186,7 +191,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     @cached_property
     def categories(self) -> Categories:
         """What each row of `allocations` was for, with the rule that decided."""
-        return categories_of(self._rows(), self.passes)
+        return Categories(self._decided[1], self._native)
 
     def _rows(self) -> dict[str, memoryview]:
         return {n: memoryview(column) for n, column in self._columns["allocations"].items()}
@@ -271,8 +276,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     def _holders(self, event: int, by: str) -> list[tuple[Any, int, int, int]]:
         if by == "category":
-            live = live_by_category(self.allocations, self.categories.codes, event)
-            return [(CATEGORIES[code], held, asked, count) for code, held, count, asked in live]
+            return list(self.categories.live(event))
         if by == "place":
             return merged(self._by_stack(event, lambda stack: str(self.places[stack])))
         if by == "stack":

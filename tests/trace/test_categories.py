@@ -66,11 +66,14 @@ def test_resnet_has_its_parameters_and_states(name: str) -> None:
     assert tl.categories.share > 0.94
 
 
-def test_resnet_unknowns_are_workspaces() -> None:
+def test_workspaces_of_resnet_are_known() -> None:
     tl = timeline("train_resnet_healthy")
-    at_end = [row for row in tl.allocations if row.category == "unknown" and row.free_event == -1]
-    large = [row.size for row in at_end if row.size > 1 << 20]
-    assert large == [32 << 20, 32 << 20]
+    rules = tl.categories
+    kept = [row for row, free in enumerate(tl.allocations["free_event"]) if free == -1]
+    large = [row for row in kept if tl.allocations[row].size > 1 << 20]
+    spaces = [tl.allocations[row].size for row in large if rules.rule(row)[0] == "workspace"]
+    assert spaces == [32 << 20, 32 << 20]
+    assert not [row for row in large if rules.name(row) == "unknown"]
 
 
 def test_resnet_activations_fill_the_peak() -> None:
@@ -146,21 +149,34 @@ FRAME_ROLES = {
     ("/s/torch/utils/checkpoint.py", "recompute_fn"): Role.BACKWARD,
     ("/s/torch/amp/grad_scaler.py", "unscale_"): Role.SCALER,
     ("/mine/optim/step.py", "step"): Role.USER,
+    ("/s/torch/nn/parallel/distributed.py", "_ddp_init_helper"): Role.BUCKET,
+    ("/s/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", "foreach_reduce"): Role.REDUCE,
+    ("/s/torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "init_unsharded_param"): Role.GATHER,
+    ("/s/torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "_init_sharded_param"): Role.BUILD,
+    ("/s/torch/optim/swa_utils.py", "__init__"): Role.BUILD,
+    ("/env/site-packages/transformers/cache_utils.py", "update"): Role.CACHE,
+    ("/env/site-packages/accelerate/utils/modeling.py", "set_module_tensor_to_device"): Role.BUILD,
+    ("??", "at::cuda::getCUDABlasLtWorkspace()"): Role.WORKSPACE,
 }
 
 
 @pytest.mark.parametrize(("frame", "role"), FRAME_ROLES.items())
 def test_one_frame_says_its_role(frame: tuple[str, str], role: Role) -> None:
     assert role_of([Frame(frame[0], 1, frame[1])]) is role
-    assert role_of([Frame("/u/x.py", 3, "f"), Frame(frame[0], 1, frame[1])]) is role
+    assert role_of([Frame(frame[0], 1, frame[1]), Frame("/u/x.py", 3, "f")]) is role
+    helper = Frame("/s/torch/utils/_foreach_utils.py", 3, "f")
+    assert role_of([helper, Frame(frame[0], 1, frame[1])]) is role
 
 
 def test_inner_frames_decide_between_roles() -> None:
     call = Frame("/s/torch/nn/modules/module.py", 1, "_call_impl")
     step = Frame("/s/torch/optim/lbfgs.py", 1, "step")
+    closure = Frame("/s/lightning/pytorch/plugins/precision/precision.py", 1, "_wrap_closure")
     again = Frame("/s/torch/utils/checkpoint.py", 1, "unpack_hook")
     # A closure: the optimizer calls the model.
     assert role_of([call, step]) is Role.MODULE
+    # What the closure makes beside that is the program's, not the optimizer's.
+    assert role_of([Frame("/u/x.py", 9, "training_step"), closure, step]) is Role.USER
     # A forward pass that is run again for backward.
     assert role_of([call, again]) is Role.BACKWARD
     assert role_of([]) is Role.EMPTY
