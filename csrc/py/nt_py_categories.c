@@ -98,12 +98,12 @@ static int
 categories_codes(const nt_timeline *t, const Py_buffer *codes, int count)
 {
     const size_t rows = nt_timeline_allocations(t)->count;
-    if (count < 1 || count > UINT8_MAX || (size_t)codes->len != rows) {
+    if (count < 1 || count >= UINT8_MAX || (size_t)codes->len != rows) {
         PyErr_SetString(PyExc_ValueError, "one code an allocation");
         return -1;
     }
     for (size_t row = 0; row < rows; row++) {
-        if (((const uint8_t *)codes->buf)[row] >= count) {
+        if (((const uint8_t *)codes->buf)[row] > count) {
             PyErr_SetString(PyExc_ValueError, "a code is out of range");
             return -1;
         }
@@ -130,7 +130,7 @@ categories_sum(PyObject *module, PyObject *args)
     const nt_timeline *t = ((nt_py_timeline *)timeline)->timeline;
     nt_category_sum sums[UINT8_MAX];
     if (categories_codes(t, &codes, count) == 0) {
-        nt_categories_sum(t, codes.buf, event, sums, (size_t)count);
+        nt_categories_sum(t, codes.buf, event, sums, (size_t)count + 1);
         list = PyList_New(count);
     }
     for (int i = 0; list != NULL && i < count; i++) {
@@ -164,7 +164,7 @@ categories_weigh(PyObject *module, PyObject *args)
     const nt_timeline *t = ((nt_py_timeline *)timeline)->timeline;
     double weights[UINT8_MAX];
     if (categories_codes(t, &codes, count) == 0) {
-        nt_categories_weigh(t, codes.buf, weights, (size_t)count);
+        nt_categories_weigh(t, codes.buf, weights, (size_t)count + 1);
         list = PyList_New(count);
     }
     for (int i = 0; list != NULL && i < count; i++) {
@@ -179,10 +179,42 @@ categories_weigh(PyObject *module, PyObject *args)
     return list;
 }
 
+PyDoc_STRVAR(series_doc,
+             "series_codes(timeline, codes, count, /)\n--\n\n"
+             "The bytes allocated after each event, code by code, as native\n"
+             "64-bit unsigned integers; the code `count` belongs to none.");
+
+static PyObject *
+categories_series(PyObject *module, PyObject *args)
+{
+    nt_py_state *state = PyModule_GetState(module);
+    PyObject *timeline, *bytes = NULL;
+    Py_buffer codes;
+    int count;
+    if (!PyArg_ParseTuple(args, "O!y*i", state->timeline_type, &timeline, &codes,
+                          &count)) {
+        return NULL;
+    }
+    const nt_timeline *t = ((nt_py_timeline *)timeline)->timeline;
+    if (categories_codes(t, &codes, count) == 0) {
+        const size_t values = (size_t)count * nt_timeline_event_count(t);
+        bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(values * 8));
+    }
+    if (bytes != NULL) {
+        /* The data of a bytes object is aligned for any type. */
+        uint64_t *out = (uint64_t *)(void *)PyBytes_AS_STRING(bytes);
+        Py_BEGIN_ALLOW_THREADS nt_categories_series(t, codes.buf, (size_t)count, out);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&codes);
+    return bytes;
+}
+
 PyMethodDef nt_py_categories_methods[] = {
     {"passes", passes_new, METH_VARARGS, passes_doc},
     {"role_of", passes_role_of, METH_VARARGS, role_of_doc},
     {"sum_codes", categories_sum, METH_VARARGS, sum_doc},
+    {"series_codes", categories_series, METH_VARARGS, series_doc},
     {"weigh_codes", categories_weigh, METH_VARARGS, weigh_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -95,6 +95,11 @@ RULES: Mapping[str, tuple[str, str]] = {
         "temporary",
         "Made inside of the gradient scaler or of gradient clipping, and freed soon.",
     ),
+    "line-made": (
+        "parameter",
+        "Made by a line of the program before the first backward pass, kept to the end, and as "
+        "large as a gradient for which there is no other parameter.",
+    ),
 }
 
 _RULE_CODES = tuple(RULES)

@@ -16,10 +16,13 @@ from neutracer.render.document import Document
 from neutracer.render.document import Table as TableBlock
 from neutracer.render.inline import inline_html
 
-__all__ = ["Column", "Frame", "Row", "Stacks", "Table"]
+__all__ = ["MODULE_MARK", "Column", "Frame", "Row", "Stacks", "Table"]
 
 # The id of "no string" and "no stack" in the core.
 NONE = 0xFFFFFFFF
+
+#: What `record(modules=model)` writes before the path of a module into user_metadata.
+MODULE_MARK = "nn.Module: "
 
 # Rows that the rich display shows.
 _SHOWN_ROWS = 10

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, cast
@@ -18,8 +18,10 @@ from neutracer.render.document import Table as DocumentTable
 from neutracer.render.inline import inline_html
 from neutracer.render.strip import strip_svg
 from neutracer.trace.categories import CATEGORIES, Categories
-from neutracer.trace.holding import NO_STACK, Churn, Holder, Key, Moment, merged
+from neutracer.trace.groups import GROUPINGS, Groups
+from neutracer.trace.holding import Churn, Holder, Moment
 from neutracer.trace.layout import Layout
+from neutracer.trace.lives import segment_table
 from neutracer.trace.places import Places
 from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
 from neutracer.trace.steps import Steps, steps_of
@@ -27,10 +29,8 @@ from neutracer.trace.table import NONE, Column, Stacks, Table
 
 __all__ = ["Churn", "Holder", "Moment", "Timeline"]
 
-# The core's numbers of the metrics and of the groupings.
+# The core's numbers of the metrics.
 _METRICS = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
-_GROUPINGS = {"stack": 0, "line": 1, "function": 2}
-_BY = ("place", "line", "function", "stack", "category")
 
 
 # By action's code, whether it allocates: the core's first.
@@ -217,19 +217,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         is_expandable, pool_known, alloc_event (-1: before the trace), free_event (-1:
         not in the trace), stack.
         """
-        c = self._columns["segments"]
-        columns = {
-            name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
-            for name in ("address", "size", "stream", "pool_first", "pool_second")
-        }
-        columns["segment_type"] = Column(lambda: c["kind"], names=("small", "large"))
-        columns["is_expandable"] = Column(lambda: c["is_expandable"], is_flag=True)
-        columns["pool_known"] = Column(lambda: c["pool_known"], is_flag=True)
-        columns["alloc_event"] = Column(lambda: c["alloc_event"])
-        columns["free_event"] = Column(lambda: c["free_event"])
-        columns["stack"] = Column(lambda: c["stack"], null=NONE)
-        pairs = {"segment_pool_id": ("pool_first", "pool_second")}
-        return Table("segment", columns, len(c["address"]), self._stacks, pairs)
+        return segment_table(self._columns["segments"], self._stacks)
 
     @cached_property
     def places(self) -> Places:
@@ -245,7 +233,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
             event: The event; None is the peak of allocated, -1 before the first.
             by: "place" (the innermost line of the program's own code, and where that called
                 a library, the innermost line of the library beside it), "line" (file and
-                line of the innermost frame), "function", "stack" or "category".
+                line of the innermost frame), "function", "stack", "module" (where it was
+                recorded with `record(modules=model)`) or "category".
             limit: How many at most; None is all.
 
         Raises:
@@ -258,10 +247,10 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
             ['frag (train.py:155)', 'frag (train.py:159)']
         """
         limit = None if limit is None else whole_number("limit", limit, least=0)
-        if by not in _BY:
-            raise ValueError(f"holders by {by!r} are not known; by {', '.join(_BY)}")
+        if by not in GROUPINGS:
+            raise ValueError(f"holders by {by!r} are not known; by {', '.join(GROUPINGS)}")
         at = self._native.peak(0)[0] if event is None else self._event(event)
-        found = self._holders(at, by)
+        found = self._groups.held(at, by, lambda: self.categories.live(at))
         total = sum(nbytes for _, nbytes, _, _ in found)
         return [
             Holder(nbytes, requested, count, key, nbytes / total if total else 0.0)
@@ -272,34 +261,66 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         """Places with their allocated bytes, requested bytes and allocations after an event,
         the most bytes first; for other parts of neutracer."""
         at = self._native.peak(0)[0] if event is None else self._event(event)
-        return merged(self._by_stack(at, self.places.__getitem__))
+        return self._groups.held_by_place(at)
 
-    def _holders(self, event: int, by: str) -> list[tuple[Any, int, int, int]]:
-        if by == "category":
-            return list(self.categories.live(event))
-        if by == "place":
-            return merged(self._by_stack(event, lambda stack: str(self.places[stack])))
-        if by == "stack":
-            return list(self._by_stack(event, self._stacks.__getitem__))
-        return merged(
-            (self._frame_name(by, frame), nbytes, requested, count)
-            for frame, count, nbytes, requested in self._native.holders(event, _GROUPINGS[by])
-        )
+    @cached_property
+    def _groups(self) -> Groups:
+        return Groups(self._native, self.events, self.allocations, self._stacks, self.places)
 
-    def _by_stack(
-        self, event: int, key: Callable[[int], Key]
-    ) -> Iterator[tuple[Key, int, int, int]]:
-        for stack, count, nbytes, requested in self._native.holders(event, _GROUPINGS["stack"]):
-            yield key(stack), nbytes, requested, count
+    def alive(self, at: str | int = "peak") -> Table:
+        """The blocks that are allocated at one moment, the largest first.
 
-    def _frame_name(self, by: str, number: int) -> str:
-        """What a line or function is called."""
-        if number == NONE:
-            return NO_STACK
-        frame = self._stacks.frame(number)
-        if by == "function":
-            return f"{frame.name} ({frame.filename})"
-        return f"{frame.filename}:{frame.line}" if frame.line else frame.filename or frame.name
+        Args:
+            at: "peak" (of allocated), "end", or an event; -1 is before the first.
+
+        Returns:
+            Rows of `allocations`, with its columns.
+
+        Raises:
+            ValueError: There is no such moment.
+
+        Example:
+            >>> import neutracer
+            >>> tl = neutracer.load("tests/data/frag_default.pickle").timeline()
+            >>> sum(tl.alive()["size"]) == tl.peak().bytes
+            True
+        """
+        named = {"peak": self.peak().event, "end": len(self) - 1}
+        if isinstance(at, str) and at not in named:
+            raise ValueError(f"at is {at!r}: it must be 'peak', 'end' or an event")
+        event = named[at] if isinstance(at, str) else self._event(at)
+        return self._groups.alive(event, CATEGORIES)
+
+    def by_category(self) -> Table:
+        """The allocated bytes after each event by category.
+
+        Returns:
+            Columns: event, time_us (since the epoch; 0: unknown), one a category.
+
+        Example:
+            >>> import neutracer
+            >>> tl = neutracer.load("tests/data/leak_list.pickle.xz").timeline()
+            >>> table = tl.by_category()
+            >>> table["parameter"][len(tl) - 1] >> 20
+            128
+        """
+        return self._groups.over_events(self.categories.codes, CATEGORIES)
+
+    def by_place(self, limit: int = 10) -> Table:
+        """The allocated bytes after each event by place, as `holders` has it.
+
+        Args:
+            limit: Columns of places: those that hold the most at the peak; "others" is one
+                more.
+
+        Raises:
+            ValueError: `limit` is not 1 to 100.
+        """
+        return self._groups.by_place(self.peak().event, limit)
+
+    def by_module(self, limit: int = 10) -> Table:
+        """The allocated bytes after each event by module, as `by_place` has them by place."""
+        return self._groups.by_module(self.peak().event, limit)
 
     def churn(self) -> list[Churn]:
         """What each stack allocated over the trace, the most bytes first."""

@@ -82,12 +82,14 @@ made_end(made *m)
 /* The rows of a training program: what each was for is in the tests. */
 enum {
     WEIGHT,
+    OWN_WEIGHT,
     MASTERS,
     INPUT,
     OUTPUT,
     LOSS,
     DETAIL,
     GRADIENT,
+    OWN_GRADIENT,
     COPY,
     STATE,
     PASSING,
@@ -102,12 +104,14 @@ categories_trace(nt_trace *r)
     made m;
     made_begin(&m, r);
     (void)made_alloc(&m, LOAD, 8 * MIB);    /* WEIGHT */
+    (void)made_alloc(&m, LINE, 8 * MIB);    /* OWN_WEIGHT */
     (void)made_alloc(&m, MASTER, 16 * MIB); /* MASTERS */
     (void)made_alloc(&m, LINE, 3 * MIB);    /* INPUT */
     (void)made_alloc(&m, CALL, 5 * MIB);    /* OUTPUT */
     (void)made_alloc(&m, LINE, 2 * MIB);    /* LOSS */
     (void)made_alloc(&m, FRAMES, 4 * MIB);  /* DETAIL */
     (void)made_alloc(&m, FRAMES, 8 * MIB);  /* GRADIENT */
+    (void)made_alloc(&m, FRAMES, 8 * MIB);  /* OWN_GRADIENT */
     made_free(&m, FRAMES, DETAIL);
     made_free(&m, FRAMES, OUTPUT);
     (void)made_alloc(&m, MASTER, 16 * MIB); /* COPY */
@@ -138,11 +142,11 @@ categories_decide(const nt_alloc *alloc, const nt_timeline *timeline, uint8_t *r
 NT_TEST(a_training_step_has_its_categories)
 {
     static const uint8_t expected[] = {
-        NT_RULE_MODULE_MADE,       NT_RULE_PARAMETER_COPY, NT_RULE_BEFORE_MODULE,
-        NT_RULE_MODULE_OUTPUT,     NT_RULE_AFTER_MODULE,   NT_RULE_INSIDE_BACKWARD,
-        NT_RULE_SURVIVES_BACKWARD, NT_RULE_GRADIENT_COPY,  NT_RULE_OPTIMIZER_KEPT,
-        NT_RULE_OPTIMIZER_SCRATCH, NT_RULE_BUCKET,         NT_RULE_KV_CACHE,
-        NT_RULE_WORKSPACE,
+        NT_RULE_MODULE_MADE,     NT_RULE_LINE_MADE,         NT_RULE_PARAMETER_COPY,
+        NT_RULE_BEFORE_MODULE,   NT_RULE_MODULE_OUTPUT,     NT_RULE_AFTER_MODULE,
+        NT_RULE_INSIDE_BACKWARD, NT_RULE_SURVIVES_BACKWARD, NT_RULE_SURVIVES_BACKWARD,
+        NT_RULE_GRADIENT_COPY,   NT_RULE_OPTIMIZER_KEPT,    NT_RULE_OPTIMIZER_SCRATCH,
+        NT_RULE_BUCKET,          NT_RULE_KV_CACHE,          NT_RULE_WORKSPACE,
     };
     nt_trace r;
     nt_trace_open(&r, t, NULL);
@@ -179,6 +183,16 @@ NT_TEST(codes_add_up)
                       nt_trace_bytes(&r, NT_METRIC_ALLOCATED, last));
         nt_categories_sum(timeline, codes, -1, sums, 2);
         NT_CHECK_UINT(sums[0].count + sums[1].count, 0);
+        uint64_t series[2 * 2 * BLOCKS];
+        const size_t events = (size_t)last + 1;
+        if (NT_CHECK(events <= 2 * BLOCKS)) {
+            nt_categories_series(timeline, codes, 2, series);
+            for (size_t event = 0; event < events; event++) {
+                NT_CHECK_UINT(series[event] + series[events + event],
+                              nt_trace_bytes(&r, NT_METRIC_ALLOCATED, (int32_t)event));
+            }
+            NT_CHECK_UINT(series[2 * events - 1], 16 * MIB);
+        }
         nt_categories_weigh(timeline, codes, weights, 2);
         const int32_t born = nt_timeline_allocations(timeline)->alloc_event[STATE];
         NT_CHECK(weights[1] == (double)(16 * MIB) * (double)(last + 1 - born));

@@ -247,6 +247,31 @@ nt_categories_sum(const nt_timeline *timeline, const uint8_t *codes, int32_t eve
 }
 
 void
+nt_categories_series(const nt_timeline *timeline, const uint8_t *codes, size_t count,
+                     uint64_t *out)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(timeline);
+    const size_t events = nt_timeline_event_count(timeline);
+    for (size_t i = 0; i < count * events; i++) {
+        out[i] = 0;
+    }
+    for (size_t row = 0; row < a->count && events != 0; row++) {
+        const int32_t made = a->alloc_event[row], freed = a->free_event[row];
+        if (freed == NT_EVENT_FREED_BEFORE || codes[row] >= count) {
+            continue;
+        }
+        /* Changes first, which wrap where a group shrinks; their sums below don't. */
+        out[codes[row] * events + (size_t)(made > 0 ? made : 0)] += a->size[row];
+        if (freed >= 0) {
+            out[codes[row] * events + (size_t)freed] -= a->size[row];
+        }
+    }
+    for (size_t i = 0; i < count * events; i++) {
+        out[i] += i % events != 0 ? out[i - 1] : 0;
+    }
+}
+
+void
 nt_categories_weigh(const nt_timeline *timeline, const uint8_t *codes, double *weights,
                     size_t count)
 {

@@ -32,6 +32,7 @@ typedef enum nt_rule {
     NT_RULE_KV_CACHE,          /* activation */
     NT_RULE_WORKSPACE,         /* temporary */
     NT_RULE_SCALER_SCRATCH,    /* temporary */
+    NT_RULE_LINE_MADE,         /* parameter: by a line of the program */
     NT_RULE_COUNT,
 } nt_rule;
 
@@ -55,6 +56,12 @@ typedef struct nt_category_sum {
 void
 nt_categories_sum(const nt_timeline *timeline, const uint8_t *codes, int32_t event,
                   nt_category_sum *sums, size_t count);
+
+/* Writes the bytes allocated after each event by codes[row], each below `count`, into
+ * out[code * events + event]; codes[row] == `count` belongs to none. */
+void
+nt_categories_series(const nt_timeline *timeline, const uint8_t *codes, size_t count,
+                     uint64_t *out);
 
 /* Bytes times the events lived, by codes[row]: a double, since the product of a long
  * trace passes 64 bits. */

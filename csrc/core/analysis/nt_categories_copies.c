@@ -146,12 +146,45 @@ copies_decide(const copies *k)
     }
 }
 
+/*
+ * Parameters that a line of the program makes, in the __init__ of a module of its own
+ * say: kept to the end, and as large as gradients for which there is no parameter yet.
+ */
+static nt_status
+copies_find_made(categories *c)
+{
+    nt_map found; /* requested size -> parameters */
+    nt_map_init(&found, c->alloc);
+    nt_status status = NT_OK;
+    for (size_t row = 0; row < c->a->count; row++) {
+        if (c->a->free_event[row] == NT_EVENT_NEVER &&
+            (c->rules[row] == NT_RULE_MODULE_MADE ||
+             c->rules[row] == NT_RULE_AS_GRADIENTS)) {
+            NT_TRY_DONE(nt_categories_count(c, &found, c->a->requested_size[row]));
+        }
+    }
+    for (size_t row = c->first; row < c->a->count; row++) {
+        const uint64_t asked = c->a->requested_size[row];
+        if (c->a->free_event[row] == NT_EVENT_NEVER && copies_is_candidate(c, row) &&
+            copies_is_early(c, c->a->alloc_event[row]) &&
+            nt_categories_counted(&found, asked) <
+                nt_categories_counted(&c->largest, asked)) {
+            c->rules[row] = NT_RULE_LINE_MADE;
+            NT_TRY_DONE(nt_categories_count(c, &found, asked));
+        }
+    }
+done:
+    nt_map_clear(&found);
+    return status;
+}
+
 nt_status
 nt_categories_copies(categories *c)
 {
     if (c->bytes == 0) {
         return NT_OK;
     }
+    NT_TRY(copies_find_made(c));
     copies k = {.c = c};
     k.stacks = nt_stacks_count(nt_snapshot_stacks(nt_timeline_snapshot(c->timeline)));
     k.sums = nt_allocate(&c->alloc, k.stacks * sizeof *k.sums);

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A timeline's allocations put into groups: by module, and any groups over its events."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+from neutracer._native import core
+from neutracer.arguments import whole_number
+from neutracer.render.document import Place
+from neutracer.trace.holding import NO_STACK, merged
+from neutracer.trace.places import Places
+from neutracer.trace.table import MODULE_MARK, NONE, Column, Stacks, Table
+
+__all__ = ["GROUPINGS", "NO_MODULE", "Groups"]
+
+#: What holders are put together by.
+GROUPINGS = ("place", "line", "function", "stack", "module", "category")
+
+# The core's numbers of those that it knows.
+_NUMBERS = {"stack": 0, "line": 1, "function": 2}
+
+# A key, bytes, requested bytes and allocations.
+_Row = tuple[Any, int, int, int]
+
+#: What was allocated outside of all modules, or without `modules`.
+NO_MODULE = "(no module)"
+
+_OTHERS = "others"
+_MOST_COLUMNS = 100
+
+
+class Groups:
+    """The groups of one timeline; made by it, not by users."""
+
+    def __init__(
+        self,
+        native: core.Timeline,
+        events: Table,
+        allocations: Table,
+        stacks: Stacks,
+        places: Places,
+    ) -> None:
+        self._native = native
+        self._stacks = stacks
+        self._events = events
+        self._rows = allocations
+        self._places = places
+
+    def _live(self, event: int) -> Iterator[int]:
+        made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
+        for row, (begin, end) in enumerate(zip(made, freed, strict=True)):
+            if begin <= event and (end > event or end == -1):
+                yield row
+
+    @cached_property
+    def _module_names(self) -> dict[int, str]:
+        """The module of each code of user_metadata that names one."""
+        texts, codes = self._events["user_metadata"], self._events.codes("user_metadata")
+        pairs = cast("dict[int, str | None]", dict(zip(codes, texts, strict=True)))
+        return {
+            code: text.removeprefix(MODULE_MARK) or "(the model itself)"
+            for code, text in pairs.items()
+            if text is not None and text.startswith(MODULE_MARK)
+        }
+
+    def _module(self, row: int) -> str:
+        event = self._rows.codes("alloc_event")[row]
+        if event < 0:
+            return NO_MODULE
+        code = self._events.codes("user_metadata")[event]
+        return self._module_names.get(code, NO_MODULE)
+
+    def _place(self, row: int) -> str:
+        return str(self._places[self._rows.codes("stack")[row]])
+
+    def held(self, event: int, by: str, categories: Callable[[], list[_Row]]) -> list[_Row]:
+        """Keys with their bytes, requested bytes and allocations after an event, the most
+        bytes first; `categories` gives them by category."""
+        if by == "category":
+            return categories()
+        if by == "module":
+            return self._held_by_module(event)
+        if by == "place":
+            return merged(self._by_stack(event, lambda stack: str(self._places[stack])))
+        if by == "stack":
+            return list(self._by_stack(event, self._stacks.__getitem__))
+        return merged(
+            (self._frame_name(by, frame), nbytes, requested, count)
+            for frame, count, nbytes, requested in self._native.holders(event, _NUMBERS[by])
+        )
+
+    def held_by_place(self, event: int) -> list[tuple[Place, int, int, int]]:
+        """The same by place."""
+        return merged(self._by_stack(event, self._places.__getitem__))
+
+    def _by_stack(self, event: int, key: Callable[[int], Any]) -> Iterator[_Row]:
+        for stack, count, nbytes, requested in self._native.holders(event, _NUMBERS["stack"]):
+            yield key(stack), nbytes, requested, count
+
+    def _frame_name(self, by: str, number: int) -> str:
+        """What a line or function is called."""
+        if number == NONE:
+            return NO_STACK
+        frame = self._stacks.frame(number)
+        if by == "function":
+            return f"{frame.name} ({frame.filename})"
+        return f"{frame.filename}:{frame.line}" if frame.line else frame.filename or frame.name
+
+    def _held_by_module(self, event: int) -> list[_Row]:
+        size, asked = self._rows.codes("size"), self._rows.codes("requested_size")
+        return merged((self._module(row), size[row], asked[row], 1) for row in self._live(event))
+
+    def by_module(self, peak: int, limit: int) -> Table:
+        """The table of `Timeline.by_module`."""
+        return self._ranked(self._module, peak, limit)
+
+    def by_place(self, peak: int, limit: int) -> Table:
+        """The table of `Timeline.by_place`."""
+        return self._ranked(self._place, peak, limit)
+
+    def _ranked(self, name: Callable[[int], str], peak: int, limit: int) -> Table:
+        limit = whole_number("limit", limit, least=1)
+        if limit > _MOST_COLUMNS:
+            raise ValueError(f"limit is {limit}: it must be {_MOST_COLUMNS} at most")
+        size = self._rows.codes("size")
+        held = merged((name(row), size[row], 0, 1) for row in self._live(peak))
+        columns = [one for one, *_ in held[:limit]]
+        number = {one: at for at, one in enumerate(columns)}
+        codes = bytes(number.get(name(row), len(columns)) for row in range(len(self._rows)))
+        return self.over_events(codes, [*columns, _OTHERS])
+
+    def over_events(self, codes: bytes, names: Sequence[str]) -> Table:
+        """The bytes after each event of each code; `names` are the columns."""
+        count = len(self._events)
+        series = memoryview(core.series_codes(self._native, codes, len(names))).cast("Q")
+        columns = {
+            "event": Column(lambda: array("q", range(count))),
+            "time_us": Column(lambda: self._events["time_us"]),
+        }
+        for at, name in enumerate(names):
+            part = series[at * count : (at + 1) * count]
+            columns[name] = Column(cast("Callable[[], Any]", lambda part=part: part))
+        return Table("event", columns, count)
+
+    def alive(self, event: int, categories: Sequence[str]) -> Table:
+        """The table of `Timeline.alive`."""
+        size = self._rows.codes("size")
+        rows = array("I", sorted(self._live(event), key=lambda row: -size[row])).tobytes()
+
+        def picked(name: str) -> memoryview:
+            column = self._rows.codes(name)
+            return memoryview(core.pick(column, rows)).cast(cast(Any, column.format))
+
+        columns = {}
+        for name in self._rows.columns:
+            names = categories if name == "category" else None
+            null = NONE if name == "stack" else None
+            make = cast("Callable[[], Any]", lambda name=name: picked(name))
+            columns[name] = Column(make, names=names, null=null)
+        return Table("allocation", columns, len(rows) // 4, self._stacks)
