@@ -19,6 +19,7 @@ from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.pickling import StaysHere
 from neutracer.process.recording.capture import snapshot, torch_with_cuda
 from neutracer.process.recording.history import HISTORY, Wish
+from neutracer.process.recording.modules import ModuleMarks, check_modules, marks_of
 from neutracer.process.recording.sidecar import (
     filled_in,
     rank_facts,
@@ -51,6 +52,7 @@ def record(
     skip_actions: Iterable[str] = (),
     compile_context: bool = False,
     annotations: bool = False,
+    modules: Any = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Recording:
     """Record the allocations of this process with PyTorch's own recorder, within bounds.
@@ -73,6 +75,8 @@ def record(
         skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
         compile_context: Record the compiled frame of each event.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
+        modules: A model: each allocation knows the `nn.Module` whose forward or backward
+            made it, for `holders(by="module")`. Needs torch 2.10.
         path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in it
             are filled in: each process needs its own file.
 
@@ -106,7 +110,9 @@ def record(
     path = None if path is None else path_name(path)
     wish = Wish(max_entries, stacks, context, tuple(skip_actions), compile_context, annotations)
     HISTORY.check(torch_with_cuda(), wish)
-    return Recording(wish, path)
+    if modules is not None:
+        check_modules(torch_with_cuda(), modules)
+    return Recording(wish, path, modules)
 
 
 def _type_of(value: object) -> str:
@@ -121,9 +127,13 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         quiet: True leaves a wrapped ring to the sidecar, without a warning.
     """
 
-    def __init__(self, wish: Wish, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, wish: Wish, path: str | os.PathLike[str] | None = None, modules: Any = None
+    ) -> None:
         """Made by `record`; not by users."""
         self._wish = wish
+        self._modules = modules
+        self._marks: ModuleMarks | None = None
         # One of its own for each start: the history tells them apart by identity.
         self._begun: Wish | None = None
         self._path = path
@@ -243,7 +253,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with Recording(self._wish, self._path):
+            with Recording(self._wish, self._path, self._modules):
                 return function(*args, **kwargs)
 
         return recorded  # type: ignore[return-value]
@@ -265,6 +275,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
                 _LOGGER.warning("the end of a recording could not be read: %s", error)
             finally:
                 self._on = False
+                if self._marks is not None:
+                    self._marks.detach()
                 begun, self._begun = self._begun, None
                 if begun is not None and not HISTORY.end(torch_with_cuda(), begun):
                     self._warn("PyTorch's history was switched off before the recording ended")
@@ -272,6 +284,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
     def _begin(self, torch: Any) -> None:
         begun = Wish(**vars(self._wish))
         HISTORY.begin(torch, begun)
+        if self._modules is not None:
+            self._marks = marks_of(torch, self._modules)
         # At the end of the recording the program may have left its group.
         rank_facts()
         self._begun = begun

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules mark what their forward and backward allocate."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from fake_cuda import install
+
+import neutracer
+from neutracer import UnavailableError
+from neutracer.process.recording.modules import ModuleMarks, check_modules
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+MARK = "nn.Module: "
+
+
+class Text:
+    """The text that PyTorch would keep, and the order in which it was set."""
+
+    def __init__(self) -> None:
+        self.now = ""
+        self.said: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.now = text
+        self.said.append(text.removeprefix(MARK))
+
+    def read(self) -> str:
+        return self.now
+
+
+class Probe(torch.autograd.Function):
+    """Notes the text in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, name: str, notes: dict[str, str], text: Text) -> Any:
+        ctx.name, ctx.notes, ctx.text = name, notes, text
+        notes[f"{name} forward"] = text.now.removeprefix(MARK)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.notes[f"{ctx.name} backward"] = ctx.text.now.removeprefix(MARK)
+        return grad * 2, None, None, None
+
+
+class Part(nn.Module):
+    def __init__(self, name: str, notes: dict[str, str], text: Text) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+        self.name, self.notes, self.text = name, notes, text
+
+    def forward(self, x: Any) -> Any:
+        return Probe.apply(self.line(x), self.name, self.notes, self.text)
+
+
+class Whole(nn.Module):
+    def __init__(self, notes: dict[str, str], text: Text) -> None:
+        super().__init__()
+        self.first, self.second = Part("first", notes, text), Part("second", notes, text)
+        self.notes, self.text = notes, text
+
+    def forward(self, x: Any) -> Any:
+        x = Probe.apply(self.first(x), "between", self.notes, self.text)
+        return self.second(x)
+
+
+@pytest.fixture
+def run() -> Any:
+    text, notes = Text(), {}
+    model = Whole(notes, text)
+    marks = ModuleMarks(model, text.write, text.read)
+    marks.attach()
+    yield model, marks, text, notes
+    marks.detach()
+
+
+def test_forward_and_backward_have_the_path_of_their_module(run: Any) -> None:
+    model, _, text, notes = run
+    x = Probe.apply(torch.ones(2, 4, requires_grad=True), "before", notes, text)
+    loss = Probe.apply(model(x), "loss", notes, text).sum()
+    assert text.now == ""
+    loss.backward()
+    for way in ("forward", "backward"):
+        assert notes[f"first {way}"] == "first"
+        assert notes[f"second {way}"] == "second"
+        assert notes[f"between {way}"] == ""
+    assert notes["loss forward"] == notes["loss backward"] == ""
+    assert text.now == ""
+
+
+def test_every_pass_begins_without_a_module(run: Any) -> None:
+    model, _, text, notes = run
+    for _ in range(3):
+        loss = Probe.apply(model(torch.ones(2, 4)), "loss", notes, text).sum()
+        loss.backward()
+        assert notes["loss backward"] == ""
+        assert text.now == ""
+
+
+def test_texts_of_the_program_come_back(run: Any) -> None:
+    model, _, text, _ = run
+    text.now = "step 7"
+    model(torch.ones(2, 4)).sum().backward()
+    assert text.now == "step 7"
+
+
+def test_errors_in_a_module_leave_nothing_set(run: Any) -> None:
+    model, _, text, _ = run
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            model(torch.ones(2, 5))
+        assert text.now == ""
+
+
+def test_checkpoints_are_marked_again(run: Any) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, _, _, notes = run
+    x = torch.ones(2, 4, requires_grad=True)
+    checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert notes["first backward"] == "first"
+    assert notes["second backward"] == "second"
+
+
+def test_nothing_stays_after_the_end(run: Any) -> None:
+    model, marks, text, _ = run
+    loss = model(torch.ones(2, 4)).sum()
+    marks.detach()
+    said = len(text.said)
+    loss.backward()
+    model(torch.ones(2, 4))
+    assert len(text.said) == said
+    marks.detach()
+
+
+def test_models_can_be_copied_and_sent_meanwhile() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    text = Text()
+    marks = ModuleMarks(model, text.write, text.read)
+    marks.attach()
+    try:
+        assert len(copy.deepcopy(model)) == len(pickle.loads(pickle.dumps(model))) == 1
+        copy.deepcopy(model)(torch.ones(1, 2))
+        assert text.said == []
+    finally:
+        marks.detach()
+
+
+def test_record_marks_while_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch)
+    text = Text()
+    fake.module._C._cuda_setMemoryMetadata = text.write
+    fake.module._C._cuda_getMemoryMetadata = text.read
+    model = nn.Sequential(nn.Linear(2, 2))
+    with neutracer.record(modules=model):
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        assert text.said == ["", "0", "", ""]
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    assert len(text.said) == 4
+
+
+def test_what_is_missing_is_said() -> None:
+    class Old:
+        __version__ = "2.4.0"
+        _C = object()
+
+    with pytest.raises(UnavailableError, match=r"module in torch 2\.4\.0"):
+        check_modules(Old, nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r"modules must be an nn\.Module, not int"):
+        check_modules(torch, 3)
