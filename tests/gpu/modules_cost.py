@@ -100,7 +100,7 @@ def one(name: str) -> None:
         program.step(mark)
     timeline = recording.snapshot().timeline()
     events = timeline.events
-    marker = [i for i, size in enumerate(events["size"]) if size == 3_333_333][0]
+    marker = next(i for i, size in enumerate(events["size"]) if size == 3_333_333)
     ours = {h.key: h.bytes for h in timeline.holders(marker - 1, by="module", limit=None)}
     theirs = counted(model, program.step)
     for path, nbytes in theirs.most_common(6):
