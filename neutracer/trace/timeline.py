@@ -162,11 +162,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         stack, category (as `categories` has it).
         """
         c = self._columns["allocations"]
-        columns = {
-            name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
-            for name in c
-            if name != "stack"
-        }
+        names = (name for name in c if name != "stack")
+        columns = {n: Column(cast(Callable[[], Any], lambda n=n: c[n])) for n in names}
         columns["stack"] = Column(lambda: c["stack"], null=NONE)
         columns["category"] = Column(lambda: self.categories.codes, names=CATEGORIES)
         return Table("allocation", columns, len(c["address"]), self._stacks)
@@ -175,8 +172,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     def _decided(self) -> tuple[Passes, bytes]:
         codes, action = self.events.codes("stack"), self.events.codes("action")
         own = codes if self.facts["frees_known"] else own_stacks(codes, self._rows())
-        allocates = bytes(action).translate(_IS_ALLOC)
-        return passes_and_rules(self._native, self._stacks.frames, own, allocates)
+        is_alloc = bytes(action).translate(_IS_ALLOC)
+        return passes_and_rules(self._native, self._stacks.frames, own, is_alloc)
 
     @property
     def passes(self) -> Passes:

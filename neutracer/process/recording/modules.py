@@ -28,12 +28,14 @@ _MARKED = "neutracer.module"
 
 
 def check_modules(torch: Any, model: object) -> None:
-    """See whether this torch keeps such texts, and whether this is a model.
+    """See whether this torch keeps such texts, and whether this is a model; None is no wish.
 
     Raises:
         UnavailableError: It doesn't.
         TypeError: It is none.
     """
+    if model is None:
+        return
     if not callable(getattr(model, "named_modules", None)):
         raise TypeError(f"modules must be an nn.Module, not {type(model).__name__}")
     if not hasattr(torch._C, "_cuda_setMemoryMetadata"):

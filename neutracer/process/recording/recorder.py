@@ -75,8 +75,7 @@ def record(
         skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
         compile_context: Record the compiled frame of each event.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
-        modules: A model: each allocation knows the `nn.Module` whose forward or backward
-            made it, for `holders(by="module")`. Needs torch 2.10.
+        modules: A model (torch 2.10): for `holders(by="module")`, whose forward or backward.
         path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in it
             are filled in: each process needs its own file.
 
@@ -110,8 +109,7 @@ def record(
     path = None if path is None else path_name(path)
     wish = Wish(max_entries, stacks, context, tuple(skip_actions), compile_context, annotations)
     HISTORY.check(torch_with_cuda(), wish)
-    if modules is not None:
-        check_modules(torch_with_cuda(), modules)
+    check_modules(torch_with_cuda(), modules)
     return Recording(wish, path, modules)
 
 
