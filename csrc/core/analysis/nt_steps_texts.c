@@ -70,6 +70,15 @@ steps_counts_up(const steps_marks *all, uint32_t pattern)
     return memchr(text, '#', length) != NULL;
 }
 
+/* Whether a text marks what a module made: such come in every step, and name none. */
+static bool
+steps_is_module_mark(const char *text, size_t length)
+{
+    /* As neutracer's recorder writes it before a module's path. */
+    static const char mark[] = "nn.Module: ";
+    return length >= sizeof mark - 1 && memcmp(text, mark, sizeof mark - 1) == 0;
+}
+
 /* Every event whose text is not that of the last one with any. */
 static nt_status
 steps_read_metadata(steps_work *w, steps_marks *all, nt_error *err)
@@ -81,8 +90,9 @@ steps_read_metadata(steps_work *w, steps_marks *all, nt_error *err)
         if (name == NT_NONE || name == last) {
             continue;
         }
-        (void)nt_strings_get(nt_snapshot_strings(w->snapshot), name, &length);
-        if (length > 0) {
+        const char *text =
+            nt_strings_get(nt_snapshot_strings(w->snapshot), name, &length);
+        if (length > 0 && !steps_is_module_mark(text, length)) {
             NT_TRY(steps_marks_add(w, all, (int64_t)event, name, err));
             last = name;
         }
