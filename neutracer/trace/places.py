@@ -144,15 +144,17 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def callers_of(stack: Sequence[Frame], limit: int = 2) -> tuple[Place, ...]:
-    """The lines of the program's own code that called the innermost one.
+    """The lines of the program's own code that called the one that represents a stack.
 
     Args:
         stack: Frames, innermost first.
         limit: How many, innermost first.
     """
     own = [frame for frame in stack if _is_own(frame)]
+    first = 0 if _seen(stack).library is not None else 1
     return tuple(
-        Place(frame.name, base_name(frame.filename), frame.line) for frame in own[1 : limit + 1]
+        Place(frame.name, base_name(frame.filename), frame.line)
+        for frame in own[first : first + limit]
     )
 
 
