@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,7 @@ class FakeTorch:
     """The allocator behind the module that `install` puts into sys.modules."""
 
     def __init__(self, *, initialised: bool = True, total: int = 64 * MIB) -> None:
+        self.initialising = False
         self.initialised = initialised
         self.total = total
         self.enabled = False
@@ -56,7 +58,8 @@ class FakeTorch:
             global_record_annotations: bool = False,
             skip_actions: list[str] | None = None,
         ) -> None:
-            assert self.initialised, "switching the history on would initialise CUDA"
+            begun = self.initialised or self.initialising
+            assert begun, "switching the history on would initialise CUDA"
             given = {"context": context, "stacks": stacks, "skip_actions": skip_actions}
             self.calls.append({"enabled": enabled, "max_entries": max_entries, **given})
             self.enabled = enabled is not None
@@ -90,19 +93,30 @@ class FakeTorch:
             ),
             get_per_process_memory_fraction=lambda device: 1.0,
             mem_get_info=lambda device: (self.total - self.allocated() - OTHER, self.total),
-            _lazy_call=lambda action: action() if self.initialised else self.queued.append(action),
+            _lazy_call=self.lazy_call,
         )
         return torch
 
     def attach(self, observer: Any) -> None:
-        assert self.initialised, "attached before CUDA is initialised, PyTorch does nothing"
+        begun = self.initialised or self.initialising
+        assert begun, "attached before CUDA is initialised, PyTorch does nothing"
         self.observers.append(observer)
 
     def init(self) -> None:
         """Initialise CUDA, as the first tensor on a device does."""
-        self.initialised = True
+        self.initialising = True
         for action in self.queued:
             action()
+        self.initialising = False
+        self.initialised = True
+
+    def lazy_call(self, action: Callable[[], object]) -> None:
+        """Call it now, or while CUDA is initialised; PyTorch holds a lock then."""
+        assert not self.initialising, "here PyTorch would wait for itself"
+        if self.initialised:
+            action()
+        else:
+            self.queued.append(action)
 
     def allocated(self) -> int:
         return sum(size for _, size in self.held)

@@ -159,7 +159,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         inner = record(self._asked or RECORDER_ENTRIES, self._stacks, context=self._context)
         # Told in reports, and not in the middle of the program's output.
         inner.quiet = True
-        self._inner = inner.start()
+        self._inner = inner.start_at_once(torch)
 
     def _follow(self) -> None:
         if target().torch.backend != "cuda":

@@ -162,21 +162,37 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             UnavailableError: torch has no CUDA, or can't record that.
         """
         torch = torch_with_cuda()
+        if torch.cuda.is_initialized():
+            return self.start_at_once(torch)
+        self._switch_on()
+        torch.cuda._lazy_call(functools.partial(self._begin_late, torch))
+        return self
+
+    def start_at_once(self, torch: Any) -> Recording:
+        """Begin; CUDA is initialised, or just being so.
+
+        One of the calls that PyTorch makes while it initialises CUDA may do this, and may not
+        do what `start` does: it can't queue another one.
+
+        Raises:
+            RuntimeError: It is on already.
+            UnavailableError: torch can't record that.
+        """
+        self._switch_on()
+        try:
+            self._begin(torch)
+        except BaseException:
+            self._on = False
+            raise
+        return self
+
+    def _switch_on(self) -> None:
         with self._lock:
             if self.active:
                 raise RuntimeError("this recording is on already")
             self._process = os.getpid()
             self._program = running_program()
             self._on, self._taken, self._told, self._begun = True, None, False, None
-        try:
-            if torch.cuda.is_initialized():
-                self._begin(torch)
-            else:
-                torch.cuda._lazy_call(functools.partial(self._begin_late, torch))
-        except BaseException:
-            self._on = False
-            raise
-        return self
 
     def stop(self) -> None:
         """End, and keep what was recorded; a second time does nothing.

@@ -89,6 +89,15 @@ def test_it_waits_for_cuda(monkeypatch, hooked, fake):
     recording.discard()
 
 
+def test_recorder_begins_while_cuda_is_initialised(fake):
+    fake.initialised = False
+    recording = ProgramRecording(7, recorder="pytorch").start()
+    fake.init()
+    assert (recording.why, fake.enabled) == ("", True)
+    recording.discard()
+    assert not fake.enabled
+
+
 @pytest.mark.parametrize("how", ["malloc", "uncached"])
 def test_other_allocators_are_said(fake, monkeypatch, how):
     if how == "malloc":
