@@ -72,8 +72,10 @@ def _with_headroom(case: Case, verdict: Verdict) -> Verdict:
     steps = max(left, 0) // growth if growth else None
     goes_on = left >= 0 and (steps is None or steps >= _PLENTY * demand.steps)
     if verdict.kind == "fragmentation":
-        # What it frees must be more than steps differ by: the next large one comes.
-        goes_on = goes_on and verdict.suffices and demand.spread <= gives
+        # What it frees must be more than steps differ by: the next large one comes. And of a
+        # step larger than any other the end has to be in sight.
+        in_sight = demand.is_scaled or not demand.is_larger or case.asks_once
+        goes_on = goes_on and verdict.suffices and demand.spread <= gives and in_sight
     told = () if goes_on else _told(demand, left, steps, growth)
     return replace(
         verdict,

@@ -71,7 +71,8 @@ def too_large_a_step(case: Case) -> Verdict | None:
     proved = demand.largest / demand.expected
     share = _share_that_fits(case, demand)
     if not demand.rise:
-        share = max(round(proved, 3), share)
+        # Between what has fitted and what there is room for if needs are in proportion.
+        share = max(round(proved, 3), round((proved + share) / 2, 3))
     part, fitted = format_share(share, decimals=0), format_share(proved, decimals=0)
     message = f"this {demand.unit} needs about {needs}, {times:.1f} times the largest before it"
     if demand.rise and not demand.is_larger:

@@ -40,6 +40,8 @@ class Demand:
         steps: How many steps ended before it.
         unit: "step", or "round" where the trace shows none.
         rise: By how much a step needs more than the one before it, where that goes on.
+        is_scaled: It was compared with others at the same point; else `expected` is the least
+            that it can need.
     """
 
     floor: int
@@ -50,6 +52,7 @@ class Demand:
     steps: int
     unit: str
     rise: int = 0
+    is_scaled: bool = True
 
     @property
     def rest(self) -> int:
@@ -108,6 +111,7 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
         steps=len(begins) - 1,
         unit=rounds.unit,
         rise=(needs[-1] - needs[0]) // (len(needs) - 1) if rises(needs) else 0,
+        is_scaled=bool(ratios),
     )
 
 

@@ -165,8 +165,9 @@ def process_cap(case: Case) -> Verdict | None:
         # The step has more to ask for than this request.
         needed += case.demand.rest
     elif case.phase.name in ("forward", "backward"):
-        # No step has ended: what one needs is not known, and was hardly half of it.
-        needed *= 2
+        # No step has ended: what one needs is not known, and was hardly half of it. Gradients
+        # and Adam's state are three times the parameters.
+        needed = max(2 * needed, needed + 4 * case.categories.get("parameter", 0))
     share, part = "", None
     if budget.total:
         part = min(-int(-needed / budget.total * 1000 // 1) / 1000, 1.0)

@@ -17,6 +17,7 @@ from neutracer.diagnose.oom.rounds import Rounds, rounds_before
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding
 from neutracer.trace.places import grouped
+from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.table import NONE, Frame, Row
 from neutracer.trace.timeline import Timeline
@@ -235,6 +236,11 @@ class Case:
             if made < 0 and freed != -2 and not 0 <= freed <= self.at
         )
         return before < _MOST_BEFORE * self.room.allocated
+
+    @property
+    def asks_once(self) -> bool:
+        """Whether a line of the program asked, and not a pass that goes on."""
+        return role_of(self.stack) is Role.USER
 
     @property
     def is_first_step(self) -> bool:

@@ -76,7 +76,8 @@ class Segment:
 
 
 def torch_segments() -> tuple[Segment, ...]:
-    """What PyTorch's allocator has reserved now; nothing where it was never used."""
+    """What PyTorch's own allocator has reserved now; nothing where it was never used, or
+    another one serves in its place."""
     torch = sys.modules.get("torch")
     dump = getattr(getattr(torch, "_C", None), "_cuda_memorySnapshot", None)
     if torch is None or dump is None or not torch.cuda.is_initialized():
@@ -86,6 +87,9 @@ def torch_segments() -> tuple[Segment, ...]:
             plain = dump((0, 0, False))  # without the trace, which may be long
         except TypeError:
             plain = dump()
+        except RuntimeError:
+            # Another allocator serves in its place, and has no such dump.
+            return ()
     return tuple(
         Segment(
             segment["device"],
