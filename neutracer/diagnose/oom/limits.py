@@ -22,6 +22,9 @@ _LEAST_OTHERS = 256 << 20
 # but the smallest devices have so much, and refuse it only because others have it.
 _LEAST_DEVICE = 8 << 30
 
+# A limit is raised to so many times what the step is known to need.
+_ROOM_TO_GO_ON = 1.25
+
 # Element sizes that a square matrix is tried for, with a dtype of that size.
 _ELEMENTS = ((4, "float32"), (2, "float16"), (8, "float64"), (1, "bool"))
 
@@ -168,6 +171,9 @@ def process_cap(case: Case) -> Verdict | None:
         # No step has ended: what one needs is not known, and was hardly half of it. Gradients
         # and Adam's state are three times the parameters.
         needed = max(2 * needed, needed + 4 * case.categories.get("parameter", 0))
+    if not case.asks_once:
+        # A pass goes on, and what it frees on its way leaves holes.
+        needed = int(needed * _ROOM_TO_GO_ON)
     share, part = "", None
     if budget.total:
         part = min(-int(-needed / budget.total * 1000 // 1) / 1000, 1.0)

@@ -227,6 +227,9 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
     # Called by the core at the end of a collection, in the thread that ran it.
     # Returns the signatures of which nobody reads more than their figures.
     def _receive(self, found: Mapping[str, Any], generation: int) -> tuple[int, ...]:
+        if sys.is_finalizing():
+            # The interpreter takes its modules apart: what that leaves is no cycle of the program.
+            return ()
         self._untold += found["left_out"]
         errors: list[Exception] = []
         for plain in found["cycles"]:

@@ -217,7 +217,9 @@ def _order(title: str) -> int:
     return first.index(title) if title in first else len(first)
 
 
-def compared(device: str, processes: int, quick: bool) -> tuple[list[str], dict[str, Column]]:
+def compared(
+    device: str, processes: int, quick: bool, only: Sequence[str] = ()
+) -> tuple[list[str], dict[str, Column]]:
     """The names of features, and by watcher what they came to; "plain" and "again" first."""
     from base import FEATURES
     from programs import CUDA_ENDINGS, ENDINGS, load_all
@@ -233,6 +235,8 @@ def compared(device: str, processes: int, quick: bool) -> tuple[list[str], dict[
     if quick:
         how = {title: how[title] for title in ("plain", *QUICK_WATCHERS)}
         endings = list(QUICK_ENDINGS)
+    if only:
+        how = {title: each for title, each in how.items() if title in ("plain", "again", *only)}
     columns = {title: Column() for title in how}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
         runs = Runs(device, Path(folder))
@@ -322,9 +326,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="what the ordinary tests run")
     parser.add_argument("--json", help="a file for all outcomes")
+    parser.add_argument("--only", nargs="+", default=(), metavar="WATCHER", help="only these")
     options = parser.parse_args(words)
     begin = time.monotonic()
-    names, columns = compared(options.device, options.processes, options.quick)
+    names, columns = compared(options.device, options.processes, options.quick, options.only)
     if options.json:
         plain: dict[str, Any] = {title: vars(column) for title, column in columns.items()}
         Path(options.json).write_text(json.dumps(plain, indent=1))

@@ -291,6 +291,15 @@ def test_signature_is_the_same_in_another_process() -> None:
     assert done.stdout.strip() == cycle.signature
 
 
+def test_end_of_the_interpreter_is_no_cycle() -> None:
+    program = "class C:\n    import torch\n    held = torch.zeros(4)\n"
+    code = (
+        f"import torch, neutracer\nneutracer.warn_tensor_cycles('cpu')\nexec({program!r}, {{}})\n"
+    )
+    done = script(code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_many_small_cycles_are_one_shape() -> None:
     def rings() -> None:
         for _ in range(100_000):
