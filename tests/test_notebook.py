@@ -255,7 +255,7 @@ def test_view_that_cannot_be_written_says_so(
     assert "<a" not in page._repr_html_()
 
 
-def _refuse(path: object) -> object:
+def _refuse(path: object, *inputs: object) -> object:
     raise OSError(30, "Read-only file system")
 
 

@@ -76,6 +76,7 @@ def run_report() -> RunReport:
     return RunReport(
         program="train.py",
         exit_code=1,
+        signal=None,
         seconds=2.0,
         rank=None,
         world_size=None,

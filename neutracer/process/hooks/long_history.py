@@ -18,7 +18,7 @@ from neutracer.process.hooks import attach as hooks
 from neutracer.process.hooks.build import target
 from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import other_allocator, torch_with_cuda
-from neutracer.process.recording.history import HISTORY
+from neutracer.process.recording.history import HISTORY, wrapped_ring
 from neutracer.process.recording.recorder import Recording, record
 from neutracer.process.recording.sidecar import (
     rank_facts,
@@ -243,7 +243,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         if self._inner is not None:
             snap = self._inner.snapshot()
             recording = {"recorder": "pytorch", "because": self.because, **HISTORY.facts()}
-            recording["wrapped"] = self._inner.wrapped(snap)
+            recording["wrapped"] = wrapped_ring(snap)
         else:
             recording = dict(_on[self])
             snap = take("cuda", recording["max_entries"], quiet=True)

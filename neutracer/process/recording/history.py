@@ -16,8 +16,9 @@ from functools import reduce
 from typing import Any
 
 from neutracer.errors import UnavailableError
+from neutracer.trace.snapshot import Snapshot
 
-__all__ = ["HISTORY", "History", "Wish"]
+__all__ = ["HISTORY", "History", "Wish", "wrapped_ring"]
 
 _CONTEXTS = (None, "state", "alloc", "all")
 
@@ -174,3 +175,16 @@ def _options(wish: Wish) -> dict[str, Any]:
 HISTORY = History()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HISTORY.forget)
+
+
+def wrapped_ring(snap: Snapshot) -> int | bool:
+    """The length of PyTorch's ring if it wrapped, as far as that can be known, else False."""
+    in_force = HISTORY.in_force()
+    for device in snap.devices:
+        length = snap.trace_length(device)
+        if snap.history_overflowed(device):
+            return length
+        # A ring that is just full is reported too: the event that wraps it comes next.
+        if in_force is not None and length >= in_force.max_entries:
+            return in_force.max_entries
+    return False

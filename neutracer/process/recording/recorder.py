@@ -18,7 +18,7 @@ from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.pickling import StaysHere
 from neutracer.process.recording.capture import snapshot, torch_with_cuda
-from neutracer.process.recording.history import HISTORY, Wish
+from neutracer.process.recording.history import HISTORY, Wish, wrapped_ring
 from neutracer.process.recording.modules import ModuleMarks, check_modules, marks_of
 from neutracer.process.recording.sidecar import (
     filled_in,
@@ -96,7 +96,7 @@ def record(
     if isinstance(max_entries, bool) or not isinstance(max_entries, Integral):
         hint = ": write @neutracer.record() with its brackets" if callable(max_entries) else ""
         raise TypeError(
-            f"max_entries must be a number of events, not {_type_of(max_entries)}{hint}"
+            f"max_entries must be a number of events, not {type(max_entries).__name__}{hint}"
         )
     if not 0 < max_entries <= sys.maxsize:
         raise ValueError(f"max_entries is {max_entries}: it must be a number of events, above 0")
@@ -111,10 +111,6 @@ def record(
     HISTORY.check(torch_with_cuda(), wish)
     check_modules(torch_with_cuda(), modules)
     return Recording(wish, path, modules)
-
-
-def _type_of(value: object) -> str:
-    return type(value).__name__
 
 
 class Recording(StaysHere, instead="it records this process: send its snapshot()"):
@@ -169,10 +165,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         return self
 
     def start_at_once(self, torch: Any) -> Recording:
-        """Begin; CUDA is initialised, or just being so.
-
-        One of the calls that PyTorch makes while it initialises CUDA may do this, and may not
-        do what `start` does: it can't queue another one.
+        """Begin; CUDA is initialised, or just being so: a call that PyTorch makes meanwhile
+        can't queue another one, as `start` does.
 
         Raises:
             RuntimeError: It is on already.
@@ -325,7 +319,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
 
     def _take(self) -> tuple[Snapshot, dict[str, Any]]:
         snap = snapshot()
-        wrapped = self.wrapped(snap)
+        wrapped = wrapped_ring(snap)
         if wrapped:
             length = "its ring" if wrapped is True else f"the ring of {wrapped:,} events"
             self._warn(
@@ -339,18 +333,6 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         }
         facts = sidecar(snap.devices, recording=recording, step=self.step, program=self._program)
         return snap, facts
-
-    def wrapped(self, snap: Snapshot) -> int | bool:
-        """The length of the ring if it wrapped, as far as that can be known, else False."""
-        in_force = HISTORY.in_force()
-        for device in snap.devices:
-            length = snap.trace_length(device)
-            if snap.history_overflowed(device):
-                return length
-            # A ring that is just full is reported too: the event that wraps it comes next.
-            if in_force is not None and length >= in_force.max_entries:
-                return in_force.max_entries
-        return False
 
     def _warn(self, text: str) -> None:
         if not self._told and not self.quiet:
