@@ -26,6 +26,7 @@ from neutracer.diagnose.overview.environment import environment
 from neutracer.errors import UnavailableError
 from neutracer.process.hooks import attach as hooks
 from neutracer.process.hooks import build as hooks_build
+from neutracer.process.hooks import compiling
 from neutracer.process.hooks import cpu as hooks_cpu
 from neutracer.process.hooks.tail import live
 
@@ -407,7 +408,7 @@ def test_other_interface_of_c10_is_named_by_the_compiler(shim: Any, tmp_path: Pa
     source = str(ROOT / "csrc" / "torch" / "nt_torch_cpu.cpp")
     done = subprocess.run([*words, source], capture_output=True, text=True)
     assert done.returncode != 0
-    said = hooks_build._last_words(done.stderr)
+    said = compiling._last_words(done.stderr)
     assert "c10 reports a block by other things than its address, its size" in said
 
 
