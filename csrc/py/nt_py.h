@@ -110,6 +110,10 @@ nt_py_snapshot_new(nt_py_state *state, size_t limit);
 PyObject *
 nt_py_message(const char *text);
 
+/* A list of tuples (kind, device, count, bytes): what can't be as a file says. */
+PyObject *
+nt_py_broken_notes(const nt_broken_note *notes, size_t count);
+
 PyObject *
 nt_py_settings_dict(const nt_settings *settings);
 

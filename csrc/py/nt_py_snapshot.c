@@ -373,6 +373,37 @@ snapshot_ignored(PyObject *self, PyObject *unused)
     return list;
 }
 
+PyObject *
+nt_py_broken_notes(const nt_broken_note *notes, size_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *item = Py_BuildValue("iiKK", (int)notes[i].kind, (int)notes[i].device,
+                                       (unsigned long long)notes[i].count,
+                                       (unsigned long long)notes[i].bytes);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
+        }
+    }
+    return list;
+}
+
+PyDoc_STRVAR(broken_doc,
+             "broken()\n--\n\n"
+             "What the file says that can't be, without its traces: a list\n"
+             "of tuples (kind, device, count, bytes).");
+
+static PyObject *
+snapshot_broken(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    size_t count;
+    const nt_broken_note *notes = nt_snapshot_broken(snapshot_of(self), &count);
+    return nt_py_broken_notes(notes, count);
+}
+
 PyDoc_STRVAR(stats_doc,
              "pool_stats(device, /)\n--\n\n"
              "(small pool, large pool): each a tuple of the counts allocation,\n"
@@ -447,6 +478,7 @@ static PyMethodDef snapshot_methods[] = {
     {"settings", snapshot_settings, METH_NOARGS, settings_doc},
     {"settings_in_force", snapshot_in_force, METH_NOARGS, in_force_doc},
     {"ignored", snapshot_ignored, METH_NOARGS, ignored_doc},
+    {"broken", snapshot_broken, METH_NOARGS, broken_doc},
     {"pool_stats", snapshot_pool_stats, METH_O, stats_doc},
     {"check_layout", snapshot_check_layout, METH_NOARGS, check_doc},
     NT_PY_NO_PICKLE,

@@ -194,6 +194,24 @@ timeline_facts(PyObject *self, PyObject *unused)
         "frees_known", f->frees_known ? Py_True : Py_False);
 }
 
+PyDoc_STRVAR(broken_doc, "broken()\n--\n\n"
+                         "What the trace says that can't be: a list of tuples (kind,\n"
+                         "device, count, bytes).");
+
+static PyObject *
+timeline_broken(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_broken_note notes[NT_TRACE_BROKEN_KINDS];
+    size_t count = 0;
+    nt_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        nt_timeline_broken(timeline_of(self)->timeline, notes, &count, &err);
+    Py_END_ALLOW_THREADS return status == NT_OK ? nt_py_broken_notes(notes, count)
+                                                : nt_py_raise(status, &err);
+}
+
 PyDoc_STRVAR(layout_doc,
              "layout(event, /)\n--\n\nThe Layout after an event; -1: before all.");
 
@@ -299,6 +317,7 @@ static PyMethodDef timeline_methods[] = {
      event_allocations_doc},
     {"series", timeline_series, METH_O, series_doc},
     {"peak", timeline_peak, METH_O, peak_doc},
+    {"broken", timeline_broken, METH_NOARGS, broken_doc},
     {"facts", timeline_facts, METH_NOARGS, facts_doc},
     {"layout", timeline_layout, METH_O, layout_doc},
     {"holders", timeline_holders, METH_VARARGS, holders_doc},

@@ -96,7 +96,8 @@ NT_TEST(shared_lists_can_not_unfold)
     size_t n = 0;
 #define PUT(literal)                                                                   \
     (memcpy(bytes + n, literal, sizeof(literal) - 1), n += sizeof(literal) - 1)
-    PUT("\x80\x04}(\x8c\x08segments](}\x94(\x8c\x06"
+    PUT("\x80\x04}(\x8c\x08segments](}\x94(\x8c\x07"
+        "addressK\x01\x8c\x0atotal_sizeM\xff\xff\x8c\x06"
         "blocks](");
     for (size_t i = 0; i < 1000; i++) {
         PUT("}(\x8c\x04sizeK\x01u");

@@ -52,8 +52,8 @@ writer_add_events(nt_test *t, nt_snapshot *snapshot, size_t count, uint64_t *see
     const uint64_t pools = (keys & NT_HAS_EVENT_POOL) != 0 ? UINT64_MAX : 0;
     for (size_t i = 0; i < count; i++) {
         nt_event event = {
-            .addr = writer_random_number(seed),
-            .size = writer_random_number(seed),
+            .addr = writer_random_number(seed) >> 1,
+            .size = writer_random_number(seed) >> 24,
             .stream = writer_random_number(seed),
             .pool = {writer_random_number(seed) & pools,
                      writer_random_number(seed) & pools},
@@ -62,10 +62,11 @@ writer_add_events(nt_test *t, nt_snapshot *snapshot, size_t count, uint64_t *see
             .user_metadata = NT_NONE,
         };
         if ((keys & NT_HAS_EVENT_TIME) != 0) {
-            event.time_us = (int64_t)writer_random_number(seed);
+            /* Times rise within a trace. */
+            event.time_us = (int64_t)(i * 2000 + 1 + nt_test_random(seed) % 1000);
         }
         if ((keys & NT_HAS_EVENT_DEVICE_FREE) != 0) {
-            event.device_free = writer_random_number(seed);
+            event.device_free = writer_random_number(seed) >> 16;
         }
         if ((keys & NT_HAS_EVENT_USER_METADATA) != 0) {
             event.user_metadata = writer_random_string(t, snapshot, seed);
@@ -80,33 +81,52 @@ writer_add_events(nt_test *t, nt_snapshot *snapshot, size_t count, uint64_t *see
     }
 }
 
+/* Blocks beside each other from `address` on; the segment gets their sums. */
+static size_t
+writer_random_blocks(nt_test *t, nt_snapshot *snapshot, nt_segment *segment,
+                     nt_block blocks[4], uint64_t *seed)
+{
+    const size_t count = nt_test_random(seed) % 4;
+    for (size_t i = 0; i < count; i++) {
+        nt_block *block = &blocks[i];
+        *block = (nt_block){
+            .address = segment->address + segment->total_size,
+            .size = 1 + (writer_random_number(seed) >> 20),
+            .state = (uint8_t)(nt_test_random(seed) % NT_BLOCK_STATE_COUNT),
+            .stack = writer_random_stack(t, snapshot, seed),
+        };
+        block->requested_size = nt_test_random(seed) % block->size;
+        segment->total_size += block->size;
+        if (block->state != NT_BLOCK_INACTIVE) {
+            segment->active_size += block->size;
+            segment->requested_size += block->requested_size;
+        }
+        if (block->state == NT_BLOCK_ACTIVE_ALLOCATED) {
+            segment->allocated_size += block->size;
+        }
+    }
+    return count;
+}
+
 static void
 writer_add_segments(nt_test *t, nt_snapshot *snapshot, size_t count, uint64_t *seed)
 {
     for (size_t i = 0; i < count; i++) {
-        const nt_segment segment = {
+        nt_block blocks[4];
+        nt_segment segment = {
             .device = (int32_t)(nt_test_random(seed) % 9),
-            .address = writer_random_number(seed),
-            .total_size = writer_random_number(seed),
-            .allocated_size = writer_random_number(seed),
-            .active_size = writer_random_number(seed),
-            .requested_size = writer_random_number(seed),
+            .address = ((uint64_t)i + 1) << 60,
             .stream = writer_random_number(seed),
             .pool = {writer_random_number(seed), writer_random_number(seed)},
             .kind = (uint8_t)(nt_test_random(seed) % NT_POOL_KIND_COUNT),
             .is_expandable = nt_test_random(seed) % 2 != 0,
             .stack = writer_random_stack(t, snapshot, seed),
         };
+        const size_t many = writer_random_blocks(t, snapshot, &segment, blocks, seed);
         (void)NT_CHECK_OK(nt_snapshot_add_segment(snapshot, &segment, NULL), NULL);
-        for (size_t block = nt_test_random(seed) % 4; block-- > 0;) {
-            const nt_block added = {
-                .address = writer_random_number(seed),
-                .size = writer_random_number(seed),
-                .requested_size = writer_random_number(seed),
-                .state = (uint8_t)(nt_test_random(seed) % NT_BLOCK_STATE_COUNT),
-                .stack = writer_random_stack(t, snapshot, seed),
-            };
-            (void)NT_CHECK_OK(nt_snapshot_add_block(snapshot, &added, NULL), NULL);
+        for (size_t block = 0; block < many; block++) {
+            (void)NT_CHECK_OK(nt_snapshot_add_block(snapshot, &blocks[block], NULL),
+                              NULL);
         }
     }
 }
@@ -156,7 +176,7 @@ writer_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
             .stage = (uint8_t)(nt_test_random(seed) % NT_STAGE_COUNT),
             .name = writer_random_string(t, snapshot, seed),
             .device = (int32_t)(nt_test_random(seed) % 9),
-            .time_us = (int64_t)writer_random_number(seed),
+            .time_us = (int64_t)(writer_random_number(seed) >> 11),
         };
         (void)NT_CHECK_OK(nt_snapshot_add_annotation(snapshot, &annotation, NULL),
                           NULL);
@@ -170,8 +190,9 @@ writer_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
 enum {
     ALL_KEYS = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL | NT_HAS_EVENT_USER_METADATA |
         NT_HAS_EVENT_DEVICE_FREE | NT_HAS_BLOCK_ADDRESS | NT_HAS_BLOCK_REQUESTED |
-        NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE |
-        NT_HAS_SETTINGS | NT_HAS_ANNOTATIONS | NT_HAS_TRACES,
+        NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_ALLOCATED | NT_HAS_SEGMENT_ACTIVE |
+        NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE | NT_HAS_SETTINGS |
+        NT_HAS_ANNOTATIONS | NT_HAS_TRACES,
     OPTIONAL_EVENT_KEYS = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL |
         NT_HAS_EVENT_USER_METADATA | NT_HAS_EVENT_DEVICE_FREE,
 };

@@ -76,6 +76,15 @@ check_some_range(const nt_snapshot *s, size_t choice)
     const nt_alloc alloc = nt_fuzz_alloc();
     nt_timeline *timeline = NULL;
     NT_FUZZ_CHECK(nt_timeline_new(&alloc, s, 0, NULL, &timeline, NULL) == NT_OK);
+    /* A part of a trace that contradicts itself need not be read as it was written. */
+    nt_broken_note notes[NT_TRACE_BROKEN_KINDS];
+    size_t broken = 0, said = 0;
+    (void)nt_snapshot_broken(s, &said);
+    NT_FUZZ_CHECK(nt_timeline_broken(timeline, notes, &broken, NULL) == NT_OK);
+    if (said + broken != 0) {
+        nt_timeline_free(timeline);
+        return;
+    }
     const size_t count = nt_timeline_event_count(timeline);
     const size_t first = count / (choice % 4 + 1);
     check_range(s, timeline, choice % 3 == 0 ? 0 : first,

@@ -225,6 +225,7 @@ record_keys(const nt_program *program)
     const uint32_t events = NT_HAS_EVENT_TIME | NT_HAS_EVENT_COMPILE_CONTEXT |
                             NT_HAS_EVENT_USER_METADATA | NT_HAS_ANNOTATIONS;
     uint32_t keys = nt_snapshot_keys(nt_timeline_snapshot(program->timeline)) & events;
+    keys |= NT_HAS_SEGMENT_ALLOCATED | NT_HAS_SEGMENT_ACTIVE;
     keys |= NT_HAS_BLOCK_ADDRESS | NT_HAS_BLOCK_REQUESTED | NT_HAS_SEGMENT_REQUESTED |
             NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE | NT_HAS_SETTINGS |
             NT_HAS_TRACES;

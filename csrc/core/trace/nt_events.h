@@ -51,6 +51,8 @@ enum {
     NT_HAS_ANNOTATIONS = 1 << 11,       /* external_annotations, torch 2.5 */
     NT_HAS_TRACES = 1 << 12,            /* device_traces */
     NT_SEGMENTS_ONLY = 1 << 13,         /* the file is a bare list of segments */
+    NT_HAS_SEGMENT_ALLOCATED = 1 << 14, /* allocated_size */
+    NT_HAS_SEGMENT_ACTIVE = 1 << 15,    /* active_size */
 };
 
 /* One trace entry. Ids of strings are NT_NONE where the key was absent. */

@@ -382,7 +382,8 @@ live_fill(nt_live_builder *b)
     nt_snapshot_set_keys(
         b->snapshot, b->keys | NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL |
                          NT_HAS_BLOCK_ADDRESS | NT_HAS_BLOCK_REQUESTED |
-                         NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_POOL |
+                         NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_ALLOCATED |
+                         NT_HAS_SEGMENT_ACTIVE | NT_HAS_SEGMENT_POOL |
                          NT_HAS_SEGMENT_EXPANDABLE | NT_HAS_SETTINGS | NT_HAS_TRACES);
     return nt_snapshot_seal(b->snapshot, b->err);
 }

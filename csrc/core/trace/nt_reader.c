@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "trace/nt_invariants.h"
 #include "trace/nt_reader_schema.h"
 #include "trace/nt_rounding.h"
 
@@ -86,6 +87,7 @@ reader_block(nt_reader *r, nt_value dict, uint64_t *next)
     nt_block block = {.address = *next};
     const nt_value address = reader_get(r, dict, KEY_ADDRESS);
     const nt_value requested = reader_get(r, dict, KEY_REQUESTED_SIZE);
+    NT_TRY(nt_reader_needs(r, place, KEY_SIZE, reader_get(r, dict, KEY_SIZE)));
     NT_TRY(nt_reader_integer(r, place, KEY_ADDRESS, address, &block.address));
     NT_TRY(nt_reader_integer(r, place, KEY_SIZE, reader_get(r, dict, KEY_SIZE),
                              &block.size));
@@ -149,15 +151,22 @@ reader_segment_fields(nt_reader *r, nt_reader_place place, nt_value dict,
     NT_TRY(reader_segment_sizes(r, place, dict, segment));
     NT_TRY(nt_reader_pool(r, place, KEY_SEGMENT_POOL_ID, pool, &segment->pool));
     NT_TRY(reader_segment_kind(r, place, dict, segment));
-    uint64_t flag = 0;
-    NT_TRY(nt_reader_integer(r, place, KEY_IS_EXPANDABLE, expandable, &flag));
-    segment->is_expandable = flag != 0;
+    NT_TRY(nt_reader_flag(r, place, KEY_IS_EXPANDABLE, expandable,
+                          &segment->is_expandable));
     NT_TRY(nt_reader_stack(r, place, reader_get(r, dict, KEY_FRAMES), &segment->stack));
     r->keys |= nt_reader_is_missing(pool) ? 0 : NT_HAS_SEGMENT_POOL;
     r->keys |= nt_reader_is_missing(expandable) ? 0 : NT_HAS_SEGMENT_EXPANDABLE;
-    r->keys |= nt_reader_is_missing(reader_get(r, dict, KEY_REQUESTED_SIZE))
-                   ? 0
-                   : NT_HAS_SEGMENT_REQUESTED;
+    static const struct {
+        uint32_t key, bit;
+    } sums[] = {
+        {KEY_REQUESTED_SIZE, NT_HAS_SEGMENT_REQUESTED},
+        {KEY_ALLOCATED_SIZE, NT_HAS_SEGMENT_ALLOCATED},
+        {KEY_ACTIVE_SIZE, NT_HAS_SEGMENT_ACTIVE},
+    };
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++) {
+        const bool known = !nt_reader_is_missing(reader_get(r, dict, sums[i].key));
+        r->keys |= known ? sums[i].bit : 0;
+    }
     return NT_OK;
 }
 
@@ -188,6 +197,16 @@ reader_segment(nt_reader *r, nt_value dict, uint64_t *unused)
     const nt_reader_place place = {"segment",
                                    nt_snapshot_layout(r->snapshot)->segments.count};
     NT_TRY(reader_check_dict(r, place, dict));
+    if (place.row >= MOST_SEGMENTS) {
+        return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET, "more than %zu segments",
+                       MOST_SEGMENTS);
+    }
+    if (nt_value_tag_of(reader_get(r, dict, KEY_SEGMENTS)) != NT_VALUE_ABSENT) {
+        return nt_reader_malformed(r, place, "it is a whole snapshot, in a list");
+    }
+    NT_TRY(nt_reader_needs(r, place, KEY_ADDRESS, reader_get(r, dict, KEY_ADDRESS)));
+    NT_TRY(
+        nt_reader_needs(r, place, KEY_TOTAL_SIZE, reader_get(r, dict, KEY_TOTAL_SIZE)));
     nt_segment segment = {.stack = NT_NO_STACK};
     NT_TRY(reader_segment_fields(r, place, dict, &segment));
     NT_TRY(nt_snapshot_add_segment(r->snapshot, &segment, r->err));
@@ -217,6 +236,9 @@ reader_annotation(nt_reader *r, nt_value dict, uint64_t *unused)
                             &annotation.device));
     NT_TRY(nt_reader_integer(r, place, KEY_TIME_US, reader_get(r, dict, KEY_TIME_US),
                              &time_us));
+    if (time_us > (uint64_t)NT_MOST_TIME) {
+        return nt_reader_malformed(r, place, "its 'time_us' is no time");
+    }
     annotation.time_us = (int64_t)time_us;
     return nt_snapshot_add_annotation(r->snapshot, &annotation, r->err);
 }
@@ -326,6 +348,10 @@ reader_trace(nt_reader *r, nt_value list, uint64_t *device)
 {
     const nt_reader_place place = {"trace of device", (*device)++};
     size_t count;
+    if (place.row >= MOST_DEVICES) {
+        return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET, "more than %d devices",
+                       MOST_DEVICES);
+    }
     const nt_value_pair *items = nt_reader_items(r, list, &count);
     if (items == NULL && nt_value_tag_of(list) != NT_VALUE_LIST) {
         return nt_reader_malformed(r, place, "a list of events was expected");
@@ -433,6 +459,7 @@ reader_run(nt_reader *r, nt_source *source)
         nt_snapshot_set_partial(r->snapshot, reason);
     }
     nt_snapshot_set_keys(r->snapshot, r->keys);
+    NT_TRY(nt_invariants_check(&r->alloc, r->snapshot, r->err));
     return nt_snapshot_seal(r->snapshot, r->err);
 }
 

@@ -91,10 +91,36 @@ nt_status
 nt_reader_integer(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
                   uint64_t *out)
 {
-    if (nt_reader_is_missing(value) || nt_values_get_integer(r->values, value, out)) {
+    const nt_value_tag tag = nt_value_tag_of(value);
+    if (tag == NT_VALUE_ABSENT ||
+        (tag != NT_VALUE_BOOL && nt_values_get_integer(r->values, value, out))) {
         return NT_OK;
     }
     return reader_wrong_type(r, place, key, "an integer of 64 bits");
+}
+
+nt_status
+nt_reader_flag(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+               bool *out)
+{
+    uint64_t bits = *out;
+    if (!nt_reader_is_missing(value) &&
+        !nt_values_get_integer(r->values, value, &bits)) {
+        return reader_wrong_type(r, place, key, "true or false");
+    }
+    *out = bits != 0;
+    return NT_OK;
+}
+
+nt_status
+nt_reader_needs(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value)
+{
+    if (nt_value_tag_of(value) != NT_VALUE_ABSENT) {
+        return NT_OK;
+    }
+    (void)nt_fail(r->err, NT_MALFORMED, NT_NO_OFFSET, "%s %llu: it has no '%s'",
+                  place.table, (unsigned long long)place.row, nt_reader_words[key]);
+    return NT_MALFORMED;
 }
 
 nt_status
@@ -116,7 +142,7 @@ nt_reader_device(nt_reader *r, nt_reader_place place, nt_value value, int32_t *o
 {
     uint64_t number = 0;
     NT_TRY(nt_reader_integer(r, place, KEY_DEVICE, value, &number));
-    if (number > INT16_MAX) {
+    if (number >= MOST_DEVICES) {
         return reader_wrong_type(r, place, KEY_DEVICE, "a device number");
     }
     *out = (int32_t)number;
@@ -158,7 +184,9 @@ reader_make_frame(nt_reader *r, const nt_value fields[3], uint32_t *id)
     uint64_t line = 0;
     NT_TRY(nt_reader_string(r, place, KEY_FILENAME, fields[0], &frame.filename));
     NT_TRY(nt_reader_string(r, place, KEY_NAME, fields[1], &frame.name));
-    NT_TRY(nt_reader_integer(r, place, KEY_LINE, fields[2], &line));
+    if (!nt_reader_is_missing(fields[2])) {
+        NT_TRY(nt_reader_integer(r, place, KEY_LINE, fields[2], &line));
+    }
     if (frame.name == NT_NONE || frame.filename == NT_NONE) {
         uint32_t empty;
         NT_TRY(nt_strings_intern(r->strings, "", 0, &empty, r->err));
@@ -284,6 +312,16 @@ reader_event_extras(nt_reader *r, nt_reader_place place, const nt_value *fields,
                             &event->user_metadata);
 }
 
+/* What an event must tell, by its action: a bit a key. */
+static uint32_t
+reader_needed(uint8_t action)
+{
+    if (action <= NT_ACTION_SEGMENT_UNMAP) {
+        return UINT32_C(1) << KEY_ADDR | UINT32_C(1) << KEY_SIZE;
+    }
+    return action == NT_ACTION_OOM ? UINT32_C(1) << KEY_SIZE : 0;
+}
+
 static inline nt_status
 reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_t *id)
 {
@@ -299,6 +337,11 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
     }
     uint64_t time_us = 0;
     NT_TRY(reader_action(r, place, fields[KEY_ACTION], &event.action));
+    if (NT_UNLIKELY((reader_needed(event.action) & ~present) != 0)) {
+        const uint32_t key =
+            (present >> KEY_SIZE & 1) != 0 ? (uint32_t)KEY_ADDR : (uint32_t)KEY_SIZE;
+        return nt_reader_needs(r, place, key, NT_VALUE_ABSENT);
+    }
     NT_TRY(reader_number(r, place, KEY_ADDR, fields[KEY_ADDR], &event.addr));
     NT_TRY(reader_number(r, place, KEY_SIZE, fields[KEY_SIZE], &event.size));
     NT_TRY(reader_number(r, place, KEY_STREAM, fields[KEY_STREAM], &event.stream));

@@ -62,6 +62,13 @@ extern const char *const nt_reader_words[WORDS];
 
 enum { KIND_EVENT, KIND_FRAME, KINDS };
 
+/* Devices of a snapshot; PyTorch numbers them in a byte. */
+#define MOST_DEVICES 1024
+
+/* Segments of a snapshot: more than the largest device has of the smallest segments,
+ * and few enough for a report that lists them. */
+#define MOST_SEGMENTS ((size_t)1 << 19)
+
 /* Action codes are remembered for string ids below this; actions are among the
  * first strings of a file. */
 #define ACTION_CACHE 256
@@ -102,10 +109,17 @@ bool
 nt_reader_is_missing(nt_value value);
 
 /* One field each: *out is left as it was where the key is missing, and a value of
- * another type is NT_MALFORMED with the row and key in the message. */
+ * another type is NT_MALFORMED with the row and key in the message. None is no integer,
+ * and True is one only as a flag. */
 nt_status
 nt_reader_integer(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
                   uint64_t *out);
+nt_status
+nt_reader_flag(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
+               bool *out);
+/* NT_MALFORMED where the key is missing: without it nothing can be said of the row. */
+nt_status
+nt_reader_needs(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value);
 nt_status
 nt_reader_string(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
                  uint32_t *out);

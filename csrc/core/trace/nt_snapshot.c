@@ -25,6 +25,8 @@ struct nt_snapshot {
     size_t setting_count, setting_capacity;
     uint32_t *ignored; /* string ids */
     size_t ignored_count, ignored_capacity;
+    nt_broken_note *broken;
+    size_t broken_count, broken_capacity;
     size_t *trace_first; /* first event of each device's trace */
     size_t trace_count, trace_capacity;
     uint32_t *extra_actions; /* string ids of codes NT_ACTION_COUNT and up */
@@ -77,6 +79,8 @@ nt_snapshot_free(nt_snapshot *snapshot)
                snapshot->setting_capacity * sizeof(nt_setting));
     nt_release(&alloc, snapshot->ignored,
                snapshot->ignored_capacity * sizeof(uint32_t));
+    nt_release(&alloc, snapshot->broken,
+               snapshot->broken_capacity * sizeof(nt_broken_note));
     nt_release(&alloc, snapshot->trace_first,
                snapshot->trace_capacity * sizeof(size_t));
     nt_release(&alloc, snapshot->extra_actions,
@@ -175,6 +179,22 @@ nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err)
                    &snapshot->ignored_capacity, snapshot->ignored_count + 1,
                    sizeof(uint32_t), err));
     snapshot->ignored[snapshot->ignored_count++] = name;
+    return NT_OK;
+}
+
+nt_layout *
+nt_snapshot_layout_table(nt_snapshot *snapshot)
+{
+    return &snapshot->layout;
+}
+
+nt_status
+nt_snapshot_add_broken(nt_snapshot *snapshot, const nt_broken_note *note, nt_error *err)
+{
+    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->broken,
+                   &snapshot->broken_capacity, snapshot->broken_count + 1,
+                   sizeof(nt_broken_note), err));
+    snapshot->broken[snapshot->broken_count++] = *note;
     return NT_OK;
 }
 
@@ -415,6 +435,13 @@ nt_snapshot_ignored(const nt_snapshot *snapshot, size_t *count)
 {
     *count = snapshot->ignored_count;
     return snapshot->ignored;
+}
+
+const nt_broken_note *
+nt_snapshot_broken(const nt_snapshot *snapshot, size_t *count)
+{
+    *count = snapshot->broken_count;
+    return snapshot->broken;
 }
 
 uint32_t

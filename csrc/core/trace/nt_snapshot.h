@@ -52,6 +52,43 @@ typedef struct nt_setting {
     uint32_t string; /* string id */
 } nt_setting;
 
+/*
+ * What a file says that no allocator can have written, where the rest can be used: a
+ * note a kind and device. What a note is about has been left out or put right, so that
+ * no figure rests on it.
+ */
+typedef enum nt_broken {
+    NT_BROKEN_BLOCK_OUTSIDE, /* blocks outside their segment; left out */
+    NT_BROKEN_BLOCK_ORDER,   /* segments whose blocks are not by address; sorted */
+    NT_BROKEN_UNFILLED,      /* segments that their blocks do not fill; `bytes` of it */
+    NT_BROKEN_REQUESTED,     /* blocks asked for more than they are; the size counts */
+    NT_BROKEN_SEGMENT_OVERLAP, /* segments where another one is; left out, with blocks
+                                */
+    NT_BROKEN_SEGMENT_SHARED,  /* segments where another device has one; kept */
+    NT_BROKEN_SUMS,            /* segments whose own sums are not their blocks' */
+    NT_BROKEN_EXPANDABLE,      /* segments that the trace made as the other kind */
+    NT_BROKEN_TIME,            /* events before the one before, or at no time; no event
+                                * of the device keeps its time then */
+    NT_BROKEN_TIME_MISSING,    /* events without a time; they have the one before's */
+    /* What a trace says against itself or the segments (nt_timeline_broken). */
+    NT_BROKEN_FREE,         /* frees of what is not allocated, or freed already */
+    NT_BROKEN_ALLOC,        /* allocations where one still is, in part or whole */
+    NT_BROKEN_UNRESERVED,   /* allocations where no segment is */
+    NT_BROKEN_SEGMENT_FREE, /* segments given back with blocks in them */
+    NT_BROKEN_SEGMENT,      /* segment events that fit nothing */
+    NT_BROKEN_LIVE_SET,     /* blocks that the trace's end has and the segments lack, or
+                             * the other way round */
+    NT_BROKEN_KINDS,
+} nt_broken;
+
+typedef struct nt_broken_note {
+    uint8_t kind; /* nt_broken */
+    int32_t device;
+    uint64_t count; /* blocks, segments or events */
+    uint64_t bytes; /* how much memory they are; 0 of events */
+    uint64_t first; /* address of the first one; of events the number in the trace */
+} nt_broken_note;
+
 typedef struct nt_snapshot nt_snapshot;
 
 /* An empty snapshot to be filled. It keeps a copy of `alloc`. */
@@ -101,6 +138,12 @@ nt_snapshot_add_annotation(nt_snapshot *snapshot, const nt_annotation *annotatio
 nt_status
 nt_snapshot_add_setting(nt_snapshot *snapshot, const nt_setting *setting,
                         nt_error *err) NT_CHECKED;
+/* The layout that the add functions fill, for who puts it right before it is sealed. */
+nt_layout *
+nt_snapshot_layout_table(nt_snapshot *snapshot);
+nt_status
+nt_snapshot_add_broken(nt_snapshot *snapshot, const nt_broken_note *note,
+                       nt_error *err) NT_CHECKED;
 /* A key at the file's top level that neutracer does not read. */
 nt_status
 nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err) NT_CHECKED;
@@ -146,6 +189,9 @@ const nt_setting *
 nt_snapshot_setting_rows(const nt_snapshot *snapshot, size_t *count);
 const uint32_t *
 nt_snapshot_ignored(const nt_snapshot *snapshot, size_t *count);
+/* By kind, then by device; none of those that only the replay finds. */
+const nt_broken_note *
+nt_snapshot_broken(const nt_snapshot *snapshot, size_t *count);
 uint32_t
 nt_snapshot_keys(const nt_snapshot *snapshot);
 /* NULL when the whole file was read. */

@@ -116,6 +116,17 @@ const nt_segment_life_columns *
 nt_timeline_segments(const nt_timeline *timeline);
 const nt_trace_facts *
 nt_timeline_facts(const nt_timeline *timeline);
+/*
+ * What the trace says that no allocator can have done: *count notes in `out`, by kind,
+ * whose `first` is an event's number. None in a trace that begins late for that alone.
+ * What lies where is looked through for the last 2^18 events, all else for all of them.
+ * Memory a few bytes an allocation while it runs.
+ */
+#define NT_TRACE_BROKEN_KINDS (NT_BROKEN_KINDS - NT_BROKEN_FREE)
+nt_status
+nt_timeline_broken(const nt_timeline *timeline,
+                   nt_broken_note out[NT_TRACE_BROKEN_KINDS], size_t *count,
+                   nt_error *err) NT_CHECKED;
 /* The largest value after any event, the start included. */
 nt_moment
 nt_timeline_peak(const nt_timeline *timeline, nt_metric metric);

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the blocks and segments of a file must be; nt_invariants_trace.c has its events.
+ */
+#include "trace/nt_invariants.h"
+
+#include <string.h>
+
+#include "base/nt_sort.h"
+#include "trace/nt_invariants_notes.h"
+
+typedef struct layout_check {
+    nt_snapshot *snapshot;
+    nt_segment_columns *segments;
+    nt_block_columns *blocks;
+    nt_alloc alloc;
+    nt_sort_item *items; /* `capacity` of them, twice */
+    size_t capacity;     /* as many as there are segments, or blocks */
+    uint8_t *left_out;   /* by block */
+    size_t left_out_capacity;
+    bool has_left_out;
+    uint8_t *overlaps; /* by segment: it is where another one is */
+    size_t overlaps_capacity;
+    nt_invariants_notes *notes;
+    nt_error *err;
+} layout_check;
+
+/* What the blocks of one segment add up to. */
+typedef struct block_sums {
+    uint64_t size, allocated, active, requested;
+} block_sums;
+
+static nt_status
+layout_refuse_size(const layout_check *c, const char *table, size_t row,
+                   const char *what, uint64_t size)
+{
+    return nt_fail(c->err, NT_MALFORMED, NT_NO_OFFSET,
+                   "%s %zu: its '%s' is %lld bytes, which no device has", table, row,
+                   what, (long long)size);
+}
+
+/* The sizes of a segment, without its blocks. */
+static nt_status
+layout_check_segment(const layout_check *c, size_t row, uint64_t *sum)
+{
+    const nt_segment_columns *s = c->segments;
+    const struct {
+        const char *name;
+        uint64_t size;
+    } sizes[] = {
+        {"total_size", s->total_size[row]},
+        {"allocated_size", s->allocated_size[row]},
+        {"active_size", s->active_size[row]},
+        {"requested_size", s->requested_size[row]},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (sizes[i].size > NT_MOST_BYTES) {
+            return layout_refuse_size(c, "segment", row, sizes[i].name, sizes[i].size);
+        }
+    }
+    *sum += s->total_size[row];
+    const uint64_t total = s->total_size[row];
+    if (*sum > NT_MOST_SUM ||
+        (total != 0 && s->address[row] > UINT64_MAX - (total - 1))) {
+        return nt_fail(c->err, NT_MALFORMED, NT_NO_OFFSET,
+                       "segment %zu: with it the segments are larger than any address "
+                       "space",
+                       row);
+    }
+    return NT_OK;
+}
+
+static nt_status
+layout_check_block(const layout_check *c, size_t row)
+{
+    const nt_block_columns *b = c->blocks;
+    const uint64_t total = c->segments->total_size[b->segment[row]];
+    if (b->size[row] > NT_MOST_BYTES) {
+        return layout_refuse_size(c, "block", row, "size", b->size[row]);
+    }
+    if (b->requested_size[row] > NT_MOST_BYTES) {
+        return layout_refuse_size(c, "block", row, "requested_size",
+                                  b->requested_size[row]);
+    }
+    if (b->size[row] > total) {
+        return nt_fail(
+            c->err, NT_MALFORMED, NT_NO_OFFSET,
+            "block %zu: its %llu bytes are more than the %llu of its segment", row,
+            (unsigned long long)b->size[row], (unsigned long long)total);
+    }
+    return NT_OK;
+}
+
+static nt_status
+layout_check_sizes(const layout_check *c)
+{
+    uint64_t sum = 0;
+    for (size_t row = 0; row < c->segments->count; row++) {
+        NT_TRY(layout_check_segment(c, row, &sum));
+    }
+    for (size_t row = 0; row < c->blocks->count; row++) {
+        NT_TRY(layout_check_block(c, row));
+    }
+    return NT_OK;
+}
+
+static void
+layout_swap_blocks(nt_block_columns *b, const nt_block *rows, size_t first,
+                   size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        b->address[first + i] = rows[i].address;
+        b->size[first + i] = rows[i].size;
+        b->requested_size[first + i] = rows[i].requested_size;
+        b->state[first + i] = rows[i].state;
+        b->stack[first + i] = rows[i].stack;
+    }
+}
+
+/* Puts the blocks of a segment in the order of their addresses. */
+static nt_status
+layout_sort_blocks(const layout_check *c, size_t first, size_t count)
+{
+    nt_block_columns *b = c->blocks;
+    nt_block *rows = nt_allocate(&c->alloc, count * sizeof *rows);
+    if (rows == NULL) {
+        return nt_fail_nomem(c->err);
+    }
+    for (size_t i = 0; i < count; i++) {
+        c->items[i] = (nt_sort_item){b->address[first + i], (uint32_t)i};
+    }
+    nt_sort(c->items, count);
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = first + c->items[i].value;
+        rows[i] = (nt_block){b->address[at], b->size[at], b->requested_size[at],
+                             b->state[at], b->stack[at]};
+    }
+    layout_swap_blocks(b, rows, first, count);
+    nt_release(&c->alloc, rows, count * sizeof *rows);
+    return NT_OK;
+}
+
+static nt_status
+layout_order_blocks(const layout_check *c, size_t segment)
+{
+    const nt_segment_columns *s = c->segments;
+    const size_t first = s->block_first[segment], count = s->block_count[segment];
+    bool is_sorted = true;
+    for (size_t i = 1; i < count; i++) {
+        is_sorted &= c->blocks->address[first + i - 1] <= c->blocks->address[first + i];
+    }
+    if (is_sorted) {
+        return NT_OK;
+    }
+    nt_invariants_note(c->notes, NT_BROKEN_BLOCK_ORDER, s->device[segment],
+                       s->address[segment], 0);
+    return layout_sort_blocks(c, first, count);
+}
+
+/* Whether a block is not where its segment is; it is left out then. */
+static bool
+layout_leave_out(layout_check *c, size_t segment, size_t block)
+{
+    const nt_segment_columns *s = c->segments;
+    const uint64_t address = c->blocks->address[block], size = c->blocks->size[block];
+    const uint64_t into = address - s->address[segment];
+    if (address >= s->address[segment] && into <= s->total_size[segment] &&
+        size <= s->total_size[segment] - into) {
+        return false;
+    }
+    nt_invariants_note(c->notes, NT_BROKEN_BLOCK_OUTSIDE, s->device[segment], address,
+                       size);
+    c->left_out[block] = 1;
+    c->has_left_out = true;
+    return true;
+}
+
+/* Adds a block to the sums, as it is in the file; then what is requested in it is put
+ * right. */
+static void
+layout_count_block(const layout_check *c, size_t segment, size_t block,
+                   block_sums *sums)
+{
+    nt_block_columns *b = c->blocks;
+    sums->size += b->size[block];
+    if (b->state[block] == NT_BLOCK_INACTIVE) {
+        return;
+    }
+    sums->active += b->size[block];
+    sums->requested += b->requested_size[block];
+    if (b->state[block] == NT_BLOCK_ACTIVE_ALLOCATED) {
+        sums->allocated += b->size[block];
+    }
+    if (b->requested_size[block] > b->size[block]) {
+        nt_invariants_note(c->notes, NT_BROKEN_REQUESTED, c->segments->device[segment],
+                           b->address[block],
+                           b->requested_size[block] - b->size[block]);
+        b->requested_size[block] = b->size[block];
+    }
+}
+
+/* A segment's own sums, where the file has them, are those of its blocks; else they are
+ * made so. */
+static void
+layout_check_sums(const layout_check *c, size_t row, const block_sums *sums)
+{
+    nt_segment_columns *s = c->segments;
+    const uint32_t keys = nt_snapshot_keys(c->snapshot);
+    const struct {
+        uint32_t key;
+        uint64_t *said;
+        uint64_t is;
+    } all[] = {
+        {NT_HAS_SEGMENT_ALLOCATED, &s->allocated_size[row], sums->allocated},
+        {NT_HAS_SEGMENT_ACTIVE, &s->active_size[row], sums->active},
+        {NT_HAS_SEGMENT_REQUESTED, &s->requested_size[row], sums->requested},
+    };
+    bool is_wrong = false;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        /* Before torch 2.1 blocks do not say what was requested in them. */
+        const bool known = all[i].key != NT_HAS_SEGMENT_REQUESTED ||
+                           (keys & NT_HAS_BLOCK_REQUESTED) != 0;
+        if ((keys & all[i].key) != 0 && known && *all[i].said != all[i].is) {
+            is_wrong = true;
+            *all[i].said = all[i].is;
+        }
+    }
+    /* Blocks that are missing are told already. */
+    if (is_wrong && sums->size == s->total_size[row]) {
+        nt_invariants_note(c->notes, NT_BROKEN_SUMS, s->device[row], s->address[row],
+                           0);
+    }
+}
+
+/* The blocks of one segment: inside it, beside each other, adding up to it. */
+static nt_status
+layout_check_blocks(layout_check *c, size_t segment)
+{
+    const nt_segment_columns *s = c->segments;
+    const size_t first = s->block_first[segment], count = s->block_count[segment];
+    uint64_t end = s->address[segment];
+    block_sums sums = {0};
+    NT_TRY(layout_order_blocks(c, segment));
+    for (size_t block = first; block < first + count; block++) {
+        if (layout_leave_out(c, segment, block)) {
+            continue;
+        }
+        if (c->blocks->address[block] < end) {
+            return nt_fail(c->err, NT_MALFORMED, NT_NO_OFFSET,
+                           "block %zu: another block is at its address %#llx", block,
+                           (unsigned long long)c->blocks->address[block]);
+        }
+        end = c->blocks->address[block] + c->blocks->size[block];
+        layout_count_block(c, segment, block, &sums);
+    }
+    if (sums.active != 0 && s->total_size[segment] == 0) {
+        return layout_refuse_size(c, "segment", segment, "total_size", 0);
+    }
+    if (sums.size != s->total_size[segment]) {
+        nt_invariants_note(c->notes, NT_BROKEN_UNFILLED, s->device[segment],
+                           s->address[segment], s->total_size[segment] - sums.size);
+    }
+    layout_check_sums(c, segment, &sums);
+    return NT_OK;
+}
+
+/* Whether segment `row` begins where the one before it, in the order of addresses,
+ * still is; *before becomes the one that reaches further. */
+static bool
+layout_meets(const nt_segment_columns *s, size_t row, size_t *before)
+{
+    const size_t last = *before;
+    const bool meets = last != SIZE_MAX && s->total_size[row] != 0 &&
+                       s->address[row] - s->address[last] < s->total_size[last];
+    if (!meets ||
+        s->address[row] + s->total_size[row] > s->address[last] + s->total_size[last]) {
+        *before = row;
+    }
+    return meets;
+}
+
+/* A segment where the same device has another one is left out with its blocks. */
+static void
+layout_find_overlaps(layout_check *c)
+{
+    const nt_segment_columns *s = c->segments;
+    nt_sort_item *by_device = c->items + c->capacity;
+    size_t last = SIZE_MAX;
+    for (size_t i = 0; i < s->count; i++) {
+        by_device[i] =
+            (nt_sort_item){(uint64_t)s->device[c->items[i].value], (uint32_t)i};
+    }
+    nt_sort(by_device, s->count);
+    for (size_t i = 0; i < s->count; i++) {
+        const size_t row = c->items[by_device[i].value].value, before = last;
+        if (before != SIZE_MAX && s->device[before] != s->device[row]) {
+            last = SIZE_MAX;
+        }
+        if (layout_meets(s, row, &last)) {
+            nt_invariants_note(c->notes, NT_BROKEN_SEGMENT_OVERLAP, s->device[row],
+                               s->address[row], s->total_size[row]);
+            c->overlaps[row] = 1;
+            last = before;
+        }
+    }
+}
+
+/* An address of two devices: both keep what they say is there. */
+static void
+layout_find_shared(layout_check *c)
+{
+    const nt_segment_columns *s = c->segments;
+    size_t last = SIZE_MAX;
+    for (size_t i = 0; i < s->count; i++) {
+        const size_t row = c->items[i].value, before = last;
+        if (!c->overlaps[row] && layout_meets(s, row, &last) &&
+            s->device[before] != s->device[row]) {
+            nt_invariants_note(c->notes, NT_BROKEN_SEGMENT_SHARED, s->device[row],
+                               s->address[row], s->total_size[row]);
+        }
+    }
+}
+
+static void
+layout_compare_segments(layout_check *c)
+{
+    const nt_segment_columns *s = c->segments;
+    for (size_t i = 0; i < s->count; i++) {
+        c->items[i] = (nt_sort_item){s->address[i], (uint32_t)i};
+    }
+    nt_sort(c->items, s->count);
+    layout_find_overlaps(c);
+    layout_find_shared(c);
+}
+
+/* The rows that stay move up. */
+static void
+layout_move_block(nt_block_columns *b, size_t to, size_t from)
+{
+    b->segment[to] = b->segment[from];
+    b->address[to] = b->address[from];
+    b->size[to] = b->size[from];
+    b->requested_size[to] = b->requested_size[from];
+    b->state[to] = b->state[from];
+    b->stack[to] = b->stack[from];
+}
+
+static void
+layout_move_segment(nt_segment_columns *s, size_t to, size_t from)
+{
+    s->device[to] = s->device[from];
+    s->address[to] = s->address[from];
+    s->total_size[to] = s->total_size[from];
+    s->allocated_size[to] = s->allocated_size[from];
+    s->active_size[to] = s->active_size[from];
+    s->requested_size[to] = s->requested_size[from];
+    s->stream[to] = s->stream[from];
+    s->pool_first[to] = s->pool_first[from];
+    s->pool_second[to] = s->pool_second[from];
+    s->kind[to] = s->kind[from];
+    s->is_expandable[to] = s->is_expandable[from];
+    s->stack[to] = s->stack[from];
+    s->block_first[to] = s->block_first[from];
+    s->block_count[to] = s->block_count[from];
+}
+
+static void
+layout_drop(layout_check *c)
+{
+    nt_segment_columns *s = c->segments;
+    nt_block_columns *b = c->blocks;
+    size_t segments = 0, blocks = 0;
+    for (size_t row = 0; row < s->count; row++) {
+        const size_t first = s->block_first[row], end = first + s->block_count[row];
+        const size_t begins = blocks;
+        if (c->overlaps[row]) {
+            continue;
+        }
+        for (size_t block = first; block < end; block++) {
+            if (!c->left_out[block]) {
+                layout_move_block(b, blocks, block);
+                b->segment[blocks++] = (uint32_t)segments;
+            }
+        }
+        layout_move_segment(s, segments, row);
+        s->block_first[segments] = (uint32_t)begins;
+        s->block_count[segments++] = (uint32_t)(blocks - begins);
+    }
+    s->count = segments;
+    b->count = blocks;
+}
+
+static nt_status
+layout_allocate(layout_check *c)
+{
+    const size_t segments = c->segments->count, blocks = c->blocks->count;
+    c->capacity = segments > blocks ? segments : blocks;
+    c->items = nt_allocate(&c->alloc, 2 * c->capacity * sizeof(nt_sort_item));
+    c->left_out_capacity = blocks;
+    c->left_out = nt_allocate(&c->alloc, blocks);
+    c->overlaps_capacity = segments;
+    c->overlaps = nt_allocate(&c->alloc, segments);
+    if ((c->items == NULL && c->capacity != 0) ||
+        (c->left_out == NULL && blocks != 0) ||
+        (c->overlaps == NULL && segments != 0)) {
+        return nt_fail_nomem(c->err);
+    }
+    if (blocks != 0) {
+        memset(c->left_out, 0, blocks);
+    }
+    if (segments != 0) {
+        memset(c->overlaps, 0, segments);
+    }
+    return NT_OK;
+}
+
+static nt_status
+layout_run(layout_check *c)
+{
+    NT_TRY(layout_check_sizes(c));
+    NT_TRY(layout_allocate(c));
+    layout_compare_segments(c);
+    bool has_dropped = false;
+    for (size_t row = 0; row < c->segments->count; row++) {
+        if (c->overlaps[row]) {
+            has_dropped = true;
+        } else {
+            NT_TRY(layout_check_blocks(c, row));
+        }
+    }
+    if (has_dropped || c->has_left_out) {
+        layout_drop(c);
+    }
+    return NT_OK;
+}
+
+static nt_status
+invariants_layout(const nt_alloc *alloc, nt_snapshot *snapshot,
+                  nt_invariants_notes *notes, nt_error *err)
+{
+    nt_layout *layout = nt_snapshot_layout_table(snapshot);
+    layout_check c = {
+        .snapshot = snapshot,
+        .segments = &layout->segments,
+        .blocks = &layout->blocks,
+        .alloc = *alloc,
+        .notes = notes,
+        .err = err,
+    };
+    const nt_status status = layout_run(&c);
+    nt_release(alloc, c.items, 2 * c.capacity * sizeof(nt_sort_item));
+    nt_release(alloc, c.left_out, c.left_out_capacity);
+    nt_release(alloc, c.overlaps, c.overlaps_capacity);
+    return status;
+}
+
+nt_status
+nt_invariants_check(const nt_alloc *alloc, nt_snapshot *snapshot, nt_error *err)
+{
+    nt_invariants_notes notes = {.snapshot = snapshot};
+    NT_TRY(invariants_layout(alloc, snapshot, &notes, err));
+    NT_TRY(nt_invariants_trace(alloc, snapshot, &notes, err));
+    return nt_invariants_notes_end(&notes, err);
+}
