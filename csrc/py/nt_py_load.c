@@ -11,7 +11,9 @@
 /* Where the bytes come from, and the progress that holds the thread's state. */
 typedef struct load_input {
     int fd;
-    PyObject *reader; /* borrowed */
+    PyObject *reader;  /* borrowed */
+    nt_budget *budget; /* what is read is drawn from it */
+    size_t limit;      /* the caller's bound for it */
     nt_py_progress *progress;
 } load_input;
 
@@ -48,6 +50,32 @@ load_read_fd(void *ctx, void *buffer, size_t capacity, size_t *count)
     }
 }
 
+/* A reader of packed data allows so much memory for the bytes that it has taken so far
+ * (its `allowance`); others leave the budget as it is. -1 with an exception. */
+static int
+load_heed_allowance(load_input *input)
+{
+    PyObject *allowance = PyObject_GetAttrString(input->reader, "allowance");
+    if (allowance == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 0;
+    }
+    const size_t bytes =
+        allowance == Py_None ? input->limit : PyLong_AsSize_t(allowance);
+    Py_DECREF(allowance);
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    input->budget->limit = bytes < input->limit ? bytes : input->limit;
+    if (input->budget->limit < input->budget->used) {
+        input->budget->limit = input->budget->used;
+    }
+    return 0;
+}
+
 /* A Python object's read(n), which must give bytes. */
 static int
 load_read_object(void *ctx, void *buffer, size_t capacity, size_t *count)
@@ -67,8 +95,23 @@ load_read_object(void *ctx, void *buffer, size_t capacity, size_t *count)
         memcpy(buffer, PyBytes_AS_STRING(bytes), *count);
     }
     Py_XDECREF(bytes);
+    failed = failed || load_heed_allowance(input) < 0;
     input->progress->thread = PyEval_SaveThread();
     return failed;
+}
+
+/* What to say where the budget was not enough: `limit` is what the caller allows. */
+static nt_status
+load_refuse(const nt_budget *budget, size_t limit, nt_error *err)
+{
+    if (budget->limit < limit) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
+                       "what is packed in it takes far more memory than a snapshot of "
+                       "its size");
+    }
+    return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
+                   "reading it takes more than the %zu bytes that max_memory allows",
+                   limit);
 }
 
 /* Reads `source`, whose window is set up, into `object`. */
@@ -78,6 +121,7 @@ load_run(nt_py_snapshot *object, nt_source *source, nt_py_progress *progress,
 {
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_alloc alloc = nt_budget_alloc(&object->budget);
+    const size_t limit = object->budget.limit;
     source->progress = &progress->progress;
     nt_py_begin(progress, callback);
     nt_status status = nt_reader_load(&alloc, source, &object->snapshot, &err);
@@ -87,10 +131,7 @@ load_run(nt_py_snapshot *object, nt_source *source, nt_py_progress *progress,
         return (PyObject *)object;
     }
     if (status == NT_NOMEM && object->budget.exceeded) {
-        status =
-            nt_fail(&err, NT_LIMIT, NT_NO_OFFSET,
-                    "reading it takes more than the %zu bytes that max_memory allows",
-                    object->budget.limit);
+        status = load_refuse(&object->budget, limit, &err);
     }
     Py_DECREF(object);
     return nt_py_raise(status, &err);
@@ -131,7 +172,13 @@ nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs)
         return load_buffer(object, from, callback);
     }
     nt_py_progress progress;
-    load_input input = {.fd = -1, .reader = from, .progress = &progress};
+    load_input input = {
+        .fd = -1,
+        .reader = from,
+        .budget = &object->budget,
+        .limit = (size_t)limit,
+        .progress = &progress,
+    };
     nt_input read = {.read = load_read_object, .ctx = &input};
     if (PyLong_Check(from)) {
         input.fd = PyObject_AsFileDescriptor(from);

@@ -12,6 +12,7 @@ from typing import Any
 from neutracer.cli.parts import complain
 from neutracer.errors import NeutracerError
 from neutracer.process.hooks.build import build, find, target
+from neutracer.render.escape import clean
 from neutracer.render.json import dumps
 from neutracer.render.terminal import write
 from neutracer.units import format_duration_us
@@ -66,5 +67,5 @@ def _build_hooks(options: argparse.Namespace) -> int:
     else:
         how = "existed already" if there else f"built in {format_duration_us(took * 1e6)}"
         write(f"hooks for torch {goal.torch.version} ({goal.torch.backend}) {how}\n", sys.stdout)
-        write(f"{path}\n", sys.stdout)
+        write(f"{clean(str(path))}\n", sys.stdout)
     return 0

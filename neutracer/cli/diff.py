@@ -7,7 +7,13 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli.parts import complain, complain_of, print_report, without_history_warning
+from neutracer.cli.parts import (
+    add_max_memory,
+    complain,
+    complain_of,
+    print_report,
+    without_history_warning,
+)
 from neutracer.diagnose.leaks.diff import diff
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
@@ -46,9 +52,7 @@ def add_diff(commands: Any, summary: str) -> None:
         help="exit with 1 if a line holds so much more: info, moderate (a tenth of what there "
         "was), serious (64 MiB), severe (1 GiB)",
     )
-    parser.add_argument(
-        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
-    )
+    add_max_memory(parser)
     parser.set_defaults(run=_diff)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
+    add_max_memory,
     check_written,
     complain,
     complain_of,
@@ -79,9 +80,7 @@ def add_explain(commands: Any, summary: str) -> None:
         help="exit with 1 if one of these is a verdict (leak, fragmentation, …), or a finding is "
         "at least that severity",
     )
-    parser.add_argument(
-        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
-    )
+    add_max_memory(parser)
     parser.set_defaults(run=_explain)
 
 

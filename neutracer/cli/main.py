@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import neutracer
-from neutracer.cli.parts import complain_of, standing_streams
+from neutracer.cli.parts import complain_of, standing_streams, within_memory
 
 __all__ = ["main"]
 
@@ -96,8 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with standing_streams():
             options = _options(words)
-            code: int = options.run(options)
-        return code
+            return within_memory(options)
     except BrokenPipeError:
         # The reader has seen enough.
         return 0

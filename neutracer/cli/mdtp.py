@@ -7,11 +7,12 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli.parts import complain, complain_of, without_history_warning
+from neutracer.cli.parts import add_max_memory, complain, complain_of, without_history_warning
 from neutracer.cli.what_if import add_simulation, refused, simulation
 from neutracer.errors import NeutracerError, SettingsError
 from neutracer.pictures.extra import picture_file
 from neutracer.pictures.mdtp.plot import mdtp
+from neutracer.render.escape import clean
 from neutracer.render.terminal import write
 
 __all__ = ["add_mdtp"]
@@ -64,6 +65,7 @@ def add_mdtp(commands: Any, summary: str) -> None:
     plot.add_argument(
         "--raw-addresses", action="store_true", help="also addresses that were never reserved"
     )
+    add_max_memory(plot)
     plot.set_defaults(run=_mdtp)
 
 
@@ -93,5 +95,5 @@ def _mdtp(options: argparse.Namespace) -> int:
         return complain(refused(options.settings, error))
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(" ".join(options.files), error)
-    write(f"{options.output}\n", sys.stdout)
+    write(f"{clean(options.output)}\n", sys.stdout)
     return 0

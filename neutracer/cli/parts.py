@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
@@ -16,14 +16,16 @@ from neutracer.diagnose.oom.facts import sidecar_paths
 from neutracer.errors import HistoryWarning, NeutracerError
 from neutracer.process.recording.program import can_be_restored
 from neutracer.render.escape import clean
-from neutracer.render.json import dumps
+from neutracer.render.json import dump
 from neutracer.render.report import Report
 from neutracer.render.terminal import show, write
 from neutracer.saving import atomic_file, check_output
-from neutracer.units import parse_bytes
+from neutracer.trace.bounds import bounded_process, memory_bound
+from neutracer.units import format_bytes, parse_bytes
 
 __all__ = [
     "FAILED",
+    "add_max_memory",
     "add_program",
     "add_recording",
     "check_written",
@@ -33,6 +35,7 @@ __all__ = [
     "print_report",
     "program_of",
     "standing_streams",
+    "within_memory",
     "without_history_warning",
     "written",
 ]
@@ -64,6 +67,34 @@ def complain_of(what: str, error: Exception) -> int:
         if isinstance(error.filename, (str, bytes)):
             what = os.fsdecode(error.filename)
     return complain(f"{what or repr(what)}: {reason}")
+
+
+def add_max_memory(parser: argparse.ArgumentParser) -> None:
+    """Add the bound that `within_memory` holds a command to."""
+    parser.add_argument(
+        "--max-memory",
+        metavar="SIZE",
+        help='the most memory the command may take, like "4GiB"; else what is free',
+    )
+
+
+def within_memory(options: argparse.Namespace) -> int:
+    """Run the command that was chosen, and refuse it more memory than it may take."""
+    run: Callable[[argparse.Namespace], int] = options.run
+    if not hasattr(options, "max_memory"):
+        return run(options)
+    try:
+        bound = memory_bound() if options.max_memory is None else parse_bytes(options.max_memory)
+    except ValueError as error:
+        return complain(f"--max-memory: {error}")
+    try:
+        with bounded_process(bound):
+            return run(options)
+    except MemoryError:
+        # Told below, where what took the memory is gone.
+        pass
+    why = "that is free" if options.max_memory is None else "that --max-memory allows"
+    return complain(f"this takes more memory than the {format_bytes(bound)} {why}")
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -228,6 +259,6 @@ def print_report(report: Report, as_json: bool, page: TextIO) -> None:
     if getattr(sys.stdout if as_json else page, "closed", False):
         complain("the program has closed the stream that its report goes to")
     elif as_json:
-        sys.stdout.write(dumps(report.to_dict()) + "\n")
+        dump(report, sys.stdout)
     else:
         show(report.document(), page)

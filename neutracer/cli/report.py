@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from neutracer.cli.parts import (
     FAILED,
+    add_max_memory,
     check_written,
     complain,
     complain_of,
@@ -19,7 +20,7 @@ from neutracer.cli.parts import (
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
-from neutracer.render.json import dumps
+from neutracer.render.json import dump
 from neutracer.render.terminal import show
 from neutracer.trace.snapshot import load
 
@@ -54,9 +55,7 @@ def add_report(commands: Any, summary: str) -> None:
         metavar="SEVERITY",
         help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
     )
-    parser.add_argument(
-        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
-    )
+    add_max_memory(parser)
     parser.set_defaults(run=_report)
 
 
@@ -98,9 +97,8 @@ def _read(file: str, max_memory: str | None) -> OverviewReport | None:
 
 def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
     if as_json:
-        plain = [report.to_dict() for report in reports]
-        several = {"schema": "neutracer.reports/1", "reports": plain}
-        out.write(dumps(plain[0] if len(plain) == 1 else several) + "\n")
+        several = {"schema": "neutracer.reports/1", "reports": reports}
+        dump(reports[0] if len(reports) == 1 else several, out)
         return
     for number, report in enumerate(reports):
         if number:

@@ -8,9 +8,15 @@ import os
 import sys
 from typing import Any
 
-from neutracer.cli.parts import check_written, complain_of, without_history_warning
+from neutracer.cli.parts import (
+    add_max_memory,
+    check_written,
+    complain_of,
+    without_history_warning,
+)
 from neutracer.errors import NeutracerError
 from neutracer.pictures.page.view import view
+from neutracer.render.escape import clean
 from neutracer.render.terminal import write
 
 __all__ = ["add_view"]
@@ -47,6 +53,7 @@ def add_view(commands: Any, summary: str) -> None:
         metavar=("FROM", "TO"),
         help="open on these events, and keep first what lived in them",
     )
+    add_max_memory(parser)
     parser.set_defaults(run=_view)
 
 
@@ -60,5 +67,5 @@ def _view(options: argparse.Namespace) -> int:
             path = view(options.file, output, device=options.device, focus=focus)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
-    write(f"{path}\n", sys.stdout)
+    write(f"{clean(str(path))}\n", sys.stdout)
     return 0

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    add_max_memory,
     complain,
     complain_of,
     device_size,
@@ -134,9 +135,7 @@ def _add_circumstances(parser: argparse.ArgumentParser) -> None:
         "--device", type=int, metavar="N", help="which device, if there are several"
     )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    parser.add_argument(
-        "--max-memory", metavar="SIZE", help='memory limit for reading, like "4GiB"'
-    )
+    add_max_memory(parser)
 
 
 def add_simulation(parser: Any) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
+from typing import Any, TextIO, cast
 
-__all__ = ["dumps", "to_plain"]
+__all__ = ["dump", "dumps", "to_plain"]
 
 
 def to_plain(value: object, where: str = "value") -> Any:
@@ -63,6 +65,68 @@ def _plain_object(value: object, where: str) -> Any:
     if isinstance(value, memoryview):
         return to_plain(value.tolist(), where)
     raise TypeError(f"{where}: a {type(value).__name__} can't be written as JSON")
+
+
+def dump(report: object, out: TextIO) -> None:
+    """Write a report, or a list of several, as `dumps` would write what `to_dict` returns.
+
+    Nothing is kept of what is written: a report may list hundreds of thousands of segments.
+
+    Args:
+        report: A report, or a mapping with "schema" and reports.
+        out: Where to.
+
+    Raises:
+        TypeError: A field holds what JSON can't express.
+        ValueError: A number is not finite.
+    """
+    _write(report, "\n", out.write)
+    out.write("\n")
+
+
+def _write(value: object, line: str, put: Callable[[str], object]) -> None:
+    """Put the text of a value piece by piece; `line` begins a new line at its level."""
+    kind = type(value)
+    if kind is int:
+        put(repr(value))
+    elif isinstance(value, str) and kind is str:
+        put(encode_basestring_ascii(value))
+    elif kind is tuple or kind is list or kind is memoryview:
+        _write_array(cast("Iterable[object]", value), line, put)
+    elif isinstance(value, Mapping):
+        _write_object(((_key(key, "value"), item) for key, item in value.items()), line, put)
+    elif (items := getattr(value, "json_items", None)) is not None:
+        _write_object(items(), line, put)
+    elif is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "to_dict"):
+        named = _shown_fields(type(value))
+        _write_object(((name, getattr(value, name)) for name in named), line, put)
+    else:
+        put(json.dumps(to_plain(value), indent=2, allow_nan=False).replace("\n", line))
+
+
+@lru_cache(maxsize=256)
+def _shown_fields(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if not field.name.startswith("_"))
+
+
+def _write_object(
+    items: Iterable[tuple[str, object]], line: str, put: Callable[[str], object]
+) -> None:
+    begin, inner = "{", line + "  "
+    for name, item in items:
+        put(f"{begin}{inner}{encode_basestring_ascii(name)}: ")
+        _write(item, inner, put)
+        begin = ","
+    put("{}" if begin == "{" else f"{line}}}")
+
+
+def _write_array(items: Iterable[object], line: str, put: Callable[[str], object]) -> None:
+    begin, inner = "[", line + "  "
+    for item in items:
+        put(begin + inner)
+        _write(item, inner, put)
+        begin = ","
+    put("[]" if begin == "[" else f"{line}]")
 
 
 def _key(key: object, where: str) -> str:

@@ -30,7 +30,7 @@ Example:
 """
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -122,12 +122,15 @@ class Report(FieldsOnly, abc.ABC):
         Raises:
             TypeError: A field holds what JSON can't express.
         """
+        return {name: to_plain(value, name) for name, value in self.json_items()}
+
+    def json_items(self) -> Iterator[tuple[str, Any]]:
+        """What `to_dict` has, one after the other, and as it is."""
         names = [field.name for field in fields(self) if not field.name.startswith("_")]
         names.remove("findings")
-        plain: dict[str, Any] = {"schema": self.schema}
+        yield "schema", self.schema
         for name in (*names, *self.derived, "findings"):
-            plain[name] = to_plain(getattr(self, name), name)
-        return plain
+            yield name, getattr(self, name)
 
     def __str__(self) -> str:
         return render_text(self.document(), max_lines=_SCREEN_LINES)

@@ -14,22 +14,20 @@ from typing import Any
 
 from neutracer import units
 from neutracer._native import core
-from neutracer.arguments import whole_number
 from neutracer.errors import HistoryWarning
-from neutracer.render.document import Block, Document, Figure, KeyValues, Paragraph
-from neutracer.render.inline import inline_html
 from neutracer.saving import atomic_file
+from neutracer.trace.bounds import memory_bound
+from neutracer.trace.devices import chosen_device
 from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
+from neutracer.trace.flaws import Flaw, flaw_findings, flaws_of
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source, source_path
+from neutracer.trace.summary import summary_html
 from neutracer.trace.table import Stacks, Table
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Snapshot", "load"]
-
-# What reading may take unless the caller says otherwise: more than any honest snapshot.
-DEFAULT_MAX_MEMORY = 16 << 30
 
 
 def load(
@@ -44,15 +42,17 @@ def load(
         source: A path, "-" for standard input, bytes, or a file open in binary mode;
             plain or compressed with gzip, xz or zstd.
         max_memory: The most memory that reading may take: bytes, or a text like "4GiB".
-            None is 16 GiB.
+            None is what this machine, or the container, has free.
         progress: Called with the number of bytes read so far, some 20 times a second;
             True writes it to standard error; None does that for long files on a terminal.
 
     Returns:
-        The snapshot. Of a file that breaks off you get the whole part; `.partial` says why.
+        The snapshot. Of a file that breaks off you get the whole part, and `.partial` says
+        why; of one that can't be right in places the rest, and `.flaws` says which.
 
     Raises:
-        SnapshotError: It is no snapshot, or damaged; `.offset` is the byte.
+        SnapshotError: It is no snapshot, damaged, or holds what no allocator can have
+            written; `.offset` is the byte where that is known.
         LimitError: It would take more than `max_memory`, or unpacks without end.
         UnavailableError: It is compressed, and nothing here unpacks that.
         OSError: It can't be opened or read.
@@ -62,7 +62,7 @@ def load(
         >>> neutracer.load("tests/data/frag_default.pickle")
         <Snapshot: 1 device, 18 segments, 83 blocks, 2,375 events>
     """
-    limit = DEFAULT_MAX_MEMORY if max_memory is None else units.parse_bytes(max_memory)
+    limit = memory_bound() if max_memory is None else units.parse_bytes(max_memory)
     limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
         native = core.load(opened, limit, report)
@@ -71,10 +71,15 @@ def load(
     return Snapshot(native, origin=source_path(source))
 
 
-def _restored(saved: bytes, renamed: Mapping[str, str] | None, partial: str | None) -> Snapshot:
+def _restored(
+    saved: bytes,
+    renamed: Mapping[str, str] | None,
+    partial: str | None,
+    flaws: tuple[Flaw, ...] = (),
+) -> Snapshot:
     """What was pickled; it takes as much memory as at its origin."""
     snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
-    snap._partial = partial
+    snap._partial, snap._flaws = partial, flaws
     return snap
 
 
@@ -95,6 +100,7 @@ class Snapshot:
         `origin`: the file that was read, which `save` does not replace."""
         self.origin = origin
         self._native, self._renamed, self._partial = native, renamed, native.partial
+        self._flaws = flaws_of(native.broken())
         self._strings = (
             [renamed.get(s, s) for s in native.strings()] if renamed else native.strings()
         )
@@ -102,6 +108,7 @@ class Snapshot:
         self._columns = native.tables()
         self._traces = native.traces()
         self._timelines: dict[int, Timeline] = {}
+        self._trace_flaws: dict[int, tuple[Flaw, ...]] = {}
 
     @property
     def is_cpu(self) -> bool:
@@ -140,19 +147,7 @@ class Snapshot:
             ValueError: There is no such device, or there are several and None was given.
             TypeError: It is no number.
         """
-        devices = self.devices
-        if device is None:
-            if len(devices) > 1:
-                which = "say which with device= (--device)"
-                raise ValueError(f"the snapshot has several devices, {which}: {devices}")
-            return devices[0] if devices else 0
-        if isinstance(device, str):
-            raise TypeError(f"a snapshot's device must be its number, like 0, not {device!r}")
-        device = whole_number("a snapshot's device", device, "its number, as 0")
-        if device not in devices and not 0 <= device < len(self._traces):
-            others = f"only {devices}" if devices else "nor any other"
-            raise ValueError(f"the snapshot has no device {device}, {others}")
-        return device
+        return chosen_device(self.devices, len(self._traces), device)
 
     @property
     def segments(self) -> Table:
@@ -246,7 +241,8 @@ class Snapshot:
             return False
         if not self.trace_length(device):
             return None
-        return bool(self.timeline(device).facts["complete"])
+        number = self.device(device)
+        return bool(self.timeline(number).facts["complete"]) and not self._traced(number)
 
     def trace_length(self, device: int | None = None) -> int:
         """The number of events of a device."""
@@ -257,6 +253,22 @@ class Snapshot:
     def partial(self) -> str | None:
         """Why only a part of the file could be read, or None."""
         return self._partial
+
+    @property
+    def flaws(self) -> tuple[Flaw, ...]:
+        """What the file says that no allocator can have done; no figure rests on it.
+
+        Of a file that breaks off, only what does not come from that. `kind`, `device`,
+        `count`, `bytes` and `message` of each.
+        """
+        if self.partial:
+            return self._flaws
+        return (*self._flaws, *(flaw for device in self.devices for flaw in self._traced(device)))
+
+    def _traced(self, device: int) -> tuple[Flaw, ...]:
+        if device not in self._trace_flaws:
+            self._trace_flaws[device] = flaws_of(self.timeline(device).native.broken())
+        return self._trace_flaws[device]
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
@@ -309,8 +321,7 @@ class Snapshot:
 
     def to_bytes(self) -> bytes:
         """What `save` writes, as bytes."""
-        buffer = io.BytesIO()
-        core.save(self._native, buffer.write)
+        core.save(self._native, (buffer := io.BytesIO()).write)
         return buffer.getvalue()
 
     def to_dict(self) -> Any:
@@ -319,11 +330,10 @@ class Snapshot:
         return pickle.loads(self.to_bytes())
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
-        return _restored, (self.to_bytes(), self._renamed, self._partial)
+        return _restored, (self.to_bytes(), self._renamed, self._partial, self._flaws)
 
     def __copy__(self) -> Snapshot:
-        # Nothing in it ever changes.
-        return self
+        return self  # Nothing in it ever changes.
 
     def __repr__(self) -> str:
         parts = [
@@ -335,14 +345,8 @@ class Snapshot:
         return f"<Snapshot: {', '.join(parts)}{', partial' if self.partial else ''}>"
 
     def _repr_html_(self) -> str:
-        blocks: list[Block] = []
-        for device in self.devices:
-            stats = self.memory_stats(device)
-            rows = (
-                ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
-                ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
-                ("events", Figure.count(self.trace_length(device))),
-            )
-            blocks.append(KeyValues(self.device_name(device), rows))
-        hint = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
-        return inline_html(Document("PyTorch snapshot", blocks=(*blocks, Paragraph(hint))))
+        stats = [
+            (self.device_name(one), self.memory_stats(one), self.trace_length(one))
+            for one in self.devices
+        ]
+        return summary_html(stats, flaw_findings(self.flaws))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
 from neutracer.errors import SnapshotError
-from neutracer.trace.unpack import Reader, packed_kind, unpack
+from neutracer.trace.unpack import Reader, Unpacked, packed_kind, unpack
 
 __all__ = ["SnapshotSource", "check_head", "open_source", "source_path"]
 
@@ -47,6 +47,11 @@ class _Joined:
     def __init__(self, head: bytes, rest: Reader) -> None:
         self._head = head
         self._rest = rest
+
+    @property
+    def allowance(self) -> int | None:
+        """Memory that reading the bytes so far may take; None leaves it to the caller."""
+        return self._rest.allowance if isinstance(self._rest, Unpacked) else None
 
     def read(self, count: int, /) -> bytes:
         if not self._head:

@@ -24,6 +24,11 @@ _MOST_RATIO = 1000
 _RATIO_FLOOR = 64 << 20
 _MOST_BYTES = 1 << 40
 
+# Memory that what was unpacked may take, for each packed byte and at least. Snapshots take
+# some ten times their packed size; opcodes that only make empty lists, thousands of times.
+_MOST_MEMORY_RATIO = 500
+_MEMORY_FLOOR = 256 << 20
+
 # What unpacking xz may take: `xz -9` needs 65 MiB; a header can ask for 4 GiB.
 _XZ_MEMORY = 256 << 20
 
@@ -127,6 +132,11 @@ class Unpacked:
         self._errors = errors
         self._taken = 0
         self._given = 0
+
+    @property
+    def allowance(self) -> int:
+        """Memory that reading what was unpacked so far may take."""
+        return _MEMORY_FLOOR + _MOST_MEMORY_RATIO * self._taken
 
     def read(self, count: int, /) -> bytes:
         """At most `count` bytes; none at the end, which may be where the data breaks off.

@@ -248,7 +248,7 @@ def test_shared_tuples_of_frames_are_limited(frame: dict[str, Any]) -> None:
 
 
 def test_shared_wide_dict_is_limited() -> None:
-    segment = {f"x_{i}": i for i in range(3000)}
+    segment = {"address": 4096, "total_size": 512, **{f"x_{i}": i for i in range(3000)}}
     error = refused(snapshot_with(segments=[segment] * 3000), LimitError)
     assert "over and over" in error.reason
 
@@ -403,18 +403,22 @@ def wrong_types() -> dict[str, bytes]:
                 **{"segment_type": "text", "segment_pool_id": "pair", "is_expandable": "number"},
                 **{"frames": "list", "blocks": "list"},
             },
-            lambda row: snapshot_with(segments=[row]),
+            lambda row: snapshot_with(segments=[{"address": 4096, "total_size": 512, **row}]),
         ),
         "block": (
             {"address": "number", "size": "number", "requested_size": "number", "state": "text"}
             | {"frames": "list"},
-            lambda row: snapshot_with(segments=[{"blocks": [row]}]),
+            lambda row: snapshot_with(
+                segments=[{"address": 0, "total_size": 512, "blocks": [{"size": 1, **row}]}]
+            ),
         ),
         "event": (
             {"action": "text", "addr": "number", "size": "number", "stream": "number"}
             | {"time_us": "number", "device_free": "number", "pool_id": "pair", "frames": "list"}
             | {"compile_context": "text", "user_metadata": "text"},
-            lambda row: snapshot_with(device_traces=[[{"action": "alloc", **row}]]),
+            lambda row: snapshot_with(
+                device_traces=[[{"action": "alloc", "addr": 4096, "size": 512, **row}]]
+            ),
         ),
         "frame": (
             {"filename": "text", "name": "text", "line": "number"},

@@ -46,26 +46,26 @@ def segment(address: int, blocks: list[dict[str, Any]], device: int = 0) -> dict
     }
 
 
-def one_program(device: int = 0) -> dict[str, Any]:
+def one_program(device: int = 0, base: int = BASE) -> dict[str, Any]:
     """A segment of 20 MiB; 4 MiB held all the time and 6 MiB for a while.
 
     Events: segment_alloc, alloc (4), alloc (6), free_requested (6), free_completed (6), at
     1,000, 1,010 ... microseconds.
     """
     trace = [
-        event("segment_alloc", BASE, 20 * MIB, 1000),
-        event("alloc", BASE, 4 * MIB, 1010),
-        event("alloc", BASE + 4 * MIB, 6 * MIB, 1020),
-        event("free_requested", BASE + 4 * MIB, 6 * MIB, 1030),
-        event("free_completed", BASE + 4 * MIB, 6 * MIB, 1040),
+        event("segment_alloc", base, 20 * MIB, 1000),
+        event("alloc", base, 4 * MIB, 1010),
+        event("alloc", base + 4 * MIB, 6 * MIB, 1020),
+        event("free_requested", base + 4 * MIB, 6 * MIB, 1030),
+        event("free_completed", base + 4 * MIB, 6 * MIB, 1040),
     ]
     blocks = [
-        block(BASE, 4 * MIB, "active_allocated", 4 * MIB),
-        block(BASE + 4 * MIB, 16 * MIB),
+        block(base, 4 * MIB, "active_allocated", 4 * MIB),
+        block(base + 4 * MIB, 16 * MIB),
     ]
     traces: list[list[dict[str, Any]]] = [[] for _ in range(device)]
     return {
-        "segments": [segment(BASE, blocks, device)],
+        "segments": [segment(base, blocks, device)],
         "device_traces": [*traces, trace],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
         "external_annotations": [
@@ -76,7 +76,7 @@ def one_program(device: int = 0) -> dict[str, Any]:
 
 def two_devices() -> dict[str, Any]:
     """The program on device 0 and on device 2; device 1 has an empty trace."""
-    first, second = one_program(0), one_program(2)
+    first, second = one_program(0), one_program(2, BASE + (1 << 32))
     second["device_traces"][0] = first["device_traces"][0]
     second["segments"] = first["segments"] + second["segments"]
     return second

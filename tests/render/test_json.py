@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import array
+import io
 import json
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from bundle import DATA
 from hostile_names import HOSTILE_NAMES
 from hypothesis import given
 from hypothesis import strategies as st
 
+import neutracer
+from neutracer.diagnose.overview.report import overview
 from neutracer.render.document import Note, Place, Severity
-from neutracer.render.json import dumps, to_plain
+from neutracer.render.json import dump, dumps, to_plain
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -130,3 +134,21 @@ def test_hostile_names_survive_unharmed(name: str) -> None:
     assert text.isascii()
     assert text.isprintable()
     assert json.loads(text)[name] == name
+
+
+def test_what_is_streamed_is_what_dumps_writes():
+    report = overview(neutracer.load(DATA / "frag_default.pickle"))
+    written = io.StringIO()
+    dump(report, written)
+    assert written.getvalue() == dumps(report.to_dict()) + "\n"
+    several = {"schema": "neutracer.reports/1", "reports": [report, report]}
+    written = io.StringIO()
+    dump(several, written)
+    plain = {"schema": "neutracer.reports/1", "reports": [report.to_dict()] * 2}
+    assert written.getvalue() == dumps(plain) + "\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_streams_refuse_what_is_no_json(value):
+    with pytest.raises(ValueError, match="JSON has no"):
+        dump({"schema": "x/1", "value": [value]}, io.StringIO())

@@ -4,7 +4,7 @@ streams and pools. Importing this imports matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,11 @@ _MOST_GAPS = 60
 _LABEL_DISTANCE = 0.45
 
 
+def _draw_column(panes: Iterable[Any], left: float, width: float, palette: Palette) -> None:
+    for pane in panes:
+        pane.axvspan(left, left + width, color=palette.red, linewidth=0, zorder=4, label="OOM")
+
+
 def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> None:
     """A red column for each OOM; above it the request and what the device had.
 
@@ -53,14 +58,17 @@ def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> N
     x_first, x_end = axes.get_xlim()
     pixel = (x_end - x_first) / (axes.bbox.width or 1)
     groups: list[list[Any]] = []
+    drawn = -float("inf")
     for oom in scene.ooms:
         left = float(scene.axis_x(float(scene.states[oom.state])))
         width = _OOM_PIXELS * pixel
         if not scene.by_time:
             width = max(width, 1.0)
         left = min(left, x_end - width)
-        for each in {id(upper): upper, id(axes): axes}.values():
-            each.axvspan(left, left + width, color=palette.red, linewidth=0, zorder=4, label="OOM")
+        # One more in a pixel that has its column can't be seen.
+        if left - drawn >= pixel / 2:
+            drawn = left
+            _draw_column({id(upper): upper, id(axes): axes}.values(), left, width, palette)
         share = (left - x_first) / (x_end - x_first)
         if not groups or share - groups[-1][0] > _LABEL_DISTANCE:
             groups.append([share, []])

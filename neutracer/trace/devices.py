@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device of a snapshot is meant."""
+
+from __future__ import annotations
+
+from neutracer.arguments import whole_number
+
+__all__ = ["chosen_device"]
+
+
+def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> int:
+    """The device, or the only one there is.
+
+    Args:
+        devices: Those with segments or events.
+        traced: How many have a trace, though it may be empty.
+        device: Its number; None is the only one.
+
+    Raises:
+        ValueError: There is no such device, or there are several and None was given.
+        TypeError: It is no number.
+    """
+    if device is None:
+        if len(devices) > 1:
+            which = "say which with device= (--device)"
+            raise ValueError(f"the snapshot has several devices, {which}: {devices}")
+        return devices[0] if devices else 0
+    if isinstance(device, str):
+        raise TypeError(f"a snapshot's device must be its number, like 0, not {device!r}")
+    device = whole_number("a snapshot's device", device, "its number, as 0")
+    if device not in devices and not 0 <= device < traced:
+        others = f"only {devices}" if devices else "nor any other"
+        raise ValueError(f"the snapshot has no device {device}, {others}")
+    return device

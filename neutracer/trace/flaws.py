@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a file says that no allocator can have written: the words for it, in one place.
+
+The core looks for it once, when a file is read and when a trace is replayed; it has left
+out or put right what it found, so that no figure rests on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from neutracer.render.document import Note, Severity
+from neutracer.render.report import Finding
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["BROKEN", "Flaw", "flaw_findings", "flaws_of"]
+
+#: The kind of the finding that a report on such a file begins with.
+BROKEN = "broken_file"
+
+# By the core's number: the word for programs; what is counted, in the singular and the
+# plural; and the rest of the sentence. "{bytes}" is how much memory it is about.
+_WORDS = (
+    (
+        *("block_outside", "block lies", "blocks lie"),
+        "outside the segment that lists it ({bytes}): left out of every figure",
+    ),
+    (
+        *("block_order", "segment lists", "segments list"),
+        "blocks that are not in the order of their addresses: sorted",
+    ),
+    (
+        *("unfilled", "segment is", "segments are"),
+        "not filled by blocks: {bytes} of which nothing is known count as unused",
+    ),
+    (
+        *("requested", "block says", "blocks say"),
+        "that more was requested than it has ({bytes} more): its size counts",
+    ),
+    (
+        *("segment_overlap", "segment lies", "segments lie"),
+        "where the device has another ({bytes}): left out of every figure, with its blocks",
+    ),
+    (
+        *("segment_shared", "segment lies", "segments lie"),
+        "at an address that another device has too ({bytes})",
+    ),
+    (
+        *("sums", "segment has", "segments have"),
+        "sums that are not those of its blocks: the blocks count",
+    ),
+    (
+        *("expandable", "segment is", "segments are"),
+        "expandable by the file and not by the trace, or the other way round: the trace counts",
+    ),
+    (
+        *("time", "event has", "events have"),
+        "a time before that of the event before it, or one that no clock shows: no times are used",
+    ),
+    (
+        *("time_missing", "event has", "events have"),
+        "no time: that of the event before it counts",
+    ),
+    (
+        *("free", "event frees", "events free"),
+        "what is not allocated, or was freed already: left out",
+    ),
+    (
+        *("alloc", "allocation is", "allocations are"),
+        "where a block still is ({bytes})",
+    ),
+    (
+        *("unreserved", "allocation is", "allocations are"),
+        "where no segment is reserved ({bytes})",
+    ),
+    (
+        *("segment_free", "segment goes", "segments go"),
+        "back to the device with blocks in it ({bytes})",
+    ),
+    (
+        *("segment", "segment event fits", "segment events fit"),
+        "nothing before it",
+    ),
+    (
+        *("live_set", "block is", "blocks are"),
+        "left by the trace and not in the segments, or the other way round ({bytes})",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """One thing that can't be as a snapshot says.
+
+    Attributes:
+        kind: A stable word for programs: "block_outside", "block_order", "unfilled",
+            "requested", "segment_overlap", "segment_shared", "sums", "expandable", "time",
+            "time_missing", "free", "alloc", "unreserved", "segment_free", "segment" or
+            "live_set".
+        device: The device it is on.
+        count: How many blocks, segments or events.
+        bytes: How much memory that is; 0 where it is not about memory.
+        message: It in words, with what was done about it.
+    """
+
+    kind: str
+    device: int
+    count: int
+    bytes: int
+    message: str
+
+
+def flaws_of(notes: Iterable[tuple[int, int, int, int]]) -> tuple[Flaw, ...]:
+    """The core's notes (kind, device, count, bytes) in words."""
+    found = []
+    for kind, device, count, nbytes in notes:
+        word, one, more, rest = _WORDS[kind]
+        text = f"{format_count(count, one, more)} {rest.format(bytes=format_bytes(nbytes))}"
+        found.append(Flaw(word, device, count, nbytes, text))
+    return tuple(found)
+
+
+def flaw_findings(flaws: Iterable[Flaw], device: int | None = None) -> tuple[Finding, ...]:
+    """The finding that comes first in every report on such a file; none of a sound one.
+
+    Args:
+        flaws: The snapshot's.
+        device: Only of this device; None is all.
+    """
+    told = [flaw for flaw in flaws if device is None or flaw.device == device]
+    if not told:
+        return ()
+    message = "the file says what no allocator can have done, so read its figures with care"
+    notes = tuple(Note(f"{flaw.message}.") for flaw in told)
+    return (Finding(BROKEN, Severity.SEVERE, 0, message, notes),)

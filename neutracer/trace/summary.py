@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a notebook shows of a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from neutracer.render.document import Block, Document, Figure, Findings, KeyValues, Paragraph
+from neutracer.render.inline import inline_html
+from neutracer.render.report import Finding
+
+__all__ = ["summary_html"]
+
+_HINT = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
+
+
+def summary_html(
+    devices: Iterable[tuple[str, Mapping[str, int], int]], findings: Iterable[Finding]
+) -> str:
+    """The totals of a snapshot as HTML that is safe.
+
+    Args:
+        devices: Of each, its name, its `memory_stats` and the number of its events.
+        findings: What comes before them.
+    """
+    entries = tuple(finding.entry() for finding in findings)
+    blocks: list[Block] = [Findings(entries)] if entries else []
+    for name, stats, events in devices:
+        figures = (
+            ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
+            ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
+            ("events", Figure.count(events)),
+        )
+        blocks.append(KeyValues(name, figures))
+    blocks.append(Paragraph(_HINT))
+    return inline_html(Document("PyTorch snapshot", blocks=tuple(blocks)))
