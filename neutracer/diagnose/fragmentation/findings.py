@@ -7,6 +7,7 @@ does not move device addresses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
 from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE
+from neutracer.trace.table import NONE, Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 
@@ -24,6 +25,9 @@ __all__ = ["findings_of", "static_pool"]
 
 # Unused bytes below this are reported, but alarm nobody.
 _SMALL = 64 << 20
+
+# Blocks that wait for a stream are told of where they are this share of what is reserved.
+_PENDING_SHARE = 0.1
 
 # A static pool is so few blocks, holding at least this share of what is reserved, since the
 # first events of a trace that is long enough to tell.
@@ -46,6 +50,10 @@ class _Unused:
     holes: int
     largest_hole: int
     kept_by: Place | None
+    pending: int
+    pending_blocks: int
+    pending_by: Place | None
+    pending_streams: tuple[int, ...]
 
     @property
     def total(self) -> int:
@@ -68,6 +76,8 @@ def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
             largest = max(largest, biggest)
             kept.append((blocks[pin].stack, free, 1))
     groups = fragment.groups()
+    waiting = _waiting(fragment, segments, blocks) if _has_pending(groups) else []
+    by_waiting = grouped((stack, nbytes, 1) for _, stack, nbytes in waiting)
     by_cached, by_kept = grouped(cached), grouped(kept)
     return _Unused(
         reserved=sum(group["reserved_bytes"] for group in groups),
@@ -79,7 +89,29 @@ def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
         holes=holes,
         largest_hole=largest,
         kept_by=by_kept[0][0] if by_kept else None,
+        pending=sum(nbytes for _, _, nbytes in waiting),
+        pending_blocks=len(waiting),
+        pending_by=by_waiting[0][0] if by_waiting else None,
+        pending_streams=tuple(sorted({stream for stream, _, _ in waiting})),
     )
+
+
+def _has_pending(groups: Sequence[Mapping[str, Any]]) -> bool:
+    return any(group["pending_bytes"] for group in groups)
+
+
+def _waiting(
+    fragment: core.Fragment, segments: Any, blocks: Any
+) -> list[tuple[int, tuple[Frame, ...], int]]:
+    """Blocks that were freed and wait for another stream: the stream that they were
+    allocated on, who allocated them, and their bytes."""
+    of_device = {row for row, *_ in fragment.segments()}
+    rows = zip(blocks["state"], blocks["segment"], strict=True)
+    return [
+        (segments[segment].stream, blocks[row].stack, blocks[row].size)
+        for row, (state, segment) in enumerate(rows)
+        if state == "active_pending_free" and segment in of_device
+    ]
 
 
 def _look_at(snap: Snapshot, timeline: Timeline, event: int) -> _Unused:
@@ -164,6 +196,29 @@ def _peak_finding(
     )
 
 
+def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
+    """Blocks that wait for another stream, where they are much of what is unused."""
+    if now.pending < max(_SMALL, _PENDING_SHARE * now.reserved):
+        return ()
+    severity = _severity(now.pending / now.reserved, now.pending)
+    blocks = format_count(now.pending_blocks, "block")
+    named = [f"{stream:#x}" if stream else "the default stream" for stream in now.pending_streams]
+    of = f"of {named[0]}" if len(named) == 1 else f"of {format_count(len(named), 'stream')}"
+    message = f"{format_bytes(now.pending)} is freed and waits for another stream to be done"
+    evidence = Note(
+        f"{blocks} {of}, which record_stream() has another stream use. Allocated by",
+        now.pending_by,
+    )
+    advice = (
+        Note(
+            "synchronize the two streams before the tensors are freed, and drop record_stream(): "
+            "then a block can be used again at once"
+        ),
+        Note("or let the host not run so far ahead of the device: a synchronize() every few steps"),
+    )
+    return (Finding("pending_frees", severity, now.pending, message, (evidence,), advice),)
+
+
 def _now_finding(
     now: _Unused, reclaimable: int, at_peak: float | None, replayed: Replayed
 ) -> tuple[Finding, ...]:
@@ -175,8 +230,10 @@ def _now_finding(
     """
     if now.ratio < 0.15:
         return ()
-    stuck = now.total - reclaimable
-    severity = _severity(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
+    stuck = max(now.total - reclaimable, 0)
+    severity = _severity(
+        stuck / (now.reserved - reclaimable - now.pending) if stuck else 0.0, stuck
+    )
     notes = _evidence(now)
     if at_peak is not None:
         severity = min(severity, _severity(at_peak, stuck), key=lambda word: word.rank)
@@ -254,6 +311,7 @@ def findings_of(
     return ranked(
         (
             *_peak_finding(snap, timeline, now, replayed),
+            *_pending_finding(now),
             *_now_finding(now, reclaimable, at_peak, replayed),
             *_pool_finding(snap, timeline),
         )

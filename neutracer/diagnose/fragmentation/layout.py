@@ -46,13 +46,14 @@ class Room(FieldsOnly):
     def _fragment(self) -> core.Fragment:
         """The core's object, which knows the allocator's rules: of a snapshot in which each
         free block is a segment."""
-        segments = []
-        for number, (pool, stream, kind, size) in enumerate(self.blocks):
-            block = {"address": number, "size": size, "requested_size": 0, "state": "inactive"}
+        segments: list[dict[str, Any]] = []
+        address = 0
+        for pool, stream, kind, size in self.blocks:
+            block = {"address": address, "size": size, "requested_size": 0, "state": "inactive"}
             segments.append(
                 {
                     "device": 0,
-                    "address": number,
+                    "address": address,
                     "total_size": size,
                     "stream": stream,
                     "segment_type": kind,
@@ -60,6 +61,7 @@ class Room(FieldsOnly):
                     "blocks": [{**block, "frames": []}],
                 }
             )
+            address += size
         plain = {"segments": segments, "device_traces": [], "allocator_settings": self.settings}
         saved = pickle.dumps(plain, protocol=4)
         return core.Fragment(core.load(saved, sys.maxsize, None), None, 0)

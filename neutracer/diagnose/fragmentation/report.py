@@ -24,6 +24,7 @@ from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import Document, Figure, Table
 from neutracer.render.report import Report
+from neutracer.trace.flaws import flaw_findings
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
@@ -248,7 +249,10 @@ def fragmentation_report(
         pools=tuple(_pool(group) for group in groups),
         segments=segments_of(snap, fragment, timeline),
         holes=holes_of(snap, fragment),
-        findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
+        findings=(
+            *flaw_findings(snap.flaws, number),
+            *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
+        ),
         _room=room_of(snap, fragment),
         _history=history,
     )

@@ -15,6 +15,7 @@ from neutracer.diagnose.oom.room import Room
 from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
 from neutracer.process.recording.capture import snapshot
+from neutracer.trace.flaws import flaw_findings
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot, load
@@ -307,6 +308,6 @@ def _report(
         looked_at=looked_at(case),
         step=None if is_question else step_needs(case, tuple(verdicts)),
         notes=tuple(notes),
-        findings=tuple(findings),
+        findings=(*flaw_findings(case.snap.flaws, room.device), *findings),
         _events=0 if case.timeline is None else len(case.timeline),
     )

@@ -11,8 +11,10 @@ from neutracer.diagnose.fragmentation.report import FragmentationReport, band, f
 from neutracer.diagnose.oom.facts import facts_beside
 from neutracer.diagnose.overview.findings import failure_findings, trend_findings
 from neutracer.diagnose.overview.late_gradients import late_gradients_finding
-from neutracer.render.document import Block, Document, Figure, KeyValues, Place, Table
+from neutracer.diagnose.overview.oddities import oddities
+from neutracer.render.document import Block, Document, Figure, Findings, KeyValues, Place, Table
 from neutracer.render.report import Finding, Report, ranked
+from neutracer.trace.flaws import BROKEN, flaw_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count, format_duration_us
 
@@ -21,8 +23,6 @@ __all__ = ["DeviceOverview", "Holding", "OutOfMemory", "OverviewReport", "overvi
 # Holders on the printed page; all of them are in the JSON up to a bound.
 _SHOWN_HOLDERS = 6
 _MOST_HOLDERS = 50
-
-_BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_history(), begins one"
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,20 @@ class OverviewReport(Report):
     ignored_keys: tuple[str, ...]
     settings: str
     _odd: tuple[tuple[str, str], ...] = field(compare=False)
+    _flaws: tuple[Finding, ...] = field(compare=False, default=())
+    _found: tuple[tuple[int, tuple[Finding, ...]], ...] = field(compare=False, default=())
+
+    def findings_of(self, device: int) -> tuple[Finding, ...]:
+        """What is worth reporting of one device, without its name; the worst first."""
+        return next((found for number, found in self._found if number == device), ())
 
     def document(self) -> Document:
         """The report as a page."""
-        blocks: list[Block] = []
+        # What the file says that can't be comes before any figure.
+        blocks = _entries(self._flaws)
         for device in self.devices:
             blocks.append(_totals(device))
-        blocks.extend(self.finding_blocks())
+        blocks.extend(_entries(self.findings[len(self._flaws) :]))
         for device in self.devices:
             blocks.extend(_holders(device, len(self.devices) > 1))
         if self._odd:
@@ -164,28 +171,41 @@ def overview(
     """
     devices = tuple(_device(snap, device) for device in snap.devices)
     findings: list[Finding] = []
+    by_device = []
+    flaws = snap.flaws
     facts = facts_beside(path, []) if path else None
     name = path if called is None else called
     for device in devices:
         timeline = snap.timeline(device.device)
         failures, causes = failure_findings(snap, timeline, name, facts)
+        if any(one.kind == "pending_frees" for one in device.fragmentation.findings):
+            # Reserved memory grows because blocks wait, and not because sizes differ.
+            causes |= {"cache_growth"}
         found = [
             *failures,
             *trend_findings(snap, timeline, name, causes),
-            *device.fragmentation.findings,
+            *(one for one in device.fragmentation.findings if one.kind != BROKEN),
             *late_gradients_finding(timeline),
         ]
         where = f"{_name(device)}: " if len(devices) > 1 else ""
         findings += [replace(one, message=where + one.message) for one in found]
+        told = (*flaw_findings(flaws, device.device), *ranked(found))
+        by_device.append((device.device, told))
     return OverviewReport(
         file=os.path.basename(file),
         devices=devices,
         partial=snap.partial,
         ignored_keys=snap.ignored_keys,
         settings=str(snap.settings_in_force["text"]),
-        findings=ranked(findings),
-        _odd=_odd(snap, devices),
+        findings=(*flaw_findings(flaws), *ranked(findings)),
+        _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
+        _flaws=flaw_findings(flaws),
+        _found=tuple(by_device),
     )
+
+
+def _entries(findings: tuple[Finding, ...]) -> list[Block]:
+    return [Findings(tuple(finding.entry() for finding in findings))] if findings else []
 
 
 def _device(snap: Snapshot, device: int) -> DeviceOverview:
@@ -272,7 +292,7 @@ def _when(event: int) -> str:
 def _attempts(device: DeviceOverview) -> tuple[str, ...]:
     retries, ooms = device.fragmentation.retries, len(device.oom)
     parts = []
-    if retries:
+    if retries and device.fragmentation.device >= 0:
         word = format_count(retries, "retry", "retries")
         parts.append(f"{word} (cache given back to find room)")
     if ooms:
@@ -302,49 +322,3 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     what = "the peak" if device.events else "it now"
     title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
     return (Table(title, rows, notes=notes),)
-
-
-def _odd(snap: Snapshot, devices: tuple[DeviceOverview, ...]) -> tuple[tuple[str, str], ...]:
-    """What a reader should know before trusting the figures, and what is unusual."""
-    odd = []
-    if snap.partial:
-        odd.append(("partial file", snap.partial))
-    if snap.ignored_keys:
-        odd.append(("not read", ", ".join(snap.ignored_keys)))
-    for device in devices:
-        odd.extend(_odd_device(snap, device))
-    return tuple(odd)
-
-
-def _odd_device(snap: Snapshot, device: DeviceOverview) -> list[tuple[str, str]]:
-    odd = []
-    facts = snap.timeline(device.device).facts
-    if snap.history_overflowed(device.device):
-        odd.append(("history", "the ring of events wrapped; what came before it is unknown"))
-    elif device.events and not device.history_complete:
-        blocks = format_count(facts["preexisting"], "block")
-        were = "was" if facts["preexisting"] == 1 else "were"
-        before = f"{blocks} {were} there before the first event"
-        odd.append(("history", before if facts["preexisting"] else "nothing is known of before"))
-    elif not device.events:
-        odd.append(("history", f"none: {_BEGIN_HISTORY}"))
-    if facts["slack_bound"]:
-        bound = format_bytes(facts["slack_bound"])
-        odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))
-    if facts["unmatched"]:
-        odd.append(
-            ("gaps", f"{format_count(facts['unmatched'], 'event')} fit nothing in the trace")
-        )
-    pools = device.fragmentation.pools
-    private = [pool for pool in pools if pool.pool != (0, 0)]
-    if private:
-        size = format_bytes(sum(pool.reserved_bytes for pool in private))
-        count = format_count(len({pool.pool for pool in private}), "private pool")
-        odd.append(("private pools", f"{count} with {size} reserved"))
-    pending = sum(pool.pending_bytes for pool in pools)
-    if pending:
-        odd.append(("pending", f"{format_bytes(pending)} freed, waiting for another stream"))
-    streams = {pool.stream for pool in pools}
-    if len(streams) > 1:
-        odd.append(("streams", f"{len(streams)}: free blocks of one never serve another"))
-    return odd

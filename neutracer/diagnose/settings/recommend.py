@@ -23,6 +23,7 @@ from neutracer.diagnose.settings.what_if_parts import OUTCOME_HEADS, Outcome, ou
 from neutracer.diagnose.settings.words import cost, gain, stops
 from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
 from neutracer.render.report import Finding, Report
+from neutracer.trace.flaws import flaw_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count, format_share
@@ -233,7 +234,10 @@ def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> Re
         bound=found.bound,
         check=replayer.check,
         notes=replayer.notes(),
-        findings=_findings(objective, choices, least, found, replayer),
+        findings=(
+            *flaw_findings(replayer.snap.flaws, replayer.device),
+            *_findings(objective, choices, least, found, replayer),
+        ),
     )
 
 

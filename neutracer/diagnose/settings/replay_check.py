@@ -9,6 +9,7 @@ from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.what_if import open_replayer, trust_blocks
 from neutracer.render.document import Document
 from neutracer.render.report import Report
+from neutracer.trace.flaws import flaw_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_count
@@ -40,7 +41,8 @@ class CheckReport(Report):
         """The report as a page."""
         name = self.settings or "default settings"
         facts = (f"cuda:{self.device}", format_count(self.events, "event"), name)
-        return Document("Replay check", facts, trust_blocks(self.check, (), self.notes))
+        blocks = (*self.finding_blocks(), *trust_blocks(self.check, (), self.notes))
+        return Document("Replay check", facts, blocks)
 
 
 def check_replay(
@@ -57,4 +59,5 @@ def check_replay(
         settings=replayer.recorded_settings,
         check=replayer.check,
         notes=replayer.notes(),
+        findings=flaw_findings(replayer.snap.flaws, replayer.device),
     )

@@ -10,7 +10,13 @@ from neutracer._native import core
 from neutracer.arguments import text as checked_text
 from neutracer.errors import SettingsError
 
-__all__ = ["canonical", "expandable_advice", "takes_share", "version_number"]
+__all__ = [
+    "canonical",
+    "expandable_advice",
+    "takes_share",
+    "version_number",
+    "wanted_settings",
+]
 
 
 def canonical(settings: str) -> str:
@@ -84,3 +90,18 @@ def version_number(text: str | None) -> int:
     if found is None:
         raise ValueError(f"a version of torch is written as 2.11, not {text!r}")
     return int(found[1]) * 1000 + int(found[2])
+
+
+def wanted_settings(settings: tuple[str, ...], is_size_given: bool) -> list[str]:
+    """The default and the given settings, each once, in the shortest spelling.
+
+    Raises:
+        SettingsError: PyTorch would not accept one.
+        ValueError: One asks for a share of a device whose size nobody gave.
+    """
+    wanted = {text: canonical(text) for text in ("", *settings)}
+    shares = [text for text in wanted if takes_share(text)]
+    if shares and not is_size_given:
+        asked = f"{shares[0]!r} asks for a share of the device"
+        raise ValueError(f"{asked}: capacity= (or --capacity) says how large it is")
+    return list(wanted.values())

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.program_changes import Change, change_program
-from neutracer.diagnose.settings.replaying import Replayer, canonical, takes_share
+from neutracer.diagnose.settings.replay_settings import canonical, wanted_settings
+from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.diagnose.settings.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
 from neutracer.process.recording.capture import snapshot
 from neutracer.process.recording.sidecar import room_now
@@ -22,6 +23,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
+from neutracer.trace.flaws import flaw_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count, format_share
@@ -193,6 +195,10 @@ def open_replayer(
     return Replayer(snap, chosen, capacity, torch_version, fraction, room)
 
 
+def _flaws(replayer: Replayer) -> tuple[Finding, ...]:
+    return flaw_findings(replayer.snap.flaws, replayer.device)
+
+
 def what_if(
     source: Snapshot | SnapshotSource | None,
     *settings: str,
@@ -259,7 +265,7 @@ def what_if(
         >>> plan["expandable_segments:True"].peak_reserved_bytes >> 20
         680
     """
-    wanted = _wanted(settings, capacity is not None or fraction is not None)
+    wanted = wanted_settings(settings, capacity is not None or fraction is not None)
     replayer = open_replayer(source, capacity, device, torch_version, fraction)
     change = change_program(
         replayer.snap, replayer.timeline, empty_cache_after, free_at_once, batch, no_cycles
@@ -283,24 +289,9 @@ def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> W
         check=check,
         notes=(*(change.notes if change else ()), *replayer.notes()),
         is_changed=change is not None,
-        findings=_findings(recorded, tuple(outcomes), check),
+        findings=(*_flaws(replayer), *_findings(recorded, tuple(outcomes), check)),
         _replayer=replayer,
     )
-
-
-def _wanted(settings: tuple[str, ...], is_size_given: bool) -> list[str]:
-    """The default and the given settings, each once, in the shortest spelling.
-
-    Raises:
-        SettingsError: PyTorch would not accept one.
-        ValueError: One asks for a share of a device whose size nobody gave.
-    """
-    wanted = {text: canonical(text) for text in ("", *settings)}
-    shares = [text for text in wanted if takes_share(text)]
-    if shares and not is_size_given:
-        asked = f"{shares[0]!r} asks for a share of the device"
-        raise ValueError(f"{asked}: capacity= (or --capacity) says how large it is")
-    return list(wanted.values())
 
 
 def _outcomes(replayer: Replayer, wanted: list[str]) -> list[Outcome]:

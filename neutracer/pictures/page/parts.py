@@ -48,10 +48,12 @@ def page_parts(
 
 def _device_choice(report: OverviewReport, devices: Sequence[int]) -> str:
     peaks = {entry.device: entry.reserved_peak["reserved_bytes"] for entry in report.devices}
+    failed = {entry.device for entry in report.devices if entry.oom}
     options = "".join(
         f'<option value="{number}">cuda:{number}, '
-        f"{format_bytes(peaks.get(number, 0))} at most</option>"
-        for number in devices
+        f"{format_bytes(peaks.get(number, 0))} at most"
+        f"{', out of memory' if number in failed else ''}</option>"
+        for number in sorted(devices)
     )
     return f'<label>device <select id="device">{options}</select></label>'
 
@@ -128,10 +130,10 @@ def _figures(mine: DeviceOverview | None, of: str) -> str:
 
 
 def _findings_of(report: OverviewReport, mine: DeviceOverview | None) -> tuple[Finding, ...]:
-    """The report's findings; where it is of several devices, those known to be this one's."""
+    """The findings of one device; all of them where it is the only one."""
     if len(report.devices) == 1 or mine is None:
         return report.findings
-    return mine.fragmentation.findings
+    return report.findings_of(mine.device)
 
 
 def _tabs() -> str:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import overload
 
 from neutracer.arguments import number_pair, path_name, whole_number
-from neutracer.diagnose.overview.report import overview
+from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.errors import LimitError
 from neutracer.pictures.page.bundle import bundle, part
 from neutracer.pictures.page.inline import PageView
 from neutracer.pictures.page.pack import MOST_ALLOCATIONS, pack
@@ -64,7 +65,8 @@ def view(
         source: A snapshot, or what `load` takes; or an outcome of `what_if`.
         path: Where to; the file appears whole or not at all. Without one the page is not
             written, and shows itself in a notebook.
-        device: The device; None is all of them, and the page turns from one to the next.
+        device: The device; None is all of them: the page opens on the first that ran out of
+            memory, and turns from one to the next.
         max_allocations: Allocations that the page holds one by one, over all its devices.
             From a longer trace it keeps those with the most bytes times events lived; totals
             stay exact, and the map shows the others in cells.
@@ -77,6 +79,7 @@ def view(
     Raises:
         ValueError: There is no such device, `max_allocations` is below 1, the focus holds no
             event or is of several devices, or the path is the file that is read.
+        LimitError: It holds a number that a browser can't, beyond 53 bits.
         SnapshotError: The file can't be read.
         OSError: A file can't be read or written.
 
@@ -132,14 +135,21 @@ def _page(
         focus = number_pair("focus", focus, whole=True)
     snap, name, path = _opened(source, title)
     several = device is None and len(snap.devices) > 1
-    devices = snap.devices if several else (snap.timeline(device).device,)
     report = overview(snap, name, path=path, called=os.path.basename(path))
+    devices = _by_failure(report) if several else (snap.timeline(device).device,)
     slots = {
         **page_parts(snap, report, devices, name),
         "payloads": _payloads(snap, devices, most, focus),
     }
     body = re.sub(r"\{(\w+)\}", lambda found: slots[found[1]], part("page.html"))
     return PageView(page_shell(name, body, page_style(), bundle("main.js")), name, snap.origin)
+
+
+def _by_failure(report: OverviewReport) -> tuple[int, ...]:
+    """The devices in the order of the page, which opens on the first: on one that ran out
+    of memory where one did."""
+    ordered = sorted(report.devices, key=lambda entry: (not entry.oom, entry.device))
+    return tuple(entry.device for entry in ordered)
 
 
 def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
@@ -170,7 +180,11 @@ def _payloads(
     shares = _shares([len(timeline.allocations) for timeline in timelines], most)
     parts: list[str] = []
     for timeline, kept in zip(timelines, shares, strict=True):
-        data = base64.b64encode(pack(snap, timeline, {}, kept, focus)).decode("ascii")
+        try:
+            packed = pack(snap, timeline, {}, kept, focus)
+        except OverflowError as error:
+            raise LimitError(f"a page can't hold this: {error}") from None
+        data = base64.b64encode(packed).decode("ascii")
         name = f"payload-{timeline.device}" if parts else "payload"
         parts.append(
             f'<script type="application/octet-stream" data-device="{timeline.device}" '

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fragmentation_report`: figures against PyTorch's, findings against what is in the files."""
 
+import pickle
+
 import pytest
 from bundle import DATA, NAMES, expected, snapshot
 
@@ -181,3 +183,39 @@ def test_live_report_says_what_is_missing(monkeypatch):
     with pytest.raises(neutracer.UnavailableError) as caught:
         neutracer.fragmentation_report()
     assert "torch" in caught.value.what
+
+
+def waiting(states):
+    """A snapshot of segments of 64 MiB, each one block in such a state."""
+    size, segments = 64 << 20, []
+    frames = [{"filename": "train.py", "line": 3, "name": "copy"}]
+    for number, state in enumerate(states):
+        at = {"address": (number + 1) * size, "frames": frames}
+        is_live = state == "active_allocated"
+        segments.append(
+            {
+                **{"device": 0, "total_size": size, "active_size": size, "requested_size": size},
+                **{"allocated_size": size if is_live else 0, "stream": 7, **at},
+                **{"segment_type": "large", "is_expandable": False},
+                "blocks": [{"size": size, "requested_size": size, "state": state, **at}],
+            }
+        )
+    return neutracer.load(pickle.dumps({"segments": segments, "device_traces": [[]]}, 4))
+
+
+def test_blocks_that_wait_for_a_stream_are_named():
+    snap = waiting(["active_pending_free"] * 3 + ["active_allocated"])
+    found = {one.kind: one for one in neutracer.fragmentation_report(snap).findings}
+    pending = found["pending_frees"]
+    assert (pending.bytes, pending.severity) == (192 << 20, "severe")
+    assert "3 blocks of 0x7" in pending.evidence[0].text
+    assert pending.evidence[0].place.location == "train.py:3"
+    # What waits will be free, and is no fragmentation.
+    assert found["fragmentation"].severity == "info"
+
+
+def test_few_blocks_that_wait_are_no_finding():
+    snap = waiting(["active_pending_free"] + ["active_allocated"] * 11)
+    assert "pending_frees" not in {
+        one.kind for one in neutracer.fragmentation_report(snap).findings
+    }

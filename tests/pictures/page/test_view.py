@@ -384,3 +384,18 @@ def test_late_gradients_stand_among_the_findings():
     page = view_html(DATA / "train_resnet_late_zero_grad.pickle.xz")
     head = page[: page.index('id="chart"')]
     assert "zero_grad" in head
+
+
+def test_page_opens_on_the_device_that_failed():
+    fails = two_devices()
+    fails["device_traces"][2].append(
+        {"action": "oom", "size": 1 << 30, "device_free": 5 << 20, "stream": 0, "time_us": 1050}
+    )
+    page = view_html(neutracer.load(dumped(fails)))
+    payloads = [page.index(f'data-device="{number}"') for number in (2, 0)]
+    assert payloads == sorted(payloads)
+    option = page[page.index('<option value="2"') :].partition("</option>")[0]
+    assert option.endswith(", out of memory")
+    shown = page[page.index('<div data-of="2">') :]
+    assert "out of memory: asked 1,024 MiB" in shown.partition("</div>")[0]
+    assert page.index('<option value="0"') < page.index('<option value="2"')

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader of an overview should know before trusting the figures, and what is unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from neutracer.diagnose.fragmentation.report import FragmentationReport
+from neutracer.trace.snapshot import Snapshot
+from neutracer.units import format_bytes, format_count
+
+__all__ = ["oddities"]
+
+_UNKNOWN = "nothing is known of before"
+
+_BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_history(), begins one"
+
+
+def oddities(
+    snap: Snapshot, devices: Mapping[int, FragmentationReport]
+) -> tuple[tuple[str, str], ...]:
+    """Names with a sentence each.
+
+    Args:
+        snap: The snapshot.
+        devices: The fragmentation of each of its devices.
+    """
+    odd = []
+    if snap.partial:
+        odd.append(("partial file", snap.partial))
+    if snap.ignored_keys:
+        odd.append(("not read", ", ".join(snap.ignored_keys)))
+    for device, fragmentation in devices.items():
+        odd.extend(_of_history(snap, device))
+        odd.extend(_of_pools(fragmentation))
+    return tuple(odd)
+
+
+def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
+    odd = []
+    facts = snap.timeline(device).facts
+    if snap.history_overflowed(device):
+        odd.append(("history", "the ring of events wrapped; what came before it is unknown"))
+    elif not snap.trace_length(device):
+        odd.append(("history", f"none: {_BEGIN_HISTORY}"))
+    elif not snap.history_complete(device):
+        contradicts = any(flaw.device == device for flaw in snap.flaws)
+        unknown = "events are missing, or contradict each other" if contradicts else _UNKNOWN
+        blocks = format_count(facts["preexisting"], "block")
+        were = "was" if facts["preexisting"] == 1 else "were"
+        before = f"{blocks} {were} there before the first event"
+        odd.append(("history", before if facts["preexisting"] else unknown))
+    if facts["slack_bound"]:
+        bound = format_bytes(facts["slack_bound"])
+        odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))
+    return odd
+
+
+def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:
+    odd = []
+    pools = fragmentation.pools
+    private = [pool for pool in pools if pool.pool != (0, 0)]
+    if private:
+        size = format_bytes(sum(pool.reserved_bytes for pool in private))
+        count = format_count(len({pool.pool for pool in private}), "private pool")
+        odd.append(("private pools", f"{count} with {size} reserved"))
+    pending = sum(pool.pending_bytes for pool in pools)
+    if pending:
+        odd.append(("pending", f"{format_bytes(pending)} freed, waiting for another stream"))
+    streams = {pool.stream for pool in pools}
+    if len(streams) > 1:
+        odd.append(("streams", f"{len(streams)}: free blocks of one never serve another"))
+    return odd
