@@ -78,7 +78,9 @@ def _cycles(options: argparse.Namespace) -> int:
         with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
             # The summary tells them, ranked and with their pictures.
             warnings.simplefilter("ignore", TensorCycleWarning)
-            ended = run_program(command, module=options.module)
+            # What the program's end leaves behind is no cycle of the program.
+            kept: list[object] = []
+            ended = run_program(command, module=options.module, keep=kept)
             code = shell_code(ended)
             report = cycle_run(watch, command[0], code, device, min_bytes)
     except OSError as error:

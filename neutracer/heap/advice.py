@@ -103,7 +103,19 @@ def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
 
 def _hides_its_use(target: Node) -> bool:
     """Whether a weak reference can't help: the type allows none, or it would die at once."""
-    return target.type in ("list", "dict", "tuple", "functools.partial")
+    return target.type in _NO_WEAKREF or target.type == "functools.partial"
+
+
+# Types of which Python makes no weak references, by the names that nodes have.
+_NO_WEAKREF = frozenset(
+    (
+        *("list", "dict", "tuple", "str", "bytes", "bytearray", "int", "float", "complex"),
+        *("bool", "NoneType", "slice", "range", "mappingproxy", "cell", "ellipsis"),
+        *("collections.defaultdict", "defaultdict", "types.SimpleNamespace", "SimpleNamespace"),
+        *("list_iterator", "dict_keyiterator", "dict_valueiterator", "dict_itemiterator"),
+        *("tuple_iterator", "zip", "map", "filter", "enumerate", "reversed"),
+    )
+)
 
 
 _RANKS = {
@@ -157,6 +169,12 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
         e.name.strip(".") == "grad_fn" and e.target == edge.source for e in way
     ):
         return f"hand it to ctx.save_for_backward(...) in place of ctx.{edge.name} = ..."
+    if edge.name.partition("[")[0].strip(".") in ("saved_tensors", "saved_variables"):
+        # Autograd saves tensors only, and what it has saved can't be taken out.
+        return (
+            "hand ctx.save_for_backward(...) a detached tensor, as output.detach(): a view of "
+            "an output leads back to the node that saves it"
+        )
     special = _SPECIAL.get(edge.kind)
     if special is not None:
         return special(nodes, way, at)
@@ -192,6 +210,8 @@ def _closure(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if edge.target == edge.source or nodes[edge.target].kind == "function":
         return f"pass {edge.name} as an argument: {nodes[edge.source].label} closes over it"
     function = nodes[edge.source].label
+    if _hides_its_use(nodes[edge.target]):
+        return f"pass {edge.name} as an argument: {function} closes over it"
     return f"let {function} close over weakref.ref({edge.name}), or pass {edge.name} as an argument"
 
 

@@ -156,3 +156,35 @@ def test_ranks_have_pages_of_their_own(
     done = run("-o", str(tmp_path / "c-{rank}.html"), leaky, "1")
     assert done.stderr.startswith("leaky.py   rank 1 of 2 · ")
     assert [path.name for path in tmp_path.glob("*.html")] == ["c-1.html"]
+
+
+HEALTHY = """
+import sys
+import torch
+
+class Model:
+    def weights(self):
+        return W
+
+W = torch.zeros(1 << 18)
+model = Model()
+
+def step():
+    return float(model.weights().sum())
+
+step()
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)"])
+@pytest.mark.parametrize("as_module", [False, True])
+def test_variables_of_a_program_are_no_cycle(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, as_module: bool
+) -> None:
+    path = tmp_path / "healthy_program.py"
+    path.write_text(HEALTHY + end + "\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "healthy_program"] if as_module else [str(path)]
+    done = run("--fail-on", "info", *words)
+    assert done.returncode == 0
+    assert "No reference cycle kept a tensor." in done.stderr

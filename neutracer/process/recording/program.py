@@ -12,7 +12,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
@@ -29,7 +29,9 @@ _kept: list[object] = []
 _EXPECTED = "give a Python script, or with -m a module, without 'python' before it"
 
 
-def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
+def run_program(
+    arguments: Sequence[str], *, module: bool = False, keep: list[object] | None = None
+) -> int:
     """Run a script or a module as `__main__`, with its own arguments and search path.
 
     Streams that it put in place of standard output and error are flushed and taken out
@@ -39,6 +41,8 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
     Args:
         arguments: The script's path, or the module's name, and what follows it.
         module: Whether the first is a module's name, as after `python -m`.
+        keep: Gets what keeps the program's variables alive; without it they go when the
+            program ends, and those that its functions refer to become garbage then.
 
     Returns:
         The exit code that the program ended with; 1 where an exception ended it, which is
@@ -54,7 +58,7 @@ def run_program(arguments: Sequence[str], *, module: bool = False) -> int:
         0
     """
     process = os.getpid()
-    code = _ended(arguments, module)
+    code = _ended(arguments, module, [] if keep is None else keep)
     if process != os.getpid():
         end_by(code)
         raise SystemExit(shell_code(code))
@@ -88,7 +92,7 @@ def end_by(code: int) -> None:
     os.kill(os.getpid(), -code)
 
 
-def _ended(arguments: Sequence[str], module: bool) -> int:
+def _ended(arguments: Sequence[str], module: bool, keep: list[object]) -> int:
     """The program's exit code, in whichever process came to its end."""
     name = arguments[0]
     if not module and not os.path.exists(name):
@@ -100,14 +104,16 @@ def _ended(arguments: Sequence[str], module: bool) -> int:
         if module:
             sys.path.insert(0, os.getcwd())
             _check_module(name)
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
+            keep.append(runpy.run_module(name, run_name="__main__", alter_sys=True))
         else:
-            _run_script(name)
+            _run_script(name, keep)
     except _NoModuleError as error:
         raise NeutracerError(str(error)) from None
     except SystemExit as ending:
+        keep.extend(_variables(ending.__traceback__))
         return _exit_code(ending.code)
     except BaseException as error:
+        keep.extend(_variables(error.__traceback__))
         # What the program was, not how it was started.
         error.__traceback__ = _own_frames_off(error)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -118,7 +124,15 @@ def _ended(arguments: Sequence[str], module: bool) -> int:
     return 0
 
 
-def _run_script(name: str) -> None:
+def _variables(traceback: TracebackType | None) -> Iterator[object]:
+    """The variables of the program that an exception came out of."""
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__") == "__main__":
+            yield traceback.tb_frame.f_globals
+        traceback = traceback.tb_next
+
+
+def _run_script(name: str, keep: list[object]) -> None:
     """Run a script as `python name` does.
 
     Its folder is that of the file that a link leads to, and its `__file__` is absolute, so
@@ -128,7 +142,7 @@ def _run_script(name: str) -> None:
     if pkgutil.get_importer(path) is not None or name.endswith(".pyc"):
         # A folder, an archive, or compiled code.
         sys.path.insert(0, os.path.dirname(path))
-        runpy.run_path(name, run_name="__main__")
+        keep.append(runpy.run_path(name, run_name="__main__"))
         return
     sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
     with io.open_code(path) as file:
@@ -139,6 +153,7 @@ def _run_script(name: str) -> None:
     if sys.version_info < (3, 15):
         vars(main).update(__cached__=None)
     sys.modules["__main__"] = main
+    keep.append(main)
     try:
         exec(code, vars(main))
     finally:
