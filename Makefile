@@ -41,7 +41,7 @@ JOBS ?= auto
 PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test build lint format sanitize fuzz bench matrix coverage valgrind \
+.PHONY: help demo test build lint format sanitize fuzz fuzz-structure bench matrix coverage valgrind \
     docs pictures notebooks dist clean setup-test venv
 
 help:  ## list the targets
@@ -193,6 +193,9 @@ valgrind: setup-test  ## leaks and wrong accesses while snapshots are loaded and
 fuzz: setup-test  ## the fuzz targets for FUZZ_SECONDS (60) in all, under ASan and UBSan
 	@tools/need $(PYTHON) clang
 	@$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
+
+fuzz-structure: setup-test  ## CASES (20,000) snapshots that can't be, each put to a command
+	@PYTHONPATH=. $(BIN)/python tests/fuzz/structure.py --cases $(or $(CASES),20000)
 
 bench: $(VENV)/.tools  ## what loading and the questions cost, beside pickle.load
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
