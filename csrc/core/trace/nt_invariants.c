@@ -27,6 +27,7 @@ typedef struct layout_check {
 /* What the blocks of one segment add up to. */
 typedef struct block_sums {
     uint64_t size, allocated, active, requested;
+    uint64_t held; /* requested, once that is put right */
 } block_sums;
 
 static nt_status
@@ -196,6 +197,7 @@ layout_count_block(const layout_check *c, size_t segment, size_t block,
                            b->requested_size[block] - b->size[block]);
         b->requested_size[block] = b->size[block];
     }
+    sums->held += b->requested_size[block];
 }
 
 /* A segment's own sums, where the file has them, are those of its blocks; else they are
@@ -219,9 +221,12 @@ layout_check_sums(const layout_check *c, size_t row, const block_sums *sums)
         /* Before torch 2.1 blocks do not say what was requested in them. */
         const bool known = all[i].key != NT_HAS_SEGMENT_REQUESTED ||
                            (keys & NT_HAS_BLOCK_REQUESTED) != 0;
-        if ((keys & all[i].key) != 0 && known && *all[i].said != all[i].is) {
-            is_wrong = true;
+        if (known && *all[i].said != all[i].is) {
+            is_wrong |= (keys & all[i].key) != 0;
             *all[i].said = all[i].is;
+        }
+        if (known && all[i].key == NT_HAS_SEGMENT_REQUESTED) {
+            *all[i].said = sums->held;
         }
     }
     /* Blocks that are missing are told already. */
