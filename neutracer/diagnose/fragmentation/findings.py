@@ -231,9 +231,7 @@ def _now_finding(
     if now.ratio < 0.15:
         return ()
     stuck = max(now.total - reclaimable, 0)
-    severity = _severity(
-        stuck / (now.reserved - reclaimable - now.pending) if stuck else 0.0, stuck
-    )
+    severity = _severity(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
     notes = _evidence(now)
     if at_peak is not None:
         severity = min(severity, _severity(at_peak, stuck), key=lambda word: word.rank)
