@@ -167,6 +167,29 @@ def test_second_segment_at_an_address_is_left_out() -> None:
     assert [(flaw.kind, flaw.device) for flaw in flaws] == [("segment_shared", 1)]
 
 
+def test_empty_segment_hides_no_overlap() -> None:
+    plain = sound()
+    first = plain["segments"][0]
+    sums = ("total_size", "allocated_size", "active_size", "requested_size")
+    empty = {**first, **dict.fromkeys(sums, 0), "blocks": []}
+    plain["segments"].append({**empty, "address": first["address"] + 512})
+    behind = first["address"] + first["total_size"] - 512
+    rest = {"address": behind, "size": 4096, "requested_size": 0, "state": "inactive"}
+    plain["segments"].append(
+        {**empty, "address": behind, "total_size": 4096, "blocks": [{**rest, "frames": []}]}
+    )
+    assert [flaw.kind for flaw in load(plain).flaws] == ["segment_overlap"]
+
+
+def test_no_event_reaches_beyond_the_last_address() -> None:
+    plain = sound()
+    row = plain["device_traces"][0][0]
+    last = {**row, "action": "alloc", "time_us": 9000, "addr": (1 << 64) - 512, "size": 512}
+    plain["device_traces"][0] += [last, {**last, "size": 513}]
+    with pytest.raises(neutracer.SnapshotError, match="beyond the last address"):
+        load(plain)
+
+
 def test_segment_goes_with_a_block_in_it() -> None:
     plain = sound()
     gone = {**plain["device_traces"][0][0], "action": "segment_free", "time_us": 5000}

@@ -274,8 +274,11 @@ static bool
 layout_meets(const nt_segment_columns *s, size_t row, size_t *before)
 {
     const size_t last = *before;
-    const bool meets = last != SIZE_MAX && s->total_size[row] != 0 &&
-                       s->address[row] - s->address[last] < s->total_size[last];
+    if (s->total_size[row] == 0) {
+        return false;
+    }
+    const bool meets =
+        last != SIZE_MAX && s->address[row] - s->address[last] < s->total_size[last];
     if (!meets ||
         s->address[row] + s->total_size[row] > s->address[last] + s->total_size[last]) {
         *before = row;

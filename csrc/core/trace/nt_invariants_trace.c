@@ -67,11 +67,13 @@ trace_check_sizes(const nt_event_columns *e, nt_error *err)
     for (size_t i = 0; i < e->count; i++) {
         kibibytes += trace_has_size(e->action[i]) ? e->size[i] >> 10 : 0;
     }
-    const size_t row = trace_first_above(e, e->addr, UINT64_MAX - NT_MOST_BYTES);
-    if (row < e->count && e->size[row] != 0 &&
-        e->addr[row] > UINT64_MAX - (e->size[row] - 1)) {
-        return nt_fail(err, NT_MALFORMED, NT_NO_OFFSET,
-                       "event %zu: it reaches beyond the last address", row);
+    for (size_t row = trace_first_above(e, e->addr, UINT64_MAX - NT_MOST_BYTES);
+         row < e->count; row++) {
+        if (trace_has_size(e->action[row]) && e->size[row] != 0 &&
+            e->addr[row] > UINT64_MAX - (e->size[row] - 1)) {
+            return nt_fail(err, NT_MALFORMED, NT_NO_OFFSET,
+                           "event %zu: it reaches beyond the last address", row);
+        }
     }
     if (kibibytes > UINT64_MAX >> 11) {
         return nt_fail(err, NT_MALFORMED, NT_NO_OFFSET,
