@@ -40,7 +40,9 @@ def events(seed: int, changes: float) -> list[dict[str, Any]]:
         row["time_us"] += 1
         if chance.random() < changes:
             key = chance.choice(("addr", "size", "stream", "time_us"))
-            row[key] = number(chance) % 2**62
+            row[key] = row["time_us"] if key == "time_us" else 0
+            # Sizes that a device can have, and times that rise.
+            row[key] += number(chance) % 2 ** {"size": 48, "time_us": 44}.get(key, 62)
         if chance.random() < changes:
             row["pool_id"] = (number(chance) % 2**62, number(chance) % 300)
         if chance.random() < changes:

@@ -3,7 +3,8 @@
 
 It shares nothing with the core but the description of PyTorch's format: the pickle is read
 by `pickle.Unpickler` with every class refused, and the rows are taken from the dicts key
-by key. `described` brings a `neutracer.Snapshot` into the same form.
+by key; `reference_invariants` leaves out and puts right what no allocator can have
+written. `described` brings a `neutracer.Snapshot` into the same form.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import io
 import pickle
 from typing import Any
 
+from reference_invariants import MEMORY_ACTIONS, MOST_TIME, RejectedError, kept_layout, put_right
+
 import neutracer
 
 #: Deepest nesting of allocator_settings that is read.
 MOST_SETTING_DEPTH = 8
 
+#: Devices are numbered below this.
+MOST_DEVICES = 1024
+
 Rows = list[dict[str, Any]]
-
-
-class RejectedError(Exception):
-    """What the oracle will not take for a snapshot."""
 
 
 class _NoClasses(pickle.Unpickler):
@@ -39,11 +41,13 @@ def unpickled(data: bytes) -> Any:
         raise RejectedError(f"no pickle: {error}") from error
 
 
-def integer(row: dict[str, Any], key: str, *, signed: bool = False) -> int:
-    """The 64 bits under a key, 0 where it is missing."""
-    value = row.get(key)
-    if value is None:
+def integer(row: dict[str, Any], key: str, *, signed: bool = False, needed: bool = False) -> int:
+    """The 64 bits under a key, 0 where it is missing; only a flag may be True."""
+    if key not in row and not needed:
         return 0
+    value = row.get(key)
+    if isinstance(value, bool):
+        raise RejectedError(f"{key} is {value}")
     return bits(value, signed=signed)
 
 
@@ -96,7 +100,7 @@ def pair(row: dict[str, Any], key: str) -> tuple[int, int]:
 def device_number(row: dict[str, Any]) -> int:
     """A device, 0 where it is missing."""
     value = integer(row, "device")
-    if value > 0x7FFF:
+    if value >= MOST_DEVICES:
         raise RejectedError(f"device {value}")
     return value
 
@@ -109,7 +113,7 @@ def stack(value: Any) -> tuple[tuple[str, int, str], ...] | None:
     for frame in items(value, "frames"):
         if not isinstance(frame, dict):
             raise RejectedError("a frame is no dict")
-        line = integer(frame, "line", signed=True)
+        line = 0 if frame.get("line") is None else integer(frame, "line", signed=True)
         frames.append((str(text(frame, "filename", "")), line, str(text(frame, "name", ""))))
     return tuple(frames)
 
@@ -136,8 +140,8 @@ def block_row(block: Any, segment: int, address: int) -> dict[str, Any]:
         frames = stack(history.get("frames"))
     return {
         "segment": segment,
-        "address": address if block.get("address") is None else integer(block, "address"),
-        "size": integer(block, "size"),
+        "address": integer(block, "address") if "address" in block else address,
+        "size": integer(block, "size", needed=True),
         "requested_size": integer(source, requested),
         "state": "active_pending_free" if state == "active_awaiting_free" else state,
         "stack": frames,
@@ -149,12 +153,14 @@ def segment_row(segment: Any) -> dict[str, Any]:
     if not isinstance(segment, dict):
         raise RejectedError("a segment is no dict")
     numbers = ("address", "total_size", "allocated_size", "active_size", "requested_size", "stream")
-    row: dict[str, Any] = {key: integer(segment, key) for key in numbers}
+    needed = ("address", "total_size")
+    row: dict[str, Any] = {key: integer(segment, key, needed=key in needed) for key in numbers}
     by_size = "small" if row["total_size"] <= 2 << 20 else "large"
     row["segment_type"] = one_of(segment, "segment_type", ("small", "large"), by_size)
     row["device"] = device_number(segment)
     row["segment_pool_id"] = pair(segment, "segment_pool_id")
-    row["is_expandable"] = integer(segment, "is_expandable") != 0
+    flag = segment.get("is_expandable")
+    row["is_expandable"] = flag is not None and bits(flag) != 0
     row["stack"] = stack(segment.get("frames"))
     return row
 
@@ -163,7 +169,10 @@ def event_row(event: Any, device: int) -> dict[str, Any]:
     """One trace entry."""
     if not isinstance(event, dict) or not isinstance(event.get("action"), str):
         raise RejectedError("an event has no action")
-    row: dict[str, Any] = {key: integer(event, key) for key in ("addr", "size", "stream")}
+    needed: tuple[str, ...] = ("addr", "size") if event["action"] in MEMORY_ACTIONS else ()
+    needed = ("size",) if event["action"] == "oom" else needed
+    numbers = ("addr", "size", "stream")
+    row: dict[str, Any] = {key: integer(event, key, needed=key in needed) for key in numbers}
     row["device"] = device
     row["action"] = event["action"]
     row["time_us"] = integer(event, "time_us", signed=True)
@@ -179,6 +188,8 @@ def annotation_row(annotation: Any) -> dict[str, Any]:
     """One external annotation."""
     if not isinstance(annotation, dict):
         raise RejectedError("an annotation is no dict")
+    if integer(annotation, "time_us") > MOST_TIME:
+        raise RejectedError("the time of an annotation")
     return {
         "stage": one_of(annotation, "stage", ("START", "END"), "START"),
         "name": text(annotation, "name"),
@@ -213,7 +224,23 @@ def segment_tables(segments: list[Any]) -> tuple[Rows, Rows]:
             address = block_rows[-1]["address"] + block_rows[-1]["size"] & (1 << 64) - 1
         row["block_count"] = len(block_rows) - row["block_first"]
         segment_rows.append(row)
-    return segment_rows, block_rows
+    raw = [block for segment in segments for block in items(segment.get("blocks"), "blocks")]
+    return kept_layout(segment_rows, block_rows, has_requested=any(map(says_requested, raw)))
+
+
+def says_requested(block: dict[str, Any]) -> bool:
+    """Whether a block says what was requested of it."""
+    own, first = block.get("requested_size"), first_of_history(block)
+    return own is not None or first.get("real_size") is not None
+
+
+def event_rows(traces: list[Any]) -> Rows:
+    """The rows of all traces."""
+    return [
+        event_row(event, device)
+        for device, trace in enumerate(traces)
+        for event in items(trace, "a trace")
+    ]
 
 
 KNOWN_KEYS = ("segments", "device_traces", "allocator_settings", "external_annotations")
@@ -230,17 +257,16 @@ def columns(value: Any) -> dict[str, Any]:
         raise RejectedError("neither a dict nor a list")
     if root.get("segments") is None and root.get("device_traces") is None:
         raise RejectedError("neither segments nor traces")
-    segments, blocks = segment_tables(items(root.get("segments"), "segments"))
-    traces = items(root.get("device_traces"), "device_traces")
+    dicts = items(root.get("segments"), "segments")
+    segments, blocks = segment_tables(dicts)
+    events = event_rows(items(root.get("device_traces"), "device_traces"))
+    says_expandable = any(row.get("is_expandable") is not None for row in dicts)
+    put_right(events, segments, says_expandable=says_expandable)
     settings = root.get("allocator_settings")
     return {
         "segments": segments,
         "blocks": blocks,
-        "events": [
-            event_row(event, device)
-            for device, trace in enumerate(traces)
-            for event in items([] if trace is None else trace, "a trace")
-        ],
+        "events": events,
         "annotations": [
             annotation_row(row)
             for row in items(root.get("external_annotations"), "external_annotations")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies: snapshots of every schema from torch 1.13 to 2.14, and odd ones.
 
-What they make is a snapshot by the letter of the format, not one that an allocator could
-have written: sizes need not add up. Frame lists are shared by identity, as PyTorch's are.
+What they make is one that the reader takes: sizes that a device can have, and blocks beside
+each other. In half of them sums add up and times rise; in the others some blocks and
+segments lie elsewhere, sums are wrong, and times run backwards. Frame lists are shared by
+identity, as PyTorch's are.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
+from snapshot_layouts import layouts, sizes
 
 Strategy = st.SearchStrategy[Any]
 
@@ -39,8 +42,26 @@ numbers = st.one_of(
     st.sampled_from([255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1]),
     st.integers(0, 2**64 - 1),
 )
-times = st.one_of(st.integers(1_600_000_000_000_000, 1_900_000_000_000_000), st.integers(-9, 9))
+
+#: Where memory can be.
+addresses = numbers.map(lambda number: min(number, 2**64 - 2**52))
+
+times = st.one_of(
+    st.integers(1_600_000_000_000_000, 1_900_000_000_000_000),
+    st.integers(1_700_000_000_000_000, 1_700_000_000_000_200),
+    st.sampled_from([0, 1, 2**31, 2**32, 2**47, 2**53]),
+)
+odd_times = times | st.integers(-9, 9) | st.sampled_from([2**53 + 1, 2**63 - 1, -(2**63)])
 devices = st.integers(0, 3)
+
+#: Keys under which None is no number, and those that a row must have.
+INTEGERS = frozenset(
+    [
+        *("address", "total_size", "allocated_size", "active_size", "requested_size", "stream"),
+        *("size", "device", "time_us", "addr", "real_size"),
+    ]
+)
+NEEDED = frozenset(["total_size", "size"])
 
 # Values under keys that nobody knows. No key of theirs makes a dict a frame or an event.
 _leaves = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | texts
@@ -104,9 +125,11 @@ SCHEMAS = {
 }
 
 
-def record(fields: dict[str, Strategy], *, missing: bool) -> Strategy:
+def record(
+    fields: dict[str, Strategy], *, missing: bool, needed: frozenset[str] = NEEDED
+) -> Strategy:
     """A dict of these keys in their order, unknown ones behind them; where `missing`,
-    any of the keys may be absent or None."""
+    any of the keys that are not `needed` may be absent, or None if it is no number."""
 
     def assembled(parts: tuple[Any, ...]) -> dict[str, Any]:
         *values, dropped, blanked, extra = parts
@@ -114,9 +137,12 @@ def record(fields: dict[str, Strategy], *, missing: bool) -> Strategy:
         row = {k: None if k in blanked else v for k, v in row.items() if k not in dropped}
         return {**row, **{f"x_{name}": value for name, value in extra.items()}}
 
-    names = st.sampled_from(sorted(fields))
-    few = st.lists(names, max_size=3, unique=True) if missing else st.just([])
-    one = st.lists(names, max_size=1) if missing else st.just([])
+    spare = sorted(fields.keys() - needed)
+    open_to_none = sorted(fields.keys() - needed - INTEGERS)
+    few = st.lists(st.sampled_from(spare), max_size=3, unique=True) if missing else st.just([])
+    one = st.just([])
+    if missing and open_to_none:
+        one = st.lists(st.sampled_from(open_to_none), max_size=1)
     odd = st.one_of(st.just({}), st.dictionaries(_unknown_keys, unknown_values, max_size=2))
     return st.tuples(*fields.values(), few, one, odd if missing else st.just({})).map(assembled)
 
@@ -147,27 +173,27 @@ def pools() -> Strategy:
 def block_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strategy:
     """A block."""
     states = st.sampled_from(["inactive", "active_allocated", "active_pending_free"])
-    fields: dict[str, Strategy] = {"size": numbers, "state": states}
+    fields: dict[str, Strategy] = {"size": sizes.map(lambda size: max(size, 1)), "state": states}
     if schema.has_requested:
-        fields["requested_size"] = numbers
+        fields["requested_size"] = sizes
     if schema.has_history:
-        history = {"addr": numbers, "real_size": numbers, "frames": frames}
+        history = {"addr": numbers, "real_size": sizes, "frames": frames}
         cpp = st.lists(texts, max_size=2)
         old = record({**history, "cpp_frames": cpp}, missing=True)
         fields["history"] = st.lists(old, max_size=2)
         states |= st.just("active_awaiting_free")
     else:
-        fields = {"address": numbers, **fields, "frames": frames}
+        fields = {"address": addresses, **fields, "frames": frames}
     return record(fields, missing=missing)
 
 
 def segment_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strategy:
-    """A segment with its blocks."""
-    fields: dict[str, Strategy] = {"device": devices}
-    for key in ("address", "total_size", "allocated_size", "active_size"):
-        fields[key] = numbers
+    """A segment with its blocks, each of them anywhere."""
+    fields: dict[str, Strategy] = {"device": devices, "address": addresses}
+    for key in ("total_size", "allocated_size", "active_size"):
+        fields[key] = sizes
     if schema.has_requested:
-        fields["requested_size"] = numbers
+        fields["requested_size"] = sizes
     fields["stream"] = numbers
     fields["segment_type"] = st.sampled_from(["small", "large"])
     if schema.has_pools:
@@ -175,15 +201,15 @@ def segment_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strat
         fields["is_expandable"] = st.booleans()
         fields["frames"] = frames
     fields["blocks"] = sequences(block_records(schema, frames, missing=missing))
-    return record(fields, missing=missing)
+    return record(fields, missing=missing, needed=NEEDED | {"address"})
 
 
-def event_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strategy:
+def event_records(schema: Schema, frames: Strategy, *, missing: bool, odd: bool) -> Strategy:
     """A trace entry; an oom event has `device_free` in place of `addr`."""
     actions = st.sampled_from(ACTIONS) | texts
-    fields: dict[str, Strategy] = {"size": numbers, "stream": numbers}
+    fields: dict[str, Strategy] = {"size": sizes, "stream": numbers}
     if schema.has_time:
-        fields["time_us"] = times
+        fields["time_us"] = odd_times if odd else times
     if schema.has_event_pool:
         fields["pool_id"] = pools()
     if schema.has_context:
@@ -193,20 +219,23 @@ def event_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strateg
     if schema.has_history:
         fields["cpp_frames"] = st.lists(texts, max_size=2)
 
-    def entry(parts: tuple[str, int, dict[str, Any], Any]) -> dict[str, Any]:
-        action, place, rest, where = parts
-        made = {"action": action, "device_free" if action == "oom" else "addr": place, **rest}
+    def entry(parts: tuple[str, int, int, dict[str, Any], Any]) -> dict[str, Any]:
+        action, place, left, rest, where = parts
+        told = {"device_free": left} if action == "oom" else {"addr": place}
+        made = {"action": action, **told, **rest}
         return made if where is None else {**made, "frames": where}
 
-    return st.tuples(actions, numbers, record(fields, missing=missing), st.none() | frames).map(
-        entry
-    )
+    rest = record(fields, missing=missing)
+    return st.tuples(actions, addresses, sizes, rest, st.none() | frames).map(entry)
 
 
-def traces(event: Strategy) -> Strategy:
-    """A trace; now and then an entry stands in it twice, as one object."""
+def traces(event: Strategy, *, sound: bool) -> Strategy:
+    """A trace; now and then an entry stands in it twice, as one object. Where `sound`, its
+    times rise."""
     lists = st.lists(event, max_size=6)
-    return st.one_of(lists, lists, lists.map(lambda found: found + found[:1]))
+    if sound:
+        lists = lists.map(lambda found: sorted(found, key=lambda row: row.get("time_us", 0)))
+    return st.one_of(lists, lists, lists.map(lambda found: found[:1] + found))
 
 
 annotations = record(
@@ -249,16 +278,17 @@ def snapshots(draw: Any, version: str | None = None) -> Any:
     """A snapshot as one release of torch writes it, or with keys missing and unknown ones."""
     name = draw(st.sampled_from(sorted(SCHEMAS))) if version is None else version
     schema = SCHEMAS[name]
-    missing = draw(st.booleans())
+    missing, sound = draw(st.booleans()), draw(st.booleans())
     frames = draw(stacks(missing=missing))
-    segments = draw(sequences(segment_records(schema, frames, missing=missing), 3))
+    records = segment_records(schema, frames, missing=missing)
+    segments = draw(layouts(sequences(records, 3), sound=sound))
     if schema.is_list:
         # In protocol 1 an empty list is two letters, which are taken for text.
-        return list(segments) or [{"device": 0}]
-    event = event_records(schema, frames, missing=missing)
+        return list(segments) or [{"device": 0, "address": 0, "total_size": 0}]
+    event = event_records(schema, frames, missing=missing, odd=not sound)
     made: dict[str, Any] = {
         "segments": segments,
-        "device_traces": draw(st.lists(traces(event), max_size=3)),
+        "device_traces": draw(st.lists(traces(event, sound=sound), max_size=3)),
     }
     if schema.has_settings:
         made["allocator_settings"] = draw(settings)
