@@ -336,12 +336,9 @@ class Snapshot:
         return self  # Nothing in it ever changes.
 
     def __repr__(self) -> str:
-        parts = [
-            units.format_count(len(self.devices), "device"),
-            units.format_count(len(self.segments), "segment"),
-            units.format_count(len(self.blocks), "block"),
-            units.format_count(len(self.events), "event"),
-        ]
+        counts = [len(self.devices), len(self.segments), len(self.blocks), len(self.events)]
+        words = ("device", "segment", "block", "event")
+        parts = map(units.format_count, counts, words)
         return f"<Snapshot: {', '.join(parts)}{', partial' if self.partial else ''}>"
 
     def _repr_html_(self) -> str:

@@ -397,5 +397,5 @@ def test_page_opens_on_the_device_that_failed():
     option = page[page.index('<option value="2"') :].partition("</option>")[0]
     assert option.endswith(", out of memory")
     shown = page[page.index('<div data-of="2">') :]
-    assert "out of memory: asked 1,024 MiB" in shown.partition("</div>")[0]
+    assert "out of memory: requested 1,024 MiB" in shown.partition("</div>")[0]
     assert page.index('<option value="0"') < page.index('<option value="2"')
