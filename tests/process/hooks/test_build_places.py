@@ -111,6 +111,8 @@ def modules(home: Path) -> list[str]:
 @pytest.mark.parametrize("group", ["own", "others"])
 def test_every_umask_works_or_is_told_what_to_do(tmp_path: Path, group: str) -> None:
     (tmp_path / "homes").mkdir()
+    # Whatever umask the tests run under: only the homes are to differ.
+    (tmp_path / "homes").chmod(0o755)
     words = [sys.executable, "-c", UMASKS, str(tmp_path / "homes"), group]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
