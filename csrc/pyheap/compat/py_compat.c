@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #if !defined(_GNU_SOURCE)
-#define _GNU_SOURCE 1 /* pipe2 */
+#define _GNU_SOURCE 1 /* pipe2, syscall */
 #endif
 #include "compat/py_compat.h"
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #if !defined(PYPY_VERSION) && !defined(Py_GIL_DISABLED) && PY_VERSION_HEX >= 0x030A0000
@@ -85,11 +86,12 @@ compat_frozen(PyInterpreterState *interpreter)
 /* ---- what may be a head ---------------------------------------------------------- */
 
 /* Copies memory that may not be there: the kernel answers where a read would end the
- * process. `pipe` is one that is empty. */
+ * process. `pipe` is one that is empty. A sanitizer's own write() would look at the
+ * address first, and end the process at that. */
 static bool
 compat_peek(const int *pipe, uintptr_t from, void *to, size_t bytes)
 {
-    return write(pipe[1], (const void *)from, bytes) == (ssize_t)bytes &&
+    return syscall(SYS_write, pipe[1], (const void *)from, bytes) == (long)bytes &&
            read(pipe[0], to, bytes) == (ssize_t)bytes;
 }
 
