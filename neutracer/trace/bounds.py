@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment,unused-ignore]
 
-__all__ = ["bounded_process", "memory_bound"]
+__all__ = ["bounded_process", "free_share", "memory_bound"]
 
 # What is left to the rest of the machine, as a share of what is free.
 _SHARE = 0.9
@@ -21,15 +22,35 @@ _SHARE = 0.9
 # Where nothing tells how much is free.
 _UNKNOWN = 16 << 30
 
+# How long a figure of the machine counts, in seconds: many small files are read at one look.
+_FRESH_S = 0.25
+
+# When this machine was looked at last, and what it had; replaced as a whole, by any thread.
+_seen: tuple[float, int] = (float("-inf"), 0)
+
 # The interpreter's own needs, and those of threads that a library starts.
 _SLACK = 64 << 20
 
 
-def memory_bound(root: str = "/") -> int:
+def memory_bound() -> int:
     """Bytes that this process may take: nine tenths of what is free.
 
     That is the least of the machine's available memory, and what each control group around
     this process (version 1 or 2) still allows.
+
+    A figure of the last quarter of a second is taken as it is.
+    """
+    global _seen
+    at, bound = _seen
+    now = time.monotonic()
+    if now - at > _FRESH_S:
+        bound = free_share("/")
+        _seen = (now, bound)
+    return bound
+
+
+def free_share(root: str) -> int:
+    """The same, looked up now.
 
     Args:
         root: Where /proc and /sys are.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from neutracer.trace.bounds import bounded_process, memory_bound
+from neutracer.trace import bounds
+from neutracer.trace.bounds import bounded_process, free_share, memory_bound
 
 GIB = 1 << 30
 
@@ -26,7 +27,7 @@ def machine(root: Path, groups: str, **files: str) -> str:
 
 
 def test_without_groups_the_machine_decides(tmp_path: Path) -> None:
-    assert memory_bound(machine(tmp_path, "")) == int(8 * GIB * 0.9)
+    assert free_share(machine(tmp_path, "")) == int(8 * GIB * 0.9)
 
 
 def test_group_of_version_2(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_group_of_version_2(tmp_path: Path) -> None:
         job__step__memory_dot_max="max\n",
         job__step__memory_dot_current="5\n",
     )
-    assert memory_bound(root) == int((GIB + (1 << 20)) * 0.9)
+    assert free_share(root) == int((GIB + (1 << 20)) * 0.9)
 
 
 def test_group_of_version_1(tmp_path: Path) -> None:
@@ -49,11 +50,11 @@ def test_group_of_version_1(tmp_path: Path) -> None:
         memory__memory_dot_limit_in_bytes=f"{GIB}\n",
         memory__memory_dot_usage_in_bytes=f"{GIB >> 1}\n",
     )
-    assert memory_bound(root) == int((GIB >> 1) * 0.9)
+    assert free_share(root) == int((GIB >> 1) * 0.9)
 
 
 def test_nothing_tells(tmp_path: Path) -> None:
-    assert memory_bound(str(tmp_path)) == 16 * GIB
+    assert free_share(str(tmp_path)) == 16 * GIB
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system has no such bound")
@@ -61,3 +62,14 @@ def test_process_is_held_to_its_bound() -> None:
     with bounded_process(64 << 20), pytest.raises(MemoryError):
         bytearray(1 << 30)
     assert len(bytearray(256 << 20)) == 256 << 20
+
+
+def test_many_small_files_are_read_at_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    monkeypatch.setattr(bounds, "_seen", (float("-inf"), 0))
+    monkeypatch.setattr(bounds, "free_share", lambda root: looks.append(root) or GIB)
+    assert {memory_bound() for _ in range(50)} == {GIB}
+    assert looks == ["/"]
+    monkeypatch.setattr(bounds, "_FRESH_S", -1.0)
+    memory_bound()
+    assert looks == ["/", "/"]
