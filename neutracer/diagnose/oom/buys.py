@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from neutracer.diagnose.oom.case import Case
 from neutracer.diagnose.oom.demand import Demand
-from neutracer.diagnose.oom.parts import KINDS, Case, Verdict
+from neutracer.diagnose.oom.parts import KINDS, Verdict
 from neutracer.render.document import Note
 from neutracer.units import format_bytes, format_count
 
@@ -53,8 +54,8 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
 
 def _is_much(case: Case) -> bool:
     """Whether what grows has taken a good part of what there is."""
-    growth, usable = case.growth, case.room.reserved + case.room.budget.headroom
-    return growth is not None and case.still_grows and growth.bytes >= _MUCH * usable
+    growth = case.growth
+    return growth is not None and case.still_grows and growth.bytes >= _MUCH * case.usable
 
 
 def _with_headroom(case: Case, verdict: Verdict) -> Verdict:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from neutracer.diagnose.oom.case import Case, least_worth
 from neutracer.diagnose.oom.demand import Demand
-from neutracer.diagnose.oom.parts import Case, Remedy, Verdict, least_worth
+from neutracer.diagnose.oom.parts import Remedy, Verdict
 from neutracer.render.document import Note, Place
 from neutracer.trace.places import callers_of, place_of
 from neutracer.trace.roles import Role, role_of
@@ -97,8 +98,7 @@ def too_large_a_step(case: Case) -> Verdict | None:
         Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
         Note("torch.utils.checkpoint keeps fewer activations of it"),
     )
-    usable = case.room.reserved + case.room.budget.headroom
-    missing = max(demand.floor + demand.expected - usable, case.failure.size)
+    missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
     remedy = Remedy("smaller_step", value=share)
     return Verdict("capacity", missing, tuple(evidence), advice, message, True, remedy)
 
@@ -144,15 +144,12 @@ def _new_holders(case: Case) -> list[_New]:
     if timeline is None or rounds is None or case.failure.event is None:
         return []
     begin, rows = rounds.begins[-1], timeline.allocations
-    columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("stack"))
-    seen: set[int] = set()
+    sizes, made, of_row = (rows.codes(name) for name in ("size", "alloc_event", "stack"))
+    seen = {stack for stack, event in zip(of_row, made, strict=True) if event < begin}
     held: Counter[int] = Counter()
-    sizes = rows.codes("size")
-    for row, (made, freed, stack) in enumerate(zip(*columns, strict=True)):
-        if made < begin:
-            seen.add(stack)
-        elif made < case.failure.event and not 0 <= freed <= case.failure.event:
-            held[stack] += sizes[row]
+    for row in case.live_rows:
+        if made[row] >= begin:
+            held[of_row[row]] += sizes[row]
     stacks = timeline.events.codes("stack")
     held[stacks[case.failure.event]] += case.failure.size
     found = []
@@ -167,7 +164,7 @@ def _new_holders(case: Case) -> list[_New]:
 def _share_that_fits(case: Case, demand: Demand) -> float:
     """How much of the failing step there is room for; where each needs more than the one
     before it, in as many steps again."""
-    usable = _CAREFUL * (case.room.reserved + case.room.budget.headroom) - demand.floor
+    usable = _CAREFUL * case.usable - demand.floor
     expected = demand.expected + demand.rise * demand.steps
     return round(max(min(usable / expected, _CAREFUL), 0.01), 3)
 
@@ -245,9 +242,8 @@ def _first_share(case: Case) -> float:
     Gradients and an optimizer's state, which don't depend on its size, are still to come: with
     Adam's three times the parameters. In the forward pass most of the backward's is as well.
     """
-    usable = case.room.reserved + case.room.budget.headroom
     to_stay = 4 * case.categories.get("parameter", 0)
-    share = _UNKNOWN_SHARE * max(1 - to_stay / max(usable, 1), _LEAST_SHARE)
+    share = _UNKNOWN_SHARE * max(1 - to_stay / max(case.usable, 1), _LEAST_SHARE)
     return round(share / 2 if case.phase.name == "forward" else share, 3)
 
 
@@ -267,18 +263,11 @@ def _held_twice(case: Case) -> _Twice | None:
         or case.phase.name not in ("loading", "unknown")
     ):
         return None
-    rows = timeline.allocations
-    columns = zip(
-        rows.codes("stack"),
-        rows.codes("size"),
-        rows.codes("alloc_event"),
-        rows.codes("free_event"),
-        strict=True,
-    )
+    of_row, size = (timeline.allocations.codes(name) for name in ("stack", "size"))
     sizes: dict[int, Counter[int]] = {}
-    for stack, size, made, freed in columns:
-        if stack != NONE and made <= case.at and not 0 <= freed <= case.at and freed != -2:
-            sizes.setdefault(stack, Counter())[size] += 1
+    for row in case.live_rows:
+        if of_row[row] != NONE:
+            sizes.setdefault(of_row[row], Counter())[size[row]] += 1
     best: _Twice | None = None
     stacks = list(sizes)[:_MOST_STACKS]
     for number, one in enumerate(stacks):

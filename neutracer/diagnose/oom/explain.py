@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from neutracer._native import core
 from neutracer.diagnose.oom.budget import Failure, budget_of
+from neutracer.diagnose.oom.case import Case
 from neutracer.diagnose.oom.facts import OomFacts, facts_beside
-from neutracer.diagnose.oom.parts import Case, Verdict
+from neutracer.diagnose.oom.parts import Verdict
 from neutracer.diagnose.oom.phases import Phase, phase_of
 from neutracer.diagnose.oom.report import ExplainReport
 from neutracer.diagnose.oom.room import Room

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from neutracer.diagnose.oom.case import CRUMBS, Case, least_worth
 from neutracer.diagnose.oom.growth import saw_tooth
-from neutracer.diagnose.oom.parts import CRUMBS, Case, Remedy, Verdict, least_worth
+from neutracer.diagnose.oom.parts import Remedy, Verdict
 from neutracer.diagnose.oom.room import free_bytes
 from neutracer.diagnose.oom.settings import settings_advice
 from neutracer.render.document import Note, Place

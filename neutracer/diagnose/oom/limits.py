@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from math import isqrt
 
-from neutracer.diagnose.oom.parts import Case, Remedy, Verdict
+from neutracer.diagnose.oom.case import Case
+from neutracer.diagnose.oom.parts import Remedy, Verdict
 from neutracer.render.document import Note
 from neutracer.units import format_bytes, format_count
 

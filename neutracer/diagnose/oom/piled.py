@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from neutracer.diagnose.oom.case import Case, least_worth
 from neutracer.diagnose.oom.growth import Growth
-from neutracer.diagnose.oom.parts import Case, Remedy, Verdict, least_worth
+from neutracer.diagnose.oom.parts import Remedy, Verdict
 from neutracer.render.document import Note
 from neutracer.units import format_bytes, format_count
 

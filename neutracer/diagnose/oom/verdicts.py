@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from neutracer.diagnose.oom.buys import ranked
 from neutracer.diagnose.oom.capacity import new_holder, too_large_a_step, too_little
+from neutracer.diagnose.oom.case import Case, Cause
 from neutracer.diagnose.oom.inside import cycle_garbage, fragmentation, other_pool
 from neutracer.diagnose.oom.limits import had_room, non_torch, process_cap, unreasonable_request
-from neutracer.diagnose.oom.parts import KINDS, Case, Cause, Verdict
+from neutracer.diagnose.oom.parts import KINDS, Verdict
 from neutracer.diagnose.oom.piled import cache_growth, leak
 
 __all__ = ["looked_at", "verdicts_of"]

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 
-from neutracer.diagnose.oom.parts import Case, Verdict
+from neutracer.diagnose.oom.case import Case
+from neutracer.diagnose.oom.demand import Demand
+from neutracer.diagnose.oom.parts import Verdict
 from neutracer.trace.categories import CATEGORIES
 from neutracer.units import format_share
 
@@ -60,7 +63,6 @@ def step_needs(case: Case, verdicts: tuple[Verdict, ...]) -> StepNeeds | None:
     demand = case.demand
     if demand is None or not demand.steps:
         return None
-    usable = case.room.reserved + case.room.budget.headroom
     growth = case.growth if case.still_grows else None
     return StepNeeds(
         demand.unit,
@@ -70,46 +72,49 @@ def step_needs(case: Case, verdicts: tuple[Verdict, ...]) -> StepNeeds | None:
         demand.largest,
         demand.expected,
         0 if growth is None else growth.bytes_per_step,
-        usable,
-        tuple(_trials(case, verdicts, usable)),
+        case.usable,
+        tuple(
+            Trial(remedy, max(needs, 0), needs <= case.usable)
+            for remedy, needs in _needs(case, demand, verdicts)
+        ),
     )
 
 
-def _trials(case: Case, verdicts: tuple[Verdict, ...], usable: int) -> list[Trial]:
-    demand = case.demand
-    if demand is None:
-        return []
+# What a remedy takes away, before the line that makes it.
+_WITHOUT = {
+    "release": "without what is kept",
+    "no_grad": "without the graphs",
+    "break_cycles": "without the cycles",
+}
+
+
+def _needs(case: Case, demand: Demand, verdicts: tuple[Verdict, ...]) -> Iterator[tuple[str, int]]:
+    """Remedies, and the most that would be in use with each, with what no request can use."""
     lost = case.room.own_free + case.room.other_free
-    whole = demand.floor + demand.expected
-
-    def trial(remedy: str, needs: int) -> Trial:
-        return Trial(remedy, needs, needs <= usable)
-
-    trials = [
-        trial("as it is", whole + lost),
-        # The allocator gives its cache back itself before it fails.
-        trial("torch.cuda.empty_cache() before it", whole + lost),
-    ]
+    whole = demand.floor + demand.expected + lost
+    yield "as it is", whole
+    # The allocator gives its cache back itself before it fails.
+    yield "torch.cuda.empty_cache() before it", whole
     for verdict in verdicts:
         remedy = verdict.remedy
         if remedy is None:
             continue
         if remedy.action == "settings":
-            trials.append(trial(remedy.setting, whole + lost - case.gives_settings))
-        elif remedy.action in ("release", "break_cycles", "no_grad") and verdict.bytes:
+            yield remedy.setting, whole - case.gives_settings
+        elif remedy.action in _WITHOUT and verdict.bytes:
             place = f" by {remedy.place.function}" if remedy.place is not None else ""
-            words = {"release": "without what is kept", "no_grad": "without the graphs"}
-            text = words.get(remedy.action, "without the cycles") + place
-            trials.append(trial(text, max(whole + lost - verdict.bytes, 0)))
+            yield _WITHOUT[remedy.action] + place, whole - verdict.bytes
         elif remedy.action == "smaller_step" and remedy.value is not None:
             part = format_share(remedy.value, decimals=0)
-            needs = demand.floor + int(remedy.value * demand.expected) + lost
-            trials.append(trial(f"{part} of the batch or length", needs))
-    trials.append(trial("half of the batch or length", demand.floor + demand.expected // 2 + lost))
+            yield f"{part} of the batch or length", whole - _spared(demand, remedy.value)
+    yield "half of the batch or length", whole - _spared(demand, 0.5)
     saved = _checkpointed(case)
     if saved:
-        trials.append(trial("activation checkpointing (about)", whole + lost - saved))
-    return trials
+        yield "activation checkpointing (about)", whole - saved
+
+
+def _spared(demand: Demand, share: float) -> int:
+    return demand.expected - int(share * demand.expected)
 
 
 def _checkpointed(case: Case) -> int:
@@ -119,10 +124,6 @@ def _checkpointed(case: Case) -> int:
     activations = case.categories.get("activation", 0)
     if timeline is None or not timeline.passes.backward or not activations:
         return 0
-    rows, wanted = timeline.allocations, CATEGORIES.index("activation")
-    columns = (timeline.categories.codes, rows.codes("alloc_event"), rows.codes("free_event"))
-    count = sum(
-        category == wanted and made <= case.at and freed != -2 and not 0 <= freed <= case.at
-        for category, made, freed in zip(*columns, strict=True)
-    )
+    wanted, codes = CATEGORIES.index("activation"), timeline.categories.codes
+    count = sum(codes[row] == wanted for row in case.live_rows)
     return int(activations * max(1 - 2 / sqrt(max(count, 1)), 0.0))
