@@ -153,6 +153,25 @@ on_marker(const trace_entry &event, uint32_t mode) noexcept
     }
 }
 
+/* Whether the allocator asked this of itself, and frees it again at once: releases
+ * that have internal_metadata_ (2.15) say so. */
+template <typename entry>
+auto
+is_internal(const entry &event, int) noexcept
+    -> decltype(event.internal_metadata_.empty())
+{
+    return !event.internal_metadata_.empty() &&
+           (event.action_ == entry::ALLOC || event.action_ == entry::FREE_REQUESTED ||
+            event.action_ == entry::FREE_COMPLETED);
+}
+
+template <typename entry>
+bool
+is_internal(const entry &, long) noexcept
+{
+    return false;
+}
+
 void
 on_event(const trace_entry &event) noexcept
 {
@@ -162,7 +181,7 @@ on_event(const trace_entry &event) noexcept
         return;
     }
     const auto device = static_cast<unsigned>(event.device_);
-    if (mode == 0 || device >= MOST_DEVICES) {
+    if (mode == 0 || device >= MOST_DEVICES || is_internal(event, 0)) {
         return;
     }
     nt_ring *ring = ring_of(static_cast<int>(device));

@@ -87,6 +87,7 @@ nt_trace_event_at(nt_trace *trace, nt_action action, uint64_t addr, uint64_t siz
         .stack = stack,
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
+        .internal_metadata = NT_NONE,
     };
     TRY(nt_snapshot_add_event(trace->snapshot, &event, &trace->err));
 }

@@ -14,6 +14,7 @@ event_of(uint64_t i)
         .stack = NT_NO_STACK,
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
+        .internal_metadata = NT_NONE,
     };
 }
 

@@ -61,6 +61,7 @@ steps_text(steps_case *c, const char *text)
     c->next += 512;
     event.stack = NT_NO_STACK;
     event.compile_context = NT_NONE;
+    event.internal_metadata = NT_NONE;
     nt_snapshot *snapshot = c->trace.snapshot;
     nt_error err = {0};
     if (nt_strings_intern(nt_snapshot_strings(snapshot), text, length,

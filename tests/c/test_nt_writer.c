@@ -60,6 +60,7 @@ writer_add_events(nt_test *t, nt_snapshot *snapshot, size_t count, uint64_t *see
             .stack = writer_random_stack(t, snapshot, seed),
             .compile_context = NT_NONE,
             .user_metadata = NT_NONE,
+            .internal_metadata = NT_NONE,
         };
         if ((keys & NT_HAS_EVENT_TIME) != 0) {
             /* Times rise within a trace. */
@@ -72,10 +73,14 @@ writer_add_events(nt_test *t, nt_snapshot *snapshot, size_t count, uint64_t *see
             event.user_metadata = writer_random_string(t, snapshot, seed);
         }
         const uint32_t name = writer_random_string(t, snapshot, seed);
-        event.action = (uint8_t)(nt_test_random(seed) % NT_ACTION_COUNT);
+        event.action = (uint8_t)(nt_test_random(seed) % NT_ACTION_INTERNAL_ALLOC);
         if (nt_test_random(seed) % 4 == 0) {
             (void)NT_CHECK_OK(
                 nt_snapshot_intern_action(snapshot, name, &event.action, NULL), NULL);
+        }
+        if ((keys & NT_HAS_EVENT_INTERNAL) != 0 && nt_test_random(seed) % 4 == 0) {
+            event.internal_metadata = writer_random_string(t, snapshot, seed);
+            event.action = nt_events_as_internal(event.action);
         }
         (void)NT_CHECK_OK(nt_snapshot_add_event(snapshot, &event, NULL), NULL);
     }
@@ -189,12 +194,12 @@ writer_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
 /* Every key that a row can lack and still be the same after a round trip. */
 enum {
     ALL_KEYS = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL | NT_HAS_EVENT_USER_METADATA |
-        NT_HAS_EVENT_DEVICE_FREE | NT_HAS_BLOCK_ADDRESS | NT_HAS_BLOCK_REQUESTED |
-        NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_ALLOCATED | NT_HAS_SEGMENT_ACTIVE |
-        NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE | NT_HAS_SETTINGS |
-        NT_HAS_ANNOTATIONS | NT_HAS_TRACES,
+        NT_HAS_EVENT_INTERNAL | NT_HAS_EVENT_DEVICE_FREE | NT_HAS_BLOCK_ADDRESS |
+        NT_HAS_BLOCK_REQUESTED | NT_HAS_SEGMENT_REQUESTED | NT_HAS_SEGMENT_ALLOCATED |
+        NT_HAS_SEGMENT_ACTIVE | NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE |
+        NT_HAS_SETTINGS | NT_HAS_ANNOTATIONS | NT_HAS_TRACES,
     OPTIONAL_EVENT_KEYS = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL |
-        NT_HAS_EVENT_USER_METADATA | NT_HAS_EVENT_DEVICE_FREE,
+        NT_HAS_EVENT_USER_METADATA | NT_HAS_EVENT_DEVICE_FREE | NT_HAS_EVENT_INTERNAL,
 };
 
 NT_TEST(random_snapshots_survive_a_round_trip)
@@ -263,6 +268,7 @@ NT_TEST(oom_events_have_device_free)
         .stack = NT_NO_STACK,
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
+        .internal_metadata = NT_NONE,
     };
     (void)NT_CHECK_OK(nt_snapshot_begin_trace(snapshot, NULL), NULL);
     (void)NT_CHECK_OK(nt_snapshot_add_event(snapshot, &event, NULL), NULL);

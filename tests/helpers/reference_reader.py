@@ -180,6 +180,9 @@ def event_row(event: Any, device: int) -> dict[str, Any]:
     row["pool_id"] = pair(event, "pool_id")
     row["compile_context"] = text(event, "compile_context")
     row["user_metadata"] = text(event, "user_metadata")
+    row["internal_metadata"] = text(event, "internal_metadata")
+    if row["internal_metadata"] is not None and row["action"] in BLOCK_ACTIONS:
+        row["action"] = f"internal_{row['action']}"
     row["stack"] = stack(event.get("frames"))
     return row
 
@@ -243,6 +246,7 @@ def event_rows(traces: list[Any]) -> Rows:
     ]
 
 
+BLOCK_ACTIONS = ("alloc", "free_requested", "free_completed")
 KNOWN_KEYS = ("segments", "device_traces", "allocator_settings", "external_annotations")
 
 

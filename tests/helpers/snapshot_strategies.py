@@ -91,6 +91,7 @@ class Schema:
         has_context: Events have compile_context (2.8).
         has_metadata: Events have user_metadata (2.10).
         has_event_pool: Events have pool_id (2.11).
+        has_internal: Some events have internal_metadata (2.15).
         is_list: The file is the bare list of segments.
     """
 
@@ -103,6 +104,7 @@ class Schema:
     has_context: bool = True
     has_metadata: bool = True
     has_event_pool: bool = False
+    has_internal: bool = False
     is_list: bool = False
 
 
@@ -120,6 +122,7 @@ SCHEMAS = {
     "2.10": Schema(),
     "2.11": Schema(has_event_pool=True),
     "2.14": Schema(has_event_pool=True),
+    "2.15": Schema(has_event_pool=True, has_internal=True),
     "bare list": Schema(is_list=True),
     "bare list of 2.0": Schema(True, False, False, is_list=True),
 }
@@ -216,6 +219,8 @@ def event_records(schema: Schema, frames: Strategy, *, missing: bool, odd: bool)
         fields["compile_context"] = st.just("N/A") | texts
     if schema.has_metadata:
         fields["user_metadata"] = st.just("") | texts
+    if schema.has_internal:
+        fields["internal_metadata"] = st.none() | texts
     if schema.has_history:
         fields["cpp_frames"] = st.lists(texts, max_size=2)
 

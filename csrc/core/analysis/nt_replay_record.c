@@ -118,6 +118,7 @@ record_add(replay *r, nt_action action, uint32_t lane, uint64_t address, uint64_
             from->compile_context != NULL ? from->compile_context[at] : NT_NONE,
         .user_metadata =
             from->user_metadata != NULL ? from->user_metadata[at] : NT_NONE,
+        .internal_metadata = NT_NONE,
     };
     if (record->status == NT_OK) {
         record->status = nt_snapshot_add_event(record->snapshot, &event, r->err);

@@ -25,8 +25,31 @@ typedef enum nt_action {
     NT_ACTION_ANNOTATE,
     NT_ACTION_USER_DEFINED,
     NT_ACTION_WORKSPACE_SNAPSHOT,
+    /* What the allocator asked of itself (internal_metadata): none of the program's, so
+     * whoever follows the program's blocks passes over them. */
+    NT_ACTION_INTERNAL_ALLOC,
+    NT_ACTION_INTERNAL_FREE_REQUESTED,
+    NT_ACTION_INTERNAL_FREE_COMPLETED,
     NT_ACTION_COUNT,
 } nt_action;
+
+/* The action under PyTorch's name as one of the allocator's own, and back; others stay
+ * what they are. */
+static inline uint8_t
+nt_events_as_internal(uint8_t action)
+{
+    return action <= NT_ACTION_FREE_COMPLETED
+               ? (uint8_t)(NT_ACTION_INTERNAL_ALLOC + action)
+               : action;
+}
+
+static inline uint8_t
+nt_events_as_written(uint8_t action)
+{
+    return action >= NT_ACTION_INTERNAL_ALLOC && action < NT_ACTION_COUNT
+               ? (uint8_t)(action - NT_ACTION_INTERNAL_ALLOC)
+               : action;
+}
 
 /* Whether the device gets memory back. */
 static inline bool
@@ -53,6 +76,7 @@ enum {
     NT_SEGMENTS_ONLY = 1 << 13,         /* the file is a bare list of segments */
     NT_HAS_SEGMENT_ALLOCATED = 1 << 14, /* allocated_size */
     NT_HAS_SEGMENT_ACTIVE = 1 << 15,    /* active_size */
+    NT_HAS_EVENT_INTERNAL = 1 << 16,    /* internal_metadata, torch 2.15 */
 };
 
 /* One trace entry. Ids of strings are NT_NONE where the key was absent. */
@@ -67,6 +91,7 @@ typedef struct nt_event {
     uint32_t stack; /* NT_NO_STACK when not recorded */
     uint32_t compile_context;
     uint32_t user_metadata;
+    uint32_t internal_metadata;
 } nt_event;
 
 /* Columns of `count` rows. A column whose key the file never had is NULL. */
@@ -77,15 +102,16 @@ typedef struct nt_event_columns {
     uint64_t *size;
     uint64_t *stream;
     uint32_t *stack;
-    int64_t *time_us;          /* NULL without NT_HAS_EVENT_TIME */
-    uint64_t *device_free;     /* NULL without NT_HAS_EVENT_DEVICE_FREE */
-    uint64_t *pool_first;      /* NULL without NT_HAS_EVENT_POOL */
-    uint64_t *pool_second;     /* NULL without NT_HAS_EVENT_POOL */
-    uint32_t *compile_context; /* string ids or NT_NONE; NULL without the key */
-    uint32_t *user_metadata;   /* the same */
+    int64_t *time_us;            /* NULL without NT_HAS_EVENT_TIME */
+    uint64_t *device_free;       /* NULL without NT_HAS_EVENT_DEVICE_FREE */
+    uint64_t *pool_first;        /* NULL without NT_HAS_EVENT_POOL */
+    uint64_t *pool_second;       /* NULL without NT_HAS_EVENT_POOL */
+    uint32_t *compile_context;   /* string ids or NT_NONE; NULL without the key */
+    uint32_t *user_metadata;     /* the same */
+    uint32_t *internal_metadata; /* the same */
 } nt_event_columns;
 
-#define NT_EVENT_COLUMNS 11
+#define NT_EVENT_COLUMNS 12
 
 /* Events that follow each other, as they were added. */
 typedef struct nt_event_run {
@@ -120,7 +146,8 @@ nt_events_lacks(const nt_event_columns *columns, const nt_event *event)
            (columns->pool_second == NULL &&
             (event->pool.first | event->pool.second) != 0) ||
            (columns->compile_context == NULL && event->compile_context != NT_NONE) ||
-           (columns->user_metadata == NULL && event->user_metadata != NT_NONE);
+           (columns->user_metadata == NULL && event->user_metadata != NT_NONE) ||
+           (columns->internal_metadata == NULL && event->internal_metadata != NT_NONE);
 }
 
 /* Adds a row; on failure the table is as it was. */
@@ -151,6 +178,9 @@ nt_events_add(nt_events *events, const nt_event *event, nt_error *err)
     }
     if (columns->user_metadata != NULL) {
         columns->user_metadata[row] = event->user_metadata;
+    }
+    if (columns->internal_metadata != NULL) {
+        columns->internal_metadata[row] = event->internal_metadata;
     }
     columns->action[row] = event->action;
     columns->count = row + 1;

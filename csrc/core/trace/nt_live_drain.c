@@ -217,6 +217,7 @@ drain_entry(nt_live_mark *mark, nt_live_builder *b, const nt_ring_entry *entry)
         .pool = {entry->pool_first, entry->pool_second},
         .stack = NT_NO_STACK,
         .compile_context = NT_NONE,
+        .internal_metadata = NT_NONE,
     };
     if (source->time_us != NULL) {
         event.time_us = source->time_us(source->ctx, b->type, entry->ticks);

@@ -18,6 +18,7 @@ const char *const nt_reader_words[WORDS] = {
     "pool_id",
     "compile_context",
     "user_metadata",
+    "internal_metadata",
     "frames",
     "filename",
     "name",
@@ -283,6 +284,7 @@ reader_event_keys(uint32_t present)
     keys |= (present >> KEY_POOL_ID & 1) * NT_HAS_EVENT_POOL;
     keys |= (present >> KEY_COMPILE_CONTEXT & 1) * NT_HAS_EVENT_COMPILE_CONTEXT;
     keys |= (present >> KEY_USER_METADATA & 1) * NT_HAS_EVENT_USER_METADATA;
+    keys |= (present >> KEY_INTERNAL_METADATA & 1) * NT_HAS_EVENT_INTERNAL;
     return keys;
 }
 
@@ -308,8 +310,14 @@ reader_event_extras(nt_reader *r, nt_reader_place place, const nt_value *fields,
     NT_TRY(nt_reader_pool(r, place, KEY_POOL_ID, fields[KEY_POOL_ID], &event->pool));
     NT_TRY(nt_reader_string(r, place, KEY_COMPILE_CONTEXT, fields[KEY_COMPILE_CONTEXT],
                             &event->compile_context));
-    return nt_reader_string(r, place, KEY_USER_METADATA, fields[KEY_USER_METADATA],
-                            &event->user_metadata);
+    NT_TRY(nt_reader_string(r, place, KEY_USER_METADATA, fields[KEY_USER_METADATA],
+                            &event->user_metadata));
+    NT_TRY(nt_reader_string(r, place, KEY_INTERNAL_METADATA,
+                            fields[KEY_INTERNAL_METADATA], &event->internal_metadata));
+    if (NT_UNLIKELY(event->internal_metadata != NT_NONE)) {
+        event->action = nt_events_as_internal(event->action);
+    }
+    return NT_OK;
 }
 
 /* What an event must tell, by its action: a bit a key. */
@@ -331,6 +339,7 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
         .stack = nt_value_id(fields[KEY_FRAMES]),
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
+        .internal_metadata = NT_NONE,
     };
     if (place.row >= NT_NONE) {
         return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 events");

@@ -211,6 +211,9 @@ static const char *const snapshot_action_names[NT_ACTION_COUNT] = {
     [NT_ACTION_ANNOTATE] = "annotate",
     [NT_ACTION_USER_DEFINED] = "user_defined",
     [NT_ACTION_WORKSPACE_SNAPSHOT] = "workspace_snapshot",
+    [NT_ACTION_INTERNAL_ALLOC] = "internal_alloc",
+    [NT_ACTION_INTERNAL_FREE_REQUESTED] = "internal_free_requested",
+    [NT_ACTION_INTERNAL_FREE_COMPLETED] = "internal_free_completed",
 };
 
 nt_status
@@ -219,7 +222,7 @@ nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
 {
     size_t length;
     const char *text = nt_strings_get(snapshot->strings, name, &length);
-    for (uint8_t code = 0; code < NT_ACTION_COUNT; code++) {
+    for (uint8_t code = 0; code < NT_ACTION_INTERNAL_ALLOC; code++) {
         const char *known = snapshot_action_names[code];
         if (strlen(known) == length && memcmp(known, text, length) == 0) {
             *out = code;
@@ -299,6 +302,23 @@ snapshot_read_roundup(nt_snapshot *snapshot)
     }
 }
 
+/* The row of the settings' text: under the name of its device's environment variable,
+ * or the one that all devices have. */
+static const nt_setting *
+snapshot_find_text(const nt_snapshot *snapshot)
+{
+    static const char *const names[] = {
+        "PYTORCH_CUDA_ALLOC_CONF", /* CUDA */
+        "PYTORCH_HIP_ALLOC_CONF",  /* ROCm */
+        "PYTORCH_ALLOC_CONF",      /* any device, XPU */
+    };
+    const nt_setting *row = NULL;
+    for (size_t i = 0; i < NT_LENGTH(names) && row == NULL; i++) {
+        row = snapshot_find_setting(snapshot, names[i], NT_NONE);
+    }
+    return row;
+}
+
 /* Whether anything in the snapshot was mapped into an expandable segment. */
 static bool
 snapshot_has_mapped(const nt_snapshot *snapshot)
@@ -323,8 +343,7 @@ static void
 snapshot_read_settings(nt_snapshot *snapshot)
 {
     nt_settings *settings = &snapshot->settings;
-    const nt_setting *row =
-        snapshot_find_setting(snapshot, "PYTORCH_CUDA_ALLOC_CONF", NT_NONE);
+    const nt_setting *row = snapshot_find_text(snapshot);
     if (row != NULL && row->kind == NT_SETTING_STRING) {
         size_t length;
         const char *text = nt_strings_get(snapshot->strings, row->string, &length);

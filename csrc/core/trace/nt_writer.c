@@ -239,7 +239,7 @@ static void
 writer_event(writer *w, const nt_event_columns *e, size_t row)
 {
     writer_begin_dict(w, NULL);
-    writer_action(w, e->action[row]);
+    writer_action(w, nt_events_as_written(e->action[row]));
     writer_event_place(w, e, row);
     writer_unsigned(w, KEY_SIZE, e->size[row]);
     writer_unsigned(w, KEY_STREAM, e->stream[row]);
@@ -254,6 +254,9 @@ writer_event(writer *w, const nt_event_columns *e, size_t row)
     }
     if (e->user_metadata != NULL && e->user_metadata[row] != NT_NONE) {
         writer_text(w, KEY_USER_METADATA, e->user_metadata[row]);
+    }
+    if (e->internal_metadata != NULL && e->internal_metadata[row] != NT_NONE) {
+        writer_text(w, KEY_INTERNAL_METADATA, e->internal_metadata[row]);
     }
     writer_stack(w, e->stack[row]);
     writer_end_dict(w);
