@@ -48,9 +48,7 @@ def event_table(
         "pool_second": Column(optional("pool_second", "Q", 0)),
         "compile_context": Column(optional("compile_context", "I", NONE), strings, NONE),
         "user_metadata": Column(optional("user_metadata", "I", NONE), strings, NONE),
-        "internal_metadata": Column(
-            optional("internal_metadata", "I", NONE), strings, NONE
-        ),
+        "internal_metadata": Column(optional("internal_metadata", "I", NONE), strings, NONE),
         "stack": Column(lambda: c["stack"], null=NONE),
     }
     return Table("event", columns, count, stacks, {"pool_id": ("pool_first", "pool_second")})
