@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs under a cap: what `what_if(fraction=...)` says, and what PyTorch then does.
 
-usage: python tests/gpu/capped_what_if.py [--pairs 200] [--seed N] [--processes 12]
+usage: python tests/gpu/capped_what_if.py [--pairs 200] [--seed N] [--processes 12] [--keep FOLDER]
 
 Each program runs once without a cap and is recorded. For four settings and caps it is asked
 what would come of them, and it runs again with these, in a process of its own that calls
@@ -9,7 +9,9 @@ what would come of them, and it runs again with these, in a process of its own t
 of PyTorch's `memory_stats()` are compared with the prediction. Half of the settings collect
 garbage. Prints a line for each pair with its seed, and exits with 1 where a prediction of
 whether it fits is wrong, or fewer than 95 % are exact or 99 % within their ranges. --seed
-repeats a run.
+repeats a run. With --keep, second runs are recorded too, and FOLDER gets what is needed to find
+out why a pair is not exact: SEED.xz, the first recording; SEED-N.xz, that of pair N; SEED-N.json,
+what was asked, predicted and so.
 """
 
 from __future__ import annotations
@@ -119,8 +121,8 @@ class Stopping(Runner):
             raise MemoryError(slot)
 
 
-def run_here(seed: int, conf: str, fraction: float, folder: str) -> None:
-    """One program in this process; without a cap it is recorded."""
+def run_here(seed: int, conf: str, fraction: float, target: str) -> None:
+    """One program in this process; recorded if there is a file for that."""
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = conf
     import torch
 
@@ -131,26 +133,26 @@ def run_here(seed: int, conf: str, fraction: float, folder: str) -> None:
     runner = Stopping(torch, conf)
     said: dict[str, Any] = {"total": total, "torch": torch.__version__}
     for name, *values in operations(seed):
-        if name == "record" and fraction:
+        if name == "record" and not target:
             continue
         try:
             getattr(runner, name)(*values)
         except MemoryError:
             break
     torch.cuda.synchronize()
-    said["stats"], path = figures(torch), pathlib.Path(folder)
-    if not fraction:
+    said["stats"] = figures(torch)
+    if target:
         snapshot = torch.cuda.memory._snapshot()
         short_names(snapshot)
-        (path / f"{seed}.xz").write_bytes(lzma.compress(pickle.dumps(snapshot, 4), preset=0))
+        pathlib.Path(target).write_bytes(lzma.compress(pickle.dumps(snapshot, 4), preset=0))
     print(json.dumps(said))
     sys.stdout.flush()
     os._exit(0)
 
 
-def run(seed: int, conf: str, fraction: float, folder: str) -> dict[str, Any]:
+def run(seed: int, conf: str, fraction: float, target: str = "") -> dict[str, Any]:
     """The same in a process of its own: what it said."""
-    words = [sys.executable, str(HERE), "--run", str(seed), conf, repr(fraction), folder]
+    words = [sys.executable, str(HERE), "--run", str(seed), conf, repr(fraction), target]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200)
     if done.returncode != 0:
         raise RuntimeError(f"seed {seed}, {conf!r}: {done.stderr[-800:]}")
@@ -169,18 +171,33 @@ def judge(outcome: neutracer.Outcome, stats: dict[str, int]) -> tuple[bool, str,
     return outcome.fits == (stats["num_ooms"] == 0), verdict, "; ".join(wrong)
 
 
-def compare(seed: int, folder: str) -> list[tuple[Pair, bool, str, str]]:
-    """A program's verdicts; its recording is removed."""
-    source = run(seed, "", 0.0, folder)
+def explained(pair: Pair, fraction: float, total: int, outcome: Any, stats: Any) -> str:
+    """What was asked about a pair, predicted and so."""
+    said = {"seed": pair.seed, "conf": pair.conf, "fraction": fraction, "total": total}
+    predicted = {figure: getattr(outcome, figure) for figure in FIGURES}
+    ranges = {figure: outcome.range(figure) for figure in FIGURES}
+    more = {"causes": outcome.causes, "runs": outcome.runs, "predicted": predicted}
+    return json.dumps({**said, **more, "ranges": ranges, "stats": stats}, indent=1)
+
+
+def compare(seed: int, folder: str, keeps: bool) -> list[tuple[Pair, bool, str, str]]:
+    """A program's verdicts; recordings remain only of what is not exact, where that is kept."""
     path = pathlib.Path(folder) / f"{seed}.xz"
+    source = run(seed, "", 0.0, str(path))
     snap = neutracer.load(path)
     peak, total, found = source["stats"]["reserved_bytes.all.peak"], source["total"], []
-    for pair in pairs_of(seed):
+    for number, pair in enumerate(pairs_of(seed)):
         fraction = max(peak * pair.share, 24 * MIB) / total
         plan = neutracer.what_if(snap, pair.conf, capacity=total, fraction=fraction)
         outcome = plan[pair.conf]
-        real = run(seed, pair.conf, fraction, folder)["stats"]
+        second = path.with_name(f"{seed}-{number}.xz")
+        real = run(seed, pair.conf, fraction, str(second) if keeps else "")["stats"]
         is_right, verdict, wrong = judge(outcome, real)
+        if keeps and verdict == "exact":
+            second.unlink()
+        elif keeps:
+            said = explained(pair, fraction, total, outcome, real)
+            second.with_suffix(".json").write_text(said)
         if plan.fidelity != 1.0:
             wrong += f" (fidelity {plan.fidelity:.4f})"
         causes = "+".join(outcome.causes)
@@ -189,7 +206,8 @@ def compare(seed: int, folder: str) -> list[tuple[Pair, bool, str, str]]:
         line += f"  {'' if is_right else 'WRONG FITS '}{wrong}"
         print(line.rstrip(), flush=True)
         found.append((pair, is_right, verdict, wrong))
-    path.unlink()
+    if not keeps or all(verdict == "exact" for _, _, verdict, _ in found):
+        path.unlink()
     return found
 
 
@@ -198,8 +216,11 @@ def drive(options: argparse.Namespace) -> int:
     chosen = [next(source) for _ in range(-(-options.pairs // PAIRS_A_PROGRAM))]
     print(f"--seed {options.seed}: programs {chosen[0]} to {chosen[-1]}")
     found: list[tuple[Pair, bool, str, str]] = []
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as pool:
-        for result in pool.map(lambda seed: compare(seed, folder), chosen):
+    keep = options.keep
+    if keep:
+        pathlib.Path(keep).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(options.processes) as pool:
+        for result in pool.map(lambda seed: compare(seed, keep or made, bool(keep)), chosen):
             found += result
     counts = collections.Counter(verdict for _, _, verdict, _ in found)
     right = sum(is_right for _, is_right, _, _ in found)
@@ -221,11 +242,12 @@ def main() -> int:
         "--seed", type=int, default=random.SystemRandom().randrange(1, 10**6) * 1000
     )
     parser.add_argument("--processes", type=int, default=12)
-    parser.add_argument("--run", nargs=4, metavar=("SEED", "CONF", "FRACTION", "FOLDER"))
+    parser.add_argument("--keep", metavar="FOLDER", help="what shows why pairs are not exact")
+    parser.add_argument("--run", nargs=4, metavar=("SEED", "CONF", "FRACTION", "TARGET"))
     options = parser.parse_args()
     if options.run:
-        seed, conf, fraction, folder = options.run
-        run_here(int(seed), conf, float(fraction), folder)
+        seed, conf, fraction, target = options.run
+        run_here(int(seed), conf, float(fraction), target)
     return drive(options)
 
 
