@@ -138,6 +138,21 @@ class Pyramid:
     def levels(self) -> list[bytes]: ...
 
 @final
+class ModuleMarks:
+    def __new__(
+        cls,
+        texts: dict[int, str],
+        writer: list[Callable[[str], object]],
+        read: Callable[[], str],
+        enter_model: Callable[[Any], object],
+        leave_model: Callable[[Any, str], object],
+        carrier: Any,
+        /,
+    ) -> ModuleMarks: ...
+    def enter(self, module: Any, args: Any, /) -> None: ...
+    def leave(self, module: Any, output: Any, /) -> None: ...
+
+@final
 class Sampler:
     def __new__(
         cls,

@@ -28,6 +28,7 @@ typedef struct nt_py_state {
     PyTypeObject *sampler_type;
     PyTypeObject *devices_type;
     PyTypeObject *attribution_type;
+    PyTypeObject *marks_type;
 } nt_py_state;
 
 /* The state of the module that made `type`; NULL with an exception otherwise. */
@@ -175,6 +176,9 @@ extern PyType_Spec nt_py_attribution_spec;
 /* The devices of a Devices, which must outlive their use; NULL with a TypeError. */
 const struct nt_device *
 nt_py_device_of(PyObject *devices);
+
+/* nt_py_modules.c: the hooks of modules. */
+extern PyType_Spec nt_py_marks_spec;
 
 /* nt_py_save.c */
 PyObject *

@@ -99,6 +99,15 @@ rings_release() noexcept;
 void
 rings_retire(nt_ring *ring) noexcept;
 
+/* What the calling thread's events are marked with where PyTorch's allocator keeps no
+ * text of its own: at most MOST_TEXT bytes of UTF-8 are kept. */
+constexpr size_t MOST_TEXT = 500;
+void
+text_set(const char *text, size_t length) noexcept;
+/* It, and its length. */
+const char *
+text_now(size_t *length) noexcept;
+
 /* A device's ring: events ever pushed, and how many it keeps. */
 struct ring_fact {
     int device;

@@ -382,6 +382,35 @@ oom_listener_error() noexcept
     return text;
 }
 
+namespace
+{
+
+thread_local char thread_text[MOST_TEXT];
+thread_local size_t thread_text_length = 0;
+
+} // namespace
+
+void
+text_set(const char *text, size_t length) noexcept
+{
+    if (length > MOST_TEXT) {
+        length = MOST_TEXT;
+        while (length > 0 &&
+               (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80) {
+            length--;
+        }
+    }
+    std::copy_n(text, length, thread_text);
+    thread_text_length = length;
+}
+
+const char *
+text_now(size_t *length) noexcept
+{
+    *length = thread_text_length;
+    return thread_text;
+}
+
 void
 common_source(nt_live_source *out) noexcept
 {

@@ -64,7 +64,10 @@ push(backend_state &mine, uint8_t action, uint64_t address, uint64_t size,
     entry.addr = address;
     entry.size = size;
     entry.stack = stack;
-    entry.metadata = NT_RING_NONE;
+    size_t length;
+    const char *text = text_now(&length);
+    entry.metadata =
+        length == 0 ? NT_RING_NONE : core->ring_add_text(mine.ring, text, length);
     entry.action = action;
     entry.flags = NT_LIVE_FLAG_BARE;
     nt_ring_push(mine.ring, &entry);

@@ -383,7 +383,38 @@ module_oom_facts(PyObject *, PyObject *)
     return list;
 }
 
+PyDoc_STRVAR(
+    set_text_doc,
+    "set_text($module, text, /)\n--\n\n"
+    "What this thread's events are marked with, on a torch built for the CPU;\n"
+    "500 bytes of it at most.");
+
+PyObject *
+module_set_text(PyObject *, PyObject *text)
+{
+    Py_ssize_t length;
+    const char *utf8 = PyUnicode_AsUTF8AndSize(text, &length);
+    if (utf8 == nullptr) {
+        return nullptr;
+    }
+    text_set(utf8, static_cast<size_t>(length));
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(get_text_doc, "get_text($module, /)\n--\n\n"
+                           "What this thread's events are marked with.");
+
+PyObject *
+module_get_text(PyObject *, PyObject *)
+{
+    size_t length;
+    const char *text = text_now(&length);
+    return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "replace");
+}
+
 PyMethodDef module_methods[] = {
+    {"set_text", module_set_text, METH_O, set_text_doc},
+    {"get_text", module_get_text, METH_NOARGS, get_text_doc},
     {"attach", module_attach, METH_O, attach_doc},
     {"start", module_start, METH_O, start_doc},
     {"keep_frames", module_keep_frames, METH_O, keep_frames_doc},

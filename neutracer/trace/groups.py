@@ -59,7 +59,11 @@ class Groups:
     @cached_property
     def _module_names(self) -> dict[int, str]:
         """The module of each code of user_metadata that names one."""
-        texts, codes = self._events["user_metadata"], self._events.codes("user_metadata")
+        codes = self._events.codes("user_metadata")
+        if bytes(codes).count(0xFF) == 4 * len(codes):
+            # No event has a text, as in most recordings.
+            return {}
+        texts = self._events["user_metadata"]
         pairs = cast("dict[int, str | None]", dict(zip(codes, texts, strict=True)))
         return {
             code: text.removeprefix(MODULE_MARK) or "(the model itself)"
@@ -113,6 +117,13 @@ class Groups:
     def _held_by_module(self, event: int) -> list[_Row]:
         size, asked = self._rows.codes("size"), self._rows.codes("requested_size")
         return merged((self._module(row), size[row], asked[row], 1) for row in self._live(event))
+
+    def held_by_module(self, event: int) -> dict[str, int]:
+        """The allocated bytes after an event by module, the most first; empty where no event
+        says its module."""
+        if not self._module_names:
+            return {}
+        return {name: nbytes for name, nbytes, _, _ in self._held_by_module(event)}
 
     def by_module(self, peak: int, limit: int) -> Table:
         """The table of `Timeline.by_module`."""

@@ -260,6 +260,10 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         at = self._native.peak(0)[0] if event is None else self._event(event)
         return self._groups.held_by_place(at)
 
+    def held_by_module(self, event: int) -> dict[str, int]:
+        """Allocated bytes by module after an event, the most first; empty: none is known."""
+        return self._groups.held_by_module(event)
+
     @cached_property
     def _groups(self) -> Groups:
         return Groups(self._native, self.events, self.allocations, self._stacks, self.places)

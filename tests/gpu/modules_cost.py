@@ -3,13 +3,14 @@
 
     python tests/gpu/modules_cost.py      # some two minutes on a GPU
 
-For each program: the time of a step with the recording alone and with modules as well, and by
-module the bytes that forward left, beside what hooks on the modules count for themselves with
-`memory_allocated` (each without what is inside of it).
+For each program: the time of a step with the recording alone and with modules as well, in turns,
+and by module the bytes that forward and backward allocated, beside what hooks on the modules count
+for themselves by PyTorch's running total of allocated bytes (each without what is inside of it).
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections import Counter
@@ -22,35 +23,54 @@ import categories_programs as programs
 NAMES = ("gpt2_adamw", "vit_sgd", "llama_lora", "unet_ema_amp", "mixtral_sgd")
 
 
-def seconds(step: Callable[[], None], rounds: int = 15) -> float:
-    """The tenth percentile of a step's time."""
+ROUNDS, STEPS = 8, 10
+
+
+def seconds(step: Callable[[], None]) -> float:
+    """The time of a step."""
     import torch
 
-    found = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(STEPS):
         step()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return sorted(found)[rounds // 10]
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / STEPS
+
+
+def cost(model: Any, step: Callable[[], None]) -> tuple[float, float]:
+    """The middle of the times of a step, without and with modules."""
+    import neutracer
+
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for times, modules in zip(found, (None, model), strict=True):
+            with neutracer.record(modules=modules):
+                step()
+                times.append(seconds(step))
+    return statistics.median(found[0]), statistics.median(found[1])
+
+
+def allocated() -> int:
+    """The bytes that were ever allocated."""
+    import torch
+
+    return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"])
 
 
 def counted(model: Any, step: Callable[[Callable[[], None]], None]) -> Counter[str]:
-    """The bytes that each module's forward leaves allocated, without its parts'."""
-    import torch
-
+    """The bytes that each module's forward allocates, without its parts'."""
     sums: Counter[str] = Counter()
     stack: list[list[int]] = []
     handles = []
     for path, module in model.named_modules():
 
         def enter(_: Any, __: Any) -> None:
-            stack.append([torch.cuda.memory_allocated(), 0])
+            stack.append([allocated(), 0])
 
         def leave(_: Any, __: Any, ___: Any, path: str = path) -> None:
             before, inside = stack.pop()
-            grown = torch.cuda.memory_allocated() - before
+            grown = allocated() - before
             sums[path or "(the model itself)"] += grown - inside
             if stack:
                 stack[-1][1] += grown
@@ -83,10 +103,7 @@ def one(name: str) -> None:
 
     for _ in range(3):
         step()
-    with neutracer.record():
-        plain = seconds(step)
-    with neutracer.record(modules=model) as recording:
-        marked = seconds(step)
+    plain, marked = cost(model, step)
     print(f"{name}: {plain * 1e3:.1f} ms, with modules {marked * 1e3:.1f} ms", end="")
     print(f" ({marked / plain - 1:+.1%}, {len(list(model.modules()))} modules)")
     with neutracer.record(modules=model) as recording:
@@ -101,13 +118,21 @@ def one(name: str) -> None:
     timeline = recording.snapshot().timeline()
     events = timeline.events
     marker = next(i for i, size in enumerate(events["size"]) if size == 3_333_333)
-    ours = {h.key: h.bytes for h in timeline.holders(marker - 1, by="module", limit=None)}
+    rows, texts = timeline.allocations, events["user_metadata"]
+    ours, later = Counter[str](), Counter[bool]()
+    for made, size in zip(rows.codes("alloc_event"), rows.codes("size"), strict=True):
+        text = texts[made] if made >= 0 else None
+        if 0 <= made < marker and text:
+            ours[text.removeprefix("nn.Module: ") or "(the model itself)"] += size
+        elif made > marker:
+            later[bool(text)] += size
     theirs = counted(model, program.step)
     for path, nbytes in theirs.most_common(6):
-        told = ours.get(path, 0)
+        told = ours[path]
         print(f"   {path:48} hooks {nbytes / 2**20:9.2f} MiB   ours {told / 2**20:9.2f} MiB")
-    right = sum(min(nbytes, ours.get(path, 0)) for path, nbytes in theirs.items() if nbytes > 0)
-    print(f"   of the hooks' bytes ours has {right / sum(n for n in theirs.values() if n > 0):.1%}")
+    right = sum(min(nbytes, ours[path]) for path, nbytes in theirs.items())
+    print(f"   of the hooks' bytes ours has {right / theirs.total():.1%}", end="")
+    print(f"; a module is known of {later[True] / max(later.total(), 1):.1%} of what came after")
 
 
 def main() -> int:

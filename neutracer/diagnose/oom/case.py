@@ -214,6 +214,11 @@ class Case:
         held = self.timeline.holders(self.at, by="category", limit=None)
         return {str(holder.key): holder.bytes for holder in held}
 
+    @cached_property
+    def modules(self) -> dict[str, int]:
+        """The allocated bytes by module, the most first; empty where no module is known."""
+        return {} if self.timeline is None else self.timeline.held_by_module(self.at)
+
 
 Cause = Callable[[Case], "Verdict | None"]
 

@@ -305,6 +305,7 @@ def _report(
         garbage_bytes=case.facts.garbage_bytes,
         holders=case.holdings[:_MOST_HOLDINGS],
         categories=case.categories,
+        modules=case.modules,
         ooms=ooms,
         looked_at=looked_at(case),
         step=None if is_question else step_needs(case, tuple(verdicts)),

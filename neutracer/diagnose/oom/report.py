@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from neutracer.diagnose.holds.by_module import module_tables
 from neutracer.diagnose.oom.parts import Holding, Verdict
 from neutracer.diagnose.oom.whole_step import StepNeeds
 from neutracer.render.document import (
@@ -64,6 +65,7 @@ class ExplainReport(Report):
         garbage_bytes: What only a collection would have freed; None where nobody looked.
         holders: Who held the allocated bytes, by line, the most first.
         categories: The allocated bytes by category, the most first.
+        modules: The same by module; empty where the recording knows no modules.
         ooms: The out-of-memory events of the trace.
         looked_at: The kinds of verdicts that what is known could have shown; the others were
             not looked at.
@@ -103,6 +105,7 @@ class ExplainReport(Report):
     garbage_bytes: int | None
     holders: tuple[Holding, ...]
     categories: dict[str, int]
+    modules: dict[str, int]
     ooms: tuple[int, ...]
     looked_at: tuple[str, ...]
     step: StepNeeds | None
@@ -235,4 +238,5 @@ def _holders(why: ExplainReport) -> tuple[Table, ...]:
             for name, held in list(why.categories.items())[:_SHOWN_CATEGORIES]
         )
         tables.append(Table("As what", cells))
+    tables += module_tables("By module", why.modules)
     return tuple(tables)

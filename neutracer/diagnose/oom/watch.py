@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name, whole_number
@@ -24,6 +25,7 @@ from neutracer.process.device.devices import devices
 from neutracer.process.hooks.long_history import ProgramRecording
 from neutracer.process.hooks.observer import OutOfMemory, add_notes, listen
 from neutracer.process.recording.capture import other_allocator, torch_with_cuda
+from neutracer.process.recording.modules import check_modules
 from neutracer.units import format_count
 
 __all__ = ["OomWatch", "oom_report", "watch_oom"]
@@ -45,6 +47,7 @@ def watch_oom(
     *,
     max_entries: int | None = None,
     stacks: str = "python",
+    modules: Any = None,
     limit: int = _BURST,
     seconds: float = DEFAULT_SECONDS,
     callback: Callable[[OomReport], object] | None = None,
@@ -66,6 +69,8 @@ def watch_oom(
             nothing. The report then has the events of `neutracer.live`, if that is on;
             otherwise it says where memory is but not who took it.
         stacks: "python", or "all" with frames of C++, which only PyTorch's recorder has.
+        modules: A model whose modules mark what they allocate, or True for every model that
+            is called: the report then has a table of them. It needs torch 2.10.
         limit: How many reports may be written in a row; one more a minute after that.
         seconds: The most time that a report may take; what is not done by then is left out.
         callback: Called with each `OomReport` after it is written. What it raises is
@@ -89,6 +94,7 @@ def watch_oom(
         directory,
         max_entries=max_entries,
         stacks=stacks,
+        modules=modules,
         limit=limit,
         seconds=seconds,
         callback=callback,
@@ -101,6 +107,7 @@ def oom_report(
     *,
     max_entries: int | None = None,
     stacks: str = "python",
+    modules: Any = None,
     limit: int = _BURST,
     seconds: float = DEFAULT_SECONDS,
     callback: Callable[[OomReport], object] | None = None,
@@ -111,6 +118,7 @@ def oom_report(
         directory: As for `watch_oom`, and so the others.
         max_entries: Events of history to keep; None is as for `watch_oom`, 0 records none.
         stacks: As for `record`.
+        modules: As for `watch_oom`.
         limit: Reports in a row.
         seconds: The most time that a report may take.
         callback: Called with each report.
@@ -136,10 +144,10 @@ def oom_report(
     if (max_entries or 0) < 0 or limit < 1 or not seconds > 0:
         raise ValueError("max_entries must be 0 or more, limit 1 or more, seconds above 0")
     called_back("callback", callback, "report")
-    torch_with_cuda()
+    check_modules(torch_with_cuda(), modules)
     if stacks not in ("python", "all"):
         raise ValueError(f"stacks is {stacks!r}: it must be 'python' or 'all'")
-    recording = None if max_entries == 0 else ProgramRecording(max_entries, stacks)
+    recording = None if max_entries == 0 else ProgramRecording(max_entries, stacks, modules=modules)
     return OomWatch(folder, recording, limit, seconds, callback)
 
 

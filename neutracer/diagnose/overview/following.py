@@ -76,6 +76,7 @@ class Following:
         *,
         context: str = "alloc",
         recorder: str = "auto",
+        modules: bool = False,
     ) -> None:
         """Set up; `begin` begins.
 
@@ -84,13 +85,14 @@ class Following:
             max_entries: As for `ProgramRecording`; 0 records nothing.
             stacks: As for `ProgramRecording`, and so `context` and `recorder`.
             command: Which command it is for.
+            modules: Whether allocations are marked with the module that made them.
         """
         self.directory = os.path.abspath(directory)
         self.command = command
         self.why = ""
         self.last: OverviewReport | None = None
         self._max_entries = max_entries
-        self._how = (stacks, context, recorder)
+        self._how = (stacks, context, recorder, True if modules else None)
         self._process = os.getpid()
         # Held while files are written: by the program's thread, or by that beside it.
         self._lock = threading.Lock()
@@ -226,6 +228,8 @@ class Following:
                 return
             if recording.because:
                 self._notes.append(f"recorded with PyTorch's own recorder: {recording.because}")
+            if recording.unmarked:
+                self._notes.append(f"no modules: {recording.unmarked}")
             recording.stop()
             self._write(reason)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neutracer.diagnose.fragmentation.report import FragmentationReport, band, fragmentation_report
+from neutracer.diagnose.holds.by_module import module_tables
 from neutracer.diagnose.oom.facts import facts_beside
 from neutracer.diagnose.overview.findings import failure_findings, trend_findings
 from neutracer.diagnose.overview.late_gradients import late_gradients_finding
@@ -76,6 +77,8 @@ class DeviceOverview:
         device: Its number.
         memory_stats: PyTorch's own figures at the end, under its keys.
         peak: The peak of allocated: allocated_bytes, event, requested_bytes, holders.
+        modules: The allocated bytes at that peak by module, the most first; empty where the
+            recording knows no modules.
         reserved_peak: The peak of reserved: reserved_bytes, event.
         fragmentation: The report on it.
         oom: The out-of-memory events.
@@ -87,6 +90,7 @@ class DeviceOverview:
     device: int
     memory_stats: dict[str, int]
     peak: dict[str, Any]
+    modules: dict[str, int]
     reserved_peak: dict[str, int]
     fragmentation: FragmentationReport
     oom: tuple[OutOfMemory, ...]
@@ -238,6 +242,7 @@ def _device(snap: Snapshot, device: int) -> DeviceOverview:
             "requested_bytes": total,
             "holders": holders,
         },
+        modules=timeline.held_by_module(peak.event),
         reserved_peak={"reserved_bytes": reserved.bytes, "event": reserved.event},
         fragmentation=fragmentation_report(snap, device=device),
         oom=_ooms(snap, device),
@@ -321,4 +326,4 @@ def _holders(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     notes = (f"and {format_count(rest, 'more place')}",) if rest else ()
     what = "the peak" if device.events else "it now"
     title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
-    return (Table(title, rows, notes=notes),)
+    return (Table(title, rows, notes=notes), *module_tables(f"By module{where}", device.modules))

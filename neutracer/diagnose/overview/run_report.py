@@ -104,6 +104,7 @@ def run_and_report(
     stacks: str = "python",
     context: str = "alloc",
     recorder: str = "auto",
+    modules: bool = False,
     every_s: float | None = None,
 ) -> RunReport:
     """Run a program in this process, recording from when it initialises CUDA.
@@ -119,6 +120,7 @@ def run_and_report(
         directory: Where the files go; it is made when the first is written.
         max_entries: As for `ProgramRecording`.
         stacks: As for `ProgramRecording`, and so `context` and `recorder`.
+        modules: Whether allocations are marked with the `nn.Module` that made them.
         every_s: Seconds between reports while it runs; None writes none.
 
     Returns:
@@ -135,7 +137,12 @@ def run_and_report(
         raise ValueError(f"max_entries and the time between reports must be at most {_MOST:,}")
     check_writable(os.path.abspath(directory))
     following = Following(
-        os.fspath(directory), max_entries, stacks, context=context, recorder=recorder
+        os.fspath(directory),
+        max_entries,
+        stacks,
+        context=context,
+        recorder=recorder,
+        modules=modules,
     )
     beside = OnDemand(
         following.write,

@@ -19,6 +19,7 @@ from neutracer.process.hooks.build import target
 from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import other_allocator, torch_with_cuda
 from neutracer.process.recording.history import HISTORY, wrapped_ring
+from neutracer.process.recording.modules import ModuleMarks, check_model, check_modules, marks_of
 from neutracer.process.recording.recorder import Recording, record
 from neutracer.process.recording.sidecar import (
     rank_facts,
@@ -74,6 +75,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
     Attributes:
         why: Why nothing is recorded though CUDA is in use; "" where something is.
         because: Why PyTorch's recorder is used and not the hooks; "" where they are.
+        unmarked: Why allocations are not marked with their modules though they were to be.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         stacks: str = "python",
         context: str = "alloc",
         recorder: str = "auto",
+        modules: Any = None,
     ) -> None:
         """Set up; `start` begins.
 
@@ -90,11 +93,17 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             stacks: As for `record`. Frames of C++ only PyTorch's recorder has.
             context: As for `record`, where that records. The hooks give all events stacks.
             recorder: One of `RECORDERS`.
+            modules: As for `record`.
 
         Raises:
             UnavailableError: torch is not imported, or has no CUDA.
+            TypeError: `modules` is no model.
         """
+        check_model(modules)
         torch_with_cuda()
+        self._modules = modules
+        self._marks: ModuleMarks | None = None
+        self.unmarked = ""
         self._asked = max_entries
         self._stacks = stacks
         self._context = context
@@ -148,6 +157,15 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             raise UnavailableError("a history of its memory", other)
         # At the end of the recording the program may have left its group.
         rank_facts()
+        self._record_by(torch)
+        if self._modules is not None:
+            try:
+                check_modules(torch, self._modules)
+                self._marks = marks_of(torch, self._modules)
+            except UnavailableError as error:
+                self.unmarked = str(error)
+
+    def _record_by(self, torch: Any) -> None:
         if self._recorder != "pytorch":
             try:
                 self._follow()
@@ -203,6 +221,9 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
 
     def _leave(self) -> None:
         _on.pop(self, None)
+        marks, self._marks = self._marks, None
+        if marks is not None:
+            marks.detach()
         end, self._end = self._end, None
         inner, self._inner = self._inner, None
         if end is not None:

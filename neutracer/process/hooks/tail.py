@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from typing import Any
 
 from neutracer._native import core
 from neutracer.arguments import whole_number
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.process.hooks import attach as hooks
+from neutracer.process.recording.modules import ModuleMarks, check_model, marks_by
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
 
@@ -43,8 +46,17 @@ class LiveTail:
 
     def __init__(self) -> None:
         self._asked = (_EVENTS, _FRAMES)
+        self._lock = threading.Lock()
+        self._marks: ModuleMarks | None = None
+        self._model: Any = None
 
-    def __call__(self, max_events: int | None = None, frames: int | None = None) -> Snapshot:
+    def __call__(
+        self,
+        max_events: int | None = None,
+        frames: int | None = None,
+        *,
+        modules: Any = None,
+    ) -> Snapshot:
         """The allocator's last events, and what it holds now.
 
         The first call begins to record, natively and without the GIL, and so gives the
@@ -68,6 +80,9 @@ class LiveTail:
                 was recorded is lost.
             frames: Python frames recorded of each event, from the innermost, 0 to 64; None
                 for as many as before, at first 8.
+            modules: A model whose modules mark what they allocate from now on, or True for
+                every model that is called, for `holders(by="module")`; None leaves it as it
+                is. On CUDA this needs torch 2.10.
 
         Returns:
             The snapshot. Every analysis, `save` and the pictures work on it.
@@ -76,6 +91,7 @@ class LiveTail:
             UnavailableError: PyTorch's allocator can't be followed here; `.install` says
                 why, and what to do. `neutracer.snapshot()` needs no hooks.
             ValueError: `max_events` is below 1, or `frames` not 0 to 64.
+            TypeError: `modules` is no model.
 
         Example:
             >>> import neutracer
@@ -87,8 +103,11 @@ class LiveTail:
         events = self._asked[0] if max_events is None else max_events
         depth = self._asked[1] if frames is None else frames
         events = whole_number("max_events", events, "a number of events")
+        check_model(modules)
         hooks.attach(events, depth)
         self._asked = (events, depth)
+        if modules is not None:
+            self._mark(modules)
         return take(hooks.load().backend, events)
 
     def stop(self) -> None:
@@ -98,6 +117,17 @@ class LiveTail:
         """
         hooks.silence()
         self._asked = (_EVENTS, _FRAMES)
+        self._mark(None)
+
+    def _mark(self, model: Any) -> None:
+        """Let the modules of this model mark what they allocate, and no others."""
+        with self._lock:
+            if model is self._model:
+                return
+            if self._marks is not None:
+                self._marks.detach()
+            self._marks = None if model is None else marks_by(hooks.load(), model)
+            self._model = model
 
     def __reduce__(self) -> str:
         # By its name, as a function goes: it is the same in every process.

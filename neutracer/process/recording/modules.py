@@ -1,55 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocations marked with the `nn.Module` whose forward or backward made them.
 
-PyTorch keeps a text with each event of its history (`_cuda_setMemoryMetadata`, from 2.10 on).
-Hooks on all modules set it to the path of the module that runs. In a backward pass the nodes of
-PyTorch's graph do: one where a module's output came from, and one where its input did, so that
-what lies between two modules counts for the one around them.
+PyTorch keeps a text with each event of its history (`_cuda_setMemoryMetadata`, from 2.10 on), and
+neutracer's hooks on the CPU's allocator keep one too. Hooks on all modules set it to the path of
+the module that runs. In a backward pass the nodes of PyTorch's graph do that made what a module got
+or gave: each sets the text of the module that it was made in, and so what lies between two modules
+counts for the one around them.
 
 The hooks are PyTorch's global ones: none is stored in a module, and so a model can be copied,
-saved and sent meanwhile.
+saved and sent meanwhile. What they do is compiled (`csrc/py/nt_py_modules.c`). Inside of a
+compiled region they do nothing: all of it counts for the module around it.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.trace.table import MODULE_MARK
 
-__all__ = ["ModuleMarks", "check_modules", "marks_of"]
-
-# Under this name a node of the graph says that it sets a text.
-_MARKED = "neutracer.module"
+__all__ = ["ModuleMarks", "check_model", "check_modules", "marks_by", "marks_of"]
 
 
 def check_modules(torch: Any, model: object) -> None:
-    """See whether this torch keeps such texts, and whether this is a model; None is no wish.
+    """See whether this torch keeps such texts, and whether this is a model.
+
+    Args:
+        torch: The module.
+        model: An `nn.Module`, True for every one that is called, or None for none.
 
     Raises:
         UnavailableError: It doesn't.
-        TypeError: It is none.
+        TypeError: It is none of these.
     """
-    if model is None:
-        return
-    if not callable(getattr(model, "named_modules", None)):
-        raise TypeError(f"modules must be an nn.Module, not {type(model).__name__}")
-    if not hasattr(torch._C, "_cuda_setMemoryMetadata"):
+    check_model(model)
+    if model is not None and not hasattr(torch._C, "_cuda_setMemoryMetadata"):
         raise UnavailableError(
             f"marking allocations with their module in torch {torch.__version__}",
             "install torch 2.10 or later, or leave modules= out",
         )
 
 
-class _Running(threading.local):
-    """The texts of the modules that run in a thread, the innermost last."""
+def check_model(model: object) -> None:
+    """See whether something can be given as `modules`.
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+    Raises:
+        TypeError: It is no `nn.Module`, not True and not None.
+    """
+    if model is None:
+        return
+    if model is not True and not callable(getattr(model, "named_modules", None)):
+        raise TypeError(f"modules must be an nn.Module or True, not {type(model).__name__}")
 
 
 class ModuleMarks:
@@ -69,74 +75,110 @@ class ModuleMarks:
     """
 
     def __init__(self, model: Any, write: Callable[[str], object], read: Callable[[], str]) -> None:
-        """`write` sets the calling thread's text, `read` gives it."""
+        """`write` sets the calling thread's text, `read` gives it. A `model` of True stands
+        for each model whose forward is called; its class is in front of its paths."""
         self._model = model
         self._write = write
         self._read = read
-        self._texts: dict[int, str] = {}
-        self._running = _Running()
+        # Emptied at the end: nodes of graphs that live on are silent then.
+        self._writer: list[Callable[[str], object]] = []
         self._handles: list[Any] = []
 
     def attach(self) -> None:
         """Begin to mark."""
         hooks: Any = sys.modules["torch.nn.modules.module"]
-        named = self._model.named_modules()
-        self._texts = {id(module): MODULE_MARK + path for path, module in named}
+        torch = hooks.torch
+        texts: dict[int, str] = {}
+        if self._model is True:
+            enter_model = partial(_learn, texts, {})
+        else:
+            named = self._model.named_modules()
+            texts.update({id(module): MODULE_MARK + path for path, module in named})
+            enter_model = partial(_know_compiled, texts)
+        self._writer = [self._write]
+        leave_model = partial(_end_with_pass, self._writer)
+        carrier = torch.empty(0, device="cpu")
+        marks = core.ModuleMarks(texts, self._writer, self._read, enter_model, leave_model, carrier)
+        enter, leave = _hooks_of(marks, torch.compiler.is_compiling)
         self._handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, always_call=True),
         ]
 
     def detach(self) -> None:
-        """End it; a second time does nothing. Nodes of graphs that live on stay silent."""
+        """End it; a second time does nothing."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
-        if handles:
-            self._texts = {}
+        self._writer.clear()
 
-    def _enter(self, module: Any, args: tuple[Any, ...]) -> None:
-        text = self._texts.get(id(module))
-        if text is None:
-            return
-        running = self._running.texts
-        if running:
-            self._mark(args, running[-1])
-        else:
-            # What was there belongs to the program, or to a backward pass that comes by.
-            running.append(self._read())
-        running.append(text)
-        self._write(text)
 
-    def _leave(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
-        running = self._running.texts
-        if not running or self._texts.get(id(module)) != running[-1]:
-            return
-        text = running.pop()
-        outermost = len(running) == 1
-        self._write(running[-1])
-        self._mark(_tensors(output), text)
-        if outermost:
-            before = running.pop()
-            for node in _nodes(_tensors(output)):
-                node.register_prehook(partial(self._begin_pass, before))
+def _hooks_of(
+    marks: core.ModuleMarks, is_compiling: Callable[[], bool]
+) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], None]]:
+    """The hooks before and after a forward; a compiler that traces them sees empty ones."""
+    enter, leave = marks.enter, marks.leave
 
-    def _mark(self, tensors: Iterable[Any], text: str) -> None:
-        """Let the nodes that made tensors set a text, where they set none yet."""
-        for node in _nodes(tensors):
-            if _MARKED not in node.metadata:
-                node.metadata[_MARKED] = True
-                node.register_prehook(partial(self._reach, text))
+    def before(module: Any, args: Any) -> None:
+        if not is_compiling():
+            enter(module, args)
 
-    def _reach(self, text: str, _: object) -> None:
-        if self._handles:
-            self._write(text)
+    def after(module: Any, args: Any, output: Any) -> None:
+        if not is_compiling():
+            leave(module, output)
 
-    def _begin_pass(self, before: str, _: object) -> None:
-        """The backward pass comes to the model; when it ends, `before` is set again."""
-        if self._handles:
-            variable: Any = sys.modules["torch.autograd.variable"]
-            variable.Variable._execution_engine.queue_callback(partial(self._write, before))
+    return before, after
+
+
+def _know_compiled(texts: dict[int, str], module: Any) -> None:
+    """Give what `torch.compile` made of a known module the path of that."""
+    text = texts.get(id(getattr(module, "_orig_mod", None)))
+    if text is not None:
+        texts[id(module)] = text
+
+
+def _learn(texts: dict[int, str], alive: dict[int, Any], model: Any) -> None:
+    """Find the paths in a model that is called for the first time."""
+    name = type(model).__name__
+    for path, module in model.named_modules():
+        key = id(module)
+
+        def forget(_: object, key: int = key) -> None:
+            texts.pop(key, None)
+            alive.pop(key, None)
+
+        alive[key] = weakref.ref(module, forget)
+        texts[key] = MODULE_MARK + (f"{name}.{path}" if path else name)
+
+
+def _end_with_pass(writer: list[Callable[[str], object]], output: Any, before: str) -> None:
+    """A model's forward is over: when a backward pass has come to it and ends, the text from
+    before the model is set again."""
+    for tensor in _tensors(output):
+        node = getattr(tensor, "grad_fn", None)
+        if node is not None:
+            node.register_prehook(partial(_begin_pass, writer, before))
+
+
+def _begin_pass(writer: list[Callable[[str], object]], before: str, _: object) -> None:
+    if writer:
+        variable: Any = sys.modules["torch.autograd.variable"]
+        variable.Variable._execution_engine.queue_callback(partial(writer[0], before))
+
+
+def marks_by(hooks: Any, model: Any) -> ModuleMarks:
+    """Begin to mark what a model allocates, for neutracer's compiled hooks.
+
+    Raises:
+        UnavailableError: This torch keeps no texts.
+    """
+    torch: Any = sys.modules["torch"]
+    if hooks.backend == "cuda":
+        check_modules(torch, model)
+        return marks_of(torch, model)
+    marks = ModuleMarks(model, hooks.set_text, hooks.get_text)
+    marks.attach()
+    return marks
 
 
 def marks_of(torch: Any, model: Any) -> ModuleMarks:
@@ -145,12 +187,6 @@ def marks_of(torch: Any, model: Any) -> ModuleMarks:
     marks = ModuleMarks(model, torch._C._cuda_setMemoryMetadata, read)
     marks.attach()
     return marks
-
-
-def _nodes(tensors: Iterable[Any]) -> Iterable[Any]:
-    """The nodes of the graph that made tensors."""
-    found = (getattr(tensor, "grad_fn", None) for tensor in tensors)
-    return (node for node in found if node is not None)
 
 
 def _tensors(output: Any) -> Iterable[Any]:

@@ -75,7 +75,7 @@ def record(
         skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
         compile_context: Record the compiled frame of each event.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
-        modules: A model (torch 2.10): for `holders(by="module")`, whose forward or backward.
+        modules: A model, or True for every one called (torch 2.10): for `holders(by="module")`.
         path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in it
             are filled in: each process needs its own file.
 

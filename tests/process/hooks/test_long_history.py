@@ -109,3 +109,26 @@ def test_other_allocators_are_said(fake, monkeypatch, how):
     assert not fake.enabled
     assert not recording.waiting
     recording.stop()
+
+
+def test_modules_are_marked_while_it_is_on(fake, hooked):
+    nn = pytest.importorskip("torch.nn")
+    torch = nn.modules.module.torch
+    said = []
+    fake.module._C._cuda_setMemoryMetadata = said.append
+    fake.module._C._cuda_getMemoryMetadata = str
+    model = nn.Linear(2, 2)
+    recording = ProgramRecording(None, modules=True).start()
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    recording.discard()
+    model(torch.ones(1, 2))
+    assert said == ["nn.Module: Linear", ""]
+    assert recording.unmarked == ""
+
+
+def test_a_torch_that_keeps_no_texts_is_recorded_without(fake, hooked):
+    recording = ProgramRecording(None, modules=True).start()
+    assert hooked
+    assert "torch 2.10" in recording.unmarked
+    recording.discard()

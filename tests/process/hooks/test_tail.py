@@ -407,6 +407,34 @@ def test_cpu_allocations_of_torch_are_followed() -> None:
         assert told["files"] == ["<string>"]
 
 
+MODULES_PROGRAM = textwrap.dedent("""
+    import json, torch, neutracer
+    model = torch.nn.Sequential(
+        torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256)
+    )
+    neutracer.live(50_000, 4, modules=model)
+    model(torch.randn(64, 256)).sum().backward()
+    snap = neutracer.live()
+    held = snap.timeline().holders(len(snap.timeline()) - 1, by="module", limit=None)
+    neutracer.live.stop()
+    left = len(torch.nn.modules.module._global_forward_hooks)
+    held = {one.key: one.requested_bytes for one in held}
+    print(json.dumps({"held": held, "hooks": left}))
+""")
+
+
+def test_modules_mark_what_they_allocate() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", MODULES_PROGRAM], capture_output=True, text=True)
+    if "UnavailableError" in done.stderr:
+        without_hooks(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    # The gradients of weight and bias, which the backward pass makes.
+    assert told["held"]["0"] == told["held"]["2"] - (256 - 1024) * 4 == (256 + 1) * 1024 * 4
+    assert told["hooks"] == 0
+
+
 # ---- races ------------------------------------------------------------------------------
 
 MAIN = """

@@ -175,5 +175,74 @@ def test_what_is_missing_is_said() -> None:
 
     with pytest.raises(UnavailableError, match=r"module in torch 2\.4\.0"):
         check_modules(Old, nn.Linear(1, 1))
-    with pytest.raises(TypeError, match=r"modules must be an nn\.Module, not int"):
+    with pytest.raises(TypeError, match=r"modules must be an nn\.Module or True, not int"):
         check_modules(torch, 3)
+
+
+def test_every_model_that_is_called_is_known_by_its_class() -> None:
+    text = Text()
+    marks = ModuleMarks(True, text.write, text.read)
+    marks.attach()
+    try:
+        with torch.no_grad():
+            nn.Sequential(nn.Linear(2, 2))(torch.ones(1, 2))
+            nn.Linear(2, 2)(torch.ones(1, 2))
+    finally:
+        marks.detach()
+    assert text.said == ["Sequential", "Sequential.0", "Sequential", "", "Linear", ""]
+
+
+class Compiled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.line(x).relu()
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_a_compiled_region_is_one_module_and_stays_one_graph() -> None:
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    text, part = Text(), Compiled()
+    model = nn.Sequential(nn.Linear(4, 4), torch.compile(part, backend=backend))
+    marks = ModuleMarks(model, text.write, text.read)
+    marks.attach()
+    try:
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+    finally:
+        marks.detach()
+        torch._dynamo.reset()
+    assert len(graphs) == 1
+    assert text.said == ["", "0", "", "1", "", ""]
+
+
+def test_the_hooks_of_the_program_on_the_same_tensors_go_on(run: Any) -> None:
+    model, _, _, notes = run
+    seen: list[str] = []
+
+    def watch(module: Any, args: Any, output: Any) -> None:
+        output.register_hook(lambda grad: seen.append("mine"))
+
+    inner = model.first.register_forward_hook(watch)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+    inner.remove()
+    assert seen == ["mine", "mine"]
+    assert notes["first backward"] == "first"
+
+
+def test_the_marks_keep_no_tensor(run: Any) -> None:
+    import weakref
+
+    model, _, _, _ = run
+    output = model(torch.ones(2, 4))
+    gone = weakref.ref(output)
+    del output
+    assert gone() is None
