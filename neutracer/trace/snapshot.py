@@ -174,9 +174,8 @@ class Snapshot:
 
         Columns: device, action, addr, size (bytes), stream, time_us (since the epoch, 0
         where unknown), device_free (bytes, of oom events), pool_id (as pool_first,
-        pool_second), compile_context, user_metadata, internal_metadata, stack. What the
-        allocator asked of itself (internal_metadata, torch 2.15) has "internal_" before its
-        action, and counts in no figure.
+        pool_second), compile_context, user_metadata, internal_metadata, stack. Actions of the
+        allocator's own (internal_metadata) begin with "internal_", and count nowhere.
         """
         return event_table(
             self._columns["events"],

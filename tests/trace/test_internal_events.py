@@ -88,5 +88,5 @@ def test_settings_are_read_under_the_name_of_each_device(name: str) -> None:
     """The names of ROCm and XPU are PyTorch's own; no such machine was at hand."""
     recording = _recording(tagged=False)
     recording["allocator_settings"] = {name: "roundup_power2_divisions:4"}
-    settings = neutracer.load(pickle.dumps(recording)).settings
-    assert settings["text"] == "roundup_power2_divisions:4"
+    snap = neutracer.load(pickle.dumps(recording))
+    assert snap.settings_in_force["text"] == "roundup_power2_divisions:4"
