@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from neutracer.diagnose.oom.report import ExplainReport
     from neutracer.diagnose.oom.watch import OomWatch, oom_report, watch_oom
     from neutracer.diagnose.overview.cell import CellReport
+    from neutracer.diagnose.ranks.parts import FirstOom, HeatMap, Odd, RankRow
+    from neutracer.diagnose.ranks.ranks import ranks
+    from neutracer.diagnose.ranks.report import RanksReport
     from neutracer.diagnose.settings.recommend import RecommendReport, recommend
     from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
     from neutracer.errors import (
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from neutracer.pictures.page.inline import PageView
     from neutracer.pictures.page.view import view
     from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
+    from neutracer.pictures.ranks.plot import plot_ranks
     from neutracer.process.cycles.pressure import (
         PressureCollection,
         PressureCollector,
@@ -96,8 +100,10 @@ __all__ = [
     "DiffReport",
     "ExplainReport",
     "Finding",
+    "FirstOom",
     "FragmentationReport",
     "Frame",
+    "HeatMap",
     "HistoryWarning",
     "Holder",
     "HoldersReport",
@@ -112,6 +118,7 @@ __all__ = [
     "NeutracerError",
     "NotebookHolder",
     "ObjectGraph",
+    "Odd",
     "OomFacts",
     "OomReport",
     "OomWatch",
@@ -119,6 +126,8 @@ __all__ = [
     "PageView",
     "PressureCollection",
     "PressureCollector",
+    "RankRow",
+    "RanksReport",
     "RecommendReport",
     "Recording",
     "Report",
@@ -149,7 +158,9 @@ __all__ = [
     "notebook_holders",
     "oom_report",
     "plot_fragmentation",
+    "plot_ranks",
     "plot_timeline",
+    "ranks",
     "recommend",
     "record",
     "release_holders",
@@ -193,6 +204,9 @@ _MODULES = {
     "neutracer.diagnose.leaks.trend": ("LeakTrendReport", "leak_trend"),
     "neutracer.diagnose.oom.page": ("OomReport",),
     "neutracer.diagnose.oom.watch": ("OomWatch", "oom_report", "watch_oom"),
+    "neutracer.diagnose.ranks.parts": ("FirstOom", "HeatMap", "Odd", "RankRow"),
+    "neutracer.diagnose.ranks.ranks": ("ranks",),
+    "neutracer.diagnose.ranks.report": ("RanksReport",),
     "neutracer.diagnose.settings.recommend": ("RecommendReport", "recommend"),
     "neutracer.diagnose.settings.what_if": ("Outcome", "WhatIfReport", "what_if"),
     "neutracer.errors": (
@@ -223,6 +237,7 @@ _MODULES = {
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "neutracer.pictures.mdtp.plot": ("mdtp",),
     "neutracer.pictures.plots.plot": ("plot_fragmentation", "plot_timeline"),
+    "neutracer.pictures.ranks.plot": ("plot_ranks",),
     "neutracer.pictures.page.view": ("view",),
     "neutracer.pictures.page.inline": ("PageView",),
     "neutracer.render.report": ("Finding", "Report"),

@@ -24,6 +24,7 @@ _COMMANDS = {
     "explain": "why a program ran out of memory, and what would have helped",
     "what-if": "the same program under other allocator settings, and the best of them",
     "diff": "what one snapshot holds that another did not, by line, category and size",
+    "ranks": "the ranks of a job compared: who is odd and why, who ran out first",
     "view": "write a snapshot as one offline page",
     "mdtp": "memory over time as a picture: each block at its address",
     "cycles": "run a program and name the reference cycles that kept its tensors",

@@ -98,9 +98,14 @@ def render_html(document: Document, picture: str = "") -> str:
     return f'<div class="neutracer"><style>{_STYLE}</style>{_body(document, picture)}</div>'
 
 
-def render_page(document: Document) -> str:
-    """Write a document as an HTML page that needs nothing else and loads nothing."""
-    body = f'<div class="neutracer">{_body(document)}</div>'
+def render_page(document: Document, picture: str = "") -> str:
+    """Write a document as an HTML page that needs nothing else and loads nothing.
+
+    Args:
+        document: The document.
+        picture: As for `render_html`.
+    """
+    body = f'<div class="neutracer">{_body(document, picture)}</div>'
     return page_shell(document.title, body, _PAGE_STYLE + _STYLE)
 
 

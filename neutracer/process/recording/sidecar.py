@@ -21,6 +21,7 @@ __all__ = [
     "DeviceRoom",
     "file_stem",
     "filled_in",
+    "job_facts",
     "rank_facts",
     "rank_text",
     "room_beside",
@@ -49,6 +50,12 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+# What tells one job from another, and one attempt at it from the next: torchrun, Slurm.
+_JOBS = (
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+)
 
 # What torch.distributed last said: it forgets it when the program leaves the group, and
 # what is written at the end of a program comes after that.
@@ -106,6 +113,19 @@ def rank_facts() -> dict[str, int | None]:
     _ask_group()
     facts = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
     return {**facts, **_of_group}
+
+
+def job_facts() -> dict[str, str | int | None]:
+    """job and attempt of this process, as its launcher calls them; None where it says nothing.
+
+    Example:
+        >>> sorted(job_facts())
+        ['attempt', 'job']
+    """
+    for job, attempt in _JOBS:
+        if os.environ.get(job):
+            return {"job": os.environ[job], "attempt": _from_environment(attempt)}
+    return {"job": None, "attempt": None}
 
 
 def _ask_group() -> None:
@@ -182,6 +202,7 @@ def sidecar(
     return {
         "schema": _SCHEMA,
         **rank_facts(),
+        **job_facts(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "time_s": time.time(),

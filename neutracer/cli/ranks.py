@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `neutracer ranks`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from typing import Any
+
+from neutracer.cli.parts import FAILED, complain, complain_of, print_report, written
+from neutracer.diagnose.ranks.ranks import ranks
+from neutracer.diagnose.ranks.report import RanksReport
+from neutracer.errors import NeutracerError
+from neutracer.render.document import Severity
+from neutracer.render.html import render_page
+from neutracer.render.json import dump
+from neutracer.render.terminal import show
+
+__all__ = ["add_ranks"]
+
+_EXAMPLE = """example:
+  neutracer ranks neutracer-run                  # the folder that each rank wrote into
+  neutracer ranks rank*.pickle --json > job.json
+  neutracer ranks s3://bucket/job -o job.html    # a page with the map of ranks and time
+
+exit codes: 0, 1 for findings at --fail-on, 2 where there is nothing to compare
+"""
+
+
+def add_ranks(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
+    parser = commands.add_parser(
+        "ranks",
+        help=summary,
+        description=(
+            "Compares the ranks of one job by the snapshots that they wrote: the spread of each "
+            "figure, the odd rank and why it is odd, who ran out of memory first. Files are read "
+            "by as many processes as there are cores, one file at a time each."
+        ),
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "sources", nargs="+", metavar="DIR|FILE", help="a folder with snapshots, or snapshots"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write there instead of printing: a page for .html, a picture for .png, .svg or .pdf",
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=[str(severity) for severity in Severity],
+        metavar="SEVERITY",
+        help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
+    )
+    parser.set_defaults(run=_ranks)
+
+
+def _ranks(options: argparse.Namespace) -> int:
+    try:
+        report = ranks(options.sources, progress=_progress() if sys.stderr.isatty() else None)
+    except OSError as error:
+        return complain_of(options.sources[0], error)
+    except (NeutracerError, ValueError) as error:
+        return complain(str(error))
+    if all(row.peak_allocated_bytes is None for row in report.rows):
+        rest = f"; and {len(report.rows) - 1} more" if report.rows[1:] else ""
+        return complain(f"{report.rows[0].source}: {report.rows[0].note}{rest}")
+    code = _show(report, options)
+    if code == 0 and options.fail_on and report.worst is not None:
+        code = int(report.worst >= options.fail_on)
+    return code
+
+
+def _progress() -> Any:
+    def told(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\r{done:,} of {total:,} files{end}")
+        sys.stderr.flush()
+
+    return told
+
+
+def _show(report: RanksReport, options: argparse.Namespace) -> int:
+    output: str | None = options.output
+    if output is None:
+        print_report(report, options.json, sys.stdout)
+        return 0
+    ending = os.path.splitext(output)[1].lower()
+    if ending in (".png", ".svg", ".pdf"):
+        from neutracer.pictures.ranks.plot import plot_ranks
+
+        try:
+            plot_ranks(report, output=output)
+        except (NeutracerError, OSError, ValueError) as error:
+            return complain_of(output, error)
+        return 0
+    text = io.StringIO()
+    if ending in (".html", ".htm"):
+        text.write(render_page(report.document(), report.picture()))
+    elif options.json or ending == ".json":
+        dump(report, text)
+    else:
+        show(report.document(), text, max_lines=None)
+    return 0 if written(output, text.getvalue()) else FAILED

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One report for all ranks of a job, from the files that each has left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+
+from neutracer.arguments import several
+from neutracer.diagnose.ranks.files import listed
+from neutracer.diagnose.ranks.jobs import jobs_of
+from neutracer.diagnose.ranks.pool import digests
+from neutracer.diagnose.ranks.report import RanksReport, ranks_report
+
+__all__ = ["ranks"]
+
+
+def ranks(
+    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> RanksReport:
+    """Compare the ranks of a job: who is odd and why, and who ran out of memory first.
+
+    Each file is reduced to some kilobytes where it is read, so that a thousand of them need
+    the memory of one for each process that reads. Ranks that hold the same parameters are
+    compared with each other; the stages of a pipeline, or experts, among themselves. A rank is
+    odd if its peak, its cache or what is not PyTorch's is above the median by 5 % and by four
+    times the usual deviation; of two, if it is 5 % above the other.
+
+    Args:
+        sources: A folder, which is searched with all that is below it, a snapshot, or several
+            of them; a URL ("s3://bucket/job") where `fsspec` is installed. Which rank a file
+            is of, the JSON beside it says, or else "rank3" in its name.
+        executor: What reads the files: any `concurrent.futures.Executor`, such as
+            `dask.distributed.Client.get_executor()`, whose workers have neutracer and see the
+            files. None is as many processes of this machine as it has cores; a script then
+            needs `if __name__ == "__main__":`, as for all processes of Python's.
+        progress: Called with how many files are done, and how many there are.
+
+    Returns:
+        The report on the job with the most ranks; the others are named in it. A file that
+        can't be read, or a rank without one, is a row that says so.
+
+    Raises:
+        ValueError: There is no snapshot.
+        UnavailableError: A URL needs a library that is not here.
+        OSError: A folder can't be read.
+
+    Example:
+        >>> import neutracer
+        >>> job = neutracer.ranks("tests/data/frag_default.pickle")
+        >>> job.rows[0].peak_allocated_bytes, job.odd, job.first_oom
+        (619585536, (), None)
+    """
+    single = isinstance(sources, (str, os.PathLike))
+    paths = [sources] if single else several("sources", sources, "paths")
+    files, others = listed(paths)  # type: ignore[arg-type]
+    if not files:
+        where = ", ".join(os.fspath(path) for path in paths[:3])  # type: ignore[arg-type]
+        raise ValueError(f"{where or 'no sources'}: there are no snapshots (.pickle, .pkl)")
+    return ranks_report(jobs_of(digests(files, executor, progress)), others)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job as a picture: rank x time."""

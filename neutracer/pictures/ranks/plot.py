@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job as a heat map: rank x time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from neutracer.arguments import text
+from neutracer.diagnose.ranks.ranks import ranks
+from neutracer.diagnose.ranks.report import RanksReport
+from neutracer.pictures.extra import picture_file, save_picture
+from neutracer.render.palette import DARK, LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+else:
+    # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
+    Figure = Any
+
+__all__ = ["plot_ranks"]
+
+
+def plot_ranks(
+    job: RanksReport | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    title: str | None = None,
+    dark: bool = False,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
+) -> Figure:
+    """Draw what each rank had allocated over time: a row a rank, darker for more.
+
+    Beside each row stands its peak; moments at which a rank ran out of memory, and odd ranks,
+    are red. What is blank lies outside of a rank's trace.
+
+    Args:
+        job: What `ranks` returned, or what it takes.
+        title: The title; None is the job's name.
+        dark: For a dark page.
+        output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
+            its name; a binary file gets a PNG.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        ValueError: `output` ends in no format of matplotlib's; no trace has times; or there is
+            no snapshot.
+        OSError: A file can't be read or written.
+
+    Example:
+        >>> import neutracer
+        >>> figure = neutracer.plot_ranks("tests/data/frag_default.pickle")
+        >>> figure.axes[0].get_xlabel()
+        'time, seconds'
+    """
+    named = None if title is None else text("title", title)
+    target = picture_file(output)
+    report = job if isinstance(job, RanksReport) else ranks(job)
+    if report.heat is None:
+        raise ValueError("no trace of these ranks has times: there is nothing to draw")
+    from neutracer.pictures.ranks.draw import draw_ranks
+
+    figure = draw_ranks(report, report.heat, named, DARK if dark else LIGHT)
+    return cast("Figure", save_picture(figure, target))
