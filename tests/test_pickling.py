@@ -165,6 +165,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "LeakTrendReport": lambda: neutracer.leak_trend(snapshot("create_graph_leak")),
     "OomReport": oom_report,
     "OverviewReport": lambda: overview(snapshot("frag_default")),
+    "RanksReport": lambda: neutracer.ranks(DATA / "frag_default.pickle"),
     "RecommendReport": lambda: neutracer.recommend(snapshot("frag_default"), "2GiB"),
     "RunReport": run_report,
     "TensorCyclesReport": tensor_cycles,

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from neutracer._native import core
+from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
+from neutracer.trace.table import Stacks, Table
 
-__all__ = ["CATEGORIES", "RULES", "Categories"]
+__all__ = ["CATEGORIES", "RULES", "Categories", "Decided"]
 
 #: The names, as PyTorch's memory profiler has them, by code.
 CATEGORIES = (
@@ -102,8 +104,46 @@ RULES: Mapping[str, tuple[str, str]] = {
     ),
 }
 
+# By action's code, whether it allocates: the core's first.
+_IS_ALLOC = b"\x01" + bytes(255)
+
 _RULE_CODES = tuple(RULES)
 _OF_RULE = bytes(CATEGORIES.index(category) for category, _ in RULES.values())
+
+
+class Decided:
+    """The passes and categories of a timeline, decided when one of them is first asked for.
+
+    A table's column keeps this and not the timeline, which keeps the table: so the memory of a
+    timeline goes with its last reference, and does not wait for the garbage collector.
+
+    Args:
+        native: The core's timeline.
+        events: Its events.
+        stacks: The snapshot's stacks.
+    """
+
+    def __init__(self, native: core.Timeline, events: Table, stacks: Stacks) -> None:
+        self._native, self._events, self._stacks = native, events, stacks
+
+    @cached_property
+    def _both(self) -> tuple[Passes, bytes]:
+        codes, action = self._events.codes("stack"), self._events.codes("action")
+        rows = self._native.tables()["allocations"]
+        ends = {name: memoryview(rows[name]) for name in ("free_event", "completed_event")}
+        own = codes if self._native.facts()["frees_known"] else own_stacks(codes, ends)
+        is_alloc = bytes(action).translate(_IS_ALLOC)
+        return passes_and_rules(self._native, self._stacks.frames, own, is_alloc)
+
+    @property
+    def passes(self) -> Passes:
+        """The forward and backward passes."""
+        return self._both[0]
+
+    @cached_property
+    def categories(self) -> Categories:
+        """What each allocation was for."""
+        return Categories(self._both[1], self._native)
 
 
 @dataclass(frozen=True)

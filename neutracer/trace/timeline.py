@@ -17,13 +17,13 @@ from neutracer.render.document import Document, Figure, Paragraph, Place
 from neutracer.render.document import Table as DocumentTable
 from neutracer.render.inline import inline_html
 from neutracer.render.strip import strip_svg
-from neutracer.trace.categories import CATEGORIES, Categories
+from neutracer.trace.categories import CATEGORIES, Categories, Decided
 from neutracer.trace.groups import GROUPINGS, Groups
 from neutracer.trace.holding import Churn, Holder, Moment
 from neutracer.trace.layout import Layout
 from neutracer.trace.lives import segment_table
 from neutracer.trace.places import Places
-from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
+from neutracer.trace.roles import Passes
 from neutracer.trace.steps import Steps, steps_of
 from neutracer.trace.table import NONE, Column, Stacks, Table
 
@@ -32,9 +32,6 @@ __all__ = ["Churn", "Holder", "Moment", "Timeline"]
 # The core's numbers of the metrics.
 _METRICS = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
 
-
-# By action's code, whether it allocates: the core's first.
-_IS_ALLOC = b"\x01" + bytes(255)
 
 # Lines of the program that the rich display shows.
 _SHOWN = 5
@@ -165,33 +162,28 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         names = (name for name in c if name != "stack")
         columns = {n: Column(cast(Callable[[], Any], lambda n=n: c[n])) for n in names}
         columns["stack"] = Column(lambda: c["stack"], null=NONE)
-        columns["category"] = Column(lambda: self.categories.codes, names=CATEGORIES)
+        decided = self._decided
+        columns["category"] = Column(lambda: decided.categories.codes, names=CATEGORIES)
         return Table("allocation", columns, len(c["address"]), self._stacks)
 
     @cached_property
-    def _decided(self) -> tuple[Passes, bytes]:
-        codes, action = self.events.codes("stack"), self.events.codes("action")
-        own = codes if self.facts["frees_known"] else own_stacks(codes, self._rows())
-        is_alloc = bytes(action).translate(_IS_ALLOC)
-        return passes_and_rules(self._native, self._stacks.frames, own, is_alloc)
+    def _decided(self) -> Decided:
+        return Decided(self._native, self.events, self._stacks)
 
     @property
     def passes(self) -> Passes:
         """The forward and backward passes, for other parts of neutracer."""
-        return self._decided[0]
+        return self._decided.passes
 
     @cached_property
     def steps(self) -> Steps:
         """The steps of the program, and how they were found."""
         return steps_of(self._native, self._stacks)
 
-    @cached_property
+    @property
     def categories(self) -> Categories:
         """What each row of `allocations` was for, with the rule that decided."""
-        return Categories(self._decided[1], self._native)
-
-    def _rows(self) -> dict[str, memoryview]:
-        return {n: memoryview(column) for n, column in self._columns["allocations"].items()}
+        return self._decided.categories
 
     def lifetimes_us(self) -> list[int | None]:
         """How long each row of `allocations` lived, in microseconds.

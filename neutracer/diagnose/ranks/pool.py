@@ -12,14 +12,14 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from typing import Any
 
 from neutracer.diagnose.ranks.files import size_of
-from neutracer.diagnose.ranks.reduce import digest_of
+from neutracer.diagnose.ranks.reduce import digest_of, unread
 from neutracer.process.ranks.digest import RankDigest
 from neutracer.trace.bounds import memory_bound
 
 __all__ = ["digests"]
 
-# Fewer files than this are read here: processes take longer to begin.
-_FEWEST_FILES = 3
+# So many files, and bytes, are read here at the most: processes take longer to begin.
+_FEW_FILES = 64
 _SMALL_BYTES = 8 << 20
 
 # What reading and asking take of memory, for each byte of a file as it is and of a packed one.
@@ -53,7 +53,7 @@ def digests(
 
 def _digest(raw: bytes | str, path: str) -> RankDigest:
     if isinstance(raw, str):
-        return RankDigest(source=path, trouble=raw)
+        return unread(path, raw)
     return RankDigest.from_bytes(raw)
 
 
@@ -86,7 +86,7 @@ def _by_processes(
     sizes = [size_of(path) for path in paths]
     workers = _workers(paths, sizes)
     found: dict[int, bytes | str] = {}
-    if workers < 2 or (len(paths) < _FEWEST_FILES and sum(sizes) < _SMALL_BYTES):
+    if workers < 2 or (len(paths) <= _FEW_FILES and sum(sizes) <= _SMALL_BYTES):
         for at, path in enumerate(paths):
             found[at] = digest_of(path)
             told(at + 1, len(paths))

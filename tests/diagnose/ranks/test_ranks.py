@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
+import os
 import pickle
-import shutil
+import signal
+import sys
+import weakref
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,8 @@ from rank_files import START_US, STEP_US, trained, write
 from small_snapshots import MIB
 
 import neutracer
-from neutracer.diagnose.ranks import pool
+from neutracer.cli.main import main
+from neutracer.diagnose.ranks import pool, reduce
 from neutracer.diagnose.ranks.report import RanksReport
 
 
@@ -257,9 +263,49 @@ def test_lost_workers_are_rows_that_say_so(tmp_path: Path) -> None:
 def test_processes_give_what_this_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = job(tmp_path, {}, {}, {"leak": 2 * MIB}, {})
     monkeypatch.setattr(pool, "_workers", lambda paths, sizes: 2)
+    monkeypatch.setattr(pool, "_FEW_FILES", 0)
     done: list[tuple[int, int]] = []
     assert neutracer.ranks(tmp_path, progress=lambda a, b: done.append((a, b))) == expected
     assert done[-1] == (4, 4)
+
+
+def _killed(path: str) -> bytes:
+    if "rank2" in path:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reduce.digest_of(path)
+
+
+def test_file_that_ends_its_process_is_a_row_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(tmp_path, {}, {}, {}, {})
+    monkeypatch.setattr(pool, "_workers", lambda paths, sizes: 2)
+    monkeypatch.setattr(pool, "_FEW_FILES", 0)
+    monkeypatch.setattr(pool, "digest_of", _killed)
+    monkeypatch.setattr(pool, "_context", lambda: multiprocessing.get_context("fork"))
+    found = neutracer.ranks(tmp_path)
+    assert [row.state for row in found.rows] == ["exit", "exit", "can't be read", "exit"]
+    assert "was killed" in found.rows[2].note
+
+
+def test_no_snapshot_waits_for_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[weakref.ref[object]] = []
+
+    def load(*args: Any, **options: Any) -> neutracer.Snapshot:
+        snap = neutracer.load(*args, **options)
+        seen.extend((weakref.ref(snap), weakref.ref(snap.timeline())))
+        return snap
+
+    monkeypatch.setattr(reduce, "load", load)
+    path = write(tmp_path, 0, trained(leak=MIB))
+    gc.disable()
+    try:
+        reduce.digest_of(str(path))
+        assert [one() for one in seen] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_urls_are_read_where_fsspec_is(tmp_path: Path) -> None:
@@ -275,8 +321,6 @@ def test_urls_are_read_where_fsspec_is(tmp_path: Path) -> None:
 def test_url_without_a_reader_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(neutracer.UnavailableError, match=r"neutracer\[fsspec\]"):
         neutracer.ranks("s3://bucket/job")
@@ -288,15 +332,11 @@ def test_plot_shows_a_row_a_rank(tmp_path: Path) -> None:
     figure = neutracer.plot_ranks(found, output=tmp_path / "ranks.png")
     assert figure.axes[0].images[0].get_array().shape == (3, 96)
     assert (tmp_path / "ranks.png").read_bytes().startswith(b"\x89PNG")
-    for path in tmp_path.glob("*.pickle"):
-        shutil.copy("tests/data/foreign_memory.pickle.xz", path)
 
 
 def test_command_prints_writes_and_fails_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from neutracer.cli.main import main
-
     folder = tmp_path / "run"
     folder.mkdir()
     job(folder, {}, {}, {"leak": 2 * MIB})
