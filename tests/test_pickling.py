@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundle import NAMES, pickled, snapshot
+from bundle import DATA, NAMES, pickled, snapshot
 from small_snapshots import dumped, one_program, two_devices
 
 import neutracer
@@ -165,7 +165,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "LeakTrendReport": lambda: neutracer.leak_trend(snapshot("create_graph_leak")),
     "OomReport": oom_report,
     "OverviewReport": lambda: overview(snapshot("frag_default")),
-    "RanksReport": lambda: neutracer.ranks(DATA / "frag_default.pickle"),
+    "RanksReport": lambda: neutracer.ranks(DATA / "frag_default.pickle.xz"),
     "RecommendReport": lambda: neutracer.recommend(snapshot("frag_default"), "2GiB"),
     "RunReport": run_report,
     "TensorCyclesReport": tensor_cycles,
