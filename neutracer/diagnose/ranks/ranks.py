@@ -52,8 +52,8 @@ def ranks(
     Example:
         >>> import neutracer
         >>> job = neutracer.ranks("tests/data/frag_default.pickle")
-        >>> job.rows[0].peak_allocated_bytes, job.odd, job.first_oom
-        (619585536, (), None)
+        >>> job.rows[0].peak_allocated_bytes, job.rows[0].ooms, job.odd
+        (619585536, 1, ())
     """
     single = isinstance(sources, (str, os.PathLike))
     paths = [sources] if single else several("sources", sources, "paths")
