@@ -64,6 +64,7 @@ class Program:
         sort: What it is an example of.
         is_limit: The cap is a limit that the program has set, on a device with room.
         held_out: Its results are not looked at while the rules are made.
+        group: The file that it comes from, where that can be run alone.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Program:
     sort: str
     is_limit: bool
     held_out: bool
+    group: str
 
 
 PROGRAMS: list[Program] = []
@@ -84,11 +86,12 @@ def program(
     sort: str,
     is_limit: bool = False,
     held_out: bool = False,
+    group: str = "",
 ) -> Callable[[Callable[[Any, Job], None]], Callable[[Any, Job], None]]:
     """Registers a function as a program."""
 
     def register(run: Callable[[Any, Job], None]) -> Callable[[Any, Job], None]:
-        PROGRAMS.append(Program(run.__name__, run, cap, helps, sort, is_limit, held_out))
+        PROGRAMS.append(Program(run.__name__, run, cap, helps, sort, is_limit, held_out, group))
         return run
 
     return register
