@@ -70,6 +70,7 @@ class Budget:
         total: All of the device's memory; None where nobody said.
         process: All that this process had on the device; None where nobody said.
         others: What other processes had on it; None where nobody said.
+        asked: The device's bytes as the user says; None where nobody does.
     """
 
     reserved: int
@@ -79,6 +80,7 @@ class Budget:
     total: int | None
     process: int | None
     others: int | None
+    asked: int | None = None
 
     @property
     def headroom(self) -> int:
@@ -87,6 +89,11 @@ class Budget:
         if self.limit is not None:
             bounds.append(max(self.limit - self.reserved, 0))
         return min(bounds)
+
+    @property
+    def usable(self) -> int:
+        """What the process could have had in all."""
+        return self.reserved + self.headroom
 
     def is_capped(self, segment: int) -> bool:
         """Whether a new segment would have gone beyond the process's limit."""
@@ -142,7 +149,8 @@ def budget_of(
         # As good as all of the device: no limit that one could raise.
         free = None if free is None else min(free, max(limit - reserved, 0))
         limit = None
-    return Budget(reserved, free, limit, guessed, total, facts.process_bytes, facts.others_bytes)
+    process, others = facts.process_bytes, facts.others_bytes
+    return Budget(reserved, free, limit, guessed, total, process, others, capacity)
 
 
 def _device_free(snap: Snapshot, device: int, failure: Failure, facts: OomFacts) -> int | None:

@@ -87,7 +87,7 @@ class Case:
     @property
     def usable(self) -> int:
         """What the process could have reserved in all."""
-        return self.room.reserved + self.room.budget.headroom
+        return self.room.budget.usable
 
     @cached_property
     def live_rows(self) -> tuple[int, ...]:
@@ -113,10 +113,23 @@ class Case:
         before = sum(sizes[row] for row in self.live_rows if made[row] < 0)
         return before < _MOST_BEFORE * self.room.allocated
 
-    @property
+    @cached_property
     def asks_once(self) -> bool:
-        """Whether a line of the program asked, and not a pass that goes on."""
-        return role_of(self.stack) is Role.USER
+        """Whether a line of the program asked, and not a pass or a loop that goes on."""
+        return role_of(self.stack) is Role.USER and not self._asks_again
+
+    @property
+    def _asks_again(self) -> bool:
+        """Whether the line that asked holds others that it made in the same step."""
+        event, timeline, rounds = self.failure.event, self.timeline, self.rounds
+        if event is None or timeline is None or rounds is None:
+            return False
+        stack = timeline.events.codes("stack")[event]
+        rows = timeline.allocations
+        made, stacks = rows.codes("alloc_event"), rows.codes("stack")
+        begin = rounds.begins[-1]
+        held = (row for row in self.live_rows if made[row] >= begin)
+        return stack != NONE and any(stacks[row] == stack for row in held)
 
     @property
     def is_first_step(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from neutracer._native import core
 from neutracer.diagnose.oom.budget import Failure, budget_of
 from neutracer.diagnose.oom.case import Case
-from neutracer.diagnose.oom.facts import OomFacts, facts_beside
+from neutracer.diagnose.oom.facts import OomFacts, facts_beside, with_room
 from neutracer.diagnose.oom.parts import Verdict
 from neutracer.diagnose.oom.phases import Phase, phase_of
 from neutracer.diagnose.oom.report import ExplainReport
@@ -16,6 +16,7 @@ from neutracer.diagnose.oom.room import Room
 from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
 from neutracer.process.recording.capture import snapshot
+from neutracer.process.recording.sidecar import DeviceRoom, room_beside, room_now
 from neutracer.trace.flaws import flaw_findings
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
@@ -88,6 +89,7 @@ def explain(
     else:
         failure = _failed(snap, number, ooms, event, known)
     known = _matching(snap, failure, known, notes)
+    known = with_room(known, _room(source, snap, number))
     limit = None if capacity is None else parse_bytes(capacity)
     case = _case(snap, number, timeline, failure, known, limit, thorough, event)
     fits = request is not None and case.room.holds
@@ -120,6 +122,15 @@ def _opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
     if source is None:
         source = snapshot()
     return source if isinstance(source, Snapshot) else load(source)
+
+
+def _room(
+    source: Snapshot | SnapshotSource | None, snap: Snapshot, device: int
+) -> DeviceRoom | None:
+    """What limits this process, or limited the one that was recorded, where that is known."""
+    if source is None:
+        return room_now(device)
+    return room_beside(snap.origin, device) if snap.origin else None
 
 
 def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from neutracer.errors import SnapshotError
-from neutracer.process.recording.sidecar import sidecar_paths
+from neutracer.process.recording.sidecar import DeviceRoom, sidecar_paths
 
-__all__ = ["OomFacts", "facts_beside", "read_sidecar", "sidecar_paths"]
+__all__ = ["OomFacts", "facts_beside", "read_sidecar", "sidecar_paths", "with_room"]
 
 _SCHEMA = "neutracer.oom/1"
 
@@ -248,3 +248,19 @@ def facts_beside(source: object, notes: list[str]) -> OomFacts | None:
     except (SnapshotError, OSError) as error:
         notes.append(f"The JSON beside the file was not read: {error}")
         return None
+
+
+def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:
+    """The facts, with what limited the process taken from elsewhere where they don't say it.
+
+    Args:
+        facts: What is known of the failure.
+        room: What the JSON beside the file says of the device, or this process's own; None:
+            nothing does.
+    """
+    if room is None:
+        return facts
+    total, limit = facts.device_total_bytes, facts.limit_bytes
+    if limit is None and room.fraction is not None:
+        limit = room.limit_bytes or room.total_bytes
+    return replace(facts, device_total_bytes=total or room.total_bytes, limit_bytes=limit)

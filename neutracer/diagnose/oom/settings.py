@@ -10,6 +10,7 @@ from itertools import accumulate
 from neutracer.diagnose.oom.budget import Budget
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.diagnose.settings.replaying import Replayer, canonical
+from neutracer.process.recording.sidecar import DeviceRoom
 from neutracer.render.document import Note
 from neutracer.trace.snapshot import Snapshot
 
@@ -79,15 +80,14 @@ def settings_advice(
 def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:
     """What a replay advises; None where it can't be trusted."""
     try:
-        replayer = Replayer(snap, device)
+        replayer = _replayer(snap, device, budget)
         if not replayer.check.is_exact:
             return None
     except ValueError:
         # A state that no allocator can have been in.
         return None
-    kinds = _candidates(snap, replayer.is_capped)
-    limits = (budget.limit,) if budget.limit and not budget.limit_is_guess else replayer.limits
-    run = _Runs(replayer, event, limits)
+    kinds = _candidates(snap, replayer.is_limited)
+    run = _Runs(replayer, event, replayer.limits)
     notes: list[Note] = []
     found: list[str] = []
     for settings in kinds:
@@ -108,6 +108,25 @@ def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> Settin
     return SettingsAdvice(tuple(notes), found[0] if found else "", tried, is_sure)
 
 
+def _replayer(snap: Snapshot, device: int, budget: Budget) -> Replayer:
+    """The program, ready to be run where it may have what it could have had when it failed.
+
+    Raises:
+        ValueError: There is nothing to replay.
+    """
+    total = budget.total
+    if budget.limit is not None and not budget.limit_is_guess:
+        # Of a limit whose device nobody knows, the share is of one that has enough.
+        device_bytes = 2 * budget.limit if total is None else total
+        share = min((budget.limit + 0.5) / device_bytes, 1.0)
+        return Replayer(snap, device, capacity=device_bytes, fraction=share)
+    if budget.limit is None and budget.asked is not None:
+        return Replayer(snap, device, capacity=max(min(budget.asked, budget.usable), 1))
+    if budget.limit is None and total is not None:
+        return Replayer(snap, device, room=DeviceRoom(total, 1.0, budget.others))
+    return Replayer(snap, device)
+
+
 def _setting(text: str) -> str:
     return f"set {_VARIABLE}={text}" if text else f"leave {_VARIABLE} at its default"
 
@@ -126,14 +145,14 @@ def _parts(text: str) -> dict[str, str]:
     return dict(pieces)
 
 
-def _candidates(snap: Snapshot, is_capped: bool) -> list[list[str]]:
+def _candidates(snap: Snapshot, is_limited: bool) -> list[list[str]]:
     """Settings to try, those of one kind together, on top of what is set."""
     own = _parts(str(snap.settings_in_force["text"]))
     is_expandable = bool(snap.settings_in_force["expandable_segments"])
     kinds: list[list[dict[str, str]]] = []
     if not is_expandable:
         kinds.append([_expandable(own)])
-    if "garbage_collection_threshold" not in own and is_capped and not is_expandable:
+    if "garbage_collection_threshold" not in own and is_limited and not is_expandable:
         kinds.append([{**own, "garbage_collection_threshold": one} for one in ("0.8", "0.6")])
     if "max_split_size_mb" not in own and not is_expandable:
         sizes = ("512", "256", "128", "64", "32")
