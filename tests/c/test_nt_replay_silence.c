@@ -108,6 +108,32 @@ NT_TEST(silent_calls_widen_ranges_elsewhere)
     nt_trace_close(&r);
 }
 
+/* Of many places the choice is larger, and of a short program runs cost little. */
+NT_TEST(more_runs_choose_among_more_places)
+{
+    static const uint8_t calls[SILENCE_EVENTS] = {0, 0, 0, 0, 1};
+    static const size_t places[] = {1, 10, 1000}, expected[] = {20, 40, 160};
+    nt_trace r;
+    nt_program *program;
+    if (silence_open(&r, t, &program)) {
+        for (size_t i = 0; i < NT_LENGTH(places); i++) {
+            nt_replay_options options =
+                silence_options(t, program, "expandable_segments:True");
+            size_t plain = 0, count = 0;
+            NT_CHECK_OK(
+                nt_replay_count_variants(&r.alloc, program, &options, 0, &plain, NULL),
+                NULL);
+            options.silence = (nt_replay_silence){.marks = calls, .places = places[i]};
+            NT_CHECK_OK(
+                nt_replay_count_variants(&r.alloc, program, &options, 0, &count, NULL),
+                NULL);
+            NT_CHECK_UINT(count - plain, expected[i]);
+        }
+    }
+    nt_program_free(program);
+    nt_trace_close(&r);
+}
+
 /* A cached segment from before the trace: kept, given back, or never there. */
 NT_TEST(starts_of_other_settings_are_tried)
 {
@@ -218,6 +244,7 @@ NT_TEST(refused_memory_leaves_no_snapshot)
 const nt_test_case nt_replay_silence_tests[] = {
     NT_CASE(silent_calls_are_where_nothing_is_loose),
     NT_CASE(silent_calls_widen_ranges_elsewhere),
+    NT_CASE(more_runs_choose_among_more_places),
     NT_CASE(starts_of_other_settings_are_tried),
     NT_CASE(snapshot_of_run_is_reproduced),
     NT_CASE(refused_memory_leaves_no_snapshot),

@@ -11,6 +11,11 @@
 #define RANGE_LEAST ((size_t)4)
 #define RANGE_MOST ((size_t)40)
 
+/* Which of many places are calls that left no trace is a choice among very many: where
+ * runs cost little, so many try it; of few places, so many for each. */
+#define RANGE_MOST_SILENT ((size_t)160)
+#define RANGE_A_PLACE ((size_t)4)
+
 /* Of so many runs one more tries a timing that is mixed. */
 #define RANGE_MIXED 8
 
@@ -309,6 +314,19 @@ range_has_restored(const nt_program *program, const nt_replay_options *options)
                                                 program->timeline)));
 }
 
+/* How many of `base` runs try what may be silent: half, or more where these are cheap
+ * and there are many places to choose among. */
+static size_t
+range_silent_runs(const nt_program *program, const nt_replay_silence *silence,
+                  size_t base)
+{
+    const size_t cheap = RANGE_STEPS / 2 / (program->step_count + 1);
+    size_t most = cheap < RANGE_MOST_SILENT ? cheap : RANGE_MOST_SILENT;
+    most =
+        most / RANGE_A_PLACE < silence->places ? most : silence->places * RANGE_A_PLACE;
+    return most > base / 2 ? most : base / 2;
+}
+
 /* How many runs there are in all, where the caller does not say, and how many of them
  * try what may be silent and other timings. */
 static void
@@ -316,7 +334,9 @@ range_count_runs(const nt_program *program, const nt_replay_options *options,
                  range_open_ends *ends, size_t *runs)
 {
     const size_t base = *runs == 0 ? range_runs(program) : *runs;
-    ends->silent_runs = range_has_silence(options) ? base / 2 : 0;
+    const size_t silent =
+        *runs == 0 ? range_silent_runs(program, &options->silence, base) : base / 2;
+    ends->silent_runs = range_has_silence(options) ? silent : 0;
     ends->timed_runs = program->has_later ? 2 + base / RANGE_MIXED : 0;
     if (*runs == 0) {
         *runs = base + ends->silent_runs;
