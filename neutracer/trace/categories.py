@@ -11,6 +11,7 @@ from functools import cached_property
 from neutracer._native import core
 from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
 from neutracer.trace.table import Stacks, Table
+from neutracer.trace.told import rules_told
 
 __all__ = ["CATEGORIES", "RULES", "Categories", "Decided"]
 
@@ -102,7 +103,20 @@ RULES: Mapping[str, tuple[str, str]] = {
         "Made by a line of the program before the first backward pass, kept to the end, and as "
         "large as a gradient for which there is no other parameter.",
     ),
+    "held-as-parameter": (
+        "parameter",
+        "At the end a module's parameter or buffer, or among an optimizer's parameters: the "
+        "process was asked.",
+    ),
+    "held-as-gradient": ("gradient", "At the end a parameter's .grad: the process was asked."),
+    "held-as-state": (
+        "optimizer_state",
+        "At the end in an optimizer's state: the process was asked.",
+    ),
 }
+
+# The number of the first rule that the tensors of the process decide, and not the core.
+_FIRST_TOLD = len(RULES) - 3
 
 # By action's code, whether it allocates: the core's first.
 _IS_ALLOC = b"\x01" + bytes(255)
@@ -121,10 +135,14 @@ class Decided:
         native: The core's timeline.
         events: Its events.
         stacks: The snapshot's stacks.
+        told: By address what blocks were at the end, as the process's tensors said.
     """
 
-    def __init__(self, native: core.Timeline, events: Table, stacks: Stacks) -> None:
+    def __init__(
+        self, native: core.Timeline, events: Table, stacks: Stacks, told: Mapping[int, str]
+    ) -> None:
         self._native, self._events, self._stacks = native, events, stacks
+        self._told = told
 
     @cached_property
     def _both(self) -> tuple[Passes, bytes]:
@@ -143,7 +161,9 @@ class Decided:
     @cached_property
     def categories(self) -> Categories:
         """What each allocation was for."""
-        return Categories(self._both[1], self._native)
+        rows = self._native.tables()["allocations"]
+        ends = {name: memoryview(rows[name]) for name in ("address", "free_event")}
+        return Categories(rules_told(self._both[1], ends, self._told, _FIRST_TOLD), self._native)
 
 
 @dataclass(frozen=True)

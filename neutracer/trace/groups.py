@@ -59,16 +59,10 @@ class Groups:
     @cached_property
     def _module_names(self) -> dict[int, str]:
         """The module of each code of user_metadata that names one."""
-        codes = self._events.codes("user_metadata")
-        if bytes(codes).count(0xFF) == 4 * len(codes):
-            # No event has a text, as in most recordings.
-            return {}
-        texts = self._events["user_metadata"]
-        pairs = cast("dict[int, str | None]", dict(zip(codes, texts, strict=True)))
         return {
             code: text.removeprefix(MODULE_MARK) or "(the model itself)"
-            for code, text in pairs.items()
-            if text is not None and text.startswith(MODULE_MARK)
+            for code, text in enumerate(self._events.texts("user_metadata"))
+            if text.startswith(MODULE_MARK)
         }
 
     def _module(self, row: int) -> str:

@@ -26,6 +26,7 @@ from neutracer.trace.source import SnapshotSource, open_source, source_path
 from neutracer.trace.summary import summary_html
 from neutracer.trace.table import Stacks, Table
 from neutracer.trace.timeline import Timeline
+from neutracer.trace.told import told_beside
 
 __all__ = ["Snapshot", "load"]
 
@@ -71,15 +72,10 @@ def load(
     return Snapshot(native, origin=source_path(source))
 
 
-def _restored(
-    saved: bytes,
-    renamed: Mapping[str, str] | None,
-    partial: str | None,
-    flaws: tuple[Flaw, ...] = (),
-) -> Snapshot:
+def _restored(saved: bytes, renamed: Mapping[str, str] | None, *rest: Any) -> Snapshot:
     """What was pickled; it takes as much memory as at its origin."""
     snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
-    snap._partial, snap._flaws = partial, flaws
+    snap._partial, snap._flaws, snap.told = rest
     return snap
 
 
@@ -94,11 +90,15 @@ class Snapshot:
     """
 
     def __init__(
-        self, native: core.Snapshot, renamed: Mapping[str, str] | None = None, origin: str = ""
+        self,
+        native: core.Snapshot,
+        renamed: Mapping[str, str] | None = None,
+        origin: str = "",
     ) -> None:
         """Made by `load`; not by users. `renamed`: what files are called here, by name.
-        `origin`: the file that was read, which `save` does not replace."""
-        self.origin = origin
+        `origin`: the file that was read, which `save` does not replace. `told`: what its blocks
+        are, by the JSON beside that."""
+        self.origin, self.told = origin, told_beside(origin)
         self._native, self._renamed, self._partial = native, renamed, native.partial
         self._flaws = flaws_of(native.broken())
         self._strings = (
@@ -286,7 +286,9 @@ class Snapshot:
         if number not in self._timelines:
             first, count = self._traces[number] if number < len(self._traces) else (0, 0)
             events, name = self.events[first : first + count], self.device_name(number)
-            self._timelines[number] = Timeline(self._native, number, events, self._stacks, name)
+            told = self.told.get(number, {})
+            made = Timeline(self._native, number, events, self._stacks, name, told)
+            self._timelines[number] = made
         return self._timelines[number]
 
     def save(
@@ -331,15 +333,14 @@ class Snapshot:
         return pickle.loads(self.to_bytes())
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
-        return _restored, (self.to_bytes(), self._renamed, self._partial, self._flaws)
+        return _restored, (self.to_bytes(), self._renamed, self._partial, self._flaws, self.told)
 
     def __copy__(self) -> Snapshot:
         return self  # Nothing in it ever changes.
 
     def __repr__(self) -> str:
         counts = [len(self.devices), len(self.segments), len(self.blocks), len(self.events)]
-        words = ("device", "segment", "block", "event")
-        parts = map(units.format_count, counts, words)
+        parts = map(units.format_count, counts, ("device", "segment", "block", "event"))
         return f"<Snapshot: {', '.join(parts)}{', partial' if self.partial else ''}>"
 
     def _repr_html_(self) -> str:

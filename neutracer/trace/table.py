@@ -280,6 +280,14 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         """
         return self._column(name).numbers[self._first : self._first + self._count]
 
+    def texts(self, name: str) -> Sequence[str]:
+        """The strings that a column's codes stand for, and maybe others; empty where it has none.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        return self._column(name).names or ()
+
     def find(self, name: str, text: str) -> list[int]:
         """The rows in which a column of strings has this one; no strings are made for it.
 

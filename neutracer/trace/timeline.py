@@ -54,12 +54,13 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         events: Table,
         stacks: Stacks,
         name: str = "",
+        told: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Made by `Snapshot.timeline`; not by users. `name`: what the device is called."""
+        """Made by `Snapshot.timeline`; not by users. `told`: blocks at the end, by address."""
         self.device = device
         self._name = name or f"cuda:{device}"
         self.events = events
-        self._stacks = stacks
+        self._stacks, self._told = stacks, told
         self._native = core.Timeline(snapshot, device)
         self._columns = self._native.tables()
 
@@ -168,7 +169,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def _decided(self) -> Decided:
-        return Decided(self._native, self.events, self._stacks)
+        return Decided(self._native, self.events, self._stacks, self._told)
 
     @property
     def passes(self) -> Passes:
@@ -317,10 +318,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     def churn(self) -> list[Churn]:
         """What each stack allocated over the trace, the most bytes first."""
-        rows = [
-            Churn(self._stacks[stack], count, nbytes, peak, event)
-            for stack, count, nbytes, peak, event in self._native.churn()
-        ]
+        rows = (Churn(self._stacks[stack], *rest) for stack, *rest in self._native.churn())
         return sorted(rows, key=lambda row: -row.bytes)
 
     def __repr__(self) -> str:
@@ -335,8 +333,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         figures = tuple((name, Figure.bytes(at.bytes), f"event {at.event:,}") for name, at in peaks)
         hint = "Only a summary. All of it: neutracer.view(snapshot), .holders() and .allocations."
         blocks = (DocumentTable("", figures), DocumentTable("Who holds the peak", rows))
-        title = f"Timeline of {self._name}"
-        facts = (units.format_count(len(self), "event"),)
+        title, facts = f"Timeline of {self._name}", (units.format_count(len(self), "event"),)
         ooms = [i for i, action in enumerate(self.events["action"]) if action == "oom"]
         picture = strip_svg(self.allocated, self.reserved, ooms)
         return inline_html(Document(title, facts, (*blocks, Paragraph(hint))), picture)

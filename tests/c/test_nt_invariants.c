@@ -242,6 +242,45 @@ NT_TEST(what_nothing_rests_on_is_refused)
     invariants_refused(t, &m);
 }
 
+/* 300 devices; on two of them a range begins at addresses that differ in the bits that
+ * an address has above its 56th. */
+NT_TEST(segments_of_many_devices_are_told_apart)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    const uint64_t low = 4096, high = low | (uint64_t)1 << 56;
+    nt_snapshot *snapshot = NULL;
+    size_t count = 1;
+    NT_REQUIRE(NT_CHECK_OK(nt_snapshot_new(&alloc, &snapshot, NULL), NULL));
+    const nt_segment segment = {.address = high,
+                                .total_size = 4096,
+                                .device = 256,
+                                .is_expandable = 1,
+                                .stack = NT_NO_STACK};
+    const nt_block rest = {high, 4096, 0, NT_BLOCK_INACTIVE, NT_NO_STACK};
+    nt_status status = nt_snapshot_add_segment(snapshot, &segment, NULL);
+    status = status == NT_OK ? nt_snapshot_add_block(snapshot, &rest, NULL) : status;
+    for (uint32_t device = 0; status == NT_OK && device < 300; device++) {
+        status = nt_snapshot_begin_trace(snapshot, NULL);
+        const bool maps = device == 256, allocates = device == 257;
+        const nt_event event = {.action = maps ? NT_ACTION_SEGMENT_MAP
+                                               : NT_ACTION_SEGMENT_ALLOC,
+                                .addr = maps ? high : low,
+                                .size = 4096,
+                                .stack = NT_NO_STACK};
+        if (status == NT_OK && (maps || allocates)) {
+            status = nt_snapshot_add_event(snapshot, &event, NULL);
+        }
+    }
+    nt_snapshot_set_keys(snapshot, NT_HAS_SEGMENT_EXPANDABLE);
+    status = status == NT_OK ? nt_invariants_check(&alloc, snapshot, NULL) : status;
+    NT_CHECK_STATUS(status, NT_OK, NULL);
+    const nt_broken_note *notes = nt_snapshot_broken(snapshot, &count);
+    for (size_t i = 0; i < count; i++) {
+        NT_CHECK(notes[i].kind != NT_BROKEN_EXPANDABLE);
+    }
+    nt_snapshot_free(snapshot);
+}
+
 static nt_status
 invariants_body(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
@@ -270,6 +309,7 @@ const nt_test_case nt_invariants_tests[] = {
     NT_CASE(a_segment_in_another_is_left_out),
     NT_CASE(times_that_run_backwards_are_dropped),
     NT_CASE(what_nothing_rests_on_is_refused),
+    NT_CASE(segments_of_many_devices_are_told_apart),
     NT_CASE(checks_survive_running_out_of_memory),
     NT_CASES_END,
 };

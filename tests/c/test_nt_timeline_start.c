@@ -259,6 +259,12 @@ start_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
         r.status = nt_timeline_churn(r.timeline, &churn, &churned, NULL);
         NT_CHECK((churn != NULL) == (r.status == NT_OK));
     }
+    if (r.status == NT_OK) {
+        nt_broken_note notes[NT_TRACE_BROKEN_KINDS];
+        size_t noted = SIZE_MAX;
+        r.status = nt_timeline_broken(r.timeline, notes, &noted, NULL);
+        NT_CHECK((noted != SIZE_MAX) == (r.status == NT_OK));
+    }
     if (r.timeline != NULL) {
         nt_timeline_layout_free(r.timeline, layout);
         nt_timeline_holders_free(r.timeline, holders, held);

@@ -81,6 +81,7 @@ def recorded(name: str, device: str, big: bool) -> tuple[Any, list[dict[int, str
     import torch
 
     import neutracer
+    from neutracer.process.recording.living import ask_tensors
 
     def begin() -> None:
         if device == "cuda":
@@ -112,7 +113,7 @@ def recorded(name: str, device: str, big: bool) -> tuple[Any, list[dict[int, str
         torch.cuda.synchronize()
         snap = neutracer.snapshot()
     else:
-        snap = neutracer.live()
+        snap = ask_tensors(neutracer.live())
     return snap.timeline(), moments.truth
 
 

@@ -153,18 +153,43 @@ trace_check_times(nt_snapshot *snapshot, nt_invariants_notes *notes, size_t devi
     }
 }
 
-/* An address of a device as a key: no device's addresses have more than 56 bits. */
-static uint64_t
-trace_key(size_t device, uint64_t address)
-{
-    return address ^ ((uint64_t)device << 56);
-}
-
 enum { KIND_GONE, KIND_MAPPED, KIND_WHOLE };
 
 /* By device and address, how the range came that begins there, or that it went. */
+typedef struct trace_kinds {
+    nt_map numbers; /* of addresses, as they are first seen */
+    nt_map kinds;   /* by device and such a number */
+} trace_kinds;
+
+/* The key in `kinds`: both are whole numbers of 32 bits. */
+static uint64_t
+trace_key(size_t device, uint32_t number)
+{
+    return (uint64_t)device << 32 | number;
+}
+
 static nt_status
-trace_collect_kinds(const nt_snapshot *snapshot, nt_map *kinds, nt_error *err)
+trace_set_kind(trace_kinds *k, size_t device, uint64_t address, uint32_t kind,
+               nt_error *err)
+{
+    uint32_t number = nt_map_find(&k->numbers, address);
+    if (number == NT_NONE) {
+        number = (uint32_t)k->numbers.count;
+        NT_TRY(nt_map_set(&k->numbers, address, number, err));
+    }
+    return nt_map_set(&k->kinds, trace_key(device, number), kind, err);
+}
+
+static uint32_t
+trace_find_kind(const trace_kinds *k, size_t device, uint64_t address)
+{
+    const uint32_t number = nt_map_find(&k->numbers, address);
+    return number == NT_NONE ? NT_NONE
+                             : nt_map_find(&k->kinds, trace_key(device, number));
+}
+
+static nt_status
+trace_collect_kinds(const nt_snapshot *snapshot, trace_kinds *kinds, nt_error *err)
 {
     const nt_event_columns *e = nt_snapshot_events(snapshot);
     for (size_t device = 0; device < nt_snapshot_trace_count(snapshot); device++) {
@@ -178,8 +203,9 @@ trace_collect_kinds(const nt_snapshot *snapshot, nt_map *kinds, nt_error *err)
             }
             const uint32_t came =
                 action == NT_ACTION_SEGMENT_MAP ? KIND_MAPPED : KIND_WHOLE;
-            NT_TRY(nt_map_set(kinds, trace_key(device, e->addr[at]),
-                              nt_events_is_release(action) ? KIND_GONE : came, err));
+            NT_TRY(trace_set_kind(kinds, device, e->addr[at],
+                                  nt_events_is_release(action) ? KIND_GONE : came,
+                                  err));
         }
     }
     return NT_OK;
@@ -188,12 +214,12 @@ trace_collect_kinds(const nt_snapshot *snapshot, nt_map *kinds, nt_error *err)
 /* A segment of the other kind than the trace made it is what the trace says. */
 static void
 trace_check_expandable(nt_snapshot *snapshot, nt_invariants_notes *notes,
-                       const nt_map *kinds)
+                       const trace_kinds *kinds)
 {
     nt_segment_columns *s = &nt_snapshot_layout_table(snapshot)->segments;
     for (size_t row = 0; row < s->count; row++) {
         const uint32_t kind =
-            nt_map_find(kinds, trace_key((size_t)s->device[row], s->address[row]));
+            trace_find_kind(kinds, (size_t)s->device[row], s->address[row]);
         if (kind == (s->is_expandable[row] ? KIND_WHOLE : KIND_MAPPED)) {
             nt_invariants_note(notes, NT_BROKEN_EXPANDABLE, s->device[row],
                                s->address[row], s->total_size[row]);
@@ -206,13 +232,15 @@ static nt_status
 trace_check_kinds(const nt_alloc *alloc, nt_snapshot *snapshot,
                   nt_invariants_notes *notes, nt_error *err)
 {
-    nt_map kinds;
-    nt_map_init(&kinds, *alloc);
+    trace_kinds kinds;
+    nt_map_init(&kinds.numbers, *alloc);
+    nt_map_init(&kinds.kinds, *alloc);
     const nt_status status = trace_collect_kinds(snapshot, &kinds, err);
     if (status == NT_OK) {
         trace_check_expandable(snapshot, notes, &kinds);
     }
-    nt_map_clear(&kinds);
+    nt_map_clear(&kinds.numbers);
+    nt_map_clear(&kinds.kinds);
     return status;
 }
 

@@ -7,6 +7,7 @@ does not move device addresses.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -263,7 +264,9 @@ def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
     c = timeline.allocations
     freed, made, sizes = c.codes("free_event"), c.codes("alloc_event"), c.codes("size")
     begin = len(timeline) * _POOL_BEGIN
-    kept = [row for row, event in enumerate(freed) if event == -1 and made[row] <= begin]
+    # Rows are in the order in which they were made.
+    early = bisect_right(made, begin)
+    kept = [row for row, event in enumerate(freed[:early]) if event == -1]
     largest = sorted(kept, key=lambda row: -sizes[row])[:_POOL_BLOCKS]
     reserved = snap.memory_stats(timeline.device)["reserved_bytes.all.current"]
     held = 0

@@ -24,10 +24,12 @@ from neutracer.process.hooks.observer import OutOfMemory
 from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import dumped
 from neutracer.process.recording.history import HISTORY
+from neutracer.process.recording.living import living_tensors
 from neutracer.process.recording.sidecar import file_stem, sidecar, write_text
 from neutracer.render.text import render_text
 from neutracer.saving import atomic_file
 from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.told import Told
 
 __all__ = ["DEFAULT_SECONDS", "write_down"]
 
@@ -95,10 +97,13 @@ class _Work:
         facts = self._tried("the program's part", lambda: facts_of(told, self._frame))
         if facts is None:
             facts = OomFacts(device=told.device, segment_bytes=told.asked_bytes)
-        process = self._tried("memory_stats()", self._process) or {}
+        tensors = self._tried("the program's tensors", lambda: living_tensors("cuda")) or {}
+        process = self._tried("memory_stats()", lambda: self._process(tensors)) or {}
         explained = None
         if taken is not None:
-            explained = self._tried("the verdict", lambda: _explained(reading.result(), facts))
+            explained = self._tried(
+                "the verdict", lambda: _explained(reading.result(), facts, tensors)
+            )
         report = self._report(facts, process, explained, with_snapshot=taken is not None)
         self._writing.add(report.json, lambda: write_text(report.json, report.to_dict()))
         self._writing.add(report.text, lambda: write_text(report.text, _as_text(report)))
@@ -144,8 +149,8 @@ class _Work:
             return dumped(cuda, traces=False)
         return dumped(cuda)
 
-    def _process(self) -> dict[str, Any]:
-        return sidecar((self._told.device,), recording=recording_facts())
+    def _process(self, tensors: Told) -> dict[str, Any]:
+        return sidecar((self._told.device,), recording=recording_facts(), told=tensors)
 
     def _report(
         self,
@@ -180,7 +185,8 @@ def _read(taken: bytes | Snapshot | None) -> Snapshot | None:
     return load(taken, progress=False) if isinstance(taken, bytes) else taken
 
 
-def _explained(snap: Snapshot, facts: OomFacts) -> ExplainReport:
+def _explained(snap: Snapshot, facts: OomFacts, tensors: Told) -> ExplainReport:
+    snap.told = tensors
     return explain(snap, facts=facts, device=facts.device, thorough=False)
 
 

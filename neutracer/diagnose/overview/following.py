@@ -186,7 +186,8 @@ class Following:
             return self._recording.save(path)
         snap = snapshot()
         snap.save(path)
-        write_text(sidecar_path(path), sidecar(snap.devices, recording=recording_facts()))
+        facts = sidecar(snap.devices, recording=recording_facts(), told=snap.told)
+        write_text(sidecar_path(path), facts)
         return snap
 
     def end_soon(self) -> None:

@@ -19,6 +19,7 @@ from neutracer.process.hooks.build import target
 from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import other_allocator, torch_with_cuda
 from neutracer.process.recording.history import HISTORY, wrapped_ring
+from neutracer.process.recording.living import ask_tensors
 from neutracer.process.recording.modules import ModuleMarks, check_model, check_modules, marks_of
 from neutracer.process.recording.recorder import Recording, record
 from neutracer.process.recording.sidecar import (
@@ -267,11 +268,11 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             recording["wrapped"] = wrapped_ring(snap)
         else:
             recording = dict(_on[self])
-            snap = take("cuda", recording["max_entries"], quiet=True)
+            snap = ask_tensors(take("cuda", recording["max_entries"], quiet=True))
             recording["wrapped"] = any(
                 pushed >= recording["max_entries"] for pushed in _pushed().values()
             )
-        facts = sidecar(snap.devices, recording=recording, program=self._program)
+        facts = sidecar(snap.devices, recording=recording, program=self._program, told=snap.told)
         return snap, facts
 
 

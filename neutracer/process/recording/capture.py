@@ -11,6 +11,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
+from neutracer.process.recording.living import ask_tensors
 from neutracer.process.recording.symbols import light_symbols
 from neutracer.trace.snapshot import Snapshot, load
 
@@ -29,7 +30,7 @@ def snapshot() -> Snapshot:
         UnavailableError: torch is not imported or has no CUDA, or CUDA was not
             initialised in this process; `.what` and `.install` say which, and what to do.
     """
-    return load(dumped(_initialised_cuda()))
+    return ask_tensors(load(dumped(_initialised_cuda())))
 
 
 def dumped(cuda: Any, *, traces: bool = True) -> bytes:

@@ -331,7 +331,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             "wrapped": bool(wrapped),
             **vars(HISTORY.in_force() or self._wish),
         }
-        facts = sidecar(snap.devices, recording=recording, step=self.step, program=self._program)
+        here: dict[str, Any] = {"step": self.step, "program": self._program, "told": snap.told}
+        facts = sidecar(snap.devices, recording=recording, **here)
         return snap, facts
 
     def _warn(self, text: str) -> None:

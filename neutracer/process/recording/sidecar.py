@@ -16,6 +16,7 @@ from typing import Any
 
 from neutracer.render.json import dumps
 from neutracer.saving import atomic_file
+from neutracer.trace.told import Told, sidecar_paths, told_plain
 
 __all__ = [
     "DeviceRoom",
@@ -37,9 +38,6 @@ _SCHEMA = "neutracer.sidecar/1"
 
 # A sidecar has a few kilobytes.
 _MOST_BYTES = 16 << 20
-
-# What a snapshot's name may end in, one after the other.
-_SUFFIXES = (".pickle", ".pkl", ".snapshot", ".gz", ".xz", ".zst")
 
 # What launchers put into the environment, as rank, world size, local rank: torchrun, Open MPI,
 # MPICH, Slurm. The last is often what another one was started by, and the same in all its ranks.
@@ -65,23 +63,6 @@ _of_group: dict[str, int] = {}
 def sidecar_path(path: str | os.PathLike[str]) -> str:
     """Where the JSON beside a snapshot is: its whole name with .json after it."""
     return os.fspath(path) + ".json"
-
-
-def sidecar_paths(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Where the JSON beside a snapshot may be: oom.pickle.json, then oom.json.
-
-    Example:
-        >>> sidecar_paths("oom.pickle.xz")
-        ('oom.pickle.xz.json', 'oom.pickle.json', 'oom.json')
-    """
-    name = os.fspath(path)
-    found = [sidecar_path(name)]
-    while True:
-        stem, suffix = os.path.splitext(name)
-        if suffix not in _SUFFIXES or not stem:
-            return tuple(found)
-        name = stem
-        found.append(sidecar_path(name))
 
 
 _serial = itertools.count(1)
@@ -180,6 +161,7 @@ def sidecar(
     recording: Mapping[str, Any],
     step: int | str | None = None,
     program: str | None = None,
+    told: Told | None = None,
 ) -> dict[str, Any]:
     """The facts of this process and its devices at this moment, as plain data.
 
@@ -191,6 +173,7 @@ def sidecar(
         recording: What was recorded, and how.
         step: What the program calls the place where it is.
         program: What runs; None takes it from `sys.argv`.
+        told: What blocks are, by the program's tensors.
 
     Example:
         >>> facts = sidecar((), recording={}, step=12)
@@ -214,6 +197,7 @@ def sidecar(
         "settings": {name: os.environ[name] for name in _CONF if name in os.environ},
         "recording": dict(recording),
         "devices": {str(device): _device(torch, device) for device in devices},
+        "tensors": told_plain(told or {}),
     }
 
 
