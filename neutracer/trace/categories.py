@@ -13,7 +13,7 @@ from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
 from neutracer.trace.table import Stacks, Table
 from neutracer.trace.told import rules_told
 
-__all__ = ["CATEGORIES", "RULES", "Categories", "Decided"]
+__all__ = ["CATEGORIES", "FIRST_TOLD", "RULES", "Categories", "Decided"]
 
 #: The names, as PyTorch's memory profiler has them, by code.
 CATEGORIES = (
@@ -115,8 +115,8 @@ RULES: Mapping[str, tuple[str, str]] = {
     ),
 }
 
-# The number of the first rule that the tensors of the process decide, and not the core.
-_FIRST_TOLD = len(RULES) - 3
+#: The number of the first rule that the tensors of the process decide, and not the core.
+FIRST_TOLD = len(RULES) - 3
 
 # By action's code, whether it allocates: the core's first.
 _IS_ALLOC = b"\x01" + bytes(255)
@@ -163,7 +163,7 @@ class Decided:
         """What each allocation was for."""
         rows = self._native.tables()["allocations"]
         ends = {name: memoryview(rows[name]) for name in ("address", "free_event")}
-        return Categories(rules_told(self._both[1], ends, self._told, _FIRST_TOLD), self._native)
+        return Categories(rules_told(self._both[1], ends, self._told, FIRST_TOLD), self._native)
 
 
 @dataclass(frozen=True)

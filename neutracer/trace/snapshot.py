@@ -90,10 +90,7 @@ class Snapshot:
     """
 
     def __init__(
-        self,
-        native: core.Snapshot,
-        renamed: Mapping[str, str] | None = None,
-        origin: str = "",
+        self, native: core.Snapshot, renamed: Mapping[str, str] | None = None, origin: str = ""
     ) -> None:
         """Made by `load`; not by users. `renamed`: what files are called here, by name.
         `origin`: the file that was read, which `save` does not replace. `told`: what its blocks
