@@ -72,8 +72,8 @@ NT_TEST(columns_hold_what_was_recorded)
 NT_TEST(other_pickles_are_no_snapshots)
 {
     static const char *const others[] = {"K\x01.", "}.",
-                                         "}(\x8c\x01"
-                                         "aK\x01u."};
+                                         ("}(\x8c\x01"
+                                          "aK\x01u.")};
     const nt_alloc alloc = nt_alloc_system();
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         nt_snapshot *snapshot = NULL;
