@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from places import TESTS
 
+import neutracer
 from neutracer._native import core
 from neutracer.errors import UnavailableError
 
@@ -117,3 +119,16 @@ def test_after():
     counts, printed = outcome(run, text)
     assert "left behind: cycle watches: 1, was 0" in printed
     assert (counts.get("passed"), counts.get("error")) == (2, 1)
+
+
+def test_child_that_gets_this_path_imports_the_same_neutracer(tmp_path: Path) -> None:
+    """No test module puts the checkout before what is tested, which may lie elsewhere."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import neutracer; print(neutracer.__file__)"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == neutracer.__file__

@@ -251,12 +251,17 @@ def test_page_is_written_at_one_go(run, tmp_path):
     command.append("program.py")
     where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
     environment = {**os.environ, "PYTHONPATH": where}
-    subprocess.run(command, env=environment, cwd=tmp_path, stderr=writing, check=True)
-    os.close(writing)
-    # Of such a pipe one read is one write, and no other rank's lines are in the midst of it.
-    assert os.read(reading, 65536).endswith(b"-exit.pickle\n   in        neutracer-run\n")
-    assert os.read(reading, 65536) == b""
+    packets = []
+    # Such a pipe holds few packets: unless it is read meanwhile, a traceback waits for ever.
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=writing) as process:
+        os.close(writing)
+        while packet := os.read(reading, 65536):
+            packets.append(packet)
     os.close(reading)
+    assert process.returncode == 0, b"".join(packets).decode()
+    # Of such a pipe one read is one write, and no other rank's lines are in the midst of it.
+    (page,) = packets
+    assert page.endswith(b"-exit.pickle\n   in        neutracer-run\n")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")

@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu.advice.run import PROGRAMS
+from gpu.advice import held_out, library, plain
+from gpu.advice.job import PROGRAMS
+
+__all__ = ["held_out", "library", "plain"]
 
 pytestmark = pytest.mark.gpu
 
