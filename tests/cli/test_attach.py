@@ -589,7 +589,11 @@ def test_program_of_another_python_is_told(start, attach):
     )
     said = refused(attach(target.pid))
     assert said.startswith(f"process {target.pid} runs Python 3.{minor}")
-    what = "only 3.14 and later can" if minor < 14 else "run 'neutracer attach' with the job's"
+    what = (
+        "only 3.14 and later let in others"
+        if minor < 14
+        else "run 'neutracer attach' with the job's"
+    )
     assert what in said
 
 
