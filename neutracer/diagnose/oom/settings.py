@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import accumulate
 
 from neutracer.diagnose.oom.budget import Budget
 from neutracer.diagnose.settings.replay_settings import expandable_advice
@@ -180,8 +179,11 @@ class _Runs:
         self._event = event
         self._limits = limits
         self._timings = _TIMINGS if replayer.facts["has_later"] else _TIMINGS[:1]
-        failures = (name == "oom" for name in replayer.timeline.events["action"][: event + 1])
-        self._recorded = list(accumulate(failures))
+        failed = replayer.timeline.events.find("action", "oom")
+        before = [at for at in failed if at <= event]
+        # Counts of failures only rise: it is enough to look where the recorded one is about to.
+        self._bounds = [(at - 1, count) for count, at in enumerate(before) if at > 0]
+        self._bounds.append((event, len(before)))
 
     def goes_through(self, settings: str, least: bool = False) -> bool:
         """Whether the request succeeds under each limit and timing, and nothing else fails
@@ -197,4 +199,4 @@ class _Runs:
         ooms = self._replayer.series(settings, **options, goes_on=True)["ooms"]
         if ooms[self._event] != ooms[self._event - 1]:
             return False
-        return all(one <= then for one, then in zip(ooms, self._recorded, strict=False))
+        return all(ooms[at] <= count for at, count in self._bounds)

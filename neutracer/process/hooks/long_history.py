@@ -32,6 +32,7 @@ from neutracer.process.recording.sidecar import (
 from neutracer.trace.snapshot import Snapshot
 
 __all__ = [
+    "FRAMES",
     "HOOK_ENTRIES",
     "RECORDERS",
     "RECORDER_ENTRIES",
@@ -51,8 +52,8 @@ RECORDER_ENTRIES = 250_000
 #: Who records: the hooks where they can be had, or one of the two only.
 RECORDERS = ("auto", "hooks", "pytorch")
 
-# As many as a ring has room for; programs of today's libraries have some 40.
-_FRAMES = 64
+#: Frames of a stack: as many as a ring has room for; today's libraries have some 40.
+FRAMES = 64
 
 # What is on in this process, and how it records.
 _on: dict[object, dict[str, Any]] = {}
@@ -185,7 +186,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             raise UnavailableError("use of the hooks", "they are built for a torch without CUDA")
         events = self._asked or HOOK_ENTRIES
         try:
-            self._end = hooks.follow(events, _FRAMES)
+            self._end = hooks.follow(events, FRAMES)
         except UnavailableError as error:
             # They are for this torch, and somebody may have waited for them.
             _tell(f"neutracer: PyTorch's own recorder is used, which costs more: {error}")
@@ -196,7 +197,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             "max_entries": events,
             "stacks": "python",
             "context": "all",
-            "frames": _FRAMES,
+            "frames": FRAMES,
         }
 
     def stop(self) -> None:
