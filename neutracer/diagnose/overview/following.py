@@ -174,10 +174,17 @@ class Following:
             os.makedirs(self.directory, exist_ok=True)
             snap = self._save(f"{stem}.pickle")
             self._files.append(f"{stem}.pickle")
-            shown = overview(snap, f"{stem}.pickle", path=f"{stem}.pickle")
-            write_text(f"{stem}.txt", render_text(shown.document()))
         except (NeutracerError, OSError, ValueError) as error:
             self._notes.append(f"{os.path.basename(stem)}: {error}")
+            return
+        try:
+            shown = overview(snap, f"{stem}.pickle", path=f"{stem}.pickle")
+            write_text(f"{stem}.txt", render_text(shown.document()))
+        except Exception as error:
+            # What the program came to must not depend on what can be said of it.
+            kind = "" if isinstance(error, (NeutracerError, OSError)) else type(error).__name__
+            why = ": ".join(part for part in (kind, str(error)) if part)
+            self._notes.append(f"{stem}.pickle is whole, but has no report ({why})")
             return
         self.last = shown
 

@@ -100,6 +100,9 @@ def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
         if code != gradient or freed < 0:
             continue
         number = bisect_left(ends, made + 1)
+        if number == len(ends):
+            # Made after the last backward pass: by a hook that reduces or copies gradients.
+            continue
         end = ends[number] if made >= 0 else 0
         forward = passes.next_forward(end - 1)
         coming = bisect_left(begins, end)

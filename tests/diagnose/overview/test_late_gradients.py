@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from bundle import snapshot
@@ -13,6 +14,8 @@ from places import TESTS
 import neutracer
 from neutracer.diagnose.overview.late_gradients import late_gradients, late_gradients_finding
 from neutracer.diagnose.overview.report import overview
+from neutracer.trace.categories import CATEGORIES
+from neutracer.trace.timeline import Timeline
 
 DATA = TESTS / "data"
 LATE = "train_resnet_late_zero_grad"
@@ -71,3 +74,22 @@ def test_trace_that_ends_in_forward_has_none() -> None:
     end = tl.steps[1].first + 200
     source["device_traces"][0] = source["device_traces"][0][:end]
     assert late_gradients(neutracer.load(pickle.dumps(source)).timeline()) is None
+
+
+def test_gradient_after_the_last_backward_pass_is_no_late_one() -> None:
+    """FSDP's hooks reduce the last gradients when the last backward pass has ended."""
+    source = snapshot(LATE).to_dict()
+    trace = source["device_traces"][0]
+    last = max(at for at, event in enumerate(trace) if event["action"] == "alloc")
+    tl = neutracer.load(pickle.dumps(source)).timeline()
+    passes = tl.passes._replace(backward=[p for p in tl.passes.backward if p[1] < last // 2])
+    rows, codes = tl.allocations, bytes([CATEGORIES.index("gradient")]) * len(tl.allocations)
+    cut = SimpleNamespace(
+        passes=passes,
+        allocations=rows,
+        categories=SimpleNamespace(codes=codes),
+        events=tl.events,
+        allocated=tl.allocated,
+    )
+    found = late_gradients(cast("Timeline", cut))
+    assert found is None or found.forward < last // 2
