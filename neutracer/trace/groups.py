@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, cast
 
 from neutracer._native import core
 from neutracer.arguments import whole_number
 from neutracer.render.document import Place
 from neutracer.trace.holding import NO_STACK, merged
-from neutracer.trace.places import Places
+from neutracer.trace.places import UNKNOWN_PLACE, Places
+from neutracer.trace.roles import Passes, Role
 from neutracer.trace.table import MODULE_MARK, NONE, Column, Stacks, Table
 
 __all__ = ["GROUPINGS", "NO_MODULE", "Groups"]
@@ -43,12 +47,14 @@ class Groups:
         allocations: Table,
         stacks: Stacks,
         places: Places,
+        passes: Callable[[], Passes],
     ) -> None:
         self._native = native
         self._stacks = stacks
         self._events = events
         self._rows = allocations
         self._places = places
+        self._passes = passes
 
     def _live(self, event: int) -> Iterator[int]:
         made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
@@ -72,8 +78,65 @@ class Groups:
         code = self._events.codes("user_metadata")[event]
         return self._module_names.get(code, NO_MODULE)
 
+    @cached_property
+    def _backward(self) -> list[tuple[int, int, Place]]:
+        """The backward passes of which it is known who began them, rising, with the line of
+        that. What autograd's own threads allocate has no other one."""
+        passes, found = self._passes(), []
+        for begin, end in passes.backward:
+            seeds = (e for e in range(begin, end) if passes.role[e] == Role.SEED)
+            stack = next((passes.stack[event] for event in seeds), NONE)
+            if stack != NONE:
+                found.append((begin, end, replace(self._places[stack], function="backward pass")))
+        return found
+
+    def _place_of(self, row: int) -> Place:
+        place = self._places[self._rows.codes("stack")[row]]
+        if place is UNKNOWN_PLACE:
+            return self._stackless(self._rows.codes("alloc_event")[row])
+        return place
+
+    def _stackless(self, event: int) -> Place:
+        """The place of what an event without a stack allocates; -1: before the trace."""
+        at = bisect_right(self._backward, event, key=itemgetter(0)) - 1
+        if event >= 0 and at >= 0 and event < self._backward[at][1]:
+            return self._backward[at][2]
+        return UNKNOWN_PLACE
+
     def _place(self, row: int) -> str:
-        return str(self._places[self._rows.codes("stack")[row]])
+        return str(self._place_of(row))
+
+    def _by_place(self, event: int) -> Iterator[tuple[Place, int, int, int]]:
+        nameless, left = set(), [0, 0, 0]
+        for stack, count, nbytes, requested in self._native.holders(event, _NUMBERS["stack"]):
+            place = self._places[stack]
+            if place is UNKNOWN_PLACE and self._backward:
+                nameless.add(stack)
+                left = [left[0] + nbytes, left[1] + requested, left[2] + count]
+            else:
+                yield place, nbytes, requested, count
+        for row in self._of_passes(event, nameless) if nameless else ():
+            place = self._stackless(self._rows.codes("alloc_event")[row])
+            if place is not UNKNOWN_PLACE:
+                size = self._rows.codes("size")[row]
+                asked = self._rows.codes("requested_size")[row]
+                left = [left[0] - size, left[1] - asked, left[2] - 1]
+                yield place, size, asked, 1
+        if left[2]:
+            yield UNKNOWN_PLACE, left[0], left[1], left[2]
+
+    def _of_passes(self, event: int, stacks: set[int]) -> list[int]:
+        """The rows that are alive after an event, have one of these stacks, and were made since
+        the first backward pass began."""
+        made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
+        # Rows are in the order in which they were made.
+        first, end = bisect_left(made, self._backward[0][0]), bisect_right(made, event)
+        ways = zip(self._rows.codes("stack")[first:end], freed[first:end], strict=True)
+        return [
+            row
+            for row, (stack, gone) in enumerate(ways, first)
+            if (gone > event or gone == -1) and stack in stacks
+        ]
 
     def held(self, event: int, by: str, categories: Callable[[], list[_Row]]) -> list[_Row]:
         """Keys with their bytes, requested bytes and allocations after an event, the most
@@ -83,9 +146,11 @@ class Groups:
         if by == "module":
             return self._held_by_module(event)
         if by == "place":
-            return merged(self._by_stack(event, lambda stack: str(self._places[stack])))
+            rows = self._by_place(event)
+            return merged((str(place), n, asked, count) for place, n, asked, count in rows)
         if by == "stack":
-            return list(self._by_stack(event, self._stacks.__getitem__))
+            found = self._native.holders(event, _NUMBERS["stack"])
+            return [(self._stacks[stack], n, asked, count) for stack, count, n, asked in found]
         return merged(
             (self._frame_name(by, frame), nbytes, requested, count)
             for frame, count, nbytes, requested in self._native.holders(event, _NUMBERS[by])
@@ -93,11 +158,7 @@ class Groups:
 
     def held_by_place(self, event: int) -> list[tuple[Place, int, int, int]]:
         """The same by place."""
-        return merged(self._by_stack(event, self._places.__getitem__))
-
-    def _by_stack(self, event: int, key: Callable[[int], Any]) -> Iterator[_Row]:
-        for stack, count, nbytes, requested in self._native.holders(event, _NUMBERS["stack"]):
-            yield key(stack), nbytes, requested, count
+        return merged(self._by_place(event))
 
     def _frame_name(self, by: str, number: int) -> str:
         """What a line or function is called."""

@@ -93,8 +93,7 @@ class Snapshot:
         self, native: core.Snapshot, renamed: Mapping[str, str] | None = None, origin: str = ""
     ) -> None:
         """Made by `load`; not by users. `renamed`: what files are called here, by name.
-        `origin`: the file that was read, which `save` does not replace. `told`: what its blocks
-        are, by the JSON beside that."""
+        `origin`: the file that was read, which `save` does not replace."""
         self.origin, self.told = origin, told_beside(origin)
         self._native, self._renamed, self._partial = native, renamed, native.partial
         self._flaws = flaws_of(native.broken())

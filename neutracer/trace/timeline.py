@@ -259,7 +259,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def _groups(self) -> Groups:
-        return Groups(self._native, self.events, self.allocations, self._stacks, self.places)
+        tables = (self.events, self.allocations, self._stacks, self.places)
+        return Groups(self._native, *tables, lambda: self.passes)
 
     def alive(self, at: str | int = "peak") -> Table:
         """The blocks that are allocated at one moment, the largest first.

@@ -105,3 +105,22 @@ def test_modules_are_no_steps() -> None:
 def test_recordings_without_modules_say_so() -> None:
     [holder] = timeline("metadata").holders(by="module")
     assert holder.key == "(no module)"
+
+
+def test_what_has_no_stack_in_a_backward_pass_is_its_callers() -> None:
+    tl = timeline("train_resnet_healthy")
+    passes, peak = tl.passes, tl.peak().event
+    rows = tl.alive("peak")
+    expected = sum(
+        row.size
+        for row in rows
+        if not row.stack and any(b <= row.alloc_event < e for b, e in passes.backward)
+    )
+    held = {holder.key: holder.bytes for holder in tl.holders(limit=None)}
+    assert held["backward pass (train.py:78)"] == expected > 0
+    assert held["(no Python stack)"] == sum(row.size for row in rows if not row.stack) - expected
+    assert sum(held.values()) == tl.allocated[peak]
+    table = tl.by_place()
+    assert table["backward pass (train.py:78)"][peak] == expected
+    places = {str(place): nbytes for place, nbytes, _, _ in tl.held_by_place()}
+    assert places == held

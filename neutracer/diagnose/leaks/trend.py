@@ -11,7 +11,6 @@ from typing import Any
 
 from neutracer.diagnose.leaks.findings import chance_text, findings_of, suspect_of
 from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of, snapshot_growth
-from neutracer.diagnose.leaks.holders import alike_tensors, with_holders
 from neutracer.diagnose.leaks.proof import held_against
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.diagnose.leaks.sources import observe
@@ -294,11 +293,14 @@ def _with_holders(
     """The survivors with what keeps them alive, where that was asked."""
     if verdict.kind not in ("leak", "cycle_garbage") or live is False:
         return survivors if verdict.kind in ("leak", "cycle_garbage") else Survivors()
+    if not is_monitor and not live:
+        return survivors
+    # Only live processes need it, and with it all that draws graphs of objects.
+    from neutracer.diagnose.leaks.holders import alike_tensors, with_holders
+
     if survivors.addresses and live:
         return with_holders(survivors)
-    if is_monitor or live:
-        torch = sys.modules.get("torch")
-        has_cuda = torch is not None and torch.cuda.is_initialized()
-        alike = alike_tensors(verdict.trend.steps, "cuda" if has_cuda else "cpu")
-        return survivors if survivors.growth else alike
-    return survivors
+    torch = sys.modules.get("torch")
+    has_cuda = torch is not None and torch.cuda.is_initialized()
+    alike = alike_tensors(verdict.trend.steps, "cuda" if has_cuda else "cpu")
+    return survivors if survivors.growth else alike

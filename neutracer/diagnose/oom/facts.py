@@ -16,7 +16,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from neutracer.errors import SnapshotError
-from neutracer.process.recording.sidecar import DeviceRoom, sidecar_paths
+from neutracer.process.recording.sidecar import DeviceRoom
+from neutracer.trace.told import sidecar_paths
 
 __all__ = ["OomFacts", "facts_beside", "read_sidecar", "sidecar_paths", "with_room"]
 
