@@ -14,9 +14,10 @@ from typing import Any, cast
 from neutracer._native import core
 from neutracer.arguments import whole_number
 from neutracer.render.document import Place
+from neutracer.trace.categories import Decided
 from neutracer.trace.holding import NO_STACK, merged
 from neutracer.trace.places import UNKNOWN_PLACE, Places
-from neutracer.trace.roles import Passes, Role
+from neutracer.trace.roles import Role
 from neutracer.trace.table import MODULE_MARK, NONE, Column, Stacks, Table
 
 __all__ = ["GROUPINGS", "NO_MODULE", "Groups"]
@@ -47,14 +48,14 @@ class Groups:
         allocations: Table,
         stacks: Stacks,
         places: Places,
-        passes: Callable[[], Passes],
+        decided: Decided,
     ) -> None:
         self._native = native
         self._stacks = stacks
         self._events = events
         self._rows = allocations
         self._places = places
-        self._passes = passes
+        self._decided = decided
 
     def _live(self, event: int) -> Iterator[int]:
         made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
@@ -82,7 +83,7 @@ class Groups:
     def _backward(self) -> list[tuple[int, int, Place]]:
         """The backward passes of which it is known who began them, rising, with the line of
         that. What autograd's own threads allocate has no other one."""
-        passes, found = self._passes(), []
+        passes, found = self._decided.passes, []
         for begin, end in passes.backward:
             seeds = (e for e in range(begin, end) if passes.role[e] == Role.SEED)
             stack = next((passes.stack[event] for event in seeds), NONE)

@@ -260,7 +260,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     @cached_property
     def _groups(self) -> Groups:
         tables = (self.events, self.allocations, self._stacks, self.places)
-        return Groups(self._native, *tables, lambda: self.passes)
+        return Groups(self._native, *tables, self._decided)
 
     def alive(self, at: str | int = "peak") -> Table:
         """The blocks that are allocated at one moment, the largest first.
