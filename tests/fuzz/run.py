@@ -7,10 +7,9 @@ Example:
     $ python tests/fuzz/run.py --replay         # no libFuzzer: the corpus, once
     $ python tests/fuzz/run.py --keep           # what is new goes into the corpus
 
-Every target fuzz_<name>.c holds one property, and all of them take a snapshot's bytes,
-so they share the corpus: `corpus/seeds` (from make_seeds.py), `corpus/fixed` (what broke
-a property once) and `corpus/found` (what reached new code, kept by --keep). A run works
-on copies under build/fuzz.
+Every target fuzz_<name>.c holds one property; building.py says which inputs it begins with.
+What a run finds stays under build/fuzz; --keep puts what reached new code into the corpus.
+pack.py takes the same targets to a machine without a compiler.
 """
 
 from __future__ import annotations
@@ -22,84 +21,23 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-CORPUS = HERE / "corpus"
-DICTIONARY = HERE / "snapshot.dict"
-BUILD = ROOT / "build" / "fuzz"
-
-FLAGS = ["-std=c11", "-g", "-DNT_DEBUG", "-fno-omit-frame-pointer", "-Wall", "-Wextra"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-# Coverage alone: to look at every comparison takes half of a run's time, and the
-# dictionary and nt_mutate.c know the values that matter.
-FOLLOWED = ["-fsanitize=fuzzer-no-link", "-fno-sanitize-coverage=trace-cmp,trace-div,trace-gep"]
-INCLUDES = [f"-I{ROOT / folder}" for folder in ("csrc/core", "tests/c", "tests/fuzz")]
-
-# Longer inputs only make every run slower: all of the format fits this.
-MOST_BYTES = 2560
+from building import (
+    BUILD,
+    CORPUS,
+    HERE,
+    SNAPSHOTS,
+    build,
+    corpora,
+    input_options,
+    takes_snapshots,
+    targets,
+)
 
 # An input takes milliseconds; by the clock it also takes what else the machine does.
 MOST_SECONDS_AN_INPUT = 300
-
-
-def targets() -> list[str]:
-    """The targets' names."""
-    return sorted(path.stem for path in HERE.glob("fuzz_*.c"))
-
-
-def compile_objects(compiler: str, flags: dict[Path, list[str]], folder: Path) -> dict[Path, str]:
-    """Compiles each source with its flags, as many at once as there are cores."""
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def compile_one(source: Path) -> str:
-        made = str(folder / f"{source.stem}.o")
-        command = [compiler, *FLAGS, *flags[source], *INCLUDES, "-c", str(source), "-o", made]
-        subprocess.run(command, check=True)
-        return made
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(flags, pool.map(compile_one, flags), strict=True))
-
-
-def build(names: list[str], compiler: str, *, standalone: bool, sanitize: bool = True) -> Path:
-    """Builds the targets.
-
-    Args:
-        names: Which ones.
-        compiler: clang, or with `standalone` any C11 compiler.
-        standalone: With standalone_main.c in place of libFuzzer.
-        sanitize: With the sanitizers; without them nothing is optimised either.
-
-    Returns:
-        The folder with one program a target.
-    """
-    kind = "standalone" if sanitize else "plain"
-    folder = BUILD / (kind if standalone else "libfuzzer")
-    flags = ["-O2", *SANITIZERS] if sanitize else ["-O0"]
-    core = sorted(ROOT.glob("csrc/core/*/*.c"))
-    shared = [ROOT / "tests/c/nt_same.c", HERE / "nt_fuzz.c", HERE / "nt_fuzz_heap.c"]
-    shared.append(HERE / ("standalone_main.c" if standalone else "nt_mutate.c"))
-    mains = {name: HERE / f"{name}.c" for name in names}
-    # Coverage is that of the core: what the targets do themselves leads nowhere.
-    followed = [] if standalone else FOLLOWED
-    made = compile_objects(
-        compiler,
-        {
-            path: flags + (followed if path in core else [])
-            for path in [*core, *shared, *mains.values()]
-        },
-        folder,
-    )
-    common = [made[path] for path in [*core, *shared]]
-    link = flags + ([] if standalone else ["-fsanitize=fuzzer"])
-    for name, main in mains.items():
-        command = [compiler, *link, made[main], *common, "-o", str(folder / name)]
-        subprocess.run(command, check=True)
-    return folder
 
 
 @dataclass
@@ -134,8 +72,8 @@ def worker_command(
     Every other process also keeps what reaches a place more often than before: larger
     inputs, and a third of the speed.
     """
-    command = [str(program), str(units), str(CORPUS), f"-dict={DICTIONARY}", "-reload=5"]
-    command += [f"-max_len={MOST_BYTES}", f"-timeout={MOST_SECONDS_AN_INPUT}"]
+    command = [str(program), str(units), *map(str, corpora(program.name)), "-reload=5"]
+    command += [*input_options(program.name), f"-timeout={MOST_SECONDS_AN_INPUT}"]
     command += ["-print_final_stats=1", f"-seed={int(time.time()) + number}"]
     command.append(f"-use_counters={number % 2}")
     command.append(f"-artifact_prefix={BUILD / 'failed'}/{program.name}-")
@@ -175,7 +113,7 @@ def run_target(
         log = BUILD / f"{program.name}-{number}.log"
         with log.open("wb") as out:
             command = worker_command(program, units, seconds, share, number)
-            running.append((subprocess.Popen(command, stdout=out, stderr=out), log))
+            running.append((subprocess.Popen(command, cwd=HERE, stdout=out, stderr=out), log))
     outcome = Outcome()
     for process, log in running:
         outcome.failed |= process.wait() != 0
@@ -213,35 +151,45 @@ def replay(names: list[str], *, sanitize: bool) -> bool:
     return all(process.returncode == 0 for process in done)
 
 
+def merge(program: Path, sources: list[Path], into: Path) -> None:
+    """Copies into a folder the fewest inputs that reach all that the sources' inputs reach."""
+    into.mkdir(parents=True)
+    # How often a place is reached does not count: one input that gets there will do.
+    command = [str(program), "-merge=1", "-use_counters=0", *input_options(program.name)]
+    command += [str(into), *(str(path) for path in sources if path.is_dir())]
+    subprocess.run(command, cwd=HERE, check=True, stderr=subprocess.DEVNULL)
+
+
+def replace(folder: Path, merged: list[Path]) -> None:
+    """Puts what was merged, and is nowhere else in the corpus, in a folder's place."""
+    shutil.rmtree(folder, ignore_errors=True)
+    kept = {path.read_bytes() for path in CORPUS.rglob("*") if path.is_file()}
+    folder.mkdir()
+    for path in merged:
+        if path.is_file() and path.read_bytes() not in kept:
+            shutil.copy(path, folder / path.name)
+
+
 def keep(names: list[str]) -> None:
-    """Puts what the runs found into corpus/found: the fewest inputs that reach the same code."""
+    """Puts what the runs found into the corpus: the fewest inputs that reach the same code."""
     folder = build(names, os.environ.get("CLANG", "clang"), standalone=False)
-    found = CORPUS / "found"
     merged = BUILD / "merged"
     shutil.rmtree(merged, ignore_errors=True)
+    shared: list[Path] = []
     for name in names:
-        # What an earlier target kept counts as well, so that the whole stays small.
-        made = merged / name
-        made.mkdir(parents=True)
-        sources = [str(CORPUS / "seeds"), str(CORPUS / "fixed")]
-        sources += [*map(str, merged.iterdir()), str(found)]
-        sources.append(str(BUILD / "units" / name))
-        # How often a place is reached does not count: one input that gets there will do.
-        command = [str(folder / name), "-merge=1", "-use_counters=0", str(made)]
-        command.append(f"-max_len={MOST_BYTES}")
-        subprocess.run(
-            [*command, *(path for path in sources if Path(path).is_dir())],
-            check=True,
-            stderr=subprocess.DEVNULL,
-        )
-    shutil.rmtree(found, ignore_errors=True)
-    kept = {path.read_bytes() for path in CORPUS.rglob("*") if path.is_file()}
-    found.mkdir()
-    for path in merged.rglob("*"):
-        if path.is_file() and path.read_bytes() not in kept:
-            shutil.copy(path, found / path.name)
+        units = BUILD / "units" / name
+        if takes_snapshots(name):
+            # What an earlier target kept counts as well, so that the whole stays small.
+            sources = [CORPUS / "seeds", CORPUS / "fixed", *shared, CORPUS / "found", units]
+            merge(folder / name, sources, merged / name)
+            shared.append(merged / name)
+        else:
+            merge(folder / name, [*corpora(name), units], merged / name)
+            replace(corpora(name)[0], sorted((merged / name).iterdir()))
+    if shared:
+        replace(CORPUS / SNAPSHOTS[-1], [path for made in shared for path in made.iterdir()])
     size = sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file())
-    print(f"{len(list(found.iterdir()))} inputs found; the corpus is {size:,} bytes")
+    print(f"{sum(1 for _ in CORPUS.rglob('*'))} inputs; the corpus is {size:,} bytes")
 
 
 def main() -> int:

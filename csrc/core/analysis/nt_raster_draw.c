@@ -27,7 +27,10 @@ static void
 draw_add(const draw_sweep *d, size_t pixel, const draw_row *row, uint64_t width)
 {
     const double wide = (double)width * d->per_area;
-    d->planes->used[pixel] += (double)row->used * wide;
+    const uint64_t full = d->view->y_end - d->view->y_first;
+    /* In a trace that contradicts itself blocks lie over each other. */
+    const uint64_t used = row->used < full ? row->used : full;
+    d->planes->used[pixel] += (double)used * wide;
     d->planes->reserved[pixel] += (double)row->reserved * wide;
 }
 

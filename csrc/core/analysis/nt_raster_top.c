@@ -15,15 +15,15 @@ top_is_seen(const nt_raster_view *view, const nt_raster_columns *c,
 
 /* Adds each block's bytes to the columns' largest sums of the states they see. */
 static void
-top_sum_rest(const nt_raster *r, const nt_raster_columns *c, const nt_sort_item *rest,
-             size_t count, uint64_t *delta, uint64_t *out)
+top_sum_rest(const nt_raster *r, const nt_raster_columns *c, const nt_sort_item *seen,
+             size_t kept, size_t found, uint64_t *delta, uint64_t *out)
 {
     const size_t states = c->end - c->first;
     for (size_t i = 0; i < states; i++) {
         delta[i] = 0;
     }
-    for (size_t i = 0; i < count; i++) {
-        const nt_raster_item *item = &r->items[rest[i].value];
+    for (size_t i = kept; i < found; i++) {
+        const nt_raster_item *item = &r->items[seen[i].value];
         delta[item->begin < c->first ? 0 : item->begin - c->first] += item->size;
         if (item->end < c->end) {
             delta[item->end - c->first] -= item->size;
@@ -66,7 +66,7 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
     }
     nt_sort(seen, found);
     const size_t kept = found < most ? found : most;
-    top_sum_rest(r, &c, seen + kept, found - kept, delta, rest);
+    top_sum_rest(r, &c, seen, kept, found, delta, rest);
     for (size_t i = 0; i < kept; i++) {
         rows[i] = r->items[seen[i].value].row;
     }

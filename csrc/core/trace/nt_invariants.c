@@ -291,6 +291,9 @@ static void
 layout_find_overlaps(layout_check *c)
 {
     const nt_segment_columns *s = c->segments;
+    if (s->count == 0) {
+        return;
+    }
     nt_sort_item *by_device = c->items + c->capacity;
     size_t last = SIZE_MAX;
     for (size_t i = 0; i < s->count; i++) {

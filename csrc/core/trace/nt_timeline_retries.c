@@ -68,16 +68,16 @@ static bool
 retries_frees_known(const nt_timeline *t, const nt_event_columns *events)
 {
     const nt_allocation_columns *a = &t->allocations;
-    const uint32_t *stack = events->stack + t->first;
     bool shown = false;
     for (size_t row = 0; row < a->count; row++) {
         if (a->alloc_event[row] < 0 || a->free_event[row] < 0) {
             continue;
         }
-        if (stack[a->alloc_event[row]] != stack[a->free_event[row]]) {
+        const uint32_t made = events->stack[t->first + (size_t)a->alloc_event[row]];
+        if (made != events->stack[t->first + (size_t)a->free_event[row]]) {
             return true;
         }
-        shown |= stack[a->alloc_event[row]] != NT_NO_STACK;
+        shown |= made != NT_NO_STACK;
     }
     return !shown;
 }
