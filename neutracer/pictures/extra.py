@@ -39,14 +39,22 @@ def require_matplotlib() -> None:
     """Make sure that matplotlib is there.
 
     Raises:
-        UnavailableError: It is not installed; says what to install.
+        UnavailableError: It is not installed, and what to install; or what keeps it, or what
+            it needs, from being imported.
     """
     try:
         importlib.import_module("matplotlib.figure")
-    except ImportError:
+    except ModuleNotFoundError:
         raise UnavailableError(
             "matplotlib", "install it with \"pip install 'neutracer[plot]'\""
         ) from None
+    except ImportError as error:
+        # NumPy tells a page about its own failure, and has the reason as the cause.
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        why = f"it is installed, and can't be imported: {sentence(str(reason))}"
+        raise UnavailableError("matplotlib", why) from None
 
 
 def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:

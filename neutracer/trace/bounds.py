@@ -35,8 +35,9 @@ _SLACK = 64 << 20
 def memory_bound() -> int:
     """Bytes that this process may take: nine tenths of what is free.
 
-    That is the least of the machine's available memory, and what each control group around
-    this process (version 1 or 2) still allows.
+    That is the least of the machine's available memory, what each control group around this
+    process (version 1 or 2) still allows, and what its address space may still grow by
+    (`ulimit -v`).
 
     A figure of the last quarter of a second is taken as it is.
     """
@@ -55,7 +56,8 @@ def free_share(root: str) -> int:
     Args:
         root: Where /proc and /sys are.
     """
-    frees = [free for free in (_machine(root), *_groups(root)) if free is not None]
+    found = (_machine(root), _address_space(root), *_groups(root))
+    frees = [free for free in found if free is not None]
     return int(max(0, min(frees)) * _SHARE) if frees else _UNKNOWN
 
 
@@ -100,6 +102,15 @@ def _field(text: str, name: str) -> int | None:
 
 def _machine(root: str) -> int | None:
     return _field(_read(Path(root, "proc/meminfo")), "MemAvailable:")
+
+
+def _address_space(root: str) -> int | None:
+    """What is left to this process of the addresses that it may have."""
+    used = _field(_read(Path(root, "proc/self/status")), "VmSize:")
+    if resource is None or used is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft - used
 
 
 def _own_data() -> int:

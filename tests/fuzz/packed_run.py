@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the targets of the folder that this lies in, on all cores for so many seconds.
+"""Runs the targets of the folder that this lies in, on all cores for so many seconds in all.
 
-Three quarters of the time go to the programs without sanitizers, the rest to those with
-them, which begin with what the first found. Needs Python alone.
+Most of the time goes to the programs without sanitizers, most of the rest to those with
+them, which begin with what the first found; the end is for cutting down the corpora, and
+what does not come to its end by then is left out. Needs Python alone.
 
 Example:
     $ ./run 500 results                  # all cores; writes results/table.txt and the rest
@@ -21,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -29,11 +31,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 HERE = Path(__file__).resolve().parent
 
-#: The part of the time that goes to the programs without sanitizers.
-FAST_SHARE = 0.75
+#: The parts of the time that go to the programs without sanitizers, and to those with them.
+FAST_SHARE, CHECKED_SHARE = 0.65, 0.22
+
+#: A program that goes on for so many seconds beyond its time is interrupted, as one that
+#: still reads a large corpus, and then killed.
+MOST_BEYOND = 2.0
 
 #: A program that ends with a failure is begun again so often.
 MOST_FAILURES = 20
@@ -132,6 +139,20 @@ def forget_failed(work: Work) -> None:
         (work.units / path.name.rpartition("-")[2]).unlink(missing_ok=True)
 
 
+def run_until(command: list[str], end: float, log: BinaryIO) -> int:
+    """Runs a program, and sees to it that it is over by then; what was interrupted is fine."""
+    with subprocess.Popen(command, cwd=HERE, stdout=log, stderr=log) as process:
+        try:
+            return process.wait(max(0.0, end - time.monotonic()) + MOST_BEYOND)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(MOST_BEYOND)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return 0
+
+
 def run_work(work: Work) -> Outcome:
     """Runs one process until its time is over; begins it again after a failure."""
     outcome = Outcome()
@@ -140,8 +161,7 @@ def run_work(work: Work) -> Outcome:
         begin = time.monotonic()
         log = work.out / "logs" / f"{work.name}-{work.kind}-{work.number}-{turn}.log"
         with log.open("wb") as to:
-            command = work.command(end - begin)
-            code = subprocess.run(command, cwd=HERE, stdout=to, stderr=to, check=False).returncode
+            code = run_until(work.command(end - begin), end, to)
         text = log.read_text(encoding="utf-8", errors="replace")
         read_log(text, outcome, work.kind == "checked", time.monotonic() - begin)
         if code == 0:
@@ -185,12 +205,15 @@ def make_works(
     ]
 
 
-def merge(name: str, options: list[str], units: Path, into: Path, outcome: Outcome) -> None:
-    """Copies the fewest inputs that reach the same code."""
+def merge(name: str, options: list[str], units: Path, into: Path, end: float) -> int:
+    """Copies the fewest inputs that reach the same code; returns their number, 0 if there
+    was no time."""
     into.mkdir(parents=True)
     command = [str(HERE / "fast" / name), "-merge=1", "-use_counters=0", *options, str(into)]
-    subprocess.run([*command, str(units)], cwd=HERE, capture_output=True, check=False)
-    outcome.corpus = len(list(into.iterdir()))
+    # What is killed has not copied anything yet, or not all.
+    with open(os.devnull, "wb") as nowhere:
+        run_until([*command, str(units)], end, nowhere)
+    return len(list(into.iterdir()))
 
 
 def keep_corpora(merged: Path, out: Path) -> None:
@@ -208,20 +231,23 @@ def run(seconds: float, out: Path, cores: int, options: dict[str, list[str]]) ->
     Returns:
         Whether every property held.
     """
+    end = time.monotonic() + seconds - 2 * MOST_BEYOND
     for folder in ("failed", "logs"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     outcomes = {name: Outcome() for name in options}
     with tempfile.TemporaryDirectory() as made:
         units, merged = Path(made) / "units", Path(made) / "merged"
         shutil.copytree(HERE / "corpus", units)
-        for kind, share in (("fast", FAST_SHARE), ("checked", 1 - FAST_SHARE)):
-            run_phase(
-                make_works(kind, seconds * share, cores, options, units, out), outcomes, cores
-            )
-            write_table(outcomes, out)
+        for kind, share in (("fast", FAST_SHARE), ("checked", CHECKED_SHARE)):
+            works = make_works(kind, seconds * share, cores, options, units, out)
+            run_phase(works, outcomes, cores)
+            print(write_table(outcomes, out), flush=True)
         with ThreadPoolExecutor(cores) as pool:
-            for name in options:
-                pool.submit(merge, name, options[name], units / name, merged / name, outcomes[name])
+            counts = pool.map(
+                lambda name: merge(name, options[name], units / name, merged / name, end), options
+            )
+            for outcome, count in zip(outcomes.values(), counts, strict=True):
+                outcome.corpus = count
         keep_corpora(merged, out)
     print(write_table(outcomes, out))
     return not any(outcome.failures for outcome in outcomes.values())

@@ -57,6 +57,16 @@ def test_nothing_tells(tmp_path: Path) -> None:
     assert free_share(str(tmp_path)) == 16 * GIB
 
 
+def test_address_space_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = machine(tmp_path, "")
+    (tmp_path / "proc/self/status").write_text(f"VmPeak: 9 kB\nVmSize: {GIB >> 10} kB\n")
+    limits = {bounds.resource.RLIMIT_AS: (3 * GIB, 4 * GIB)}
+    monkeypatch.setattr(bounds.resource, "getrlimit", limits.__getitem__)
+    assert free_share(root) == int(2 * GIB * 0.9)
+    limits[bounds.resource.RLIMIT_AS] = (GIB >> 1, GIB)
+    assert free_share(root) == 0
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system has no such bound")
 def test_process_is_held_to_its_bound() -> None:
     with bounded_process(64 << 20), pytest.raises(MemoryError):
