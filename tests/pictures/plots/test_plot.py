@@ -12,6 +12,7 @@ import neutracer
 pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
 np = pytest.importorskip("numpy")
 
+from neutracer.pictures import extra  # noqa: E402
 from neutracer.pictures.mdtp.scene import Request, Scene  # noqa: E402
 from neutracer.pictures.plots.segments import unused_shares  # noqa: E402
 from neutracer.pictures.plots.stacked import stacked_bands  # noqa: E402
@@ -159,3 +160,24 @@ def test_legends_end_within_the_figure():
     figure.draw(renderer)
     box = figure.axes[0].get_legend().get_window_extent(renderer)
     assert box.x1 <= figure.bbox.x1
+
+
+def test_what_keeps_matplotlib_from_being_imported_is_told(monkeypatch):
+    def fails(name):
+        raise ImportError("a page of advice") from ImportError("libblas.so: no room\nfor it")
+
+    monkeypatch.setattr(extra.importlib, "import_module", fails)
+    with pytest.raises(neutracer.UnavailableError) as raised:
+        extra.require_matplotlib()
+    assert raised.value.install.startswith("it is installed, and can't be imported: libblas.so")
+    assert "\n" not in str(raised.value)
+
+
+def test_matplotlib_that_is_not_there_is_to_be_installed(monkeypatch):
+    def fails(name):
+        raise ModuleNotFoundError("No module named 'matplotlib'")
+
+    monkeypatch.setattr(extra.importlib, "import_module", fails)
+    with pytest.raises(neutracer.UnavailableError) as raised:
+        extra.require_matplotlib()
+    assert "pip install 'neutracer[plot]'" in raised.value.install
