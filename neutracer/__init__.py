@@ -10,10 +10,11 @@ Example:
     0.83
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+# TAB shows what has no underscore: the public names.
+import importlib as _importlib
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from neutracer.diagnose.device.report import DeviceReport, device_report
     from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
     from neutracer.diagnose.holds.alive import AliveReport, why_alive
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from neutracer.diagnose.oom.report import ExplainReport
     from neutracer.diagnose.oom.watch import OomWatch, oom_report, watch_oom
     from neutracer.diagnose.overview.cell import CellReport
+    from neutracer.diagnose.overview.report import OverviewReport, report
     from neutracer.diagnose.ranks.parts import FirstOom, HeatMap, Odd, RankRow
     from neutracer.diagnose.ranks.ranks import ranks
     from neutracer.diagnose.ranks.report import RanksReport
@@ -82,7 +84,8 @@ if TYPE_CHECKING:
     from neutracer.render.report import Finding, Report
     from neutracer.trace.layout import Layout
     from neutracer.trace.snapshot import Snapshot, load
-    from neutracer.trace.table import Frame, Table
+    from neutracer.trace.stacks import Frame
+    from neutracer.trace.table import Table
     from neutracer.trace.timeline import Churn, Holder, Moment, Timeline
 
 __version__ = "0.1.0"
@@ -123,6 +126,7 @@ __all__ = [
     "OomReport",
     "OomWatch",
     "Outcome",
+    "OverviewReport",
     "PageView",
     "PressureCollection",
     "PressureCollector",
@@ -164,6 +168,7 @@ __all__ = [
     "recommend",
     "record",
     "release_holders",
+    "report",
     "serve_metrics",
     "snapshot",
     "view",
@@ -183,6 +188,7 @@ _MODULES = {
         "find_autograd_cycles",
     ),
     "neutracer.diagnose.overview.cell": ("CellReport",),
+    "neutracer.diagnose.overview.report": ("OverviewReport", "report"),
     "neutracer.diagnose.holds.cycles": (
         "TensorCyclesReport",
         "find_tensor_cycles",
@@ -243,20 +249,22 @@ _MODULES = {
     "neutracer.render.report": ("Finding", "Report"),
     "neutracer.trace.layout": ("Layout",),
     "neutracer.trace.snapshot": ("Snapshot", "load"),
-    "neutracer.trace.table": ("Frame", "Table"),
+    "neutracer.trace.stacks": ("Frame",),
+    "neutracer.trace.table": ("Table",),
     "neutracer.trace.timeline": ("Churn", "Holder", "Moment", "Timeline"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     # Checkers see the imports above, and that nothing else is there.
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        value = globals()[name] = getattr(_importlib.import_module(_HOMES[name]), name)
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    # Folders that were imported are attributes too, and nobody's to use.
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    FAILED,
     add_max_memory,
+    add_output,
+    check_written,
     complain,
     complain_of,
-    print_report,
+    give,
     without_history_warning,
 )
 from neutracer.diagnose.leaks.diff import diff
@@ -44,7 +46,7 @@ def add_diff(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--device", type=int, metavar="N", help="which device, if there are several"
     )
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_output(parser)
     parser.add_argument(
         "--fail-on",
         choices=[str(severity) for severity in Severity],
@@ -57,6 +59,10 @@ def add_diff(commands: Any, summary: str) -> None:
 
 
 def _diff(options: argparse.Namespace) -> int:
+    try:
+        check_written(options.output, options.before, options.after)
+    except ValueError as error:
+        return complain(str(error))
     snaps = []
     for name in (options.before, options.after):
         try:
@@ -67,14 +73,12 @@ def _diff(options: argparse.Namespace) -> int:
         report = diff(*snaps, device=options.device)
     except ValueError as error:
         return complain_of(f"{options.before} {options.after}", error)
-    print_report(report, options.json, sys.stdout)
+    if give([report], options) == FAILED:
+        return FAILED
     failed = options.fail_on is not None and report.worst is not None
     return int(failed and report.worst >= options.fail_on)
 
 
 def _loaded(name: str, max_memory: str | None) -> Snapshot:
     with without_history_warning():
-        snap = load(name, max_memory=max_memory)
-    if snap.partial is not None:
-        complain(f"{name}: only a part was read: {snap.partial}")
-    return snap
+        return load(name, max_memory=max_memory)

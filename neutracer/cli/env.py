@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 import neutracer
-from neutracer.cli.parts import print_report
+from neutracer.cli.parts import add_output, give
 from neutracer.diagnose.overview.environment import environment
 
 __all__ = ["add_env"]
@@ -23,10 +22,9 @@ def add_env(commands: Any, summary: str) -> None:
         epilog="example:\n  neutracer env",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_output(parser)
     parser.set_defaults(run=_env)
 
 
 def _env(options: argparse.Namespace) -> int:
-    print_report(environment(neutracer.__version__), options.json, sys.stdout)
-    return 0
+    return give([environment(neutracer.__version__)], options)

@@ -4,28 +4,25 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
     add_max_memory,
+    add_output,
     check_written,
     complain,
     complain_of,
     device_size,
-    print_report,
+    give,
     without_history_warning,
-    written,
 )
 from neutracer.diagnose.oom.explain import explain
 from neutracer.diagnose.oom.facts import OomFacts, read_sidecar
 from neutracer.diagnose.oom.parts import KINDS
 from neutracer.diagnose.oom.report import ExplainReport
 from neutracer.errors import NeutracerError
-from neutracer.render.document import Document, Severity
-from neutracer.render.json import dumps
-from neutracer.render.text import render_text
+from neutracer.render.document import Severity
 from neutracer.trace.snapshot import load
 
 __all__ = ["add_explain"]
@@ -71,8 +68,7 @@ def add_explain(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--request", metavar="SIZE", help="say whether this much would fit at the snapshot's moment"
     )
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    add_output(parser)
     parser.add_argument(
         "--fail-on",
         type=_wanted,
@@ -99,9 +95,7 @@ def _explain(options: argparse.Namespace) -> int:
         report = _asked(options)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
-    if options.output is None:
-        print_report(report, options.json, sys.stdout)
-    elif not written(options.output, _text(report, options.json)):
+    if give([report], options) == FAILED:
         return FAILED
     return int(_fails(report, options.fail_on or ()))
 
@@ -123,13 +117,6 @@ def _asked(options: argparse.Namespace) -> ExplainReport:
         request=options.request,
         facts=facts,
     )
-
-
-def _text(report: ExplainReport, as_json: bool) -> str:
-    if as_json:
-        return dumps(report.to_dict()) + "\n"
-    document: Document = report.document()
-    return render_text(document) + "\n"
 
 
 def _fails(report: ExplainReport, wanted: tuple[str, ...]) -> bool:

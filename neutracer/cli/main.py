@@ -23,6 +23,7 @@ _COMMANDS = {
     "report": "what a snapshot shows, on one page",
     "explain": "why a program ran out of memory, and what would have helped",
     "what-if": "the same program under other allocator settings, and the best of them",
+    "recommend": "the allocator settings to use, and the least memory the program fits in",
     "diff": "what one snapshot holds that another did not, by line, category and size",
     "ranks": "the ranks of a job compared: who is odd and why, who ran out first",
     "view": "write a snapshot as one offline page",

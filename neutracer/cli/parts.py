@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
@@ -26,12 +27,14 @@ from neutracer.units import format_bytes, parse_bytes
 __all__ = [
     "FAILED",
     "add_max_memory",
+    "add_output",
     "add_program",
     "add_recording",
     "check_written",
     "complain",
     "complain_of",
     "device_size",
+    "give",
     "print_report",
     "program_of",
     "standing_streams",
@@ -95,6 +98,44 @@ def within_memory(options: argparse.Namespace) -> int:
         pass
     why = "that is free" if options.max_memory is None else "that --max-memory allows"
     return complain(f"this takes more memory than the {format_bytes(bound)} {why}")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the form of a report and where it goes, which `give` follows."""
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+
+
+def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
+    """Print reports, or write them as a file, in the form that `add_output` asks for.
+
+    Args:
+        reports: One, or several; as JSON these are in one object.
+        options: Of the command.
+
+    Returns:
+        0; `FAILED` where the file can't be written.
+
+    Raises:
+        OSError: Standard output can't be written.
+    """
+    if options.output is None:
+        _put(reports, options.json, sys.stdout)
+        return 0
+    page = io.StringIO()
+    _put(reports, options.json, page)
+    return 0 if written(options.output, page.getvalue()) else FAILED
+
+
+def _put(reports: Sequence[Report], as_json: bool, out: TextIO) -> None:
+    if as_json:
+        several = {"schema": "neutracer.reports/1", "reports": tuple(reports)}
+        dump(reports[0] if len(reports) == 1 else several, out)
+        return
+    for number, report in enumerate(reports):
+        if number:
+            out.write("\n")
+        show(report.document(), out)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:

@@ -4,24 +4,21 @@
 from __future__ import annotations
 
 import argparse
-import io
-import sys
-from typing import Any, TextIO
+from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
     add_max_memory,
+    add_output,
     check_written,
     complain,
     complain_of,
+    give,
     without_history_warning,
-    written,
 )
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
-from neutracer.render.json import dump
-from neutracer.render.terminal import show
 from neutracer.trace.snapshot import load
 
 __all__ = ["add_report"]
@@ -47,8 +44,8 @@ def add_report(commands: Any, summary: str) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
     )
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    parser.add_argument("--device", type=int, metavar="N", help="only this device")
+    add_output(parser)
     parser.add_argument(
         "--fail-on",
         choices=[str(severity) for severity in Severity],
@@ -64,43 +61,27 @@ def _report(options: argparse.Namespace) -> int:
         check_written(options.output, *options.files)
     except ValueError as error:
         return complain(str(error))
-    found = [_read(file, options.max_memory) for file in options.files]
+    found = [_read(file, options) for file in options.files]
     reports = [report for report in found if report is not None]
     code = 0 if len(reports) == len(found) else FAILED
     if not reports:
         return code
-    if options.output is None:
-        _print(reports, options.json, sys.stdout)
-    else:
-        page = io.StringIO()
-        _print(reports, options.json, page)
-        if not written(options.output, page.getvalue()):
-            return FAILED
+    if give(reports, options) == FAILED:
+        return FAILED
     if code == 0 and options.fail_on:
         bad = [r for r in reports if r.worst is not None and r.worst >= options.fail_on]
         code = 1 if bad else 0
     return code
 
 
-def _read(file: str, max_memory: str | None) -> OverviewReport | None:
+def _read(file: str, options: argparse.Namespace) -> OverviewReport | None:
     """The report on one file; None, with a word on standard error, if it can't be read."""
     try:
         with without_history_warning():
-            snap = load(file, max_memory=max_memory)
+            snap = load(file, max_memory=options.max_memory)
         if file == "-":
-            return overview(snap, "standard input")
-        return overview(snap, file, path=file)
+            return overview(snap, "standard input", device=options.device)
+        return overview(snap, file, path=file, device=options.device)
     except (NeutracerError, OSError, ValueError) as error:
         complain_of(file, error)
         return None
-
-
-def _print(reports: list[OverviewReport], as_json: bool, out: TextIO) -> None:
-    if as_json:
-        several = {"schema": "neutracer.reports/1", "reports": reports}
-        dump(reports[0] if len(reports) == 1 else several, out)
-        return
-    for number, report in enumerate(reports):
-        if number:
-            out.write("\n")
-        show(report.document(), out, max_lines=None)

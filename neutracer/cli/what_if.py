@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from neutracer.cli.parts import (
     add_max_memory,
+    add_output,
+    check_written,
     complain,
     complain_of,
     device_size,
-    print_report,
+    give,
     without_history_warning,
 )
 from neutracer.diagnose.settings.recommend import recommend
@@ -23,7 +24,14 @@ from neutracer.errors import NeutracerError, SettingsError
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_simulation", "add_what_if", "refused", "simulation"]
+__all__ = [
+    "add_circumstances",
+    "add_objective",
+    "add_simulation",
+    "add_what_if",
+    "refused",
+    "simulation",
+]
 
 _EXAMPLE = """example:
   neutracer what-if snapshot.pickle                       # the best of a few dozen settings
@@ -53,7 +61,7 @@ def add_what_if(commands: Any, summary: str) -> None:
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
     _add_questions(parser)
     _add_changes(parser)
-    _add_circumstances(parser)
+    add_circumstances(parser)
     parser.set_defaults(run=_what_if)
 
 
@@ -73,13 +81,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only say how faithfully the model replays the file's own settings",
     )
-    how.add_argument(
-        "--objective",
-        choices=OBJECTIVES,
-        default="fit",
-        help="what counts as best: the least memory in which every request succeeds (fit), the "
-        "lowest peak of reserved, or the fewest device calls (speed)",
-    )
+    add_objective(how)
 
 
 def _add_changes(parser: argparse.ArgumentParser) -> None:
@@ -116,8 +118,19 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_circumstances(parser: argparse.ArgumentParser) -> None:
-    """Where it would run, and how the answer should look."""
+def add_objective(parser: Any) -> None:
+    """Add what counts as best."""
+    parser.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default="fit",
+        help="what counts as best: the least memory in which every request succeeds (fit), the "
+        "lowest peak of reserved, or the fewest device calls (speed)",
+    )
+
+
+def add_circumstances(parser: argparse.ArgumentParser) -> None:
+    """Add where it would run, and how the answer should look."""
     parser.add_argument(
         "--torch", metavar="VERSION", help='the version of torch whose rules apply, like "2.11"'
     )
@@ -134,7 +147,7 @@ def _add_circumstances(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=int, metavar="N", help="which device, if there are several"
     )
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_output(parser)
     add_max_memory(parser)
 
 
@@ -176,13 +189,13 @@ def _what_if(options: argparse.Namespace) -> int:
             "--check looks at the recording as it is: without another batch, capacity or fraction"
         )
     try:
+        check_written(options.output, options.file)
         report = _asked(options)
     except SettingsError as error:
         return complain(refused(options.settings, error))
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
-    print_report(report, options.json, sys.stdout)
-    return 0
+    return give([report], options)
 
 
 def _asked(options: argparse.Namespace) -> Report:

@@ -15,6 +15,7 @@ from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Place
 from neutracer.render.json import to_plain
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_count, format_duration_us
 
 __all__ = [
@@ -38,7 +39,7 @@ _CHAIN_ENDS = (4, 2)
 
 
 @dataclass(frozen=True)
-class TensorCycle:
+class TensorCycle(PlainRow):
     """Reference cycles of one shape that keep tensors.
 
     Attributes:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from neutracer.render.document import Place
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes
 
 __all__ = [
@@ -74,7 +75,7 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class TensorFacts:
+class TensorFacts(PlainRow):
     """What a tensor was when it was looked at.
 
     Attributes:

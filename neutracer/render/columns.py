@@ -2,7 +2,8 @@
 """The cells of a table as text of equal width, column by column.
 
 Figures are aligned at the decimal point and units below units; places take two columns,
-function and location; among plain texts only the last column wraps.
+function and location; among plain texts only the last column wraps. What is to be copied is
+never cut: where a last column of such texts has no room, they have lines of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from neutracer.render.document import Cell, Figure, Place
+from neutracer.render.document import Cell, Copyable, Figure, Place
 from neutracer.render.escape import (
     clean,
     display_width,
@@ -21,7 +22,7 @@ from neutracer.render.escape import (
     wrap,
 )
 
-__all__ = ["GAP", "function_width", "place_text", "table_lines"]
+__all__ = ["GAP", "function_width", "location_width", "place_text", "table_lines"]
 
 GAP = 3
 
@@ -33,6 +34,7 @@ _HEADED_GAP = 4
 _MOST_TEXT = 40
 _MOST_PLACE = 56
 _LEAST_FLOW = 16
+_LEAST_NAME = 8
 
 
 def place_text(place: Place, function_width: int, width: int) -> str:
@@ -43,6 +45,8 @@ def place_text(place: Place, function_width: int, width: int) -> str:
         function_width: Columns of the function's name; a longer one is cut.
         width: Columns of all, so that the location is cut at its left.
     """
+    if not place.location:
+        return shorten_right(clean(place.function), max(width, _LEAST_NAME))
     function = pad(shorten_right(clean(place.function), function_width), function_width)
     room = max(width - function_width - GAP, _LEAST_FLOW)
     location = clean(place.location)
@@ -52,11 +56,23 @@ def place_text(place: Place, function_width: int, width: int) -> str:
     return f"{function}{' ' * GAP}{location}" if function_width else location
 
 
+def location_width(places: Sequence[Place]) -> int:
+    """The columns of the longest location without the line that it was called from."""
+    plain = (replace(place, caller="").location for place in places)
+    return max((display_width(clean(location)) for location in plain), default=0)
+
+
 def function_width(places: Sequence[Place], width: int) -> int:
-    """The columns for the functions of some places that have `width` in all."""
-    names = max((display_width(clean(place.function)) for place in places), default=0)
-    files = max((display_width(clean(place.location)) for place in places), default=0)
-    return min(names, max(width - GAP - files, (width - GAP) // 2))
+    """The columns for the functions of some places that have `width` in all.
+
+    A location says more than a function: it is cut only where the function would have less
+    than `_LEAST_NAME`.
+    """
+    named = [place for place in places if place.location]
+    names = max((display_width(clean(place.function)) for place in named), default=0)
+    files = max((display_width(clean(place.location)) for place in named), default=0)
+    names = min(names, max(width - GAP - files, (width - GAP) // 2))
+    return min(names, max(width - GAP - location_width(named), _LEAST_NAME))
 
 
 class _Column:
@@ -70,6 +86,8 @@ class _Column:
         self.cells = cells
         self.heading = sentence(heading, _MOST_TEXT)
         self.is_figures = any(isinstance(cell, Figure) for cell in cells)
+        copied = (display_width(clean(cell)) for cell in cells if isinstance(cell, Copyable))
+        self.copied_width = max(copied, default=0)
         self.texts = _figure_texts(cells) if self.is_figures else []
         self.width = max(map(display_width, [*self.texts, self.heading]), default=0)
         self.inset = 0
@@ -84,12 +102,15 @@ class _Column:
         """Lay out what is not figures, in at most `room` columns."""
         if self.is_figures:
             return
+        self.texts = []
         places = [cell for cell in self.cells if isinstance(cell, Place)]
         place_room = room if flows else min(room, _MOST_PLACE)
         names = function_width(places, place_room)
         for cell in self.cells:
             if isinstance(cell, Place):
                 self.texts.append(place_text(cell, names, place_room))
+            elif isinstance(cell, Copyable):
+                self.texts.append(clean(cell))
             else:
                 self.texts.append(sentence(str(cell), None if flows else min(room, _MOST_TEXT)))
         self.width = max(map(display_width, [*self.texts, self.heading]), default=0)
@@ -144,13 +165,22 @@ def table_lines(
         for column in columns:
             if column.is_figures:
                 column.widen(widest)
+    if columns and not columns[-1].heading and not any(columns[-1].cells):
+        columns.pop()
     begins = _place_columns(columns, headed=bool(headings), width=width)
+    hangs = len(columns) > 1 and begins[-1] + columns[-1].copied_width > width
+    hung = columns.pop() if hangs else None
+    if hung is not None:
+        begins = _place_columns(columns, headed=bool(headings), width=width)
     heads = [
         (begin + column.inset, column.heading)
         for begin, column in zip(begins, columns, strict=True)
         if column.heading
     ]
-    lines = [line for row in range(len(rows)) for line in _row_lines(columns, begins, row, width)]
+    lines = []
+    for row in range(len(rows)):
+        lines += _row_lines(columns, begins, row, width)
+        lines += _hung_lines(hung, row, width) if hung is not None else []
     return heads, lines
 
 
@@ -167,6 +197,14 @@ def _place_columns(columns: Sequence[_Column], *, headed: bool, width: int) -> l
     return begins
 
 
+def _hung_lines(column: _Column, row: int, width: int) -> list[str]:
+    """The cell of a last column without room, below its row."""
+    indent, text = " " * (2 * GAP), column.texts[row]
+    if isinstance(column.cells[row], Copyable):
+        return [Copyable(indent + text)]
+    return [indent + line for line in wrap(text, max(width - len(indent), _LEAST_FLOW)) if line]
+
+
 def _row_lines(
     columns: Sequence[_Column], begins: Sequence[int], row: int, width: int
 ) -> list[str]:
@@ -176,6 +214,8 @@ def _row_lines(
         line = pad(line, begin) + column.texts[row]
     begin = begins[-1]
     last = columns[-1].texts[row]
+    if isinstance(columns[-1].cells[row], Copyable):
+        return [Copyable(pad(line, begin) + last)]
     flowing = isinstance(columns[-1].cells[row], str) and not columns[-1].is_figures
     texts = wrap(last, max(width - begin, _LEAST_FLOW)) if flowing else [last]
     return [(pad(line, begin) + texts[0]).rstrip(), *(" " * begin + more for more in texts[1:])]

@@ -42,6 +42,7 @@ from neutracer import units
 __all__ = [
     "Block",
     "Cell",
+    "Copyable",
     "Document",
     "Entry",
     "Figure",
@@ -97,6 +98,16 @@ class Severity(str, enum.Enum):
 
     def __ge__(self, other: str) -> bool:
         return self.rank >= Severity(other).rank
+
+
+class Copyable(str):
+    """A text that somebody copies: a command, settings, the path of a file.
+
+    A page shows it whole and on one line, whatever the width. It may be a cell of a table, or
+    the text or the detail of a `Note`.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,7 @@ class Note:
         text: The sentence: "and took a segment of its own:".
         place: Where in the program, or None.
         detail: A short text for the right column, where there is no place to show: what the
-            advice would change, and how that is known.
+            advice would change, and how that is known. A `Copyable` one ends the sentence.
     """
 
     text: str
@@ -189,7 +200,8 @@ class Note:
 
     def __str__(self) -> str:
         aside = str(self.place) if self.place else self.detail
-        return f"{self.text} {aside}" if aside else self.text
+        colon = ":" if isinstance(self.detail, Copyable) else ""
+        return f"{self.text}{colon} {aside}" if aside else self.text
 
 
 @dataclass(frozen=True)

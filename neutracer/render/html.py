@@ -14,6 +14,7 @@ from html import escape
 from neutracer.render.document import (
     Block,
     Cell,
+    Copyable,
     Document,
     Entry,
     Figure,
@@ -184,6 +185,8 @@ def _entry(entry: Entry) -> str:
 def _note(note: Note) -> str:
     if note.place:
         return f"<p>{_text(note.text)} {_place(note.place)}</p>"
+    if isinstance(note.detail, Copyable):
+        return f"<p>{_text(note.text)}: {_cell_text(note.detail)}</p>"
     # Without a column of its own the detail goes on with the sentence.
     colon = "" if not note.detail or note.text.endswith(":") else ":"
     return f"<p>{_text(note.text)}{colon} {_text(note.detail)}".rstrip() + "</p>"
@@ -212,8 +215,15 @@ def _table(table: Table) -> str:
 
 
 def _cell(cell: Cell, is_figure: bool) -> str:
-    content = _place(cell) if isinstance(cell, Place) else _text(str(cell))
+    content = _place(cell) if isinstance(cell, Place) else _cell_text(cell)
     return f"<td{_figure_class(is_figure)}>{content}</td>"
+
+
+def _cell_text(cell: str | Figure) -> str:
+    """What is to be copied is whole, and in one piece."""
+    if isinstance(cell, Copyable) and cell:
+        return f"<code>{escape(clean(cell))}</code>"
+    return _text(str(cell))
 
 
 def _figure_class(is_figure: bool) -> str:

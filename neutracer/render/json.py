@@ -45,7 +45,7 @@ def to_plain(value: object, where: str = "value") -> Any:
         if not math.isfinite(value):
             raise ValueError(f"{where}: JSON has no {value}")
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not hasattr(value, "to_dict"):
         return {_key(key, where): to_plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]

@@ -38,6 +38,7 @@ from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Block, Document, Entry, Findings, Note, Severity
 from neutracer.render.inline import inline_html
 from neutracer.render.json import to_plain
+from neutracer.render.row import PlainRow
 from neutracer.render.text import render_text
 from neutracer.units import format_count
 
@@ -51,7 +52,7 @@ _SCREEN_LINES = 40
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(PlainRow):
     """One thing that deserves a reader's attention, with its proof and its remedy.
 
     Attributes:

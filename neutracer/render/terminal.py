@@ -38,8 +38,8 @@ def show(document: Document, stream: TextIO | None = None, max_lines: int | None
 
 
 def terminal_width(stream: TextIO) -> int:
-    """The columns that a page has on a stream."""
-    return min(WIDTH, shutil.get_terminal_size().columns) if stream.isatty() else WIDTH
+    """The columns that a page has on a stream: a terminal's own, else 100."""
+    return shutil.get_terminal_size().columns if stream.isatty() else WIDTH
 
 
 def show_lines(lines: list[Line], stream: TextIO) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A document as text: at most 100 columns, the same everywhere.
+"""A document as text, the same everywhere: no line is wider than the page but what is to be
+copied.
 
 The layout yields lines of spans; a span knows its role ("strong", "muted", or a severity),
 so that `terminal` colours what is laid out here. Plain text is the spans without roles.
@@ -9,9 +10,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from neutracer.render.columns import GAP, function_width, place_text, table_lines
+from neutracer.render.columns import (
+    GAP,
+    function_width,
+    location_width,
+    place_text,
+    table_lines,
+)
 from neutracer.render.document import (
     Block,
+    Copyable,
     Document,
     Entry,
     Findings,
@@ -46,6 +54,11 @@ _SEVERITY_WIDTH = 9
 # stops to which a longer sentence pushes it.
 _ASIDE_SHARE = (52, 91)
 _ASIDE_STOP = 4
+
+# The least that is left of that column, and what a function's name gets where the location
+# beside it is long.
+_LEAST_ASIDE = 4
+_SHORT_NAME = 16
 
 
 class Span(NamedTuple):
@@ -97,7 +110,9 @@ def layout(document: Document, width: int = WIDTH, max_lines: int | None = None)
 
 
 def _cut(line: Line, width: int) -> Line:
-    """A line that is still too wide ends in an ellipsis."""
+    """A line that is still too wide ends in an ellipsis, unless it is to be copied."""
+    if any(isinstance(span.text, Copyable) for span in line):
+        return line
     room = width
     kept: list[Span] = []
     for span in line:
@@ -146,6 +161,8 @@ def _block_lines(block: Block, width: int) -> list[Line]:
 
 
 def _paragraph_lines(block: Paragraph, width: int) -> list[Line]:
+    if isinstance(block.text, Copyable):
+        return [(Span(Copyable(clean(block.text))),)]
     return [(Span(row),) for row in wrap(sentence(block.text), width)]
 
 
@@ -199,21 +216,36 @@ def _headline(entry: Entry, width: int) -> list[Line]:
 
 def _notes_lines(notes: tuple[Note, ...], width: int) -> list[Line]:
     column = width * _ASIDE_SHARE[0] // _ASIDE_SHARE[1]
-    places = [note.place for note in notes if note.place]
+    places = [note.place for note in notes if note.place and note.place.location]
+    if places:
+        # A long location moves the column of all to the left.
+        names = min(max(len(clean(place.function)) for place in places), _SHORT_NAME)
+        column = max(min(column, width - names - GAP - location_width(places)), _LEAST_ASIDE)
     names = function_width(places, width - column)
     rows = [row for note in notes for row in _note_rows(note, names, column, width)]
-    return [(Span(" " * _SEVERITY_WIDTH + row),) for row in rows]
+    indent = " " * _SEVERITY_WIDTH
+    return [
+        (Span(Copyable(indent + row) if isinstance(row, Copyable) else indent + row),)
+        for row in rows
+    ]
 
 
 def _note_rows(note: Note, names: int, column: int, width: int) -> list[str]:
     """The sentence, and in the right column its place or detail."""
-    rows = wrap(sentence(note.text), width)
+    if isinstance(note.detail, Copyable):
+        return _ending_in(note, width)
+    if isinstance(note.text, Copyable):
+        rows: list[str] = [Copyable(clean(note.text))]
+    else:
+        rows = wrap(sentence(note.text), width)
     if note.place:
         aside = [place_text(note.place, names, width - column)]
     elif note.detail:
         aside = wrap(sentence(note.detail), width - column)
     else:
         return rows
+    if isinstance(rows[-1], Copyable) and display_width(rows[-1]) + GAP > column:
+        return [*rows, *(" " * column + row for row in aside)]
     stops = -(-(display_width(rows[-1]) + GAP) // _ASIDE_STOP) * _ASIDE_STOP
     if stops > column and stops + max(map(display_width, aside)) <= width:
         column = stops
@@ -221,3 +253,12 @@ def _note_rows(note: Note, names: int, column: int, width: int) -> list[str]:
         rows.append("")
     rows[-1] = pad(rows[-1], column) + aside[0]
     return rows + [" " * column + row for row in aside[1:]]
+
+
+def _ending_in(note: Note, width: int) -> list[str]:
+    """The sentence with what is to be copied after it, or below it where that has no room."""
+    rows, copied = wrap(f"{sentence(note.text)}:", width), clean(note.detail)
+    whole = f"{rows[-1]} {copied}"
+    if display_width(whole) <= width:
+        return [*rows[:-1], whole]
+    return [*rows, Copyable(f"  {copied}")]

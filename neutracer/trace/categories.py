@@ -10,7 +10,8 @@ from functools import cached_property
 
 from neutracer._native import core
 from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
-from neutracer.trace.table import Stacks, Table
+from neutracer.trace.stacks import Stacks
+from neutracer.trace.table import Table
 from neutracer.trace.told import rules_told
 
 __all__ = ["CATEGORIES", "FIRST_TOLD", "RULES", "Categories", "Decided"]
@@ -181,7 +182,7 @@ class Categories:
         ('parameter', 'as-many-as-gradients')
     """
 
-    rules: bytes
+    rules: bytes = field(repr=False)
     _timeline: core.Timeline = field(repr=False, compare=False)
 
     @cached_property
@@ -196,6 +197,11 @@ class Categories:
         weights = core.weigh_codes(self._timeline, self.codes, len(CATEGORIES))
         total = sum(weights)
         return (total - weights[0]) / total if total else 0.0
+
+    def __repr__(self) -> str:
+        held = Counter(self.codes)
+        parts = (f"{held[code]:,} {name}" for code, name in enumerate(CATEGORIES) if held[code])
+        return f"<Categories of {len(self.rules):,} allocations: {', '.join(parts)}>"
 
     def name(self, row: int) -> str:
         """The category of a row of `allocations`."""

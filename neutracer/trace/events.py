@@ -8,7 +8,8 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.arguments import number_pair
-from neutracer.trace.table import NONE, Column, Stacks, Table, constant
+from neutracer.trace.stacks import NONE, Stacks
+from neutracer.trace.table import Column, Table, constant
 
 __all__ = ["annotation_table", "event_range", "event_table", "said_of_trace"]
 

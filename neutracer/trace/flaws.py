@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file says that no allocator can have written: the words for it, in one place.
+"""What a file lacks, and what it says that no allocator can have written: the words for it,
+in one place.
 
 The core looks for it once, when a file is read and when a trace is replayed; it has left
 out or put right what it found, so that no figure rests on it.
@@ -7,17 +8,22 @@ out or put right what it found, so that no figure rests on it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["BROKEN", "Flaw", "flaw_findings", "flaws_of"]
+__all__ = ["FIRST", "Flaw", "first_findings", "flaws_of"]
 
-#: The kind of the finding that a report on such a file begins with.
-BROKEN = "broken_file"
+_PARTIAL, _BROKEN = "partial_file", "broken_file"
+
+#: The kinds of the findings that a report on such a file begins with.
+FIRST = (_PARTIAL, _BROKEN)
 
 # By the core's number: the word for programs; what is counted, in the singular and the
 # plural; and the rest of the sentence. "{bytes}" is how much memory it is about.
@@ -90,7 +96,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class Flaw:
+class Flaw(PlainRow):
     """One thing that can't be as a snapshot says.
 
     Attributes:
@@ -121,16 +127,36 @@ def flaws_of(notes: Iterable[tuple[int, int, int, int]]) -> tuple[Flaw, ...]:
     return tuple(found)
 
 
-def flaw_findings(flaws: Iterable[Flaw], device: int | None = None) -> tuple[Finding, ...]:
-    """The finding that comes first in every report on such a file; none of a sound one.
+class _Read(Protocol):
+    """What is asked of a snapshot."""
+
+    origin: str
+
+    @property
+    def partial(self) -> str | None: ...
+    @property
+    def flaws(self) -> tuple[Flaw, ...]: ...
+
+
+def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, ...]:
+    """The findings that come first in every report on a file that breaks off, or that can't
+    be right; none of a sound one.
 
     Args:
-        flaws: The snapshot's.
-        device: Only of this device; None is all.
+        snaps: The snapshots of the report.
+        device: Only flaws of this device; None is all.
     """
+    found = [_partial_finding(snap, snap.partial) for snap in snaps if snap.partial]
+    flaws = [flaw for snap in snaps for flaw in snap.flaws]
     told = [flaw for flaw in flaws if device is None or flaw.device == device]
-    if not told:
-        return ()
-    message = "the file says what no allocator can have done, so read its figures with care"
-    notes = tuple(Note(f"{flaw.message}.") for flaw in told)
-    return (Finding(BROKEN, Severity.SEVERE, 0, message, notes),)
+    if told:
+        message = "the file says what no allocator can have done, so read its figures with care"
+        notes = tuple(Note(f"{flaw.message}.") for flaw in told)
+        found.append(Finding(_BROKEN, Severity.SEVERE, 0, message, notes))
+    return tuple(found)
+
+
+def _partial_finding(snap: _Read, why: str) -> Finding:
+    name = os.path.basename(snap.origin) or "the file"
+    message = f"only a part of {name} could be read, and all figures are of that part"
+    return Finding(_PARTIAL, Severity.SEVERE, 0, message, (Note(f"{why[:1].upper()}{why[1:]}."),))

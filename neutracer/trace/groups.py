@@ -18,7 +18,8 @@ from neutracer.trace.categories import Decided
 from neutracer.trace.holding import NO_STACK, merged
 from neutracer.trace.places import UNKNOWN_PLACE, Places
 from neutracer.trace.roles import Role
-from neutracer.trace.table import MODULE_MARK, NONE, Column, Stacks, Table
+from neutracer.trace.stacks import MODULE_MARK, NONE, Stacks
+from neutracer.trace.table import Column, Table
 
 __all__ = ["GROUPINGS", "NO_MODULE", "Groups"]
 
@@ -213,19 +214,7 @@ class Groups:
             columns[name] = Column(cast("Callable[[], Any]", lambda part=part: part))
         return Table("event", columns, count)
 
-    def alive(self, event: int, categories: Sequence[str]) -> Table:
+    def alive(self, event: int) -> Table:
         """The table of `Timeline.alive`."""
         size = self._rows.codes("size")
-        rows = array("I", sorted(self._live(event), key=lambda row: -size[row])).tobytes()
-
-        def picked(name: str) -> memoryview:
-            column = self._rows.codes(name)
-            return memoryview(core.pick(column, rows)).cast(cast(Any, column.format))
-
-        columns = {}
-        for name in self._rows.columns:
-            names = categories if name == "category" else None
-            null = NONE if name == "stack" else None
-            make = cast("Callable[[], Any]", lambda name=name: picked(name))
-            columns[name] = Column(make, names=names, null=null)
-        return Table("allocation", columns, len(rows) // 4, self._stacks)
+        return self._rows.take(sorted(self._live(event), key=lambda row: -size[row]))

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from neutracer import units
 from neutracer.render.escape import sentence
+from neutracer.render.row import PlainRow
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 
 __all__ = ["NO_STACK", "Churn", "Holder", "Key", "Moment", "merged"]
 
@@ -75,7 +76,7 @@ def merged(
 
 
 @dataclass(frozen=True)
-class Moment:
+class Moment(PlainRow):
     """When a series had a value.
 
     Attributes:
@@ -91,7 +92,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Churn:
+class Churn(PlainRow):
     """What one stack allocated over the whole trace.
 
     Attributes:

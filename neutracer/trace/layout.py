@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from neutracer._native import core
 from neutracer.pickling import Unchanging
-from neutracer.trace.table import NONE, Column, Stacks, Table
+from neutracer.trace.stacks import NONE, Stacks
+from neutracer.trace.table import Column, Table
 
 __all__ = ["Layout", "block_table", "named_stats", "segment_table", "unused_share"]
 

@@ -1,14 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lives of a timeline's segments as a table."""
+"""The lives of a timeline's allocations and segments as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast, overload
 
-from neutracer.trace.table import NONE, Column, Stacks, Table
+from neutracer.trace.categories import CATEGORIES, Decided
+from neutracer.trace.places import Places
+from neutracer.trace.stacks import NONE, Stacks
+from neutracer.trace.table import Column, Table
 
-__all__ = ["segment_table"]
+__all__ = ["allocation_table", "segment_table"]
+
+
+class _PlaceNames(Sequence[str]):
+    """The places of some stack ids, each once; looked for when one is first asked for."""
+
+    def __init__(self, stacks: memoryview, places: Places) -> None:
+        self._stacks = stacks
+        self._places = places
+
+    @cached_property
+    def _found(self) -> tuple[list[str], array[int]]:
+        numbers: dict[str, int] = {}
+        of_stack: dict[int, int] = {}
+        for stack in set(self._stacks):
+            of_stack[stack] = numbers.setdefault(str(self._places[stack]), len(numbers))
+        return list(numbers), array("I", map(of_stack.__getitem__, self._stacks))
+
+    def codes(self) -> array[int]:
+        """One a stack id: its place's number."""
+        return self._found[1]
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        return self._found[0][at]
+
+    def __len__(self) -> int:
+        return len(self._found[0])
+
+
+def allocation_table(
+    c: Mapping[str, Any], stacks: Stacks, decided: Decided, places: Places
+) -> Table:
+    """The table of `Timeline.allocations`.
+
+    Args:
+        c: The core's columns.
+        stacks: The snapshot's stacks.
+        decided: The category of each row.
+        places: The places of the stacks.
+    """
+    names = (name for name in c if name != "stack")
+    columns = {n: Column(cast("Callable[[], Any]", lambda n=n: c[n])) for n in names}
+    columns["stack"] = Column(lambda: c["stack"], null=NONE)
+    columns["category"] = Column(lambda: decided.categories.codes, names=CATEGORIES)
+    by_place = _PlaceNames(memoryview(c["stack"]), places)
+    columns["place"] = Column(by_place.codes, names=by_place)
+    return Table("allocation", columns, len(c["address"]), stacks)
 
 
 def segment_table(c: Mapping[str, Any], stacks: Stacks) -> Table:

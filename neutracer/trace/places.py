@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from neutracer.render.document import Place
 from neutracer.trace.origins import Origin, Owner, base_name, origin_of
-from neutracer.trace.table import NONE, Frame, Stacks
+from neutracer.trace.stacks import NONE, Frame, Stacks
 
 __all__ = ["UNKNOWN_PLACE", "Places", "callers_of", "grouped", "place_of", "user_frame"]
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from neutracer._native import core
 from neutracer.trace.origins import Owner, origin_of
-from neutracer.trace.table import NONE, Frame
+from neutracer.trace.stacks import NONE, Frame
 
 __all__ = ["Passes", "Role", "own_stacks", "passes_and_rules", "role_of"]
 

@@ -19,12 +19,13 @@ from neutracer.saving import atomic_file
 from neutracer.trace.bounds import memory_bound
 from neutracer.trace.devices import chosen_device
 from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
-from neutracer.trace.flaws import Flaw, flaw_findings, flaws_of
+from neutracer.trace.flaws import Flaw, first_findings, flaws_of
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source, source_path
+from neutracer.trace.stacks import Stacks
 from neutracer.trace.summary import summary_html
-from neutracer.trace.table import Stacks, Table
+from neutracer.trace.table import Table
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.told import told_beside
 
@@ -344,4 +345,4 @@ class Snapshot:
             (self.device_name(one), self.memory_stats(one), self.trace_length(one))
             for one in self.devices
         ]
-        return summary_html(stats, flaw_findings(self.flaws))
+        return summary_html(stats, first_findings(self))

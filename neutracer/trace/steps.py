@@ -12,8 +12,9 @@ from itertools import compress, count, pairwise
 from typing import overload
 
 from neutracer._native import core
+from neutracer.render.row import PlainRow
 from neutracer.trace.roles import role_of
-from neutracer.trace.table import Stacks
+from neutracer.trace.stacks import Stacks
 
 __all__ = ["Step", "Steps", "steps_of"]
 
@@ -32,7 +33,7 @@ _HOW = (
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(PlainRow):
     """One step: the events from `first` up to, but not with, `end`."""
 
     first: int
@@ -40,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Steps(Sequence[Step]):
+class Steps(PlainRow, Sequence[Step]):
     """The steps of a trace, in order.
 
     Attributes:

@@ -5,84 +5,26 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast, overload
 
 from neutracer._native import core
 from neutracer.arguments import whole_number
 from neutracer.pickling import Unchanging
 from neutracer.render.document import Document
 from neutracer.render.document import Table as TableBlock
+from neutracer.render.escape import clean
 from neutracer.render.inline import inline_html
+from neutracer.render.row import brief
+from neutracer.trace.frames import Series, pandas_frame, polars_frame
+from neutracer.trace.stacks import Frame, Stacks
 
-__all__ = ["MODULE_MARK", "Column", "Frame", "Row", "Stacks", "Table"]
-
-# The id of "no string" and "no stack" in the core.
-NONE = 0xFFFFFFFF
-
-#: What `record(modules=model)` writes before the path of a module into user_metadata.
-MODULE_MARK = "nn.Module: "
+__all__ = ["Column", "Row", "Table"]
 
 # Rows that the rich display shows.
 _SHOWN_ROWS = 10
-
-
-class Frame(NamedTuple):
-    """One frame of a stack, as PyTorch gives it.
-
-    Attributes:
-        filename: The file's name.
-        line: The line, from 1; 0 where it is unknown.
-        name: The function's name.
-    """
-
-    filename: str
-    line: int
-    name: str
-
-
-class Stacks:
-    """The stacks of one snapshot: spelt out when needed, and then kept."""
-
-    def __init__(self, snapshot: core.Snapshot, strings: Sequence[str]) -> None:
-        self._frames = [
-            Frame(strings[filename], line, strings[name])
-            for name, filename, line in snapshot.frames()
-        ]
-        innermost, parent = snapshot.stacks()
-        self._innermost = memoryview(innermost)
-        self._parent = memoryview(parent)
-        self._known: dict[int, tuple[Frame, ...]] = {NONE: ()}
-
-    def __getitem__(self, stack: int) -> tuple[Frame, ...]:
-        """The frames of a stack id, innermost first; empty where none were recorded."""
-        known = self._known.get(stack)
-        if known is None:
-            frames = []
-            at = stack
-            while at:
-                frames.append(self._frames[self._innermost[at]])
-                at = self._parent[at]
-            known = self._known[stack] = tuple(frames)
-        return known
-
-    @property
-    def frames(self) -> Sequence[Frame]:
-        """All frames, by frame id."""
-        return self._frames
-
-    def frame(self, frame: int) -> Frame:
-        """The frame of a frame id."""
-        return self._frames[frame]
-
-    def innermost(self, stack: int) -> Frame:
-        """The innermost frame of a stack id that has one."""
-        return self._frames[self._innermost[stack]]
-
-    def caller(self, stack: int) -> int:
-        """The stack id without its innermost frame; 0 is the empty one."""
-        return self._parent[stack]
 
 
 @dataclass(frozen=True)
@@ -125,8 +67,8 @@ def constant(code: str, value: int, count: int) -> Callable[[], array[int]]:
     return lambda: array(code, [value]) * count
 
 
-class Row(Unchanging, instead="send row.to_dict()"):
-    """One row of a table; columns are attributes.
+class Row(Unchanging, Mapping[str, Any], instead="send row.to_dict()"):
+    """One row of a table; columns are attributes, and keys as of a dict.
 
     Example:
         >>> import neutracer
@@ -146,12 +88,23 @@ class Row(Unchanging, instead="send row.to_dict()"):
             raise AttributeError(name)
         return self._table._cell(name, self._index)
 
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._table._row_names():
+            raise KeyError(name)
+        return self._table._cell(name, self._index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table._row_names())
+
+    def __len__(self) -> int:
+        return len(self._table._row_names())
+
     def __dir__(self) -> list[str]:
         return [*self._table._row_names(), "to_dict"]
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as a dict; the stack spelt out."""
-        return {name: getattr(self, name) for name in self._table._row_names()}
+        """The row as plain data for JSON; of a stack each frame as a dict."""
+        return {name: _plain(value) for name, value in self.items()}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Row) and self.to_dict() == other.to_dict()
@@ -160,19 +113,26 @@ class Row(Unchanging, instead="send row.to_dict()"):
 
     def __repr__(self) -> str:
         cells = []
-        for name, value in self.to_dict().items():
-            if name == "stack":
-                value = f"<{len(value)} frames>"
-            cells.append(f"{name}={value!r}" if name != "stack" else f"{name}={value}")
+        for name, value in self.items():
+            text = f"<{len(value)} frames>" if name == "stack" else brief(value)
+            cells.append(f"{clean(name)}={text}")
         return f"<{self._table.name} row: {', '.join(cells)}>"
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON has it."""
+    if not isinstance(value, tuple):
+        return value
+    return [item.to_dict() if isinstance(item, Frame) else item for item in value]
 
 
 class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(table) makes"):
     """Rows in columns. Slices share the columns; nothing is copied.
 
     `table["size"]` is a memoryview of numbers, or a list of strings; `table[3]` a row with
-    attributes; `table[3:9]` a table. pyarrow, polars, pandas and duckdb take a table as it
-    is (`pyarrow.table(table)`), through the Arrow C stream interface.
+    attributes; `table[3:9]` a table. pyarrow, polars and duckdb take a table as it is
+    (`pyarrow.table(table)`), through the Arrow C stream interface, and so does
+    `pandas.DataFrame(table)`, row by row; `to_pandas()` is faster.
 
     Example:
         >>> import neutracer
@@ -248,11 +208,40 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
             if step != 1:
                 raise ValueError("a table's slice must have a step of 1")
             return self._part(start, max(stop, start))
+        return Row(self, self._checked(key))
+
+    def _checked(self, key: Any) -> int:
+        """The number of a row, which may be counted from the end."""
         number = whole_number("a row of a table", key, "its number, a slice or a column's name")
         index = number + self._count if number < 0 else number
         if not 0 <= index < self._count:
             raise IndexError(f"row {key} of a table of {self._count}")
-        return Row(self, index)
+        return index
+
+    def take(self, rows: Iterable[int]) -> Table:
+        """The rows with these numbers, in their order.
+
+        Raises:
+            IndexError: There is no such row.
+
+        Example:
+            >>> import neutracer
+            >>> blocks = neutracer.load("tests/data/frag_default.pickle").blocks
+            >>> [row.size for row in blocks.take([2, 0])]
+            [9192960, 11267072]
+        """
+        numbers = array("I", (self._first + self._checked(row) for row in rows))
+        chosen = numbers.tobytes()
+
+        def picked(column: Column) -> memoryview:
+            numbers = column.numbers
+            return memoryview(core.pick(numbers, chosen)).cast(cast(Any, numbers.format))
+
+        columns = {
+            name: replace(column, make=partial(picked, column), _made=[])
+            for name, column in self._columns.items()
+        }
+        return Table(self.name, columns, len(numbers), self._stacks, self._pairs)
 
     def _part(self, start: int, stop: int) -> Table:
         return Table(
@@ -309,6 +298,32 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
     def to_dict(self) -> dict[str, list[Any]]:
         """The columns as lists."""
         return {name: list(self._column_values(name)) for name in self._columns}
+
+    def to_pandas(self) -> Any:
+        """The table as a `pandas.DataFrame`, which has copies of the columns.
+
+        A stack is a tuple of frames, as in a row; stacks that are equal are one object.
+
+        Raises:
+            UnavailableError: pandas is not installed.
+        """
+        return pandas_frame(self._series(name) for name in self._columns)
+
+    def to_polars(self) -> Any:
+        """The table as a `polars.DataFrame`; of a stack it has the number.
+
+        Raises:
+            UnavailableError: polars is not installed.
+        """
+        return polars_frame(self)
+
+    def _series(self, name: str) -> Series:
+        column = self._columns[name]
+        values: Any = column.names
+        null = column.null
+        if name == "stack" and self._stacks is not None:
+            values, null = self._stacks, None
+        return Series(name, self.codes(name), values, null, column.is_flag)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The table for Arrow's C stream interface; numbers are not copied."""

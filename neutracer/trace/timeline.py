@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, cast
@@ -21,11 +21,12 @@ from neutracer.trace.categories import CATEGORIES, Categories, Decided
 from neutracer.trace.groups import GROUPINGS, Groups
 from neutracer.trace.holding import Churn, Holder, Moment
 from neutracer.trace.layout import Layout
-from neutracer.trace.lives import segment_table
+from neutracer.trace.lives import allocation_table, segment_table
 from neutracer.trace.places import Places
 from neutracer.trace.roles import Passes
+from neutracer.trace.stacks import Stacks
 from neutracer.trace.steps import Steps, steps_of
-from neutracer.trace.table import NONE, Column, Stacks, Table
+from neutracer.trace.table import Table
 
 __all__ = ["Churn", "Holder", "Moment", "Timeline"]
 
@@ -157,15 +158,12 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         Columns: address, size (of the block), requested_size (bytes), stream,
         alloc_event (-1: before the trace), free_event (of free_requested; -1: not in the
         trace, -2: before it), completed_event (of free_completed; -1: not in the trace),
-        stack, category (as `categories` has it).
+        stack, category (as `categories` has it), place (as `holders` has it).
         """
-        c = self._columns["allocations"]
-        names = (name for name in c if name != "stack")
-        columns = {n: Column(cast(Callable[[], Any], lambda n=n: c[n])) for n in names}
-        columns["stack"] = Column(lambda: c["stack"], null=NONE)
-        decided = self._decided
-        columns["category"] = Column(lambda: decided.categories.codes, names=CATEGORIES)
-        return Table("allocation", columns, len(c["address"]), self._stacks)
+        # Nothing here holds the timeline itself.
+        return allocation_table(
+            self._columns["allocations"], self._stacks, self._decided, self.places
+        )
 
     @cached_property
     def _decided(self) -> Decided:
@@ -279,12 +277,15 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
             >>> tl = neutracer.load("tests/data/frag_default.pickle").timeline()
             >>> sum(tl.alive()["size"]) == tl.peak().bytes
             True
+            >>> largest = tl.alive()[0]
+            >>> largest.size, largest.place
+            (184549376, 'frag (train.py:159)')
         """
         named = {"peak": self.peak().event, "end": len(self) - 1}
         if isinstance(at, str) and at not in named:
             raise ValueError(f"at is {at!r}: it must be 'peak', 'end' or an event")
         event = named[at] if isinstance(at, str) else self._event(at)
-        return self._groups.alive(event, CATEGORIES)
+        return self._groups.alive(event)
 
     def by_category(self) -> Table:
         """The allocated bytes after each event by category.

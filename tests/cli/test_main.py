@@ -106,8 +106,14 @@ def test_truncated_file_is_reported_as_partial(capsys, tmp_path):
     (tmp_path / "cut.pickle").write_bytes(whole[: len(whole) // 2])
     assert main(["report", str(tmp_path / "cut.pickle")]) == 0
     report = capsys.readouterr().out
-    assert "the file ends after" in report
-    assert "read in part" in report.splitlines()[0]
+    lines = report.splitlines()
+    assert "read in part" in lines[0]
+    # Before any figure.
+    assert lines[3].startswith("SEVERE   only a part of cut.pickle could be read")
+    assert "The file ends after" in lines[4]
+    assert main(["report", "--fail-on", "severe", str(tmp_path / "cut.pickle")]) == 1
+    assert main(["diff", "--fail-on", "severe", FRAG, str(tmp_path / "cut.pickle")]) == 1
+    capsys.readouterr()
     assert "history complete" not in report
     assert main(["explain", str(tmp_path / "cut.pickle")]) == 2
     assert "in what could be read of the file: the file ends after" in capsys.readouterr().err

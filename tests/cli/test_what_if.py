@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,17 @@ def test_capacity_is_answered(capsys: Capture) -> None:
     assert "fits in 24 GiB as it is: from 1,780 MiB on" in capsys.readouterr().out
 
 
-def test_settings_break_at_commas(capsys: Capture) -> None:
-    assert main(["what-if", FRAG]) == 0
-    lines = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
-    at = lines.index("expandable_segments:True,")
-    assert lines[at + 1].startswith("large_segment_size_mb:")
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+def test_settings_are_whole(columns: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["recommend", "--json", FRAG]) == 0
+    told = [choice["settings"] for choice in json.loads(capsys.readouterr().out)["choices"]]
+    assert len(told) > 1
+    assert main(["recommend", FRAG]) == 0
+    ends = [line.split(" ")[-1] for line in capsys.readouterr().out.splitlines()]
+    assert all(ends.count(settings) >= 2 for settings in told)
 
 
 def test_check_tells_how_faithful_it_is(capsys: Capture) -> None:

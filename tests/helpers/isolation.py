@@ -32,6 +32,8 @@ _SIGNALS = (
 
 #: Variables that pytest, matplotlib and torch set for themselves.
 _OTHERS = {
+    # polars sets it when it is imported, for its own allocator.
+    "_RJEM_MALLOC_CONF",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_MODULE_LOADING",
     "DISABLE_CUPTI_LAZY_REINIT",

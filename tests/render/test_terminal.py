@@ -47,7 +47,7 @@ def test_a_terminal_gets_colours_with_rich() -> None:
     show(SAMPLE, stream)
     assert "\x1b[1;31mSEVERE" in stream.getvalue()
     words = [line.rstrip() for line in _ANSI.sub("", stream.getvalue()).splitlines()]
-    assert words == render_text(SAMPLE).splitlines()
+    assert words == render_text(SAMPLE, 120).splitlines()
 
 
 def test_a_terminal_gets_a_page_at_once() -> None:
@@ -68,14 +68,14 @@ def test_colours_can_be_refused(name: str, value: str, monkeypatch: pytest.Monke
     monkeypatch.setenv(name, value)
     stream = _Terminal()
     show(SAMPLE, stream)
-    assert stream.getvalue() == render_text(SAMPLE) + "\n"
+    assert stream.getvalue() == render_text(SAMPLE, 120) + "\n"
 
 
 def test_a_terminal_without_rich_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     stream = _Terminal()
     show(SAMPLE, stream)
-    assert stream.getvalue() == render_text(SAMPLE) + "\n"
+    assert stream.getvalue() == render_text(SAMPLE, 120) + "\n"
 
 
 def test_a_narrow_terminal_gets_narrow_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,3 +107,13 @@ def test_show_cuts_at_one_screen() -> None:
     stream = io.StringIO()
     show(SAMPLE, stream, max_lines=5)
     assert stream.getvalue() == render_text(SAMPLE, max_lines=5) + "\n"
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_a_page_is_as_wide_as_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = _Terminal()
+    show(SAMPLE, stream)
+    assert stream.getvalue() == render_text(SAMPLE, columns) + "\n"
+    assert columns - 10 < max(map(len, stream.getvalue().splitlines())) <= columns

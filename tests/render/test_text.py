@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from render_sample import SAMPLE, document_of
 
 from neutracer.render.document import (
+    Copyable,
     Document,
     Entry,
     Figure,
@@ -149,9 +150,11 @@ def test_a_nameless_function_keeps_the_columns() -> None:
 
 def test_a_long_path_keeps_its_end() -> None:
     place = Place("forward", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py", 134)
-    lines = render_text(_entry("x", Note("by", place))).splitlines()
-    assert lines[1].endswith("forward   …/nn/modules/linear.py:134")
-    assert display_width(lines[1]) <= 100
+    whole = render_text(_entry("x", Note("by", place))).splitlines()
+    assert whole[1].endswith(f"forward   {place.location}")
+    lines = render_text(_entry("x", Note("by", place)), 60).splitlines()
+    assert lines[-1].endswith("…/torch/nn/modules/linear.py:134")
+    assert all(display_width(line) <= 60 for line in lines)
 
 
 def test_the_moment_stands_at_the_right_edge() -> None:
@@ -198,3 +201,34 @@ def test_any_name_keeps_the_bounds(name: str, width: int, max_lines: int) -> Non
     lines = render_text(document_of(name), width, max_lines).split("\n")
     assert len(lines) <= max_lines
     assert all(line.isprintable() and display_width(line) <= width for line in lines)
+
+
+SETTINGS = Copyable("expandable_segments:True,large_segment_size_mb:12,max_split_size_mb:128")
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+def test_what_is_to_be_copied_is_whole_on_one_line(width: int) -> None:
+    figures = (Figure.bytes(3 << 30), Figure.bytes(5 << 30))
+    heads = ("now", "peak", "setting")
+    rows = ((*figures, SETTINGS), (*figures, "as recorded: default settings"))
+    notes = (Note("more", detail=SETTINGS), Note(SETTINGS), Note(SETTINGS, detail="680 MiB"))
+    blocks = (
+        Table("", rows, heads),
+        Findings((Entry(Severity.INFO, "found", notes=notes),)),
+        KeyValues("", (("until", SETTINGS),)),
+        Paragraph(SETTINGS),
+    )
+    lines = render_text(Document("", blocks=blocks), width).splitlines()
+    assert sum(SETTINGS in line for line in lines) == 6
+    # A setting without room beside its figures is below them.
+    assert (f"      {SETTINGS}" in lines) == (width < 110)
+    assert all(len(line) <= width for line in lines if SETTINGS not in line)
+
+
+def test_a_location_is_cut_after_the_function() -> None:
+    place = Place("a_function_with_a_long_name", "torch/nn/modules/linear.py", 134)
+    entry = Entry(Severity.INFO, "found", notes=(Note("made by", place), Note("and", place)))
+    text = render_text(Document("", blocks=(Findings((entry,)),)), 60)
+    assert text.count("torch/nn/modules/linear.py:134") == 2
+    table = Table("", ((Figure.bytes(1), place),))
+    assert "torch/nn/modules/linear.py:134" in render_text(Document("", blocks=(table,)), 60)

@@ -41,7 +41,7 @@ def test_frees_are_known_to_be_nobodys(name):
     assert whole.facts["frees_known"]
     assert not only.facts["frees_known"]
     frees = [e for e, action in enumerate(only.events["action"]) if action in FREES]
-    none = neutracer.trace.table.NONE
+    none = neutracer.trace.stacks.NONE
     assert {only.passes.stack[event] for event in frees} == {none}
 
 

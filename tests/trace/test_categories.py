@@ -13,7 +13,7 @@ from places import TESTS
 import neutracer
 from neutracer.trace.categories import CATEGORIES, RULES
 from neutracer.trace.roles import Role, role_of
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 
 DATA = TESTS / "data"

@@ -11,7 +11,7 @@ from places import TESTS
 import neutracer
 from neutracer.trace.origins import Owner, origin_of
 from neutracer.trace.places import UNKNOWN_PLACE, Places, place_of
-from neutracer.trace.table import NONE, Frame
+from neutracer.trace.stacks import NONE, Frame
 
 SITE = "/env/lib/python3.12/site-packages"
 

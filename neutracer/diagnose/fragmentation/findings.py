@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer._native import core
+from neutracer.diagnose.fragmentation.parts import band, severity_of
 from neutracer.diagnose.settings.advice import Replayed
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
 from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE, Frame
+from neutracer.trace.stacks import NONE, Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["findings_of", "static_pool"]
 
-# Unused bytes below this are reported, but alarm nobody.
-_SMALL = 64 << 20
+# Fewer bytes that wait for a stream are no finding.
+_LEAST_PENDING = 64 << 20
 
 # Blocks that wait for a stream are told of where they are this share of what is reserved.
 _PENDING_SHARE = 0.1
@@ -121,15 +122,6 @@ def _look_at(snap: Snapshot, timeline: Timeline, event: int) -> _Unused:
     return _look(fragment, layout.segments, layout.blocks)
 
 
-def _severity(ratio: float, nbytes: int) -> Severity:
-    """The band of a ratio as a severity; `info` where it is good or few bytes are at stake."""
-    if ratio < 0.15 or nbytes < _SMALL:
-        return Severity.INFO
-    if ratio < 0.30:
-        return Severity.MODERATE
-    return Severity.SERIOUS if ratio <= 0.40 else Severity.SEVERE
-
-
 def _evidence(unused: _Unused) -> tuple[Note, ...]:
     notes = []
     if unused.cached:
@@ -179,7 +171,7 @@ def _peak_finding(
     if peak.event < 0 or peak.bytes <= now.reserved:
         return ()
     then = _look_at(snap, timeline, _whole_call(timeline, peak.event))
-    severity = _severity(then.ratio, then.total)
+    severity = severity_of(then.ratio, then.total)
     if severity is Severity.INFO:
         return ()
     share, reserved = format_share(then.ratio), format_bytes(then.reserved)
@@ -199,9 +191,9 @@ def _peak_finding(
 
 def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
     """Blocks that wait for another stream, where they are much of what is unused."""
-    if now.pending < max(_SMALL, _PENDING_SHARE * now.reserved):
+    if now.pending < max(_LEAST_PENDING, _PENDING_SHARE * now.reserved):
         return ()
-    severity = _severity(now.pending / now.reserved, now.pending)
+    severity = severity_of(now.pending / now.reserved, now.pending)
     blocks = format_count(now.pending_blocks, "block")
     named = [f"{stream:#x}" if stream else "the default stream" for stream in now.pending_streams]
     of = f"of {named[0]}" if len(named) == 1 else f"of {format_count(len(named), 'stream')}"
@@ -229,13 +221,13 @@ def _now_finding(
     peak of allocated will be used again. So the severity is that of the rest, and not
     worse than at that peak.
     """
-    if now.ratio < 0.15:
+    if band(now.ratio) == "good":
         return ()
     stuck = max(now.total - reclaimable, 0)
-    severity = _severity(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
+    severity = severity_of(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
     notes = _evidence(now)
     if at_peak is not None:
-        severity = min(severity, _severity(at_peak, stuck), key=lambda word: word.rank)
+        severity = min(severity, severity_of(at_peak, stuck), key=lambda word: word.rank)
         notes += (Note(f"At the peak of allocated {format_share(at_peak)} was unused."),)
     advice: tuple[Note, ...] = ()
     if severity is not Severity.INFO:

@@ -16,7 +16,7 @@ from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Place
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Room", "holes_of", "room_of", "segments_of"]

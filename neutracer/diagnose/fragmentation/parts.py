@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neutracer.render.document import Place
+from neutracer.render.document import Place, Severity
+from neutracer.render.row import PlainRow
 from neutracer.trace.layout import unused_share
 
-__all__ = ["Hole", "PoolFragmentation", "SegmentFragmentation", "band"]
+__all__ = ["Hole", "PoolFragmentation", "SegmentFragmentation", "band", "severity_of"]
 
 # The usual bands of the ratio (reserved - allocated) / reserved.
 _BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
@@ -27,8 +28,27 @@ def band(ratio: float) -> str:
     return "severe"
 
 
+# Unused bytes below this are reported, but alarm nobody.
+_SMALL = 64 << 20
+
+
+def severity_of(ratio: float, nbytes: int) -> Severity:
+    """How bad it is that a share of reserved memory is unused: the word of its band.
+
+    Args:
+        ratio: The share, (reserved - allocated) / reserved.
+        nbytes: The bytes at stake; where they are few, or the band is "good", it is `info`.
+
+    Example:
+        >>> str(severity_of(0.35, 1 << 30)), str(severity_of(0.35, 1 << 20))
+        ('serious', 'info')
+    """
+    word = band(ratio)
+    return Severity.INFO if word == "good" or nbytes < _SMALL else Severity(word)
+
+
 @dataclass(frozen=True)
-class Hole:
+class Hole(PlainRow):
     """A free block between others.
 
     Attributes:
@@ -51,7 +71,7 @@ class Hole:
 
 
 @dataclass(frozen=True)
-class PoolFragmentation:
+class PoolFragmentation(PlainRow):
     """One pool of one stream. All sizes in bytes.
 
     Attributes:
@@ -89,7 +109,7 @@ class PoolFragmentation:
 
 
 @dataclass(frozen=True)
-class SegmentFragmentation:
+class SegmentFragmentation(PlainRow):
     """One segment. All sizes in bytes.
 
     Attributes:

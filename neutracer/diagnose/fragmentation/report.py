@@ -22,9 +22,9 @@ from neutracer.diagnose.fragmentation.seen import Seen, seen_by
 from neutracer.errors import UnavailableError
 from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording.capture import snapshot
-from neutracer.render.document import Document, Figure, Table
+from neutracer.render.document import Document, Figure, Severity, Table
 from neutracer.render.report import Report
-from neutracer.trace.flaws import flaw_findings
+from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
@@ -111,8 +111,24 @@ class FragmentationReport(Report):
 
     @property
     def severity(self) -> str:
-        """The band of the ratio now: "good", "moderate", "serious" or "severe"."""
+        """The band of the ratio now: "good", "moderate", "serious" or "severe".
+
+        How bad that is also depends on what empty_cache() gives back and what the peak
+        used: the findings say it, and `judged` in words.
+        """
         return band(self.ratio)
+
+    @property
+    def judged(self) -> str:
+        """What the findings say of the ratio now, in a word or two: "severe", "mostly
+        cached" or "little" where it harms nobody, or "good"."""
+        found = next((one for one in self.findings if one.kind == "fragmentation"), None)
+        if found is None:
+            return "good"
+        if found.severity is not Severity.INFO:
+            return str(found.severity)
+        unused = self.reserved_bytes - self.allocated_bytes
+        return "mostly cached" if 2 * self.reclaimable_bytes >= unused else "little"
 
     @property
     def current_fragmentation(self) -> float:
@@ -151,7 +167,7 @@ class FragmentationReport(Report):
         """The report as a page."""
         facts = (
             "cpu" if self.device < 0 else f"cuda:{self.device}",
-            f"{self.severity}, {format_share(self.ratio)} unused",
+            f"{format_share(self.ratio)} unused, {self.judged}",
         )
         return Document(
             "Fragmentation",
@@ -250,7 +266,7 @@ def fragmentation_report(
         segments=segments_of(snap, fragment, timeline),
         holes=holes_of(snap, fragment),
         findings=(
-            *flaw_findings(snap.flaws, number),
+            *first_findings(snap, device=number),
             *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         ),
         _room=room_of(snap, fragment),

@@ -6,18 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from neutracer.diagnose.fragmentation.parts import band
+from neutracer.diagnose.fragmentation.parts import band, severity_of
 from neutracer.process.monitor.memory_monitor import MemoryMonitor
-from neutracer.render.document import Note, Severity
+from neutracer.render.document import Note
 from neutracer.render.report import Finding
 from neutracer.units import format_bytes, format_share
 
 __all__ = ["Seen", "seen_by"]
-
-_SEVERITIES = {"moderate": Severity.MODERATE, "serious": Severity.SERIOUS}
-
-# Unused bytes below this are reported, but alarm nobody.
-_SMALL = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -47,12 +42,11 @@ class Seen:
         reserved, allocated = (self.figures[f"{name}_bytes"] for name in ("reserved", "allocated"))
         ratio = (reserved - allocated) / reserved if reserved else 0.0
         unused = reserved - allocated
-        if ratio < 0.15:
+        if band(ratio) == "good":
             return ()
-        severity = _SEVERITIES.get(band(ratio), Severity.SEVERE)
         text = f"{format_share(ratio)} of the {format_bytes(reserved)} reserved was unused"
         note = Note(f"At most {format_share(self.largest)} while the monitor ran.")
-        severity = Severity.INFO if unused < _SMALL else severity
+        severity = severity_of(ratio, unused)
         return (Finding("fragmentation", severity, unused, text, (note,)),)
 
 

@@ -18,6 +18,7 @@ from neutracer.heap.objects import TensorFacts, devices_sum, devices_text
 from neutracer.heap.roots import OWN_FILES, Way, way_from_core
 from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
 from neutracer.render.report import Finding, Report, ranked
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["AutogradCycle", "AutogradCyclesReport", "find_autograd_cycles"]
@@ -29,7 +30,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class AutogradCycle:
+class AutogradCycle(PlainRow):
     """Cycles of one shape that go through the autograd graph.
 
     Attributes:

@@ -12,6 +12,7 @@ from neutracer.heap.autograd import read_autograd
 from neutracer.heap.holdings import Holding, find_holdings, let_go
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Finding, Report, ranked
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["HoldersReport", "NotebookHolder", "notebook_holders", "release_holders"]
@@ -23,7 +24,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class NotebookHolder:
+class NotebookHolder(PlainRow):
     """One value that a notebook, the interpreter or a past exception keeps.
 
     Attributes:

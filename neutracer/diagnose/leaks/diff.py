@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from neutracer.diagnose.leaks.diff_parts import Change, by_line, changes, held_in
 from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
 from neutracer.render.report import Finding, Report, ranked
-from neutracer.trace.flaws import flaw_findings
+from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count
@@ -193,7 +193,7 @@ def diff(
         by_category=changes(held.by_category, holds.by_category),
         by_size=changes(held.by_size, holds.by_size),
         findings=(
-            *flaw_findings((*first.flaws, *second.flaws)),
+            *first_findings(first, second),
             *_findings(lines, total),
         ),
     )

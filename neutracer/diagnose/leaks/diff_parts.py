@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer.render.document import Place
+from neutracer.render.row import PlainRow
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 from neutracer.units import format_bytes
 
 __all__ = ["Change", "Held", "by_line", "changes", "held_in", "size_class"]
@@ -19,7 +20,7 @@ Sums = dict[Any, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(PlainRow):
     """How one stack, line, category or size class differs between two snapshots.
 
     Attributes:

@@ -13,7 +13,7 @@ from neutracer.diagnose.leaks.growth import fallen
 from neutracer.diagnose.leaks.series import Observed, Trend
 from neutracer.render.document import Place
 from neutracer.trace.places import place_of
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["emptied_at"]

@@ -11,10 +11,11 @@ from itertools import pairwise
 
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.render.document import Place
+from neutracer.render.row import PlainRow
 from neutracer.trace.places import place_of
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 
 __all__ = [
@@ -33,7 +34,7 @@ _RAREST = 20
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(PlainRow):
     """What one stack leaves behind, step after step.
 
     Attributes:

@@ -17,7 +17,8 @@ from neutracer.diagnose.leaks.sources import observe
 from neutracer.diagnose.leaks.verdict import VERDICTS, Verdict, forecast, judge
 from neutracer.render.document import Block, Document, Figure, Paragraph, Table
 from neutracer.render.report import Report
-from neutracer.trace.flaws import flaw_findings
+from neutracer.render.row import PlainRow
+from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count, parse_bytes, split_bytes
 
@@ -31,7 +32,7 @@ _LONGEST_STEP_US = 3.2e14
 
 
 @dataclass(frozen=True)
-class ChangePoint:
+class ChangePoint(PlainRow):
     """Where the level changed at once and stayed so.
 
     Attributes:
@@ -232,9 +233,9 @@ def leak_trend(
     verdict = held_against(seen, verdict, survivors)
     is_monitor = seen.timeline is None and not shots and hasattr(source, "mark")
     survivors = _with_holders(seen, verdict, survivors, is_monitor, live)
-    flaws = flaw_findings([flaw for shot in shots for flaw in shot.flaws], device)
+    first = first_findings(*shots, device=device)
     report = _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
-    return replace(report, findings=(*flaws, *report.findings)) if flaws else report
+    return replace(report, findings=(*first, *report.findings)) if first else report
 
 
 def _is_duration(step_us: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.settings.capacity import roundest
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 
 __all__ = ["UNIT", "Budget", "Failure", "budget_of"]
 

@@ -12,7 +12,7 @@ from neutracer.diagnose.oom.parts import Remedy, Verdict
 from neutracer.render.document import Note, Place
 from neutracer.trace.places import callers_of, place_of
 from neutracer.trace.roles import Role, role_of
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 from neutracer.units import format_bytes, format_share
 
 __all__ = ["new_holder", "too_large_a_step", "too_little"]

@@ -19,7 +19,8 @@ from neutracer.render.document import Place
 from neutracer.trace.places import grouped
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE, Frame, Row
+from neutracer.trace.stacks import NONE, Frame
+from neutracer.trace.table import Row
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["CRUMBS", "Case", "Cause", "least_worth"]

@@ -11,7 +11,7 @@ from itertools import pairwise
 from neutracer.diagnose.oom.budget import Failure
 from neutracer.diagnose.oom.growth import rises
 from neutracer.diagnose.oom.rounds import Rounds
-from neutracer.trace.table import NONE, Frame
+from neutracer.trace.stacks import NONE, Frame
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Demand", "demand_of", "optimizer_demand"]

@@ -17,12 +17,12 @@ from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
 from neutracer.process.recording.capture import snapshot
 from neutracer.process.recording.sidecar import DeviceRoom, room_beside, room_now
-from neutracer.trace.flaws import flaw_findings
+from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_count, parse_bytes
 
@@ -247,8 +247,6 @@ def _reserved(snap: Snapshot, device: int, timeline: Timeline | None, at: int | 
 def _notes(snap: Snapshot, case: Case) -> list[str]:
     """What can't be known, a sentence each."""
     notes, failure, budget = [], case.failure, case.room.budget
-    if snap.partial is not None:
-        notes.append(f"Only a part of the file could be read: {snap.partial}")
     if case.timeline is None:
         notes.append("No history was recorded: who holds what, and since when, is not known.")
     elif snap.history_overflowed(case.room.device):
@@ -321,6 +319,6 @@ def _report(
         looked_at=looked_at(case),
         step=None if is_question else step_needs(case, tuple(verdicts)),
         notes=tuple(notes),
-        findings=(*flaw_findings(case.snap.flaws, room.device), *findings),
+        findings=(*first_findings(case.snap, device=room.device), *findings),
         _events=0 if case.timeline is None else len(case.timeline),
     )

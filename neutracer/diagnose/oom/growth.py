@@ -14,7 +14,7 @@ from neutracer.render.document import Place
 from neutracer.trace.places import UNKNOWN_PLACE, callers_of, place_of
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Grower", "Growth", "SawTooth", "growth_of", "rises", "saw_tooth"]

@@ -12,7 +12,7 @@ from neutracer.diagnose.oom.room import free_bytes
 from neutracer.diagnose.oom.settings import settings_advice
 from neutracer.render.document import Note, Place
 from neutracer.trace.places import grouped
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["cycle_garbage", "fragmentation", "is_crumbs", "other_pool"]

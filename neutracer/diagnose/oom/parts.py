@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding
+from neutracer.render.row import PlainRow
 
 __all__ = ["ACTIONS", "KINDS", "Holding", "Remedy", "Verdict"]
 
@@ -48,7 +49,7 @@ ACTIONS = (
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Remedy(PlainRow):
     """The first advice of a verdict, for a program to act on.
 
     Attributes:
@@ -68,7 +69,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(PlainRow):
     """One cause of an out-of-memory error.
 
     Attributes:
@@ -109,7 +110,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Holding:
+class Holding(PlainRow):
     """What one place in the program held.
 
     Attributes:

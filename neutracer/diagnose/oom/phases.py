@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from neutracer.trace.roles import Role, role_of
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_share
 

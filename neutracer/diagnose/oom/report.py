@@ -19,7 +19,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Report
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["ExplainReport"]

@@ -12,7 +12,8 @@ from neutracer._native import core
 from neutracer.diagnose.oom.budget import UNIT, Budget, Failure
 from neutracer.trace.layout import Layout
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE, Table
+from neutracer.trace.stacks import NONE
+from neutracer.trace.table import Table
 
 __all__ = ["Room", "free_bytes"]
 

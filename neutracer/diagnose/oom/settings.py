@@ -10,7 +10,7 @@ from neutracer.diagnose.oom.budget import Budget
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.diagnose.settings.replaying import Replayer, canonical
 from neutracer.process.recording.sidecar import DeviceRoom
-from neutracer.render.document import Note
+from neutracer.render.document import Copyable, Note
 from neutracer.trace.snapshot import Snapshot
 
 __all__ = ["SettingsAdvice", "settings_advice"]
@@ -127,7 +127,7 @@ def _replayer(snap: Snapshot, device: int, budget: Budget) -> Replayer:
 
 
 def _setting(text: str) -> str:
-    return f"set {_VARIABLE}={text}" if text else f"leave {_VARIABLE} at its default"
+    return Copyable(f"set {_VARIABLE}={text}" if text else f"leave {_VARIABLE} at its default")
 
 
 def _without_rounding(snap: Snapshot) -> str | None:

@@ -10,6 +10,7 @@ from math import sqrt
 from neutracer.diagnose.oom.case import Case
 from neutracer.diagnose.oom.demand import Demand
 from neutracer.diagnose.oom.parts import Verdict
+from neutracer.render.row import PlainRow
 from neutracer.trace.categories import CATEGORIES
 from neutracer.units import format_share
 
@@ -17,7 +18,7 @@ __all__ = ["StepNeeds", "Trial", "step_needs"]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(PlainRow):
     """A remedy, and what the step then needs.
 
     Attributes:
@@ -32,7 +33,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class StepNeeds:
+class StepNeeds(PlainRow):
     """What steps need above what is in use when they begin, and what there is. Bytes.
 
     Attributes:

@@ -14,7 +14,7 @@ from neutracer.errors import NeutracerError
 from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 from neutracer.process.recording.sidecar import rank_text
 from neutracer.process.remote.ask import ask
-from neutracer.render.document import Block, Document, KeyValues
+from neutracer.render.document import Block, Copyable, Document, KeyValues
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 from neutracer.units import format_count, format_duration_us
@@ -96,9 +96,9 @@ class AttachReport(Report):
             told = f"out-of-memory errors, and 'kill -USR2 {self.pid}'; reports go to"
             pairs += [("watched", told), ("", self.watching)]
         if self.metrics:
-            pairs.append(("metrics", f"{self.metrics}/metrics"))
+            pairs.append(("metrics", Copyable(f"{self.metrics}/metrics")))
         if self.watching or self.metrics:
-            pairs.append(("until", f"neutracer attach {self.pid} --detach"))
+            pairs.append(("until", Copyable(f"neutracer attach {self.pid} --detach")))
         return pairs + written_pairs(self.files, self.notes)
 
 

@@ -23,6 +23,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
+from neutracer.render.row import PlainRow
 from neutracer.render.strip import strip_svg
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
@@ -38,7 +39,7 @@ _TOLD = ("parameter", "gradient", "optimizer_state", "activation")
 
 
 @dataclass(frozen=True)
-class CellPlace:
+class CellPlace(PlainRow):
     """What one place in the program holds.
 
     Attributes:
@@ -68,7 +69,7 @@ class CellPlace:
 
 
 @dataclass(frozen=True)
-class CellDevice:
+class CellDevice(PlainRow):
     """One device of a cell's run; bytes of allocated blocks.
 
     Attributes:

@@ -21,8 +21,9 @@ from neutracer.process.hooks.build import (
     target,
 )
 from neutracer.process.hooks.observer import is_attached
-from neutracer.render.document import Block, Document, Paragraph, Table
+from neutracer.render.document import Block, Copyable, Document, Paragraph, Table
 from neutracer.render.report import Report
+from neutracer.render.row import PlainRow
 
 __all__ = ["EnvironmentReport", "Part", "environment"]
 
@@ -37,7 +38,7 @@ _NO_CUDA = "built without CUDA, so it has no snapshots and no recorder of its ow
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(PlainRow):
     """Something that neutracer can use.
 
     Attributes:
@@ -53,6 +54,11 @@ class Part:
     use: str
     install: str
     note: str = ""
+
+    @property
+    def how_to_get(self) -> Copyable:
+        """`install` where it is missing, else nothing."""
+        return Copyable("" if self.version else self.install)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -76,8 +82,7 @@ class EnvironmentReport(Report):
     def document(self) -> Document:
         """The report as a page."""
         rows = tuple(
-            (part.name, part.version or "missing", part.use, "" if part.version else part.install)
-            for part in self.parts
+            (part.name, part.version or "missing", part.use, part.how_to_get) for part in self.parts
         )
         facts = (self.python, self.machine)
         notes = (Paragraph(f"{part.name}: {part.note}.") for part in self.parts if part.note)

@@ -12,7 +12,7 @@ from neutracer.diagnose.oom.explain import explain
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.oom.parts import Verdict
 from neutracer.errors import NeutracerError
-from neutracer.render.document import Note, Place, Severity
+from neutracer.render.document import Copyable, Note, Place, Severity
 from neutracer.render.report import Finding
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot
@@ -72,7 +72,7 @@ def failure_findings(
             more = f"neutracer explain {shlex.quote(file)}"
             which = f" --device {timeline.device}" if len(snap.devices) > 1 else ""
             which += "" if event == last else f" --event {event}"
-            advice = (*advice, Note(f"more: {more}{which}"))
+            advice = (*advice, Note("more", detail=Copyable(f"{more}{which}")))
         kind, size = "out_of_memory", sizes[event]
         found.append(Finding(kind, Severity.SEVERE, size, message, notes, advice, event))
     return tuple(found), kinds
@@ -107,7 +107,8 @@ def trend_findings(
     if trend.verdict in _QUIET or trend.verdict in told:
         return ()
     which = f", device={timeline.device}" if len(snap.devices) > 1 else ""
-    more = Note(f"more: neutracer.leak_trend({json.dumps(file)}{which})")
+    call = Copyable(f"neutracer.leak_trend({json.dumps(file)}{which})")
+    more = Note("more", detail=call)
     return tuple(
         Finding(one.kind, one.severity, one.bytes, one.message, one.evidence,
                 (*one.advice, more) if file else one.advice)

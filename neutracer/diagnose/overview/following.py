@@ -16,6 +16,7 @@ from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.process.hooks.long_history import ProgramRecording, recording_facts
 from neutracer.process.recording.capture import snapshot
 from neutracer.process.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
+from neutracer.render.document import Copyable
 from neutracer.render.text import render_text
 from neutracer.trace.snapshot import Snapshot
 
@@ -51,9 +52,9 @@ def written_pairs(files: Iterable[str], notes: Iterable[str]) -> list[tuple[str,
     """The lines of a page that say which snapshots were written, and what to know about them."""
     files = list(files)
     # Names and folders apart: a long path would be broken where nobody can copy it.
-    pairs = [("written", os.path.basename(file)) for file in files]
+    pairs = [("written", Copyable(os.path.basename(file))) for file in files]
     if files:
-        pairs.append(("in", os.path.relpath(os.path.dirname(files[0]))))
+        pairs.append(("in", Copyable(os.path.relpath(os.path.dirname(files[0])))))
     return pairs + [("note", note) for note in notes]
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding
+from neutracer.render.row import PlainRow
 from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.places import place_of
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count
 
@@ -22,7 +23,7 @@ _SMALL = 64 << 20
 
 
 @dataclass(frozen=True)
-class LateGradients:
+class LateGradients(PlainRow):
     """Gradients that were freed between a forward pass and its backward pass.
 
     Attributes:

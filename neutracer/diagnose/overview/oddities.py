@@ -26,8 +26,6 @@ def oddities(
         devices: The fragmentation of each of its devices.
     """
     odd = []
-    if snap.partial:
-        odd.append(("partial file", snap.partial))
     if snap.ignored_keys:
         odd.append(("not read", ", ".join(snap.ignored_keys)))
     for device, fragmentation in devices.items():

@@ -8,13 +8,14 @@ from itertools import accumulate
 
 from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.render.row import PlainRow
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Bound", "bound_of", "packing_bound"]
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(PlainRow):
     """The least memory that any allocator needs.
 
     Attributes:

@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["Fidelity", "fidelity_of"]
 
 
 @dataclass(frozen=True)
-class Fidelity:
+class Fidelity(PlainRow):
     """How faithfully the model replays a recording under the recording's own settings.
 
     The model gets the addresses that cudaMalloc gave then; all else it decides itself.

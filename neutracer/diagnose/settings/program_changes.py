@@ -14,7 +14,7 @@ from neutracer.arguments import text as checked_text
 from neutracer.trace.origins import base_name
 from neutracer.trace.places import user_frame
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE, Frame
+from neutracer.trace.stacks import NONE, Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 
@@ -53,10 +53,12 @@ class Change:
     Attributes:
         edits: What `core.Program.edit` makes it of: sizes, ends, and calls of empty_cache().
         notes: What was changed, and what was assumed, a sentence each.
+        name: What was changed, in a few words: "batch x 2".
     """
 
     edits: Edits
     notes: tuple[str, ...]
+    name: str
 
 
 def change_program(
@@ -85,25 +87,29 @@ def change_program(
             the batch is not above 0, or it is unknown what collections freed.
     """
     calls = _events(empty_cache_after, len(timeline))
-    notes, sizes = [], None
+    notes, names, sizes = [], [], None
     ends = array("i", [_AS_IT_WAS]) * len(timeline)
     if calls:
-        notes.append(f"Changed: {format_count(len(calls), 'more call')} of empty_cache().")
+        names.append(f"{format_count(len(calls), 'more call')} of empty_cache()")
+        notes.append(f"Changed: {names[-1]}.")
     chosen = _names("free_at_once", free_at_once, "functions and lines")
     if chosen:
         notes.append(_free_at_once(snap, timeline, chosen, ends))
+        names.append(f"{', '.join(chosen)} freed at once")
     places = None
     if not isinstance(no_cycles, bool):
         places = _names("no_cycles", no_cycles, "functions and lines, or a bool")
     if no_cycles is True or places:
         notes.append(_free_cycles(snap, timeline, places, ends))
+        names.append("no cycles")
     number("batch", batch, "a number of times the recorded batch")
     if batch != 1.0:
         sizes, note = _scaled(timeline, batch)
         notes.append(note)
+        names.append(f"batch x {batch:g}")
     if not notes:
         return None
-    return Change((sizes, ends, array("i", calls)), tuple(notes))
+    return Change((sizes, ends, array("i", calls)), tuple(notes), ", ".join(names))
 
 
 def _events(events: Iterable[int], count: int) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from neutracer.diagnose.settings.bound import Bound
 from neutracer.diagnose.settings.fidelity import Fidelity
-from neutracer.diagnose.settings.rank import ALIKE, Row, best_of, rank
+from neutracer.diagnose.settings.rank import Row, best_of, rank
 from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.diagnose.settings.search import (
     OBJECTIVES,
@@ -20,10 +20,20 @@ from neutracer.diagnose.settings.search import (
 )
 from neutracer.diagnose.settings.what_if import doubt, named, open_replayer, trust_blocks
 from neutracer.diagnose.settings.what_if_parts import OUTCOME_HEADS, Outcome, outcome_cells
-from neutracer.diagnose.settings.words import cost, gain, stops
-from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
+from neutracer.diagnose.settings.words import cost, gain, near_least, stops
+from neutracer.render.document import (
+    Block,
+    Copyable,
+    Document,
+    Figure,
+    Note,
+    Paragraph,
+    Severity,
+    Table,
+)
 from neutracer.render.report import Finding, Report
-from neutracer.trace.flaws import flaw_findings
+from neutracer.render.row import PlainRow
+from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count, format_share
@@ -38,7 +48,7 @@ Least = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(PlainRow):
     """One setting that does better than the recorded one.
 
     Attributes:
@@ -128,12 +138,12 @@ class RecommendReport(Report):
 
     def _table(self) -> Table:
         rows = [outcome_cells(self.recorded, named(self.recorded, "as recorded"))]
-        rows += [outcome_cells(choice.outcome, choice.settings) for choice in self.choices]
+        rows += [outcome_cells(choice.outcome, named(choice.outcome)) for choice in self.choices]
         return Table("", tuple(rows), OUTCOME_HEADS)
 
     def _needs(self) -> Table:
         shown = [(self.recorded_capacity_bytes, named(self.recorded, "as recorded"))]
-        shown += [(each.smallest_capacity_bytes, each.settings) for each in self.choices]
+        shown += [(each.smallest_capacity_bytes, named(each.outcome)) for each in self.choices]
         rows = tuple(
             ("none found" if nbytes is None else Figure.bytes(nbytes), name)
             for nbytes, name in shown
@@ -235,7 +245,7 @@ def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> Re
         check=replayer.check,
         notes=replayer.notes(),
         findings=(
-            *flaw_findings(replayer.snap.flaws, replayer.device),
+            *first_findings(replayer.snap, device=replayer.device),
             *_findings(objective, choices, least, found, replayer),
         ),
     )
@@ -298,28 +308,17 @@ def _findings(
         return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
     best = choices[0]
     saved, message = gain(objective, (best.outcome, best.smallest_capacity_bytes), (recorded, own))
-    near = _near_least(objective, best, least)
+    near = near_least(objective, best.smallest_capacity_bytes, least)
     # Of parts of the program that end at different events they can't be compared.
     alike = best.outcome.stopped_event == recorded.stopped_event
     calls = cost(best.more_device_calls) if alike else ""
     evidence = (*near, *stops(best.outcome), *doubt(replayer.check))
     advice = (
-        Note(best.environment, detail=calls),
+        Note(Copyable(best.environment), detail=calls),
         Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
     )
     finding = Finding("recommendation", Severity.INFO, saved, message, evidence, advice)
     return (*_verdict(best, least, found, replayer), finding)
-
-
-def _near_least(objective: str, best: Choice, least: Least | None) -> tuple[Note, ...]:
-    """What needs a little less than the best does, and is no better for that."""
-    needed = best.smallest_capacity_bytes
-    if objective != "fit" or least is None or needed is None:
-        return ()
-    if not least[0] < needed <= least[0] * (1 + ALIKE):
-        return ()
-    share = format_share(ALIKE, decimals=0)
-    return (Note(f"within {share} of the least, {format_bytes(least[0])} with {least[1]}"),)
 
 
 def _verdict(

@@ -9,7 +9,7 @@ from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.what_if import open_replayer, trust_blocks
 from neutracer.render.document import Document
 from neutracer.render.report import Report
-from neutracer.trace.flaws import flaw_findings
+from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_count
@@ -59,5 +59,5 @@ def check_replay(
         settings=replayer.recorded_settings,
         check=replayer.check,
         notes=replayer.notes(),
-        findings=flaw_findings(replayer.snap.flaws, replayer.device),
+        findings=first_findings(replayer.snap, device=replayer.device),
     )

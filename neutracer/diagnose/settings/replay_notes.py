@@ -32,8 +32,6 @@ def start_notes(snap: Snapshot, timeline: Timeline, is_exact: bool) -> list[str]
     facts, notes = timeline.facts, []
     if not snap.settings:
         notes.append(_unstated(str(snap.settings_in_force["text"]), is_exact))
-    if snap.partial is not None:
-        notes.append(f"Only a part of the file could be read: {snap.partial}")
     if snap.history_overflowed(timeline.device):
         notes.append(
             "The ring of events wrapped: what came before its first event is not replayed."

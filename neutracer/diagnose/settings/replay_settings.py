@@ -9,6 +9,7 @@ from typing import Any
 from neutracer._native import core
 from neutracer.arguments import text as checked_text
 from neutracer.errors import SettingsError
+from neutracer.render.document import Copyable
 
 __all__ = [
     "canonical",
@@ -70,7 +71,7 @@ def expandable_advice(recorded: str) -> str:
         'try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True instead of max_split_size_mb:64'
     """
     text = "try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    return f"{text} instead of {recorded}" if recorded else text
+    return Copyable(f"{text} instead of {recorded}" if recorded else text)
 
 
 def version_number(text: str | None) -> int:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.program_changes import Change, change_program
@@ -15,6 +15,7 @@ from neutracer.process.recording.capture import snapshot
 from neutracer.process.recording.sidecar import room_now
 from neutracer.render.document import (
     Block,
+    Copyable,
     Document,
     KeyValues,
     Note,
@@ -23,7 +24,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
-from neutracer.trace.flaws import flaw_findings
+from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count, format_share
@@ -117,7 +118,10 @@ class WhatIfReport(Report):
 
 
 def named(outcome: Outcome, prefix: str = "") -> str:
-    """The settings of an outcome as a reader knows them."""
+    """The settings of an outcome as a reader knows them, with what was changed."""
+    prefix = prefix or outcome.change
+    if not prefix and outcome.settings:
+        return Copyable(outcome.settings)
     name = outcome.settings or "default settings"
     return f"{prefix}: {name}" if prefix else name
 
@@ -196,7 +200,7 @@ def open_replayer(
 
 
 def _flaws(replayer: Replayer) -> tuple[Finding, ...]:
-    return flaw_findings(replayer.snap.flaws, replayer.device)
+    return first_findings(replayer.snap, device=replayer.device)
 
 
 def what_if(
@@ -279,6 +283,8 @@ def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> W
         replayer.change(change.edits)
         wanted = [wanted[0], replayer.recorded_settings, *wanted[1:]]
     recorded, *outcomes = _outcomes(replayer, wanted)
+    if change is not None:
+        outcomes = [replace(outcome, change=change.name) for outcome in outcomes]
     check = replayer.check
     return WhatIfReport(
         device=replayer.device,

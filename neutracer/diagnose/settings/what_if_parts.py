@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neutracer.render.document import Cell, Figure
+from neutracer.render.row import PlainRow
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count
@@ -58,7 +59,7 @@ Range = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(PlainRow):
     """What the allocator would have done under one setting.
 
     Attributes:
@@ -83,6 +84,7 @@ class Outcome:
         runs: How many times the program was run for this.
         start_rebuilt: The state before the trace could not stay in place.
         headroom_bytes: What the capacity leaves above the peak; None without a capacity.
+        change: What the program does otherwise, in a few words: "batch x 2"; "" is nothing.
     """
 
     settings: str
@@ -102,6 +104,7 @@ class Outcome:
     runs: int = 1
     start_rebuilt: bool = False
     headroom_bytes: int | None = None
+    change: str = ""
     _recorded: Snapshot | None = field(default=None, compare=False, repr=False)
     _trace: Callable[[], Snapshot] | None = field(default=None, compare=False, repr=False)
 

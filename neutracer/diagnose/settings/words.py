@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from neutracer.diagnose.settings.rank import Row
+from neutracer.diagnose.settings.rank import ALIKE, Row
 from neutracer.diagnose.settings.what_if import named
 from neutracer.diagnose.settings.what_if_parts import Outcome, stop_of
 from neutracer.render.document import Note
-from neutracer.units import format_bytes, format_count
+from neutracer.units import format_bytes, format_count, format_share
 
-__all__ = ["cost", "gain", "stops"]
+__all__ = ["cost", "gain", "near_least", "stops"]
 
 
 def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
@@ -53,3 +53,21 @@ def stops(outcome: Outcome) -> tuple[Note, ...]:
     stop = stop_of(outcome)
     said = f"it stops for lack of memory at event {stop}: the peak is of what came before"
     return () if stop is None else (Note(said),)
+
+
+def near_least(
+    objective: str, needed: int | None, least: tuple[int, str] | None
+) -> tuple[Note, ...]:
+    """What needs a little less than the best does, and is no better for that.
+
+    Args:
+        objective: One of `OBJECTIVES`.
+        needed: The smallest capacity that the best does in; None where it is not known.
+        least: The least that anything does in, and what that is.
+    """
+    if objective != "fit" or least is None or needed is None:
+        return ()
+    if not least[0] < needed <= least[0] * (1 + ALIKE):
+        return ()
+    share = format_share(ALIKE, decimals=0)
+    return (Note(f"within {share} of the least, {format_bytes(least[0])} with {least[1]}"),)

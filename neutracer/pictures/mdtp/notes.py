@@ -13,7 +13,7 @@ from neutracer.pictures.extra import place_text
 from neutracer.pictures.mdtp.scene import Scene
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 
 __all__ = ["HoleNote", "hole_notes"]
 

@@ -24,7 +24,7 @@ from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.origins import Owner, origin_of
 from neutracer.trace.places import Places
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["MOST_ALLOCATIONS", "pack"]

@@ -17,7 +17,7 @@ from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette, mixed
 from neutracer.trace.categories import CATEGORIES
 from neutracer.trace.origins import base_name
-from neutracer.trace.table import NONE
+from neutracer.trace.stacks import NONE
 
 __all__ = ["draw_stacked", "stacked_bands"]
 

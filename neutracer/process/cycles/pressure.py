@@ -25,6 +25,7 @@ from neutracer.heap.cycles import device_filter
 from neutracer.pickling import StaysHere
 from neutracer.process.cycles.watch import prepare_heap
 from neutracer.process.recording.capture import without_cuda
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = ["PressureCollection", "PressureCollector", "collect_on_pressure"]
@@ -40,7 +41,7 @@ _MOST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class PressureCollection:
+class PressureCollection(PlainRow):
     """One collection that was run because of pressure.
 
     Attributes:

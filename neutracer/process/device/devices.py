@@ -20,6 +20,7 @@ from pathlib import Path
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
+from neutracer.render.row import PlainRow
 
 __all__ = [
     "DeviceMemory",
@@ -42,7 +43,7 @@ _opened: tuple[int, core.Devices] | None = None
 
 
 @dataclass(frozen=True)
-class VisibleDevice:
+class VisibleDevice(PlainRow):
     """A device that CUDA shows to this process.
 
     Attributes:
@@ -64,7 +65,7 @@ class VisibleDevice:
 
 
 @dataclass(frozen=True)
-class DeviceMemory:
+class DeviceMemory(PlainRow):
     """A device's memory, in bytes; None where it can't be known.
 
     Attributes:
@@ -81,7 +82,7 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
-class ProcessUse:
+class ProcessUse(PlainRow):
     """A process on a device.
 
     Attributes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer.process.recording.symbols import light_symbols
+from neutracer.render.row import PlainRow
 
 __all__ = [
     "MODULE_DATA",
@@ -43,7 +44,7 @@ _STATIC_KIND = 6
 
 
 @dataclass(frozen=True)
-class LibraryUse:
+class LibraryUse(PlainRow):
     """What a library holds on a device.
 
     Attributes:

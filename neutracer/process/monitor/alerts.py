@@ -23,6 +23,7 @@ from neutracer.process.recording.sidecar import (
     sidecar_path,
     write_text,
 )
+from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_duration_us, format_share
 
 __all__ = ["ACTIONS", "KINDS", "Alert", "AlertDesk", "alert_rules", "device_name"]
@@ -55,7 +56,7 @@ def device_name(device: int) -> str:
 
 
 @dataclass(frozen=True)
-class Alert:
+class Alert(PlainRow):
     """Something that a monitor saw.
 
     Attributes:

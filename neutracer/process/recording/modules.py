@@ -22,7 +22,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.trace.table import MODULE_MARK
+from neutracer.trace.stacks import MODULE_MARK
 
 __all__ = ["ModuleMarks", "check_model", "check_modules", "marks_by", "marks_of"]
 
