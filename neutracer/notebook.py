@@ -100,10 +100,9 @@ class Magics:
         options = parser.parse_args(shlex.split(line))
         if options.name is not None and not options.name.isidentifier():
             parser.error(f"no name for a report: {options.name!r}")
-        passage, code = Passage(options.max_entries), self._compiled(cell)
-        on_cpu = passage.backend == "cpu" or not passage.follows
-        cycles = _Cycles("cpu" if on_cpu else None)
-        passage.begin()
+        imports, code = self._compiled(cell)
+        exec(imports, self._shell.user_ns)
+        passage, cycles = _begun(options.max_entries)
         begun = time.perf_counter_ns()
         try:
             return _run(code, self._shell.user_ns)
@@ -138,9 +137,9 @@ class Magics:
             return overview(_loaded(words[0]), words[0], path=words[0])
         try:
             return overview(snapshot())
-        except UnavailableError:
+        except UnavailableError as error:
             if self._last is None:
-                raise
+                raise _wrong(str(error)) from None
             return overview(self._last, "the last recorded cell")
 
     def holders(self, line: str) -> HoldersReport:
@@ -153,18 +152,21 @@ class Magics:
             raise _wrong("usage: %neutracer_holders [--release]")
         return release_holders() if words else notebook_holders()
 
-    def _compiled(self, cell: str) -> tuple[Any, Any]:
-        """The cell's statements, and its last expression if it ends in one."""
+    def _compiled(self, cell: str) -> tuple[Any, tuple[Any, Any]]:
+        """What the cell begins with imports of, where torch is still to be imported; its
+        other statements; and its last expression if it ends in one."""
         shell = self._shell
         # The first line of the cell is the magic's own; IPython drops empty ones after it.
         above = 1 + cell[: len(cell) - len(cell.lstrip())].count("\n")
         text = "\n" * above + shell.transform_cell(cell)
         name = shell.compile.cache(text, self._number(), raw_code=f"%%{_CELL}\n{cell}")
         module = shell.transform_ast(shell.compile.ast_parse(text, filename=name))
+        begins = _imports(module) if "torch" not in sys.modules else ast.Module([], [])
+        imports = shell.compile(begins, name, "exec")
         last = None
         if module.body and isinstance(module.body[-1], ast.Expr):
             last = shell.compile(ast.Expression(module.body.pop().value), name, "eval")
-        return shell.compile(module, name, "exec"), last
+        return imports, (shell.compile(module, name, "exec"), last)
 
     def _number(self) -> int:
         """The number of the cell that runs, as its prompt has it."""
@@ -178,6 +180,27 @@ class Magics:
 
     def _show(self, report: CellReport) -> None:
         importlib.import_module("IPython.display").display(report)
+
+
+def _imports(module: ast.Module) -> ast.Module:
+    """The imports that a module begins with, taken out of it."""
+    count = 0
+    while count < len(module.body) and isinstance(module.body[count], (ast.Import, ast.ImportFrom)):
+        count += 1
+    begins, module.body = module.body[:count], module.body[count:]
+    return ast.Module(begins, [])
+
+
+def _begun(max_entries: int) -> tuple[Passage, _Cycles]:
+    """The recording of a cell, begun, and the watch for its cycles."""
+    try:
+        passage = Passage(max_entries)
+        on_cpu = passage.backend == "cpu" or not passage.follows
+        cycles = _Cycles("cpu" if on_cpu else None)
+        passage.begin()
+    except UnavailableError as error:
+        raise _wrong(str(error)) from None
+    return passage, cycles
 
 
 def _run(code: tuple[Any, Any], names: dict[str, Any]) -> object:

@@ -39,6 +39,12 @@ WITHOUT_TORCH = [
     "# fails\nget_ipython().run_line_magic('neutracer_holders', '')",
 ]
 
+IMPORTING_TORCH = [
+    "%load_ext neutracer",
+    "%%neutracer first\nimport sys\nimport torch\nkept = torch.zeros(2, 1024, 256)\nlen(kept)",
+    "len(first.snapshot.timeline().alive('end')), first.to_dict()['schema']",
+]
+
 WITH_TORCH = [
     "import gc, torch, neutracer\n%load_ext neutracer\nkept = []\n_ = gc.collect(); gc.disable()",
     "def make(n):\n    return torch.zeros(n, 1024, 256)",
@@ -82,6 +88,19 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return outputs_of(WITH_TORCH, ROOT / "tests", tmp_path_factory.mktemp("home"))
 
 
+def test_a_cell_may_import_torch(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("torch is built for CUDA: tests/gpu/test_cell.py")
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a compiler for the hooks")
+    answers = outputs_of(IMPORTING_TORCH, ROOT / "tests", tmp_path)
+    assert not failures(IMPORTING_TORCH, answers)
+    assert "2 MiB" in text_of(answers[1])
+    assert text_of(answers[2]).startswith("(1, 'neutracer.cell/")
+
+
 def failures(cells: list[str], answers: list[dict[str, Any]]) -> dict[int, str]:
     assert len(answers) == len(cells), answers[-1]["error"]
     return {number: a["error"] for number, a in enumerate(answers) if a["error"]}
@@ -109,10 +128,11 @@ def test_import_brings_no_ipython() -> None:
 def test_what_is_wrong_is_said_in_one_line(plain: list[dict[str, Any]]) -> None:
     wrong = failures(WITHOUT_TORCH, plain)
     assert sorted(wrong) == [1, 5, 6, 7, 9, 14]
-    assert "import torch first" in wrong[1]
+    no_torch = "UsageError: torch in this process is not available: import torch first"
+    assert wrong[1] == no_torch
     assert wrong[5] == "UsageError: usage: %neutracer_report [FILE]"
     assert wrong[6] == "UsageError: 'nothing.pickle' is no file, and no variable with a snapshot"
-    assert wrong[7].startswith("UnavailableError: torch")
+    assert wrong[7].startswith("UsageError: torch")
     assert wrong[9] == "UsageError: usage: %neutracer_holders [--release]"
     # Taken off again, the magic is unknown.
     assert "neutracer_holders" in wrong[14]

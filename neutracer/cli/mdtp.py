@@ -14,6 +14,7 @@ from neutracer.pictures.extra import picture_file
 from neutracer.pictures.mdtp.plot import mdtp
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
+from neutracer.trace.progress import end_progress
 
 __all__ = ["add_mdtp"]
 
@@ -95,5 +96,6 @@ def _mdtp(options: argparse.Namespace) -> int:
         return complain(refused(options.settings, error))
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(" ".join(options.files), error)
+    end_progress()
     write(f"{clean(options.output)}\n", sys.stdout)
     return 0

@@ -22,6 +22,7 @@ from neutracer.render.report import Report
 from neutracer.render.terminal import show, write
 from neutracer.saving import atomic_file, check_output
 from neutracer.trace.bounds import bounded_process, memory_bound
+from neutracer.trace.progress import end_progress, working
 from neutracer.units import format_bytes, parse_bytes
 
 __all__ = [
@@ -56,6 +57,7 @@ _HEAD_BYTES = 4096
 
 def complain(text: str) -> int:
     """Say something on standard error, in one line; returns `FAILED`."""
+    end_progress()
     # It may be closed, by a program that was run here.
     with suppress(OSError, ValueError):
         write(f"neutracer: {clean(text)}\n", sys.stderr)
@@ -91,7 +93,7 @@ def within_memory(options: argparse.Namespace) -> int:
     except ValueError as error:
         return complain(f"--max-memory: {error}")
     try:
-        with bounded_process(bound):
+        with bounded_process(bound), working():
             return run(options)
     except MemoryError:
         # Told below, where what took the memory is gone.
@@ -119,6 +121,7 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
     Raises:
         OSError: Standard output can't be written.
     """
+    end_progress()
     if options.output is None:
         _put(reports, options.json, sys.stdout)
         return 0

@@ -7,11 +7,17 @@ import argparse
 import http.client
 import ipaddress
 import json
+import os
+import select
 import sys
+import termios
 import time
+import tty
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from neutracer.cli.parts import complain
@@ -117,14 +123,47 @@ def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> No
     show, end = _screen()
     known, silent = dict(zip(urls, pages, strict=True)), list[str]()
     try:
-        while True:
-            notes: list[Line] = [(Span(text, "serious"),) for text in silent]
-            show([*_lines([known[url] for url in urls]), *([(), *notes] if notes else [])])
-            time.sleep(interval)
-            now, silent = _fetched(urls)
-            known.update(now)
+        with _keys() as pressed_q:
+            ends = "q ends it" if pressed_q is not time.sleep else "Ctrl-C ends it"
+            while True:
+                notes: list[Line] = [(Span(text, "serious"),) for text in silent]
+                lines = _lines([known[url] for url in urls])
+                show([*lines, (), *notes, (Span(ends, "muted"),)])
+                if pressed_q(interval):
+                    return
+                now, silent = _fetched(urls)
+                known.update(now)
     finally:
         end()
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], object]]:
+    """What waits so many seconds, and says whether "q" was pressed meanwhile; without a
+    terminal to press it on, `time.sleep`."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+        tty.setcbreak(sys.stdin)
+    except (OSError, ValueError, AttributeError, termios.error):
+        yield time.sleep
+        return
+
+    def pressed_q(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([sys.stdin], [], [], left)[0]:
+                pressed = os.read(sys.stdin.fileno(), 64)
+                if b"q" in pressed.lower():
+                    return True
+                if not pressed:
+                    # The terminal is gone; nobody presses anything any more.
+                    time.sleep(left)
+        return False
+
+    try:
+        yield pressed_q
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _fetched(urls: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:

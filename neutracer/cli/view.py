@@ -18,6 +18,7 @@ from neutracer.errors import NeutracerError
 from neutracer.pictures.page.view import view
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
+from neutracer.trace.progress import end_progress
 
 __all__ = ["add_view"]
 
@@ -67,5 +68,6 @@ def _view(options: argparse.Namespace) -> int:
             path = view(options.file, output, device=options.device, focus=focus)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
+    end_progress()
     write(f"{clean(str(path))}\n", sys.stdout)
     return 0

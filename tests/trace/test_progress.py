@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
@@ -75,3 +76,63 @@ def test_nothing_is_drawn_in_a_pipe(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with reporting(path, None) as report:
         assert report is None
+
+
+class Pipe(io.StringIO):
+    def isatty(self):
+        return False
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(module, "_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "_PACE_S", 0.001)
+
+
+def shows(terminal, text):
+    """Wait until the line has shown a text."""
+    deadline = time.monotonic() + 60
+    while text not in terminal.getvalue():
+        assert time.monotonic() < deadline, terminal.getvalue()
+        time.sleep(0.001)
+    return True
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_what_takes_long_says_what_it_does(has_rich, at_once, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if has_rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    terminal = on_terminal(monkeypatch)
+    with module.working():
+        assert shows(terminal, "working, 0 s")
+        module.tell("replayed 12 of 46")
+        assert shows(terminal, "replayed 12 of 46")
+        with reporting("file", None) as report:
+            report(3 << 20)
+            assert shows(terminal, "read 3 MiB")
+        module.end_progress()
+        taken_back = terminal.getvalue()
+        module.tell("nothing more")
+    assert terminal.getvalue() == taken_back
+    assert "\n" not in taken_back.rstrip() or has_rich
+
+
+def test_what_is_soon_done_says_nothing(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    monkeypatch.setattr(module, "_WAIT_S", 3600.0)
+    with module.working():
+        module.tell("something")
+    assert terminal.getvalue() == ""
+
+
+def test_nothing_goes_into_a_pipe(at_once, monkeypatch):
+    stream = Pipe()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with module.working():
+        module.tell("something")
+        time.sleep(0.02)
+    assert stream.getvalue() == ""

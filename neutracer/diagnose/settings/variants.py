@@ -6,11 +6,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from threading import Event
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from neutracer._native import core
 from neutracer.diagnose.settings.what_if_parts import Outcome, outcome_of
+from neutracer.trace.progress import tell
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["Each", "Plan", "run_plans", "side_by_side"]
 
@@ -78,6 +83,13 @@ def run_plans(plans: list[Plan], each: Each) -> list[Outcome]:
     return outcomes
 
 
+def _tell_done(futures: list[Future[Result]]) -> None:
+    """Say how many are done, and of how many."""
+    done = count(1)
+    for future in futures:
+        future.add_done_callback(lambda _: tell(f"replayed {next(done)} of {len(futures)}"))
+
+
 def side_by_side(
     work: Callable[[Item], Result], items: Iterable[Item], stop: Event
 ) -> list[Result]:
@@ -94,6 +106,7 @@ def side_by_side(
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         try:
             futures = [pool.submit(work, item) for item in listed]
+            _tell_done(futures)
         except RuntimeError:
             # The interpreter is about to end, as in what atexit calls: no thread begins then.
             pool.shutdown(cancel_futures=True)

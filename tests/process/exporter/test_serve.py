@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 import urllib.error
@@ -573,6 +575,34 @@ def test_top_goes_on_until_interrupted(
     assert main(["top", ":9435"]) == 0
     out = capsys.readouterr().out
     assert out.index("one") < out.index("it went away") < out.index("two")
+
+
+@pytest.mark.parametrize("keys", [b"q", b"xyQ"])
+def test_top_ends_at_q(
+    keys: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = []
+
+    def fetch_next(url: str) -> Any:
+        looks.append(url)
+        if len(looks) == 3:
+            os.write(keyboard, keys)
+        return {"schema": "neutracer.top/1", "host": f"look {len(looks)}"}
+
+    keyboard, terminal = os.openpty()
+    try:
+        with os.fdopen(terminal, closefd=False) as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            monkeypatch.setattr(cli_top, "_fetch", fetch_next)
+            before = termios.tcgetattr(terminal)
+            assert main(["top", "--interval", "0.1", ":9435"]) == 0
+            assert termios.tcgetattr(terminal) == before
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(looks) == 3
+    assert lines[-1] == "q ends it"
 
 
 def test_curve_has_solid_and_shade() -> None:
