@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m neutracer`."""
 
+import os
 import sys
 
-from neutracer.cli.main import main
-
 if __name__ == "__main__":
+    # Python has put the current folder first, where a script may be called as a module that is
+    # imported from here on; the command `neutracer` does without it, and what it runs brings
+    # its own.
+    if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
+    from neutracer.cli.main import main
+
     sys.exit(main())
