@@ -5,9 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, cast
 
-from neutracer.diagnose.leaks.diff_parts import Change, by_line, changes, held_in
-from neutracer.render.document import Block, Document, Figure, Note, Paragraph, Severity, Table
+from neutracer.diagnose.leaks.diff_parts import Change, Peaks, by_line, changes, held_in, peaks_of
+from neutracer.render.document import (
+    Block,
+    Cell,
+    Document,
+    Figure,
+    Note,
+    Paragraph,
+    Severity,
+    Table,
+)
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot, load
@@ -25,8 +35,14 @@ _SERIOUS = 64 << 20
 _SEVERE = 1 << 30
 _MODERATE_SHARE = 0.1
 
+# A peak is what decides whether a program fits: it is moderate from this share on.
+_MODERATE_PEAK = 0.02
+
 # Lines that become findings; the others are in `by_line`.
 _FINDINGS = 5
+
+# Places that are named for a higher peak.
+_PEAK_PLACES = 3
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,6 +56,13 @@ class DiffReport(Report):
         after_allocated_bytes: And after.
         before_reserved_bytes: reserved_bytes.all.current before.
         after_reserved_bytes: And after.
+        before_peak_allocated_bytes: The most that was allocated in its trace; None where it
+            has no events.
+        after_peak_allocated_bytes: And after.
+        before_peak_reserved_bytes: The most that was reserved in its trace.
+        after_peak_reserved_bytes: And after.
+        at_peak: Each place that holds blocks at one of the peaks of allocated, the largest
+            difference first; empty where one has no events.
         by_stack: Each stack that holds blocks in one of them, the largest difference
             first; a stack is the same if all its frames are.
         by_line: The same by the line of the program that represents a stack.
@@ -48,7 +71,7 @@ class DiffReport(Report):
     """
 
     schema = "neutracer.diff/1"
-    derived = ("allocated_bytes", "reserved_bytes")
+    derived = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
 
     device: int
     before_device: int
@@ -56,6 +79,11 @@ class DiffReport(Report):
     after_allocated_bytes: int
     before_reserved_bytes: int
     after_reserved_bytes: int
+    before_peak_allocated_bytes: int | None
+    after_peak_allocated_bytes: int | None
+    before_peak_reserved_bytes: int | None
+    after_peak_reserved_bytes: int | None
+    at_peak: tuple[Change, ...]
     by_stack: tuple[Change, ...]
     by_line: tuple[Change, ...]
     by_category: tuple[Change, ...]
@@ -70,6 +98,16 @@ class DiffReport(Report):
     def reserved_bytes(self) -> int:
         """Reserved after less before."""
         return self.after_reserved_bytes - self.before_reserved_bytes
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """The peak of allocated after less before; None where one is not known."""
+        return _less(self.after_peak_allocated_bytes, self.before_peak_allocated_bytes)
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """The peak of reserved after less before; None where one is not known."""
+        return _less(self.after_peak_reserved_bytes, self.before_peak_reserved_bytes)
 
     @property
     def new(self) -> tuple[Change, ...]:
@@ -89,35 +127,46 @@ class DiffReport(Report):
     def document(self) -> Document:
         """The report as a page."""
         blocks: tuple[Block, ...] = (*self.finding_blocks(), self._totals())
-        named = (("By line", self.by_line), ("By category", self.by_category))
-        for title, found in (*named, ("By size of block", self.by_size)):
+        named = (
+            ("At the peak", self.at_peak),
+            ("At the end, by line", self.by_line),
+            ("At the end, by category", self.by_category),
+            ("At the end, by size of block", self.by_size),
+        )
+        for title, found in named:
             differing = [one for one in found if one.kind != "same"]
             if differing:
                 blocks += (_table(title, differing),)
         if not any(one.kind != "same" for one in self.by_line):
-            blocks += (Paragraph("Every line holds as many bytes as before."),)
+            blocks += (Paragraph("At the end every line holds as many bytes as before."),)
         name = _device_name(self.device)
         if self.before_device != self.device:
             name = f"{_device_name(self.before_device)} → {name}"
-        facts = (name, f"{_signed(self.allocated_bytes)} allocated")
-        return Document("Difference", facts, blocks)
+        facts = [name, f"{_signed(self.allocated_bytes)} allocated at the end"]
+        if self.peak_allocated_bytes is not None:
+            facts.append(f"{_signed(self.peak_allocated_bytes)} at the peak")
+        return Document("Difference", tuple(facts), blocks)
 
     def _totals(self) -> Table:
-        rows = (
-            (
-                "allocated",
-                Figure.bytes(self.before_allocated_bytes),
-                Figure.bytes(self.after_allocated_bytes),
-                Figure.bytes(self.allocated_bytes),
-            ),
-            (
-                "reserved",
-                Figure.bytes(self.before_reserved_bytes),
-                Figure.bytes(self.after_reserved_bytes),
-                Figure.bytes(self.reserved_bytes),
-            ),
+        peaks = (
+            ("peak allocated", self.before_peak_allocated_bytes, self.after_peak_allocated_bytes),
+            ("peak reserved", self.before_peak_reserved_bytes, self.after_peak_reserved_bytes),
         )
+        ends = (
+            ("allocated at the end", self.before_allocated_bytes, self.after_allocated_bytes),
+            ("reserved at the end", self.before_reserved_bytes, self.after_reserved_bytes),
+        )
+        rows = tuple(_total(*row) for row in (*peaks, *ends) if row[1:] != (None, None))
         return Table("", rows, ("", "before", "after", "difference"))
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _total(name: str, before: int | None, after: int | None) -> tuple[Cell, ...]:
+    figures = (before, after, _less(after, before))
+    return name, *("unknown" if one is None else Figure.bytes(one) for one in figures)
 
 
 def _device_name(device: int) -> str:
@@ -145,16 +194,37 @@ def _table(title: str, found: list[Change]) -> Table:
     return Table(title + shown, rows, heads)
 
 
+class HasSnapshot(Protocol):
+    """A report that has the snapshot that it is about."""
+
+    @property
+    def snapshot(self) -> Snapshot | None: ...
+
+
+def _opened(source: Snapshot | HasSnapshot | SnapshotSource) -> Snapshot:
+    """The snapshot that a source is, has or holds.
+
+    Raises:
+        ValueError: It is a report without one.
+    """
+    if isinstance(source, Report) and hasattr(source, "snapshot"):
+        if source.snapshot is None:
+            raise ValueError("this report has no snapshot: give the snapshot itself")
+        source = source.snapshot
+    return source if isinstance(source, Snapshot) else load(cast(SnapshotSource, source))
+
+
 def diff(
-    before: Snapshot | SnapshotSource,
-    after: Snapshot | SnapshotSource,
+    before: Snapshot | HasSnapshot | SnapshotSource,
+    after: Snapshot | HasSnapshot | SnapshotSource,
     *,
     device: int | None = None,
 ) -> DiffReport:
     """What two snapshots of a program hold, and how it differs.
 
     Args:
-        before: A Snapshot or what `load` takes.
+        before: A Snapshot, a report that has one (of `report` or of a cell), or what `load`
+            takes.
         after: A later one, or one of another run.
         device: The device; None is the only one of each, as two ranks have theirs.
 
@@ -172,8 +242,7 @@ def diff(
         >>> neutracer.diff(healthy, late).allocated_bytes
         1441792
     """
-    first = before if isinstance(before, Snapshot) else load(before)
-    second = after if isinstance(after, Snapshot) else load(after)
+    first, second = _opened(before), _opened(after)
     number = second.device(device)
     only = device is None and len(first.devices) == 1
     earlier = first.device(None if only else number)
@@ -181,6 +250,9 @@ def diff(
     was, now = first.memory_stats(earlier), second.memory_stats(number)
     lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
     total = was["allocated_bytes.all.current"]
+    peaks = peaks_of(first, earlier), peaks_of(second, number)
+    known = all(peak.allocated is not None for peak in peaks)
+    at_peak = changes(peaks[0].held, peaks[1].held) if known else ()
     return DiffReport(
         device=-1 if second.is_cpu else number,
         before_device=-1 if first.is_cpu else earlier,
@@ -188,15 +260,34 @@ def diff(
         after_allocated_bytes=now["allocated_bytes.all.current"],
         before_reserved_bytes=was["reserved_bytes.all.current"],
         after_reserved_bytes=now["reserved_bytes.all.current"],
+        before_peak_allocated_bytes=peaks[0].allocated,
+        after_peak_allocated_bytes=peaks[1].allocated,
+        before_peak_reserved_bytes=peaks[0].reserved,
+        after_peak_reserved_bytes=peaks[1].reserved,
+        at_peak=at_peak,
         by_stack=changes(held.by_stack, holds.by_stack),
         by_line=lines,
         by_category=changes(held.by_category, holds.by_category),
         by_size=changes(held.by_size, holds.by_size),
         findings=(
             *first_findings(first, second),
-            *_findings(lines, total),
+            *ranked((*_peak_findings(peaks, at_peak), *_findings(lines, total))),
         ),
     )
+
+
+def _peak_findings(peaks: tuple[Peaks, Peaks], at_peak: tuple[Change, ...]) -> list[Finding]:
+    """That the peak of allocated is higher than before, and what holds more there."""
+    before, after = peaks[0].allocated, peaks[1].allocated
+    if before is None or after is None or after <= before:
+        return []
+    more = after - before
+    message = f"the peak is {format_bytes(more)} higher: {format_bytes(after)}"
+    message += f", where it was {format_bytes(before)}"
+    grown = [one for one in at_peak if one.bytes > 0][:_PEAK_PLACES]
+    evidence = tuple(Note(f"{format_bytes(one.bytes)} more there by", one.place) for one in grown)
+    severity = _severity(more, before, _MODERATE_PEAK)
+    return [Finding("peak_grown", severity, more, message, evidence, event=peaks[1].event)]
 
 
 def _findings(lines: Iterable[Change], total: int) -> tuple[Finding, ...]:
@@ -219,9 +310,9 @@ def _finding(one: Change, total: int) -> Finding:
     return Finding(one.kind, _severity(one.bytes, total), one.bytes, said, (evidence,))
 
 
-def _severity(nbytes: int, total: int) -> Severity:
+def _severity(nbytes: int, total: int, moderate: float = _MODERATE_SHARE) -> Severity:
     if nbytes >= _SEVERE:
         return Severity.SEVERE
     if nbytes >= _SERIOUS:
         return Severity.SERIOUS
-    return Severity.MODERATE if nbytes >= _MODERATE_SHARE * total else Severity.INFO
+    return Severity.MODERATE if nbytes >= moderate * total else Severity.INFO

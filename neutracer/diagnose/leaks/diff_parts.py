@@ -14,7 +14,7 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import Frame
 from neutracer.units import format_bytes
 
-__all__ = ["Change", "Held", "by_line", "changes", "held_in", "size_class"]
+__all__ = ["Change", "Held", "Peaks", "by_line", "changes", "held_in", "peaks_of", "size_class"]
 
 Sums = dict[Any, tuple[int, int]]
 
@@ -62,6 +62,33 @@ class Held:
     by_stack: Sums
     by_category: Sums
     by_size: Sums
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of one snapshot's trace; None and -1 where it has no events.
+
+    Attributes:
+        allocated: The most bytes that were allocated.
+        reserved: The most bytes that were reserved.
+        event: When the most were allocated.
+        held: The blocks that were allocated then: (bytes, blocks) by place.
+    """
+
+    allocated: int | None
+    reserved: int | None
+    event: int
+    held: Sums
+
+
+def peaks_of(snap: Snapshot, device: int) -> Peaks:
+    """The peaks of a device's trace."""
+    if not snap.trace_length(device):
+        return Peaks(None, None, -1, {})
+    timeline = snap.timeline(device)
+    peak, most = timeline.peak("allocated"), timeline.peak("reserved")
+    held = {place: (nbytes, count) for place, nbytes, _, count in timeline.held_by_place()}
+    return Peaks(peak.bytes, most.bytes, peak.event, held)
 
 
 def size_class(nbytes: int) -> int:

@@ -131,7 +131,7 @@ def budget_of(
         capacity: The device's bytes as the user says; None: as recorded.
     """
     total = facts.device_total_bytes if capacity is None else capacity
-    free = _device_free(snap, device, failure, facts)
+    free = _device_free(snap, device, failure, facts, reserved)
     if capacity is not None:
         left = max(capacity - reserved, 0)
         free = left if free is None else min(free, left)
@@ -141,6 +141,9 @@ def budget_of(
     if limit is None and total is not None and share < 1.0:
         limit = int(total * share)
     may_guess = failure.event is not None and free is not None and free >= segment
+    if limit is None and capacity is None and not failure.happened and free is not None:
+        limit = _known_limit(snap, device)
+        guessed = limit is not None
     if limit is None and may_guess:
         limit, guessed = _guessed_limit(snap, device, failure, reserved, segment), True
     elif limit is not None and facts.is_rounded:
@@ -153,10 +156,27 @@ def budget_of(
     return Budget(reserved, free, limit, guessed, total, process, others, capacity)
 
 
-def _device_free(snap: Snapshot, device: int, failure: Failure, facts: OomFacts) -> int | None:
+def _device_free(
+    snap: Snapshot, device: int, failure: Failure, facts: OomFacts, reserved: int
+) -> int | None:
+    """What the device had left: as PyTorch wrote it down, as somebody else did, or where a
+    request is only asked about, reckoned from the last one that failed."""
+    timeline = snap.timeline(device)
     if failure.event is not None:
-        return int(snap.timeline(device).events[failure.event].device_free)
+        return int(timeline.events[failure.event].device_free)
+    ooms = timeline.events.find("action", "oom")
+    if facts.device_free_bytes is None and not failure.happened and ooms:
+        left = int(timeline.events[ooms[-1]].device_free)
+        return max(left + timeline.reserved[ooms[-1]] - reserved, 0)
     return facts.device_free_bytes
+
+
+def _known_limit(snap: Snapshot, device: int) -> int | None:
+    """The roundest limit that the trace's failures allow, where they show one."""
+    facts = snap.timeline(device).program.facts()
+    if facts["is_device"] or facts["limit_high"] is None:
+        return None
+    return roundest(max(facts["limit_low"], 1), facts["limit_high"])
 
 
 def _guessed_limit(

@@ -73,6 +73,14 @@ class Case:
             return self.moment
         return 0 if self.timeline is None else len(self.timeline) - 1
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether a request is asked about that needs new memory, of a device of which nobody
+        said how much it has."""
+        budget = self.room.budget
+        known = budget.device_free is not None or budget.limit is not None
+        return not self.failure.happened and not known and not self.room.holds
+
     @cached_property
     def rounds(self) -> Rounds | None:
         """The steps up to the failure; None where there are too few."""

@@ -11,7 +11,7 @@ from neutracer.diagnose.oom.case import Case
 from neutracer.diagnose.oom.facts import OomFacts, facts_beside, with_room
 from neutracer.diagnose.oom.parts import Verdict
 from neutracer.diagnose.oom.phases import Phase, phase_of
-from neutracer.diagnose.oom.report import ExplainReport
+from neutracer.diagnose.oom.report import ExplainReport, unknown_finding
 from neutracer.diagnose.oom.room import Room
 from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
@@ -94,7 +94,8 @@ def explain(
     case = _case(snap, number, timeline, failure, known, limit, thorough, event)
     fits = request is not None and case.room.holds
     notes += _notes(snap, case)
-    return _report(case, () if fits else verdicts_of(case), request is not None, ooms, notes)
+    verdicts = () if fits or case.is_unknown else verdicts_of(case)
+    return _report(case, verdicts, request is not None, ooms, notes)
 
 
 def _known(
@@ -257,7 +258,7 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         notes.append(
             "The request has no stack: stacks were not recorded, or a backward thread made it."
         )
-    if budget.device_free is None:
+    if budget.device_free is None and failure.happened:
         notes.append(
             "What the device had left is not known and counts as nothing; give capacity= "
             "(--capacity)."
@@ -285,6 +286,9 @@ def _report(
         told += "; event= chooses another."
         notes = (*notes, told)
     findings = [one.finding(not number, event) for number, one in enumerate(verdicts)]
+    fits: bool | None = is_question and room.holds
+    if case.is_unknown:
+        findings, fits = [unknown_finding(failure.size, room.segment, room.own_hole)], None
     return ExplainReport(
         device=-1 if case.snap.is_cpu else room.device,
         event=event,
@@ -298,7 +302,7 @@ def _report(
         phase=case.phase.name,
         phase_why=case.phase.why,
         is_question=is_question,
-        fits=is_question and room.holds,
+        fits=fits,
         verdicts=tuple(verdicts),
         reserved_bytes=room.reserved,
         allocated_bytes=room.allocated,

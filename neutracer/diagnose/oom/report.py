@@ -11,18 +11,21 @@ from neutracer.diagnose.oom.whole_step import StepNeeds
 from neutracer.render.document import (
     Block,
     Cell,
+    Copyable,
     Document,
     Figure,
     KeyValues,
+    Note,
     Paragraph,
     Place,
+    Severity,
     Table,
 )
-from neutracer.render.report import Report
+from neutracer.render.report import Finding, Report
 from neutracer.trace.stacks import Frame
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["ExplainReport"]
+__all__ = ["ExplainReport", "unknown_finding"]
 
 # Lines that hold memory, and categories, on the page.
 _SHOWN_HOLDERS = 6
@@ -46,7 +49,8 @@ class ExplainReport(Report):
         phase: "loading", "forward", "backward", "optimizer", "inference" or "unknown".
         phase_why: What shows the phase.
         is_question: No request failed: the caller asked whether one would fit.
-        fits: Whether it would.
+        fits: Whether it would; None where it needs new memory, and nobody said how much the
+            device has.
         verdicts: The causes, the main one first: the one whose removal lets the program go on,
             else the one that takes it furthest. Of several that do, one that ends its growth
             comes first, else the first kind in the order unreasonable_request, fragmentation,
@@ -89,7 +93,7 @@ class ExplainReport(Report):
     phase: str
     phase_why: str
     is_question: bool
-    fits: bool
+    fits: bool | None
     verdicts: tuple[Verdict, ...]
     reserved_bytes: int
     allocated_bytes: int
@@ -121,6 +125,8 @@ class ExplainReport(Report):
     def headline(self) -> str:
         """The answer in one line."""
         asked = format_bytes(self.request_bytes)
+        if self.fits is None:
+            return f"{asked}: unknown without a capacity"
         if self.main is None:
             return f"{asked} would fit"
         if self.is_question:
@@ -144,7 +150,23 @@ class ExplainReport(Report):
         title = "Out of memory"
         if self.is_question:
             title = "It would fit" if self.fits else "It would not fit"
+            title = "Unknown without a capacity" if self.fits is None else title
         return Document(title, tuple(facts), tuple(blocks), more="all: --json")
+
+
+def unknown_finding(request: int, segment: int, hole: int) -> Finding:
+    """What is said of a request of which it can't be known whether it would fit.
+
+    Args:
+        request: Its bytes.
+        segment: The new memory that it needs.
+        hole: The largest hole that it could have used.
+    """
+    message = f"whether {format_bytes(request)} would fit is unknown without a capacity"
+    inside = f"no free block is above {format_bytes(hole)}" if hole else "no block is free"
+    evidence = Note(f"It needs {format_bytes(segment)} of new memory: {inside}.")
+    advice = Note("say how much the device has", detail=Copyable("--capacity 24GiB"))
+    return Finding("unknown", Severity.INFO, segment, message, (evidence,), (advice,))
 
 
 def _request(why: ExplainReport) -> KeyValues:
@@ -200,7 +222,10 @@ def _where(why: ExplainReport) -> Table:
         rows.append(
             ("garbage", Figure.bytes(why.garbage_bytes), "of what is in use, held by cycles")
         )
-    rows.append(("available", Figure.bytes(why.headroom_bytes), "in new segments"))
+    if why.fits is None:
+        rows.append(("available", "unknown", "in new segments"))
+    else:
+        rows.append(("available", Figure.bytes(why.headroom_bytes), "in new segments"))
     if why.limit_bytes is not None:
         known = "inferred from the failures" if why.limit_is_guess else ""
         rows.append(("limit", Figure.bytes(why.limit_bytes), known))

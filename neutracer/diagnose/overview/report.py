@@ -54,6 +54,11 @@ class OverviewReport(Report):
     _flaws: tuple[Finding, ...] = field(compare=False, default=())
     _found: tuple[tuple[int, tuple[Finding, ...]], ...] = field(compare=False, default=())
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot that it is about; None in a copy that came from another process."""
+        return getattr(self, "_snapshot", None)
+
     def findings_of(self, device: int) -> tuple[Finding, ...]:
         """What is worth reporting of one device, without its name; the worst first."""
         return next((found for number, found in self._found if number == device), ())
@@ -157,7 +162,7 @@ def overview(
         findings += [replace(one, message=where + one.message) for one in found]
         told = (*first_findings(snap, device=entry.device), *ranked(found))
         by_device.append((entry.device, told))
-    return OverviewReport(
+    made = OverviewReport(
         file=os.path.basename(file),
         devices=devices,
         partial=snap.partial,
@@ -168,6 +173,9 @@ def overview(
         _flaws=first,
         _found=tuple(by_device),
     )
+    # No field: what is pickled of a report is what it says.
+    object.__setattr__(made, "_snapshot", snap)
+    return made
 
 
 def _found_on(

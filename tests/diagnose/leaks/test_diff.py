@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
-from bundle import snapshot
+from bundle import DATA, snapshot
 from small_snapshots import BASE, block, dumped, segment, two_devices
 from two_states import AFTER, BEFORE, MIB, state
 
@@ -124,3 +125,33 @@ def test_ranks_on_their_own_devices_compare() -> None:
     assert "cuda:0 → cuda:1" in str(report)
     # Asked for by its number, it is the same device in both.
     assert diff(of_rank(0, 2), of_rank(1, 3), device=1).before_allocated_bytes == 0
+
+
+HEALTHY = DATA / "train_resnet_healthy.pickle.xz"
+LATE = DATA / "train_resnet_late_zero_grad.pickle.xz"
+
+
+def test_peaks_are_compared_as_well_as_ends() -> None:
+    report = diff(HEALTHY, LATE)
+    peaks = [neutracer.load(file).timeline().peak().bytes for file in (HEALTHY, LATE)]
+    assert [report.before_peak_allocated_bytes, report.after_peak_allocated_bytes] == peaks
+    assert report.peak_allocated_bytes == peaks[1] - peaks[0] > 10 * report.allocated_bytes
+    first = report.findings[0]
+    assert (first.kind, first.bytes, str(first.severity)) == (
+        "peak_grown",
+        report.peak_allocated_bytes,
+        "moderate",
+    )
+    assert sum(one.bytes for one in report.at_peak) == report.peak_allocated_bytes
+    assert "peak_grown" not in {one.kind for one in diff(LATE, HEALTHY).findings}
+
+
+def test_reports_are_compared_as_their_snapshots() -> None:
+    reports = neutracer.report(HEALTHY), neutracer.report(LATE)
+    assert diff(*reports).to_dict() == diff(HEALTHY, LATE).to_dict()
+    copied = pickle.loads(pickle.dumps(reports[0]))
+    with pytest.raises(ValueError, match="give the snapshot itself"):
+        diff(copied, reports[1])
+    report = diff(state(BEFORE), state(BEFORE))
+    assert report.peak_allocated_bytes is None
+    assert "peak" not in str(report)

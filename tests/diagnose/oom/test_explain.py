@@ -367,13 +367,31 @@ def test_request_is_answered_instead() -> None:
     data = recording.dumped()
     assert neutracer.explain(data, request="10MiB").fits
     report = neutracer.explain(data, request="60MiB")
-    assert not report.fits
-    assert kinds(report)[0] == "fragmentation"
-    assert "give capacity=" in words(report)
+    assert report.fits is None
+    assert not report.verdicts
+    assert [(one.kind, one.severity) for one in report.findings] == [("unknown", "info")]
+    assert str(report).startswith("Unknown without a capacity")
     assert neutracer.explain(data, "1GiB", request="60MiB").fits
-    assert neutracer.explain(data, request="60MiB", event=len(recording.trace) - 21).verdicts
+    small = neutracer.load(data).memory_stats()["reserved_bytes.all.current"]
+    report = neutracer.explain(data, small, request="60MiB")
+    assert report.fits is False
+    assert kinds(report)[0] == "fragmentation"
+    before = len(recording.trace) - 21
+    assert neutracer.explain(data, small, request="60MiB", event=before).verdicts
     with pytest.raises(ValueError, match="above 0"):
         neutracer.explain(data, request=0)
+
+
+def test_question_uses_what_a_failure_tells_of_the_device() -> None:
+    """An H200 with 139 GiB free, of which the process may have 2 GiB."""
+    report = neutracer.explain(DATA / "frag_default.pickle", request="2GiB")
+    assert report.fits is False
+    assert kinds(report)[0] == "process_cap"
+    assert report.limit_is_guess
+    assert report.limit_bytes == 2 << 30
+    assert report.device_free_bytes is not None
+    assert report.device_free_bytes > 138 << 30
+    assert neutracer.explain(DATA / "frag_default.pickle", request="1400MiB").fits
 
 
 def test_private_pool_of_the_request_counts() -> None:
