@@ -14,9 +14,11 @@ Example:
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import neutracer.heap.drawing.draw as drawing
+from neutracer.arguments import path_name
 from neutracer.heap.objects import GraphData
 from neutracer.saving import atomic_file
 
@@ -91,6 +93,31 @@ class ObjectGraph(GraphData):
             OSError: The file can't be written.
         """
         return _text(drawing.json(self), path)
+
+    def save(self, path: Path) -> None:
+        """Write the picture as a file, in the format that its name ends in.
+
+        Args:
+            path: Where to: .svg, .png (with Graphviz), .html, .dot or .json.
+
+        Raises:
+            ValueError: It ends in none of these.
+            UnavailableError: There is no Graphviz here; it says what to install.
+            NeutracerError: Graphviz made no picture, or took more than 30 seconds.
+            OSError: The file can't be written.
+        """
+        name = path_name(path, "path")
+        formats: dict[str, Callable[[Path], object]] = {
+            ".svg": self.to_svg,
+            ".png": self.to_png,
+            ".html": self.to_html,
+            ".dot": self.to_dot,
+            ".json": self.to_json,
+        }
+        write = formats.get(os.path.splitext(name)[1].lower())
+        if write is None:
+            raise ValueError(f"{name}: a graph's file ends in {', '.join(formats)}")
+        write(name)
 
     def _repr_html_(self) -> str:
         return drawing.fragment(self)

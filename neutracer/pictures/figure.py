@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import os
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,10 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from neutracer import units
+from neutracer.arguments import path_name
 from neutracer.render.inline import MOST_INLINE
 from neutracer.render.palette import Palette
+from neutracer.saving import atomic_file
 
 __all__ = ["Picture", "byte_axis", "plain_axes", "time_axis"]
 
@@ -46,6 +50,26 @@ class Picture(Figure):  # type: ignore[misc]
             if not words.isascii():
                 text.set_text(_drawable(words, text.get_fontproperties()))
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture as a file, in the format that its name ends in, whole or not at all.
+
+        Args:
+            path: Where to: .png, .svg, .pdf, .html, or what else matplotlib writes.
+
+        Raises:
+            ValueError: It ends in no format that there is.
+            OSError: The file can't be written.
+        """
+        name = path_name(path, "path")
+        ending = os.path.splitext(name)[1].lower().removeprefix(".")
+        known = {**self.canvas.get_supported_filetypes(), "html": ""}
+        if ending not in known:
+            raise ValueError(f"{name}: a picture's file ends in .{', .'.join(sorted(known))}")
+        drawn = io.BytesIO()
+        self.savefig(drawn, format="png" if ending == "html" else ending)
+        with atomic_file(name) as file:
+            file.write(_page(drawn.getvalue()) if ending == "html" else drawn.getvalue())
+
     def _repr_png_(self) -> bytes:
         """What a notebook keeps: at most 1 MB, with fewer pixels where that needs it."""
         dots = self.dpi
@@ -55,6 +79,18 @@ class Picture(Figure):  # type: ignore[misc]
             if out.tell() <= MOST_INLINE or dots < 20:
                 return out.getvalue()
             dots *= 0.7
+
+
+def _page(png: bytes) -> bytes:
+    """A page with a picture in it, which loads nothing."""
+    policy = "default-src 'none'; img-src data:"
+    data = base64.b64encode(png).decode("ascii")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<title>neutracer</title></head>\n<body><img alt="" src="data:image/png;base64,{data}">'
+        "</body></html>\n"
+    ).encode("ascii")
 
 
 def _drawable(words: str, properties: Any) -> str:
