@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from neutracer.cli.parts import (
@@ -19,6 +20,7 @@ from neutracer.cli.parts import (
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
+from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 
 __all__ = ["add_report"]
@@ -26,6 +28,7 @@ __all__ = ["add_report"]
 _EXAMPLE = """example:
   neutracer report snapshot.pickle
   neutracer report --json rank*.pickle.gz > report.json
+  neutracer report --tree snapshot.pickle             # and who led to the peak
   neutracer report --fail-on severe snapshot.pickle   # exit code 1 if it finds that
 
 exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
@@ -45,6 +48,9 @@ def add_report(commands: Any, summary: str) -> None:
         "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
     )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
+    parser.add_argument(
+        "--tree", action="store_true", help="also who led to the peak: its stacks as a tree"
+    )
     add_output(parser)
     parser.add_argument(
         "--fail-on",
@@ -66,12 +72,19 @@ def _report(options: argparse.Namespace) -> int:
     code = 0 if len(reports) == len(found) else FAILED
     if not reports:
         return code
-    if give(reports, options) == FAILED:
+    if give([*_with_trees(reports, options.tree)], options) == FAILED:
         return FAILED
     if code == 0 and options.fail_on:
         bad = [r for r in reports if r.worst is not None and r.worst >= options.fail_on]
         code = 1 if bad else 0
     return code
+
+
+def _with_trees(reports: list[OverviewReport], trees: bool) -> Iterator[Report]:
+    for report in reports:
+        yield report
+        for device in report.devices if trees else ():
+            yield report.tree(device.device)
 
 
 def _read(file: str, options: argparse.Namespace) -> OverviewReport | None:

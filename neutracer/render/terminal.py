@@ -19,7 +19,7 @@ from neutracer.render.text import WIDTH, Line, layout
 __all__ = ["colour_wanted", "rich_text", "show", "show_lines", "terminal_width", "write"]
 
 # Typography that an encoding may lack, and its replacement.
-_PLAINER = str.maketrans({"·": "-", "…": "~"})
+_PLAINER = str.maketrans({"·": "-", "…": "~", "│": "|"})
 
 
 def show(document: Document, stream: TextIO | None = None, max_lines: int | None = None) -> None:

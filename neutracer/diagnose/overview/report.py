@@ -20,6 +20,7 @@ from neutracer.diagnose.overview.devices import (
 from neutracer.diagnose.overview.findings import failure_findings, trend_findings
 from neutracer.diagnose.overview.late_gradients import late_gradients_finding
 from neutracer.diagnose.overview.oddities import oddities
+from neutracer.diagnose.overview.tree import PeakTreeReport, peak_tree
 from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import Block, Document, Findings, KeyValues
 from neutracer.render.report import Finding, Report, ranked
@@ -58,6 +59,22 @@ class OverviewReport(Report):
     def snapshot(self) -> Snapshot | None:
         """The snapshot that it is about; None in a copy that came from another process."""
         return getattr(self, "_snapshot", None)
+
+    def tree(self, device: int | None = None) -> PeakTreeReport:
+        """Who led to the peak of a device: its stacks as a tree of callers.
+
+        Args:
+            device: The device; None is the only one of the report.
+
+        Raises:
+            ValueError: There is no such device, or this is a copy from another process, which
+                has no snapshot.
+        """
+        if self.snapshot is None:
+            raise ValueError("this report has no snapshot: ask the one that it was made of")
+        if device is None and len(self.devices) == 1:
+            device = self.devices[0].device
+        return peak_tree(self.snapshot, device)
 
     def findings_of(self, device: int) -> tuple[Finding, ...]:
         """What is worth reporting of one device, without its name; the worst first."""
