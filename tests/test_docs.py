@@ -104,6 +104,9 @@ def test_code_on_pages_runs_as_written(
 ) -> None:
     if "mdtp(" in block or "plot_" in block:
         pytest.importorskip("matplotlib")
+    for name in ("pandas", "polars"):
+        if f"to_{name}" in block:
+            pytest.importorskip(name)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
     with redirect_stdout(io.StringIO()):
@@ -124,6 +127,7 @@ def real_reports() -> dict[str, Report]:
     reports = [
         environment(neutracer.__version__),
         overview(frag, "frag_default.pickle"),
+        neutracer.report(frag).tree(),
         neutracer.fragmentation_report(frag),
         neutracer.explain(frag),
         neutracer.leak_trend(leak),

@@ -22,6 +22,7 @@ from typing import Any
 
 import neutracer
 from neutracer.render.report import Report
+from neutracer.render.row import PlainRow
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -120,6 +121,9 @@ def _type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"$ref": file_of(origin.schema)}
     if dataclasses.is_dataclass(origin):
         return _reference(origin, definitions)
+    if hasattr(origin, "_fields"):
+        # A frame goes into a report as the tuple that it is.
+        return _list(tuple(typing.get_type_hints(origin).values()), definitions)
     return {"type": "object"} if hasattr(origin, "to_dict") else {}
 
 
@@ -143,7 +147,7 @@ def _reference(owner: type, definitions: dict[str, Any]) -> dict[str, Any]:
         # Named before it is filled, because it may hold others of its kind.
         definitions[owner.__name__] = {}
         plain = _object(owner, definitions, _fields(owner))
-        if hasattr(owner, "to_dict"):
+        if getattr(owner, "to_dict", PlainRow.to_dict) is not PlainRow.to_dict:
             # It says itself what goes into JSON, and may leave out what is not known.
             plain["required"] = []
         definitions[owner.__name__] = plain

@@ -106,7 +106,7 @@ def change_program(
     if batch != 1.0:
         sizes, note = _scaled(timeline, batch)
         notes.append(note)
-        names.append(f"batch x {batch:g}")
+        names.append(f"batch x {float(batch):g}")
     if not notes:
         return None
     return Change((sizes, ends, array("i", calls)), tuple(notes), ", ".join(names))
