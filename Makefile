@@ -41,7 +41,7 @@ JOBS ?= auto
 PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test build lint format sanitize fuzz fuzz-structure bench matrix coverage valgrind \
+.PHONY: help demo test test-all build lint format sanitize fuzz fuzz-structure bench matrix coverage valgrind \
     docs pictures notebooks dist clean setup-test venv
 
 help:  ## list the targets
@@ -113,6 +113,12 @@ build: $(VENV)/.modules  ## build the compiled modules in place
 
 test: setup-test build/.lint  ## lint, and all tests but the long ones
 	@$(BIN)/pytest $(PARALLEL)
+
+# What a test skips for want of it, and pip or apt have.
+test-all: setup-test $(VENV)/.docs build/.lint  ## all tests, the long ones too, with all that they can use
+	@tools/need $(PYTHON) clang chromium graphviz valgrind
+	@$(PIP) install 'neutracer[fsspec,notebook]'
+	@$(BIN)/pytest $(PARALLEL) -m ""
 
 lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warnings as errors
 	@tools/need $(PYTHON) clang

@@ -32,6 +32,7 @@ _COMMANDS = {
     "top": "follow the memory of a running job in the terminal",
     "env": "versions, what is available, what is missing and how to get it",
     "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
+    "completion": "the script with which a shell completes commands, options and files",
 }
 
 _ALONE = frozenset(("-h", "--help", "--version"))
@@ -46,7 +47,7 @@ each command lists its options and examples with --help
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    """The arguments; the parser is whole only for the chosen command."""
+    """The arguments; the parser is whole only for the chosen command, or for `completion`."""
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="neutracer",
@@ -57,7 +58,7 @@ def _options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command, summary in _COMMANDS.items():
-        if command == chosen:
+        if chosen in (command, "completion"):
             name = command.replace("-", "_")
             getattr(import_module(f"neutracer.cli.{name}"), f"add_{name}")(commands, summary)
         else:
@@ -67,6 +68,7 @@ def _options(words: list[str]) -> argparse.Namespace:
         # These need no command.
         if _ALONE.isdisjoint(first):
             parser.error(_no_command(chosen))
+    parser.set_defaults(parser=parser)
     options, unknown = parser.parse_known_args(words)
     if unknown:
         # With the usage of that command, whose own parser passes over them.

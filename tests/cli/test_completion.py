@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts with which shells complete commands."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neutracer.cli.main import _COMMANDS, main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_know_commands_and_options(shell: str, tmp_path: Path, capsys: Capture) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command in script for command in _COMMANDS)
+    assert all(option in script for option in ("fail-on", "capacity", "max-memory"))
+    assert main(["completion", shell, "-o", str(tmp_path / "script")]) == 0
+    assert (tmp_path / "script").read_text() == script
+    program = shutil.which(shell)
+    if program is not None:
+        done = subprocess.run([program, "-n", str(tmp_path / "script")], capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def completed(script: Path, folder: Path, *words: str) -> list[str]:
+    """What bash offers for the last of some words."""
+    ask = (
+        'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+        "$(complete -p neutracer | sed 's/.*-F \\([^ ]*\\).*/\\1/'); "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    command = ["bash", "-c", ask, str(script), "neutracer", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(tmp_path: Path) -> None:
+    pytest.importorskip("shtab")
+    script = tmp_path / "script"
+    assert main(["completion", "bash", "-o", str(script)]) == 0
+    assert completed(script, tmp_path, "re") == ["report", "recommend"]
+    assert completed(script, tmp_path, "report", "--fail") == ["--fail-on"]
+    assert completed(script, tmp_path, "mdtp", "--style", "c") == ["classic"]
+    assert completed(script, tmp_path, "report", "scr") == ["script"]
+
+
+def test_without_shtab_it_says_what_to_install(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install 'neutracer[completion]'" in capsys.readouterr().err
