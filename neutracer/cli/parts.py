@@ -11,19 +11,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from neutracer.diagnose.oom.facts import sidecar_paths
 from neutracer.errors import HistoryWarning, NeutracerError
-from neutracer.process.recording.program import can_be_restored
+from neutracer.process.recording.streams import can_be_restored
 from neutracer.render.escape import clean
-from neutracer.render.json import dump
-from neutracer.render.report import Report
-from neutracer.render.terminal import show, write
-from neutracer.saving import atomic_file, check_output
-from neutracer.trace.bounds import bounded_process, memory_bound
-from neutracer.trace.progress import end_progress, working
-from neutracer.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from neutracer.render.report import Report
+
+# A function that needs more of the package imports it: `--version` and `--help` are quick.
 
 __all__ = [
     "FAILED",
@@ -57,6 +54,9 @@ _HEAD_BYTES = 4096
 
 def complain(text: str) -> int:
     """Say something on standard error, in one line; returns `FAILED`."""
+    from neutracer.render.terminal import write
+    from neutracer.trace.progress import end_progress
+
     end_progress()
     # It may be closed, by a program that was run here.
     with suppress(OSError, ValueError):
@@ -88,6 +88,10 @@ def within_memory(options: argparse.Namespace) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     if not hasattr(options, "max_memory"):
         return run(options)
+    from neutracer.trace.bounds import bounded_process, memory_bound
+    from neutracer.trace.progress import working
+    from neutracer.units import format_bytes, parse_bytes
+
     try:
         bound = memory_bound() if options.max_memory is None else parse_bytes(options.max_memory)
     except ValueError as error:
@@ -121,6 +125,8 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
     Raises:
         OSError: Standard output can't be written.
     """
+    from neutracer.trace.progress import end_progress
+
     end_progress()
     if options.output is None:
         _put(reports, options.json, sys.stdout)
@@ -131,6 +137,9 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
 
 
 def _put(reports: Sequence[Report], as_json: bool, out: TextIO) -> None:
+    from neutracer.render.json import dump
+    from neutracer.render.terminal import show
+
     if as_json:
         several = {"schema": "neutracer.reports/1", "reports": tuple(reports)}
         dump(reports[0] if len(reports) == 1 else several, out)
@@ -212,6 +221,8 @@ def device_size(text: str | None) -> int | None:
     """
     if text is None:
         return None
+    from neutracer.units import parse_bytes
+
     size = parse_bytes(text)
     if size < _LEAST_DEVICE:
         raise ValueError(f"--capacity {text} is {size:,} bytes; write it like '24GiB'")
@@ -230,6 +241,9 @@ def check_written(output: str | None, *files: str) -> None:
     """
     if output is None or not os.path.exists(output):
         return
+    from neutracer.diagnose.oom.facts import sidecar_paths
+    from neutracer.saving import check_output
+
     beside = [path for file in files if file != "-" for path in sidecar_paths(file)]
     check_output(output, *files, *filter(_is_record, beside))
 
@@ -245,6 +259,8 @@ def _is_record(path: str) -> bool:
 
 def written(path: str, text: str) -> bool:
     """Write a text as a file, whole or not at all; False, and a complaint, if it can't be."""
+    from neutracer.saving import atomic_file
+
     try:
         with atomic_file(path) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
@@ -300,6 +316,9 @@ def print_report(report: Report, as_json: bool, page: TextIO) -> None:
 
     Where a program that was run here has closed that stream, nothing is printed.
     """
+    from neutracer.render.json import dump
+    from neutracer.render.terminal import show
+
     if getattr(sys.stdout if as_json else page, "closed", False):
         complain("the program has closed the stream that its report goes to")
     elif as_json:

@@ -19,8 +19,9 @@ from types import ModuleType, TracebackType
 from typing import TextIO
 
 from neutracer.errors import NeutracerError
+from neutracer.process.recording.streams import can_be_restored
 
-__all__ = ["can_be_restored", "end_by", "run_program", "shell_code"]
+__all__ = ["end_by", "run_program", "shell_code"]
 
 # What programs put in place of the standard streams: where one of them is thrown away, it
 # closes the standard stream's own buffer, which it may write to.
@@ -158,16 +159,6 @@ def _run_script(name: str, keep: list[object]) -> None:
         exec(code, vars(main))
     finally:
         sys.modules["__main__"] = before
-
-
-def can_be_restored(stream: object) -> bool:
-    """Whether a standard stream still has what it writes to, and none has been given that."""
-    try:
-        # Of a stream without its buffer not even this can be asked.
-        getattr(stream, "closed", False)
-    except ValueError:
-        return False
-    return True
 
 
 def _own_stream(mine: TextIO, theirs: TextIO) -> TextIO:
