@@ -20,6 +20,7 @@ from neutracer.trace.bounds import memory_bound
 from neutracer.trace.devices import chosen_device
 from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
 from neutracer.trace.flaws import Flaw, first_findings, flaws_of
+from neutracer.trace.formats import in_format
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source, source_path
@@ -295,12 +296,11 @@ class Snapshot:
         events: range | slice | tuple[int, int] | None = None,
         device: int | None = None,
     ) -> None:
-        """Write the snapshot in PyTorch's own format, so that PyTorch's viewer opens it.
-
-        The file appears whole or not at all.
+        """Write the snapshot in PyTorch's own format, which its viewer opens; whole or not at all.
 
         Args:
-            path: Where to; compressed if it ends in .gz, .xz or .zst.
+            path: Where to; JSON with the same keys if it ends in .json (frames are spelt out
+                there at each event); compressed if it ends in .gz, .xz or .zst.
             events: Only these events of one device, with the segments as they were after the
                 last of them: a range, a slice, or the first one and the one after the last.
                 None writes everything.
@@ -313,7 +313,7 @@ class Snapshot:
         """
         length = 0 if events is None and device is None else self.trace_length(device)
         chosen = None if events is None else event_range(events, length)
-        with atomic_file(path, self) as file:
+        with atomic_file(path, self) as target, in_format(path, target) as file:
             if chosen is None:
                 core.save(self._native, file.write)
             else:

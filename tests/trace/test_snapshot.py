@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import gc
+import gzip
+import json
+import lzma
 import pickle
 import warnings
 import weakref
@@ -319,3 +322,18 @@ def test_display_has_the_figures():
     assert repr(snapshot("frag_default")) == (
         "<Snapshot: 1 device, 18 segments, 83 blocks, 2,375 events>"
     )
+
+
+@pytest.mark.parametrize("ending", ["json", "json.gz", "JSON.json.xz"])
+def test_saved_as_json_has_what_the_pickle_has(ending, tmp_path):
+    snap = neutracer.load(DATA / "frag_default.pickle")
+    path = tmp_path / f"snapshot.{ending}"
+    snap.save(path)
+    opened = {"gz": gzip.open, "xz": lzma.open}.get(ending.rpartition(".")[2], open)
+    with opened(path, "rb") as file:
+        plain = json.load(file)
+    # Tuples are arrays there.
+    assert plain == json.loads(json.dumps(snap.to_dict()))
+    snap.save(path, events=(10, 20))
+    with opened(path, "rb") as file:
+        assert len(json.load(file)["device_traces"][0]) == 10

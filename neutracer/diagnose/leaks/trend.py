@@ -294,9 +294,9 @@ def _with_holders(
     """The survivors with what keeps them alive, where that was asked."""
     if verdict.kind not in ("leak", "cycle_garbage") or live is False:
         return survivors if verdict.kind in ("leak", "cycle_garbage") else Survivors()
-    if not is_monitor and not live:
+    if not (live or is_monitor):
         return survivors
-    # Only live processes need it, and with it all that draws graphs of objects.
+    # Whoever only reads a file needs nothing that looks at objects.
     from neutracer.diagnose.leaks.holders import alike_tensors, with_holders
 
     if survivors.addresses and live:
