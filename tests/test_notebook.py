@@ -97,7 +97,7 @@ def test_a_cell_may_import_torch(tmp_path: Path) -> None:
         pytest.skip("needs a compiler for the hooks")
     answers = outputs_of(IMPORTING_TORCH, ROOT / "tests", tmp_path)
     assert not failures(IMPORTING_TORCH, answers)
-    assert "2 MiB" in text_of(answers[1])
+    assert "2.0 MiB" in text_of(answers[1])
     assert text_of(answers[2]).startswith("(1, 'neutracer.cell/")
 
 

@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast, overload
 
+from neutracer.arguments import whole_number
 from neutracer.trace.categories import CATEGORIES, Decided
 from neutracer.trace.places import Places
 from neutracer.trace.stacks import NONE, Stacks
 from neutracer.trace.table import Column, Table
 
-__all__ = ["allocation_table", "segment_table"]
+__all__ = ["allocation_table", "named_rows", "segment_table"]
+
+# An address alone, or a block as PyTorch's viewer names it: b7f3a00000000_2, in its newer
+# releases b'7f3a00000000_2. The number counts what was at that address before.
+_NAME = re.compile(r"b'?([0-9a-f]{1,16})_(\d+)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:0x)?([0-9a-f]{1,16})", re.IGNORECASE)
 
 
 class _PlaceNames(Sequence[str]):
@@ -85,3 +92,25 @@ def segment_table(c: Mapping[str, Any], stacks: Stacks) -> Table:
     columns["stack"] = Column(lambda: c["stack"], null=NONE)
     pairs = {"segment_pool_id": ("pool_first", "pool_second")}
     return Table("segment", columns, len(c["address"]), stacks, pairs)
+
+
+def named_rows(allocations: Table, block: int | str) -> list[int]:
+    """The rows of what `Timeline.named` is asked for, in the order of time.
+
+    Raises:
+        ValueError: It is no address and no name of a block.
+        TypeError: It is neither a number nor a text.
+    """
+    version: str | None = None
+    if isinstance(block, str):
+        name = _NAME.fullmatch(block.strip())
+        found = name or _ADDRESS.fullmatch(block.strip())
+        if found is None:
+            raise ValueError(f"{block!r} is no address and no block of PyTorch's viewer")
+        address, version = int(found[1], 16), name and name[2]
+    else:
+        address = whole_number("block", block, "an address, or a block's name")
+    rows = [row for row, at in enumerate(allocations.codes("address")) if at == address]
+    if version is None:
+        return rows
+    return rows[int(version) : int(version) + 1]

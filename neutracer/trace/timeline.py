@@ -21,7 +21,7 @@ from neutracer.trace.categories import CATEGORIES, Categories, Decided
 from neutracer.trace.groups import GROUPINGS, Groups
 from neutracer.trace.holding import Churn, Holder, Moment
 from neutracer.trace.layout import Layout
-from neutracer.trace.lives import allocation_table, segment_table
+from neutracer.trace.lives import allocation_table, named_rows, segment_table
 from neutracer.trace.places import Places
 from neutracer.trace.roles import Passes
 from neutracer.trace.stacks import Stacks
@@ -164,6 +164,15 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return allocation_table(
             self._columns["allocations"], self._stacks, self._decided, self.places
         )
+
+    def named(self, block: int | str) -> Table:
+        """The rows of `allocations` at an address, in the order of time: a number, a text
+        like "0x7f3a00", or a block as PyTorch's viewer names it ("b7f3a00_2"), which is one.
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        return self.allocations.take(named_rows(self.allocations, block))
 
     @cached_property
     def _decided(self) -> Decided:

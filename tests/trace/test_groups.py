@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from bundle import DATA
 from places import TESTS
 
 import neutracer
@@ -124,3 +125,35 @@ def test_what_has_no_stack_in_a_backward_pass_is_its_callers() -> None:
     assert table["backward pass (train.py:78)"][peak] == expected
     places = {str(place): nbytes for place, nbytes, _, _ in tl.held_by_place()}
     assert places == held
+
+
+def viewer_names(snap: neutracer.Snapshot) -> dict[str, int]:
+    """The name that PyTorch's viewer gives each block, by the event that allocated it."""
+    completed: dict[int, int] = {}
+    names = {}
+    for number, event in enumerate(snap.timeline().events):
+        if event.action == "alloc":
+            names[f"b{event.addr:x}_{completed.get(event.addr, 0)}"] = number
+        elif event.action == "free_completed":
+            completed[event.addr] = completed.get(event.addr, 0) + 1
+    return names
+
+
+def test_blocks_are_found_by_the_names_of_pytorchs_viewer() -> None:
+    snap = neutracer.load(DATA / "frag_default.pickle")
+    timeline, names = snap.timeline(), viewer_names(snap)
+    assert max(int(name.rpartition("_")[2]) for name in names) > 3
+    for name, event in list(names.items())[::7]:
+        (row,) = timeline.named(name)
+        assert row.alloc_event == event
+        assert timeline.named(name.replace("b", "b'", 1))[0] == row
+        address = int(name[1:].partition("_")[0], 16)
+        for spelt in (address, hex(address), f"{address:x}"):
+            found = timeline.named(spelt)
+            assert set(found["address"]) == {address}
+            assert row in list(found)
+    assert len(timeline.named("b1_0")) == 0
+    with pytest.raises(ValueError, match="no address"):
+        timeline.named("frag")
+    with pytest.raises(TypeError, match="block"):
+        timeline.named(1.5)  # type: ignore[arg-type]
