@@ -108,7 +108,7 @@ def test_report_is_written_before_the_error(fake, tmp_path):
 
 
 def test_json_is_read_back_by_explain(fake, tmp_path):
-    with neutracer.oom_report(tmp_path) as watch:
+    with neutracer.oom_report(tmp_path, seconds=PLENTY) as watch:
         here(fake)
     (report,) = watch.reports
     plain = json.loads(Path(report.json).read_text(encoding="utf-8"))
