@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
@@ -18,8 +18,9 @@ from neutracer.diagnose.fragmentation.parts import (
     SegmentFragmentation,
     band,
 )
-from neutracer.diagnose.fragmentation.seen import Seen, is_monitor, seen_by
+from neutracer.diagnose.fragmentation.seen import Seen, seen_by
 from neutracer.errors import UnavailableError
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import Document, Figure, Severity, Table
 from neutracer.render.report import Report
@@ -40,8 +41,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from neutracer.process.monitor.memory_monitor import MemoryMonitor
-
     Doubles = memoryview[float]
 else:
     # What a memoryview holds can be said at run time from Python 3.14 on.
@@ -240,11 +239,11 @@ def fragmentation_report(
         >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
         ('moderate', 0.248, True)
     """
-    if is_monitor(source):
+    if isinstance(source, MemoryMonitor):
         return _of_monitor(seen_by(source, device))
     if source is None:
         source = snapshot()
-    snap = source if isinstance(source, Snapshot) else load(cast(SnapshotSource, source))
+    snap = source if isinstance(source, Snapshot) else load(source)
     number = snap.device(device)
     fragment = core.Fragment(snap.native, None, number)
     groups = fragment.groups()

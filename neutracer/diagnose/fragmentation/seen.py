@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 from neutracer.diagnose.fragmentation.parts import band, severity_of
+from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.render.document import Note
 from neutracer.render.report import Finding
 from neutracer.units import format_bytes, format_share
 
-if TYPE_CHECKING:
-    from neutracer.process.monitor.memory_monitor import MemoryMonitor
-
-__all__ = ["Seen", "is_monitor", "seen_by"]
+__all__ = ["Seen", "seen_by"]
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,6 @@ class Seen:
         note = Note(f"At most {format_share(self.largest)} while the monitor ran.")
         severity = severity_of(ratio, unused)
         return (Finding("fragmentation", severity, unused, text, (note,)),)
-
-
-def is_monitor(source: object) -> TypeGuard[MemoryMonitor]:
-    """Whether something is a monitor; whoever has one has imported its module."""
-    module = sys.modules.get("neutracer.process.monitor.memory_monitor")
-    return module is not None and isinstance(source, module.MemoryMonitor)
 
 
 def seen_by(monitor: MemoryMonitor, device: object) -> Seen:
