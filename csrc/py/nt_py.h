@@ -208,7 +208,7 @@ extern PyMethodDef nt_py_live_methods[];        /* nt_py_live.c */
 extern PyMethodDef nt_py_dump_methods[];        /* nt_py_dump.c */
 extern PyMethodDef nt_py_last_signal_methods[]; /* nt_py_last_signal.c */
 extern PyMethodDef nt_py_trend_methods[];       /* nt_py_trend.c */
-extern PyMethodDef nt_py_excerpt_methods[];     /* nt_py_excerpt.c */
+extern PyMethodDef nt_py_pick_methods[];        /* nt_py_pick.c */
 extern PyMethodDef nt_py_steps_methods[];       /* nt_py_steps.c */
 extern PyMethodDef nt_py_categories_methods[];  /* nt_py_categories.c */
 

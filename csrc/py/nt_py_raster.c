@@ -278,44 +278,6 @@ raster_top(PyObject *self, PyObject *args)
     return result;
 }
 
-PyDoc_STRVAR(
-    paint_doc,
-    "paint(skipped, width, height, /)\n--\n\n"
-    "The whole picture without the allocations of some rows (rising native\n"
-    "32-bit numbers): a byte a cell, 1 + 4 * log2 of the largest block's size.");
-
-static PyObject *
-raster_paint(PyObject *self, PyObject *args)
-{
-    Py_buffer skipped;
-    unsigned int width, height;
-    if (!PyArg_ParseTuple(args, "y*II", &skipped, &width, &height)) {
-        return NULL;
-    }
-    PyObject *cells = NULL;
-    if (width > NT_RASTER_MOST_PIXELS || height > NT_RASTER_MOST_PIXELS) {
-        PyErr_Format(PyExc_ValueError, "a picture has 1 to %d pixels a side",
-                     NT_RASTER_MOST_PIXELS);
-    } else {
-        cells = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)width * height);
-    }
-    if (cells != NULL) {
-        nt_error err = {.offset = NT_NO_OFFSET};
-        uint8_t *out = (uint8_t *)PyBytes_AS_STRING(cells);
-        nt_status status;
-        Py_BEGIN_ALLOW_THREADS status =
-            nt_raster_paint(raster_of(self), skipped.buf, (size_t)skipped.len / 4,
-                            width, height, out, &err);
-        Py_END_ALLOW_THREADS if (status != NT_OK)
-        {
-            Py_CLEAR(cells);
-            nt_py_raise(status, &err);
-        }
-    }
-    PyBuffer_Release(&skipped);
-    return cells;
-}
-
 static PyMethodDef raster_methods[] = {
     {"extent", raster_extent, METH_NOARGS, extent_doc},
     {"ranges", raster_ranges, METH_NOARGS, ranges_doc},
@@ -323,7 +285,6 @@ static PyMethodDef raster_methods[] = {
     {"series", raster_series, METH_O, series_doc},
     {"draw", raster_draw, METH_O, draw_doc},
     {"top", raster_top, METH_VARARGS, top_doc},
-    {"paint", raster_paint, METH_VARARGS, paint_doc},
     NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };

@@ -15,7 +15,7 @@ from neutracer.cli.parts import (
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
-from neutracer.pictures.page.view import view
+from neutracer.pictures.page.view import empty_page, view
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
 from neutracer.trace.progress import end_progress
@@ -26,10 +26,10 @@ _EXAMPLE = """example:
   neutracer view snapshot.pickle -o snapshot.html
   neutracer view --device 1 snapshot.pickle.gz
   neutracer view --events 2000000 2050000 long.pickle
+  neutracer view -o neutracer.html
 
-The page is one file that loads nothing; it opens in any recent browser. It holds
-500,000 allocations of a long trace one by one: those of --events first, then those with the
-most bytes times events lived. Totals stay exact, and the map shows the others in cells.
+The page is one file that loads nothing; it opens in any recent browser, and any other
+snapshot can be dropped on it. Without FILE it is empty, and waits for one.
 """
 
 
@@ -42,9 +42,17 @@ def add_view(commands: Any, summary: str) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the page (default: FILE with .html)"
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help='a snapshot; "-" is standard input; without one the page is empty',
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the page (default: FILE with .html, or neutracer.html)",
     )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
     parser.add_argument(
@@ -52,13 +60,15 @@ def add_view(commands: Any, summary: str) -> None:
         type=int,
         nargs=2,
         metavar=("FROM", "TO"),
-        help="open on these events, and keep first what lived in them",
+        help="open on these events",
     )
     add_max_memory(parser)
     parser.set_defaults(run=_view)
 
 
 def _view(options: argparse.Namespace) -> int:
+    if options.file is None:
+        return _empty(options)
     name = "snapshot" if options.file == "-" else os.path.basename(options.file)
     output = f"{name}.html" if options.output is None else options.output
     focus = None if options.events is None else (options.events[0], options.events[1])
@@ -69,5 +79,17 @@ def _view(options: argparse.Namespace) -> int:
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
     end_progress()
+    write(f"{clean(str(path))}\n", sys.stdout)
+    return 0
+
+
+def _empty(options: argparse.Namespace) -> int:
+    """Writes the page that waits for a file."""
+    output = "neutracer.html" if options.output is None else options.output
+    try:
+        check_written(output)
+        path = empty_page().save(output)
+    except (OSError, ValueError) as error:
+        return complain_of(output, error)
     write(f"{clean(str(path))}\n", sys.stdout)
     return 0

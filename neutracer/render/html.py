@@ -110,7 +110,9 @@ def render_page(document: Document, picture: str = "") -> str:
     return page_shell(document.title, body, _PAGE_STYLE + _STYLE)
 
 
-def page_shell(title: str, body: str, style: str, script: str = "") -> str:
+def page_shell(
+    title: str, body: str, style: str, script: str = "", *, has_core: bool = False
+) -> str:
     """The page around a body, under a policy that allows its own parts and nothing else.
 
     Args:
@@ -119,6 +121,8 @@ def page_shell(title: str, body: str, style: str, script: str = "") -> str:
         style: The style sheet. The policy names its hash.
         script: A program that runs once the body is there; none where it is empty. The
             policy names its hash.
+        has_core: The program compiles the page's own WebAssembly, and starts workers that it
+            makes itself.
 
     Raises:
         ValueError: The style or the script would end its own element.
@@ -126,6 +130,8 @@ def page_shell(title: str, body: str, style: str, script: str = "") -> str:
     if "</" in style or "</" in script or "<!--" in script:
         raise ValueError("a style sheet or a script can't hold '</'")
     runs = f"script-src {_digest(script)}; " if script else ""
+    if has_core:
+        runs = f"script-src {_digest(script)} 'wasm-unsafe-eval'; worker-src blob:; "
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; {runs}base-uri 'none'; form-action 'none'"
     )

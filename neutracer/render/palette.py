@@ -32,6 +32,8 @@ class Palette:
         groups: Bands of blocks that must differ, without an order: kinds of blue, each of
             which differs from every other one also for those who see no red or no green.
             Neighbours in this order differ most, the last and the first too.
+        hues: Who or what for, where nothing else has a colour: eight hues, each of which
+            differs from every other one also for those who see no red or no green.
         sand: Reserved but free.
         sand_ink: Lines and words about what is free.
         red: Trouble: running out of memory, cycles.
@@ -45,6 +47,7 @@ class Palette:
     line: str
     allocated: tuple[str, ...]
     groups: tuple[str, ...]
+    hues: tuple[str, ...]
     sand: str
     sand_ink: str
     red: str
@@ -85,6 +88,16 @@ LIGHT = Palette(
         "#01464f",
         "#578699",
     ),
+    hues=(
+        "#1f5fa8",
+        "#d98200",
+        "#0b7a5e",
+        "#8a4fa3",
+        "#5aa9d6",
+        "#6b4226",
+        "#93a90f",
+        "#d67fb5",
+    ),
     sand="#fae3c6",
     sand_ink="#8a5a12",
     red="#b3202a",
@@ -107,6 +120,16 @@ DARK = Palette(
         "#5460c4",
         "#5daec5",
         "#295f7f",
+    ),
+    hues=(
+        "#5b9be6",
+        "#e09a2d",
+        "#2f9e7d",
+        "#a678c8",
+        "#8fd0f2",
+        "#a8744d",
+        "#b9c93c",
+        "#e6a3cd",
     ),
     sand="#5c4a30",
     sand_ink="#e5b878",

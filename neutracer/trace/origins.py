@@ -10,10 +10,11 @@ from __future__ import annotations
 import enum
 import re
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["Origin", "Owner", "base_name", "origin_of"]
+__all__ = ["ORIGIN_RULES", "Origin", "Owner", "base_name", "origin_of"]
 
 
 class Owner(enum.Enum):
@@ -74,6 +75,20 @@ _MODULES = frozenset(sys.stdlib_module_names) - {"test"}
 _TYPED = re.compile(
     r"^/<(?:ipython-input|stdin|string|console|input|cell|unknown|doctest|torch_package)"
 )
+
+#: These rules by name, for the page, which judges files in JavaScript (`origins.js`).
+ORIGIN_RULES: Mapping[str, object] = {
+    "native_endings": _NATIVE_ENDINGS,
+    "installed": _INSTALLED,
+    "torch_tree": _TORCH_TREE,
+    "of_torch": _OF_TORCH,
+    "generated": _GENERATED,
+    "wrappers": _WRAPPERS,
+    "standard": _STANDARD,
+    "windows_lib": _WINDOWS_LIB,
+    "modules": _MODULES,
+    "typed": _TYPED,
+}
 
 
 def base_name(filename: str) -> str:

@@ -10,14 +10,22 @@ frame.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from neutracer.render.document import Place
 from neutracer.trace.origins import Origin, Owner, base_name, origin_of
 from neutracer.trace.stacks import NONE, Frame, Stacks
 
-__all__ = ["UNKNOWN_PLACE", "Places", "callers_of", "grouped", "place_of", "user_frame"]
+__all__ = [
+    "PLACE_RULES",
+    "UNKNOWN_PLACE",
+    "Places",
+    "callers_of",
+    "grouped",
+    "place_of",
+    "user_frame",
+]
 
 UNKNOWN_PLACE = Place("(no Python stack)", "")
 
@@ -48,7 +56,10 @@ _PLUMBING = (
 _HELPER = re.compile(r"::(?:structured_\w+::)?set_output_|::create_out\b|::resize_\w*\b|\bmalloc\b")
 
 # A node of the backward pass, by its C++ function: what a thread without Python frames does.
-_NODE = re.compile(r"(?:[a-z_]+::)+(\w*Backward\w*|AccumulateGrad|CopySlices)::apply\b")
+_NODE = re.compile(r"^(?:[a-z_]+::)+(\w*Backward\w*|AccumulateGrad|CopySlices)::apply\b")
+
+#: These rules by name, for the page (`origins.js`).
+PLACE_RULES: Mapping[str, object] = {"plumbing": _PLUMBING, "helper": _HELPER, "node": _NODE}
 
 
 class _Seen(NamedTuple):

@@ -19,7 +19,15 @@ from neutracer._native import core
 from neutracer.trace.origins import Owner, origin_of
 from neutracer.trace.stacks import NONE, Frame
 
-__all__ = ["Passes", "Role", "own_stacks", "passes_and_rules", "role_of"]
+__all__ = [
+    "FRAME_BITS",
+    "ROLE_RULES",
+    "Passes",
+    "Role",
+    "own_stacks",
+    "passes_and_rules",
+    "role_of",
+]
 
 
 class Role(IntEnum):
@@ -44,6 +52,15 @@ class Role(IntEnum):
 
 # More that a frame says, as the core has it.
 _TORCH, _OUTSIDE, _REVERSE, _APPLIES, _ALGORITHM = (1 << bit for bit in range(4, 9))
+
+#: These bits by name.
+FRAME_BITS: Mapping[str, int] = {
+    "TORCH": _TORCH,
+    "OUTSIDE": _OUTSIDE,
+    "REVERSE": _REVERSE,
+    "APPLIES": _APPLIES,
+    "ALGORITHM": _ALGORITHM,
+}
 
 # Functions of torch/nn/modules/module.py that give a module its tensors.
 _BUILDERS = frozenset(
@@ -147,6 +164,23 @@ def _role_in_optim(path: str, name: str) -> Role:
 _GATHERS = re.compile(r"all_gather|unshard|unsharded|_alloc_storage|_use_unsharded")
 _REDUCES = re.compile(r"reduce|_grad\b|_grads\b|post_backward")
 _SHARDS = re.compile(r"init_sharded|_init_|shard_param|flatten|^fully_shard$|^__init__$")
+
+#: The rules above by name, for the page, which applies them in JavaScript (`origins.js`).
+ROLE_RULES: Mapping[str, object] = {
+    "builders": _BUILDERS,
+    "calls": _CALLS,
+    "recompute": _RECOMPUTE,
+    "engine": _ENGINE,
+    "workspace": _WORKSPACE,
+    "reducer": _REDUCER,
+    "loaders": _LOADERS,
+    "loading": _LOADING,
+    "caches": _CACHES,
+    "cache_name": _CACHE_NAME,
+    "gathers": _GATHERS,
+    "reduces": _REDUCES,
+    "shards": _SHARDS,
+}
 
 
 def _role_in_fsdp(path: str, name: str) -> Role:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
@@ -18,7 +18,7 @@ from neutracer.arguments import path_name
 from neutracer.errors import SnapshotError
 from neutracer.trace.unpack import Reader, Unpacked, packed_kind, unpack
 
-__all__ = ["SnapshotSource", "check_head", "open_source", "source_path"]
+__all__ = ["FILE_RULES", "SnapshotSource", "check_head", "open_source", "source_path"]
 
 SnapshotSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -39,6 +39,9 @@ _OTHER_FILES = (
     (b"\x89HDF", "an HDF5 file"),
     (b"SQLite format 3", "an SQLite database"),
 )
+
+#: The same for the page, which reads files in JavaScript (`feed.js`).
+FILE_RULES: Mapping[str, object] = {"expected": EXPECTED, "others": _OTHER_FILES}
 
 
 class _Joined:

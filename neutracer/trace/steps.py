@@ -16,12 +16,12 @@ from neutracer.render.row import PlainRow
 from neutracer.trace.roles import role_of
 from neutracer.trace.stacks import Stacks
 
-__all__ = ["Step", "Steps", "steps_of"]
+__all__ = ["STEP_WORDS", "Step", "Steps", "steps_of"]
 
 _NUMBER = re.compile(r"\d+")
 
-# The core's numbers of how steps were found: the word for it, and a sentence.
-_HOW = (
+#: By the core's numbers of how steps were found: the word for it, and a sentence.
+STEP_WORDS = (
     ("none", "Nothing in the trace repeats, and nothing in it names steps."),
     ("user_metadata", "A step begins where user_metadata says {text!r}."),
     ("annotations", "A step begins where the program's range {text!r} does."),
@@ -91,7 +91,7 @@ def steps_of(timeline: core.Timeline, stacks: Stacks) -> Steps:
         roles[stack] = role_of(stacks[stack])
     code, raw, text, frame = core.find_steps(timeline, roles)
     edges = array("I", raw)
-    how, sentence = _HOW[code]
+    how, sentence = STEP_WORDS[code]
     said = sentence.format(
         text=_NUMBER.sub("#", text or ""),
         line="" if frame is None else _line(stacks, frame),

@@ -8,12 +8,12 @@ gets all that was whole; what is damaged, or unfolds without end, is refused.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from neutracer.errors import LimitError, SnapshotError, UnavailableError
 
-__all__ = ["Reader", "Unpacked", "packed_kind", "unpack"]
+__all__ = ["UNPACK_RULES", "Reader", "Unpacked", "packed_kind", "unpack"]
 
 # Compressed bytes taken at a time; small, because what follows a member is copied.
 _CHUNK = 16 << 10
@@ -33,6 +33,15 @@ _MEMORY_FLOOR = 256 << 20
 _XZ_MEMORY = 256 << 20
 
 _MAGIC = {"gzip": b"\x1f\x8b", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
+
+#: The bounds for the page, which unpacks gzip by itself (`feed.js`).
+UNPACK_RULES: Mapping[str, object] = {
+    "magic": _MAGIC,
+    "most_ratio": _MOST_RATIO,
+    "ratio_floor": _RATIO_FLOOR,
+    "memory_ratio": _MOST_MEMORY_RATIO,
+    "memory_floor": _MEMORY_FLOOR,
+}
 
 
 class Reader(Protocol):

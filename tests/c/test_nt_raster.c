@@ -13,6 +13,7 @@ typedef struct raster_image {
     uint64_t largest[RASTER_MOST];
     double used[RASTER_MOST], reserved[RASTER_MOST];
     uint8_t seen[RASTER_MOST];
+    uint32_t row[RASTER_MOST];
 } raster_image;
 
 static bool
@@ -25,9 +26,10 @@ raster_open(nt_trace *r, const nt_raster_options *options, nt_raster **out)
 
 /* All of a raster in width x height pixels. */
 static bool
-raster_image_draw(nt_test *t, const nt_raster *raster, uint32_t width, uint32_t height,
+raster_image_draw(nt_trace *r, const nt_raster *raster, uint32_t width, uint32_t height,
                   raster_image *image)
 {
+    nt_test *t = r->test;
     nt_error err = {.offset = NT_NO_OFFSET};
     image->view = (nt_raster_view){
         .x_end = nt_raster_width(raster),
@@ -36,8 +38,21 @@ raster_image_draw(nt_test *t, const nt_raster *raster, uint32_t width, uint32_t 
         .height = height,
     };
     const nt_raster_planes planes = {image->largest, image->used, image->reserved,
-                                     image->seen};
-    return NT_CHECK_OK(nt_raster_draw(raster, &image->view, &planes, &err), &err);
+                                     image->seen, image->row};
+    /* What is not wanted changes nothing of the rest. */
+    static uint32_t rows[RASTER_MOST];
+    const nt_raster_planes alone = {.row = rows};
+    const nt_timeline *timeline = r->timeline;
+    const uint64_t *sizes = nt_timeline_allocations(timeline)->size;
+    bool same =
+        NT_CHECK_OK(nt_raster_draw(raster, &image->view, &planes, &err), &err) &&
+        NT_CHECK_OK(nt_raster_draw(raster, &image->view, &alone, &err), &err);
+    for (size_t i = 0; same && i < (size_t)width * height; i++) {
+        const uint32_t row = image->row[i];
+        same = NT_CHECK_UINT(rows[i], row) &&
+               NT_CHECK_UINT(image->largest[i], row == NT_NONE ? 0 : sizes[row]);
+    }
+    return same;
 }
 
 /* Two segments far apart: 20 MiB with blocks of 4 MiB and 8 MiB, then one of 2 MiB with
@@ -97,7 +112,7 @@ NT_TEST(thin_block_marks_its_pixel)
     nt_trace_open(&r, t, NULL);
     if (raster_small_trace(&r) &&
         raster_open(&r, &(nt_raster_options){.by_time = false}, &raster) &&
-        raster_image_draw(t, raster, 2, 11, &image)) {
+        raster_image_draw(&r, raster, 2, 11, &image)) {
         /* The 512 bytes in the topmost row, states 7 and 8 of 10: a pixel of 2 MiB and
          * five states of which it fills 512 bytes and two states. */
         const size_t pixel = 10 * 2 + 1;
@@ -129,7 +144,7 @@ NT_TEST(block_ends_as_it_was_asked)
             const nt_raster_options options = {.until_freed = until_freed != 0};
             raster = NULL;
             if (raster_open(&r, &options, &raster) &&
-                raster_image_draw(t, raster, 10, 11, &image)) {
+                raster_image_draw(&r, raster, 10, 11, &image)) {
                 /* The 4 MiB are freed by event 3 and completed by event 4. */
                 NT_CHECK_UINT(image.largest[3], 4 * MIB);
                 NT_CHECK_UINT(image.largest[4], until_freed ? 0 : 4 * MIB);
@@ -252,7 +267,7 @@ raster_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
     nt_raster *raster = NULL;
     raster_image image = {.view = {0, 10, 0, 22 * MIB, 4, 4}};
     const nt_raster_planes planes = {image.largest, image.used, image.reserved,
-                                     image.seen};
+                                     image.seen, image.row};
     const nt_raster_options options = {.by_stream = true};
     nt_error err = {.offset = NT_NO_OFFSET};
     uint32_t rows[2];

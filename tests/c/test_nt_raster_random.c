@@ -164,7 +164,7 @@ random_check_view(nt_trace *r, const nt_raster *raster, const nt_raster_view *v)
     nt_test *t = r->test;
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_raster_planes planes = {found.largest, found.used, found.reserved,
-                                     found.seen};
+                                     found.seen, NULL};
     NT_REQUIRE(NT_CHECK_OK(nt_raster_draw(raster, v, &planes, &err), &err));
     memset(&truth, 0, sizeof truth);
     for (uint64_t state = v->x_first; state < v->x_end; state++) {

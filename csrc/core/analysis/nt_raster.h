@@ -63,12 +63,15 @@ enum {
     NT_SEEN_RESERVED = 4,
 };
 
-/* The caller's arrays of width * height, row after row from the lowest address. */
+/* The caller's arrays of width * height, row after row from the lowest address; NULL
+ * for what is not wanted. */
 typedef struct nt_raster_planes {
     uint64_t *largest; /* bytes of the largest block seen */
     double *used;      /* share of the area that was in blocks */
-    double *reserved;  /* share of the area that was reserved */
+    double *reserved;  /* share of the area that was reserved; NULL if `used` is */
     uint8_t *seen;     /* NT_SEEN_... */
+    uint32_t *row;     /* of the timeline's allocations: the largest block seen, the
+                        * first of several; NT_NONE where none was */
 } nt_raster_planes;
 
 typedef struct nt_raster nt_raster;
@@ -127,16 +130,5 @@ nt_raster_draw(const nt_raster *raster, const nt_raster_view *view,
 nt_status
 nt_raster_top(const nt_raster *raster, const nt_raster_view *view, size_t most,
               uint32_t *rows, size_t *count, uint64_t *rest, nt_error *err) NT_CHECKED;
-
-/*
- * The whole picture, without the blocks of the rising rows `skipped` (`count` of the
- * timeline's allocations): each cell gets 0 where it has seen no other block, else
- * 1 + 4 * log2, rounded down, of the bytes of the largest. `cells` has width * height,
- * row after row from the lowest address. Time is linear in blocks and marked cells.
- */
-nt_status
-nt_raster_paint(const nt_raster *raster, const uint32_t *skipped, size_t count,
-                uint32_t width, uint32_t height, uint8_t *cells,
-                nt_error *err) NT_CHECKED;
 
 #endif

@@ -52,8 +52,11 @@ draw_flush(draw_sweep *d, uint32_t at, uint32_t to)
     const uint32_t first = c->column[from - c->first];
     const uint32_t last = nt_raster_last_column(c, to);
     const uint32_t end = c->column[to - c->first];
-    for (uint32_t column = first; column <= last; column++) {
+    for (uint32_t column = first; d->planes->seen != NULL && column <= last; column++) {
         d->planes->seen[line + column] |= seen;
+    }
+    if (d->planes->used == NULL) {
+        return;
     }
     const uint64_t begins = c->offset[from - c->first], ends = c->offset[to - c->first];
     if (first == end) {
@@ -103,7 +106,30 @@ draw_states(draw_sweep *d)
     }
 }
 
-/* Paints each block's size over the smaller ones in the pixels that see it. */
+/* Paints columns first .. last of one line with a block. */
+static void
+draw_block(const draw_sweep *d, const nt_raster_item *item, size_t line, uint32_t first,
+           uint32_t last)
+{
+    if (d->planes->largest != NULL) {
+        uint64_t *largest = d->planes->largest + line;
+        for (uint32_t column = first; column <= last; column++) {
+            largest[column] =
+                largest[column] < item->size ? item->size : largest[column];
+        }
+    }
+    if (d->planes->row != NULL) {
+        const uint64_t *sizes = nt_timeline_allocations(d->raster->timeline)->size;
+        uint32_t *row = d->planes->row + line;
+        for (uint32_t column = first; column <= last; column++) {
+            if (row[column] == NT_NONE || sizes[row[column]] < item->size) {
+                row[column] = item->row;
+            }
+        }
+    }
+}
+
+/* Paints each block over the smaller ones in the pixels that see it. */
 static void
 draw_largest(const draw_sweep *d)
 {
@@ -120,10 +146,7 @@ draw_largest(const draw_sweep *d)
         const uint32_t first = c->column[from - c->first];
         const uint32_t last = nt_raster_last_column(c, to);
         for (uint32_t at = rows.first; at <= rows.last; at++) {
-            uint64_t *line = d->planes->largest + (size_t)at * d->view->width;
-            for (uint32_t column = first; column <= last; column++) {
-                line[column] = line[column] < item->size ? item->size : line[column];
-            }
+            draw_block(d, item, (size_t)at * d->view->width, first, last);
         }
     }
 }
@@ -132,10 +155,17 @@ static void
 draw_clear(const nt_raster_view *view, const nt_raster_planes *planes)
 {
     const size_t pixels = (size_t)view->width * view->height;
-    for (size_t i = 0; i < pixels; i++) {
+    for (size_t i = 0; planes->largest != NULL && i < pixels; i++) {
         planes->largest[i] = 0;
+    }
+    for (size_t i = 0; planes->used != NULL && i < pixels; i++) {
         planes->used[i] = planes->reserved[i] = 0;
+    }
+    for (size_t i = 0; planes->seen != NULL && i < pixels; i++) {
         planes->seen[i] = 0;
+    }
+    for (size_t i = 0; planes->row != NULL && i < pixels; i++) {
+        planes->row[i] = NT_NONE;
     }
 }
 

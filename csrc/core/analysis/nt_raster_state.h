@@ -2,8 +2,8 @@
 /*
  * What a raster holds, shared by its files and by nobody else: nt_raster.c (making it,
  * series), nt_raster_map.c (the address axis and which segment a block lies in),
- * nt_raster_view.c (states and addresses as pixels), nt_raster_draw.c (the planes),
- * nt_raster_top.c (the largest blocks) and nt_raster_paint.c (classes of blocks).
+ * nt_raster_view.c (states and addresses as pixels), nt_raster_draw.c (the planes)
+ * and nt_raster_top.c (the largest blocks).
  */
 #ifndef NT_RASTER_STATE_H
 #define NT_RASTER_STATE_H

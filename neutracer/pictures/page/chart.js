@@ -1,45 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drawing of the timeline and, under it, the address map, on one time axis. The plots are
-// painted pixel by pixel; around them only what has changed is written again.
+// Drawing of the chart: the strip of the timeline, lanes, and the address map, on one time
+// axis. The core draws both pictures for exactly the range on the screen; until they come,
+// the last ones stand where they belong in the new range.
 
-import { fitCanvas } from "./dom.js";
-import { paintMap } from "./map.js";
-import { paintStrip, stripColumns } from "./strip.js";
+import { fitCanvas, rgb } from "./dom.js";
 import { bytes, count, steps } from "./units.js";
 
 const FONT = "12px system-ui, sans-serif";
+const LANE = 16;
 
-// Where things stand in a chart of this size.
-export const geometry = (width, height) => {
+// Where things stand in a chart of this size, with so many lanes.
+export const geometry = (width, height, lanes, hasOom) => {
   const narrow = width < 560;
-  const left = narrow ? 72 : 92;
-  const right = narrow ? 10 : 94;
-  const stripTop = 10;
-  const stripHeight = Math.round(Math.min(Math.max(height * 0.22, 70), 150));
-  const mapTop = stripTop + stripHeight + 16;
+  const left = narrow ? 64 : 92;
+  const right = narrow ? 8 : 16;
+  const stripTop = hasOom ? 24 : 10;
+  const stripHeight = Math.round(Math.min(Math.max(height * 0.24, 70), 160));
+  const laneTop = stripTop + stripHeight + 6;
+  const mapTop = laneTop + lanes * LANE + 10;
   return {
-    width, height, narrow, left, right, stripTop, stripHeight, mapTop,
+    width, height, narrow, left, right, stripTop, stripHeight, laneTop, laneHeight: LANE, mapTop,
     plotWidth: Math.max(width - left - right, 40),
     mapHeight: Math.max(height - mapTop - 40, 60),
   };
 };
 
-// A picture to paint into; one a name is kept, until its size changes.
-const imageOf = (app, name, width, height) => {
-  app.images ??= {};
-  const known = app.images[name];
-  if (known && known.image.width === width && known.image.height === height) return known;
-  const image = new ImageData(Math.max(width, 1), Math.max(height, 1));
-  app.images[name] = { image, words: new Uint32Array(image.data.buffer) };
-  return app.images[name];
-};
-
-// Paints one of the two plots, at the pixels of the screen.
-const plot = (app, g, pen, scale, name, top, height, paint) => {
-  const [wide, high] = [Math.round(g.plotWidth * scale), Math.round(height * scale)];
-  const { image, words } = imageOf(app, name, wide, high);
-  paint(words, wide, high);
-  pen.putImageData(image, Math.round(g.left * scale), Math.round(top * scale));
+const halo = (app, pen, text, x, y) => {
+  pen.font = `600 ${FONT}`;
+  pen.lineWidth = 4;
+  pen.strokeStyle = app.colours.page;
+  pen.strokeText(text, x, y);
+  pen.lineWidth = 1;
+  pen.fillText(text, x, y);
+  pen.font = FONT;
 };
 
 // The border of a plot, with ticks in bytes.
@@ -58,60 +51,14 @@ const frame = (app, g, pen, top, height, low, high, most) => {
 
 // Hairlines between segments, where they do not hide what they part.
 const borders = (app, g, pen) => {
-  const { m, view, colours } = app;
+  const { view, colours } = app;
   const ky = g.mapHeight / (view.y1 - view.y0);
-  const seen = m.borders.filter((y) => y > view.y0 && y < view.y1);
+  const seen = app.axis.borders.filter((y) => y > view.y0 && y < view.y1);
   if (seen.length > g.mapHeight / 8) return;
   pen.fillStyle = colours.line;
   for (const y of seen) {
     pen.fillRect(g.left, Math.round(g.mapTop + g.mapHeight - (y - view.y0) * ky), g.plotWidth, 1);
   }
-};
-
-// The name of the time axis; where nothing was recorded, there is one moment and no tick.
-const timeName = ({ m, axis }) => (!m.n ? "no history: the moment of the snapshot"
-  : axis.kind === "time" ? "time since the first event" : "allocator event");
-
-const drawTime = (app, g, pen) => {
-  const { axis, view, colours, m } = app;
-  const base = g.mapTop + g.mapHeight;
-  pen.fillStyle = colours.grey;
-  pen.textAlign = "center";
-  const toX = (at) => g.left + ((at - view.x0) / (view.x1 - view.x0)) * g.plotWidth;
-  // Events and microseconds are whole.
-  const span = view.x1 - view.x0;
-  const most = axis.kind === "event" || span < 2e3 ? Math.min(g.plotWidth / 80, span) : g.plotWidth / 80;
-  for (const at of m.n ? steps(view.x0, view.x1, most) : []) {
-    if (at < 0) continue;
-    pen.fillRect(Math.round(toX(at)), base + 1, 1, 4);
-    pen.fillText(axis.kind === "time" ? timeTick(at, view) : count(at), toX(at), base + 17);
-  }
-  pen.fillText(timeName(app), g.left + g.plotWidth / 2, base + 33);
-  pen.save();
-  pen.beginPath();
-  pen.rect(g.left, g.stripTop, g.plotWidth, base - g.stripTop);
-  pen.clip();
-  for (const { event, asked } of m.oom) {
-    const x = toX(axis.edges[event + 1]);
-    if (x < g.left - 1 || x > g.left + g.plotWidth + 1) continue;
-    pen.fillStyle = colours.red;
-    pen.fillRect(Math.round(x) - 1, g.stripTop, 3, base - g.stripTop);
-    const text = `OOM, needed ${bytes(asked)}`;
-    const left = x - pen.measureText(text).width > g.left;
-    pen.textAlign = left ? "right" : "left";
-    halo(app, pen, text, x + (left ? -5 : 5), g.stripTop + 13);
-  }
-  pen.restore();
-};
-
-const halo = (app, pen, text, x, y) => {
-  pen.font = `600 ${FONT}`;
-  pen.lineWidth = 4;
-  pen.strokeStyle = app.colours.page;
-  pen.strokeText(text, x, y);
-  pen.lineWidth = 1;
-  pen.fillText(text, x, y);
-  pen.font = FONT;
 };
 
 // Ticks of one axis have one unit and as many digits as they differ by.
@@ -123,73 +70,163 @@ const timeTick = (us, { x0, x1 }) => {
   return `${(us / unit).toFixed(places)} ${name}`;
 };
 
-const drawScale = (app, g, pen) => {
-  if (g.narrow || !app.m.rows) return;
-  const { colours, sizes } = app;
-  const [x, top, height] = [g.left + g.plotWidth + 16, g.mapTop, Math.min(g.mapHeight - 50, 260)];
-  const blues = pen.createLinearGradient(0, top + height, 0, top);
-  colours.blues.forEach((blue, k) => blues.addColorStop(k / 4, blue));
-  pen.fillStyle = blues;
-  pen.fillRect(x, top, 12, height);
+const timeName = ({ trace, axis }) => (!trace.events ? "no history: the moment of the snapshot"
+  : axis.byTime ? "time since the first event" : "allocator event");
+
+const toPixel = (app, g) => (x) => g.left + ((x - app.view.x0) / (app.view.x1 - app.view.x0)) * g.plotWidth;
+
+const drawTime = (app, g, pen) => {
+  const { axis, view, colours, trace } = app;
+  const base = g.mapTop + g.mapHeight;
   pen.fillStyle = colours.grey;
-  pen.textAlign = "left";
-  const span = Math.log2(sizes.high / sizes.low);
-  const whole = Math.max(1, Math.ceil(span / 7));
-  for (let at = Math.ceil(Math.log2(sizes.low)); at <= Math.log2(sizes.high); at += whole) {
-    const y = top + height * (1 - (at - Math.log2(sizes.low)) / span);
-    pen.fillText(bytes(2 ** at), x + 17, y + 4);
+  pen.textAlign = "center";
+  const toX = toPixel(app, g);
+  const span = view.x1 - view.x0;
+  const most = Math.min(g.plotWidth / 80, Math.max(span, 1));
+  // By event position p stands behind event p - 1.
+  const shift = axis.byTime ? 0 : 1;
+  for (const at of trace.events ? steps(view.x0 - shift, view.x1 - shift, most) : []) {
+    if (at < 0) continue;
+    pen.fillRect(Math.round(toX(at + shift)), base + 1, 1, 4);
+    pen.fillText(axis.byTime ? timeTick(at, view) : count(at), toX(at + shift), base + 17);
   }
-  pen.fillText("block size", x, top + height + 18);
-  pen.fillStyle = colours.sand;
-  pen.fillRect(x, top + height + 30, 12, 12);
-  pen.fillStyle = colours.grey;
-  pen.fillText("free", x + 17, top + height + 40);
+  pen.fillText(timeName(app), g.left + g.plotWidth / 2, base + 33);
+  // Out of memory: a line through all plots, and its words in a line of their own above.
+  let taken = -1e9;
+  for (const { x, asked } of app.ooms) {
+    const px = toX(x);
+    if (px < g.left - 1 || px > g.left + g.plotWidth + 1) continue;
+    pen.fillStyle = colours.red;
+    pen.fillRect(Math.round(px) - 1, g.stripTop - 4, 3, base - g.stripTop + 4);
+    const text = `OOM, needed ${bytes(asked)}`;
+    const width = pen.measureText(text).width + 12;
+    const left = px - width > g.left;
+    if (px - (left ? width : 0) < taken) continue;
+    taken = px + (left ? 4 : width);
+    pen.textAlign = left ? "right" : "left";
+    halo(app, pen, text, px + (left ? 2 : -2), g.stripTop - 10);
+  }
 };
 
-// What stands around the plots and moves with no step in time.
-const surround = (app, g, pen, most) => {
-  const { colours, view } = app;
+const drawLanes = (app, g, pen) => {
+  const toX = toPixel(app, g);
+  app.axis.lanes.lanes.forEach(({ kind, ranges }, k) => {
+    const top = g.laneTop + k * g.laneHeight;
+    pen.fillStyle = app.colours.grey;
+    pen.textAlign = "right";
+    pen.fillText(g.narrow ? kind.slice(0, 8) : kind, g.left - 7, top + 11);
+    pen.save();
+    pen.beginPath();
+    pen.rect(g.left, top, g.plotWidth, g.laneHeight);
+    pen.clip();
+    pen.textAlign = "left";
+    let painted = -1;
+    ranges.forEach(({ name, x0, x1 }, n) => {
+      const [a, b] = [toX(x0), toX(x1)];
+      if (b < g.left || a > g.left + g.plotWidth || (b <= painted && b - a < 1)) return;
+      painted = b;
+      pen.fillStyle = n % 2 ? app.colours.surface : app.colours.line;
+      pen.fillRect(a, top + 1, Math.max(b - a - 0.5, 0.7), g.laneHeight - 2);
+      if (b - a < 26) return;
+      pen.fillStyle = app.colours.ink;
+      pen.fillText(name, Math.max(a, g.left) + 4, top + 12, Math.max(b - Math.max(a, g.left) - 8, 10));
+    });
+    pen.restore();
+  });
+};
+
+// What each private pool has reserved, as a line over the strip.
+const drawPools = (app, g, pen, top) => {
+  const toX = toPixel(app, g);
+  const toY = (size) => g.stripTop + g.stripHeight - (size / top) * g.stripHeight;
+  pen.save();
+  pen.beginPath();
+  pen.rect(g.left, g.stripTop, g.plotWidth, g.stripHeight);
+  pen.clip();
+  pen.setLineDash([5, 3]);
+  pen.lineWidth = 1.5;
+  pen.strokeStyle = app.colours.ink;
+  for (const { steps: changes } of app.axis.lanes.pools) {
+    pen.beginPath();
+    let [x, size] = [g.left, 0];
+    pen.moveTo(x, toY(0));
+    for (const [at, next] of changes) {
+      x = Math.min(Math.max(toX(at), g.left - 2), g.left + g.plotWidth + 2);
+      pen.lineTo(x, toY(size));
+      pen.lineTo(x, toY(next));
+      size = next;
+    }
+    pen.lineTo(g.left + g.plotWidth, toY(size));
+    pen.stroke();
+  }
+  pen.restore();
+};
+
+// Puts a picture of an older view where it belongs in this one.
+const putPicture = (app, g, pen, canvas, top, height, shot, isMap) => {
+  const { view } = app;
+  pen.save();
+  pen.beginPath();
+  pen.rect(g.left, top, g.plotWidth, height);
+  pen.clip();
+  const kx = g.plotWidth / (view.x1 - view.x0);
+  const x = g.left + (shot.x0 - view.x0) * kx;
+  const width = (shot.x1 - shot.x0) * kx;
+  if (isMap) {
+    const ky = height / (view.y1 - view.y0);
+    const y = top + height - (shot.y1 - view.y0) * ky;
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(canvas, x, y, width, (shot.y1 - shot.y0) * ky);
+  } else {
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(canvas, x, top, width, height);
+  }
+  pen.restore();
+};
+
+export const drawChart = (app, canvas, g) => {
+  const { pen } = fitCanvas(canvas, g.width, g.height);
+  const { view, colours, shot } = app;
+  pen.font = FONT;
+  pen.lineWidth = 1;
   pen.fillStyle = colours.page;
   pen.fillRect(0, 0, g.width, g.height);
-  frame(app, g, pen, g.stripTop, g.stripHeight, 0, most, g.stripHeight / 22);
-  if (app.m.segments.count) frame(app, g, pen, g.mapTop, g.mapHeight, view.y0, view.y1, g.mapHeight / 48);
-  drawScale(app, g, pen);
-  if (g.narrow || !app.m.segments.count) return;
+  if (!shot) return;
+  putPicture(app, g, pen, app.stripCanvas, g.stripTop, g.stripHeight, shot, false);
+  drawPools(app, g, pen, shot.top);
+  frame(app, g, pen, g.stripTop, g.stripHeight, 0, shot.top, g.stripHeight / 22);
+  drawLanes(app, g, pen);
+  if (app.trace.segments) {
+    putPicture(app, g, pen, app.mapCanvas, g.mapTop, g.mapHeight, shot, true);
+    borders(app, g, pen);
+    frame(app, g, pen, g.mapTop, g.mapHeight, view.y0, view.y1, g.mapHeight / 48);
+  } else {
+    pen.textAlign = "center";
+    pen.fillStyle = colours.ink;
+    halo(app, pen, "nothing was reserved", g.left + g.plotWidth / 2, g.mapTop + g.mapHeight / 2);
+  }
+  drawTime(app, g, pen);
+  if (g.narrow || !app.trace.segments) return;
   pen.save();
   pen.translate(14, g.mapTop + g.mapHeight / 2);
   pen.rotate(-Math.PI / 2);
   pen.textAlign = "center";
   pen.fillStyle = colours.grey;
-  const what = app.state.raw ? "address, above the lowest" : "address (reserved ranges only)";
-  pen.fillText(what, 0, 0);
+  pen.fillText(app.state.raw ? "address, above the lowest" : "address (reserved ranges only)", 0, 0);
   pen.restore();
 };
 
-export const drawChart = (app, canvas, g) => {
-  const { pen, scale, isNew } = fitCanvas(canvas, g.width, g.height);
-  const { view, colours, sizes } = app;
-  pen.font = FONT;
-  pen.lineWidth = 1;
-  const columns = stripColumns(app, Math.round(g.plotWidth * scale));
-  // Where an OOM is named, its name has a line of its own above the pile.
-  const most = columns.most * (app.m.oom.length ? g.stripHeight / (g.stripHeight - 22) : 1.06);
-  const key = [most, view.y0, view.y1, g.width, g.height, scale, colours.page, sizes.low, sizes.high,
-    app.state.raw].join();
-  if (isNew || app.surround !== key) {
-    app.surround = key;
-    surround(app, g, pen, most);
-  } else {
-    pen.fillStyle = colours.page;
-    // Below the map only time stands; the lowest byte tick reaches a little further down.
-    const base = g.mapTop + g.mapHeight;
-    pen.fillRect(g.left - 2, base + 1, g.width, 5);
-    pen.fillRect(0, base + 5, g.width, g.height);
-  }
-  plot(app, g, pen, scale, "strip", g.stripTop, g.stripHeight,
-    (words, wide, high) => paintStrip(app, columns, most, words, wide, high));
-  plot(app, g, pen, scale, "map", g.mapTop, g.mapHeight,
-    (words, wide, high) => paintMap(app, words, wide, high));
-  borders(app, g, pen);
-  drawTime(app, g, pen);
-  if (!app.m.segments.count) halo(app, pen, "nothing was reserved", g.left + g.plotWidth / 2, g.mapTop + g.mapHeight / 2);
+// A picture of its own: the strip above the map, without an axis.
+export const drawSmall = (canvas, colours, strip, map, height) => {
+  const width = canvas.parentElement.clientWidth;
+  const { pen } = fitCanvas(canvas, width, height);
+  pen.fillStyle = colours.page;
+  pen.fillRect(0, 0, width, height);
+  const split = Math.round(height * 0.35);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(strip, 0, 0, width, split - 4);
+  pen.drawImage(map, 0, split, width, height - split);
+  pen.strokeStyle = rgb([128, 128, 128]);
+  pen.strokeRect(0.5, 0.5, width - 1, split - 5);
+  pen.strokeRect(0.5, split + 0.5, width - 1, height - split - 1);
 };

@@ -50,7 +50,7 @@ export const palette = () => {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(`--${name}`).trim();
   const colours = { blues: [0, 1, 2, 3, 4].map((i) => get(`b${i}`)) };
-  colours.groups = [0, 1, 2, 3, 4, 5, 6, 7].map((i) => get(`g${i}`));
+  colours.hues = [0, 1, 2, 3, 4, 5, 6, 7].map((i) => get(`h${i}`));
   for (const name of ["page", "ink", "grey", "line", "surface", "sand", "sand-ink", "red"]) {
     colours[name] = get(name);
   }

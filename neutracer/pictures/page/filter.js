@@ -5,7 +5,8 @@ import { parseBytes, parseDuration } from "./units.js";
 
 const TERM = /(-?)(?:"([^"]*)"?|(\S+))/g;
 const COMPARED = /^(size|asked|life|event)(>=|<=|>|<|=|:)(.+)$/i;
-const NAMED = /^(stream|pool|category|action|kept):(.+)$/i;
+const NAMED = /^(stream|pool|category|action|kept|before):(.+)$/i;
+const ALIVE = /^alive:([0-9][0-9,]*)$/i;
 
 const COMPARE = {
   ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b,
@@ -25,7 +26,9 @@ export const parse = (query) => {
     const not = minus === "-";
     const compared = quoted === undefined && COMPARED.exec(word);
     const named = quoted === undefined && NAMED.exec(word);
-    if (compared) {
+    const alive = quoted === undefined && ALIVE.exec(word);
+    if (alive) terms.push({ kind: "alive", event: Number(alive[1].replaceAll(",", "")), not });
+    else if (compared) {
       const [key, sign, text] = [compared[1].toLowerCase(), compared[2], compared[3]];
       const value = number(key, text);
       if (value === null || Number.isNaN(value)) wrong.push(word);
@@ -40,9 +43,14 @@ export const parse = (query) => {
   return { terms, wrong };
 };
 
-// A test of `subject`: an object of functions by key, and `text(row)`, a lower-case text.
+// A test of `subject`: an object of functions by key, `textTest(text)` and `alive(event)`, which
+// give tests.
 export const compile = ({ terms }, subject) => {
-  const tests = terms.map(({ kind, key, text, not, holds }) => {
+  const tests = terms.map(({ kind, key, text, not, holds, event }) => {
+    if (kind === "alive") {
+      const lives = subject.alive(event);
+      return (row) => lives(row) !== not;
+    }
     if (kind === "text") {
       const has = subject.textTest(text);
       return (row) => has(row) !== not;

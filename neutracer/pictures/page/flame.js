@@ -1,53 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Live bytes by call stack: outermost frames on top, each as wide as what it holds.
 
-import { blueAt, byId, made, rgb } from "./dom.js";
-import { baseName, framesOf, isAllocated, liveRows, whereOf } from "./model.js";
+import { byId, made } from "./dom.js";
 import { bytes, many, share } from "./units.js";
 
 const ROW = 22;
-// Narrower boxes are shown as "more", so that a page stays quick.
+// Narrower boxes are left out, so that a page stays quick.
 const NARROWEST = 0.003;
 
 // Pixels from which on a box has room for some letters of its name.
 const READABLE = 26;
-
-const treeOf = (app, event) => {
-  const { m } = app;
-  const held = new Map();
-  for (const row of liveRows(m, event)) {
-    if (!isAllocated(m, row, event)) continue;
-    const entry = held.get(m.stack[row]) || [0, 0];
-    entry[0] += m.size[row];
-    entry[1] += 1;
-    held.set(m.stack[row], entry);
-  }
-  const root = { name: "all live bytes", file: "", where: "", bytes: 0, count: 0, inner: new Map() };
-  for (const [stack, [size, blocks]] of held) {
-    const frames = framesOf(m, stack).reverse();
-    if (!frames.length) frames.push(["(no stack recorded)", "", 0, 0]);
-    let node = root;
-    node.bytes += size;
-    node.count += blocks;
-    for (const [name, file, line, own] of frames) {
-      const key = `${name}\0${file}\0${line}`;
-      let next = node.inner.get(key);
-      if (!next) {
-        next = { name, file, own, where: file ? whereOf([name, file, line]) : "", bytes: 0, count: 0, inner: new Map(), up: node };
-        node.inner.set(key, next);
-      }
-      next.bytes += size;
-      next.count += blocks;
-      node = next;
-    }
-  }
-  const rest = m.isPartial && event >= 0 ? m.allocated[event] - root.bytes : 0;
-  if (rest > 0) {
-    root.bytes += rest;
-    root.inner.set("", { name: "(not kept one by one)", file: "", where: "", bytes: rest, count: 0, inner: new Map(), up: root });
-  }
-  return root;
-};
 
 export const flame = (app) => {
   const box = byId("flame");
@@ -57,16 +19,14 @@ export const flame = (app) => {
   let zoomed = null;
   let wide = 0;
 
-  const place = (node, left, width, depth, whole) => {
+  const parents = (node, up = null) => { node.up = up; node.inner.forEach((one) => parents(one, node)); return node; };
+
+  const place = (node, left, width, depth) => {
     const button = made(box, "button", "", "box");
     button.style.left = `${left * 100}%`;
     button.style.width = `calc(${width * 100}% - 1px)`;
     button.style.top = `${depth * ROW}px`;
-    if (node.own) {
-      const tone = 0.05 + 0.22 * (node.bytes / whole);
-      button.style.background = rgb(blueAt(app.colours, tone));
-      button.classList.add("own");
-    }
+    if (node.owner === "own") button.classList.add("own");
     const isReadable = width * box.clientWidth >= READABLE;
     button.classList.toggle("bare", !isReadable);
     if (isReadable) {
@@ -75,7 +35,7 @@ export const flame = (app) => {
     }
     button.ariaLabel = `${node.name} ${node.where}, ${bytes(node.bytes)}`;
     button.title = `${node.name} ${node.where}\n${bytes(node.bytes)}, ${share(node.bytes / root.bytes)}, `
-      + `${many(node.count, "block")}${node.file === baseName(node.file) ? "" : `\n${node.file}`}`;
+      + `${many(node.count, "block")}${node.file.includes("/") ? `\n${node.file}` : ""}`;
     button.addEventListener("click", () => { zoom = node; render(); zoomed.focus(); });
     if (node === zoom) zoomed = button;
   };
@@ -85,15 +45,14 @@ export const flame = (app) => {
     let deepest = 0;
     const above = [];
     for (let node = zoom; node; node = node.up) above.unshift(node);
-    above.forEach((node, depth) => place(node, 0, 1, depth, root.bytes));
+    above.forEach((node, depth) => place(node, 0, 1, depth));
     const walk = (node, left, width, depth) => {
       deepest = Math.max(deepest, depth);
-      const inner = [...node.inner.values()].sort((a, b) => b.bytes - a.bytes);
       let at = left;
-      for (const child of inner) {
+      for (const child of node.inner) {
         const part = (width * child.bytes) / node.bytes;
         if (part < NARROWEST) break;
-        place(child, at, part, depth, root.bytes);
+        place(child, at, part, depth);
         walk(child, at, part, depth + 1);
         at += part;
       }
@@ -102,17 +61,19 @@ export const flame = (app) => {
     box.style.height = `${(deepest + 2) * ROW}px`;
     byId("flame-words").textContent = root.bytes
       ? `${bytes(root.bytes)} in ${many(root.count, "block")} ${app.momentWords()}; outermost call on top, `
-        + "wider holds more. Your own code is blue. Click a call to look inside."
+        + "wider holds more. Your own code stands out. Click a call to look inside."
       : `Nothing is allocated ${app.momentWords()}.`;
   };
 
-  const draw = () => {
-    if (app.state.tab !== "stacks") return;
-    const key = `${app.state.device} ${app.state.event} ${app.colours.page}`;
+  const draw = async () => {
+    if (app.state.tab !== "stacks" || !app.trace) return;
+    const key = `${app.serial} ${app.state.event}`;
     if (key === drawn) return;
     drawn = key;
+    const found = await app.ask("flame", { event: app.state.event });
+    if (key !== drawn) return;
     wide = box.clientWidth;
-    root = treeOf(app, app.state.event);
+    root = parents(found);
     zoom = root;
     render();
   };
@@ -122,7 +83,7 @@ export const flame = (app) => {
     wide = box.clientWidth;
     render();
   }).observe(box);
-  byId("flame-peak").addEventListener("click", () => app.set({ event: app.m.meta.peak_event, held: true }));
-  byId("flame-end").addEventListener("click", () => app.set({ event: app.m.n - 1, held: true }));
+  byId("flame-peak").addEventListener("click", () => app.set({ event: app.trace.peak.allocated.event, held: true }));
+  byId("flame-end").addEventListener("click", () => app.set({ event: app.trace.events - 1, held: true }));
   return { draw };
 };

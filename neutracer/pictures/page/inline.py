@@ -73,8 +73,8 @@ class PageView:
             f"neutracer.view(snapshot, &quot;out.html&quot;) writes it as a file."
         )
         shown = (
-            f'<iframe sandbox="allow-scripts" srcdoc="{source}" title="{escape(self.title)}" '
-            f'style="width:100%;height:{_HEIGHT}px;border:0"></iframe>'
+            f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{source}" '
+            f'title="{escape(self.title)}" style="width:100%;height:{_HEIGHT}px;border:0"></iframe>'
             f'<p style="font-size:12px;opacity:.7">{words}</p>'
         )
         return shown if len(shown.encode("utf-8")) <= MOST_INLINE else self._linked()

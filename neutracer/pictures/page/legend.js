@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the colours mean: the groups of the timeline, free, and what the map adds.
+// What the colours mean: the bands of timeline and map, and what is free.
 
 import { byId, made, ofHex, rgb } from "./dom.js";
-import { otherColour } from "./map.js";
-import { groupName, groupQuery } from "./model.js";
-import { groupColours } from "./strip.js";
+import { bandColours } from "./strip.js";
 
 const entry = (box, fill, text, run) => {
   const item = made(box, run ? "button" : "span", "", "key");
@@ -17,12 +15,15 @@ const entry = (box, fill, text, run) => {
 };
 
 export const drawLegend = (app) => {
-  const { m, colours } = app;
+  const { colours, bands } = app;
   const box = byId("legend");
-  const fills = groupColours(colours, m.groups.length).map(rgb);
+  const fills = bandColours(colours, bands).map(rgb);
   box.replaceChildren();
-  m.groups.forEach((key, k) => entry(box, fills[k], groupName(m, key), () => app.search(groupQuery(m, key))));
-  if (m.hasOthers) entry(box, fills[fills.length - 1], m.groupKind === "stacks" ? "others" : "unknown");
+  bands.forEach(({ name, query }, k) => entry(box, fills[k], name, query && (() => app.search(query))));
+  if (app.state.query) entry(box, fills[fills.length - 1], "not what the search finds");
   entry(box, rgb(ofHex(colours.sand)), "reserved, free");
-  if (m.coarse) entry(box, rgb(otherColour(colours)), "in use, not kept one by one");
+  for (const { name } of app.axis.lanes.pools.slice(0, 1)) {
+    entry(box, `repeating-linear-gradient(90deg,${colours.ink} 0 5px,transparent 5px 8px)`,
+      app.axis.lanes.pools.length > 1 ? "private pools" : name);
+  }
 };

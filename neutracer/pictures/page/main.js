@@ -1,235 +1,221 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: decodes its payload, keeps its state, and draws the tab that is shown.
+// The page: opens files, keeps its state, and draws the tab that is shown.
 
-import { makeAxis } from "./axis.js";
-import { decode } from "./decode.js";
-import { byId, palette, perFrame } from "./dom.js";
-import { compile, parse } from "./filter.js";
+import { latest, openFile, packedBlob } from "./client.js";
+import { clean } from "./clean.js";
+import { compare } from "./compare.js";
+import { byId, made, palette, perFrame } from "./dom.js";
+import { saveCsv, savePickle, savePng } from "./exports.js";
+import { drawFindings, ownFindings } from "./findings.js";
 import { flame } from "./flame.js";
 import { drawLegend } from "./legend.js";
-import { allocationSubject, lifetime, lists } from "./lists.js";
-import { colourTable, prepareMap } from "./map.js";
-import { build, eventNumber, group, place } from "./model.js";
+import { lists } from "./lists.js";
 import { overview } from "./overview.js";
 import { drawPanel } from "./panel.js";
-import { DIM, classes } from "./raster.js";
 import { segments } from "./segments.js";
-import { read, write } from "./state.js";
-import { count, duration, many, share } from "./units.js";
+import { settings } from "./settings.js";
+import { TABS, read, write } from "./state.js";
+import { bytes, count, duration, many } from "./units.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
-
-// The payloads, one a device, in the order of the devices.
-const holders = [...document.querySelectorAll("script[data-device]")];
-const devices = holders.map((holder) => Number(holder.dataset.device));
-
+const dataOf = (id) => JSON.parse(byId(id)?.textContent || "null");
 const phone = () => window.innerWidth < 560;
+const { documentElement: root } = document;
+
+const app = {
+  files: [], fileIndex: -1, serial: 0, redraws: [], exact: [], view: { x0: 0, x1: 1, y0: 0, y1: 1 },
+  bands: [], ooms: [], pinned: null, hovered: null, moment: null, ranged: null,
+  rules: dataOf("rules"), told: dataOf("told"),
+  state: {
+    tab: "overview", device: 0, legend: !phone(), event: -1, pin: -1, held: false, range: null, query: "",
+    axis: "time", stacking: "stacks", raw: false,
+  },
+};
+const parts = {};
+
+app.ask = (name, given) => app.files[app.fileIndex].ask(name, given);
+app.complain = (error) => {
+  const box = byId("trouble");
+  box.hidden = false;
+  box.textContent = clean(error.message);
+};
+
+// ---- opening ------------------------------------------------------------------------------
+
+const isTold = () => app.told && app.files[app.fileIndex]?.isOwn;
+const toldOf = (device) => (isTold() ? app.told.devices.find((one) => one.device === device) ?? null : null);
 
 // The event that a page opens on: the peak, or where nothing was ever allocated, the last.
-const opening = (m) => (m.meta.peak_event < 0 && !m.startAllocated ? m.n - 1 : Math.max(m.meta.peak_event, -1));
+const opening = ({ peak, start, events }) => (peak.allocated.event < 0 && !start.allocated ? events - 1
+  : Math.max(peak.allocated.event, -1));
 
-// What is reckoned from the data of one device: axis, classes, groups, and the first state.
-const prepare = (app) => {
-  const { m } = app;
-  const first = {
-    x0: 0, x1: 0, y0: 0, y1: 0, axis: m.isTimed ? "time" : "event", stacking: "stacks", device: devices[0],
-  };
-  app.first = first;
-  app.replace = () => {
-    place(m, app.state.raw);
-    app.axis = makeAxis(m, app.state.axis);
-    Object.assign(first, { x0: app.axis.low, x1: app.axis.high, y0: 0, y1: m.height });
-    Object.assign(app.view, { x0: first.x0, x1: first.x1, y0: 0, y1: m.height });
-  };
-  app.sizes = classes(m);
-  app.hovered = -1;
+const momentSoon = latest(({ file, event }) => file.ask("moment", { event }), (moment, { file, serial }) => {
+  if (file !== app.files[app.fileIndex] || serial !== app.serial) return;
+  app.moment = moment;
+  if (moment.event === app.state.event) app.settled = true;
+  parts.overview.over();
+  app.render();
+});
+const askMoment = () => {
+  const file = app.files[app.fileIndex];
+  app.settled = false;
+  return momentSoon({ file, event: app.state.event, serial: app.serial }).catch(app.complain);
+};
+const followSoon = latest(({ x }) => app.ask("at", { x }), ({ event }) => {
+  if (!app.state.held && event !== app.state.event) app.set({ event }, true);
+});
+app.follow = (x) => followSoon({ x: Math.floor(x) }).catch(app.complain);
+
+const setBands = async () => {
+  const { bands } = await app.ask("bands", { by: app.state.stacking, query: app.state.query });
+  app.bands = bands;
+};
+
+const setAxis = async () => {
+  const { trace, state } = app;
+  const axis = await app.ask("axes", { byTime: state.axis === "time" && trace.isTimed, raw: state.raw });
+  const file = app.files[app.fileIndex];
+  app.axis = file.axis = axis;
+  file.summary = null;
+  const at = await app.ask("place", { events: trace.ooms.map(({ event }) => event) });
+  app.ooms = trace.ooms.map((oom, k) => ({ ...oom, x: at[k] }));
+  Object.assign(app.view, { x0: 0, x1: axis.width, y0: 0, y1: axis.height });
+  app.first = { x1: axis.width, y1: axis.height, axis: trace.isTimed ? "time" : "event", device: app.firstDevice };
+};
+
+const figures = () => {
+  const { trace } = app;
+  const end = toldOf(app.state.device)?.figures;
+  const rows = end ?? [
+    ["peak allocated", bytes(trace.peak.allocated.bytes), ""],
+    ["peak reserved", bytes(trace.peak.reserved.bytes), trace.ooms.length ? "worst" : ""],
+  ];
+  const box = byId("figures");
+  box.replaceChildren();
+  for (const [word, value, kind] of rows) {
+    const part = made(box, "div", "", kind);
+    made(part, "dt", word);
+    made(part, "dd", value);
+  }
+  const { settings: inForce, partial } = app.about;
+  const history = !trace.events ? "no history" : trace.complete ? "history complete" : "history begins late";
+  const words = [inForce.isCpu ? "cpu" : `cuda:${app.state.device}`,
+    many(trace.events, "event") + (trace.isTimed ? ` over ${duration(trace.duration)}` : ""), history,
+    inForce.text || "default settings"];
+  if (partial) words.push(`only a part was read: ${partial}`);
+  byId("facts").textContent = toldOf(app.state.device)?.facts ?? clean(words.join(" · "));
+};
+
+// Another device, or another file: everything is asked anew.
+const turnTo = async (device) => {
+  const file = app.files[app.fileIndex];
+  const known = file.device === device && file.trace;
+  app.trace = known ? file.trace : await file.ask("device", device);
+  file.trace = app.trace;
+  file.device = device;
+  app.serial += 1;
+  app.shot = null;
+  app.settled = false;
+  Object.assign(app, { pinned: null, hovered: null, ranged: null, moment: null });
   app.start = {
-    event: opening(m), pin: -1, held: false, range: null, query: "",
-    axis: first.axis, stacking: "stacks", raw: false,
+    event: opening(app.trace), pin: -1, held: false, range: null, query: "",
+    axis: app.trace.isTimed ? "time" : "event", stacking: "stacks", raw: false,
   };
-  Object.assign(app.state, app.start);
-  group(m, "stacks");
-  app.replace();
-  app.refilter();
+  Object.assign(app.state, app.start, { device });
+  await setAxis();
+  await setBands();
+  const { trace } = app;
+  figures();
+  drawFindings(app, toldOf(device)?.findings ?? ownFindings(app));
+  document.querySelector("[data-axis=time]").disabled = !trace.isTimed;
+  const byCategory = document.querySelector("[data-by=categories]");
+  byCategory.disabled = !trace.isKnown;
+  byCategory.title = trace.isKnown ? "" : "nothing in the trace says what its blocks are for";
+  byId("kept").textContent = `all ${many(trace.rows, "allocation")} and ${many(trace.events, "event")}`;
+  byId("device").value = String(device);
+  parts.lists.reset();
+  parts.settings.reset();
+  await askMoment();
 };
 
-// Words and places that the parts ask for.
-const words = (app) => {
-  const { m } = app;
-  app.cursorX = () => app.axis.edges[app.state.event + 1];
-  app.lifeWords = (row) => {
-    if (m.freed[row] === -1) return m.made[row] < 0 ? "from before the trace to the end" : "kept to the end";
-    if (m.made[row] < 0) return "from before the trace";
-    const passed = many(eventNumber(m, m.freed[row]) - eventNumber(m, m.made[row]), "event");
-    const long = lifetime(m, row);
-    return Number.isFinite(long) ? `${duration(long)} (${passed})` : passed;
-  };
-  app.momentWords = () => {
-    const { event } = app.state;
-    if (event < 0) return m.n ? "before the first event" : "when the snapshot was taken";
-    const peak = event === m.meta.peak_event ? ", the peak" : "";
-    return `after event ${count(eventNumber(m, event))}${m.time ? ` at ${duration(m.time[event])}` : ""}${peak}`;
-  };
+const showFile = async (index, device) => {
+  app.fileIndex = index;
+  const file = app.files[index];
+  app.about = file.about;
+  app.title = file.title;
+  byId("title").textContent = document.title = file.title;
+  const devices = file.isOwn ? app.told.devices.map((one) => one.device) : file.about.devices;
+  file.devices = devices;
+  app.firstDevice = devices[0] ?? 0;
+  byId("device").replaceChildren(...devices.map((number) => {
+    const option = made(null, "option", toldOf(number)?.name ?? `cuda:${number}`);
+    option.value = String(number);
+    return option;
+  }));
+  byId("device-choice").hidden = devices.length < 2;
+  byId("file-choice").hidden = app.files.length < 2;
+  byId("file").replaceChildren(...app.files.map(({ title }, k) => {
+    const option = made(null, "option", title);
+    option.value = String(k);
+    return option;
+  }));
+  byId("file").value = String(index);
+  byId("save").hidden = false;
+  await turnTo(device ?? file.device ?? app.firstDevice);
 };
 
-const start = async () => {
-  const unpack = async (device, m) => {
-    const { meta, columns } = await decode(holders[devices.indexOf(device)].textContent);
-    return build(meta, columns, m);
-  };
-  const app = { redraws: [], view: { x0: 0, x1: 1, y0: 0, y1: 1 } };
-  app.state = { tab: "overview", device: devices[0], legend: !phone() };
-  app.m = await unpack(devices[0]);
-  const { m } = app;
-  const parts = {};
+const progress = (name) => (share) => {
+  byId("progress").textContent = `reading ${name}: ${Math.round(share * 100)} %`;
+};
 
-  app.recolour = () => {
-    app.colours = palette();
-    app.lut = colourTable(app.colours);
-  };
-  app.refilter = () => {
-    const parsed = parse(app.state.query);
-    app.kinds = app.sizes;
-    if (!parsed.terms.length) return;
-    const test = compile(parsed, allocationSubject(m));
-    app.kinds = { ...app.sizes, of: app.sizes.of.map((value, row) => (test(row) ? value : DIM)) };
-  };
-  const remember = () => {
-    // Inside of another page it has no address of its own.
-    if (location.protocol === "about:") return;
-    const text = write(app.state, app.view, app.first);
-    if (location.hash.slice(1) !== text) history.replaceState(null, "", text ? `#${text}` : location.pathname);
-  };
-  let later = 0;
-  app.moved = () => { clearTimeout(later); later = setTimeout(remember, 150); };
+// Offers what fits of a file for which a page has no memory.
+const offer = (blob, name, error) => {
+  app.complain(new Error(`${name}: ${error.message}`));
+  if (!error.isLimit) return;
+  for (const part of [1 / 2, 1 / 4]) {
+    const most = Math.floor(blob.size * part);
+    const button = made(byId("trouble"), "button", `read its first ${bytes(most)}`);
+    button.addEventListener("click", () => openAll([{ blob, name, most }]));
+  }
+};
 
-  const speed = () => {
-    const sorted = [...app.redraws].sort((a, b) => a - b);
-    byId("speed").textContent = sorted.length
-      ? `${count(sorted.length)} redraws, half within ${sorted[sorted.length >> 1].toFixed(1)} ms, `
-        + `95 of 100 within ${sorted[Math.floor(sorted.length * 0.95)].toFixed(1)} ms`
-      : "nothing drawn yet";
-  };
-  // What scrolls by itself reaches down to the end of the window.
-  const { style } = document.documentElement;
-  const tell = (name, element, more) => {
-    const value = `${Math.round(element.getBoundingClientRect().top + window.scrollY) + more}px`;
-    if (style.getPropertyValue(name) !== value) style.setProperty(name, value);
-  };
-  const fit = () => {
-    tell("--top", byId("main"), 0);
-    const scroll = document.querySelector("section:not([hidden]) .scroll");
-    if (scroll) tell("--above", scroll, 16);
-  };
-  const fitSoon = perFrame(fit);
-  window.addEventListener("resize", fitSoon);
-  const render = perFrame(() => {
-    const { tab } = app.state;
-    if (tab !== "settings") drawPanel(app);
-    document.querySelector("[data-zoom=range]").disabled = !app.state.range;
-    for (const text of document.querySelectorAll(".moment")) text.textContent = app.momentWords();
-    if (tab === "segments" || tab === "stacks") parts[tab].draw();
-    if (tab === "allocations" || tab === "events") parts.lists.draw(tab);
-    if (tab === "overview") parts.overview.over();
-    if (tab === "settings") speed();
-    fitSoon();
-  });
-  app.render = render;
+const openOne = async ({ blob, name, isOwn, most = Infinity }) => {
+  byId("progress").hidden = false;
+  progress(name)(0);
+  const more = { most, renamed: isOwn ? app.told.renamed : {} };
+  const { about, ask, close } = await openFile(blob, app.rules, more, progress(name));
+  if (!about.devices.length) { close(); throw new Error("the snapshot is empty: no device has segments or events"); }
+  return { about, ask, close, title: clean(name), isOwn: Boolean(isOwn), trace: null, device: null };
+};
 
-  // What shows the state apart from the tab's own part.
-  app.show = () => {
-    const { state } = app;
-    for (const tab of tabs) {
-      const mine = tab.dataset.tab === state.tab;
-      tab.setAttribute("aria-selected", String(mine));
-      tab.tabIndex = mine ? 0 : -1;
-      byId(tab.dataset.tab).hidden = !mine;
+const openAll = async (list) => {
+  byId("trouble").hidden = true;
+  root.dataset.ready = "";
+  const opened = [];
+  for (const one of list) {
+    try {
+      opened.push(await openOne(one));
+    } catch (error) {
+      offer(one.blob, clean(one.name), error);
     }
-    press("axis", state.axis);
-    press("by", state.stacking);
-    byId("raw").checked = state.raw;
-    byId("search").value = state.query;
-    byId("legend").hidden = !state.legend;
-    byId("legend-switch").setAttribute("aria-pressed", String(state.legend));
-    byId("panel").hidden = state.tab === "settings";
-    for (const part of document.querySelectorAll("[data-of]")) {
-      part.hidden = Number(part.dataset.of) !== state.device;
-    }
-    if (state.legend) drawLegend(app);
-    if (state.tab === "overview") parts.overview.draw();
-  };
-
-  const shown = ["tab", "axis", "raw", "query", "stacking", "legend", "device"];
-  // `quiet`: what follows the pointer and does not belong into a link.
-  app.set = (change, quiet = false) => {
-    const before = { ...app.state };
-    Object.assign(app.state, change);
-    const { state } = app;
-    if (state.query !== before.query) app.refilter();
-    if (state.stacking !== before.stacking) group(m, state.stacking);
-    if (state.axis !== before.axis || state.raw !== before.raw) {
-      state.range = null;
-      app.replace();
-    }
-    if (shown.some((key) => state[key] !== before[key])) app.show();
-    if (!quiet) app.moved();
-    render();
-  };
-  app.step = (by) => app.set({ event: Math.min(Math.max(app.state.event + by, -1), m.n - 1), held: true });
-  app.search = (query) => app.set({ query, tab: "allocations" });
-
-  // Another device of the file: everything that was reckoned from the first is made anew.
-  app.turnTo = async (device) => {
-    if (device === app.state.device || !devices.includes(device)) return;
-    await unpack(device, m);
-    app.state.device = device;
-    prepare(app);
-    parts.lists = lists(app);
-    settle(app);
+  }
+  byId("progress").hidden = true;
+  if (opened.length) {
+    for (const id of ["nav", "columns"]) byId(id).hidden = false;
+    byId("empty").hidden = true;
+    const before = app.files.length;
+    app.files.push(...opened);
+    // Each is replayed, so that they can be compared; the first of them is shown.
+    for (let k = app.files.length - 1; k >= before; k--) await showFile(k);
+    if (opened.length > 1 && !location.hash) app.state.tab = "compare";
     app.show();
-    app.moved();
-    render();
-  };
-
-  const restore = async () => {
-    const found = read(location.hash, Infinity, Infinity);
-    await app.turnTo(found.device ?? devices[0]);
-    const inside = read(location.hash, m.n, m.rows);
-    // What a link does not say is as it was at first.
-    const change = { ...app.start, tab: "overview" };
-    for (const key of ["tab", "event", "pin", "query", "axis"]) if (inside[key] !== null) change[key] = inside[key];
-    if (m.category && inside.stacking) change.stacking = inside.stacking;
-    if (inside.event !== null) change.held = true;
-    app.set({ ...change, raw: inside.raw }, true);
-    app.set({ range: inside.range }, true);
-    const { x0, x1, y0, y1 } = app.first;
-    const { view } = app;
-    const isWhole = view.x0 === x0 && view.x1 === x1 && view.y0 === y0 && view.y1 === y1;
-    if (inside.x || inside.y) parts.overview.look(...(inside.x || [x0, x1]), ...(inside.y || [y0, y1]));
-    else if (!isWhole) parts.overview.look(x0, x1, y0, y1);
-    if (!location.hash && m.meta.focus) {
-      const [from, to] = m.meta.focus.map((event) => app.axis.edges[event + 1]);
-      parts.overview.look(from, to, y0, y1);
-    }
-  };
-
-  words(app);
-  app.recolour();
-  prepare(app);
-  Object.assign(parts, { overview: overview(app), segments: segments(app), stacks: flame(app), lists: lists(app) });
-  wire(app);
-  settle(app);
-  app.drawNow = parts.overview.now;
-  await restore();
-  app.show();
-  window.addEventListener("hashchange", restore);
-  parts.overview.now();
-  // What only makes it quicker comes after what is seen.
-  setTimeout(() => {
-    prepareMap(app);
-    document.documentElement.dataset.ready = "1";
-  }, 0);
+    parts.overview.now();
+    app.render();
+  } else if (!app.files.length) byId("empty").hidden = false;
+  root.dataset.ready = "1";
 };
+
+// ---- state --------------------------------------------------------------------------------
 
 const press = (name, value) => {
   for (const button of document.querySelectorAll(`[data-${name}]`)) {
@@ -237,25 +223,232 @@ const press = (name, value) => {
   }
 };
 
-// What depends on the device that is shown.
-const settle = (app) => {
-  const { m } = app;
-  document.querySelector("[data-axis=time]").disabled = !m.isTimed;
-  const byCategory = document.querySelector("[data-by=categories]");
-  byCategory.disabled = !m.category;
-  byCategory.title = m.category ? "" : "nothing in the trace says what its blocks are for";
-  const chosen = byId("device");
-  if (chosen) chosen.value = String(app.state.device);
-  const left = m.meta.allocations - m.rows;
-  byId("kept").textContent = left > 0
-    ? `${count(m.rows)} of ${count(m.meta.allocations)} allocations one by one: those with the most bytes times `
-      + `events lived; totals are exact, the others (${share(left / m.meta.allocations)} of all) are in the band `
-      + "\"others\" and, in cells, on the map"
-    : `all ${many(m.rows, "allocation")} and ${many(m.n, "event")}`;
+app.cursorX = () => app.moment?.x ?? app.view.x0;
+app.lifeWords = ({ made: from, freed, madeTime, freedTime }) => {
+  if (freed === -1) return from < 0 ? "from before the trace to the end" : "kept to the end";
+  if (from < 0) return "from before the trace";
+  const passed = many(freed - from, "event");
+  return madeTime !== null && freedTime !== null ? `${duration(freedTime - madeTime)} (${passed})` : passed;
+};
+app.momentWords = () => {
+  const { event } = app.state;
+  const { trace } = app;
+  if (event < 0) return trace.events ? "before the first event" : "when the snapshot was taken";
+  const peak = event === trace.peak.allocated.event ? ", the peak" : "";
+  const time = app.moment?.event === event && trace.isTimed ? ` at ${duration(app.moment.time)}` : "";
+  return `after event ${count(event)}${time}${peak}`;
 };
 
-const wire = (app) => {
-  const { m } = app;
+app.recolour = () => { app.colours = palette(); };
+
+const remember = () => {
+  // Inside of another page it has no address of its own.
+  if (location.protocol === "about:" || !app.first) return;
+  const text = write(app.state, app.view, app.first);
+  if (location.hash.slice(1) !== text) history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+};
+let later = 0;
+app.moved = () => { clearTimeout(later); later = setTimeout(remember, 150); };
+
+const timesOf = (times) => {
+  const sorted = [...times].sort((a, b) => a - b);
+  return sorted.length ? `half within ${sorted[sorted.length >> 1].toFixed(1)} ms, 95 of 100 within `
+    + `${sorted[Math.floor(sorted.length * 0.95)].toFixed(1)} ms` : "nothing yet";
+};
+const speed = () => {
+  byId("speed").textContent = `${count(app.redraws.length)} redraws, ${timesOf(app.redraws)}; exact pictures `
+    + timesOf(app.exact);
+};
+
+// What scrolls by itself reaches down to the end of the window.
+const tell = (name, element, more) => {
+  const value = `${Math.round(element.getBoundingClientRect().top + window.scrollY) + more}px`;
+  if (root.style.getPropertyValue(name) !== value) root.style.setProperty(name, value);
+};
+const fitSoon = perFrame(() => {
+  tell("--top", byId("main"), 0);
+  const scroll = document.querySelector("section:not([hidden]) .scroll");
+  if (scroll) tell("--above", scroll, 16);
+});
+window.addEventListener("resize", fitSoon);
+
+const frozenChip = () => {
+  const { held, event } = app.state;
+  byId("frozen").hidden = !held;
+  byId("frozen-words").textContent = held ? `cursor frozen at event ${count(event)}` : "";
+};
+
+app.render = perFrame(() => {
+  if (!app.trace) return;
+  const { tab } = app.state;
+  if (tab !== "settings" && tab !== "compare") drawPanel(app);
+  document.querySelector("[data-zoom=range]").disabled = !app.state.range;
+  frozenChip();
+  for (const text of document.querySelectorAll(".moment")) text.textContent = app.momentWords();
+  if (tab === "segments" || tab === "stacks") parts[tab].draw();
+  if (tab === "allocations" || tab === "events") parts.lists.draw(tab);
+  if (tab === "overview") parts.overview.over();
+  if (tab === "settings") { speed(); parts.settings.draw(); }
+  if (tab === "compare") parts.compare.draw();
+  fitSoon();
+});
+
+// What shows the state apart from the tab's own part.
+app.show = () => {
+  const { state } = app;
+  for (const tab of tabs) {
+    const mine = tab.dataset.tab === state.tab;
+    tab.setAttribute("aria-selected", String(mine));
+    tab.tabIndex = mine ? 0 : -1;
+    byId(tab.dataset.tab).hidden = !mine;
+  }
+  press("axis", state.axis);
+  press("by", state.stacking);
+  byId("raw").checked = state.raw;
+  byId("search").value = state.query;
+  byId("legend").hidden = !state.legend;
+  byId("legend-switch").setAttribute("aria-pressed", String(state.legend));
+  byId("panel").hidden = state.tab === "settings" || state.tab === "compare";
+  if (state.legend && app.axis) drawLegend(app);
+  if (state.tab === "overview") parts.overview.draw();
+};
+
+const askBlock = async (row) => {
+  app.pinned = row < 0 ? null : await app.ask("block", { row });
+  parts.overview.over();
+  app.render();
+};
+const rangeSoon = latest(({ x0, x1 }) => app.ask("range", { x0, x1 }), (found) => { app.ranged = found; app.render(); });
+
+const shown = ["tab", "axis", "raw", "query", "stacking", "legend"];
+// `quiet`: what follows the pointer and does not belong into a link. The promise is kept when
+// the core has answered all that the change asks for.
+app.set = async (change, quiet = false) => {
+  if (!app.trace) return;
+  const before = { ...app.state };
+  Object.assign(app.state, change);
+  const { state } = app;
+  try {
+    const work = [];
+    if (state.axis !== before.axis || state.raw !== before.raw) {
+      state.range = null;
+      app.serial += 1;
+      await setAxis();
+      app.moment = null;
+      if (state.pin >= 0) work.push(askBlock(state.pin));
+    }
+    if (state.query !== before.query || state.stacking !== before.stacking) {
+      app.serial += 1;
+      await setBands();
+    }
+    if (shown.some((key) => state[key] !== before[key])) app.show();
+    if (state.event !== before.event || !app.moment || app.moment.event !== state.event) work.push(askMoment());
+    if (state.pin !== before.pin) work.push(askBlock(state.pin));
+    if (state.range && state.range !== before.range) work.push(rangeSoon({ x0: state.range[0], x1: state.range[1] }));
+    if (!quiet) app.moved();
+    app.render();
+    await Promise.all(work);
+  } catch (error) {
+    app.complain(error);
+  }
+};
+app.step = (by) => app.set({ event: Math.min(Math.max(app.state.event + by, -1), app.trace.events - 1), held: true });
+app.search = (query) => app.set({ query, tab: "allocations" });
+
+const restore = async () => {
+  if (!app.trace) return;
+  root.dataset.ready = "";
+  const found = read(location.hash, Infinity, Infinity);
+  const { devices } = app.files[app.fileIndex];
+  const device = devices.includes(found.device) ? found.device : app.firstDevice;
+  if (device !== app.state.device) await turnTo(device);
+  const inside = read(location.hash, app.trace.events, app.trace.rows);
+  // What a link does not say is as it was at first.
+  const change = { ...app.start, tab: "overview" };
+  for (const key of ["tab", "event", "pin", "query", "axis", "stacking"]) if (inside[key] !== null) change[key] = inside[key];
+  if (change.axis === "time" && !app.trace.isTimed) change.axis = "event";
+  if (change.stacking === "categories" && !app.trace.isKnown) change.stacking = "stacks";
+  if (inside.event !== null) change.held = true;
+  await app.set({ ...change, raw: inside.raw }, true);
+  await app.set({ range: inside.range }, true);
+  const { width, height } = app.axis;
+  parts.overview.look(...(inside.x || [0, width]), ...(inside.y || [0, height]));
+  const focus = !location.hash && isTold() && app.told.focus;
+  if (focus) {
+    const [from, to] = await app.ask("place", { events: focus });
+    parts.overview.look(from, to, 0, height);
+  }
+  app.show();
+  app.render();
+  root.dataset.ready = "1";
+};
+
+// ---- wires --------------------------------------------------------------------------------
+
+const alive = () => {
+  const term = `alive:${Math.max(app.state.event, 0)}`;
+  const rest = app.state.query.replace(/\s*\balive:[\d,]+/g, "").trim();
+  app.set({ query: app.state.query.includes(term) ? rest : `${rest} ${term}`.trim(), tab: "allocations" });
+};
+const showKeys = (is) => {
+  byId("keys").hidden = !is;
+  byId("keys-switch").setAttribute("aria-expanded", String(is));
+  if (is) byId("keys-close").focus();
+};
+const cycle = (list, now) => list[(list.indexOf(now) + 1) % list.length];
+
+const keyWork = (event) => {
+  const { trace, state } = app;
+  const { devices } = app.files[app.fileIndex];
+  const work = {
+    "/": () => { event.preventDefault(); byId("search").focus(); },
+    p: () => app.set({ event: trace.peak.allocated.event, held: true, pin: -1 }),
+    t: () => trace.isTimed && app.set({ axis: state.axis === "time" ? "event" : "time" }),
+    s: () => app.set({ stacking: cycle(["stacks", ...(trace.isKnown ? ["categories"] : []), "sizes"], state.stacking) }),
+    l: () => app.set({ legend: !state.legend }),
+    a: alive, m: parts.compare.mark, g: () => savePng(app), c: () => saveCsv(app),
+    d: () => devices.length > 1 && turnTo(cycle(devices, state.device)).then(() => { app.show(); app.render(); }),
+  }[event.key];
+  if (work) work();
+  if (/^[1-7]$/.test(event.key)) app.set({ tab: TABS[Number(event.key) - 1] });
+};
+
+const wireKeys = () => {
+  const search = byId("search");
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape") {
+      if (!byId("keys").hidden) { showKeys(false); return; }
+      app.hovered = null;
+      app.set({ pin: -1, held: false, range: null, query: "" });
+      search.blur();
+    }
+    if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    if (event.key === "?") showKeys(byId("keys").hidden);
+    else if (event.key === "o") byId("pick").click();
+    else if (app.trace) keyWork(event);
+  });
+};
+
+const wireFiles = () => {
+  const pick = byId("pick");
+  for (const id of ["open", "empty-open"]) byId(id).addEventListener("click", () => pick.click());
+  const take = (files) => openAll([...files].map((blob) => ({ blob, name: blob.name })));
+  pick.addEventListener("change", () => { take(pick.files); pick.value = ""; });
+  let over = 0;
+  const hold = (event) => { if ([...event.dataTransfer.types].includes("Files")) event.preventDefault(); };
+  document.addEventListener("dragenter", (event) => { hold(event); over += 1; byId("drop").hidden = false; });
+  document.addEventListener("dragover", hold);
+  document.addEventListener("dragleave", () => { over -= 1; byId("drop").hidden = over > 0; });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    over = 0;
+    byId("drop").hidden = true;
+    take(event.dataTransfer.files);
+  });
+};
+
+const wire = () => {
   for (const tab of tabs) tab.addEventListener("click", () => app.set({ tab: tab.dataset.tab }));
   byId("tabs").addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -269,13 +462,12 @@ const wire = (app) => {
   let typing = 0;
   search.addEventListener("input", () => {
     clearTimeout(typing);
-    typing = setTimeout(() => app.set({ query: search.value.trim() }), 120);
+    typing = setTimeout(() => app.set({ query: search.value.trim() }), 150);
   });
   search.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
     clearTimeout(typing);
-    const tab = app.state.tab === "events" ? "events" : "allocations";
-    app.set({ query: search.value.trim(), tab });
+    app.set({ query: search.value.trim(), tab: app.state.tab === "events" ? "events" : "allocations" });
   });
   for (const button of document.querySelectorAll("[data-axis]")) {
     button.addEventListener("click", () => app.set({ axis: button.dataset.axis }));
@@ -283,57 +475,46 @@ const wire = (app) => {
   for (const button of document.querySelectorAll("[data-by]")) {
     button.addEventListener("click", () => app.set({ stacking: button.dataset.by }));
   }
-  byId("legend-switch").addEventListener("click", () => app.set({ legend: !app.state.legend }));
-  byId("device")?.addEventListener("change", (event) => app.turnTo(Number(event.target.value)));
+  const clicks = {
+    "legend-switch": () => app.set({ legend: !app.state.legend }),
+    "free-cursor": () => app.set({ held: false, pin: -1 }),
+    "alive-filter": alive,
+    "save-png": () => savePng(app), "save-csv": () => saveCsv(app), save: () => savePickle(app),
+    "keys-switch": () => showKeys(byId("keys").hidden), "keys-close": () => showKeys(false),
+  };
+  for (const [id, work] of Object.entries(clicks)) byId(id).addEventListener("click", work);
+  const turned = () => { app.show(); parts.overview.now(); app.render(); };
+  byId("device").addEventListener("change", (event) => turnTo(Number(event.target.value)).then(turned));
+  byId("file").addEventListener("change", (event) => showFile(Number(event.target.value)).then(turned));
   byId("raw").addEventListener("change", (event) => app.set({ raw: event.target.checked }));
-  const repaint = () => { app.recolour(); app.show(); app.render(); };
-  byId("theme").addEventListener("change", (event) => {
-    document.documentElement.dataset.theme = event.target.value;
-    repaint();
-  });
+  const repaint = () => { app.recolour(); if (app.trace) { app.show(); parts.overview.now(); app.render(); } };
+  byId("theme").addEventListener("change", (event) => { root.dataset.theme = event.target.value; repaint(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   // Paper is light, and has no next frame.
-  matchMedia("print").addEventListener("change", () => { repaint(); app.drawNow(); });
-  for (const finding of document.querySelectorAll("[data-event]")) {
-    finding.addEventListener("click", () => {
-      const event = Number(finding.dataset.event);
-      const at = m.number ? m.number.findIndex((number) => number >= event) : event;
-      app.set({ event: Math.min(at < 0 ? m.n - 1 : at, m.n - 1), held: true, pin: -1 });
-    });
-  }
-  // On a phone the words of a finding are cut; a tap shows all of them.
-  for (const notes of document.querySelectorAll("article p")) {
-    notes.addEventListener("click", () => notes.classList.toggle("full"));
-  }
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Escape") {
-      app.hovered = -1;
-      app.set({ pin: -1, held: false, range: null, query: "" });
-      search.blur();
-    }
-    if (/^(INPUT|SELECT)$/.test(event.target.tagName)) return;
-    keys(app, event);
-  });
+  matchMedia("print").addEventListener("change", repaint);
 };
 
-const keys = (app, event) => {
-  const { m, state } = app;
-  const work = {
-    "/": () => { event.preventDefault(); byId("search").focus(); },
-    p: () => app.set({ event: m.meta.peak_event, held: true, pin: -1 }),
-    t: () => m.isTimed && app.set({ axis: state.axis === "time" ? "event" : "time" }),
-    s: () => m.category && app.set({ stacking: state.stacking === "stacks" ? "categories" : "stacks" }),
-    l: () => app.set({ legend: !state.legend }),
-    d: () => app.turnTo(devices[(devices.indexOf(state.device) + 1) % devices.length]),
-  }[event.key];
-  if (work) work();
-  if (/^[1-6]$/.test(event.key)) app.set({ tab: tabs[Number(event.key) - 1].dataset.tab });
+const start = async () => {
+  app.recolour();
+  Object.assign(parts, {
+    overview: overview(app), segments: segments(app), stacks: flame(app), lists: lists(app),
+    settings: settings(app), compare: compare(app),
+  });
+  wire();
+  wireKeys();
+  wireFiles();
+  window.addEventListener("hashchange", restore);
+  const own = byId("snapshot");
+  if (!own) {
+    byId("empty").hidden = false;
+    root.dataset.ready = "1";
+    return;
+  }
+  await openAll([{ blob: packedBlob(own), name: app.told.title, isOwn: true }]);
+  await restore();
 };
 
 start().catch((error) => {
-  const box = byId("trouble");
-  box.hidden = false;
-  box.textContent = `This page could not be read: ${error.message}`;
+  app.complain(new Error(`This page could not be read: ${error.message}`));
   throw error;
 });

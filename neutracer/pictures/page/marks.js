@@ -20,7 +20,8 @@ export const marks = (app, box) => {
   };
 
   return (g) => {
-    const { axis, view, state, m } = app;
+    const { view, state } = app;
+    if (!app.axis) { sheet.hidden = true; return; }
     const bottom = g.mapTop + g.mapHeight;
     put(sheet, g.left, g.stripTop, g.plotWidth, bottom - g.stripTop);
     const toX = (at) => ((at - view.x0) / (view.x1 - view.x0)) * g.plotWidth;
@@ -32,15 +33,15 @@ export const marks = (app, box) => {
       const [a, b] = state.range.map(toX).map(far);
       put(range, a, 0, Math.max(b - a, 1), bottom - g.stripTop);
     }
-    for (const [element, row] of [[pinned, state.pin], [hovered, app.hovered]]) {
-      element.hidden = row < 0 || row >= m.rows || m.y[row] < 0;
+    for (const [element, block] of [[pinned, app.pinned], [hovered, app.hovered]]) {
+      element.hidden = !block || block.y < 0;
       if (element.hidden) continue;
-      const { left, right } = axis.boxes.blocks;
-      const [l, r] = [far(toX(left[row])), far(toX(right[row]))];
-      const [t, b] = [far(toY(m.y[row] + m.size[row])), far(toY(m.y[row]))];
+      const [l, r] = [far(toX(block.x0)), far(toX(block.x1))];
+      const [t, b] = [far(toY(block.y + block.size)), far(toY(block.y))];
       element.hidden = b < toY(view.y1) || t > toY(view.y0);
       if (!element.hidden) put(element, l - 2, t - 2, Math.max(r - l, 1) + 4, Math.max(b - t, 1) + 4);
     }
-    put(cursor, Math.round(far(toX(app.cursorX()))), 0, null, bottom - g.stripTop);
+    cursor.classList.toggle("frozen", state.held);
+    if (app.moment) put(cursor, Math.round(far(toX(app.moment.x))), 0, null, bottom - g.stripTop);
   };
 };

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first tab: chart, tooltip, and what mouse, fingers and keys do to it.
 
-import { clampView, zoomed } from "./axis.js";
+import { clampView, wholeView, zoomed } from "./axis.js";
 import { drawChart, geometry } from "./chart.js";
+import { latest } from "./client.js";
 import { byId, made, perFrame } from "./dom.js";
 import { twoFingers } from "./gestures.js";
 import { marks } from "./marks.js";
-import { blockAt, placeName, segmentAt } from "./model.js";
-import { coarseAt } from "./raster.js";
+import { mostOf, paintMap, paintStrip } from "./strip.js";
 import { bytes } from "./units.js";
 
-// Milliseconds without a movement after which the picture is drawn sharp.
-const REST = 160;
-
-// Microseconds, or events, that a view shows at least.
+// Positions that a view shows at least.
 const FINEST = 2;
+
+const NONE = 0xffffffff;
 
 export const overview = (app) => {
   const box = byId("chart");
   const base = byId("base");
   const mark = marks(app, box);
   const tip = byId("tip");
-  let g = geometry(600, 400);
-  let resting = 0;
+  app.stripCanvas = document.createElement("canvas");
+  app.mapCanvas = document.createElement("canvas");
+  let g = geometry(600, 400, 0, false);
 
   const size = () => {
     const width = box.clientWidth;
     const room = window.innerHeight - box.getBoundingClientRect().top - window.scrollY - 16;
-    const height = Math.round(Math.min(Math.max(room, width < 560 ? 400 : 470), 900));
+    const height = Math.round(Math.min(Math.max(room, width < 560 ? 400 : 430), 900));
     box.style.height = `${height}px`;
-    g = geometry(width, height);
+    g = geometry(width, height, app.axis ? app.axis.lanes.lanes.length : 0, app.ooms?.length > 0);
   };
 
   const draw = () => {
-    if (app.state.tab !== "overview" || !box.clientWidth) return;
+    if (app.state.tab !== "overview" || !box.clientWidth || !app.trace) return;
     const start = performance.now();
     drawChart(app, base, g);
     mark(g);
@@ -42,6 +42,41 @@ export const overview = (app) => {
   };
   const soon = perFrame(draw);
   const overSoon = perFrame(() => mark(g));
+
+  const paint = () => {
+    const { shot, colours, bands } = app;
+    if (!shot) return;
+    const scale = Math.min(window.devicePixelRatio || 1, 2);
+    shot.top = mostOf(shot) * 1.04;
+    paintStrip(app.stripCanvas, shot, Math.round(g.stripHeight * scale), shot.top, colours, bands);
+    if (shot.pixels) paintMap(app.mapCanvas, shot, colours, bands);
+  };
+  // Pictures of the range on the screen; while one is made, only the last range waits.
+  const picture = latest(
+    (wanted) => app.ask("draw", wanted),
+    (shot, wanted) => {
+      if (wanted.serial !== app.serial) return;
+      app.shot = shot;
+      app.exact.push(performance.now() - wanted.asked);
+      if (app.exact.length > 500) app.exact.shift();
+      paint();
+      soon();
+      if (app.onShot) app.onShot();
+    });
+  const ask = () => {
+    if (!app.axis || !box.clientWidth) return;
+    const { view, axis } = app;
+    const scale = Math.min(window.devicePixelRatio || 1, 2);
+    const [x0, x1] = wholeView(view.x0, view.x1, axis.width);
+    const [y0, y1] = wholeView(view.y0, view.y1, axis.height);
+    const width = Math.min(Math.round(g.plotWidth * scale), 8192);
+    const height = app.trace.segments ? Math.min(Math.round(g.mapHeight * scale), 8192) : 0;
+    const same = app.shot && app.shotSerial === app.serial && [x0, x1, y0, y1, width, height].join() === app.shotKey;
+    if (same) return;
+    app.shotKey = [x0, x1, y0, y1, width, height].join();
+    app.shotSerial = app.serial;
+    picture({ x0, x1, y0, y1, width, height, serial: app.serial, asked: performance.now() }).catch(app.complain);
+  };
 
   const spots = (event) => {
     const frame = box.getBoundingClientRect();
@@ -53,20 +88,28 @@ export const overview = (app) => {
       y: view.y0 + ((g.mapTop + g.mapHeight - py) / g.mapHeight) * (view.y1 - view.y0),
       inside: px >= g.left && px <= g.left + g.plotWidth,
       inMap: py >= g.mapTop && py <= g.mapTop + g.mapHeight,
-      inStrip: py >= g.stripTop && py < g.mapTop,
+      inLanes: py >= g.laneTop && py < g.mapTop,
+      inStrip: py >= g.stripTop && py < g.laneTop,
     };
+  };
+  // The block at a pixel of the picture, and whether anything is reserved there.
+  const hit = (at) => {
+    const { shot } = app;
+    if (!shot || !shot.rows || !at.inMap) return { row: -1, code: 0 };
+    const column = Math.floor(((at.x - shot.x0) / (shot.x1 - shot.x0)) * shot.width);
+    const line = Math.floor(((at.y - shot.y0) / (shot.y1 - shot.y0)) * shot.height);
+    if (column < 0 || column >= shot.width || line < 0 || line >= shot.height) return { row: -1, code: 0 };
+    const row = shot.rows[line * shot.width + column];
+    return { row: row === NONE ? -1 : row, code: shot.pixels[(shot.height - 1 - line) * shot.width + column] };
   };
 
   const look = (x0, x1, y0 = app.view.y0, y1 = app.view.y1) => {
-    const { axis, m } = app;
-    // Times are whole microseconds, and events are counted: closer there is nothing to see.
-    const finest = Math.max((axis.high - axis.low) / Math.max(m.n * 4, 1e5), FINEST);
-    [app.view.x0, app.view.x1] = clampView(x0, x1, axis.low, axis.high, finest);
-    [app.view.y0, app.view.y1] = clampView(y0, y1, 0, m.height, Math.min(4096, m.height));
+    const { axis } = app;
+    const finest = Math.min(FINEST, axis.width);
+    [app.view.x0, app.view.x1] = clampView(x0, x1, 0, axis.width, finest);
+    [app.view.y0, app.view.y1] = clampView(y0, y1, 0, axis.height, Math.min(4096, axis.height));
     app.moved();
-    app.moving = true;
-    clearTimeout(resting);
-    resting = setTimeout(() => { app.moving = false; soon(); }, REST);
+    ask();
     soon();
   };
 
@@ -80,11 +123,11 @@ export const overview = (app) => {
     const [wx, wy] = [app.view.x1 - app.view.x0, app.view.y1 - app.view.y0];
     look(app.view.x0 + dx * wx, app.view.x1 + dx * wx, app.view.y0 + dy * wy, app.view.y1 + dy * wy);
   };
-  const whole = () => look(app.axis.low, app.axis.high, 0, app.m.height);
+  const whole = () => look(0, app.axis.width, 0, app.axis.height);
 
   box.addEventListener("wheel", (event) => {
     const at = spots(event);
-    if (!at.inside) return;
+    if (!at.inside || !app.axis) return;
     event.preventDefault();
     const by = event.deltaY * (event.deltaMode === 1 ? 16 : 1);
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY) && !event.shiftKey) {
@@ -94,27 +137,37 @@ export const overview = (app) => {
     } else zoomTime(Math.exp(-by / 400), at.x);
   }, { passive: false });
 
-  const tell = (at, row) => {
-    const { m } = app;
+  const tell = (at, fill) => {
     tip.replaceChildren();
-    if (row < 0) {
-      const event = app.axis.eventAt(at.x);
-      const segment = at.inMap ? segmentAt(m, event, at.y) : -1;
-      if (segment < 0) { tip.hidden = true; return; }
-      const used = coarseAt(m, app.axis, at.x, at.y);
-      made(tip, "b", used ? "in use by blocks not kept one by one, or free" : "free");
-      made(tip, "span", ` in a segment of ${bytes(m.segments.size[segment])}`);
-    } else {
-      made(tip, "b", bytes(m.size[row]));
-      if (m.category) made(tip, "span", ` ${m.meta.categories[m.category[row]]}`);
-      made(tip, "div", placeName(m, m.stackPlace[m.stack[row]]));
-      made(tip, "div", app.lifeWords(row), "muted");
-    }
+    fill();
     tip.hidden = false;
     const [w, h] = [tip.offsetWidth, tip.offsetHeight];
     tip.style.left = `${Math.max(4, Math.min(at.px + 14, box.clientWidth - w - 4))}px`;
     tip.style.top = `${at.py + h + 24 > box.clientHeight ? at.py - h - 10 : at.py + 16}px`;
   };
+  const tellBlock = (at, block) => tell(at, () => {
+    made(tip, "b", bytes(block.size));
+    if (app.trace.isKnown) made(tip, "span", ` ${block.category.replaceAll("_", " ")}`);
+    made(tip, "div", block.place);
+    made(tip, "div", app.lifeWords(block), "muted");
+    if (block.metadata) made(tip, "div", block.metadata);
+  });
+  const tellLane = (at) => {
+    const lane = app.axis.lanes.lanes[Math.floor((at.py - g.laneTop) / g.laneHeight)];
+    const range = lane?.ranges.find(({ x0, x1 }) => x0 <= at.x && at.x <= x1);
+    if (!range) { tip.hidden = true; return; }
+    tell(at, () => { made(tip, "b", range.name); made(tip, "div", lane.kind, "muted"); });
+  };
+
+  // The block under the pointer: asked for when it is another one.
+  let pointed = null;
+  const block = latest((at) => app.ask("block", { row: at.row }), (found, at) => {
+    if (!pointed || pointed.row !== at.row || !found) return;
+    app.hovered = found;
+    tellBlock(pointed, found);
+    overSoon();
+    app.render();
+  });
 
   const bottom = () => g.mapTop + g.mapHeight;
   const fingers = twoFingers(spots, () => ({
@@ -129,15 +182,16 @@ export const overview = (app) => {
 
   let held = null;
   box.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
+    if (event.button !== 0 || !app.axis) return;
     const at = spots(event);
     if (!at.inside) return;
     fingers.down(event);
     if (fingers.active()) { held = null; tip.hidden = true; return; }
-    const brush = at.inStrip || event.shiftKey;
+    const brush = at.inStrip || at.inLanes || event.shiftKey;
     held = { ...at, brush, moved: false, view: { ...app.view } };
   });
   box.addEventListener("pointermove", (event) => {
+    if (!app.axis) return;
     fingers.move(event);
     if (fingers.active()) return;
     const at = spots(event);
@@ -148,7 +202,7 @@ export const overview = (app) => {
       held.moved = true;
       tip.hidden = true;
       if (held.brush) {
-        const clamp = (x) => Math.min(Math.max(x, app.axis.low), app.axis.high);
+        const clamp = (x) => Math.min(Math.max(x, 0), app.axis.width);
         app.set({ range: [Math.min(held.x, at.x), Math.max(held.x, at.x)].map(clamp) });
         overSoon();
       } else {
@@ -159,30 +213,39 @@ export const overview = (app) => {
       }
       return;
     }
-    if (!at.inside || !(at.inMap || at.inStrip)) { leave(); return; }
-    const index = app.axis.eventAt(at.x);
-    const row = at.inMap ? blockAt(app.m, index, at.y) : -1;
-    app.hovered = row;
-    if (app.state.pin < 0 && !app.state.held) app.set({ event: index }, true);
-    tell(at, row);
-    overSoon();
+    if (!at.inside || at.py < g.stripTop || at.py > bottom()) { leave(); return; }
+    if (!app.state.held) app.follow(at.x);
+    const { row, code } = hit(at);
+    pointed = { ...at, row };
+    if (row >= 0) {
+      if (app.hovered?.row === row) tellBlock(at, app.hovered);
+      else block({ row }).catch(app.complain);
+      return;
+    }
+    if (app.hovered) { app.hovered = null; overSoon(); app.render(); }
+    if (at.inLanes) tellLane(at);
+    else if (code === 1) tell(at, () => made(tip, "b", "reserved, free"));
+    else tip.hidden = true;
   });
   const leave = () => {
     tip.hidden = true;
-    if (app.hovered >= 0) { app.hovered = -1; overSoon(); app.set({}, true); }
+    pointed = null;
+    if (app.hovered) { app.hovered = null; overSoon(); app.render(); }
   };
   box.addEventListener("pointerleave", leave);
   const lift = (event) => { fingers.up(event); };
   window.addEventListener("pointerup", lift);
   window.addEventListener("pointercancel", (event) => { lift(event); held = null; });
-  box.addEventListener("pointerup", (event) => {
+  box.addEventListener("pointerup", async (event) => {
     const clicked = held && !held.moved;
     held = null;
     if (!clicked) return;
     const at = spots(event);
-    const index = app.axis.eventAt(at.x);
-    const row = at.inMap ? blockAt(app.m, index, at.y) : -1;
-    app.set({ event: index, pin: row, held: row < 0 && !app.state.held, range: null });
+    const { row } = hit(at);
+    const { event: index } = await app.ask("at", { x: Math.floor(at.x) });
+    // On empty ground a click frees a frozen cursor; on the timeline it freezes one.
+    const freezes = row >= 0 || ((at.inStrip || at.inLanes) && !app.state.held);
+    app.set({ event: index, pin: row, held: freezes, range: null });
     overSoon();
   });
   box.addEventListener("dblclick", whole);
@@ -194,10 +257,11 @@ export const overview = (app) => {
     ArrowRight: (event) => (event.shiftKey ? pan(0.1, 0) : app.step(1)),
     ArrowUp: (event) => (event.shiftKey ? zoomAddress(1.5) : pan(0, 0.1)),
     ArrowDown: (event) => (event.shiftKey ? zoomAddress(1 / 1.5) : pan(0, -0.1)),
+    Enter: () => app.set({ held: !app.state.held, pin: -1 }),
   };
   box.addEventListener("keydown", (event) => {
     const work = keys[event.key];
-    if (!work || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!work || !app.axis || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     work(event);
     overSoon();
@@ -209,9 +273,8 @@ export const overview = (app) => {
   for (const button of document.querySelectorAll("[data-zoom]")) {
     button.addEventListener("click", () => turns[button.dataset.zoom]());
   }
-  new ResizeObserver(() => { size(); soon(); }).observe(byId("overview"));
+  const fit = () => { size(); ask(); paint(); soon(); };
+  new ResizeObserver(fit).observe(byId("overview"));
   size();
-  return {
-    draw: () => { size(); soon(); }, now: () => { size(); draw(); }, over: overSoon, look,
-  };
+  return { draw: fit, now: () => { size(); ask(); paint(); draw(); }, over: overSoon, look, isBusy: picture.isBusy };
 };

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on the page of a snapshot before its program runs: findings, figures, settings."""
+"""What only Python finds about a snapshot, as plain data for its page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -13,79 +13,61 @@ from neutracer.render.document import Note
 from neutracer.render.escape import clean, sentence, shorten_left
 from neutracer.render.palette import DARK, LIGHT, Palette
 from neutracer.render.report import Finding
-from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count, format_duration_us
 
-__all__ = ["page_parts", "page_style"]
+__all__ = ["page_style", "tabs", "told"]
 
-_TABS = ("Overview", "Segments", "Stacks", "Allocations", "Events", "Settings")
-
-# Findings above the picture; the others need a click.
-_SHOWN_FINDINGS = 2
+_TABS = ("Overview", "Segments", "Stacks", "Allocations", "Events", "Settings", "Compare")
 
 _MOST_PLACE = 120
 
 
-def page_parts(
-    snap: Snapshot, report: OverviewReport, devices: Sequence[int], title: str
-) -> dict[str, str]:
-    """The page's HTML by the name of its place in `page.html`.
+def told(report: OverviewReport, devices: Sequence[int]) -> list[dict[str, Any]]:
+    """Each device's facts, figures and findings, in the order of the page.
 
     Args:
-        snap: The snapshot.
-        report: Its report.
-        devices: The devices that the page shows; those after the first are hidden at first.
-        title: The title.
+        report: The snapshot's report.
+        devices: The devices that the page shows.
     """
-    return {
-        "title": _text(title),
-        "tabs": _tabs(),
-        "devices": _device_choice(report, devices) if len(devices) > 1 else "",
-        "settings": _settings(snap),
-        **_headings(report, devices),
-    }
-
-
-def _device_choice(report: OverviewReport, devices: Sequence[int]) -> str:
-    peaks = {entry.device: entry.reserved_peak["reserved_bytes"] for entry in report.devices}
-    failed = {entry.device for entry in report.devices if entry.oom}
-    options = "".join(
-        f'<option value="{number}">cuda:{number}, '
-        f"{format_bytes(peaks.get(number, 0))} at most"
-        f"{', out of memory' if number in failed else ''}</option>"
-        for number in sorted(devices)
-    )
-    return f'<label>device <select id="device">{options}</select></label>'
-
-
-def _headings(report: OverviewReport, devices: Sequence[int]) -> dict[str, str]:
-    """What is above the tabs and above the picture, for each device."""
-    facts, figures, findings = [], [], []
-    for place, number in enumerate(devices):
+    entries = []
+    for number in devices:
         mine = next((entry for entry in report.devices if entry.device == number), None)
-        hidden = " hidden" if place else ""
-        of = f' data-of="{number}"{hidden}' if len(devices) > 1 else ""
-        facts.append(f"<span{of}>{_facts(report, mine, number)}</span>")
-        figures.append(_figures(mine, of))
-        findings.append(f"<div{of}>{_findings(_findings_of(report, mine))}</div>")
-    return {
-        "facts": "".join(facts),
-        "figures": "".join(figures),
-        "findings": "".join(findings),
-    }
+        entries.append(
+            {
+                "device": number,
+                "name": _name(mine, number),
+                "facts": _facts(report, mine, number),
+                "figures": _figures(mine),
+                "findings": [_finding(finding) for finding in _findings_of(report, mine)],
+            }
+        )
+    return entries
 
 
-def _text(text: str) -> str:
-    return escape(sentence(text))
+def _name(mine: DeviceOverview | None, number: int) -> str:
+    """A device in the list of them."""
+    if mine is None:
+        return f"cuda:{number}"
+    peak = format_bytes(mine.reserved_peak["reserved_bytes"])
+    return f"cuda:{number}, {peak} at most{', out of memory' if mine.oom else ''}"
+
+
+def tabs() -> str:
+    """The buttons of the page's views."""
+    return "".join(
+        f'<button role="tab" data-tab="{tab.lower()}" aria-controls="{tab.lower()}" '
+        f'aria-selected="{"true" if tab == _TABS[0] else "false"}">{escape(tab)}</button>'
+        for tab in _TABS
+    )
 
 
 def _variables(palette: Palette) -> str:
     blues = "".join(f"--b{step}:{blue};" for step, blue in enumerate(palette.allocated))
-    groups = "".join(f"--g{place}:{colour};" for place, colour in enumerate(palette.groups))
+    hues = "".join(f"--h{place}:{colour};" for place, colour in enumerate(palette.hues))
     return (
         f"--page:{palette.page};--ink:{palette.ink};--grey:{palette.grey};--line:{palette.line};"
         f"--surface:{palette.surface};--sand:{palette.sand};--sand-ink:{palette.sand_ink};"
-        f"--red:{palette.red};--red-wash:{palette.red_fill}80;{blues}{groups}"
+        f"--red:{palette.red};--red-wash:{palette.red_fill}80;{blues}{hues}"
     )
 
 
@@ -110,12 +92,13 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     facts.append(report.settings or "default settings")
     if report.partial:
         facts.append(f"only a part was read: {report.partial}")
-    return " · ".join(map(_text, facts))
+    return " · ".join(map(sentence, facts))
 
 
-def _figures(mine: DeviceOverview | None, of: str) -> str:
+def _figures(mine: DeviceOverview | None) -> list[tuple[str, str, str]]:
+    """Words, values and what they are: "worst" or nothing."""
     if mine is None:
-        return ""
+        return []
     stats = mine.memory_stats
     figures = [
         ("allocated", stats["allocated_bytes.all.current"], ""),
@@ -123,10 +106,7 @@ def _figures(mine: DeviceOverview | None, of: str) -> str:
         ("peak allocated", mine.peak["allocated_bytes"], ""),
         ("peak reserved", mine.reserved_peak["reserved_bytes"], "worst" if mine.oom else ""),
     ]
-    return "".join(
-        f'<div class="{kind}"{of}><dt>{word}</dt><dd>{format_bytes(nbytes)}</dd></div>'
-        for word, nbytes, kind in figures
-    )
+    return [(word, format_bytes(nbytes), kind) for word, nbytes, kind in figures]
 
 
 def _findings_of(report: OverviewReport, mine: DeviceOverview | None) -> tuple[Finding, ...]:
@@ -136,38 +116,13 @@ def _findings_of(report: OverviewReport, mine: DeviceOverview | None) -> tuple[F
     return report.findings_of(mine.device)
 
 
-def _tabs() -> str:
-    return "".join(
-        f'<button role="tab" data-tab="{tab.lower()}" aria-controls="{tab.lower()}" '
-        f'aria-selected="{"true" if tab == _TABS[0] else "false"}">{tab}</button>'
-        for tab in _TABS
-    )
-
-
-def _findings(findings: Iterable[Finding]) -> str:
-    articles = [_finding(finding) for finding in findings]
-    if not articles:
-        return (
-            '<article class="info"><span class="word">good</span><strong>Nothing stands out: '
-            "no out-of-memory event, no fragmentation worth mentioning.</strong></article>"
-        )
-    more = articles[_SHOWN_FINDINGS:]
-    rest = f"<details><summary>{len(more)} more</summary>{''.join(more)}</details>" if more else ""
-    return "".join(articles[:_SHOWN_FINDINGS]) + rest
-
-
-def _finding(finding: Finding) -> str:
-    severity = finding.severity.value
-    go = (
-        f'<button data-event="{finding.event}">event {format_count(finding.event)}</button>'
-        if finding.event is not None
-        else ""
-    )
-    notes = " · ".join(_note(note) for note in (*finding.evidence, *finding.advice))
-    return (
-        f'<article class="{severity}"><span class="word">{severity}</span>'
-        f"<strong>{_text(finding.message)}</strong>{go}<p>{notes}</p></article>"
-    )
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity.value,
+        "message": sentence(finding.message),
+        "event": finding.event,
+        "notes": [_note(note) for note in (*finding.evidence, *finding.advice)],
+    }
 
 
 def _note(note: Note) -> str:
@@ -177,23 +132,4 @@ def _note(note: Note) -> str:
         words += f" {sentence(note.place.function, _MOST_PLACE)} {where}"
     elif note.detail:
         words += f": {sentence(note.detail)}"
-    return escape(words.rstrip("."))
-
-
-def _settings(snap: Snapshot) -> str:
-    known = dict(snap.settings_in_force)
-    rows: dict[str, Any] = {"PYTORCH_CUDA_ALLOC_CONF": known.pop("text") or "(default)", **known}
-    return "".join(
-        f"<dt>{_text(name)}</dt><dd>{_text(_setting(name, value))}</dd>"
-        for name, value in rows.items()
-    )
-
-
-def _setting(name: str, value: object) -> str:
-    if isinstance(value, tuple):
-        return "off" if not any(value) else ", ".join(map(str, value))
-    if value is None:
-        return "not set"
-    if type(value) is int and name.endswith(("size", "rounding")):
-        return format_bytes(value)
-    return str(value)
+    return words

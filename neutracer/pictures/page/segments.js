@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout at the cursor: a bar a segment, its blocks blue and its holes sand.
+// The layout at the cursor: a bar a segment, its blocks in the colours of the timeline and its
+// holes sand.
 
-import { blueAt, byId, fitCanvas, made, ofHex, perFrame, rgb } from "./dom.js";
-import { hexAddress, layoutAt, placeName, poolOf } from "./model.js";
+import { byId, fitCanvas, made, perFrame, rgb } from "./dom.js";
+import { bandColours } from "./strip.js";
 import { bytes, many } from "./units.js";
-import { BLUES, DIM, FIRST_BLUE } from "./raster.js";
 
 const ROW = 26;
 const FONT = "12px system-ui, sans-serif";
@@ -12,67 +12,52 @@ const FONT = "12px system-ui, sans-serif";
 // Pixels of a segment's size, with the gaps at its sides.
 const SIZE_ROOM = 84;
 
+// Room for a label is for the longest, but at most a part of the width.
+const LABEL_PART = 0.4;
+
+const PENDING = 2;
+
 export const segments = (app) => {
   const [view, sheet, canvas] = [byId("segment-scroll"), byId("segment-sheet"), byId("segment-canvas")];
   const tip = byId("segment-tip");
-  let layout = [];
+  let layout = { segments: [], blocks: null };
   let most = 1;
   let known = null;
   let widest = null;
   let longest = 0;
 
   // What stands before a bar: where it is, and of which pool; on a phone only the pool.
-  const label = (segment) => {
-    const pool = poolOf(app.m, segment.row);
-    return view.clientWidth < 560 ? pool : `${hexAddress(app.m, segment.address)}  ${pool}`;
+  const label = ({ pool, address, isExpandable }) => {
+    const what = isExpandable ? `${pool}, expandable` : pool;
+    return view.clientWidth < 560 ? pool : `${address}  ${what}`;
   };
-
-  // Room for a label is for the longest, but at most a part of the width.
-  const LABEL_PART = 0.4;
   const labelWidth = () => Math.min(longest + SIZE_ROOM, Math.round(view.clientWidth * LABEL_PART));
 
-  const partial = "only the blocks that this page keeps one by one are drawn";
-  const free = (left) => `${bytes(left)} of it free, the largest hole `
-    + `${bytes(layout.reduce((best, segment) => Math.max(best, segment.hole), 0))}`;
-
-  const prepare = () => {
-    const key = `${app.state.device} ${app.state.event}`;
+  const prepare = async () => {
+    const order = byId("segment-order").value;
+    const key = `${app.serial} ${app.state.event} ${order}`;
     if (key === known) return;
     known = key;
-    layout = layoutAt(app.m, app.state.event);
-    const order = byId("segment-order").value;
-    if (order === "free") layout.sort((a, b) => b.size - b.used - (a.size - a.used));
-    if (order === "hole") layout.sort((a, b) => b.hole - a.hole);
-    widest = layout.reduce((best, segment) =>
-      (best && label(best).length >= label(segment).length ? best : segment), null);
-    most = layout.reduce((best, segment) => Math.max(best, segment.size), 1);
-    const [size, used] = layout.reduce((s, l) => [s[0] + l.size, s[1] + l.used], [0, 0]);
-    byId("segment-words").textContent = layout.length
-      ? `${many(layout.length, "segment")}, ${bytes(size)}; ${app.m.isPartial ? partial : free(size - used)}`
+    const found = await app.ask("layout", { event: app.state.event, order });
+    if (key !== known) return;
+    layout = found;
+    const list = layout.segments;
+    widest = list.reduce((best, segment) => (best && label(best).length >= label(segment).length ? best : segment), null);
+    most = list.reduce((best, segment) => Math.max(best, segment.size), 1);
+    const [size, used] = list.reduce((sums, one) => [sums[0] + one.size, sums[1] + one.used], [0, 0]);
+    const hole = list.reduce((best, one) => Math.max(best, one.hole), 0);
+    byId("segment-words").textContent = list.length
+      ? `${many(list.length, "segment")}, ${bytes(size)}; ${bytes(size - used)} of it free, the largest hole ${bytes(hole)}`
       : "Nothing is reserved at this moment.";
-    sheet.style.height = `${layout.length * ROW + 4}px`;
-  };
-
-  const draw = () => {
-    if (app.state.tab !== "segments") return;
-    prepare();
-    const { m, colours } = app;
-    const [width, height] = [view.clientWidth, view.clientHeight];
-    const { pen } = fitCanvas(canvas, width, height);
-    pen.clearRect(0, 0, width, height);
-    pen.font = FONT;
-    longest = widest ? pen.measureText(label(widest)).width : 0;
-    const first = Math.floor(view.scrollTop / ROW);
-    const left = labelWidth();
-    for (let k = first; k < layout.length && k * ROW < view.scrollTop + height; k++) {
-      const y = k * ROW - view.scrollTop + 3;
-      bar(m, colours, pen, layout[k], left, y, width - left - 8);
-    }
+    sheet.style.height = `${list.length * ROW + 4}px`;
+    soon();
   };
 
   const spread = (segment, width) => Math.max((segment.size / most) * width, 24);
 
-  const bar = (m, colours, pen, segment, left, y, width) => {
+  const bar = (pen, segment, fills, left, y, width) => {
+    const { colours } = app;
+    const { offset, size, row, band, state } = layout.blocks;
     const full = spread(segment, width);
     const scale = full / segment.size;
     pen.fillStyle = colours.grey;
@@ -83,15 +68,13 @@ export const segments = (app) => {
     pen.fillText(bytes(segment.size), left - 10, y + 14);
     pen.fillStyle = colours.sand;
     pen.fillRect(left, y, full, ROW - 6);
-    for (const row of segment.blocks) {
-      const shade = app.kinds.of[row];
-      pen.fillStyle = shade === DIM ? rgb(ofHex(colours.line))
-        : rgb(blueAt(colours, (shade - FIRST_BLUE) / (BLUES - 1)));
-      const x = left + (m.address[row] - segment.address) * scale;
-      const w = m.size[row] * scale;
+    for (let k = segment.first; k < segment.first + segment.count; k++) {
+      if (!state[k]) continue;
+      pen.fillStyle = fills[band[k]];
+      const [x, w] = [left + offset[k] * scale, size[k] * scale];
       // A hairline between neighbours, where there is room for one.
       pen.fillRect(x, y, Math.max(w > 4 ? w - 1 : w, 0.7), ROW - 6);
-      if (row === app.state.pin) {
+      if (row[k] >= 0 && row[k] === app.state.pin) {
         pen.strokeStyle = colours.ink;
         pen.lineWidth = 2;
         pen.strokeRect(x, y, Math.max(w, 2), ROW - 6);
@@ -102,31 +85,51 @@ export const segments = (app) => {
     pen.strokeRect(left + 0.5, y + 0.5, full, ROW - 7);
   };
 
+  const draw = () => {
+    if (app.state.tab !== "segments" || !app.trace) return;
+    prepare().catch(app.complain);
+    const [width, height] = [view.clientWidth, view.clientHeight];
+    const { pen } = fitCanvas(canvas, width, height);
+    pen.clearRect(0, 0, width, height);
+    pen.font = FONT;
+    longest = widest ? pen.measureText(label(widest)).width : 0;
+    const fills = bandColours(app.colours, app.bands).map(rgb);
+    const first = Math.floor(view.scrollTop / ROW);
+    const left = labelWidth();
+    for (let k = first; k < layout.segments.length && k * ROW < view.scrollTop + height; k++) {
+      bar(pen, layout.segments[k], fills, left, k * ROW - view.scrollTop + 3, width - left - 8);
+    }
+  };
+
+  // The segment under the pointer, and its block or -1.
   const find = (event) => {
     const frame = view.getBoundingClientRect();
-    const segment = layout[Math.floor((event.clientY - frame.top + view.scrollTop) / ROW)];
+    const segment = layout.segments[Math.floor((event.clientY - frame.top + view.scrollTop) / ROW)];
     const left = labelWidth();
     const x = event.clientX - frame.left - left;
     if (!segment || x < 0) return null;
     const width = spread(segment, view.clientWidth - left - 8);
-    const at = segment.address + (x / width) * segment.size;
     if (x > width) return null;
-    const { m } = app;
-    const row = segment.blocks.find((r) => m.address[r] <= at && at < m.address[r] + m.size[r]);
-    return { segment, row: row ?? -1 };
+    const at = (x / width) * segment.size;
+    const { offset, size, state } = layout.blocks;
+    for (let k = segment.first; k < segment.first + segment.count; k++) {
+      if (state[k] && offset[k] <= at && at < offset[k] + size[k]) return { segment, block: k };
+    }
+    return { segment, block: -1 };
   };
 
-  view.addEventListener("pointermove", (event) => {
+  view.addEventListener("pointermove", async (event) => {
     const found = find(event);
     tip.hidden = !found;
     if (!found) return;
-    const { m } = app;
     tip.replaceChildren();
-    if (found.row < 0) made(tip, "div", `free; the segment's largest hole is ${bytes(found.segment.hole)}`);
+    const { segment, block } = found;
+    if (block < 0) made(tip, "div", `free; the segment's largest hole is ${bytes(segment.hole)}`);
     else {
-      made(tip, "b", bytes(m.size[found.row]));
-      made(tip, "div", placeName(m, m.stackPlace[m.stack[found.row]]));
-      made(tip, "div", app.lifeWords(found.row), "muted");
+      const { size, row, state } = layout.blocks;
+      made(tip, "b", bytes(size[block]));
+      if (state[block] === PENDING) made(tip, "span", " waits for a stream");
+      if (row[block] >= 0) made(tip, "div", "click to see whose it is", "muted");
     }
     const frame = view.parentElement.getBoundingClientRect();
     tip.style.left = `${Math.min(event.clientX - frame.left + 12, frame.width - tip.offsetWidth - 4)}px`;
@@ -135,11 +138,11 @@ export const segments = (app) => {
   view.addEventListener("pointerleave", () => { tip.hidden = true; });
   view.addEventListener("click", (event) => {
     const found = find(event);
-    app.set({ pin: found ? found.row : -1 });
+    app.set({ pin: found && found.block >= 0 ? layout.blocks.row[found.block] : -1 });
   });
   const soon = perFrame(draw);
   view.addEventListener("scroll", soon);
-  byId("segment-order").addEventListener("change", () => { known = null; soon(); });
+  byId("segment-order").addEventListener("change", soon);
   new ResizeObserver(soon).observe(view);
   return { draw: soon };
 };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a link carries: tab, device, cursor, pinned block, view, range, search, axis, stacking.
+// What a link carries: tab, file, device, cursor, pinned block, time (t) and addresses (a) on
+// the screen, range, search, axis, colours.
 
-const TABS = ["overview", "segments", "stacks", "allocations", "events", "settings"];
+export const TABS = ["overview", "segments", "stacks", "allocations", "events", "settings", "compare"];
 
 const pair = (text) => {
   const numbers = (text || "").split(",").map(Number);
@@ -20,11 +21,11 @@ export const read = (fragment, events, rows) => {
     tab: TABS.includes(words.get("tab")) ? words.get("tab") : null,
     event: whole(words.get("e"), events),
     pin: whole(words.get("pin"), rows),
-    x: pair(words.get("x")), y: pair(words.get("y")), range: pair(words.get("range")),
+    x: pair(words.get("t")), y: pair(words.get("a")), range: pair(words.get("range")),
     query: words.get("q"),
     axis: words.get("axis") === "event" ? "event" : words.get("axis") === "time" ? "time" : null,
     raw: words.get("raw") === "1",
-    stacking: ["stacks", "categories"].includes(words.get("by")) ? words.get("by") : null,
+    stacking: ["stacks", "categories", "sizes"].includes(words.get("by")) ? words.get("by") : null,
     device: /^\d{1,4}$/.test(words.get("device") ?? "") ? Number(words.get("device")) : null,
   };
 };
@@ -37,13 +38,13 @@ export const write = (state, view, first) => {
   if (state.tab !== "overview") words.set("tab", state.tab);
   if (state.pin >= 0 || state.held || state.tab !== "overview") words.set("e", state.event);
   if (state.pin >= 0) words.set("pin", state.pin);
-  if (view.x0 > first.x0 || view.x1 < first.x1) words.set("x", rounded([view.x0, view.x1]));
-  if (view.y0 > first.y0 || view.y1 < first.y1) words.set("y", rounded([view.y0, view.y1]));
+  if (view.x0 > 0 || view.x1 < first.x1) words.set("t", rounded([view.x0, view.x1]));
+  if (view.y0 > 0 || view.y1 < first.y1) words.set("a", rounded([view.y0, view.y1]));
   if (state.range) words.set("range", rounded(state.range));
   if (state.query) words.set("q", state.query);
   if (state.axis !== first.axis) words.set("axis", state.axis);
   if (state.raw) words.set("raw", "1");
-  if (state.stacking !== first.stacking) words.set("by", state.stacking);
+  if (state.stacking !== "stacks") words.set("by", state.stacking);
   if (state.device !== first.device) words.set("device", state.device);
   return words.toString();
 };

@@ -1,29 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`neutracer.view`: a snapshot as one page that needs nothing else and loads nothing."""
+"""`neutracer.view`: a snapshot as one page that needs nothing else and loads nothing.
+
+The page holds the core as WebAssembly, and opens any other snapshot as well; what only
+Python finds is plain data in it.
+"""
 
 from __future__ import annotations
 
 import base64
+import gzip
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import lru_cache
+from html import escape
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
-from neutracer.arguments import number_pair, path_name, whole_number
+from neutracer.arguments import number_pair, path_name
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.diagnose.settings.what_if_parts import Outcome
-from neutracer.errors import LimitError
 from neutracer.pictures.page.bundle import bundle, part
 from neutracer.pictures.page.inline import PageView
-from neutracer.pictures.page.pack import MOST_ALLOCATIONS, pack
-from neutracer.pictures.page.parts import page_parts, page_style
+from neutracer.pictures.page.parts import page_style, tabs, told
+from neutracer.pictures.page.rules import page_rules
+from neutracer.render.escape import sentence
 from neutracer.render.html import page_shell
 from neutracer.saving import check_output
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 
-__all__ = ["view", "view_html"]
+__all__ = ["empty_page", "view", "view_html"]
+
+# The core for the page; tools/wasm builds it.
+_CORE = Path(__file__).parent / "core.wasm"
+
+# Most of what deflate gains is gained here; the levels above take seven times as long.
+_LEVEL = 6
 
 
 @overload
@@ -32,7 +46,6 @@ def view(
     path: str | os.PathLike[str],
     *,
     device: int | None = None,
-    max_allocations: int = MOST_ALLOCATIONS,
     focus: tuple[int, int] | None = None,
 ) -> Path: ...
 
@@ -43,7 +56,6 @@ def view(
     path: None = None,
     *,
     device: int | None = None,
-    max_allocations: int = MOST_ALLOCATIONS,
     focus: tuple[int, int] | None = None,
 ) -> PageView: ...
 
@@ -53,13 +65,13 @@ def view(
     path: str | os.PathLike[str] | None = None,
     *,
     device: int | None = None,
-    max_allocations: int = MOST_ALLOCATIONS,
     focus: tuple[int, int] | None = None,
 ) -> Path | PageView:
-    """Write a snapshot as one offline page: findings, timeline, address map, tables.
+    """Write a snapshot as one offline page: findings, timeline, address map, tables, what-if.
 
-    The page is one file. It sends nothing: its policy refuses every request. It shows the
-    names in the file (functions, files, lines), but no source text.
+    The page is one file. It sends nothing: its policy refuses every request. It holds the
+    whole snapshot, which a button saves as a pickle, and opens any other one that is dropped
+    on it. It shows the names in the file (functions, files, lines), but no source text.
 
     Args:
         source: A snapshot, or what `load` takes; or an outcome of `what_if`.
@@ -67,19 +79,14 @@ def view(
             written, and shows itself in a notebook.
         device: The device; None is all of them: the page opens on the first that ran out of
             memory, and turns from one to the next.
-        max_allocations: Allocations that the page holds one by one, over all its devices.
-            From a longer trace it keeps those with the most bytes times events lived; totals
-            stay exact, and the map shows the others in cells.
-        focus: Events from .. to of the one device: the page keeps what lives in them first,
-            and opens on them.
+        focus: Events from .. to of the one device, on which the page opens.
 
     Returns:
         The path; without one the page.
 
     Raises:
-        ValueError: There is no such device, `max_allocations` is below 1, the focus holds no
-            event or is of several devices, or the path is the file that is read.
-        LimitError: It holds a number that a browser can't, beyond 53 bits.
+        ValueError: There is no such device, the focus holds no event or is of several
+            devices, or the path is the file that is read.
         SnapshotError: The file can't be read.
         OSError: A file can't be read or written.
 
@@ -87,13 +94,13 @@ def view(
         >>> import neutracer, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     page = neutracer.view("tests/data/frag_default.pickle", folder + "/page.html")
-        ...     page.stat().st_size < 200_000
+        ...     page.stat().st_size < 500_000
         True
     """
     if path is not None:
         # An impossible file name is reported before the work begins.
         check_output(path_name(path), source)
-    page = _page(source, device, max_allocations, focus)
+    page = _page(source, device, focus)
     return page if path is None else page.save(path)
 
 
@@ -101,7 +108,6 @@ def view_html(
     source: Snapshot | SnapshotSource | Outcome,
     *,
     device: int | None = None,
-    max_allocations: int = MOST_ALLOCATIONS,
     focus: tuple[int, int] | None = None,
     title: str = "",
 ) -> str:
@@ -110,7 +116,6 @@ def view_html(
     Args:
         source: A snapshot, or what `load` takes; or an outcome of `what_if`.
         device: As for `view`.
-        max_allocations: As for `view`.
         focus: As for `view`.
         title: The title; empty is the file's name.
 
@@ -119,30 +124,84 @@ def view_html(
         SnapshotError: The file can't be read.
         OSError: It can't be read.
     """
-    return _page(source, device, max_allocations, focus, title).html
+    return _page(source, device, focus, title).html
+
+
+def empty_page() -> PageView:
+    """The page without a snapshot: it opens those that are dropped on it."""
+    return _made("neutracer", "", "")
 
 
 def _page(
     source: Snapshot | SnapshotSource | Outcome,
     device: int | None,
-    most: int,
     focus: tuple[int, int] | None,
     title: str = "",
 ) -> PageView:
-    if whole_number("max_allocations", most) < 1:
-        raise ValueError("a page must hold at least one allocation")
     if focus is not None:
         focus = number_pair("focus", focus, whole=True)
     snap, name, path = _opened(source, title)
     several = device is None and len(snap.devices) > 1
     report = overview(snap, name, path=path, called=os.path.basename(path))
     devices = _by_failure(report) if several else (snap.timeline(device).device,)
+    if focus is not None:
+        if len(devices) > 1:
+            raise ValueError("a focus needs one device: say which")
+        focus = _bounded(focus, len(snap.timeline(devices[0])))
+    facts = {
+        "title": name,
+        "focus": focus,
+        "renamed": dict(_renamed(snap)),
+        "devices": told(report, devices),
+    }
+    return _made(name, _data("told", facts) + _packed("snapshot", snap.to_bytes()), snap.origin)
+
+
+def _made(title: str, payloads: str, origin: str) -> PageView:
+    """A page with what is in it."""
+    worker = bundle("worker.js")
+    if "</" in worker or "<!--" in worker:
+        raise ValueError("the worker's program can't hold '</'")
     slots = {
-        **page_parts(snap, report, devices, name),
-        "payloads": _payloads(snap, devices, most, focus),
+        "title": escape(sentence(title)),
+        "tabs": tabs(),
+        "payloads": f'{payloads}<script type="application/json" id="rules">{page_rules()}</script>'
+        f'<script type="text/plain" id="worker">{worker}</script>{_core()}',
     }
     body = re.sub(r"\{(\w+)\}", lambda found: slots[found[1]], part("page.html"))
-    return PageView(page_shell(name, body, page_style(), bundle("main.js")), name, snap.origin)
+    page = page_shell(title, body, page_style(), bundle("main.js"), has_core=True)
+    return PageView(page, title, origin)
+
+
+@lru_cache(maxsize=1)
+def _core() -> str:
+    return _packed("core", _CORE.read_bytes(), level=9)
+
+
+def _packed(name: str, data: bytes, level: int = _LEVEL) -> str:
+    """Bytes as an element that nothing runs: base64 of gzip."""
+    text = base64.b64encode(gzip.compress(data, level, mtime=0)).decode("ascii")
+    return f'<script type="application/octet-stream" id="{name}">{text}</script>'
+
+
+def _data(name: str, value: dict[str, Any]) -> str:
+    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def _renamed(snap: Snapshot) -> Mapping[str, str]:
+    """What files are called on the page where that is not what the snapshot calls them: the
+    cells of a notebook."""
+    pairs = zip(snap.native.strings(), snap.strings, strict=True)
+    return {written: shown for written, shown in pairs if written != shown}
+
+
+def _bounded(focus: tuple[int, int], events: int) -> tuple[int, int]:
+    """A focus within the trace."""
+    first, last = max(focus[0], 0), min(focus[1], events - 1)
+    if first > last:
+        raise ValueError(f"the trace has no event in {first} .. {last}")
+    return first, last
 
 
 def _by_failure(report: OverviewReport) -> tuple[int, ...]:
@@ -163,42 +222,3 @@ def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Sn
         path = os.fspath(source)
         return load(source), title or os.path.basename(path), path
     return load(source), title or "PyTorch snapshot", ""
-
-
-def _payloads(
-    snap: Snapshot, devices: Sequence[int], most: int, focus: tuple[int, int] | None
-) -> str:
-    """The data, a script that is none a device."""
-    timelines = [snap.timeline(number) for number in devices]
-    if focus is not None:
-        if len(timelines) > 1:
-            raise ValueError("a focus needs one device: say which")
-        last = min(focus[1], len(timelines[0]) - 1)
-        focus = (max(focus[0], 0), last)
-        if focus[0] > last:
-            raise ValueError(f"the trace has no event in {focus[0]} .. {last}")
-    shares = _shares([len(timeline.allocations) for timeline in timelines], most)
-    parts: list[str] = []
-    for timeline, kept in zip(timelines, shares, strict=True):
-        try:
-            packed = pack(snap, timeline, {}, kept, focus)
-        except OverflowError as error:
-            raise LimitError(f"a page can't hold this: {error}") from None
-        data = base64.b64encode(packed).decode("ascii")
-        name = f"payload-{timeline.device}" if parts else "payload"
-        parts.append(
-            f'<script type="application/octet-stream" data-device="{timeline.device}" '
-            f'id="{name}">{data}</script>'
-        )
-    return "".join(parts)
-
-
-def _shares(counts: Sequence[int], most: int) -> list[int]:
-    """How many rows of each device are kept: those with few keep all, the others the same."""
-    shares = [0] * len(counts)
-    left = most
-    by_count = sorted(range(len(counts)), key=counts.__getitem__)
-    for place, which in enumerate(by_count):
-        shares[which] = min(counts[which], max(left // (len(counts) - place), 1))
-        left -= shares[which]
-    return shares

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "analysis/nt_strip.h"
+
+#include <string.h>
+
+/* Entries of a level that one entry of the next level stands for. */
+#define FANOUT 16
+
+/* States between two that the bands are known of. */
+#define CHECKPOINT 256
+
+#define LEVELS 8 /* 16^8 states are more than there can be */
+
+/* A series over the states, and where it is highest in each stretch of it. */
+typedef struct strip_series {
+    uint64_t *values;
+    uint32_t *levels[LEVELS]; /* states; level k has an entry for 16^(k+1) of them */
+    size_t counts[LEVELS];
+    size_t level_count;
+} strip_series;
+
+/* An allocation that begins or ends with an event that is another one's. */
+typedef struct strip_extra {
+    uint32_t row;
+    int32_t event;
+    bool ends;
+} strip_extra;
+
+struct nt_strip {
+    nt_alloc alloc;
+    const nt_timeline *timeline;
+    size_t states;
+    strip_series allocated, reserved;
+    const uint8_t *codes; /* the caller's */
+    size_t band_count;
+    uint64_t *checkpoints; /* bytes by band, after each CHECKPOINT-th state */
+    size_t checkpoint_count;
+    strip_extra *extras;
+    size_t extra_count, extra_capacity;
+};
+
+/* ---- the highest of a range ---------------------------------------------------------
+ */
+
+static uint32_t
+series_highest_of(const strip_series *s, const uint32_t *below, size_t first,
+                  size_t end)
+{
+    uint32_t best = below == NULL ? (uint32_t)first : below[first];
+    for (size_t i = first + 1; i < end; i++) {
+        const uint32_t at = below == NULL ? (uint32_t)i : below[i];
+        best = s->values[at] > s->values[best] ? at : best;
+    }
+    return best;
+}
+
+static nt_status
+series_make(const nt_alloc *alloc, const nt_timeline *timeline, nt_metric metric,
+            size_t states, strip_series *s, nt_error *err)
+{
+    s->values = nt_allocate(alloc, states * sizeof(uint64_t));
+    if (s->values == NULL) {
+        return nt_fail_nomem(err);
+    }
+    s->values[0] = nt_timeline_facts(timeline)->start_bytes[metric];
+    nt_timeline_series(timeline, metric, s->values + 1);
+    const uint32_t *below = NULL;
+    for (size_t count = states; count > FANOUT; count = s->counts[s->level_count - 1]) {
+        const size_t entries = (count + FANOUT - 1) / FANOUT;
+        uint32_t *level = nt_allocate(alloc, entries * sizeof *level);
+        if (level == NULL) {
+            return nt_fail_nomem(err);
+        }
+        s->levels[s->level_count] = level;
+        s->counts[s->level_count++] = entries;
+        for (size_t k = 0; k < entries; k++) {
+            const size_t stop = (k + 1) * FANOUT < count ? (k + 1) * FANOUT : count;
+            level[k] = series_highest_of(s, below, k * FANOUT, stop);
+        }
+        below = level;
+    }
+    return NT_OK;
+}
+
+static void
+series_clear(const nt_alloc *alloc, strip_series *s, size_t states)
+{
+    nt_release(alloc, s->values, states * sizeof(uint64_t));
+    for (size_t k = 0; k < s->level_count; k++) {
+        nt_release(alloc, s->levels[k], s->counts[k] * sizeof(uint32_t));
+    }
+}
+
+/* Of two states the one with more, of equal ones the earlier. */
+static uint32_t
+series_better(const strip_series *s, uint32_t best, uint32_t at)
+{
+    if (s->values[at] != s->values[best]) {
+        return s->values[at] > s->values[best] ? at : best;
+    }
+    return at < best ? at : best;
+}
+
+static uint32_t
+series_highest(const strip_series *s, size_t first, size_t end)
+{
+    uint32_t best = (uint32_t)first;
+    /* What does not fill an entry of the next level is looked at in this one. */
+    for (size_t level = 0; first < end; level++) {
+        const uint32_t *entries = level == 0 ? NULL : s->levels[level - 1];
+        const bool last = level == s->level_count;
+        while (first < end && (first % FANOUT != 0 || last)) {
+            best = series_better(s, best, entries ? entries[first] : (uint32_t)first);
+            first++;
+        }
+        while (first < end && end % FANOUT != 0) {
+            end--;
+            best = series_better(s, best, entries ? entries[end] : (uint32_t)end);
+        }
+        first /= FANOUT;
+        end /= FANOUT;
+    }
+    return best;
+}
+
+size_t
+nt_strip_highest(const nt_strip *strip, bool reserved, size_t first, size_t end)
+{
+    return series_highest(reserved ? &strip->reserved : &strip->allocated, first, end);
+}
+
+uint64_t
+nt_strip_bytes(const nt_strip *strip, bool reserved, size_t state)
+{
+    return (reserved ? &strip->reserved : &strip->allocated)->values[state];
+}
+
+/* ---- bands --------------------------------------------------------------------------
+ */
+
+static nt_status
+strip_add_extra(nt_strip *strip, uint32_t row, int32_t event, bool ends, nt_error *err)
+{
+    NT_TRY(nt_grow(&strip->alloc, (void **)&strip->extras, &strip->extra_capacity,
+                   strip->extra_count + 1, sizeof *strip->extras, err));
+    strip->extras[strip->extra_count++] =
+        (strip_extra){.row = row, .event = event, .ends = ends};
+    return NT_OK;
+}
+
+/* Several rows may come and go with one event of a trace that lost some; an event
+ * knows one of them. */
+static nt_status
+strip_find_extras(nt_strip *strip, nt_error *err)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(strip->timeline);
+    const uint32_t *subject = nt_timeline_event_allocations(strip->timeline);
+    for (size_t row = 0; row < a->count; row++) {
+        const int32_t made = a->alloc_event[row], freed = a->free_event[row];
+        if (made >= 0 && subject[made] != row) {
+            NT_TRY(strip_add_extra(strip, (uint32_t)row, made, false, err));
+        }
+        if (freed >= 0 && (subject[freed] != row || freed == made)) {
+            NT_TRY(strip_add_extra(strip, (uint32_t)row, freed, true, err));
+        }
+    }
+    return NT_OK;
+}
+
+/* What an event changes. */
+static void
+strip_step(const nt_strip *strip, size_t event, uint64_t *bands)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(strip->timeline);
+    const uint32_t row = nt_timeline_event_allocations(strip->timeline)[event];
+    if (row == NT_NONE) {
+        return;
+    }
+    if (a->alloc_event[row] == (int32_t)event) {
+        bands[strip->codes[row]] += a->size[row];
+    } else if (a->free_event[row] == (int32_t)event) {
+        bands[strip->codes[row]] -= a->size[row];
+    }
+}
+
+/* What the events from `first` up to `end` change beside that. */
+static void
+strip_step_extras(const nt_strip *strip, size_t first, size_t end, uint64_t *bands)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(strip->timeline);
+    for (size_t i = 0; i < strip->extra_count; i++) {
+        const strip_extra *extra = &strip->extras[i];
+        if ((size_t)extra->event >= first && (size_t)extra->event < end) {
+            uint64_t *band = &bands[strip->codes[extra->row]];
+            *band =
+                extra->ends ? *band - a->size[extra->row] : *band + a->size[extra->row];
+        }
+    }
+}
+
+static void
+strip_start_bands(const nt_strip *strip, uint64_t *bands)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(strip->timeline);
+    memset(bands, 0, strip->band_count * sizeof *bands);
+    for (size_t row = 0; row < a->count; row++) {
+        if (a->alloc_event[row] < 0 && a->free_event[row] != NT_EVENT_FREED_BEFORE) {
+            bands[strip->codes[row]] += a->size[row];
+        }
+    }
+}
+
+static void
+strip_release_bands(nt_strip *strip)
+{
+    nt_release(&strip->alloc, strip->checkpoints,
+               strip->checkpoint_count * strip->band_count * sizeof(uint64_t));
+    strip->checkpoints = NULL;
+    strip->codes = NULL;
+    strip->checkpoint_count = strip->band_count = 0;
+}
+
+nt_status
+nt_strip_set_bands(nt_strip *strip, const uint8_t *codes, size_t count, nt_error *err)
+{
+    strip_release_bands(strip);
+    const size_t checkpoints = (strip->states - 1) / CHECKPOINT + 1;
+    uint64_t *room = nt_allocate(&strip->alloc, checkpoints * count * sizeof *room);
+    if (room == NULL) {
+        return nt_fail_nomem(err);
+    }
+    strip->codes = codes;
+    strip->band_count = count;
+    strip->checkpoints = room;
+    strip->checkpoint_count = checkpoints;
+    strip_start_bands(strip, room);
+    for (size_t k = 1; k < checkpoints; k++) {
+        uint64_t *bands = room + k * count;
+        memcpy(bands, bands - count, count * sizeof *bands);
+        for (size_t e = (k - 1) * CHECKPOINT; e < k * CHECKPOINT; e++) {
+            strip_step(strip, e, bands);
+        }
+        strip_step_extras(strip, (k - 1) * CHECKPOINT, k * CHECKPOINT, bands);
+    }
+    return NT_OK;
+}
+
+/* Bytes by band in a state. `bands` has those of state *known, a lower one, or
+ * *known is above `state`. */
+static void
+strip_bands_at(const nt_strip *strip, size_t state, size_t *known, uint64_t *bands)
+{
+    const size_t from = state / CHECKPOINT;
+    if (*known > state || *known < from * CHECKPOINT) {
+        memcpy(bands, strip->checkpoints + from * strip->band_count,
+               strip->band_count * sizeof *bands);
+        *known = from * CHECKPOINT;
+    }
+    for (size_t event = *known; event < state; event++) {
+        strip_step(strip, event, bands);
+    }
+    strip_step_extras(strip, *known, state, bands);
+    *known = state;
+}
+
+/* ---- making and drawing -------------------------------------------------------------
+ */
+
+nt_status
+nt_strip_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_strip **out,
+             nt_error *err)
+{
+    nt_strip *strip = nt_allocate(alloc, sizeof *strip);
+    if (strip == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *strip = (nt_strip){.alloc = *alloc,
+                        .timeline = timeline,
+                        .states = nt_timeline_event_count(timeline) + 1};
+    nt_status status;
+    NT_TRY_DONE(series_make(alloc, timeline, NT_METRIC_ALLOCATED, strip->states,
+                            &strip->allocated, err));
+    NT_TRY_DONE(series_make(alloc, timeline, NT_METRIC_RESERVED, strip->states,
+                            &strip->reserved, err));
+    NT_TRY_DONE(strip_find_extras(strip, err));
+    *out = strip;
+    return NT_OK;
+done:
+    nt_strip_free(strip);
+    return status;
+}
+
+void
+nt_strip_free(nt_strip *strip)
+{
+    if (strip == NULL) {
+        return;
+    }
+    const nt_alloc alloc = strip->alloc;
+    strip_release_bands(strip);
+    series_clear(&alloc, &strip->allocated, strip->states);
+    series_clear(&alloc, &strip->reserved, strip->states);
+    nt_release(&alloc, strip->extras, strip->extra_capacity * sizeof *strip->extras);
+    nt_release(&alloc, strip, sizeof *strip);
+}
+
+/* The first state at `position` or behind it, or the number of states. */
+static size_t
+strip_first_at(const nt_strip *strip, const uint64_t *positions, uint64_t position)
+{
+    size_t low = 0, high = strip->states;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (positions[middle] < position) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static nt_status
+strip_check(const nt_strip *strip, const nt_strip_view *view, nt_error *err)
+{
+    if (view->first >= view->end || view->end > view->positions[strip->states] ||
+        view->width == 0 || view->width > NT_STRIP_MOST_COLUMNS) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "the view is empty, or not on the axis");
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_strip_draw(const nt_strip *strip, const nt_strip_view *view,
+              const nt_strip_columns *out, nt_error *err)
+{
+    NT_TRY(strip_check(strip, view, err));
+    const uint64_t span = view->end - view->first;
+    const size_t room = (strip->band_count + 1) * sizeof(uint64_t);
+    uint64_t *bands = nt_allocate(&strip->alloc, room);
+    if (bands == NULL) {
+        return nt_fail_nomem(err);
+    }
+    size_t known = SIZE_MAX;
+    for (uint32_t c = 0; c < view->width; c++) {
+        /* Column c begins at c * span / width: the positions in it are those from
+         * there, rounded up, and the state before them lasts into it. */
+        const uint64_t from = c * span, to = (c + UINT64_C(1)) * span;
+        const uint64_t low = view->first + (from + view->width - 1) / view->width;
+        const uint64_t high = view->first + (to + view->width - 1) / view->width;
+        size_t first = strip_first_at(strip, view->positions, low);
+        if (first > 0 &&
+            (first == strip->states ||
+             (view->positions[first] - view->first) * view->width > from)) {
+            first--;
+        }
+        size_t end = strip_first_at(strip, view->positions, high);
+        end = end > first ? end : first + 1;
+        const size_t state = nt_strip_highest(strip, false, first, end);
+        out->event[c] = (int32_t)state - 1;
+        out->allocated[c] = strip->allocated.values[state];
+        out->reserved[c] =
+            strip->reserved.values[nt_strip_highest(strip, true, first, end)];
+        if (strip->band_count != 0) {
+            strip_bands_at(strip, state, &known, bands);
+            memcpy(out->bands + c * strip->band_count, bands,
+                   strip->band_count * sizeof *bands);
+        }
+    }
+    nt_release(&strip->alloc, bands, room);
+    return NT_OK;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Questions about the trace and about one moment. */
+#include "nt_page.h"
+
+#include <string.h>
+
+#include "analysis/nt_categories.h"
+#include "analysis/nt_passes.h"
+
+/* The figures of a timeline: peaks and their events by metric, then what replay found
+ * out. `factsOf` in answers.js names them in this order. */
+NT_PAGE_EXPORT(facts) void page_facts(void)
+{
+    const nt_timeline *t = nt_page_now->timeline;
+    const nt_trace_facts *facts = nt_timeline_facts(t);
+    double *out = nt_page_figures;
+    *out++ = (double)nt_timeline_event_count(t);
+    for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        const nt_moment peak = nt_timeline_peak(t, (nt_metric)metric);
+        *out++ = (double)peak.bytes;
+        *out++ = peak.event;
+        *out++ = (double)facts->start_bytes[metric];
+    }
+    *out++ = facts->complete;
+    *out++ = (double)facts->slack_bound;
+    *out++ = facts->preexisting;
+    *out++ = facts->unmatched;
+    *out++ = facts->oom_count;
+    *out++ = facts->retries;
+    *out++ = facts->frees_known;
+}
+
+static nt_page_room ask_series;
+
+/* Answer 0: bytes after each event. */
+NT_PAGE_EXPORT(series) int32_t page_series(uint32_t metric)
+{
+    const size_t events = nt_timeline_event_count(nt_page_now->timeline);
+    NT_TRY(nt_page_reserve(&ask_series, events * sizeof(uint64_t) + 1));
+    nt_timeline_series(nt_page_now->timeline, (nt_metric)(metric % NT_METRIC_COUNT),
+                       ask_series.data);
+    nt_page_answers[0] =
+        (nt_page_column){ask_series.data, (uint32_t)events, NT_PAGE_U64};
+    return NT_OK;
+}
+
+/* The state with the most bytes allocated, or reserved, of states first .. end - 1. */
+NT_PAGE_EXPORT(highest)
+uint32_t page_highest(uint32_t reserved, uint32_t first, uint32_t end)
+{
+    return (uint32_t)nt_strip_highest(nt_page_now->strip, reserved != 0, first, end);
+}
+
+/* Figures: bytes allocated and reserved after an event. */
+NT_PAGE_EXPORT(bytes_after) void page_bytes_after(int32_t event)
+{
+    const size_t state = (size_t)(event + 1);
+    nt_page_figures[0] = (double)nt_strip_bytes(nt_page_now->strip, false, state);
+    nt_page_figures[1] = (double)nt_strip_bytes(nt_page_now->strip, true, state);
+}
+
+/* Answer 0: bytes and allocations by nt_rule, one after the other, after an event. */
+NT_PAGE_EXPORT(rule_sums) void page_rule_sums(int32_t event)
+{
+    static nt_category_sum sums[NT_RULE_COUNT];
+    static double out[2 * NT_RULE_COUNT];
+    nt_categories_sum(nt_page_now->timeline, nt_page_now->rules.data, event, sums,
+                      NT_RULE_COUNT);
+    for (int rule = 0; rule < NT_RULE_COUNT; rule++) {
+        out[2 * rule] = (double)sums[rule].bytes;
+        out[2 * rule + 1] = sums[rule].count;
+    }
+    nt_page_answers[0] = (nt_page_column){out, 2 * NT_RULE_COUNT, NT_PAGE_F64};
+}
+
+/* Answer 0: six numbers of 32 bits a holder, as nt_holder has them. */
+NT_PAGE_EXPORT(holders) int32_t page_holders(int32_t event)
+{
+    nt_page *page = nt_page_now;
+    nt_timeline_holders_free(page->timeline, page->holders, page->holder_count);
+    page->holders = NULL;
+    page->holder_count = 0;
+    NT_TRY(nt_timeline_holders(page->timeline, event, NT_BY_STACK, &page->holders,
+                               &page->holder_count, &nt_page_err));
+    nt_page_answers[0] = (nt_page_column){
+        page->holders, (uint32_t)(page->holder_count * 6), NT_PAGE_U32};
+    return NT_OK;
+}
+
+static nt_page_room ask_holes;
+
+/* Numbers of a group of segments, as the page reads them: fragmentPool in core.js. */
+enum { GROUP_NUMBERS = 16 };
+
+static void
+ask_put_group(const nt_fragment_group *g, double *out)
+{
+    const double numbers[GROUP_NUMBERS] = {
+        (double)g->pool.first,
+        (double)g->pool.second,
+        (double)g->stream,
+        g->kind,
+        g->has_expandable,
+        g->segments,
+        g->blocks,
+        g->holes,
+        (double)g->reserved,
+        (double)g->allocated,
+        (double)g->active,
+        (double)g->requested,
+        (double)g->pending,
+        (double)g->reclaimable,
+        (double)g->largest_hole,
+        (double)g->largest_request,
+    };
+    memcpy(out, numbers, sizeof numbers);
+}
+
+/*
+ * The layout after an event, whose columns are layout.* and block.*; NULL is the
+ * snapshot's own end. Answer 0 has GROUP_NUMBERS for each pool and stream.
+ */
+NT_PAGE_EXPORT(layout) int32_t page_layout(int32_t event)
+{
+    nt_page *page = nt_page_now;
+    nt_fragment_free(page->fragment);
+    page->fragment = NULL;
+    nt_timeline_layout_free(page->timeline, page->layout);
+    page->layout = NULL;
+    NT_TRY(nt_timeline_layout(page->timeline, event, &page->layout, &nt_page_err));
+    NT_TRY(nt_fragment_new(&nt_page_memory, page->layout,
+                           nt_snapshot_settings(page->snapshot), -1, &page->fragment,
+                           &nt_page_err));
+    size_t count;
+    const nt_fragment_group *groups = nt_fragment_groups(page->fragment, &count);
+    NT_TRY(nt_page_reserve(&ask_holes, (count * GROUP_NUMBERS + 1) * sizeof(double)));
+    for (size_t i = 0; i < count; i++) {
+        ask_put_group(&groups[i], (double *)ask_holes.data + i * GROUP_NUMBERS);
+    }
+    nt_page_answers[0] = (nt_page_column){
+        ask_holes.data, (uint32_t)(count * GROUP_NUMBERS), NT_PAGE_F64};
+    return NT_OK;
+}
+
+/* What each allocation was for, and what each event's stack was doing: the columns
+ * `rules` and `roles`, from what each frame says (16 bits a frame). */
+NT_PAGE_EXPORT(categories)
+int32_t page_categories(const uint16_t *frames, uint32_t count)
+{
+    nt_page *page = nt_page_now;
+    const size_t rows = nt_timeline_allocations(page->timeline)->count;
+    const size_t events = nt_timeline_event_count(page->timeline);
+    NT_TRY(nt_page_reserve(&page->rules, rows + 1));
+    NT_TRY(nt_page_reserve(&page->roles, events + 1));
+    nt_passes *passes = NULL;
+    NT_TRY(nt_passes_new(&nt_page_memory, page->timeline, frames, count, &passes,
+                         &nt_page_err));
+    memcpy(page->roles.data, nt_passes_roles(passes), events);
+    const nt_status status =
+        nt_categories_decide(&nt_page_memory, passes, page->rules.data, &nt_page_err);
+    nt_passes_free(passes);
+    return status;
+}
+
+/* The role of a stack, from what its frames say, innermost first. */
+NT_PAGE_EXPORT(role) uint32_t page_role(const uint16_t *frames, uint32_t count)
+{
+    return (uint32_t)nt_role_of(frames, count);
+}
+
+static nt_page_room ask_settings;
+
+/* The settings in force, in PyTorch's syntax; their length is the first figure. */
+NT_PAGE_EXPORT(settings) const char *page_settings(void)
+{
+    const nt_settings *settings = nt_snapshot_settings(nt_page_now->snapshot);
+    const size_t length = nt_settings_format(settings, NULL, 0);
+    nt_page_figures[0] = (double)length;
+    nt_page_figures[1] = settings->native_backend;
+    nt_page_figures[2] = settings->exact_sizes;
+    if (nt_page_reserve(&ask_settings, length + 1) != NT_OK) {
+        return NULL;
+    }
+    (void)nt_settings_format(settings, ask_settings.data, length + 1);
+    return ask_settings.data;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The axes, the map of addresses, and the strip of the timeline above it. */
+#include "nt_page.h"
+
+#include <string.h>
+
+/* Codes of pixels of the map; what is above is BAND_FIRST + the band of the block. */
+enum { PIXEL_NEVER, PIXEL_FREE, PIXEL_BAND_FIRST };
+
+static nt_page_room draw_rows, draw_seen, draw_pixels, draw_columns;
+
+/* Makes the axes: their ends are the figures 0 and 1. */
+NT_PAGE_EXPORT(axes) int32_t page_axes(uint32_t by_time, uint32_t raw_addresses)
+{
+    nt_page *page = nt_page_now;
+    nt_raster_free(page->raster);
+    page->raster = NULL;
+    const nt_raster_options options = {.by_time = by_time != 0,
+                                       .raw_addresses = raw_addresses != 0};
+    NT_TRY(nt_raster_new(&nt_page_memory, page->timeline, &options, &page->raster,
+                         &nt_page_err));
+    if (page->strip == NULL) {
+        NT_TRY(
+            nt_strip_new(&nt_page_memory, page->timeline, &page->strip, &nt_page_err));
+    }
+    nt_page_figures[0] = (double)nt_raster_width(page->raster);
+    nt_page_figures[1] = (double)nt_raster_height(page->raster);
+    return NT_OK;
+}
+
+/* Room for a band of each row, which the page fills before it calls `bands`. */
+NT_PAGE_EXPORT(codes) uint8_t *page_codes(void)
+{
+    const size_t rows = nt_timeline_allocations(nt_page_now->timeline)->count;
+    if (nt_page_reserve(&nt_page_now->codes, rows + 1) != NT_OK) {
+        return NULL;
+    }
+    return nt_page_now->codes.data;
+}
+
+NT_PAGE_EXPORT(bands) int32_t page_bands(uint32_t count)
+{
+    return nt_strip_set_bands(nt_page_now->strip, nt_page_now->codes.data, count,
+                              &nt_page_err);
+}
+
+static nt_raster_view
+draw_view(double x_first, double x_end, double y_first, double y_end, uint32_t width,
+          uint32_t height)
+{
+    return (nt_raster_view){
+        .x_first = (uint64_t)x_first,
+        .x_end = (uint64_t)x_end,
+        .y_first = (uint64_t)y_first,
+        .y_end = (uint64_t)y_end,
+        .width = width,
+        .height = height,
+    };
+}
+
+/*
+ * Draws the map of a view, from the top row down: answer 0 has a code for each pixel,
+ * answer 1 the row of the largest block that it has seen, from the bottom row up.
+ */
+NT_PAGE_EXPORT(map)
+int32_t page_map(double x_first, double x_end, double y_first, double y_end,
+                 uint32_t width, uint32_t height)
+{
+    const size_t pixels = (size_t)width * height;
+    NT_TRY(nt_page_reserve(&draw_rows, pixels * sizeof(uint32_t)));
+    NT_TRY(nt_page_reserve(&draw_seen, pixels));
+    NT_TRY(nt_page_reserve(&draw_pixels, pixels));
+    const nt_raster_view view =
+        draw_view(x_first, x_end, y_first, y_end, width, height);
+    const nt_raster_planes planes = {.seen = draw_seen.data, .row = draw_rows.data};
+    NT_TRY(nt_raster_draw(nt_page_now->raster, &view, &planes, &nt_page_err));
+    const uint8_t *codes = nt_page_now->codes.data;
+    uint8_t *out = draw_pixels.data;
+    for (uint32_t y = 0; y < height; y++) {
+        const uint32_t *rows = planes.row + (size_t)(height - 1 - y) * width;
+        const uint8_t *seen = planes.seen + (size_t)(height - 1 - y) * width;
+        for (uint32_t x = 0; x < width; x++) {
+            *out++ = rows[x] != NT_NONE ? (uint8_t)(PIXEL_BAND_FIRST + codes[rows[x]])
+                     : seen[x] != 0     ? PIXEL_FREE
+                                        : PIXEL_NEVER;
+        }
+    }
+    nt_page_answers[0] =
+        (nt_page_column){draw_pixels.data, (uint32_t)pixels, NT_PAGE_U8};
+    nt_page_answers[1] =
+        (nt_page_column){draw_rows.data, (uint32_t)pixels, NT_PAGE_U32};
+    return NT_OK;
+}
+
+/* Draws the strip: answers 0 to 3 are event, allocated, reserved and bands. */
+NT_PAGE_EXPORT(strip)
+int32_t page_strip(double first, double end, uint32_t width, uint32_t bands)
+{
+    const size_t wide = width;
+    NT_TRY(nt_page_reserve(&draw_columns,
+                           wide * (sizeof(uint64_t) * (2 + bands) + sizeof(int32_t))));
+    uint64_t *values = draw_columns.data;
+    nt_strip_columns columns = {
+        .allocated = values, .reserved = values + wide, .bands = values + 2 * wide};
+    columns.event = (int32_t *)(columns.bands + wide * bands);
+    size_t states;
+    const nt_strip_view view = {
+        .positions = nt_raster_states(nt_page_now->raster, &states),
+        .first = (uint64_t)first,
+        .end = (uint64_t)end,
+        .width = width,
+    };
+    NT_TRY(nt_strip_draw(nt_page_now->strip, &view, &columns, &nt_page_err));
+    nt_page_answers[0] = (nt_page_column){columns.event, width, NT_PAGE_I32};
+    nt_page_answers[1] = (nt_page_column){columns.allocated, width, NT_PAGE_U64};
+    nt_page_answers[2] = (nt_page_column){columns.reserved, width, NT_PAGE_U64};
+    nt_page_answers[3] = (nt_page_column){columns.bands, width * bands, NT_PAGE_U64};
+    return NT_OK;
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the page asks of one file, and what the core answers, as plain data and arrays.
+
+import { coreError } from "./core.js";
+import { makeBands } from "./bands.js";
+import { blockFacts, lanesOf, momentFacts, rangeHolders } from "./moments.js";
+import { makeLists } from "./lists_worker.js";
+import { flameOf, layoutOf } from "./shapes.js";
+import { columnsOf, makeTexts } from "./trace.js";
+import { makeWhatIf } from "./replay.js";
+
+const METRICS = ["allocated", "active", "reserved", "requested"];
+
+// The figures of `facts` in csrc/wasm/nt_page_ask.c, by name.
+const factsOf = (core) => {
+  core.exports.facts();
+  const numbers = core.figures(32);
+  const facts = { events: numbers[0], peak: {}, start: {} };
+  METRICS.forEach((name, k) => {
+    facts.peak[name] = { bytes: numbers[1 + 3 * k], event: numbers[2 + 3 * k] };
+    facts.start[name] = numbers[3 + 3 * k];
+  });
+  const rest = ["complete", "slackBound", "preexisting", "unmatched", "ooms", "retries", "freesKnown"];
+  rest.forEach((name, k) => { facts[name] = numbers[13 + k]; });
+  return facts;
+};
+
+export const makeAnswers = (core, rules, about) => {
+  const texts = makeTexts(core, rules, about.renamed);
+  const ctx = { core, rules, texts, device: -1, facts: null, columns: () => columnsOf(core) };
+  const frames = texts.said();
+  let axis = null;
+
+  const settings = () => {
+    const at = core.exports.settings();
+    const [length, isNative, isExact] = core.figures(3);
+    return { text: core.text(at, length), isNative: isNative === 1, isCpu: isExact === 1 };
+  };
+
+  const devices = () => {
+    const found = new Set();
+    for (let device = 0; device < core.exports.traces(); device++) found.add(device);
+    const column = core.column("layout.device");
+    const used = new Set(column ? column.view : []);
+    return [...found].filter((device) => used.has(device) || core.exports.trace_length(device) > 0)
+      .concat([...used].filter((device) => !found.has(device))).sort((a, b) => a - b);
+  };
+
+  // Replays one device's trace; further questions are about it.
+  const device = (number) => {
+    core.exports.use(0);
+    core.call("replay", number);
+    ctx.device = number;
+    ctx.facts = factsOf(core);
+    core.stored(frames, (at) => core.call("categories", at, frames.length));
+    const c = ctx.columns();
+    const first = c.e.time_us ? c.e.time_us.at(0) : 0;
+    const last = c.events && c.e.time_us ? c.e.time_us.at(c.events - 1) : 0;
+    ctx.firstTime = first;
+    const oom = texts.actions.indexOf("oom");
+    const ooms = [];
+    for (let event = 0; event < c.events; event++) {
+      if (c.e.action.view[event] === oom) {
+        ooms.push({ event, asked: c.e.size.at(event), free: c.e.device_free ? c.e.device_free.at(event) : 0 });
+      }
+    }
+    ctx.lists = makeLists(ctx);
+    ctx.bands = makeBands(ctx);
+    ctx.whatIf = makeWhatIf(ctx);
+    const isTimed = last > first;
+    return {
+      ...ctx.facts, device: number, ooms, isTimed, duration: last - first, rows: c.rows, segments: c.segments,
+      firstTime: first, isKnown: ctx.bands.isKnown(),
+      categories: rules.categories,
+    };
+  };
+
+  const axes = ({ byTime, raw }) => {
+    core.call("axes", byTime ? 1 : 0, raw ? 1 : 0);
+    const [width, height] = core.figures(2);
+    const ranges = core.column("axis.ranges");
+    axis = { byTime, raw, width, height };
+    ctx.axis = axis;
+    const starts = [];
+    for (let i = 0; ranges && i < ranges.length / 3 && starts.length < 4000; i++) starts.push(ranges.at(3 * i + 2));
+    const x = core.column("axis.states");
+    return { ...axis, borders: starts, ooms: [], x0: x.at(0), lanes: lanesOf(ctx) };
+  };
+
+  // The strip and the map at a view, in pixels.
+  const draw = ({ x0, x1, y0, y1, width, height }) => {
+    const answer = { x0, x1, y0, y1, width, height };
+    const count = ctx.bands.count();
+    core.call("strip", x0, x1, width, count);
+    answer.events = core.answer(0).view.slice();
+    for (const [which, name] of [[1, "allocated"], [2, "reserved"], [3, "sums"]]) {
+      const column = core.answer(which);
+      answer[name] = Float64Array.from({ length: column?.length ?? 0 }, (_, i) => column.at(i));
+    }
+    if (height) {
+      core.call("map", x0, x1, y0, y1, width, height);
+      answer.pixels = core.answer(0).view.slice();
+      answer.rows = core.answer(1).view.slice();
+    }
+    return answer;
+  };
+
+  // The last event at or before a position; -1 before the first.
+  const eventAt = (x) => {
+    const states = core.column("axis.states");
+    let [low, high] = [0, states.length - 1];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (states.at(middle) <= x) low = middle + 1; else high = middle;
+    }
+    return low - 2;
+  };
+  const positionOf = (event) => core.column("axis.states").at(event + 1);
+  ctx.eventAt = eventAt;
+  ctx.positionOf = positionOf;
+
+  const asked = {
+    device, axes, draw,
+    bands: ({ by, query }) => ctx.bands.set(by, query),
+    at: ({ x }) => ({ event: Math.max(eventAt(x), -1) }),
+    place: ({ events }) => events.map((event) => positionOf(event)),
+    highest: ({ metric, first, end }) => ({
+      event: core.exports.highest(metric === "reserved" ? 1 : 0, first + 1, end + 1) - 1,
+    }),
+    moment: ({ event, all }) => momentFacts(ctx, event, all),
+    block: ({ row }) => blockFacts(ctx, row),
+    range: (view) => rangeHolders(ctx, view),
+    flame: ({ event }) => flameOf(ctx, event),
+    layout: ({ event, order }) => layoutOf(ctx, event, order),
+    find: ({ list, query, column, down }) => ctx.lists.find(list, query, column, down),
+    rows: ({ list, first, count }) => ctx.lists.rows(list, first, count),
+    csv: (view) => ctx.lists.csv(view),
+    program: () => ctx.whatIf.program(),
+    whatIf: (wanted) => ctx.whatIf.run(wanted),
+    whatIfDraw: (wanted) => ctx.whatIf.draw(wanted),
+    save: () => {
+      const pieces = [];
+      ctx.keep(pieces);
+      core.call("save");
+      return { blob: new Blob(pieces, { type: "application/octet-stream" }) };
+    },
+    memory: () => { core.exports.memory_used(); const [used, most] = core.figures(2); return { used, most }; },
+  };
+  return {
+    devices, settings, ctx,
+    answer: (name, given) => {
+      if (!asked[name]) throw coreError(7, `there is no question ${name}`);
+      return asked[name](given);
+    },
+  };
+};

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A file in a worker of its own: questions go out, answers come as promises.
+
+let script = null;
+let compiled = null;
+
+const bytesOf = (text) => {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const packed = atob(text);
+  const bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = packed.charCodeAt(i);
+  return bytes;
+};
+
+// What an element of the page holds, as base64 of gzip.
+export const unpackedOf = (element) => new Response(
+  new Blob([bytesOf(element.textContent)]).stream().pipeThrough(new DecompressionStream("gzip")));
+
+export const packedBlob = (element) => new Blob([bytesOf(element.textContent)]);
+
+const compile = async () => {
+  const core = document.getElementById("core");
+  const bytes = await unpackedOf(core).arrayBuffer();
+  return WebAssembly.compile(bytes);
+};
+
+const start = () => {
+  script ??= URL.createObjectURL(new Blob([document.getElementById("worker").textContent], { type: "text/javascript" }));
+  return new Worker(script);
+};
+
+// Bytes that a page can have: the core counts in 32 bits.
+const MOST_MEMORY = 4096 * 2 ** 20 - 2 ** 26;
+
+export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
+  compiled ??= compile();
+  const module = await compiled;
+  const worker = start();
+  const waiting = new Map();
+  let next = 1;
+  worker.onmessage = ({ data }) => {
+    if (data.progress !== undefined) { progress(data.progress / Math.max(data.of, 1)); return; }
+    const { done, fail } = waiting.get(data.id);
+    waiting.delete(data.id);
+    if (data.error === undefined) done(data.answer);
+    else fail(Object.assign(new Error(data.error), { isLimit: data.isLimit }));
+  };
+  worker.onerror = (event) => {
+    for (const { fail } of waiting.values()) fail(new Error(event.message || "the worker stopped"));
+    waiting.clear();
+  };
+  const ask = (name, given) => new Promise((done, fail) => {
+    waiting.set(next, { done, fail });
+    worker.postMessage({ id: next++, name, given });
+  });
+  try {
+    const about = await ask("open", { module, rules, blob, limit: MOST_MEMORY, ...more });
+    return { about, ask, close: () => worker.terminate(), isBusy: () => waiting.size > 0 };
+  } catch (error) {
+    worker.terminate();
+    throw error;
+  }
+};
+
+// Asks the last of what is wanted: while an answer is under way, others only replace each
+// other. `take` gets the answer, with what was wanted.
+export const latest = (work, take) => {
+  let [busy, wanted] = [false, null];
+  const run = async () => {
+    while (wanted) {
+      const mine = wanted;
+      wanted = null;
+      busy = true;
+      try {
+        const answer = await work(mine);
+        take(answer, mine);
+      } finally {
+        busy = false;
+      }
+    }
+  };
+  const ask = (given) => { wanted = given; return busy ? Promise.resolve() : run(); };
+  ask.isBusy = () => busy || wanted !== null;
+  return ask;
+};

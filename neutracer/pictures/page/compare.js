@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two moments, two files, or a file a rank: what grew, and which one is odd.
+
+import { byId, fitCanvas, made } from "./dom.js";
+import { bytes, count, duration, share, steps } from "./units.js";
+
+const ROWS = 25;
+const WIDTH = 900;
+const HEIGHT = 230;
+
+// A value is odd that is far from the middle one, as far as the others go.
+const ODD_SHARE = 0.05;
+const ODD_TIMES = 3;
+
+const middleOf = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
+
+export const oddOnes = (values) => {
+  const middle = middleOf(values);
+  const apart = values.map((value) => Math.abs(value - middle));
+  const usual = middleOf(apart);
+  return apart.map((by) => by > ODD_SHARE * Math.max(Math.abs(middle), 1) && by > ODD_TIMES * usual);
+};
+
+// Differences by name between two lists of holders, the largest first.
+export const differences = (before, after) => {
+  const found = new Map();
+  for (const { name, bytes: size } of before) found.set(name, { name, before: size, after: 0 });
+  for (const { name, bytes: size } of after) {
+    if (!found.has(name)) found.set(name, { name, before: 0, after: 0 });
+    found.get(name).after = size;
+  }
+  return [...found.values()].map((one) => ({ ...one, by: one.after - one.before }))
+    .filter(({ by }) => by).sort((a, b) => Math.abs(b.by) - Math.abs(a.by));
+};
+
+const signed = (size) => `${size > 0 ? "+" : size < 0 ? "−" : ""}${bytes(Math.abs(size))}`;
+
+const table = (box, title, heads, rows) => {
+  made(box, "h2", title);
+  const frame = made(box, "div", "", "wide-table");
+  const own = made(frame, "table");
+  const head = made(made(own, "thead"), "tr");
+  heads.forEach((name, k) => made(head, "th", name, k ? "num" : ""));
+  const body = made(own, "tbody");
+  for (const { cells, isOdd } of rows) {
+    const line = made(body, "tr", "", isOdd ? "odd" : "");
+    cells.forEach((cell, k) => made(line, "td", cell, k ? "num" : ""));
+  }
+};
+
+const growth = (box, title, before, after, names) => {
+  const rows = differences(before, after);
+  table(box, title, ["", ...names, "difference"], rows.slice(0, ROWS).map((one) => ({
+    cells: [one.name, bytes(one.before), bytes(one.after), signed(one.by)],
+  })));
+  if (!rows.length) made(box, "p", "No difference.", "muted");
+};
+
+export const compare = (app) => {
+  let mark = null;
+  const marked = () => { mark = { file: app.fileIndex, event: app.state.event }; };
+
+  // A file at its peak, looked at once.
+  const summaryOf = async (file) => {
+    if (file.summary) return file.summary;
+    const { trace } = file;
+    const event = trace.peak.allocated.event;
+    const moment = await file.ask("moment", { event });
+    const columns = await file.ask("draw", {
+      x0: 0, x1: file.axis.width, y0: 0, y1: file.axis.height, width: WIDTH, height: 0,
+    });
+    file.summary = { event, moment, columns };
+    return file.summary;
+  };
+
+  // Both files' lines on one axis: by time since their first events, or by events.
+  const drawTwo = (files, summaries) => {
+    const canvas = byId("compare-canvas");
+    const width = canvas.parentElement.clientWidth;
+    const { pen } = fitCanvas(canvas, width, HEIGHT);
+    const { colours } = app;
+    pen.fillStyle = colours.page;
+    pen.fillRect(0, 0, width, HEIGHT);
+    pen.font = "12px system-ui, sans-serif";
+    const [left, top, wide, high] = [80, 20, width - 90, HEIGHT - 46];
+    const longest = Math.max(...files.map(({ axis }) => axis.width));
+    const most = 1.04 * Math.max(...summaries.map(({ columns }) => Math.max(...columns.reserved, ...columns.allocated)));
+    pen.textAlign = "right";
+    pen.fillStyle = colours.grey;
+    for (const at of steps(0, most, 5, true)) pen.fillText(bytes(at), left - 6, top + high - (at / most) * high + 4);
+    pen.textAlign = "center";
+    for (const at of steps(0, longest, wide / 90)) {
+      pen.fillText(files[0].axis.byTime ? duration(at) : count(at), left + (at / longest) * wide, HEIGHT - 8);
+    }
+    pen.strokeStyle = colours.line;
+    pen.strokeRect(left, top, wide, high);
+    summaries.forEach(({ columns }, k) => {
+      const scale = (wide * files[k].axis.width) / longest / columns.width;
+      for (const [name, dash] of [["allocated", []], ["reserved", [5, 3]]]) {
+        pen.beginPath();
+        pen.setLineDash(dash);
+        pen.strokeStyle = colours.hues[[2, 1][k]];
+        pen.lineWidth = 1.6;
+        for (let x = 0; x < columns.width; x++) {
+          pen.lineTo(left + (x + 0.5) * scale, top + high - (columns[name][x] / most) * high);
+        }
+        pen.stroke();
+      }
+      pen.setLineDash([]);
+      pen.textAlign = "left";
+      pen.fillStyle = colours.hues[[2, 1][k]];
+      pen.fillText(`${files[k].title}: allocated, dashed reserved`, left + k * (wide / 2), 13, wide / 2 - 10);
+    });
+  };
+
+  const ranks = (box, files, summaries) => {
+    const figures = {
+      peak: files.map(({ trace }) => trace.peak.allocated.bytes),
+      reserved: files.map(({ trace }) => trace.peak.reserved.bytes),
+      unused: files.map(({ trace }) => trace.peak.reserved.bytes - trace.peak.allocated.bytes),
+    };
+    const odd = files.map(() => false);
+    if (files.length > 2) {
+      for (const values of Object.values(figures)) oddOnes(values).forEach((is, k) => { odd[k] ||= is; });
+    }
+    const holders = summaries.map(({ moment }) => moment.places[0]);
+    table(box, files.length > 2 ? "Ranks" : "Files", ["", "peak allocated", "peak reserved", "unused", "OOM", "largest holder"],
+      files.map((file, k) => ({
+        isOdd: odd[k],
+        cells: [odd[k] ? `${file.title} (differs)` : file.title, bytes(figures.peak[k]), bytes(figures.reserved[k]),
+          `${bytes(figures.unused[k])}, ${share(figures.unused[k] / Math.max(figures.reserved[k], 1))}`,
+          String(file.trace.ooms.length), holders[k] ? `${bytes(holders[k].bytes)} ${holders[k].name}` : "–"],
+      })));
+  };
+
+  const moments = async (box) => {
+    const tools = byId("compare-moments");
+    tools.replaceChildren();
+    const button = made(tools, "button", "mark the cursor");
+    button.addEventListener("click", () => { marked(); draw(); });
+    const here = `event ${count(app.state.event)}`;
+    if (!mark || mark.file !== app.fileIndex) {
+      made(tools, "span", `Mark a moment (now ${here}), move the cursor, and see here what changed.`, "muted");
+      return;
+    }
+    made(tools, "span", `marked: event ${count(mark.event)}; the cursor: ${here}`, "muted");
+    const [before, after] = await Promise.all([mark.event, app.state.event].map((event) => app.ask("moment", { event, all: true })));
+    const names = [`event ${count(mark.event)}`, here];
+    growth(box, "What changed, by line", before.places, after.places, names);
+    growth(box, "What changed, by category", before.categories, after.categories, names);
+  };
+
+  let drawn = 0;
+  const draw = async () => {
+    if (app.state.tab !== "compare" || !app.trace) return;
+    const mine = ++drawn;
+    const box = made(null, "div");
+    const canvas = byId("compare-canvas");
+    const { files } = app;
+    canvas.hidden = files.length !== 2;
+    byId("compare-words").textContent = files.length > 1 ? `${files.length} files` : "two moments of this file; drop another file to compare files";
+    await moments(box);
+    if (files.length > 1) {
+      const summaries = [];
+      for (const file of files) summaries.push(await summaryOf(file));
+      if (mine !== drawn) return;
+      ranks(box, files, summaries);
+      if (files.length === 2) {
+        drawTwo(files, summaries);
+        const names = files.map(({ title }) => title);
+        const [before, after] = await Promise.all(files.map(
+          (file, k) => file.ask("moment", { event: summaries[k].event, all: true })));
+        growth(box, "At their peaks, by line", before.places, after.places, names);
+        growth(box, "At their peaks, by category", before.categories, after.categories, names);
+      }
+    }
+    if (mine === drawn) byId("compare-tables").replaceChildren(...box.childNodes);
+  };
+  return { draw: () => draw().catch(app.complain), mark: () => { marked(); app.set({ tab: "compare" }); } };
+};

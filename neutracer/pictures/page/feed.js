@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// A file's bytes for the core's reader: in slices, unpacked where they are packed. What is no
+// snapshot is named by its first bytes, in the same words as by `neutracer.load`.
+
+import { coreError, LIMIT } from "./core.js";
+
+const PEEK = 512;
+const SLICE = 4 << 20;
+
+const starts = (head, hex) => {
+  const magic = hex.match(/../g).map((pair) => parseInt(pair, 16));
+  return magic.every((byte, i) => head[i] === byte);
+};
+
+const packedKind = (head, rules) => Object.entries(rules.magic).find(([, hex]) => starts(head, hex))?.[0] ?? null;
+
+const textKind = (head) => {
+  const ascii = String.fromCharCode(...head);
+  if (ascii.startsWith("(d") || ascii.startsWith("(l") || head[0] === 0x80) return null;
+  if (head.some((byte) => byte < 32 && byte !== 9 && byte !== 10 && byte !== 13)) return null;
+  const start = ascii.replace(/^\u00ef\u00bb\u00bf/, "").replace(/^[\t\n\v\f\r ]+/, "")[0];
+  if (start === "{" || start === "[") return ascii.includes('"traceEvents"') ? "a profiler's trace" : "JSON text";
+  return start === "<" ? "an HTML or XML page" : "a text file";
+};
+
+// Names what is not a pickle. `packed`: the kind of compression that it was in, or null.
+export const checkHead = (head, rules, packed = null) => {
+  if (!head.length) {
+    throw coreError(4, `${packed ? `the ${packed} data is empty, or breaks off before anything can be unpacked`
+      : "the file is empty (0 bytes)"}: ${rules.expected}`, 0);
+  }
+  let kind = rules.others.find(([hex]) => starts(head, hex))?.[1] ?? null;
+  const again = packed && packedKind(head, rules);
+  if (again) kind = `${again} data again`;
+  kind ||= textKind(head);
+  if (kind) {
+    const subject = packed ? `what is packed with ${packed}` : "this";
+    throw coreError(4, `${subject} is ${kind}: ${rules.expected}`, 0);
+  }
+};
+
+// What is not packed: read when it is asked for.
+const plain = (blob, most) => {
+  const reader = new FileReaderSync();
+  let [at, held] = [0, new Uint8Array(0)];
+  const end = Math.min(blob.size, most);
+  return {
+    read: (room) => {
+      if (!held.length && at < end) {
+        held = new Uint8Array(reader.readAsArrayBuffer(blob.slice(at, Math.min(at + SLICE, end))));
+        at += held.length;
+      }
+      const taken = held.subarray(0, room.length);
+      room.set(taken);
+      held = held.subarray(taken.length);
+      return taken.length;
+    },
+    allowance: () => 0,
+  };
+};
+
+// What is packed: unpacked first, within the bounds of `rules`, and read piece by piece.
+const unpacked = async (blob, rules, most) => {
+  const chunks = [];
+  let given = 0;
+  const bound = Math.max(rules.ratio_floor, rules.most_ratio * blob.size);
+  const reader = blob.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
+  for (;;) {
+    let step = null;
+    try {
+      step = await reader.read();
+    } catch (error) {
+      // What breaks off ends there; behind the last member anything may stand.
+      if (/truncated|junk|unexpected end/i.test(error.message)) break;
+      if (given) chunks.push(new Error("damaged"));
+      else throw coreError(4, "the gzip data is damaged");
+      break;
+    }
+    if (step.done || given >= most) break;
+    given += step.value.length;
+    if (given > bound) {
+      throw coreError(LIMIT, `the gzip data unpacks to over ${rules.most_ratio.toLocaleString("en-US")} times its size`);
+    }
+    chunks.push(step.value);
+  }
+  const head = new Uint8Array(PEEK);
+  let filled = 0;
+  for (const chunk of chunks) {
+    if (filled === PEEK || !chunk.length) break;
+    const piece = chunk.subarray(0, PEEK - filled);
+    head.set(piece, filled);
+    filled += piece.length;
+  }
+  checkHead(head.subarray(0, filled), rules, "gzip");
+  let [next, from] = [0, 0];
+  return {
+    read: (room) => {
+      let written = 0;
+      while (written < room.length && next < chunks.length) {
+        if (chunks[next] instanceof Error) throw coreError(4, "the gzip data is damaged");
+        const piece = chunks[next].subarray(from, from + room.length - written);
+        room.set(piece, written);
+        written += piece.length;
+        from += piece.length;
+        if (from === chunks[next].length) { chunks[next++] = null; from = 0; }
+      }
+      return written;
+    },
+    allowance: () => rules.memory_floor + rules.memory_ratio * blob.size,
+  };
+};
+
+// What the core reads of `blob`, of which at most `most` bytes.
+export const feed = async (blob, rules, most) => {
+  const head = new Uint8Array(await blob.slice(0, PEEK).arrayBuffer());
+  checkHead(head, rules);
+  const kind = packedKind(head, rules);
+  if (kind === "gzip") return unpacked(blob, rules, most);
+  if (kind) throw coreError(4, `a browser does not unpack ${kind}: unpack the file first, or pack it with gzip`);
+  return plain(blob, most);
+};

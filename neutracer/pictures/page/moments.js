@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// One moment, one block, one range: figures, who holds what, and the lanes over time.
+
+import { NONE, poolWords } from "./trace.js";
+
+const SHOWN = 12;
+const MOST_LANE = 4000;
+const NUMBERS = 16;
+const BACKWARD = 5;
+const SEED = 4;
+
+const ranked = (sums, nameOf) => [...sums].map(([key, [size, count]]) => ({ ...nameOf(key), bytes: size, count }))
+  .sort((a, b) => b.bytes - a.bytes);
+
+const add = (sums, key, size, count = 1) => {
+  const entry = sums.get(key);
+  if (entry) { entry[0] += size; entry[1] += count; } else sums.set(key, [size, count]);
+};
+
+const placeWords = (texts) => (place) => ({
+  name: texts.nameOf(place), query: `"${texts.nameOf(place).replaceAll('"', "")}"`,
+});
+
+const categoryWords = (rules) => (key) => ({
+  name: rules.categories[key].replaceAll("_", " "), query: `category:${rules.categories[key]}`,
+});
+
+// Who holds the allocated bytes after an event: by stack as [stack, bytes, count].
+export const holdersAt = (ctx, event) => {
+  ctx.core.call("holders", event);
+  const column = ctx.core.answer(0);
+  const found = [];
+  for (let i = 0; column && i < column.length; i += 6) {
+    const v = column.view;
+    found.push([v[i], v[i + 2] + v[i + 3] * 4294967296, v[i + 1]]);
+  }
+  return found;
+};
+
+export const holdersBy = (ctx, event) => {
+  const places = new Map();
+  for (const [stack, size, count] of holdersAt(ctx, event)) add(places, ctx.texts.placeOf(stack), size, count);
+  ctx.core.exports.rule_sums(event);
+  const sums = ctx.core.answer(0).view;
+  const categories = new Map();
+  for (let rule = 0; 2 * rule < sums.length; rule++) {
+    if (sums[2 * rule + 1]) add(categories, ctx.bands.ofRule[rule], sums[2 * rule], sums[2 * rule + 1]);
+  }
+  return {
+    places: ranked(places, placeWords(ctx.texts)), categories: ranked(categories, categoryWords(ctx.rules)),
+  };
+};
+
+// What PyTorch writes where nothing was said.
+const isSaid = (text) => text !== "" && text !== "N/A";
+
+// A text beside an event; "" is none.
+const noteAt = (ctx, c, name, event) => {
+  const column = c.e[name];
+  if (event < 0 || !column || column.view[event] === NONE) return "";
+  const text = ctx.texts.text(column.view[event]);
+  return isSaid(text) ? text : "";
+};
+
+// The pools of a layout: numbers of nt_page_ask.c's ask_put_group by name.
+export const poolsAt = (ctx, event) => {
+  ctx.core.call("layout", event);
+  const v = ctx.core.answer(0)?.view ?? [];
+  const pools = [];
+  for (let i = 0; i < v.length; i += NUMBERS) {
+    pools.push({
+      pool: poolWords(v[i + 3], v[i], v[i + 1]), stream: v[i + 2], segments: v[i + 5], holes: v[i + 7],
+      reserved: v[i + 8], allocated: v[i + 9], requested: v[i + 11], pending: v[i + 12], reclaimable: v[i + 13],
+      largestHole: v[i + 14], largestRequest: v[i + 15],
+    });
+  }
+  return pools;
+};
+
+export const momentFacts = (ctx, event, all) => {
+  const { core, texts } = ctx;
+  core.exports.bytes_after(event);
+  const [allocated, reserved] = core.figures(2);
+  const held = holdersBy(ctx, event);
+  const pools = poolsAt(ctx, event);
+  const c = ctx.columns();
+  const note = (name) => noteAt(ctx, c, name, event);
+  return {
+    event, allocated, reserved, x: ctx.positionOf(event), time: event >= 0 && c.e.time_us ? c.e.time_us.at(event) - ctx.firstTime : null,
+    action: event >= 0 ? texts.actions[c.e.action.view[event]] : "",
+    metadata: note("user_metadata"), compile: note("compile_context"),
+    largestHole: pools.reduce((most, pool) => Math.max(most, pool.largestHole), 0),
+    reclaimable: pools.reduce((sum, pool) => sum + pool.reclaimable, 0),
+    pending: pools.reduce((sum, pool) => sum + pool.pending, 0),
+    places: all ? held.places : held.places.slice(0, SHOWN), placeCount: held.places.length,
+    categories: held.categories, pools,
+  };
+};
+
+// The segment that an address lay in after an event.
+const segmentAt = (c, event, address) => {
+  for (let i = 0; i < c.segments; i++) {
+    const [made, freed] = [c.s.alloc_event.view[i], c.s.free_event.view[i]];
+    if (made > event || (freed !== -1 && freed <= event)) continue;
+    const start = c.s.address.at(i);
+    if (start <= address && address < start + c.s.size.at(i)) return i;
+  }
+  return -1;
+};
+
+// Why a block has no frames.
+const reason = (ctx, c, row) => {
+  const [stack, made] = [c.a.stack.view[row], c.a.alloc_event.view[row]];
+  if (made < 0) return "It was there before the trace, and was recorded without a stack.";
+  if (stack === NONE) return "The recording has no stacks.";
+  if (c.roles && c.roles[made] === BACKWARD) return "Autograd made it in the backward pass: its threads have no Python frames.";
+  return "PyTorch found no Python frames here.";
+};
+
+// The last place that called backward() before a block of the backward pass was made.
+const backwardCaller = (ctx, c, made) => {
+  if (!c.roles || made < 0 || c.roles[made] !== BACKWARD) return null;
+  for (let event = made; event >= 0; event--) {
+    if (c.roles[event] !== SEED) continue;
+    return { event, name: ctx.texts.nameOf(ctx.texts.placeOf(c.e.stack.view[event])) };
+  }
+  return null;
+};
+
+export const blockFacts = (ctx, row) => {
+  const { texts, rules } = ctx;
+  const c = ctx.columns();
+  if (row < 0 || row >= c.rows) return null;
+  const { a, e } = c;
+  const [made, freed, done] = [a.alloc_event.view[row], a.free_event.view[row], a.completed_event.view[row]];
+  const time = (event) => (event >= 0 && e.time_us ? e.time_us.at(event) - ctx.firstTime : null);
+  const segment = segmentAt(c, Math.max(made, -1), a.address.at(row));
+  const note = (name) => noteAt(ctx, c, name, made);
+  const stack = a.stack.view[row];
+  const rule = c.rules ? rules.rules[c.rules[row]] : null;
+  const frames = texts.framesOf(stack);
+  return {
+    row, made, freed, done, size: a.size.at(row), asked: a.requested_size.at(row), stream: String(a.stream.big(row)),
+    address: `0x${a.address.big(row).toString(16)}`, madeTime: time(made), freedTime: time(freed),
+    x0: ctx.positionOf(Math.max(made, -1)), x1: ctx.positionOf(freed >= 0 ? freed : c.events),
+    y: yOf(ctx, a.address.at(row)), place: texts.nameOf(texts.placeOf(stack)),
+    pool: segment < 0 ? "unknown"
+      : poolWords(c.s.kind.view[segment], c.s.pool_first.at(segment), c.s.pool_second.at(segment)),
+    category: rules.categories[ctx.bands.categoryOf(c, row)], why: rule ? rule[1][1] : "",
+    metadata: note("user_metadata"), compile: note("compile_context"),
+    frames, noFrames: frames.length ? "" : reason(ctx, c, row), backward: backwardCaller(ctx, c, made),
+  };
+};
+
+export const yOf = (ctx, address) => {
+  const ranges = ctx.core.column("axis.ranges");
+  for (let i = 0; ranges && i < ranges.length; i += 3) {
+    const start = ranges.at(i);
+    if (start <= address && address < start + ranges.at(i + 1)) return ranges.at(i + 2) + address - start;
+  }
+  return -1;
+};
+
+// Bytes by place on the mean over positions x0 .. x1.
+export const rangeHolders = (ctx, { x0, x1 }) => {
+  const c = ctx.columns();
+  const { a, states } = c;
+  const span = Math.max(x1 - x0, 1e-9);
+  const [places, categories] = [new Map(), new Map()];
+  for (let row = 0; row < c.rows; row++) {
+    const freed = a.free_event.view[row];
+    if (freed === -2) continue;
+    const from = Math.max(states.at(a.alloc_event.view[row] + 1), x0);
+    const to = Math.min(states.at(freed === -1 ? c.events + 1 : freed + 1), x1);
+    if (to < from) continue;
+    const held = (a.size.at(row) * (to - from)) / span;
+    add(places, ctx.texts.placeOf(a.stack.view[row]), held);
+    add(categories, ctx.bands.categoryOf(c, row), held);
+  }
+  const found = ranked(places, placeWords(ctx.texts));
+  return {
+    places: found.slice(0, SHOWN), placeCount: found.length, categories: ranked(categories, categoryWords(ctx.rules)),
+  };
+};
+
+// ---- lanes ----
+
+// Ranges that the program named, in positions.
+const annotationLane = (ctx, c) => {
+  const { core, texts } = ctx;
+  const columns = Object.fromEntries(["stage", "name", "device", "time_us"].map(
+    (name) => [name, core.column(`annotation.${name}`)]));
+  const open = new Map();
+  const found = [];
+  const at = (time) => (ctx.axis.byTime ? Math.min(Math.max(time - ctx.firstTime, 0), ctx.axis.width) : eventAtTime(c, time) + 1);
+  for (let i = 0; columns.name && i < columns.name.length && found.length < MOST_LANE; i++) {
+    const [name, time] = [columns.name.view[i], columns.time_us.at(i)];
+    if (columns.device.view[i] >= 0 && columns.device.view[i] !== ctx.device) continue;
+    if (columns.stage.view[i] === 0) open.set(name, time);
+    else if (open.has(name)) {
+      found.push({ name: texts.text(name), x0: at(open.get(name)), x1: at(time) });
+      open.delete(name);
+    }
+  }
+  for (const [name, time] of open) found.push({ name: texts.text(name), x0: at(time), x1: ctx.axis.width });
+  return found;
+};
+
+const eventAtTime = (c, time) => {
+  let [low, high] = [0, c.events];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (c.e.time_us && c.e.time_us.at(middle) <= time) low = middle + 1; else high = middle;
+  }
+  return low - 1;
+};
+
+// Stretches of events with one text.
+const textLane = (ctx, c, column) => {
+  const found = [];
+  for (let event = 0; column && event < c.events && found.length < MOST_LANE; event++) {
+    const id = column.view[event];
+    if (id === NONE || !isSaid(ctx.texts.text(id))) continue;
+    const last = found[found.length - 1];
+    const x1 = c.states.at(event + 2);
+    if (last && last.id === id && last.event === event - 1) { last.x1 = x1; last.event = event; }
+    else found.push({ id, event, name: ctx.texts.text(id), x0: c.states.at(event + 1), x1 });
+  }
+  return found.map(({ name, x0, x1 }) => ({ name, x0, x1 }));
+};
+
+const stepLane = (ctx, c) => {
+  const { core, texts } = ctx;
+  core.call("step_stacks");
+  const marks = core.answer(0)?.view.slice() ?? new Uint8Array(0);
+  const frames = texts.said();
+  const roles = new Uint8Array(marks.length);
+  for (let stack = 0; stack < marks.length; stack++) {
+    if (!marks[stack]) continue;
+    const said = [];
+    for (let id = stack; id; id = texts.parent[id]) said.push(frames[texts.innermost[id]]);
+    roles[stack] = core.stored(Uint16Array.from(said), (at) => core.exports.role(at, said.length));
+  }
+  core.stored(roles, (at) => core.call("find_steps", at));
+  const [how] = core.figures(1);
+  const edges = core.column("steps");
+  const { states } = ctx.columns();
+  const found = [];
+  for (let k = 0; how && edges && k + 1 < Math.min(edges.length, MOST_LANE); k++) {
+    found.push({ name: `step ${k}`, x0: states.at(edges.view[k] + 1), x1: states.at(edges.view[k + 1] + 1) });
+  }
+  return { how, found };
+};
+
+// Bytes reserved by each private pool, as steps in positions.
+const poolLanes = (ctx, c) => {
+  const pools = new Map();
+  for (let i = 0; i < c.segments; i++) {
+    const [first, second] = [c.s.pool_first.at(i), c.s.pool_second.at(i)];
+    if (!first && !second) continue;
+    const key = `private pool (${first}, ${second})`;
+    if (!pools.has(key)) pools.set(key, []);
+    const [made, freed, size] = [c.s.alloc_event.view[i], c.s.free_event.view[i], c.s.size.at(i)];
+    pools.get(key).push([c.states.at(made + 1), size]);
+    if (freed >= 0) pools.get(key).push([c.states.at(freed + 1), -size]);
+  }
+  return [...pools].slice(0, 8).map(([name, changes]) => {
+    let sum = 0;
+    const steps = changes.sort((a, b) => a[0] - b[0]).map(([x, by]) => [x, sum += by]);
+    return { name, steps, most: steps.reduce((most, [, size]) => Math.max(most, size), 0) };
+  }).sort((a, b) => b.most - a.most);
+};
+
+export const lanesOf = (ctx) => {
+  const c = ctx.columns();
+  const lanes = [];
+  const put = (kind, ranges) => { if (ranges.length) lanes.push({ kind, ranges }); };
+  put("annotations", annotationLane(ctx, c));
+  put("metadata", textLane(ctx, ctx.columns(), ctx.columns().e.user_metadata));
+  put("compiled", textLane(ctx, ctx.columns(), ctx.columns().e.compile_context));
+  const steps = stepLane(ctx, ctx.columns());
+  put("steps", steps.found);
+  return { lanes, pools: poolLanes(ctx, ctx.columns()), steps: { how: steps.how, count: steps.found.length } };
+};

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker: one file, its core, and one answer at a time.
+
+import { makeAnswers } from "./answers.js";
+import { coreError, LIMIT, makeCore } from "./core.js";
+import { feed } from "./feed.js";
+
+// The core's status where its allocator gave nothing.
+const NOMEM = 1;
+
+const host = { failed: null, read: () => 0, allowance: () => 0, write: () => {} };
+let core = null;
+let answers = null;
+
+// What the budget refused, in words; `limit` is what a page may have.
+const refused = (error, limit) => {
+  if (!error.sentence || error.status !== NOMEM) return error;
+  const [isPacked] = core.figures(1);
+  return coreError(LIMIT, isPacked
+    ? "what is packed in it takes far more memory than a snapshot of its size"
+    : `reading it takes more than the ${Math.round(limit).toLocaleString("en-US")} bytes that a page can have`);
+};
+
+const open = async ({ module, rules, blob, limit, most = Infinity, renamed = {}, stem = "" }) => {
+  core ??= await makeCore(module, host);
+  const fed = await feed(blob, rules.files, most);
+  let [total, told] = [0, 0];
+  host.read = (room) => {
+    const got = fed.read(room);
+    total += got;
+    if (performance.now() - told > 60) { told = performance.now(); postMessage({ progress: total, of: blob.size }); }
+    return got;
+  };
+  host.allowance = fed.allowance;
+  try {
+    core.call("load", limit);
+  } catch (error) {
+    throw refused(error, limit);
+  }
+  answers = makeAnswers(core, rules, { renamed, stem });
+  answers.ctx.keep = (pieces) => { host.write = (piece) => pieces.push(piece); };
+  const partial = core.exports.partial();
+  return {
+    devices: answers.devices(), settings: answers.settings(), read: total,
+    partial: partial ? core.zeroEnded(partial) : "",
+    hasTrace: answers.devices().some((device) => core.exports.trace_length(device) > 0),
+  };
+};
+
+// Arrays of an answer go over without a copy.
+const buffersOf = (answer) => Object.values(answer ?? {})
+  .flatMap((value) => (ArrayBuffer.isView(value) ? [value.buffer]
+    : value && typeof value === "object" && !Array.isArray(value) && !(value instanceof Blob) ? buffersOf(value) : []));
+
+self.onmessage = async ({ data: { id, name, given } }) => {
+  try {
+    const answer = name === "open" ? await open(given) : answers.answer(name, given);
+    postMessage({ id, answer }, buffersOf(answer));
+  } catch (error) {
+    const isMemory = error instanceof RangeError || /memory/i.test(error.message ?? "");
+    postMessage({
+      id, error: error.sentence ? error.message : isMemory ? "there is not enough memory for this" : `the core stopped: ${error.message}`,
+      isLimit: error.status === LIMIT || isMemory,
+    });
+  }
+};
