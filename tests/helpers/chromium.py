@@ -108,6 +108,20 @@ class Browser:
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
+    def answer(self, expression: str) -> Any:
+        """What a promise of JavaScript comes to, as plain data."""
+        done = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    def choose(self, selector: str, *paths: Path) -> None:
+        """Gives files to an element that takes some, as a user does who picks them."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        found = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=found, files=[str(path) for path in paths])
+
     def until(self, expression: str, wanted: Any = True) -> None:
         """Waits for an expression to be what is wanted."""
         end = time.monotonic() + _PATIENCE

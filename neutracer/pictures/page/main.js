@@ -37,7 +37,7 @@ app.ask = (name, given) => app.files[app.fileIndex].ask(name, given);
 app.complain = (error) => {
   const box = byId("trouble");
   box.hidden = false;
-  box.textContent = clean(error.message);
+  box.append(made(null, "p", clean(error.message)));
 };
 
 // ---- opening ------------------------------------------------------------------------------
@@ -135,6 +135,7 @@ const turnTo = async (device) => {
   byId("device").value = String(device);
   parts.lists.reset();
   parts.settings.reset();
+  app.moved();
   await askMoment();
 };
 
@@ -175,7 +176,7 @@ const offer = (blob, name, error) => {
   for (const part of [1 / 2, 1 / 4]) {
     const most = Math.floor(blob.size * part);
     const button = made(byId("trouble"), "button", `read its first ${bytes(most)}`);
-    button.addEventListener("click", () => openAll([{ blob, name, most }]));
+    button.addEventListener("click", () => take([{ blob, name, most }]));
   }
 };
 
@@ -190,7 +191,7 @@ const openOne = async ({ blob, name, isOwn, most = Infinity }) => {
 
 const openAll = async (list) => {
   byId("trouble").hidden = true;
-  root.dataset.ready = "";
+  byId("trouble").replaceChildren();
   const opened = [];
   for (const one of list) {
     try {
@@ -212,6 +213,12 @@ const openAll = async (list) => {
     parts.overview.now();
     app.render();
   } else if (!app.files.length) byId("empty").hidden = false;
+};
+
+// What somebody chose or dropped.
+const take = async (list) => {
+  root.dataset.ready = "";
+  await openAll(list);
   root.dataset.ready = "1";
 };
 
@@ -305,7 +312,8 @@ app.show = () => {
   press("axis", state.axis);
   press("by", state.stacking);
   byId("raw").checked = state.raw;
-  byId("search").value = state.query;
+  // Who types has the last word.
+  if (document.activeElement !== byId("search")) byId("search").value = state.query;
   byId("legend").hidden = !state.legend;
   byId("legend-switch").setAttribute("aria-pressed", String(state.legend));
   byId("panel").hidden = state.tab === "settings" || state.tab === "compare";
@@ -328,6 +336,11 @@ app.set = async (change, quiet = false) => {
   const before = { ...app.state };
   Object.assign(app.state, change);
   const { state } = app;
+  if (!quiet) app.moved();
+  if (state.query !== before.query) {
+    clearTimeout(app.typing);
+    if (byId("search").value.trim() !== state.query) byId("search").value = state.query;
+  }
   try {
     const work = [];
     if (state.axis !== before.axis || state.raw !== before.raw) {
@@ -381,6 +394,7 @@ const restore = async () => {
   app.show();
   app.render();
   root.dataset.ready = "1";
+  root.dataset.links = String(Number(root.dataset.links || 0) + 1);
 };
 
 // ---- wires --------------------------------------------------------------------------------
@@ -420,6 +434,8 @@ const wireKeys = () => {
     if (event.key === "Escape") {
       if (!byId("keys").hidden) { showKeys(false); return; }
       app.hovered = null;
+      clearTimeout(app.typing);
+      search.value = "";
       app.set({ pin: -1, held: false, range: null, query: "" });
       search.blur();
     }
@@ -433,8 +449,8 @@ const wireKeys = () => {
 const wireFiles = () => {
   const pick = byId("pick");
   for (const id of ["open", "empty-open"]) byId(id).addEventListener("click", () => pick.click());
-  const take = (files) => openAll([...files].map((blob) => ({ blob, name: blob.name })));
-  pick.addEventListener("change", () => { take(pick.files); pick.value = ""; });
+  const named = (files) => [...files].map((blob) => ({ blob, name: blob.name }));
+  pick.addEventListener("change", () => { take(named(pick.files)); pick.value = ""; });
   let over = 0;
   const hold = (event) => { if ([...event.dataTransfer.types].includes("Files")) event.preventDefault(); };
   document.addEventListener("dragenter", (event) => { hold(event); over += 1; byId("drop").hidden = false; });
@@ -444,7 +460,7 @@ const wireFiles = () => {
     event.preventDefault();
     over = 0;
     byId("drop").hidden = true;
-    take(event.dataTransfer.files);
+    take(named(event.dataTransfer.files));
   });
 };
 
@@ -459,14 +475,13 @@ const wire = () => {
     next.focus();
   });
   const search = byId("search");
-  let typing = 0;
   search.addEventListener("input", () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => app.set({ query: search.value.trim() }), 150);
+    clearTimeout(app.typing);
+    app.typing = setTimeout(() => app.set({ query: search.value.trim() }), 150);
   });
   search.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
-    clearTimeout(typing);
+    clearTimeout(app.typing);
     app.set({ query: search.value.trim(), tab: app.state.tab === "events" ? "events" : "allocations" });
   });
   for (const button of document.querySelectorAll("[data-axis]")) {
@@ -512,6 +527,7 @@ const start = async () => {
   }
   await openAll([{ blob: packedBlob(own), name: app.told.title, isOwn: true }]);
   await restore();
+  root.dataset.ready = "1";
 };
 
 start().catch((error) => {

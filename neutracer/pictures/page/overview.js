@@ -30,6 +30,7 @@ export const overview = (app) => {
     const height = Math.round(Math.min(Math.max(room, width < 560 ? 400 : 430), 900));
     box.style.height = `${height}px`;
     g = geometry(width, height, app.axis ? app.axis.lanes.lanes.length : 0, app.ooms?.length > 0);
+    box.dataset.map = [g.left, g.mapTop, g.plotWidth, g.mapHeight].join();
   };
 
   const draw = () => {

@@ -16,7 +16,7 @@ let answers = null;
 const refused = (error, limit) => {
   if (!error.sentence || error.status !== NOMEM) return error;
   const [isPacked] = core.figures(1);
-  return coreError(LIMIT, isPacked
+  return coreError(isPacked ? LIMIT : NOMEM, isPacked
     ? "what is packed in it takes far more memory than a snapshot of its size"
     : `reading it takes more than the ${Math.round(limit).toLocaleString("en-US")} bytes that a page can have`);
 };
@@ -57,10 +57,10 @@ self.onmessage = async ({ data: { id, name, given } }) => {
     const answer = name === "open" ? await open(given) : answers.answer(name, given);
     postMessage({ id, answer }, buffersOf(answer));
   } catch (error) {
-    const isMemory = error instanceof RangeError || /memory/i.test(error.message ?? "");
+    const isMemory = !error.sentence && (error instanceof RangeError || /memory/i.test(error.message ?? ""));
     postMessage({
       id, error: error.sentence ? error.message : isMemory ? "there is not enough memory for this" : `the core stopped: ${error.message}`,
-      isLimit: error.status === LIMIT || isMemory,
+      isLimit: error.status === NOMEM || isMemory,
     });
   }
 };

@@ -34,7 +34,7 @@ FILES = (
     "<ipython-input-3-abc>",
     "<frozen runpy>",
     "<eval_with_key>.3",
-    "/home/me/.venv/bin/torchrun",
+    "/env/bin/torchrun",
     "/usr/lib/python311.zip/abc.py",
     "/a/b.whl/x.egg/pack/mod.py",
     "kernel.cu",

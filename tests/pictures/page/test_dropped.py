@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files dropped on the empty page: the figures are Python's, and so is what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import lzma
+import math
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+from chromium import PROGRAM, Browser
+from places import TESTS
+from small_snapshots import one_program, two_devices
+
+import neutracer
+from neutracer.diagnose.settings.replaying import Replayer
+from neutracer.pictures.page.bundle import bundle
+from neutracer.pictures.page.rules import page_rules
+from neutracer.pictures.page.view import empty_page
+from neutracer.units import format_bytes
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
+
+DATA = TESTS / "data"
+CORPUS = TESTS / "fuzz" / "corpus"
+SNAPSHOTS = sorted(path.name.partition(".")[0] for path in DATA.glob("*.pickle.xz"))
+SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:64,roundup_power2_divisions:4")
+
+# A core of its own beside the page's, for questions with their exact answers.
+CORE = """(async () => {
+  const input = document.createElement("input");
+  Object.assign(input, { type: "file", id: "own", multiple: true });
+  document.body.append(input);
+  globalThis.rules = %s;
+  globalThis.openOwn = async () => {
+    if (globalThis.opened) globalThis.opened.close();
+    globalThis.opened = await client.openFile(document.getElementById("own").files[0], rules);
+    return opened.about;
+  };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return empty_page().save(tmp_path_factory.mktemp("empty") / "neutracer.html")
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory, page):
+    with Browser(tmp_path_factory.mktemp("core")) as browser:
+        browser.open(page)
+        browser.value(bundle("client.js", "client"))
+        browser.answer(CORE % page_rules())
+        yield browser
+
+
+def asked(core, name, **given):
+    return core.answer(f"opened.ask({json.dumps(name)}, {json.dumps(given)})")
+
+
+def plain(name, folder):
+    path = folder / f"{name}.pickle"
+    path.write_bytes(lzma.decompress((DATA / f"{name}.pickle.xz").read_bytes()))
+    return path
+
+
+def drop(browser, page, *paths):
+    browser.open(page)
+    browser.until("document.documentElement.dataset.ready", "1")
+    browser.value("document.documentElement.dataset.ready = ''")
+    browser.choose("#pick", *paths)
+    browser.until("document.documentElement.dataset.ready", "1")
+
+
+def by_name(entries):
+    """Bytes and counts by name; equal names are one line to a reader."""
+    sums = {}
+    for name, nbytes, count in entries:
+        held = sums.setdefault(name, [0, 0])
+        held[0] += nbytes
+        held[1] += count
+    return sums
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_figures_are_those_of_python(core, name, tmp_path):
+    core.choose("#own", plain(name, tmp_path))
+    about = core.answer("openOwn()")
+    snap = neutracer.load(tmp_path / f"{name}.pickle")
+    assert tuple(about["devices"]) == snap.devices
+    assert about["settings"]["text"] == snap.settings_in_force["text"]
+    for device in snap.devices:
+        check_device(core, snap, device)
+    saved = core.answer(
+        "opened.ask('save').then(({ blob }) => blob.arrayBuffer()).then((data) =>"
+        " { let text = ''; for (const byte of new Uint8Array(data)) text +="
+        " String.fromCharCode(byte); return btoa(text); })"
+    )
+    assert base64.b64decode(saved) == snap.to_bytes()
+
+
+def check_device(core, snap, device):
+    timeline = snap.timeline(device)
+    facts = core.answer(f"opened.ask('device', {device})")
+    assert facts["events"] == len(timeline)
+    assert facts["rows"] == len(timeline.allocations)
+    for metric in ("allocated", "active", "reserved", "requested"):
+        peak = timeline.peak(metric)
+        assert facts["peak"][metric] == {"bytes": peak.bytes, "event": peak.event}
+    axis = asked(core, "axes", byTime=facts["isTimed"], raw=False)
+    found = timeline.steps
+    assert axis["lanes"]["steps"]["count"] == len(found)
+    core.answer("opened.ask('bands', { by: 'categories', query: '' })")
+    for event in sorted({timeline.peak("allocated").event, len(timeline) // 2, len(timeline) - 1}):
+        if event >= 0:
+            check_moment(core, timeline, event)
+
+
+def check_moment(core, timeline, event):
+    moment = asked(core, "moment", event=event, all=True)
+    assert moment["allocated"] == timeline.allocated[event]
+    assert moment["reserved"] == timeline.reserved[event]
+    layout = timeline.at(event)
+    holes = [block.size for block in layout.blocks if block.state == "inactive"]
+    assert moment["largestHole"] == max(holes, default=0)
+    held = timeline.holders(event, by="place", limit=None)
+    mine = sorted(holder.bytes for holder in held)
+    assert sorted(entry["bytes"] for entry in moment["places"]) == mine
+    told = by_name((e["name"], e["bytes"], e["count"]) for e in moment["categories"])
+    wanted = timeline.categories.live(event)
+    assert told == by_name((name.replace("_", " "), size, n) for name, size, _, n in wanted)
+    drawn = asked(core, "layout", event=event, order="address")
+    assert len(drawn["segments"]) == len(layout.segments)
+    assert sum(one["size"] for one in drawn["segments"]) == timeline.reserved[event]
+
+
+@pytest.mark.parametrize("name", ["frag_default", "multi_stream", "cuda_graph_pool"])
+def test_outcomes_are_those_of_what_if(core, name, tmp_path):
+    core.choose("#own", plain(name, tmp_path))
+    core.answer("openOwn()")
+    core.answer("opened.ask('device', 0)")
+    program = asked(core, "program")
+    replayer = Replayer(neutracer.load(tmp_path / f"{name}.pickle"), 0)
+    assert program["sentence"] == replayer.check.sentence
+    for capacity in (0, 3 << 30):
+        mine = Replayer(replayer.snap, 0, capacity or None)
+        for settings in SETTINGS:
+            told = asked(core, "whatIf", settings=settings, capacity=capacity)
+            wanted = mine.quick(settings)
+            assert told["peakReserved"] == wanted.peak_reserved_bytes, settings
+            assert told["ooms"] == wanted.ooms
+            calls = wanted.device_allocs + wanted.device_frees
+            assert told["deviceAllocs"] + told["deviceFrees"] == calls
+            stopped = -2 if wanted.stopped_event is None else wanted.stopped_event
+            assert told["stoppedEvent"] == stopped
+            given = {"settings": settings, "capacity": capacity, "width": 300, "height": 40}
+            drawn = core.answer(
+                f"opened.ask('whatIfDraw', {json.dumps(given)})"
+                ".then(({ reserved }) => Math.max(...reserved))"
+            )
+            assert drawn == wanted.peak_reserved_bytes
+    with pytest.raises(AssertionError, match="max_split_size_mb"):
+        asked(core, "whatIf", settings="max_split_size_mb:3", capacity=0)
+
+
+def said_by_load(path):
+    """What `load` raises, or None."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            neutracer.load(path)
+        except neutracer.SnapshotError as error:
+            return error
+    return None
+
+
+def test_what_is_refused_is_refused_in_the_same_words(core, tmp_path):
+    damaged = [path for path in sorted((CORPUS / "found").iterdir())[::9] if path.is_file()]
+    damaged += sorted((CORPUS / "fixed").iterdir())
+    others = {
+        "empty": b"",
+        "text": b"no snapshot\n",
+        "json": b'{"traceEvents": []}',
+        "zip": b"PK\x03\x04rest",
+        "class": b"cos\nsystem\n(S'true'\ntR.",
+        "cut": pickle.dumps(one_program())[:-400],
+        "list.gz": gzip.compress(b"[1, 2]"),
+    }
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+        damaged.append(tmp_path / name)
+    core.choose("#own", *damaged)
+    told = core.answer(
+        "(async () => { const found = []; const files = [...document.getElementById('own').files];"
+        " for (const file of files) { try { const { close } = await client.openFile(file, rules);"
+        " close(); found.push(null); } catch (error) { found.push(error.message); } }"
+        " return found; })()"
+    )
+    compared = 0
+    for path, words in zip(damaged, told, strict=True):
+        wanted = said_by_load(path)
+        if wanted is None or isinstance(wanted, neutracer.LimitError):
+            assert (words is None) == (wanted is None), path.name
+            continue
+        compared += 1
+        assert words == str(wanted), path.name
+    assert compared > 30
+
+
+def test_gzip_is_unpacked(chromium, page, tmp_path):
+    path = tmp_path / "small.pickle.gz"
+    path.write_bytes(gzip.compress(pickle.dumps(one_program())))
+    drop(chromium, page, path)
+    assert chromium.value("document.title") == "small.pickle.gz"
+    assert "5 events" in chromium.value("document.getElementById('facts').textContent")
+    assert chromium.complaints() == []
+
+
+def test_page_says_what_is_wrong_and_goes_on(chromium, page, tmp_path):
+    wrong, right = tmp_path / "wrong.pickle", tmp_path / "right.pickle"
+    wrong.write_bytes(b"<html>")
+    right.write_bytes(pickle.dumps(two_devices()))
+    drop(chromium, page, wrong)
+    trouble = "document.getElementById('trouble').innerText"
+    assert "wrong.pickle: this is an HTML or XML page: expected a PyTorch" in chromium.value(
+        trouble
+    )
+    assert chromium.value("document.getElementById('empty').hidden") is False
+    chromium.choose("#pick", right)
+    chromium.until("document.title", "right.pickle")
+    chromium.until("document.documentElement.dataset.ready", "1")
+    options = "[...document.getElementById('device').options].map((option) => option.value)"
+    assert chromium.value(options) == ["0", "2"]
+    assert chromium.value(f"{trouble}") == ""
+
+
+def test_ranks_stand_side_by_side_and_the_odd_one_is_marked(chromium, page, tmp_path):
+    paths = []
+    for rank in range(4):
+        program = one_program()
+        if rank == 2:
+            grown = program["device_traces"][0]
+            for entry in grown:
+                entry["size"] *= 4
+            for segment in program["segments"]:
+                for key in ("total_size", "allocated_size", "active_size", "requested_size"):
+                    segment[key] = 4 * segment.get(key, 0)
+                place = segment["address"]
+                for block in segment["blocks"]:
+                    block["size"] *= 4
+                    block["requested_size"] = 4 * block.get("requested_size", 0)
+                    block["address"] = place
+                    place += block["size"]
+        paths.append(tmp_path / f"rank{rank}.pickle")
+        paths[-1].write_bytes(pickle.dumps(program))
+    drop(chromium, page, *paths)
+    rows = "[...document.querySelectorAll('#compare-tables tbody tr')].map((r) => r.innerText)"
+    chromium.until(f"{rows}.length", 4)
+    told = chromium.value(rows)
+    assert ["differs" in row for row in told] == [False, False, True, False]
+    peak = neutracer.load(paths[0]).timeline().peak("allocated").bytes
+    assert format_bytes(peak) in told[0]
+    assert not math.isnan(peak)
+
+
+def test_two_files_and_two_moments_are_compared(chromium, page, tmp_path):
+    first, second = plain("frag_default", tmp_path), plain("leak_list", tmp_path)
+    drop(chromium, page, first, second)
+    words = "document.getElementById('compare-tables').innerText"
+    chromium.until(f"{words}.includes('At their peaks, by line')")
+    assert "train.py:155" in chromium.value(words)
+    chromium.until("document.getElementById('compare-canvas').hidden", False)
+    chromium.value("location.hash = 'e=100'")
+    chromium.until("document.getElementById('panel').innerText.includes('frozen')")
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", key="m", text="m")
+    chromium.value("location.hash = 'tab=compare&e=2000'")
+    chromium.until(f"{words}.includes('What changed, by line')")
+    timeline = neutracer.load(first).timeline()
+    held = {one.key[0].line: one.bytes for one in timeline.holders(2000, by="stack", limit=None)}
+    assert held
+    assert format_bytes(max(held.values())) in chromium.value(words)
+    assert chromium.complaints() == []
+
+
+def test_exports_give_files(chromium, page, tmp_path):
+    drop(chromium, page, plain("frag_default", tmp_path))
+    out = tmp_path / "out"
+    out.mkdir()
+    chromium.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(out))
+    for button, name in (("#save-png", "png"), ("#save-csv", "csv"), ("#save", "pickle")):
+        chromium.click(button)
+        wait_for(chromium, out / f"frag_default.{name}")
+    assert (out / "frag_default.png").read_bytes()[:4] == b"\x89PNG"
+    lines = (out / "frag_default.csv").read_text().splitlines()
+    assert lines[0].startswith("size_bytes,requested_bytes,address")
+    assert len(lines) == 817
+    again = neutracer.load(out / "frag_default.pickle")
+    assert again.to_bytes() == neutracer.load(DATA / "frag_default.pickle").to_bytes()
+
+
+def wait_for(browser, path: Path) -> None:
+    for _ in range(200):
+        if path.exists() and path.stat().st_size:
+            return
+        browser.calm(50)
+    raise AssertionError(f"{path.name} did not come")
