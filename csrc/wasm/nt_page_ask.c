@@ -46,7 +46,8 @@ NT_PAGE_EXPORT(series) int32_t page_series(uint32_t metric)
 
 /* The state with the most bytes allocated, or reserved, of states first .. end - 1. */
 NT_PAGE_EXPORT(highest)
-uint32_t page_highest(uint32_t reserved, uint32_t first, uint32_t end)
+uint32_t
+page_highest(uint32_t reserved, uint32_t first, uint32_t end)
 {
     return (uint32_t)nt_strip_highest(nt_page_now->strip, reserved != 0, first, end);
 }
@@ -59,18 +60,21 @@ NT_PAGE_EXPORT(bytes_after) void page_bytes_after(int32_t event)
     nt_page_figures[1] = (double)nt_strip_bytes(nt_page_now->strip, true, state);
 }
 
+/* Rules that there may be: the core's, and what the page was told of blocks. */
+enum { RULES_MOST = 64 };
+
 /* Answer 0: bytes and allocations by nt_rule, one after the other, after an event. */
 NT_PAGE_EXPORT(rule_sums) void page_rule_sums(int32_t event)
 {
-    static nt_category_sum sums[NT_RULE_COUNT];
-    static double out[2 * NT_RULE_COUNT];
+    static nt_category_sum sums[RULES_MOST];
+    static double out[2 * RULES_MOST];
     nt_categories_sum(nt_page_now->timeline, nt_page_now->rules.data, event, sums,
-                      NT_RULE_COUNT);
-    for (int rule = 0; rule < NT_RULE_COUNT; rule++) {
+                      RULES_MOST);
+    for (int rule = 0; rule < RULES_MOST; rule++) {
         out[2 * rule] = (double)sums[rule].bytes;
         out[2 * rule + 1] = sums[rule].count;
     }
-    nt_page_answers[0] = (nt_page_column){out, 2 * NT_RULE_COUNT, NT_PAGE_F64};
+    nt_page_answers[0] = (nt_page_column){out, 2 * RULES_MOST, NT_PAGE_F64};
 }
 
 /* Answer 0: six numbers of 32 bits a holder, as nt_holder has them. */
@@ -145,7 +149,8 @@ NT_PAGE_EXPORT(layout) int32_t page_layout(int32_t event)
 /* What each allocation was for, and what each event's stack was doing: the columns
  * `rules` and `roles`, from what each frame says (16 bits a frame). */
 NT_PAGE_EXPORT(categories)
-int32_t page_categories(const uint16_t *frames, uint32_t count)
+int32_t
+page_categories(const uint16_t *frames, uint32_t count)
 {
     nt_page *page = nt_page_now;
     const size_t rows = nt_timeline_allocations(page->timeline)->count;

@@ -63,8 +63,9 @@ draw_view(double x_first, double x_end, double y_first, double y_end, uint32_t w
  * answer 1 the row of the largest block that it has seen, from the bottom row up.
  */
 NT_PAGE_EXPORT(map)
-int32_t page_map(double x_first, double x_end, double y_first, double y_end,
-                 uint32_t width, uint32_t height)
+int32_t
+page_map(double x_first, double x_end, double y_first, double y_end, uint32_t width,
+         uint32_t height)
 {
     const size_t pixels = (size_t)width * height;
     NT_TRY(nt_page_reserve(&draw_rows, pixels * sizeof(uint32_t)));
@@ -94,7 +95,8 @@ int32_t page_map(double x_first, double x_end, double y_first, double y_end,
 
 /* Draws the strip: answers 0 to 3 are event, allocated, reserved and bands. */
 NT_PAGE_EXPORT(strip)
-int32_t page_strip(double first, double end, uint32_t width, uint32_t bands)
+int32_t
+page_strip(double first, double end, uint32_t width, uint32_t bands)
 {
     const size_t wide = width;
     NT_TRY(nt_page_reserve(&draw_columns,

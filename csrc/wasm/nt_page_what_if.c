@@ -159,8 +159,8 @@ what_if_options(const what_if_request *request, nt_replay_options *out)
 
 /* Runs the program: the figures are those of nt_replay_figures. */
 NT_PAGE_EXPORT(what_if)
-int32_t page_what_if(const char *settings, uint32_t length, double capacity,
-                     uint32_t is_share)
+int32_t
+page_what_if(const char *settings, uint32_t length, double capacity, uint32_t is_share)
 {
     const what_if_request request = {settings, length, capacity, is_share != 0};
     nt_replay_options options;
@@ -174,8 +174,9 @@ int32_t page_what_if(const char *settings, uint32_t length, double capacity,
 
 /* The same, as a snapshot with its timeline: page number NT_PAGE_WHAT_IF. */
 NT_PAGE_EXPORT(what_if_trace)
-int32_t page_what_if_trace(const char *settings, uint32_t length, double capacity,
-                           uint32_t is_share)
+int32_t
+page_what_if_trace(const char *settings, uint32_t length, double capacity,
+                   uint32_t is_share)
 {
     const what_if_request request = {settings, length, capacity, is_share != 0};
     nt_page *page = &nt_pages[NT_PAGE_WHAT_IF];

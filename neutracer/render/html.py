@@ -131,7 +131,7 @@ def page_shell(
         raise ValueError("a style sheet or a script can't hold '</'")
     runs = f"script-src {_digest(script)}; " if script else ""
     if has_core:
-        runs = f"script-src {_digest(script)} 'wasm-unsafe-eval'; worker-src blob:; "
+        runs = f"script-src {_digest(script)} 'wasm-unsafe-eval'; worker-src blob: data:; "
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; {runs}base-uri 'none'; form-action 'none'"
     )

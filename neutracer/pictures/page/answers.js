@@ -53,6 +53,9 @@ export const makeAnswers = (core, rules, about) => {
     ctx.device = number;
     ctx.facts = factsOf(core);
     core.stored(frames, (at) => core.call("categories", at, frames.length));
+    // What the process's own tensors said of its blocks counts above the rules.
+    const decided = core.column("rules")?.view;
+    for (const [row, rule] of about.told?.[number] ?? []) decided[row] = rule;
     const c = ctx.columns();
     const first = c.e.time_us ? c.e.time_us.at(0) : 0;
     const last = c.events && c.e.time_us ? c.e.time_us.at(c.events - 1) : 0;

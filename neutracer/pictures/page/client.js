@@ -2,7 +2,7 @@
 // A file in a worker of its own: questions go out, answers come as promises.
 
 let script = null;
-let compiled = null;
+let core = null;
 
 const bytesOf = (text) => {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -13,29 +13,37 @@ const bytesOf = (text) => {
 };
 
 // What an element of the page holds, as base64 of gzip.
-export const unpackedOf = (element) => new Response(
+const unpackedOf = async (element) => new Response(
   new Blob([bytesOf(element.textContent)]).stream().pipeThrough(new DecompressionStream("gzip")));
 
 export const packedBlob = (element) => new Blob([bytesOf(element.textContent)]);
 
-const compile = async () => {
-  const core = document.getElementById("core");
-  const bytes = await unpackedOf(core).arrayBuffer();
-  return WebAssembly.compile(bytes);
-};
+// A worker, once it says that it runs. Of the pages around a notebook's frame some take
+// workers from data, and some those from a blob.
+const begun = (url) => new Promise((done, fail) => {
+  const worker = new Worker(url);
+  worker.onmessage = () => done(worker);
+  worker.onerror = (event) => { event.preventDefault(); fail(new Error(event.message || "no worker can be started here")); };
+});
 
-const start = () => {
-  script ??= URL.createObjectURL(new Blob([document.getElementById("worker").textContent], { type: "text/javascript" }));
-  return new Worker(script);
+const start = async () => {
+  const text = document.getElementById("worker").textContent;
+  script ??= `data:text/javascript;charset=utf-8,${encodeURIComponent(text)}`;
+  try {
+    return await begun(script);
+  } catch {
+    script = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+    return begun(script);
+  }
 };
 
 // Bytes that a page can have: the core counts in 32 bits.
 const MOST_MEMORY = 4096 * 2 ** 20 - 2 ** 26;
 
 export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
-  compiled ??= compile();
-  const module = await compiled;
-  const worker = start();
+  core ??= unpackedOf(document.getElementById("core")).then((response) => response.arrayBuffer());
+  const module = await core;
+  const worker = await start();
   const waiting = new Map();
   let next = 1;
   worker.onmessage = ({ data }) => {

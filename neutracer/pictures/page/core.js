@@ -14,6 +14,7 @@ export const coreError = (status, message, offset = null) => Object.assign(
   { status, sentence: true });
 
 // `host`: read(room) fills a Uint8Array and says how much of it, write(bytes), allowance().
+// `module`: its bytes.
 export const makeCore = async (module, host) => {
   let memory = null;
   const page = {
@@ -30,7 +31,8 @@ export const makeCore = async (module, host) => {
   };
   // The C library asks for a terminal, which there is none of.
   const none = new Proxy({}, { get: () => () => 52 });
-  const { exports } = await WebAssembly.instantiate(module, { page, wasi_snapshot_preview1: none });
+  const { instance } = await WebAssembly.instantiate(module, { page, wasi_snapshot_preview1: none });
+  const { exports } = instance;
   memory = exports.memory;
 
   const text = (at, length) => DECODER.decode(new Uint8Array(memory.buffer, at, length));

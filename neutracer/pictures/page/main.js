@@ -183,7 +183,7 @@ const offer = (blob, name, error) => {
 const openOne = async ({ blob, name, isOwn, most = Infinity }) => {
   byId("progress").hidden = false;
   progress(name)(0);
-  const more = { most, renamed: isOwn ? app.told.renamed : {} };
+  const more = { most, ...(isOwn ? { renamed: app.told.renamed, told: app.told.rules } : {}) };
   const { about, ask, close } = await openFile(blob, app.rules, more, progress(name));
   if (!about.devices.length) { close(); throw new Error("the snapshot is empty: no device has segments or events"); }
   return { about, ask, close, title: clean(name), isOwn: Boolean(isOwn), trace: null, device: null };
@@ -371,11 +371,13 @@ app.search = (query) => app.set({ query, tab: "allocations" });
 const restore = async () => {
   if (!app.trace) return;
   root.dataset.ready = "";
-  const found = read(location.hash, Infinity, Infinity);
+  // The link is written anew while it is followed.
+  const { hash } = location;
+  const found = read(hash, Infinity, Infinity);
   const { devices } = app.files[app.fileIndex];
   const device = devices.includes(found.device) ? found.device : app.firstDevice;
   if (device !== app.state.device) await turnTo(device);
-  const inside = read(location.hash, app.trace.events, app.trace.rows);
+  const inside = read(hash, app.trace.events, app.trace.rows);
   // What a link does not say is as it was at first.
   const change = { ...app.start, tab: "overview" };
   for (const key of ["tab", "event", "pin", "query", "axis", "stacking"]) if (inside[key] !== null) change[key] = inside[key];
@@ -386,7 +388,7 @@ const restore = async () => {
   await app.set({ range: inside.range }, true);
   const { width, height } = app.axis;
   parts.overview.look(...(inside.x || [0, width]), ...(inside.y || [0, height]));
-  const focus = !location.hash && isTold() && app.told.focus;
+  const focus = !hash && isTold() && app.told.focus;
   if (focus) {
     const [from, to] = await app.ask("place", { events: focus });
     parts.overview.look(from, to, 0, height);

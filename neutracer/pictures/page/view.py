@@ -28,6 +28,7 @@ from neutracer.pictures.page.rules import page_rules
 from neutracer.render.escape import sentence
 from neutracer.render.html import page_shell
 from neutracer.saving import check_output
+from neutracer.trace.categories import FIRST_TOLD
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 
@@ -152,6 +153,7 @@ def _page(
         "title": name,
         "focus": focus,
         "renamed": dict(_renamed(snap)),
+        "rules": {number: _told_rules(snap, number) for number in devices if snap.told},
         "devices": told(report, devices),
     }
     return _made(name, _data("told", facts) + _packed("snapshot", snap.to_bytes()), snap.origin)
@@ -194,6 +196,12 @@ def _renamed(snap: Snapshot) -> Mapping[str, str]:
     cells of a notebook."""
     pairs = zip(snap.native.strings(), snap.strings, strict=True)
     return {written: shown for written, shown in pairs if written != shown}
+
+
+def _told_rules(snap: Snapshot, device: int) -> list[tuple[int, int]]:
+    """Rows of the allocations of which the process's tensors said what they are, and the rule."""
+    rules = snap.timeline(device).categories.rules
+    return [(row, rule) for row, rule in enumerate(rules) if rule >= FIRST_TOLD]
 
 
 def _bounded(focus: tuple[int, int], events: int) -> tuple[int, int]:

@@ -21,14 +21,14 @@ const refused = (error, limit) => {
     : `reading it takes more than the ${Math.round(limit).toLocaleString("en-US")} bytes that a page can have`);
 };
 
-const open = async ({ module, rules, blob, limit, most = Infinity, renamed = {}, stem = "" }) => {
+const open = async ({ module, rules, blob, limit, most = Infinity, renamed = {}, told = {} }) => {
   core ??= await makeCore(module, host);
   const fed = await feed(blob, rules.files, most);
-  let [total, told] = [0, 0];
+  let [total, reported] = [0, 0];
   host.read = (room) => {
     const got = fed.read(room);
     total += got;
-    if (performance.now() - told > 60) { told = performance.now(); postMessage({ progress: total, of: blob.size }); }
+    if (performance.now() - reported > 60) { reported = performance.now(); postMessage({ progress: total, of: blob.size }); }
     return got;
   };
   host.allowance = fed.allowance;
@@ -37,7 +37,7 @@ const open = async ({ module, rules, blob, limit, most = Infinity, renamed = {},
   } catch (error) {
     throw refused(error, limit);
   }
-  answers = makeAnswers(core, rules, { renamed, stem });
+  answers = makeAnswers(core, rules, { renamed, told });
   answers.ctx.keep = (pieces) => { host.write = (piece) => pieces.push(piece); };
   const partial = core.exports.partial();
   return {
@@ -64,3 +64,5 @@ self.onmessage = async ({ data: { id, name, given } }) => {
     });
   }
 };
+
+postMessage({ runs: true });

@@ -82,7 +82,7 @@ def key(browser, name, text=""):
 
 def asked_of(browser):
     """The addresses that were asked for, but for the page's own worker."""
-    return [url for url in browser.requested() if not url.startswith("blob:")]
+    return [url for url in browser.requested() if not url.startswith(("blob:", "data:"))]
 
 
 def hash_of(browser):

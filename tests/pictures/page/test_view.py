@@ -62,7 +62,7 @@ def test_page_allows_only_its_own_parts():
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe-inline" not in policy
     assert "unsafe-eval" not in policy.replace("wasm-unsafe-eval", "")
-    assert "worker-src blob:;" in policy
+    assert "worker-src blob: data:;" in policy
     text = re.sub(r'id="(snapshot|core)">[^<]*<', "", page)
     assert "http:" not in text
     assert "https:" not in text
