@@ -245,7 +245,6 @@ def test_address_that_is_none_is_told() -> None:
         ("plot_fragmentation", {"event": "x"}, TypeError, "event must be a whole number"),
         ("plot_fragmentation", {"output": 3}, TypeError, "output must be a path"),
         ("view", {"path": 3}, TypeError, "path must be a path"),
-        ("view", {"max_allocations": "x"}, TypeError, "max_allocations must be a whole number"),
         ("view", {"focus": "ab"}, TypeError, "focus must be two whole numbers"),
     ],
 )
