@@ -47,6 +47,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.diagnose.ranks.parts import FirstOom, HeatMap, Odd, RankRow
     from neutracer.diagnose.ranks.ranks import ranks
     from neutracer.diagnose.ranks.report import RanksReport
+    from neutracer.diagnose.ranks.watch import RanksWatch, watch_ranks
     from neutracer.diagnose.settings.recommend import RecommendReport, recommend
     from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
     from neutracer.errors import (
@@ -66,7 +67,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.pictures.page.inline import PageView
     from neutracer.pictures.page.view import view
     from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
-    from neutracer.pictures.ranks.plot import plot_ranks
+    from neutracer.pictures.ranks.plot import debug_server_page, plot_ranks
     from neutracer.process.cycles.pressure import (
         PressureCollection,
         PressureCollector,
@@ -132,6 +133,7 @@ __all__ = [
     "PressureCollector",
     "RankRow",
     "RanksReport",
+    "RanksWatch",
     "RecommendReport",
     "Recording",
     "Report",
@@ -148,6 +150,7 @@ __all__ = [
     "WhatIfReport",
     "attribute_device_memory",
     "collect_on_pressure",
+    "debug_server_page",
     "device_report",
     "diff",
     "explain",
@@ -174,6 +177,7 @@ __all__ = [
     "view",
     "warn_tensor_cycles",
     "watch_oom",
+    "watch_ranks",
     "what_if",
     "why_alive",
 ]
@@ -213,6 +217,7 @@ _MODULES = {
     "neutracer.diagnose.ranks.parts": ("FirstOom", "HeatMap", "Odd", "RankRow"),
     "neutracer.diagnose.ranks.ranks": ("ranks",),
     "neutracer.diagnose.ranks.report": ("RanksReport",),
+    "neutracer.diagnose.ranks.watch": ("RanksWatch", "watch_ranks"),
     "neutracer.diagnose.settings.recommend": ("RecommendReport", "recommend"),
     "neutracer.diagnose.settings.what_if": ("Outcome", "WhatIfReport", "what_if"),
     "neutracer.errors": (
@@ -243,7 +248,7 @@ _MODULES = {
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "neutracer.pictures.mdtp.plot": ("mdtp",),
     "neutracer.pictures.plots.plot": ("plot_fragmentation", "plot_timeline"),
-    "neutracer.pictures.ranks.plot": ("plot_ranks",),
+    "neutracer.pictures.ranks.plot": ("debug_server_page", "plot_ranks"),
     "neutracer.pictures.page.view": ("view",),
     "neutracer.pictures.page.inline": ("PageView",),
     "neutracer.render.report": ("Finding", "Report"),

@@ -12,6 +12,7 @@ from typing import Any
 from neutracer.cli.parts import FAILED, complain, complain_of, print_report, written
 from neutracer.diagnose.ranks.ranks import ranks
 from neutracer.diagnose.ranks.report import RanksReport
+from neutracer.diagnose.ranks.stored import stored_ranks
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
 from neutracer.render.html import render_page
@@ -24,6 +25,7 @@ _EXAMPLE = """example:
   neutracer ranks neutracer-run                  # the folder that each rank wrote into
   neutracer ranks rank*.pickle --json > job.json
   neutracer ranks s3://bucket/job -o job.html    # a page with the map of ranks and time
+  neutracer ranks --store node7:29500            # a job that runs, by what its ranks tell
 
 exit codes: 0, 1 for findings at --fail-on, 2 where there is nothing to compare
 """
@@ -43,7 +45,13 @@ def add_ranks(commands: Any, summary: str) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "sources", nargs="+", metavar="DIR|FILE", help="a folder with snapshots, or snapshots"
+        "sources", nargs="*", metavar="DIR|FILE", help="a folder with snapshots, or snapshots"
+    )
+    parser.add_argument(
+        "--store",
+        metavar="HOST:PORT",
+        help="a running job, by what its ranks tell its store (neutracer.watch_ranks): "
+        "MASTER_ADDR and MASTER_PORT of the job",
     )
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
     parser.add_argument(
@@ -62,19 +70,27 @@ def add_ranks(commands: Any, summary: str) -> None:
 
 
 def _ranks(options: argparse.Namespace) -> int:
+    if bool(options.sources) == bool(options.store):
+        return complain("say either which files to read, or with --store which job to ask")
     try:
-        report = ranks(options.sources, progress=_progress() if sys.stderr.isatty() else None)
+        report = _report(options)
     except OSError as error:
         return complain_of(options.sources[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    if all(row.peak_allocated_bytes is None for row in report.rows):
+    if all(row.state in ("can't be read", "no file") for row in report.rows):
         rest = f"; and {len(report.rows) - 1} more" if report.rows[1:] else ""
         return complain(f"{report.rows[0].source}: {report.rows[0].note}{rest}")
     code = _show(report, options)
     if code == 0 and options.fail_on and report.worst is not None:
         code = int(report.worst >= options.fail_on)
     return code
+
+
+def _report(options: argparse.Namespace) -> RanksReport:
+    if options.store:
+        return stored_ranks(options.store)
+    return ranks(options.sources, progress=_progress() if sys.stderr.isatty() else None)
 
 
 def _progress() -> Any:

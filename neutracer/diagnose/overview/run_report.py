@@ -18,6 +18,7 @@ from neutracer.diagnose.overview.following import (
     written_pairs,
 )
 from neutracer.diagnose.overview.report import OverviewReport
+from neutracer.diagnose.ranks.watch import RanksWatch
 from neutracer.process.recording.imports import when_imported
 from neutracer.process.recording.on_demand import OnDemand
 from neutracer.process.recording.program import run_program, shell_code
@@ -144,26 +145,46 @@ def run_and_report(
         recorder=recorder,
         modules=modules,
     )
+    ranks = _ranks_beside(following.directory)
+
+    def last() -> None:
+        if ranks is not None:
+            ranks.tell_last()
+        following.end_soon()
+
+    def begin_all() -> None:
+        following.begin()
+        if ranks is not None:
+            ranks.start()
+
     beside = OnDemand(
         following.write,
         every_s=every_s,
         signum=getattr(signal, "SIGUSR2", None),
         last_signum=getattr(signal, "SIGTERM", None),
-        last=following.end_soon,
+        last=last,
     )
-    cancel = when_imported("torch", following.begin)
+    cancel = when_imported("torch", begin_all)
     begin = time.monotonic()
     beside.start()
     try:
         code = run_program(command, module=module)
     finally:
         cancel()
+        if ranks is not None:
+            ranks.remove()
         try:
             # A signal that comes meanwhile would end the process if nobody waited for it.
             following.end()
         finally:
             beside.stop()
     return _report(following, command[0], code, time.monotonic() - begin)
+
+
+def _ranks_beside(directory: str) -> RanksWatch | None:
+    """What tells a job of several ranks how this one is; None where there are no others."""
+    world_size = rank_facts()["world_size"]
+    return RanksWatch(directory, early=False) if (world_size or 1) > 1 else None
 
 
 def _report(following: Following, program: str, code: int, seconds: float) -> RunReport:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from neutracer.arguments import text
 from neutracer.diagnose.ranks.ranks import ranks
 from neutracer.diagnose.ranks.report import RanksReport
+from neutracer.errors import UnavailableError
 from neutracer.pictures.extra import picture_file, save_picture
 from neutracer.render.palette import DARK, LIGHT
 
@@ -19,7 +20,32 @@ else:
     # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
     Figure = Any
 
-__all__ = ["plot_ranks"]
+__all__ = ["debug_server_page", "plot_ranks"]
+
+
+def debug_server_page() -> Any:
+    """A page on the memory of all ranks for PyTorch's debug server, and its periodic dump.
+
+    Each rank that has called `watch_ranks` answers the server. The page is /neutracer.
+
+    Returns:
+        What `torch.distributed.debug.start_debug_server` takes as one of its `handlers`.
+
+    Raises:
+        UnavailableError: This torch has no debug server (2.11 and later have), or Jinja2 is
+            missing.
+
+    Example:
+        >>> from torch.distributed import debug     # doctest: +SKIP
+        >>> debug.start_debug_server(handlers=[neutracer.debug_server_page()])   # doctest: +SKIP
+    """
+    try:
+        from neutracer.pictures.ranks.debug import RanksPage
+    except (ImportError, AttributeError) as error:
+        raise UnavailableError(
+            "torch.distributed.debug", f"torch 2.11 and Jinja2 have it ({error})"
+        ) from None
+    return RanksPage()
 
 
 def plot_ranks(

@@ -86,6 +86,7 @@ class RankDigest:
         curve: The most that was allocated in each part of that time.
         history_complete: As `Snapshot.history_complete`.
         where: The line at which the main thread is; only of a running process.
+        waits: Whether it waits there in PyTorch: for other ranks, or for its device.
         where_s: For how many seconds it has been there.
         interval_s: The seconds between two digests of a running process.
     """
@@ -132,6 +133,7 @@ class RankDigest:
     curve: tuple[int, ...] = ()
     history_complete: bool | None = None
     where: str = ""
+    waits: bool = False
     where_s: float = 0.0
     interval_s: float | None = None
 

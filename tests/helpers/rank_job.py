@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real jobs of several processes on this machine, over gloo and a TCPStore that outlives them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[2]
+
+Found = TypeVar("Found")
+
+PRELUDE = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+import neutracer
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+watch = neutracer.watch_ranks(interval=0.3, directory=os.environ["OUT"])
+dist.init_process_group("gloo")
+model = torch.nn.Linear(256, 256)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(64, 256)).sum().backward()
+    optimizer.step()
+"""
+
+
+class RankJob:
+    """The ranks of one program, and a store as a launcher's agent has it.
+
+    Args:
+        folder: Where their files go.
+        program: What each runs after `PRELUDE`.
+        world: How many ranks.
+    """
+
+    def __init__(self, folder: Path, program: str, world: int = 2) -> None:
+        from torch.distributed import TCPStore
+
+        self.store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.address = f"127.0.0.1:{self.store.port}"
+        self.out = folder / "out"
+        script = folder / "program.py"
+        script.write_text(PRELUDE + program)
+        self.said = folder / "said.txt"
+        with self.said.open("w") as said:
+            self.ranks = [
+                subprocess.Popen(
+                    [sys.executable, str(script)],
+                    env={**os.environ, **self._environment(rank, world)},
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                )
+                for rank in range(world)
+            ]
+
+    def _environment(self, rank: int, world: int) -> dict[str, str]:
+        return {
+            "PYTHONPATH": str(ROOT),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OUT": str(self.out),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def until(self, look: Callable[[], Found | None], seconds: float = 120.0) -> Found:
+        """What `look` gives once it gives something; it fails if a rank ends with an error."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = look()
+            if found is not None:
+                return found
+            if any((rank.poll() or 0) > 0 for rank in self.ranks):
+                break
+            time.sleep(0.2)
+        raise AssertionError(f"it has not come: {self.said.read_text()}")
+
+    def __enter__(self) -> RankJob:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.kill()
+            rank.wait()
