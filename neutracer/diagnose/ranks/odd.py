@@ -23,6 +23,11 @@ _SHARE = 0.05
 _DEVIATIONS = 4.0
 _LEAST = 1 << 20
 
+# The allocator takes segments of 20 MiB, of which one rank may have another more; contexts and
+# kernels that were loaded differ by as much.
+_SEGMENTS = 40 << 20
+_CONTEXT = 64 << 20
+
 # The usual deviation of a normal distribution for each median absolute deviation.
 _NORMAL = 1.4826
 
@@ -61,13 +66,19 @@ def _usual(values: Sequence[int]) -> int:
     return min(values) if len(values) < 3 else round(median(values))
 
 
-def _above(values: Sequence[int]) -> list[int]:
-    """By how much each value is above the usual; 0 where that is nothing odd."""
+def _above(values: Sequence[int], scale: Sequence[int] = (), most: int = _LEAST) -> list[int]:
+    """By how much each value is above the usual; 0 where that is nothing odd.
+
+    Args:
+        values: One a rank.
+        scale: What a share is of, where that is not the values.
+        most: Bytes that are nothing odd.
+    """
     if len(values) < 2:
         return [0] * len(values)
     usual = _usual(values)
     deviation = _NORMAL * median(abs(value - usual) for value in values) if len(values) > 2 else 0
-    least = max(_SHARE * usual, _DEVIATIONS * deviation, _LEAST)
+    least = max(_SHARE * _usual(scale or values), _DEVIATIONS * deviation, most)
     return [value - usual if value - usual > least else 0 for value in values]
 
 
@@ -88,11 +99,11 @@ def _within(members: Sequence[RankDigest], clocks: Clocks) -> list[Odd]:
     """The odd ones of one shape."""
     found = []
     peaks = _above([one.peak_allocated_bytes for one in members])
-    cached = _above([_cache(one) for one in members])
+    reserved = [one.peak_reserved_bytes for one in members]
+    cached = _above([_cache(one) for one in members], reserved, _SEGMENTS)
     known = [one for one in members if one.other_bytes is not None]
-    foreign = dict(
-        zip(map(id, known), _above([one.other_bytes or 0 for one in known]), strict=True)
-    )
+    others = _above([one.other_bytes or 0 for one in known], (), _CONTEXT)
+    foreign = dict(zip(map(id, known), others, strict=True))
     for one, more, spare in zip(members, peaks, cached, strict=True):
         case = _Case(one, members, clocks)
         if more:

@@ -140,7 +140,7 @@ def test_rank_near_the_limit_is_named() -> None:
     ranks = [running(rank) for rank in range(3)]
     leak = running(3, verdict="leak", bytes_per_step=5 << 20, steps_to_oom=40)
     report = report_of([*ranks, leak], 1001.0)
-    assert [one.kind for one in report.findings][0] == "near_the_limit"
+    assert report.findings[0].kind == "near_the_limit"
     assert "rank 3 runs out of memory in 40 steps" in report.findings[0].message
     assert [(odd.rank, odd.cause) for odd in report.odd] == [(3, "leak")]
 
