@@ -21,6 +21,9 @@ _MOST_SHIFT = 64
 # Steps whose beginnings differ by more than this share of a step are no common events.
 _MOST_SPREAD = 0.25
 
+# Steps that agree to this share of one need no look at other shifts.
+_EXACT = 0.02
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -90,6 +93,15 @@ def clocks_of(digests: Iterable[RankDigest]) -> Clocks:
 _NONE = RankDigest(source="")
 
 
+def _agreement(mine: Sequence[int], theirs: Sequence[int]) -> tuple[float, float] | None:
+    """How much the differences of two rows of times differ, and their median."""
+    gaps = [b - a for a, b in zip(mine, theirs, strict=False)]
+    if len(gaps) < _FEWEST:
+        return None
+    middle = median(gaps)
+    return median(abs(gap - middle) for gap in gaps), middle
+
+
 def _offset(base: Sequence[int], other: Sequence[int], shifts: int) -> tuple[int, int] | None:
     """How far another clock is ahead, and how exactly; None where nothing says.
 
@@ -97,19 +109,21 @@ def _offset(base: Sequence[int], other: Sequence[int], shifts: int) -> tuple[int
     beginnings of the steps agree best, the one with the least difference of the clocks counts:
     steps of equal length agree at any shift.
     """
-    tried = []
-    most = min(shifts, max(max(len(base), len(other)) - _FEWEST, 0))
-    for shift in range(-most, most + 1):
-        mine = base[max(shift, 0) :]
-        theirs = other[max(-shift, 0) :]
-        gaps = [b - a for a, b in zip(mine, theirs, strict=False)]
-        if len(gaps) >= _FEWEST:
-            middle = median(gaps)
-            spread = median(abs(gap - middle) for gap in gaps)
-            tried.append((spread, middle))
-    if not tried:
+    if len(base) < _FEWEST:
         return None
     step = median(b - a for a, b in pairwise(base))
+    tried = []
+    most = min(shifts, max(max(len(base), len(other)) - _FEWEST, 0))
+    # From none on, outwards: within half a step no other can have a lesser difference.
+    for shift in sorted(range(-most, most + 1), key=abs):
+        found = _agreement(base[max(shift, 0) :], other[max(-shift, 0) :])
+        if found is None:
+            continue
+        tried.append(found)
+        if shift == 0 and found[0] <= _EXACT * step and abs(found[1]) < step / 2:
+            break
+    if not tried:
+        return None
     least = min(spread for spread, _ in tried)
     good = [(abs(middle), spread, middle) for spread, middle in tried if spread <= 2 * least + 1000]
     _, spread, middle = min(good)

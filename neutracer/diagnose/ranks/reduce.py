@@ -32,9 +32,8 @@ _MOST_SIZES = 64
 _MOST_BLOCKS = 4096
 
 # Rules that take only what all ranks of a shape hold alike for parameters.
-_SURE = re.compile(
-    b"[%c%c]" % tuple(tuple(RULES).index(name) for name in ("module-made", "as-many-as-gradients"))
-)
+_SURE_RULES = ("module-made", "as-many-as-gradients", "held-as-parameter")
+_SURE = re.compile(b"[%b]" % re.escape(bytes(map(tuple(RULES).index, _SURE_RULES))))
 
 # The schedules of pipelines, by the files of the libraries that have them, and what they are
 # called where there is no pipeline.
