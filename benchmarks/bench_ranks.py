@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long is one report on many ranks, and how much memory does it take?
 
-    python benchmarks/bench_ranks.py [--large FILE] [--copies 64] [--small 1024]
+    python benchmarks/bench_ranks.py [--large FILE] [--copies 64] [--small 1024] [--live 20]
 
 Copies of one large snapshot and a thousand small ones, each compared with `neutracer.ranks`, and
-beside it what one does without: `load` and a report for each file, one after the other.
+beside it what one does without: `load` and a report for each file, one after the other. With
+--live, what `watch_ranks` takes of a processor in a program that rests, over so many seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(0.02):
+        # Looking holds up who allocates: seldom enough to be no part of the time.
+        while not self._done.wait(0.5):
             self.most = max(self.most, sum(map(self._resident, self._processes())))
 
     @staticmethod
@@ -99,12 +101,43 @@ def reported(name: str, paths: Sequence[str], sample: int) -> None:
     )
 
 
+def watched(seconds: float) -> None:
+    """Print what a watch at its usual interval takes of a processor."""
+    import torch
+    from torch.distributed import TCPStore
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ.update(
+        RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(server.port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    kept = torch.zeros(1 << 20)
+    with neutracer.watch_ranks(signals=False) as watch:
+        while not watch.written:
+            time.sleep(0.1)
+        begin, told = time.process_time(), watch.written
+        time.sleep(seconds)
+        spent = time.process_time() - begin
+        count, length = watch.written - told, len(watch.digest().to_bytes())
+    print(
+        f"live: {spent / seconds:.3%} of a processor at {count} digests of {length:,} bytes in "
+        f"{seconds:.0f} s, the monitor's readings among it ({kept.nbytes >> 20} MiB)"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large", help="a large snapshot, uncompressed")
     parser.add_argument("--copies", type=int, default=64)
     parser.add_argument("--small", type=int, default=1024)
+    parser.add_argument("--live", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
+    if options.live:
+        watched(options.live)
+        return
     from rank_files import trained, write
 
     with tempfile.TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
@@ -41,16 +42,22 @@ class RankJob:
         folder: Where their files go.
         program: What each runs after `PRELUDE`.
         world: How many ranks.
+        guarded: Whether only the main module runs it: a process that a rank spawns does not.
     """
 
-    def __init__(self, folder: Path, program: str, world: int = 2) -> None:
+    def __init__(
+        self, folder: Path, program: str, world: int = 2, *, guarded: bool = False
+    ) -> None:
         from torch.distributed import TCPStore
 
         self.store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.address = f"127.0.0.1:{self.store.port}"
         self.out = folder / "out"
         script = folder / "program.py"
-        script.write_text(PRELUDE + program)
+        text = PRELUDE + program
+        if guarded:
+            text = f"if __name__ == '__main__':\n{indent(text, '    ')}"
+        script.write_text(text)
         self.said = folder / "said.txt"
         with self.said.open("w") as said:
             self.ranks = [

@@ -13,7 +13,7 @@ from neutracer.process.ranks.digest import RankDigest
 __all__ = ["departure"]
 
 # What the peak of a step may differ by: a share of it, and of what it is apart at last.
-_NOISE = 0.01
+_NOISE = 0.005
 _OF_LAST = 0.02
 _LEAST_NOISE = 256 << 10
 

@@ -270,7 +270,7 @@ def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
         return []
     largest = _larger(one.categories, everybody)
     parts = [
-        f"{format_bytes(above)} more of {name.replace('_', ' ')}s"
+        f"{format_bytes(above)} more of {_several(name)}"
         for name, above in largest
         if name != "unknown"
     ]
@@ -282,6 +282,12 @@ def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
         + (f": {', '.join(parts)}" if parts else "")
     )
     return [Odd(one.rank, more, why, "stage", "", largest[0][0] if largest else "")]
+
+
+def _several(category: str) -> str:
+    """A category's name as a plural: "optimizer states"."""
+    words = category.replace("_", " ")
+    return f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
 
 
 def _larger(

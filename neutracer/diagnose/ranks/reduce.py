@@ -119,9 +119,10 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
     timeline = snap.timeline(device)
     notes = [f"only a part was read: {snap.partial}"] if snap.partial else []
     notes += [flaw.message for flaw in snap.flaws]
-    if len(ranked) > 1:
-        rest = ", ".join(snap.device_name(one) for one in ranked if one != device)
-        notes.append(f"also has memory on {rest}")
+    # PyTorch notes the moment of a snapshot in the traces of devices that are not in use too.
+    rest = [snap.device_name(one) for one, (_, held) in ranked.items() if held and one != device]
+    if rest:
+        notes.append(f"also has memory on {', '.join(rest)}")
     capacity = _limit(facts) if isinstance(facts, dict) else {}
     return RankDigest(
         source=path,

@@ -27,9 +27,10 @@ __all__ = ["Reading", "Trend"]
 #: of a device over so many steps.
 Trend = Callable[[MemoryMonitor, int, int], dict[str, Any]]
 
-# Seconds between two readings, and between two marks of steps at the least.
-_INTERVAL_S = 0.25
-_MARK_S = 0.25
+# Seconds between two readings (PyTorch counts the peaks between them), and between two marks of
+# steps at the least.
+_INTERVAL_S = 1.0
+_MARK_S = 0.5
 
 # Readings that are kept: neighbours become one.
 _HISTORY = 2048
@@ -82,8 +83,9 @@ class Reading:
         self._monitor.stop()
 
     def ran_out(self, time_us: int, asked_bytes: int) -> None:
-        """Keep an out-of-memory error."""
+        """Keep an out-of-memory error, with a reading of its moment."""
         self._ooms.append((time_us, asked_bytes))
+        self._monitor.mark("out of memory")
 
     # On the program's thread, after each step of an optimizer.
     def _on_step(self, optimizer: object, args: object, kwargs: object) -> None:

@@ -37,17 +37,9 @@ def main_frames() -> tuple[Frame, ...]:
 
 
 class Standing:
-    """Follows whether the main thread moves; `look` now and then.
-
-    Attributes:
-        where: Its line, as `Timeline.holders(by="place")` would name it.
-        is_in_torch: Whether its innermost frame is one of PyTorch's: so it is where a rank
-            waits for the others in a collective, or for its device.
-    """
+    """Follows whether the main thread moves; `look` now and then."""
 
     def __init__(self) -> None:
-        self.where = ""
-        self.is_in_torch = False
         self._seen: tuple[tuple[Frame, ...], int] = ((), -1)
         self._since = time.monotonic()
 
@@ -61,9 +53,19 @@ class Standing:
         if (frames, steps) == self._seen:
             return
         self._seen, self._since = (frames, steps), time.monotonic()
-        self.where = str(place_of(frames)) if frames else ""
-        inner = frames[0].filename if frames else ""
-        self.is_in_torch = origin_of(inner).owner is Owner.TORCH
+
+    @property
+    def where(self) -> str:
+        """Its line, as `Timeline.holders(by="place")` would name it."""
+        frames = self._seen[0]
+        return str(place_of(frames)) if frames else ""
+
+    @property
+    def is_in_torch(self) -> bool:
+        """Whether its innermost frame is one of PyTorch's: so it is where a rank waits for the
+        others in a collective, or for its device."""
+        frames = self._seen[0]
+        return bool(frames) and origin_of(frames[0].filename).owner is Owner.TORCH
 
     @property
     def seconds(self) -> float:

@@ -283,7 +283,10 @@ def _device(torch: Any, device: int) -> dict[str, Any]:
     fraction = getattr(cuda, "get_per_process_memory_fraction", None)
     stats, total = dict(cuda.memory_stats(device)), int(properties.total_memory)
     reserved = int(stats.get("reserved_bytes.all.current", 0))
-    free = _free_bytes(cuda, device)
+    # Asking for it gives the device a context, of some 500 MiB, where this process has none.
+    has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None)
+    in_use = has_context is None or has_context(device)
+    free = _free_bytes(cuda, device) if in_use else None
     return {
         "name": str(properties.name),
         "total_bytes": total,

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from bundle import snapshot
 from places import TESTS
+from rank_files import BACKWARD, BUILD, FORWARD, ZERO, Trace
+from small_snapshots import MIB
 
 import neutracer
 from neutracer.diagnose.overview.late_gradients import late_gradients, late_gradients_finding
 from neutracer.diagnose.overview.report import overview
-from neutracer.trace.categories import CATEGORIES
-from neutracer.trace.timeline import Timeline
 
 DATA = TESTS / "data"
 LATE = "train_resnet_late_zero_grad"
@@ -76,20 +75,25 @@ def test_trace_that_ends_in_forward_has_none() -> None:
     assert late_gradients(neutracer.load(pickle.dumps(source)).timeline()) is None
 
 
-def test_gradient_after_the_last_backward_pass_is_no_late_one() -> None:
-    """FSDP's hooks reduce the last gradients when the last backward pass has ended."""
-    source = snapshot(LATE).to_dict()
-    trace = source["device_traces"][0]
-    last = max(at for at, event in enumerate(trace) if event["action"] == "alloc")
-    tl = neutracer.load(pickle.dumps(source)).timeline()
-    passes = tl.passes._replace(backward=[p for p in tl.passes.backward if p[1] < last // 2])
-    rows, codes = tl.allocations, bytes([CATEGORIES.index("gradient")]) * len(tl.allocations)
-    cut = SimpleNamespace(
-        passes=passes,
-        allocations=rows,
-        categories=SimpleNamespace(codes=codes),
-        events=tl.events,
-        allocated=tl.allocated,
-    )
-    found = late_gradients(cast("Timeline", cut))
-    assert found is None or found.forward < last // 2
+def test_gradient_made_after_the_last_backward_pass_is_no_late_one() -> None:
+    trace = Trace()
+    reduce = [
+        {
+            "name": "foreach_reduce",
+            "filename": "/env/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py",
+            "line": 1,
+        },
+        {"name": "train", "filename": "train.py", "line": 9},
+    ]
+    trace.alloc(4 * MIB, BUILD)
+    for _ in range(2):
+        kept = trace.alloc(MIB, FORWARD)
+        gradient = trace.alloc(4 * MIB, BACKWARD)
+        trace.free(kept, BACKWARD)
+        trace.free(gradient, ZERO)
+    trace.alloc(MIB, FORWARD)
+    late = trace.alloc(4 * MIB, reduce)
+    trace.free(late, ZERO)
+    timeline = neutracer.load(pickle.dumps(trace.snapshot(), protocol=4)).timeline()
+    assert "gradient" in timeline.allocations["category"]
+    assert late_gradients(timeline) is None

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from rank_job import RankJob
+from rank_job import ROOT, RankJob
 
 import neutracer
 from neutracer.cli.main import main
@@ -185,3 +187,36 @@ def test_watch_says_why_nothing_is_told() -> None:
     assert not watch.active
     with pytest.raises(ValueError, match="interval"):
         neutracer.watch_ranks(0.0)
+
+
+UNDER_RUN = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+import neutracer
+from neutracer.diagnose.ranks.watch import current_watch
+
+watch = current_watch()
+assert watch is not None and watch.written == 0
+dist.init_process_group("gloo")
+while not watch.tell():
+    time.sleep(0.1)
+dist.barrier()
+if dist.get_rank() == 0:
+    with open(os.environ["OUT"], "w") as file:
+        file.write(str(watch.report()))
+dist.barrier()
+"""
+
+
+def test_run_under_torchrun_tells_by_itself(tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "told.txt"
+    script.write_text(UNDER_RUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "neutracer", "run", "-o", str(tmp_path / "run"), str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OUT": str(out), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    told = out.read_text()
+    assert "2 ranks" in told
+    assert told.count("running") == 2

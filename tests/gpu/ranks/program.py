@@ -28,7 +28,7 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if ON_GPU else torch.device("cpu")
 
-WIDTH, LAYERS, BATCH = (2048, 8, 2048) if ON_GPU else (128, 8, 64)
+WIDTH, LAYERS, BATCH = (2048, 8, 8192) if ON_GPU else (128, 8, 64)
 STEPS = 16
 LEAK_STEPS, LEAK_FROM = 48, 12
 
@@ -145,7 +145,8 @@ def other_library() -> None:
     step(net, optimizer)
     if RANK == 1 and ON_GPU:
         address = ctypes.c_uint64()
-        taken = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), 3 << 30)
+        size = ctypes.c_size_t(3 << 30)
+        taken = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), size)
         assert taken == 0, taken
     for _ in range(STEPS):
         step(net, optimizer)
@@ -164,7 +165,7 @@ def out_of_memory() -> None:
     optimizer, kept = adam(net), []
     if RANK == 1:
         torch.cuda.set_per_process_memory_fraction(
-            4 * (1 << 30) / torch.cuda.get_device_properties(0).total_memory
+            16 * (1 << 30) / torch.cuda.get_device_properties(0).total_memory
         )
     for _ in range(200):
         y = step(net, optimizer)

@@ -151,6 +151,27 @@ def test_cuda_that_does_not_answer_hides_what_others_hold(
     assert sidecar.room_now(0) == sidecar.DeviceRoom(1 << 30, None, None)
 
 
+def test_device_without_a_context_is_not_asked_and_so_gets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def free(device: int) -> tuple[int, int]:
+        asked.append(device)
+        return 1 << 29, 1 << 30
+
+    cuda = SimpleNamespace(
+        get_device_properties=lambda device: SimpleNamespace(name="one", total_memory=1 << 30),
+        memory_stats=lambda device: {},
+        mem_get_info=free,
+    )
+    c10 = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device == 1)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=c10))
+    devices = sidecar.sidecar((0, 1), recording={})["devices"]
+    assert asked == [1]
+    assert [devices[name]["free_bytes"] for name in "01"] == [None, 1 << 29]
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"schema": "other"}', '{"schema": "neutracer.sidecar/1"}']
 )
