@@ -24,7 +24,12 @@ BUILD = _frames(("convert", _MODULE, 9), ("_apply", _MODULE, 8), ("build", "trai
 FORWARD = _frames(("linear", "/env/site-packages/torch/nn/functional.py", 2), _CALL,
                   ("train", "train.py", 20))  # fmt: skip
 _TORCH = "/env/site-packages/torch"
-BACKWARD = _frames(("backward", f"{_TORCH}/_tensor.py", 5), ("train", "train.py", 21))
+BACKWARD = _frames(
+    ("_engine_run_backward", f"{_TORCH}/autograd/graph.py", 7),
+    ("backward", f"{_TORCH}/autograd/__init__.py", 6),
+    ("backward", f"{_TORCH}/_tensor.py", 5),
+    ("train", "train.py", 21),
+)
 _ADAM = f"{_TORCH}/optim/adamw.py"
 STEP = _frames(("_init_group", _ADAM, 3), ("step", _ADAM, 4), ("train", "train.py", 22))
 ZERO = _frames(("zero_grad", f"{_TORCH}/optim/optimizer.py", 1), ("train", "train.py", 25))
