@@ -96,8 +96,11 @@ class OnDemand:
             except BaseException:
                 self._close()
                 raise
-        if self._last_signum is not None:
-            core.put_off_signal(self._last_signum, self._write, _LAST_S)
+        if self._last_signum is not None and not core.put_off_signal(
+            self._last_signum, self._write, _LAST_S
+        ):
+            # Another handles it, who is not to lose it when this one stops.
+            self._last_signum = None
         self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
         self._thread.start()
 

@@ -13,11 +13,13 @@ import pytest
 from rank_job import ROOT, RankJob
 
 import neutracer
+from neutracer._native import core
 from neutracer.cli.main import main
 from neutracer.diagnose.ranks.parts import Odd
 from neutracer.diagnose.ranks.report import RanksReport
 from neutracer.diagnose.ranks.stored import report_of, stored_ranks
 from neutracer.process.ranks.digest import RankDigest
+from neutracer.process.recording.on_demand import OnDemand
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -187,6 +189,28 @@ def test_watch_says_why_nothing_is_told() -> None:
     assert not watch.active
     with pytest.raises(ValueError, match="interval"):
         neutracer.watch_ranks(0.0)
+
+
+def test_watch_leaves_a_signal_to_whom_it_belongs() -> None:
+    first = OnDemand(
+        lambda reason: None,
+        every_s=None,
+        signum=None,
+        last_signum=signal.SIGTERM,
+        last=lambda: None,
+    )
+    first.start()
+    try:
+        neutracer.watch_ranks().remove()
+        # It is still put off: nobody else can do so.
+        read, write = os.pipe()
+        try:
+            assert not core.put_off_signal(signal.SIGTERM, write, 1.0)
+        finally:
+            os.close(read)
+            os.close(write)
+    finally:
+        first.stop()
 
 
 UNDER_RUN = """
