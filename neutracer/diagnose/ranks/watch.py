@@ -174,7 +174,7 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
         """
         address = self.address
         if address is None:
-            raise UnavailableError("the store of this job", self.why)
+            raise UnavailableError("the store of this job", f"nothing is told so far ({self.why})")
         try:
             return running_ranks(opened_store(*address))
         except RuntimeError as error:
