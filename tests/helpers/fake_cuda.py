@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from small_snapshots import BASE, MIB, block, event, one_program, segment
+from small_snapshots import BASE, CALLER, FRAME, MIB, block, event, one_program, segment
 
 __all__ = ["FakeTorch", "install"]
 
@@ -41,6 +41,7 @@ class FakeTorch:
         self.queued: list[Any] = []
         self.snapshots = 0
         self.held = [(BASE, 4 * MIB)]
+        self.peak = self.allocated()
         self.module = self._module()
 
     def _module(self) -> ModuleType:
@@ -87,7 +88,11 @@ class FakeTorch:
             device_count=lambda: 1,
             OutOfMemoryError=error,
             is_initialized=lambda: self.initialised,
-            memory_stats=lambda device=0: {"allocated_bytes.all.current": self.allocated()},
+            memory_stats=lambda device=0: self.stats(),
+            memory_stats_as_nested_dict=lambda device=0: self.nested_stats(),
+            reset_peak_memory_stats=lambda device=0: setattr(self, "peak", self.allocated()),
+            current_device=lambda: 0,
+            empty_cache=lambda: None,
             get_device_properties=lambda device: SimpleNamespace(
                 name="fake", total_memory=self.total
             ),
@@ -120,6 +125,38 @@ class FakeTorch:
 
     def allocated(self) -> int:
         return sum(size for _, size in self.held)
+
+    def stats(self) -> dict[str, int]:
+        """PyTorch's counters; all that is reserved is half of the device."""
+        half = self.total // 2
+        return {
+            "allocated_bytes.all.current": self.allocated(),
+            "allocated_bytes.all.peak": self.peak,
+            "reserved_bytes.all.current": half,
+            "reserved_bytes.all.peak": half,
+        }
+
+    def nested_stats(self) -> dict[str, Any]:
+        """The same as dicts in dicts."""
+        nested: dict[str, Any] = {}
+        for key, value in self.stats().items():
+            metric, pool, kind = key.split(".")
+            nested.setdefault(metric, {}).setdefault(pool, {})[kind] = value
+        return nested
+
+    def hold(self, nbytes: int, line: int = 7) -> None:
+        """Allocate, in the line of model.py, and keep it."""
+        address = BASE + self.allocated()
+        self.held.append((address, nbytes))
+        self.peak = max(self.peak, self.allocated())
+        frames = [{**FRAME, "line": line}, CALLER]
+        self.push(event("alloc", address, nbytes, 3000 + len(self.ring), frames=frames))
+
+    def drop(self) -> None:
+        """Free what was allocated last."""
+        address, nbytes = self.held.pop()
+        for action in ("free_requested", "free_completed"):
+            self.push(event(action, address, nbytes, 3000 + len(self.ring)))
 
     def push(self, entry: dict[str, Any]) -> None:
         """An event, into PyTorch's ring."""

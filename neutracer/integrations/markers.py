@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The markers of the pytest plugin."""
+
+from __future__ import annotations
+
+__all__ = ["MARKERS"]
+
+#: The markers: their names, and what pytest lists of them.
+MARKERS = {
+    "limit_gpu_memory": (
+        "limit_gpu_memory(limit): the most bytes ('1.5 GB') that the test may allocate on a CUDA "
+        "device above what was there at its start"
+    ),
+    "limit_gpu_leaks": (
+        "limit_gpu_leaks(limit): the most bytes ('0 B') that may be left of what the test "
+        "allocated when its fixtures are gone"
+    ),
+    "limit_gpu_fragmentation": (
+        "limit_gpu_fragmentation(ratio): the largest share (0.3) of the reserved bytes that may "
+        "be unused at the test's peak"
+    ),
+    "no_tensor_cycles": (
+        "no_tensor_cycles(device='all', min_bytes=0): the test must leave no tensor in reference "
+        "cycles, on the CPU neither"
+    ),
+}

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures pytest's tests, holds their limits against it, and reports the heaviest."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neutracer.errors import NeutracerError
+from neutracer.integrations.baseline import device_name, read_baseline, write_baseline
+from neutracer.integrations.markers import MARKERS
+from neutracer.integrations.meter import Measured, Meter, Place, allocated, no_device
+from neutracer.units import format_bytes, format_count, format_share, parse_bytes
+
+__all__ = ["Measuring"]
+
+_DEVICE_MARKERS = ("limit_gpu_memory", "limit_gpu_leaks", "limit_gpu_fragmentation")
+
+# Rows of the summary, and lines of a failure.
+_HEAVIEST = 10
+_LINES = 5
+
+_METER = pytest.StashKey[Meter | None]()
+_BEFORE = pytest.StashKey[dict[int, int]]()
+_REPORTED = pytest.StashKey[dict[str, Any] | None]()
+
+
+def _share(text: object) -> float:
+    """A share, as "2 %" or 0.02.
+
+    Raises:
+        pytest.UsageError: It is none.
+    """
+    number = str(text).strip()
+    try:
+        share = float(number.rstrip("% ")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise pytest.UsageError(f"{number!r} is no share: write it like '2 %' or 0.02")
+    return share
+
+
+class Measuring:
+    """The part of the plugin that is there where something is to be measured.
+
+    Args:
+        config: pytest's.
+
+    Raises:
+        pytest.UsageError: The baseline can't be read, or the tolerance is no share.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        self._config = config
+        self._everything = bool(option.neutracer)
+        self._shows = self._everything
+        self._updates = bool(option.neutracer_update_baseline)
+        self._tolerance = _share(option.neutracer_tolerance or config.getini("neutracer_tolerance"))
+        self._baseline = None
+        path = _baseline_path(config)
+        if self._updates and path is None:
+            raise pytest.UsageError("--neutracer-update-baseline needs --neutracer-baseline FILE")
+        if path is not None:
+            try:
+                self._baseline = read_baseline(path)
+            except NeutracerError as error:
+                raise pytest.UsageError(str(error)) from error
+            self._everything = True
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._written: int | None = None
+
+    # ---- one test ----------------------------------------------------------------------
+
+    # No wrapper: where one skips, the other plugins' would not have been entered.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        # A test that is run again begins anew.
+        item.stash[_METER] = item.stash[_REPORTED] = None
+        marked = [mark.name for mark in item.iter_markers() if mark.name in MARKERS]
+        for name in marked:
+            if name in _DEVICE_MARKERS and (reason := no_device()):
+                pytest.skip(f"{name}: {reason}")
+        if marked or self._everything:
+            item.stash[_BEFORE] = allocated()
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        if _BEFORE not in item.stash:
+            return (yield)
+        cycles = item.get_closest_marker("no_tensor_cycles")
+        wanted = _arguments(cycles, device="all", min_bytes=0)
+        meter = Meter(
+            item.stash[_BEFORE],
+            empty_cache=item.get_closest_marker("limit_gpu_fragmentation") is not None,
+            cycles=wanted["device"],
+            min_bytes=wanted["min_bytes"],
+        )
+        item.stash[_METER] = meter
+        meter.begin()
+        try:
+            result = yield
+        except BaseException:
+            self._keep(item, meter.end())
+            meter.close()
+            item.stash[_METER] = None
+            raise
+        now = meter.end()
+        problems = self._problems(item, meter)
+        self._keep(item, now)
+        if problems:
+            meter.close()
+            item.stash[_METER] = None
+            pytest.fail("\n".join(problems), pytrace=False)
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        result = yield
+        meter = item.stash.get(_METER, None)
+        if meter is not None:
+            problem = self._leak(item, meter)
+            meter.close()
+            item.stash[_METER] = None
+            if problem:
+                pytest.fail(problem, pytrace=False)
+        return result
+
+    def _problems(self, item: pytest.Item, meter: Meter) -> list[str]:
+        """Which limits the test broke, in words; the leaks come when its fixtures are gone."""
+        now, problems = meter.measured, []
+        limit = _value(item, "limit_gpu_memory", "limit")
+        if limit is not None and now.peak_bytes > parse_bytes(limit):
+            more = format_bytes(now.peak_bytes - parse_bytes(limit))
+            problems.append(
+                f"the test allocated {format_bytes(now.peak_bytes)} of cuda:{now.device} at its "
+                f"peak, {more} more than limit_gpu_memory({limit!r}) allows"
+            )
+            problems += _lines(meter.find_places())
+        ratio = _value(item, "limit_gpu_fragmentation", "ratio")
+        if ratio is not None and now.fragmentation > ratio:
+            problems.append(
+                f"{format_share(now.fragmentation)} of the {format_bytes(now.reserved_peak_bytes)} "
+                f"reserved on cuda:{now.device} was unused at the peak of "
+                f"{format_bytes(now.allocated_peak_bytes)}, and "
+                f"limit_gpu_fragmentation({ratio!r}) allows {format_share(ratio)}"
+            )
+        if item.get_closest_marker("no_tensor_cycles") is not None:
+            problems += _cycle_problems(meter)
+        if self._baseline is not None:
+            meter.find_places()
+            problems += self._growth(item, now)
+        elif self._shows:
+            meter.find_places()
+        return problems
+
+    def _growth(self, item: pytest.Item, now: Measured) -> list[str]:
+        baseline = self._baseline
+        if baseline is None or self._updates or not now.peak_bytes:
+            return []
+        name = device_name(now.device)
+        text = baseline.growth(item.nodeid, name, now, self._tolerance)
+        if not text:
+            return []
+        return [text, *(f"  {line}" for line in baseline.grown(item.nodeid, name, now)[:_LINES])]
+
+    def _leak(self, item: pytest.Item, meter: Meter) -> str:
+        limit = _value(item, "limit_gpu_leaks", "limit")
+        if limit is None:
+            return ""
+        # pytest holds what fixtures gave until its last report; they are torn down.
+        item.funcargs = {}  # type: ignore[attr-defined]
+        nbytes, places = meter.left()
+        if nbytes <= parse_bytes(limit):
+            return ""
+        return "\n".join(
+            [
+                f"the test left {format_bytes(nbytes)} of GPU memory behind, and "
+                f"limit_gpu_leaks({limit!r}) allows {format_bytes(parse_bytes(limit))}",
+                *_lines(places),
+            ]
+        )
+
+    def _keep(self, item: pytest.Item, now: Measured) -> None:
+        """Give the figures to the report, which carries them to whoever shows them."""
+        if now.peak_bytes or now.fixture_bytes:
+            for name in ("peak", "left", "fixture"):
+                value = getattr(now, f"{name}_bytes")
+                item.user_properties.append((f"neutracer_{name}_bytes", value))
+        item.stash[_REPORTED] = {
+            "device": now.device,
+            "device_name": device_name(now.device) if now.peak_bytes else "",
+            "peak_bytes": now.peak_bytes,
+            "left_bytes": now.left_bytes,
+            "fixture_bytes": now.fixture_bytes,
+            "places": [list(place) for place in now.places[:_HEAVIEST]],
+        }
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "call" and item.stash.get(_REPORTED, None) is not None:
+            # It goes along from xdist's workers to their controller.
+            vars(report)["neutracer"] = item.stash[_REPORTED]
+        return report
+
+    # ---- all tests ---------------------------------------------------------------------
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        row = getattr(report, "neutracer", None)
+        # A test that failed may have ended early.
+        if row is not None and (report.passed or self._updates or self._shows):
+            self._rows[report.nodeid] = {**row, "passed": report.passed}
+
+    def pytest_sessionfinish(self) -> None:
+        # With xdist, the workers' reports are here and not where they ran.
+        if self._baseline is None or hasattr(self._config, "workerinput"):
+            return
+        if self._updates or not self._baseline.exists:
+            passed = {test: row for test, row in self._rows.items() if row["passed"]}
+            self._written = write_baseline(self._baseline, passed)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._baseline is not None:
+            self._say_baseline(terminalreporter)
+        if self._shows:
+            self._say_heaviest(terminalreporter)
+
+    def _say_baseline(self, terminal: Any) -> None:
+        assert self._baseline is not None
+        path = self._baseline.path
+        if self._written is not None:
+            what = format_count(self._written, "peak")
+            said = f"{what} written to {path}"
+            if not self._written:
+                said = "nothing was allocated on a CUDA device, and no baseline was written"
+        else:
+            names = {row["device_name"] for row in self._rows.values() if row["device_name"]}
+            strange = sorted(names - self._baseline.devices.keys())
+            said = f"peaks compared with {path}, tolerance {format_share(self._tolerance)}"
+            if strange:
+                said += f"; it has none of {', '.join(strange)}: --neutracer-update-baseline"
+            elif not names:
+                said = "nothing was allocated on a CUDA device, and nothing compared"
+        terminal.write_line(f"neutracer: {said}")
+
+    def _say_heaviest(self, terminal: Any) -> None:
+        terminal.section("neutracer: the heaviest tests")
+        rows = sorted(self._rows.items(), key=lambda row: -row[1]["peak_bytes"])
+        rows = [row for row in rows if row[1]["peak_bytes"]]
+        if not rows:
+            reason = no_device() or "no test allocated on a CUDA device"
+            terminal.write_line(f"no GPU memory was measured: {reason}")
+        for test, row in rows[:_HEAVIEST]:
+            figures = [f"{format_bytes(row['peak_bytes'])} at the peak"]
+            for name, words in (("left", "kept at its end"), ("fixture", "of fixtures")):
+                if row[f"{name}_bytes"] > 0:
+                    figures.append(f"{format_bytes(row[f'{name}_bytes'])} {words}")
+            terminal.write_line(f"{test}: {', '.join(figures)}")
+            for line in _lines([(place[0], place[1], place[2]) for place in row["places"]])[:3]:
+                terminal.write_line(line)
+
+
+def _baseline_path(config: pytest.Config) -> Path | None:
+    given: str | None = config.option.neutracer_baseline
+    if given:
+        return config.invocation_params.dir / given
+    named: str = config.getini("neutracer_baseline")
+    return config.rootpath / named if named else None
+
+
+def _arguments(mark: pytest.Mark | None, **defaults: Any) -> dict[str, Any]:
+    """A marker's arguments by name.
+
+    Raises:
+        pytest.UsageError: It has others.
+    """
+    if mark is None:
+        return defaults
+    given = dict(zip(defaults, mark.args, strict=False))
+    given.update(mark.kwargs)
+    if len(mark.args) > len(defaults) or given.keys() - defaults:
+        raise pytest.UsageError(f"{mark.name} takes {', '.join(defaults)}: {MARKERS[mark.name]}")
+    return {**defaults, **given}
+
+
+def _value(item: pytest.Item, marker: str, argument: str) -> Any:
+    """The one argument of a marker; None where the test has no such marker.
+
+    Raises:
+        pytest.UsageError: It has none, or what can't be a limit.
+    """
+    mark = item.get_closest_marker(marker)
+    if mark is None:
+        return None
+    value = _arguments(mark, **{argument: None})[argument]
+    try:
+        good = 0 <= value <= 1 if argument == "ratio" else parse_bytes(value) >= 0
+    except (TypeError, ValueError) as error:
+        raise pytest.UsageError(f"{marker} of {item.nodeid}: {error}") from error
+    if not good:
+        raise pytest.UsageError(f"{marker} of {item.nodeid}: {value!r} is no share of 0 to 1")
+    return value
+
+
+def _cycle_problems(meter: Meter) -> list[str]:
+    if meter.blind:
+        return [f"no_tensor_cycles can't be checked: {meter.blind}"]
+    cycles = meter.measured.cycles
+    if not cycles:
+        return []
+    total = format_bytes(sum(cycle.bytes for cycle in cycles))
+    count = format_count(sum(cycle.count for cycle in cycles), "reference cycle")
+    problems = [f"{count} kept {total} of tensors until the garbage collector ran"]
+    for cycle in cycles[:_LINES]:
+        problems += ["", str(cycle)]
+    return problems
+
+
+def _lines(places: list[Place]) -> list[str]:
+    return [
+        f"  {format_bytes(nbytes)} in {format_count(count, 'block')}: {place}"
+        for place, nbytes, count in places[:_LINES]
+    ]
