@@ -50,6 +50,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.diagnose.ranks.watch import RanksWatch, watch_ranks
     from neutracer.diagnose.settings.recommend import RecommendReport, recommend
     from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
+    from neutracer.diagnose.training.training import Training, training
     from neutracer.errors import (
         HistoryWarning,
         LimitError,
@@ -80,6 +81,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.process.hooks.tail import live
     from neutracer.process.monitor.alerts import Alert
     from neutracer.process.monitor.memory_monitor import MemoryMonitor
+    from neutracer.process.phases.phase import Phase, phase
     from neutracer.process.recording.capture import snapshot
     from neutracer.process.recording.recorder import Recording, record
     from neutracer.render.report import Finding, Report
@@ -129,6 +131,7 @@ __all__ = [
     "Outcome",
     "OverviewReport",
     "PageView",
+    "Phase",
     "PressureCollection",
     "PressureCollector",
     "RankRow",
@@ -145,6 +148,7 @@ __all__ = [
     "TensorCycleWarning",
     "TensorCyclesReport",
     "Timeline",
+    "Training",
     "UnavailableError",
     "Verdict",
     "WhatIfReport",
@@ -164,6 +168,7 @@ __all__ = [
     "mdtp",
     "notebook_holders",
     "oom_report",
+    "phase",
     "plot_fragmentation",
     "plot_ranks",
     "plot_timeline",
@@ -174,6 +179,7 @@ __all__ = [
     "report",
     "serve_metrics",
     "snapshot",
+    "training",
     "view",
     "warn_tensor_cycles",
     "watch_oom",
@@ -235,6 +241,8 @@ _MODULES = {
     "neutracer.process.device.sums": ("LibraryUse",),
     "neutracer.process.recording.capture": ("snapshot",),
     "neutracer.process.cycles.watch": ("CycleWatch", "warn_tensor_cycles"),
+    "neutracer.diagnose.training.training": ("Training", "training"),
+    "neutracer.process.phases.phase": ("Phase", "phase"),
     "neutracer.process.exporter.serve": ("MetricsCollector", "MetricsServer", "serve_metrics"),
     "neutracer.process.monitor.memory_monitor": ("MemoryMonitor",),
     "neutracer.process.monitor.alerts": ("Alert",),

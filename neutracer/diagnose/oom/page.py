@@ -18,6 +18,7 @@ __all__ = ["OomReport"]
 # Frames and tensors of the page; the JSON has all.
 _SHOWN_FRAMES = 8
 _SHOWN_TENSORS = 6
+_SHOWN_SETTINGS = 12
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -100,6 +101,7 @@ class OomReport(Report):
             pairs.append(("snapshot", os.path.basename(self.snapshot)))
         if process.get("rank") is not None:
             pairs.append(("rank", rank_text(process).removeprefix("rank ")))
+        pairs.extend(_running(process.get("running", {})))
         pairs.append(("process", f"{process.get('pid')} on {process.get('host')}"))
         pairs.append(("torch", str(process.get("torch"))))
         if self.oom.garbage_bytes:
@@ -111,3 +113,19 @@ class OomReport(Report):
 
 def _said(note: Note) -> str:
     return f"{note.text} {note.place}" if note.place else note.text
+
+
+def _running(facts: dict[str, Any]) -> list[tuple[str, Cell]]:
+    """What the program said of itself: who trains, where it is, and with which batch."""
+    where = [str(facts[name]) for name in ("trainer",) if name in facts]
+    if "step" in facts:
+        where.append(f"step {facts['step']}")
+    where += [" > ".join(facts["phases"])] if "phases" in facts else []
+    pairs: list[tuple[str, Cell]] = [("running", ", ".join(where))] if where else []
+    if "batch" in facts:
+        batch = [f"{name}: {shape}" for name, shape in facts["batch"].items()]
+        pairs.append(("batch", ", ".join(batch[:_SHOWN_TENSORS])))
+    settings = list(facts.get("configuration", {}).items())[:_SHOWN_SETTINGS]
+    if settings:
+        pairs.append(("configuration", ", ".join(f"{name}={value}" for name, value in settings)))
+    return pairs

@@ -22,6 +22,7 @@ from neutracer.diagnose.oom.page import OomReport
 from neutracer.process.hooks.long_history import hook_events, recording_facts
 from neutracer.process.hooks.observer import OutOfMemory
 from neutracer.process.hooks.tail import take
+from neutracer.process.phases.running import RUNNING
 from neutracer.process.recording.capture import dumped
 from neutracer.process.recording.history import HISTORY
 from neutracer.process.recording.living import living_tensors
@@ -150,7 +151,9 @@ class _Work:
         return dumped(cuda)
 
     def _process(self, tensors: Told) -> dict[str, Any]:
-        return sidecar((self._told.device,), recording=recording_facts(), told=tensors)
+        process = sidecar((self._told.device,), recording=recording_facts(), told=tensors)
+        running = RUNNING.facts()
+        return {**process, "running": running} if running else process
 
     def _report(
         self,

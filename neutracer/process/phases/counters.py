@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's counters of the current CUDA device, read where CUDA is in use."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+__all__ = ["Counters", "read", "reset_peak"]
+
+
+class Counters(NamedTuple):
+    """Bytes of one device; the peaks are those since they were reset."""
+
+    device: int
+    allocated: int
+    allocated_peak: int
+    reserved: int
+    reserved_peak: int
+    retries: int
+    ooms: int
+
+
+def _cuda() -> Any:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def read() -> Counters | None:
+    """The counters now; None before CUDA is in use. Nothing is initialised."""
+    cuda = _cuda()
+    if cuda is None:
+        return None
+    device = cuda.current_device()
+    stats = cuda.memory_stats_as_nested_dict(device)
+    if not stats:
+        return None
+    allocated = stats["allocated_bytes"]["all"]
+    reserved = stats["reserved_bytes"]["all"]
+    return Counters(
+        device,
+        allocated["current"],
+        allocated["peak"],
+        reserved["current"],
+        reserved["peak"],
+        stats.get("num_alloc_retries", 0),
+        stats.get("num_ooms", 0),
+    )
+
+
+def reset_peak(device: int) -> None:
+    """Let the device's peaks begin anew; CUDA is in use."""
+    sys.modules["torch"].cuda.reset_peak_memory_stats(device)
