@@ -127,19 +127,18 @@ class FakeTorch:
         return sum(size for _, size in self.held)
 
     def stats(self) -> dict[str, int]:
-        """PyTorch's counters; all that is reserved is half of the device."""
-        half = self.total // 2
+        """PyTorch's counters; half of the device was reserved."""
         return {
             "allocated_bytes.all.current": self.allocated(),
             "allocated_bytes.all.peak": self.peak,
-            "reserved_bytes.all.current": half,
-            "reserved_bytes.all.peak": half,
+            "reserved_bytes.all.peak": self.total // 2,
         }
 
     def nested_stats(self) -> dict[str, Any]:
-        """The same as dicts in dicts."""
+        """The same as dicts in dicts, and what is reserved."""
         nested: dict[str, Any] = {}
-        for key, value in self.stats().items():
+        reserved = {"reserved_bytes.all.current": self.total // 2}
+        for key, value in {**self.stats(), **reserved}.items():
             metric, pool, kind = key.split(".")
             nested.setdefault(metric, {}).setdefault(pool, {})[kind] = value
         return nested

@@ -171,6 +171,10 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             return
         self._on = False
         self._leave_all()
+        if self._ended:
+            # An evaluation or a checkpoint after the last step.
+            self._send(step_scalars(self._ended, counters.read()), RUNNING.step or self._count)
+            self._ended = []
         if self.watch is not None:
             self.watch.remove()
         RUNNING.forget()
@@ -225,9 +229,12 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             return
         self._ends.append(now.allocated)
         if self._count % self._every == 0:
-            self.scalars = step_scalars(ended, now)
-            for tracker in self._trackers:
-                self._safely(tracker.scalars, self.scalars, step)
+            self._send(step_scalars(ended, now), step)
+
+    def _send(self, scalars: dict[str, int], step: int) -> None:
+        self.scalars = scalars
+        for tracker in self._trackers:
+            self._safely(tracker.scalars, scalars, step)
 
     def enter(self, name: str) -> None:
         """A phase begins inside those that are open."""
