@@ -221,14 +221,9 @@ pictures: setup-test  ## the pictures of the README and the pages, from the bund
 notebooks: $(VENV)/.docs $(TORCH_STAMP)  ## run the notebooks in a kernel, and store what they show
 	@$(BIN)/python tools/run_notebooks.py
 
-dist: $(VENV)/.tools  ## sdist and wheel in dist/, and the wheel tried in a clean venv
-	@rm -rf dist build/lib.* build/bdist.* build/dist-venv
-	@$(BIN)/python -m build -q --no-isolation
-	@$(BIN)/python -m venv build/dist-venv
-	@build/dist-venv/bin/python -m pip --disable-pip-version-check -q install \
-	    --no-index --no-deps dist/*.whl
-	@cd build && dist-venv/bin/neutracer report ../tests/data/frag_default.pickle >/dev/null
-	@ls dist/*
+dist: venv  ## sdist and wheels with Graphviz in dist/, built twice and compared, each tried
+	@tools/need $(PYTHON) wheels
+	@PYTHON=$(BIN)/python tools/dist
 
 clean:  ## remove all that was built; .venv stays
 	@rm -rf build dist *.egg-info neutracer/*.so .pytest_cache .mypy_cache .ruff_cache \

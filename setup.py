@@ -10,6 +10,9 @@ Switches, from the environment, all off unless set to 1:
     NEUTRACER_SANITIZE   AddressSanitizer and UndefinedBehaviorSanitizer
     NEUTRACER_COVERAGE   gcov
     NEUTRACER_SELFTEST   builds `neutracer._selftest` too: the core's own cases in tests/c
+
+NEUTRACER_GRAPHVIZ is a folder that `tools/release/graphviz.py` made: this Graphviz is linked
+into the module, and its licence goes into the wheel.
 """
 
 from __future__ import annotations
@@ -179,8 +182,20 @@ def extension(name: str, sources: list[str], include_dirs: list[str]) -> Extensi
     )
 
 
+def built_in_graphviz(folder: Path) -> Extension:
+    """The module that draws, with a Graphviz in it that needs nothing of the system."""
+    module = extension("_graphviz", files("csrc/graphviz/*.c"), ["csrc/graphviz"])
+    module.extra_compile_args += ["-isystem", str(folder / "include/graphviz"), "-DNT_GV_BUILT_IN"]
+    module.extra_objects.append(str(folder / "lib/libgraphviz.a"))
+    # Of what is in the archive, only what the module calls is linked.
+    module.extra_link_args += ["-Wl,--gc-sections", "-lm"]
+    return module
+
+
 def graphviz() -> list[Extension]:
-    """The module that draws with Graphviz, where pkg-config finds it; nothing elsewhere."""
+    """The module that draws with Graphviz: the one named, or the one that pkg-config finds."""
+    if "NEUTRACER_GRAPHVIZ" in os.environ:
+        return [built_in_graphviz(Path(os.environ["NEUTRACER_GRAPHVIZ"]))]
     command = [os.environ.get("PKG_CONFIG", "pkg-config"), "--cflags", "--libs", "libcgraph"]
     try:
         done = subprocess.run([*command, "libgvc"], capture_output=True, text=True)

@@ -5,6 +5,11 @@
 
 #include <string.h>
 
+#ifdef NT_GV_BUILT_IN
+/* Linked in with Graphviz (tools/release/graphviz_plugins.c); no others are loaded. */
+extern lt_symlist_t nt_gv_plugins[];
+#endif
+
 struct nt_gv_graph {
     GVC_t *context; /* the process's */
     Agraph_t *whole;
@@ -29,7 +34,11 @@ gv_process_context(void)
 {
     static GVC_t *context;
     if (context == NULL) {
+#ifdef NT_GV_BUILT_IN
+        context = gvContextPlugins(nt_gv_plugins, 0);
+#else
         context = gvContext();
+#endif
     }
     return context;
 }

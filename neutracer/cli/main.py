@@ -30,6 +30,7 @@ _COMMANDS = {
     "mdtp": "memory over time as a picture: each block at its address",
     "cycles": "run a program and name the reference cycles that kept its tensors",
     "top": "follow the memory of a running job in the terminal",
+    "demo": "a recording that comes with neutracer: its report and its page",
     "env": "versions, what is available, what is missing and how to get it",
     "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
     "completion": "the script with which a shell completes commands, options and files",
@@ -38,6 +39,7 @@ _COMMANDS = {
 _ALONE = frozenset(("-h", "--help", "--version"))
 
 _EXAMPLE = """where to begin:
+  neutracer demo                       # what it says of a real run, with nothing of yours
   neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
   neutracer report snapshot.pickle     # an existing snapshot: what it shows
   neutracer explain oom.pickle         # one with an out-of-memory error: why

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`neutracer demo`: the recording that comes with the package, its report and its page."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+import neutracer
+from neutracer.cli import demo
+from neutracer.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_recording_is_the_one_that_is_tested() -> None:
+    name = "train_resnet_late_zero_grad.pickle.xz"
+    assert demo._RECORDING.read_bytes() == (ROOT / "tests" / "data" / name).read_bytes()
+
+
+def test_demo_reports_and_writes_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(webbrowser, "open", lambda address: pytest.fail(address))
+    assert main(["demo", "--no-browser"]) == 0
+    said = capsys.readouterr().out
+    assert "of gradients live through the next forward pass" in said
+    assert "neutracer-demo.html (open it in any browser)" in said
+    page = (tmp_path / "neutracer-demo.html").read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
+
+
+def test_demo_opens_page_where_there_is_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setenv("DISPLAY", ":0")
+    page = tmp_path / "a page.html"
+    assert main(["demo", "-o", str(page)]) == 0
+    assert opened == [page.as_uri()]
+    assert "(opened in the browser)" in capsys.readouterr().out
+    opened.clear()
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert main(["demo", "-o", str(page)]) == 0
+    assert opened == []
+
+
+def test_demo_leaves_its_recording_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    before = demo._RECORDING.read_bytes()
+    assert main(["demo", "--no-browser", "-o", str(demo._RECORDING)]) == 2
+    assert demo._RECORDING.read_bytes() == before
+    assert neutracer.load(demo._RECORDING).flaws == ()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that docs/stability.md promises, a line each: `python tests/helpers/public_names.py`.
+
+Written to tests/data/public_names.txt, which a test compares with the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+
+import neutracer  # noqa: E402
+from neutracer.cli import main as commands  # noqa: E402
+
+LIST = ROOT / "tests" / "data" / "public_names.txt"
+
+
+def arguments_of(function: Any) -> str:
+    """Names, kinds and defaults; annotations are promised by the pages alone."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    bare = [p for p in bare if p.name not in {"self", "cls"}]
+    told = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    return str(told)
+
+
+def members_of(cls: type) -> Iterator[str]:
+    for name in sorted(dir(cls)):
+        if name.startswith("_"):
+            continue
+        member = inspect.getattr_static(cls, name)
+        member = getattr(member, "__func__", member)
+        if inspect.isfunction(member):
+            yield f"{cls.__name__}.{name}{arguments_of(member)}"
+        elif isinstance(member, property | functools.cached_property):
+            yield f"{cls.__name__}.{name}"
+    if dataclasses.is_dataclass(cls):
+        for field in dataclasses.fields(cls):
+            if not field.name.startswith("_"):
+                yield f"{cls.__name__}.{field.name} (field)"
+
+
+def python_names() -> Iterator[str]:
+    for name in neutracer.__all__:
+        thing = getattr(neutracer, name)
+        if not inspect.isclass(thing):
+            yield f"{name}{arguments_of(thing)}"
+            continue
+        ours = [one.__name__ for one in thing.__mro__[1:] if one is not object]
+        yield f"class {name}({', '.join(ours)})"
+        if not issubclass(thing, BaseException):
+            yield from members_of(thing)
+
+
+def command_options() -> Iterator[str]:
+    for command in commands._COMMANDS:
+        name = command.replace("-", "_")
+        below = argparse.ArgumentParser().add_subparsers()
+        getattr(import_module(f"neutracer.cli.{name}"), f"add_{name}")(below, "")
+        for action in below.choices[command]._actions:
+            words = " ".join(action.option_strings) or action.dest
+            yield f"neutracer {command}: {words}"
+
+
+def schema_fields() -> Iterator[str]:
+    from report_schemas import report_classes, schema_of
+
+    for report in report_classes():
+        schema = schema_of(report)
+        yield from (f"{report.schema}: {name}" for name in schema["properties"])
+        for title, definition in schema["$defs"].items():
+            fields = definition.get("properties", ())
+            yield from (f"{report.schema}: {title}.{name}" for name in fields)
+
+
+def public_names() -> list[str]:
+    """Every line, sorted and once."""
+    return sorted({*python_names(), *command_options(), *schema_fields()})
+
+
+if __name__ == "__main__":
+    LIST.write_text("\n".join(public_names()) + "\n", encoding="utf-8")

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries an installed neutracer where there is nothing else: `python try_wheel.py RECORDING`.
+
+It runs what people run first, each as a command or as they would call it, and prints a line for
+each with its seconds. It needs no network, no compiler and no tree.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def command(folder: Path, *words: str) -> str:
+    """What a command of neutracer's prints; it fails where the command does."""
+    line = [sys.executable, "-m", "neutracer", *words]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"neutracer {' '.join(words)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def draw(folder: Path) -> str:
+    """The picture of a small object graph, drawn by Graphviz and written to a file."""
+    import neutracer
+    from neutracer.heap.objects import Edge, Node
+
+    graph = neutracer.ObjectGraph(
+        nodes=(Node(0, "app.Ring", "Ring"),),
+        edges=(Edge(0, 0, "me", kind="attribute", in_cycle=True, cut=True),),
+    )
+    text = graph.to_svg(folder / "graph.svg")
+    assert "<svg" in text, text[:200]
+    assert "Ring" in text, text[:200]
+    return text
+
+
+def watch(folder: Path) -> str:
+    """A reference cycle with a tensor, found by the watch when the collector finds it."""
+    import gc
+
+    import torch
+
+    import neutracer
+
+    told: list[neutracer.TensorCycle] = []
+    with neutracer.warn_tensor_cycles("cpu", callback=told.append):
+        held: list[object] = [torch.zeros(1 << 20)]
+        held.append(held)
+        del held
+        gc.collect()
+    assert len(told) == 1, told
+    return str(told[0])
+
+
+def main(recording: str) -> None:
+    """Runs all steps; the first that fails ends it."""
+    recording = str(Path(recording).resolve())
+    folder = Path(tempfile.mkdtemp())
+    steps: dict[str, Callable[[], str]] = {
+        "report": lambda: command(folder, "report", recording),
+        "page": lambda: command(folder, "view", recording, "-o", "page.html"),
+        "what-if": lambda: command(folder, "what-if", recording),
+        "explain": lambda: command(folder, "explain", recording),
+        "demo": lambda: command(folder, "demo", "--no-browser"),
+        "env": lambda: command(folder, "env"),
+        "object graph as SVG": lambda: draw(folder),
+    }
+    if importlib.util.find_spec("torch"):
+        steps["watch"] = lambda: watch(folder)
+    for name, step in steps.items():
+        began = time.monotonic()
+        assert step()
+        print(f"{name}: {time.monotonic() - began:.1f} s")
+    assert (folder / "page.html").stat().st_size > 10_000
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
