@@ -28,6 +28,7 @@ _COMMANDS = {
     "ranks": "the ranks of a job compared: who is odd and why, who ran out first",
     "view": "write a snapshot as one offline page",
     "mdtp": "memory over time as a picture: each block at its address",
+    "plot": "a picture: who held how much, fragmentation, categories, ranks",
     "cycles": "run a program and name the reference cycles that kept its tensors",
     "top": "follow the memory of a running job in the terminal",
     "demo": "a recording that comes with neutracer: its report and its page",

@@ -22,7 +22,7 @@ _EXAMPLE = """example:
   neutracer mdtp snapshot.pickle -o memory.png
   neutracer mdtp before.pickle after.pickle -o both.svg --x event
   neutracer mdtp snapshot.pickle -o what_if.png --set expandable_segments:True
-  neutracer mdtp snapshot.pickle -o zoom.png --range 0.05 0.07 --stream 0x1b2d51f0
+  neutracer mdtp snapshot.pickle -o zoom.png --range 0.05 0.07 --stream 1
 """
 
 
@@ -50,7 +50,10 @@ def add_mdtp(commands: Any, summary: str) -> None:
         help="classic: addresses from 0 to 1, neighbours merged",
     )
     plot.add_argument(
-        "--stream", type=lambda text: int(text, 0), metavar="N", help="only this raw stream"
+        "--stream",
+        type=lambda text: int(text, 0),
+        metavar="N",
+        help="only this stream: its number in the picture's key, or the raw stream",
     )
     plot.add_argument(
         "--pool", type=int, nargs=2, metavar="N", help="only this private pool; 0 0 is the default"
@@ -66,6 +69,7 @@ def add_mdtp(commands: Any, summary: str) -> None:
     plot.add_argument(
         "--raw-addresses", action="store_true", help="also addresses that were never reserved"
     )
+    plot.add_argument("--dark", action="store_true", help="for a dark page")
     add_max_memory(plot)
     plot.set_defaults(run=_mdtp)
 
@@ -90,6 +94,7 @@ def _mdtp(options: argparse.Namespace) -> int:
                 pool=tuple(options.pool) if options.pool else None,
                 time_range=tuple(options.range) if options.range else None,
                 raw_addresses=options.raw_addresses,
+                dark=options.dark,
                 output=options.output,
             )
     except SettingsError as error:

@@ -144,8 +144,8 @@ def save_picture(figure: Any, target: str | BinaryIO | None) -> Any:
 
 
 def place_text(place: Place) -> str:
-    """A place in one line, fit for a picture: `train.py:155 frag`."""
-    return sentence(f"{place.location} {place.function}".strip(), _MOST_PLACE)
+    """A place in one line, fit for a picture: `frag train.py:155`."""
+    return sentence(f"{place.function} {place.location}".strip(), _MOST_PLACE)
 
 
 def moment(event: int) -> str:

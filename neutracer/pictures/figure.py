@@ -21,11 +21,22 @@ from neutracer.render.inline import MOST_INLINE
 from neutracer.render.palette import Palette
 from neutracer.saving import atomic_file
 
-__all__ = ["Picture", "byte_axis", "plain_axes", "time_axis"]
+__all__ = ["Picture", "byte_axis", "plain_axes", "power_name", "size_text", "time_axis"]
 
 
 # A text with escapes in it grows to at most so many characters, or twice what it had.
 _MOST_ESCAPED = 60
+
+# Bytes from which a picture counts in GiB.
+_GIB_FROM = 4 << 30
+
+# Units of a time axis in seconds, and the least upper end from which each is used.
+_TIME_UNITS = (
+    ("hours", 3600.0, 10_800.0),
+    ("minutes", 60.0, 300.0),
+    ("seconds", 1.0, 1.0),
+    ("milliseconds", 1e-3, 1e-3),
+)
 
 
 class Picture(Figure):  # type: ignore[misc]
@@ -144,7 +155,7 @@ def byte_axis(axis: Any, most: int, count: int, labelled: bool = True) -> None:
         count: Steps at most.
         labelled: Whether it has numbers and a name.
     """
-    unit = "KiB" if most < 4 << 20 else "MiB" if most < 10_000 << 20 else "GiB"
+    unit = "KiB" if most < 4 << 20 else "MiB" if most < _GIB_FROM else "GiB"
     factor = units.BYTE_UNITS[unit]
     steps = (size * 10**power for power in range(-1, 13) for size in (1, 2, 5))
     step = next(step for step in steps if most / factor / step <= count)
@@ -154,8 +165,37 @@ def byte_axis(axis: Any, most: int, count: int, labelled: bool = True) -> None:
     axis.set_label_text(unit if labelled else "")
 
 
+def size_text(nbytes: int) -> str:
+    """A size in the unit in which an axis up to it counts."""
+    return units.format_bytes(nbytes, "GiB" if nbytes >= _GIB_FROM else None)
+
+
+def power_name(nbytes: int) -> str:
+    """A power of two in the largest unit that leaves it whole, as the ticks of a scale have
+    it."""
+    unit = [name for name, factor in units.BYTE_UNITS.items() if nbytes >= factor][-1]
+    return f"{nbytes // units.BYTE_UNITS[unit]:,} {unit}"
+
+
+class _ScaledLocator(MaxNLocator):  # type: ignore[misc]
+    """Ticks at round numbers of a unit.
+
+    Args:
+        unit: How much of the axis it is.
+        integer: Whether a tick is a whole number of it.
+    """
+
+    def __init__(self, unit: float, integer: bool) -> None:
+        super().__init__(6, integer=integer, steps=[1, 2, 5, 10])
+        self._unit = unit
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """The ticks of an axis between two values."""
+        return super().tick_values(vmin / self._unit, vmax / self._unit) * self._unit
+
+
 def time_axis(axes: Any, by_time: bool, events: int) -> None:
-    """Ticks and name of an axis of seconds, or of events.
+    """Ticks and name of an axis of seconds, written in the unit that fits, or of events.
 
     Args:
         axes: The axes, with their limits.
@@ -167,10 +207,14 @@ def time_axis(axes: Any, by_time: bool, events: int) -> None:
         axes.set_xlabel("no history: the moment of the snapshot")
         axes.set_xticks([])
         return
-    # Below a millisecond, seconds would be powers of ten.
-    is_short = by_time and max(axes.get_xlim()) < 1e-3
-    factor = 1e6 if is_short else 1
-    unit = "microseconds" if is_short else "seconds"
+    unit, factor = "", 1.0
+    if by_time:
+        most = max(axes.get_xlim())
+        unit, factor = next(
+            ((name, size) for name, size, least in _TIME_UNITS if most >= least),
+            ("microseconds", 1e-6),
+        )
+    digits = ",.6g" if by_time else ",.0f"
     axes.set_xlabel(f"time, {unit}" if by_time else "allocator event")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=not by_time))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:,.6g}"))
+    axes.xaxis.set_major_locator(_ScaledLocator(factor, not by_time))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / factor:{digits}}"))

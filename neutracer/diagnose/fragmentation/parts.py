@@ -9,10 +9,18 @@ from neutracer.render.document import Place, Severity
 from neutracer.render.row import PlainRow
 from neutracer.trace.layout import unused_share
 
-__all__ = ["Hole", "PoolFragmentation", "SegmentFragmentation", "band", "severity_of"]
+__all__ = [
+    "BANDS",
+    "Hole",
+    "PoolFragmentation",
+    "SegmentFragmentation",
+    "band",
+    "severity_of",
+]
 
-# The usual bands of the ratio (reserved - allocated) / reserved.
-_BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
+#: The usual bands of the ratio (reserved - allocated) / reserved: their upper ends, and their
+#: words; above the last it is "severe".
+BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
 
 
 def band(ratio: float) -> str:
@@ -22,7 +30,7 @@ def band(ratio: float) -> str:
         >>> band(0.1), band(0.15), band(0.4), band(0.41)
         ('good', 'moderate', 'serious', 'severe')
     """
-    for limit, word in _BANDS:
+    for limit, word in BANDS:
         if ratio < limit or (word == "serious" and ratio == limit):
             return word
     return "severe"

@@ -14,9 +14,8 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgba
 
-from neutracer import units
 from neutracer.pictures.extra import picture
-from neutracer.pictures.figure import plain_axes
+from neutracer.pictures.figure import plain_axes, power_name
 from neutracer.pictures.mdtp.colours import blues
 from neutracer.pictures.mdtp.scene import Scene
 from neutracer.render.escape import sentence
@@ -82,9 +81,9 @@ def _colour_bar(figure: Any, axes: Any, scale: Any, palette: Palette) -> None:
     bar = figure.colorbar(ScalarMappable(scale, blues(palette)), cax=axes)
     low, top = int(scale.vmin), int(scale.vmax)
     ticks = [low << power for power in range(0, 60, 2) if low << power <= top]
-    bar.set_ticks(ticks, labels=[units.format_bytes(tick) for tick in ticks])
+    bar.set_ticks(ticks, labels=[power_name(tick) for tick in ticks])
     bar.ax.yaxis.set_ticks([], minor=True)
-    bar.set_label("run of allocations", color=palette.ink)
+    bar.set_label("size of allocations that touch, together", color=palette.ink)
 
 
 def classic_frames(scene: Scene) -> Frames:

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from neutracer import units
 from neutracer.pictures.extra import picture
-from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.figure import byte_axis, plain_axes, power_name, size_text, time_axis
 from neutracer.pictures.mdtp.colours import block_scale, blues, extra_colours, pixel_colours
 from neutracer.pictures.mdtp.marks import (
     draw_gaps,
@@ -21,6 +21,7 @@ from neutracer.pictures.mdtp.marks import (
     draw_key,
     draw_ooms,
     group_rows,
+    has_gaps,
     place_markers,
 )
 from neutracer.pictures.mdtp.notes import HoleNote, hole_notes
@@ -47,11 +48,21 @@ _BORDER_PIXELS = 6
 
 @dataclass
 class _Panel:
-    """One scene on its way onto the figure."""
+    """One scene on its way onto the figure.
+
+    Attributes:
+        scene: It.
+        left: Inches to its axes.
+        width: Inches of them.
+        x: The positions of the axes' ends; all panels have the same.
+        planes: The scene's pixels.
+        notes: Of its largest holes.
+    """
 
     scene: Scene
     left: float
     width: float
+    x: tuple[int, int]
     planes: Planes | None = None
     notes: tuple[HoleNote, ...] = ()
 
@@ -65,14 +76,17 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
         labels: Whether the largest holes are named.
     """
     width = _WIDE if len(scenes) == 1 else _HALF
+    shared = min(scene.view[0] for scene in scenes), max(scene.view[1] for scene in scenes)
     panels = [
-        _Panel(scene, _LEFT + number * (width + _BETWEEN), width)
+        _Panel(scene, _LEFT + number * (width + _BETWEEN), width, shared)
         for number, scene in enumerate(scenes)
     ]
     if labels:
         for panel in panels:
             panel.notes = tuple(hole_notes(panel.scene))
     lines = [_note_lines(panel) for panel in panels]
+    marks = _key_lines(panels)
+    lines[0][:0] = marks
     keys = [group_rows(panel.scene, panel.width) for panel in panels]
     foot = 0.1 + _NOTE * max(len(text) + len(key) for text, key in zip(lines, keys, strict=True))
     height = foot + _AXIS + _MAP + _GAP + _STRIP + _TOP
@@ -82,7 +96,7 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
     for panel, high in zip(panels, heights, strict=True):
         # Both panels share the scale: the lower one fills its part of the pixels.
         rows = max(1, round(pixels_high * high / max(heights)))
-        panel.planes = panel.scene.planes(round(panel.width * figure.dpi), rows)
+        panel.planes = panel.scene.planes(_columns(panel, figure), rows)
     largest = max(int(panel.planes.largest.max()) for panel in panels if panel.planes)
     scale = block_scale(largest)
     most = max(_most_reserved(scene) for scene in scenes)
@@ -90,6 +104,8 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
         first = number == 0
         strip = _strip(figure, panel, foot + _AXIS + _MAP + _GAP, most, palette, first)
         axes = _map(figure, panel, foot + _AXIS, max(heights), scale, palette, first)
+        if not first:
+            _difference(strip, scenes[0], panel.scene, palette)
         draw_ooms(panel.scene, strip, axes, palette)
         _heading(figure, panel, palette)
         base = foot - 0.1
@@ -99,7 +115,8 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
             draw_key(figure, panel.left, base, row, extra_colours(palette), palette)
             base -= _NOTE
         for line_number, line in enumerate(text):
-            _text(figure, panel.left, base - line_number * _NOTE, line, palette.sand_ink, 8.5)
+            colour = palette.grey if first and line_number < len(marks) else palette.sand_ink
+            _text(figure, panel.left, base - line_number * _NOTE, line, colour, 8.5)
     _colour_bar(figure, panels[-1].left + width + 0.35, foot + _AXIS, scale, palette)
     return figure
 
@@ -121,6 +138,34 @@ def _text(figure: Any, x: float, y: float, text: str, colour: str, size: float, 
     )
 
 
+def _columns(panel: _Panel, figure: Any) -> int:
+    """Pixels of the axes that the scene fills; a longer one beside it fills all of them."""
+    first, end = panel.scene.view[:2]
+    pixels: float = panel.width * figure.dpi * (end - first) / max(panel.x[1] - panel.x[0], 1)
+    return max(1, round(pixels))
+
+
+def _ends_early(panel: _Panel) -> bool:
+    """Whether another scene is visibly longer."""
+    return bool(panel.x[1] - panel.scene.view[1] > (panel.x[1] - panel.x[0]) / 100)
+
+
+def _key_lines(panels: list[_Panel]) -> list[str]:
+    """What the marks of the maps are."""
+    words = [
+        "blue: blocks",
+        "sand: reserved, not allocated",
+        "blank: not reserved",
+        "darker blue above: allocated for a part of the pixel",
+    ]
+    if any(has_gaps(panel.scene) for panel in panels):
+        words.append("slanted strokes: addresses left out, never reserved")
+    if any(_ends_early(panel) for panel in panels):
+        words.append("dotted: the last event")
+    room = int(panels[0].width / _CHARACTER)
+    return textwrap.wrap(" · ".join(words), room)
+
+
 def _note_lines(panel: _Panel) -> list[str]:
     lines = []
     for letter, note in zip("AB", panel.notes, strict=False):
@@ -134,8 +179,8 @@ def _heading(figure: Any, panel: _Panel, palette: Palette) -> None:
     scene = panel.scene
     top = figure.get_size_inches()[1]
     facts = [
-        f"peak allocated {units.format_bytes(scene.peak(scene.allocated)[1])}",
-        f"peak reserved {units.format_bytes(scene.peak(scene.reserved)[1])}",
+        f"peak allocated {size_text(scene.peak(scene.allocated)[1])}",
+        f"peak reserved {size_text(scene.peak(scene.reserved)[1])}",
         _unused_text(scene),
     ]
     room = int(panel.width / 0.115)
@@ -167,7 +212,7 @@ def _strip(
     scene = panel.scene
     axes = figure.add_axes(_box(figure, panel.left, bottom, panel.width, _STRIP), label="strip")
     plain_axes(axes, palette, ("left",))
-    columns = round(panel.width * figure.dpi)
+    columns = _columns(panel, figure)
     x_first, x_end = (float(scene.axis_x(v)) for v in scene.view[:2])
     edges = np.linspace(x_first, x_end, columns + 1)
 
@@ -182,21 +227,41 @@ def _strip(
     axes.fill_between(edges, steps(low), color=palette.allocated[2], label="least", **step)
     line = {"where": "post", "color": palette.sand_ink, "linewidth": 1.0}
     axes.step(edges, steps(reserved), **line)
-    axes.set_xlim(x_first, x_end)
+    axes.set_xlim(*(float(scene.axis_x(v)) for v in panel.x))
     axes.set_ylim(0, most * 1.06)
     axes.set_xticks([])
     byte_axis(axes.yaxis, most, 3, first)
     if first:
+        x, y = panel.left, bottom + _STRIP + 0.19
         keys = (("allocated", palette.allocated[2]), ("reserved, not allocated", palette.sand))
-        for number, (name, colour) in enumerate(keys):
-            x = panel.left + number * 0.95
-            y = bottom + _STRIP + 0.19
+        for name, colour in keys:
             corner = _box(figure, x, y - 0.115, 0.18, 0.1)
             figure.patches.append(
                 Rectangle(corner[:2], *corner[2:], color=colour, lw=0, transform=figure.transFigure)
             )
             _text(figure, x + 0.24, y, name, palette.ink, 8.5)
+            x += 0.38 + len(name) * _CHARACTER
     return axes
+
+
+def _difference(strip: Any, before: Scene, after: Scene, palette: Palette) -> None:
+    """A line at the first run's peak of reserved bytes, and how far the second is from it."""
+    level, own = before.peak(before.reserved)[1], after.peak(after.reserved)[1]
+    if level == own:
+        return
+    strip.axhline(level, color=palette.ink, linewidth=0.9, linestyle="--", zorder=5)
+    word = "less" if own < level else "more"
+    strip.annotate(
+        f"peak at the left; {size_text(abs(own - level))} {word} here",
+        (0.995, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, -4),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        size=8,
+        color=palette.ink,
+    )
 
 
 def _map(
@@ -222,8 +287,10 @@ def _map(
         aspect="auto",
         interpolation="nearest",
     )
-    axes.set_xlim(x_first, x_end)
+    axes.set_xlim(*(float(scene.axis_x(v)) for v in panel.x))
     axes.set_ylim(y_first, y_first + height)
+    if _ends_early(panel):
+        axes.axvline(x_end, color=palette.grey, linewidth=0.9, linestyle=":", label="end")
     _borders(scene, axes, height, palette)
     draw_gaps(scene, axes, palette)
     time_axis(axes, scene.by_time, len(scene.timeline))
@@ -256,12 +323,6 @@ def _borders(scene: Scene, axes: Any, height: int, palette: Palette) -> None:
     )
 
 
-def _power_name(nbytes: int) -> str:
-    """A power of two in the largest unit that leaves it whole."""
-    unit = [name for name, factor in units.BYTE_UNITS.items() if nbytes >= factor][-1]
-    return units.format_bytes(nbytes, unit) if unit != "GiB" else f"{nbytes >> 30:,} GiB"
-
-
 def _colour_bar(figure: Any, left: float, bottom: float, scale: Any, palette: Palette) -> None:
     axes = figure.add_axes(_box(figure, left, bottom, 0.16, _MAP), label="sizes")
     plain_axes(axes, palette, ())
@@ -278,7 +339,7 @@ def _colour_bar(figure: Any, left: float, bottom: float, scale: Any, palette: Pa
     axes.set_xticks([])
     step = 2 if high / low > 1 << 7 else 1
     ticks = [int(low) << power for power in range(0, 60, step) if int(low) << power <= high]
-    names = [_power_name(tick) for tick in ticks]
+    names = [power_name(tick) for tick in ticks]
     if low > 512:
         names[0] = f"≤ {names[0]}"
     axes.yaxis.set_ticks(ticks, names)

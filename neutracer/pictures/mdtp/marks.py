@@ -23,6 +23,7 @@ __all__ = [
     "draw_key",
     "draw_ooms",
     "group_rows",
+    "has_gaps",
     "place_markers",
 ]
 
@@ -96,10 +97,21 @@ def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> N
         )
 
 
+def _gaps(scene: Scene) -> list[int]:
+    """Where addresses are left out; empty where too many are to be told apart."""
+    inner = [position for _, _, position in scene.ranges if position > scene.view[2]]
+    return [] if scene.request.raw_addresses or len(inner) > _MOST_GAPS else inner
+
+
+def has_gaps(scene: Scene) -> bool:
+    """Whether `draw_gaps` draws anything."""
+    return bool(_gaps(scene))
+
+
 def draw_gaps(scene: Scene, axes: Any, palette: Palette) -> None:
     """A small slanted stroke on the axis wherever addresses were left out."""
-    inner = [position for _, _, position in scene.ranges if position > scene.view[2]]
-    if scene.request.raw_addresses or not 0 < len(inner) <= _MOST_GAPS:
+    inner = _gaps(scene)
+    if not inner:
         return
     axes.plot(
         [0] * len(inner),
@@ -192,7 +204,7 @@ def group_rows(scene: Scene, width: float) -> list[list[tuple[int, str]]]:
     rows: list[list[tuple[int, str]]] = [[]]
     room = width
     for number, group in enumerate(groups[:_MOST_GROUPS]):
-        text = _group_text(group)
+        text = _group_text(scene, group)
         if number == _MOST_GROUPS - 1 and len(groups) > _MOST_GROUPS:
             text = f"and {len(groups) - number} others"
         room -= _key_width(text)
@@ -251,7 +263,7 @@ def _key_width(text: str) -> float:
     return 0.35 + 0.066 * len(text)
 
 
-def _group_text(group: tuple[int, int, int]) -> str:
+def _group_text(scene: Scene, group: tuple[int, int, int]) -> str:
     stream, first, second = group
-    name = f"stream {stream:#x}" if stream else "default stream"
+    name = f"stream {scene.streams[stream]} ({stream:#x})" if stream else "default stream"
     return f"{name}, pool ({first}, {second})" if first or second else name

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text
@@ -63,9 +64,9 @@ def mdtp(
             (before torch 2.2) is drawn by events.
         style: "default", or "classic": addresses from 0 to 1, neighbouring allocations
             merged into runs coloured by the run's size, a column a frame.
-        stream: Only what belongs to this raw stream.
+        stream: Only what belongs to this stream: a raw stream, or its number in the key.
         pool: Only what belongs to this private pool; (0, 0) is the default pool.
-        time_range: Only from .. to, in the units of the axis.
+        time_range: Only from .. to, in seconds, or in events.
         address_range: Only addresses from .. to, as the device counts them.
         raw_addresses: Leave nothing out of the address axis.
         holes: Name the largest holes.
@@ -114,6 +115,10 @@ def _drawn(
     from neutracer.pictures.mdtp.scene import Scene
 
     scenes = [Scene(opened(source), request, name) for source, name in titled]
+    if len({scene.by_time for scene in scenes}) > 1:
+        # One of them has no times.
+        by_event = replace(request, x="event")
+        scenes = [Scene(scene.snapshot, by_event, scene.title) for scene in scenes]
     if style == "classic":
         return cast("Figure", draw_classic(scenes, palette))
     return cast("Figure", draw_scenes(scenes, palette, holes))

@@ -94,6 +94,11 @@ class Scene:
         self.timeline: Timeline = snapshot.timeline(request.device)
         self.by_time = request.x == "time" and _has_times(self.timeline)
         self.title = title
+        #: The number of each raw stream: 0 is the default stream, then as they first appear.
+        self.streams = _numbered(self.timeline)
+        numbers = {number: stream for stream, number in self.streams.items()}
+        if request.stream is not None and request.stream not in self.streams:
+            request = replace(request, stream=numbers.get(request.stream, request.stream))
         self.request = request
         self.raster = core.Raster(
             self.timeline.native,
@@ -284,6 +289,12 @@ class Scene:
         """Whether a segment of this stream and pool is drawn."""
         request = self.request
         return request.stream in (None, stream) and request.pool in (None, pool)
+
+
+def _numbered(timeline: Timeline) -> dict[int, int]:
+    """The raw streams that segments were of, with their numbers."""
+    others = dict.fromkeys(stream for stream in timeline.segments.codes("stream") if stream)
+    return {0: 0, **{stream: number for number, stream in enumerate(others, 1)}}
 
 
 def _checked(request: Request) -> Request:

@@ -67,7 +67,7 @@ def plot_timeline(
         >>> import neutracer
         >>> figure = neutracer.plot_timeline("tests/data/frag_default.pickle")
         >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        ['reserved', 'train.py:159 frag', 'train.py:155 frag']
+        ['reserved', 'frag train.py:159', 'frag train.py:155']
     """
     if by not in ("place", "line", "stack", "category"):
         raise ValueError(f"by must be 'place', 'line', 'stack' or 'category', not {by!r}")

@@ -13,11 +13,14 @@ from matplotlib.ticker import PercentFormatter
 
 from neutracer import units
 from neutracer._native import core
+from neutracer.diagnose.fragmentation.parts import BANDS
+from neutracer.diagnose.fragmentation.report import fragmentation_report
 from neutracer.pictures.extra import picture
-from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.figure import byte_axis, plain_axes, size_text, time_axis
 from neutracer.pictures.mdtp.colours import block_scale, blues
 from neutracer.pictures.mdtp.marks import draw_ooms
 from neutracer.pictures.mdtp.scene import Scene
+from neutracer.render.document import Severity
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette
 
@@ -25,9 +28,6 @@ __all__ = ["draw_fragmentation", "unused_shares"]
 
 _MOST_SEGMENTS = 24
 _COLUMNS = 900
-
-# Upper ends of the bands of the share, and their words.
-_BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"), (1.0, "severe"))
 
 
 def unused_shares(scene: Scene) -> Any:
@@ -65,10 +65,22 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
     figure.text(0.085, 0.985, title, color=palette.ink, size=13, weight="bold", **style)
     state = event + 1
     unused = int(scene.reserved[state] - scene.allocated[state])
-    facts = f"most unused: {units.format_bytes(unused)} of "
-    facts += f"{units.format_bytes(int(scene.reserved[state]))} reserved, after {when}"
-    figure.text(0.085, 0.94, facts, color=palette.grey, size=9.5, **style)
+    facts = f"most unused: {size_text(unused)} of "
+    facts += f"{size_text(int(scene.reserved[state]))} reserved, after {when}"
+    worst = _judged(scene)
+    if worst > Severity.INFO:
+        facts += f" · {worst}"
+    colour = palette.red if worst >= Severity.SERIOUS else palette.grey
+    figure.text(0.085, 0.94, facts, color=colour, size=9.5, **style)
     return figure
+
+
+def _judged(scene: Scene) -> Severity:
+    """What the report says of the fragmentation, at its worst."""
+    report = fragmentation_report(scene.snapshot, device=scene.timeline.device)
+    kinds = ("fragmentation", "fragmentation_peak")
+    found = [one.severity for one in report.findings if one.kind in kinds]
+    return max(found, default=Severity.INFO)
 
 
 def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
@@ -83,11 +95,11 @@ def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
     most = np.array([shares[a:b].max() for a, b in zip(first, end, strict=True)])
     edges = np.linspace(x_first, x_end, columns + 1)
     low = 0.0
-    for high, word in _BANDS:
+    for high, word in (*BANDS, (1.0, "severe")):
         axes.axhline(high, color=palette.line, linewidth=0.8, zorder=1)
         axes.text(
             1.003, (low + high) / 2, word, transform=axes.get_yaxis_transform(), size=8,
-            color=palette.red if word == "severe" else palette.grey, va="center",
+            color=palette.grey, va="center",
         )  # fmt: skip
         low = high
     steps = np.append(most, most[-1:])
@@ -99,6 +111,11 @@ def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
     axes.set_ylabel("reserved, unused")
     moment = float(scene.axis_x(float(scene.states[event + 1])))
     axes.axvline(moment, color=palette.ink, linewidth=0.9, linestyle=":", zorder=4)
+    side = "right" if moment > (x_first + x_end) / 2 else "left"
+    axes.annotate(
+        "the segments below", (moment, 1.0), xytext=(-4 if side == "right" else 4, -9),
+        textcoords="offset points", ha=side, size=8, color=palette.ink, zorder=5,
+    )  # fmt: skip
     time_axis(axes, scene.by_time, len(scene.timeline))
     draw_ooms(scene, None, axes, palette)
     box = axes.get_position()

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from neutracer import units
 from neutracer.pictures.extra import moment, picture, place_text
-from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
+from neutracer.pictures.figure import byte_axis, plain_axes, size_text, time_axis
 from neutracer.pictures.mdtp.marks import draw_ooms
 from neutracer.pictures.mdtp.scene import Scene
 from neutracer.render.document import Place
@@ -131,8 +130,8 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     figure.text(0.075, 0.985, title, color=palette.ink, size=13, weight="bold", **written)
     state, nbytes = scene.peak(scene.allocated)
     facts = (
-        f"peak allocated {units.format_bytes(nbytes)} {moment(state - 1)}"
-        f" · peak reserved {units.format_bytes(scene.peak(scene.reserved)[1])}"
+        f"peak allocated {size_text(nbytes)} {moment(state - 1)}"
+        f" · peak reserved {size_text(scene.peak(scene.reserved)[1])}"
     )
     figure.text(0.075, 0.928, facts, color=palette.grey, size=9.5, **written)
     return figure

@@ -15,7 +15,7 @@ from neutracer.pictures.extra import picture
 from neutracer.pictures.figure import byte_axis, plain_axes, time_axis
 from neutracer.render.escape import sentence
 from neutracer.render.palette import Palette
-from neutracer.units import format_bytes
+from neutracer.units import format_bytes, format_count
 
 __all__ = ["draw_ranks"]
 
@@ -37,7 +37,10 @@ def draw_ranks(report: RanksReport, heat: HeatMap, title: str | None, palette: P
     _name_rows(axes, report, heat, palette)
     name = f"Job {report.job}" if report.job else "Job"
     head = sentence(name) if title is None else title
-    about = f"{count} ranks: allocated bytes, the most of each moment"
+    about = f"{format_count(count, 'rank')}: allocated bytes, the most of each moment; at the right"
+    about += " each rank's peak · blank: outside of its trace"
+    if heat.ooms_us or report.odd:
+        about += " · red: out of memory, or odd"
     figure.text(0.09, 1 - 0.34 / (tall + 1.4), head, size=13, color=palette.ink, weight="bold")
     figure.text(0.09, 1 - 0.58 / (tall + 1.4), about, size=9.5, color=palette.grey)
     return figure

@@ -77,7 +77,7 @@ def plot_ranks(
         >>> import neutracer
         >>> figure = neutracer.plot_ranks("tests/data/frag_default.pickle")
         >>> figure.axes[0].get_xlabel()
-        'time, seconds'
+        'time, milliseconds'
     """
     named = None if title is None else text("title", title)
     target = picture_file(output)

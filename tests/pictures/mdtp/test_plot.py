@@ -192,7 +192,7 @@ def test_holes_are_named_with_pins():
     notes = "\n".join(texts_of(figure))
     assert "A  168 MiB free, when the most was unused: a whole cached segment" in notes
     assert "35.8 MiB free, when memory ran out: pinned by the 2.19 MiB block" in notes
-    assert "train.py:155 frag" in notes
+    assert "frag train.py:155" in notes
     plain = neutracer.mdtp(bundle.snapshot("frag_default"), holes=False)
     assert "168 MiB free" not in "\n".join(texts_of(plain))
 
@@ -235,6 +235,36 @@ def test_both_runs_share_one_scale():
     assert high[0] / rows[0] == pytest.approx(high[1] / rows[1], rel=0.01)
     assert len(axes_of(figure, "sizes")) == 1
     assert {"default", "expandable"} <= set(texts_of(figure))
+
+
+def test_both_runs_have_one_time_axis_and_the_difference():
+    names = ("attention_math", "attention_flash")
+    runs = [bundle.snapshot(name) for name in names]
+    figure = neutracer.mdtp(*runs)
+    long, short = axes_of(figure, "map")
+    assert long.get_xlim() == short.get_xlim() == tuple(long.images[0].get_extent()[:2])
+    spans = [run.timeline().time_us for run in runs]
+    shares = [(times[-1] - times[0]) / 1e6 for times in spans]
+    assert short.images[0].get_extent()[1] == pytest.approx(shares[1], rel=0.01)
+    assert shares[1] < shares[0] / 2
+    # A column of pixels is as long in the one as in the other.
+    wide = [axes.images[0].get_array().shape[1] for axes in (long, short)]
+    assert wide[1] / wide[0] == pytest.approx(shares[1] / shares[0], rel=0.02)
+    (end,) = [line for line in short.get_lines() if line.get_label() == "end"]
+    assert end.get_xdata()[0] == short.images[0].get_extent()[1]
+    assert not [line for line in long.get_lines() if line.get_label() == "end"]
+    (strip,) = axes_of(figure, "strip")[1:]
+    peaks = [max(run.timeline().reserved) for run in runs]
+    (words,) = [text.get_text() for text in strip.texts]
+    assert words == f"peak at the left; {(peaks[0] - peaks[1]) / 2**30:.2f} GiB less here"
+
+
+def test_run_without_times_is_beside_another_by_events():
+    source = pickle.loads(lzma.decompress((DATA / "frag_default.pickle.xz").read_bytes()))
+    for event in itertools.chain.from_iterable(source["device_traces"]):
+        del event["time_us"]
+    figure = neutracer.mdtp(bundle.snapshot("frag_default"), pickle.dumps(source))
+    assert [axes.get_xlim() for axes in axes_of(figure, "map")] == [(0, 2375)] * 2
 
 
 def test_expandable_segments_look_packed():
@@ -294,6 +324,11 @@ def test_streams_have_a_colour_strip():
     streams = set(bundle.snapshot("multi_stream").timeline().segments["stream"])
     assert len(colours) == len(streams) == 3
     assert "default stream" in texts_of(figure)
+    numbered = [text for text in texts_of(figure) if text.startswith("stream ")]
+    assert [text.split(" (")[0] for text in numbered] == ["stream 1", "stream 2"]
+    raw = int(numbered[1].split("(")[1].rstrip(")"), 0)
+    one = scene("multi_stream", stream=2)
+    assert one.allocated.tolist() == scene("multi_stream", stream=raw).allocated.tolist()
     assert not axes_of(neutracer.mdtp(bundle.snapshot("frag_default")), "streams and pools")
 
 
@@ -339,7 +374,7 @@ def test_ranges_cut_both_axes():
 def test_axis_is_seconds_or_events():
     figure = neutracer.mdtp(bundle.snapshot("frag_default"))
     (axes,) = axes_of(figure, "map")
-    assert axes.get_xlabel() == "time, seconds"
+    assert axes.get_xlabel() == "time, milliseconds"
     assert axes.get_xlim()[1] == pytest.approx(0.0704, rel=0.01)
     figure = neutracer.mdtp(bundle.snapshot("frag_default"), x="event")
     (axes,) = axes_of(figure, "map")

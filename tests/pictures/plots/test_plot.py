@@ -2,6 +2,7 @@
 """Stacked live bytes over time, and the plot of fragmentation."""
 
 import pickle
+from pathlib import Path
 
 import bundle
 import pytest
@@ -11,7 +12,9 @@ import neutracer
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
 np = pytest.importorskip("numpy")
+Image = pytest.importorskip("PIL.Image", reason="needs Pillow, which matplotlib brings")
 
+from neutracer.cli.main import main  # noqa: E402
 from neutracer.pictures import extra  # noqa: E402
 from neutracer.pictures.mdtp.scene import Request, Scene  # noqa: E402
 from neutracer.pictures.plots.segments import unused_shares  # noqa: E402
@@ -45,7 +48,7 @@ def test_timeline_plot_has_its_parts():
     figure = neutracer.plot_timeline(bundle.snapshot("frag_default"), title="a run")
     (axes,) = figure.axes
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == ["reserved", "train.py:159 frag", "train.py:155 frag"]
+    assert names == ["reserved", "frag train.py:159", "frag train.py:155"]
     (line,) = axes.get_lines()
     assert max(line.get_ydata()) == 2028 << 20
     assert any("needed 1,579 MiB" in text.get_text() for text in axes.texts)
@@ -139,7 +142,63 @@ def test_short_times_are_in_microseconds():
     axes = neutracer.plot_timeline(pickle.dumps(one_program())).axes[0]
     axes.figure.canvas.draw()
     assert axes.get_xlabel() == "time, microseconds"
-    assert [text.get_text() for text in axes.get_xticklabels()][:3] == ["0", "8", "16"]
+    assert [text.get_text() for text in axes.get_xticklabels()][:3] == ["0", "10", "20"]
+
+
+@pytest.mark.parametrize(
+    ("last", "unit", "ticks"),
+    [
+        (40_000, "milliseconds", ["0", "10", "20"]),
+        (40_000_000, "seconds", ["0", "10", "20"]),
+        (40 * 60_000_000, "minutes", ["0", "10", "20"]),
+        (40 * 3_600_000_000, "hours", ["0", "10", "20"]),
+    ],
+)
+def test_times_are_in_the_unit_that_fits(last, unit, ticks):
+    shown = changed_times(1000, 1010, 1020, 1020, 1000 + last)
+    axes = neutracer.plot_timeline(shown).axes[0]
+    axes.figure.canvas.draw()
+    assert axes.get_xlabel() == f"time, {unit}"
+    assert [text.get_text() for text in axes.get_xticklabels()][:3] == ticks
+
+
+def test_gibibytes_are_called_so():
+    figure = neutracer.plot_timeline(bundle.snapshot("attention_math"))
+    assert figure.axes[0].get_ylabel() == "GiB"
+    assert "peak allocated 4.99 GiB" in facts_of(figure)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("frag_default", "severe"), ("train_resnet_healthy", ""), ("multi_stream", "")],
+)
+def test_severity_drawn_is_that_of_the_report(name, told):
+    report = neutracer.fragmentation_report(bundle.snapshot(name))
+    found = [one for one in report.findings if one.kind.startswith("fragmentation")]
+    assert any(one.severity == "severe" for one in found) == (told == "severe")
+    drawn = facts_of(neutracer.plot_fragmentation(bundle.snapshot(name)))
+    words = [word for word in ("moderate", "serious", "severe") if f"· {word}" in drawn]
+    assert words == ([told] if told else [])
+
+
+@pytest.mark.parametrize("kind", ["timeline", "fragmentation", "categories", "ranks"])
+def test_command_draws_each_kind(kind, tmp_path, capsys, monkeypatch, snapshot_path):
+    file = str(snapshot_path("frag_default"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", kind, file]) == 0
+    light = Path(capsys.readouterr().out.strip())
+    assert light.name == f"{Path(file).name}.{kind}.png"
+    assert main(["plot", kind, file, "--dark", "-o", "dark.png"]) == 0
+    pixels = [Image.open(path).convert("RGB").getpixel((1, 1)) for path in (light, "dark.png")]
+    assert pixels == [(255, 255, 255), (18, 24, 30)]
+
+
+def test_command_draws_one_file_unless_they_are_ranks(capsys, snapshot_path):
+    file = str(snapshot_path("frag_default"))
+    assert main(["plot", "timeline", file, file]) == 2
+    assert "timeline is of one file" in capsys.readouterr().err
+    assert main(["plot", "fragmentation", file, "-o", "x.docx"]) == 2
+    assert ".png, .svg or .pdf" in capsys.readouterr().err
 
 
 def test_snapshots_without_history_say_so():
