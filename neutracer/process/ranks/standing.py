@@ -10,7 +10,7 @@ import time
 
 from neutracer.trace.origins import Owner, origin_of
 from neutracer.trace.places import place_of
-from neutracer.trace.table import Frame
+from neutracer.trace.stacks import Frame
 
 __all__ = ["Standing", "main_frames"]
 
