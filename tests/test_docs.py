@@ -79,14 +79,18 @@ def test_pictures_are_small_and_shown() -> None:
     for picture in sorted((DOCS / "pictures").iterdir()):
         assert picture.suffix == ".png"
         assert picture.stat().st_size < MOST_PICTURE
-        assert f"pictures/{picture.name}" in shown
+        # A page shows the dark twin of each of its pictures by itself.
+        assert f"pictures/{picture.name.replace('_dark.', '.')}" in shown
 
 
 def test_every_picture_has_its_maker() -> None:
     path = ROOT / "tools" / "pictures.py"
     made = set(re.findall(r"^    save(?:_figure)?\(\"(\w+)\"|save\(\"(\w+)\"", text_of(path), re.M))
     names = {first or second for first, second in made}
-    assert names == {picture.stem for picture in (DOCS / "pictures").iterdir()}
+    stems = {picture.stem for picture in (DOCS / "pictures").iterdir()}
+    assert names == {stem.removesuffix("_dark") for stem in stems}
+    figures = re.findall(r"^    save_figure\(\"(\w+)\"", text_of(path), re.M)
+    assert {stem for stem in stems if stem.endswith("_dark")} == {f"{one}_dark" for one in figures}
 
 
 def code_blocks() -> Iterator[Any]:

@@ -31,11 +31,11 @@ def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-# What the README says that a command, or the lines of Python before it, print. "..." stands
+# What the README says that the command, or the lines of Python, above it print. "..." stands
 # for anything.
 PRINTED = re.compile(
-    r"(?:```python\n(?P<code>(?:(?!```).)*?)```\n)?"
-    r"<!-- prints(?:: (?P<command>neutracer [^>]*?))? -->\n```text\n(?P<shown>.*?)```",
+    r"```(?:python\n(?P<code>(?:(?!```).)*?)|\n(?P<command>neutracer [^\n]*)\n)```\n"
+    r"<!-- prints -->\n```text\n(?P<shown>.*?)```",
     re.S,
 )
 SHOWN = [match.groupdict() for match in PRINTED.finditer(README)]
@@ -48,17 +48,17 @@ def first_words(shown: dict[str, str]) -> str:
 @pytest.mark.parametrize("shown", SHOWN, ids=first_words)
 def test_readme_shows_what_is_printed(shown: dict[str, str], tmp_path: Path) -> None:
     if shown["command"]:
-        arguments, folder = ["-m", *shlex.split(shown["command"])], ROOT / "tests" / "data"
+        arguments = ["-m", *shlex.split(shown["command"])]
     else:
         if "import torch" in shown["code"]:
             pytest.importorskip("torch")
         (tmp_path / "train.py").write_text(shown["code"], encoding="utf-8")
-        arguments, folder = [str(tmp_path / "train.py")], ROOT
+        arguments = [str(tmp_path / "train.py")]
     environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
     environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=folder,
+        cwd=ROOT,
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -80,6 +80,16 @@ def test_readme_answers_all_five_questions() -> None:
     ]
     for part in README.partition("## Five questions")[2].partition("\n## ")[0].split("\n### ")[1:]:
         assert "<!-- prints" in part
+    assert README.count("<!-- prints") == len(SHOWN) == 7
+
+
+def test_readme_installs_before_it_explains() -> None:
+    lines = README.splitlines()
+    wanted = ("git clone", "pip install", "neutracer report tests/data/")
+    first = [next(n for n, line in enumerate(lines, 1) if word in line) for word in wanted]
+    assert first == sorted(first)
+    assert first[-1] < 60
+    assert "Memory Distribution Timeline Plot (MDTP)" in " ".join(lines[:60])
 
 
 def test_readme_code_runs_as_written() -> None:

@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -55,50 +57,52 @@ def save(name: str, png: bytes) -> None:
     print(f"{path.relative_to(ROOT)}: {image.width} x {image.height}, {path.stat().st_size:,} B")
 
 
-def save_figure(name: str, figure) -> None:
-    """Writes a figure of matplotlib."""
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=_WIDTH / figure.get_size_inches()[0])
-    save(name, png.getvalue())
+def save_figure(name: str, draw: Callable[..., Any], *sources: Any, **options: Any) -> None:
+    """Writes a figure of matplotlib, for a light page and for a dark one."""
+    for ending, dark in (("", False), ("_dark", True)):
+        figure = draw(*sources, dark=dark, **options)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=_WIDTH / figure.get_size_inches()[0])
+        save(name + ending, png.getvalue())
 
 
 def mdtp() -> None:
-    save_figure("mdtp", neutracer.mdtp(DATA / "frag_default.pickle"))
+    save_figure("mdtp", neutracer.mdtp, DATA / "frag_default.pickle")
 
 
 def mdtp_zoom() -> None:
     last = (0.0625, 0.0705)
-    save_figure("mdtp_zoom", neutracer.mdtp(DATA / "frag_default.pickle", time_range=last))
+    save_figure("mdtp_zoom", neutracer.mdtp, DATA / "frag_default.pickle", time_range=last)
 
 
 def mdtp_what_if() -> None:
     wanted = "expandable_segments:True"
     plan = neutracer.what_if(DATA / "frag_default.pickle", wanted, capacity="2GiB")
-    save_figure("mdtp_what_if", neutracer.mdtp(plan[wanted]))
+    save_figure("mdtp_what_if", neutracer.mdtp, plan[wanted])
 
 
 def mdtp_attention() -> None:
     both = (DATA / "attention_math.pickle.xz", DATA / "attention_flash.pickle.xz")
-    save_figure("mdtp_attention", neutracer.mdtp(*both, x="event"))
+    save_figure("mdtp_attention", neutracer.mdtp, *both, x="event")
 
 
 def timeline() -> None:
     source = DATA / "train_resnet_healthy.pickle.xz"
-    save_figure("timeline", neutracer.plot_timeline(source, by="category", x="event"))
+    save_figure("timeline", neutracer.plot_timeline, source, by="category", x="event")
 
 
 def sawtooth() -> None:
     source = DATA / "cycle_nodes.pickle.xz"
-    save_figure("sawtooth", neutracer.plot_timeline(source, x="event"))
+    save_figure("sawtooth", neutracer.plot_timeline, source, x="event")
 
 
 def leak() -> None:
     source = DATA / "leak_list.pickle.xz"
-    save_figure("leak", neutracer.plot_timeline(source, x="event"))
+    save_figure("leak", neutracer.plot_timeline, source, x="event")
 
 
 def fragmentation() -> None:
-    save_figure("fragmentation", neutracer.plot_fragmentation(DATA / "frag_default.pickle"))
+    save_figure("fragmentation", neutracer.plot_fragmentation, DATA / "frag_default.pickle")
 
 
 def object_graph() -> None:

@@ -21,6 +21,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from report_schemas import file_of, report_classes, schema_of
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
@@ -183,10 +184,29 @@ def tell_of_live(app: Sphinx, what: str, name: str, thing: Any, options: Any, li
         lines[:] = f"{called}\n\n`live.stop()`: {stop}".splitlines()
 
 
+class DarkTwins(SphinxTransform):
+    """A picture for a light page shows its twin of the name with `_dark` on a dark one."""
+
+    default_priority = 400
+
+    def apply(self, **_: Any) -> None:
+        folder = Path(self.env.doc2path(self.env.docname)).parent
+        for picture in list(self.document.findall(nodes.image)):
+            path = Path(picture["uri"])
+            twin = path.with_stem(f"{path.stem}_dark")
+            if "light" not in picture["classes"] or not (folder / twin).is_file():
+                continue
+            picture["classes"] = ["only-light"]
+            dark = picture.copy()
+            dark["uri"], dark["classes"] = str(twin), ["only-dark"]
+            picture.parent.insert(picture.parent.index(picture) + 1, dark)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("output", Output)
     app.add_directive("python-output", PythonOutput)
     app.add_directive("schemas", Schemas)
+    app.add_transform(DarkTwins)
     app.connect("autodoc-process-signature", hide_signature)
     # Before napoleon, which makes the sections of it.
     app.connect("autodoc-process-docstring", tell_of_live, priority=400)

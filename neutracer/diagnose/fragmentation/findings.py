@@ -125,8 +125,8 @@ def _look_at(snap: Snapshot, timeline: Timeline, event: int) -> _Unused:
 def _evidence(unused: _Unused) -> tuple[Note, ...]:
     notes = []
     if unused.cached:
-        segments = format_count(unused.cached_segments, "cached segment")
-        text = f"{format_bytes(unused.cached)} in {segments} with nothing in them, opened by"
+        segments = format_count(unused.cached_segments, "empty cached segment")
+        text = f"{format_bytes(unused.cached)} in {segments}, first allocated by"
         notes.append(Note(text, unused.cached_by))
     if unused.in_holes:
         holes = format_count(unused.holes, "hole")

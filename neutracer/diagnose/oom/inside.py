@@ -54,7 +54,8 @@ def fragmentation(case: Case) -> Verdict | None:
     if pins and pins[0].place is not None:
         steps += (
             Note(
-                "allocate what lives long before what lives briefly, or keep less:", pins[0].place
+                "allocate long-lived tensors before short-lived ones, or keep fewer:",
+                pins[0].place,
             ),
         )
     hole = room.own_hole

@@ -117,7 +117,7 @@ def report(
 
     Args:
         source: A Snapshot or what `load` takes; None is this process, now.
-        device: Only this device; None is all of them.
+        device: Only this device; None is all on which anything was reserved.
 
     Returns:
         The report: totals, the peak and who held it, and the findings of `explain`,
@@ -158,7 +158,7 @@ def overview(
         file: The name of its file, or another name, for the page's title.
         path: Where its file is: `explain` reads the facts beside it. Empty where it has none.
         called: The file's name in commands that say more; None for `path`.
-        device: Only this device; None is all of them.
+        device: Only this device; None is all on which anything was reserved.
 
     Example:
         >>> import neutracer
@@ -168,6 +168,9 @@ def overview(
     """
     chosen = snap.devices if device is None else (snap.device(device),)
     devices = tuple(device_overview(snap, number) for number in chosen)
+    if device is None:
+        # A process that uses one device of several has the others in its file, empty.
+        devices = tuple(filter(_is_used, devices)) or devices
     findings: list[Finding] = []
     by_device = []
     first = first_findings(snap, device=None if device is None else chosen[0])
@@ -193,6 +196,11 @@ def overview(
     # No field: what is pickled of a report is what it says.
     object.__setattr__(made, "_snapshot", snap)
     return made
+
+
+def _is_used(entry: DeviceOverview) -> bool:
+    """Whether anything was ever reserved on a device, or asked for in vain."""
+    return bool(entry.reserved_peak["reserved_bytes"] or entry.oom)
 
 
 def _found_on(

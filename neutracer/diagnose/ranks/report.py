@@ -24,7 +24,15 @@ from neutracer.diagnose.ranks.parts import (
 )
 from neutracer.diagnose.ranks.shapes import Shape, shapes_of
 from neutracer.process.ranks.digest import RankDigest
-from neutracer.render.document import Block, Cell, Document, Figure, KeyValues, Table
+from neutracer.render.document import (
+    Block,
+    Cell,
+    Document,
+    Figure,
+    KeyValues,
+    Paragraph,
+    Table,
+)
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.units import format_count
 
@@ -86,6 +94,9 @@ class RanksReport(Report):
         if self.attempt:
             facts.append(f"attempt {self.attempt + 1}")
         blocks: tuple[Block, ...] = self.finding_blocks()
+        if not self.odd and with_figures > 1:
+            of = " of its shape" if len(self.shapes) > 1 else ""
+            blocks += (Paragraph(f"No rank is odd: each is like the others{of}."),)
         if self.spread:
             blocks += (self._spread(),)
         blocks += (self._rows(),)

@@ -91,6 +91,23 @@ def test_findings_of_several_devices_name_theirs(tmp_path, snapshot_path) -> Non
     assert str(failed.advice[-1]) == f"more: neutracer explain '{path}' --device 0"
 
 
+def test_devices_that_were_never_used_are_left_out(snapshot_path) -> None:
+    file = pickle.loads(snapshot_path("frag_default").read_bytes())
+    taken = dict(file["device_traces"][0][0], action="snapshot", addr=0, size=0, frames=[])
+    file["device_traces"].append([taken])
+    assert neutracer.load(pickle.dumps(file)).devices == (0, 1)
+    one = overview(neutracer.load(pickle.dumps(file)))
+    assert [entry.device for entry in one.devices] == [0]
+    assert "1 device" in str(one)
+    assert "cuda:1" not in str(one)
+    asked = overview(neutracer.load(pickle.dumps(file)), device=1)
+    assert [entry.device for entry in asked.devices] == [1]
+    # Where no device was used, all are told.
+    file["segments"], file["device_traces"] = [], [[taken], [taken]]
+    snap = neutracer.load(pickle.dumps(file))
+    assert [entry.device for entry in overview(snap).devices] == list(snap.devices)
+
+
 def test_no_peak_is_told_without_history(tmp_path, snapshot_path) -> None:
     plain = pickle.loads(snapshot_path("frag_default").read_bytes())
     plain["device_traces"] = [[] for _ in plain["device_traces"]]

@@ -36,6 +36,7 @@ def job(folder: Path, *ranks: dict[str, Any]) -> RanksReport:
 def test_equal_ranks_have_no_odd_one(tmp_path: Path) -> None:
     found = job(tmp_path, {}, {}, {}, {})
     assert (found.odd, found.first_oom, found.findings) == ((), None, ())
+    assert "No rank is odd: each is like the others." in str(found)
     assert found.shapes == ((0, 1, 2, 3),)
     assert [row.peak_allocated_bytes for row in found.rows] == [98 * MIB] * 4
     assert {one.figure: one.most for one in found.spread}["other_bytes"] == 500 * MIB
