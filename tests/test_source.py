@@ -206,6 +206,31 @@ def test_sources_include_their_own_header_first() -> None:
     assert wrong == []
 
 
+# ---- the arrows of csrc/wasm -----------------------------------------------------------
+
+WASM_FILES = sorted(ROOT.glob("csrc/wasm/*.[ch]"))
+
+
+def test_every_file_of_the_page_is_listed() -> None:
+    listed = {row[0].strip("`") for row in table_rows("The page")}
+    assert {path.stem for path in WASM_FILES if path.suffix == ".c"} == listed
+
+
+def test_the_page_includes_core_and_itself_only() -> None:
+    core = {path.relative_to(CORE).as_posix() for path in CORE_HEADERS}
+    # Private headers of a module are nobody else's.
+    core = {name for name in core if module_of(name) and name == "{}/{}.h".format(*module_of(name))}
+    allowed = {f'"{name}"' for name in core | {"nt_page.h"}}
+    allowed |= {f"<{name}>" for name in STANDARD_HEADERS}
+    wrong = [
+        f"{relative(path)} includes {include}"
+        for path in WASM_FILES
+        for include in includes(path)
+        if include not in allowed
+    ]
+    assert wrong == []
+
+
 # ---- the arrows of csrc/pyheap ---------------------------------------------------------
 
 # The one file that includes CPython's internal headers.

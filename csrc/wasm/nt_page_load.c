@@ -2,7 +2,6 @@
 /* Reading a file, saving it, and choosing what further calls are about. */
 #include "nt_page.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "trace/nt_reader.h"

@@ -12,7 +12,7 @@ const LANE = 16;
 // Where things stand in a chart of this size, with so many lanes.
 export const geometry = (width, height, lanes, hasOom) => {
   const narrow = width < 560;
-  const left = narrow ? 64 : 92;
+  const left = narrow ? 76 : 92;
   const right = narrow ? 8 : 16;
   const stripTop = hasOom ? 24 : 10;
   const stripHeight = Math.round(Math.min(Math.max(height * 0.24, 70), 160));
@@ -108,13 +108,21 @@ const drawTime = (app, g, pen) => {
   }
 };
 
+// As much of a text as there is room for.
+const fitting = (pen, text, room) => {
+  const width = pen.measureText(text).width;
+  if (width <= room) return text;
+  const kept = Math.floor((text.length * room) / width) - 1;
+  return kept > 1 ? `${text.slice(0, kept)}…` : "";
+};
+
 const drawLanes = (app, g, pen) => {
   const toX = toPixel(app, g);
   app.axis.lanes.lanes.forEach(({ kind, ranges }, k) => {
     const top = g.laneTop + k * g.laneHeight;
     pen.fillStyle = app.colours.grey;
     pen.textAlign = "right";
-    pen.fillText(g.narrow ? kind.slice(0, 8) : kind, g.left - 7, top + 11);
+    pen.fillText(kind, g.left - 7, top + 11);
     pen.save();
     pen.beginPath();
     pen.rect(g.left, top, g.plotWidth, g.laneHeight);
@@ -129,7 +137,8 @@ const drawLanes = (app, g, pen) => {
       pen.fillRect(a, top + 1, Math.max(b - a - 0.5, 0.7), g.laneHeight - 2);
       if (b - a < 26) return;
       pen.fillStyle = app.colours.ink;
-      pen.fillText(name, Math.max(a, g.left) + 4, top + 12, Math.max(b - Math.max(a, g.left) - 8, 10));
+      const from = Math.max(a, g.left);
+      pen.fillText(fitting(pen, name, Math.min(b, g.left + g.plotWidth) - from - 8), from + 4, top + 12);
     });
     pen.restore();
   });

@@ -69,7 +69,7 @@ export const settings = (app) => {
     }
     made(line, "span", `peak allocated ${bytes(outcome.peakAllocated)}`);
     made(line, "span", `${count(outcome.deviceAllocs + outcome.deviceFrees)} calls of the device`);
-    if (outcome.retries) made(line, "span", `${count(outcome.retries)} retries`);
+    if (outcome.retries) made(line, "span", outcome.retries === 1 ? "1 retry" : `${count(outcome.retries)} retries`);
     made(line, "span", ...oomWords(outcome).reverse());
   };
 

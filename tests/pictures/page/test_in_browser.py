@@ -667,3 +667,44 @@ def test_logic_of_the_modules(browser, tmp_path):
     assert found["pin"] is None
     assert found["x"] == [1, 2]
     assert found["query"] == "a b"
+
+
+def test_question_mark_lists_the_keys(browser, page):
+    ready(browser, page)
+    for width in (1400, 420):
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.call("Emulation.setDeviceMetricsOverride", **size)
+        key(browser, "?", "?")
+        until(browser, "document.getElementById('keys').hidden", False)
+        assert "frees the cursor" in browser.value("document.getElementById('keys').innerText")
+        right = "document.getElementById('keys').getBoundingClientRect().right"
+        assert browser.value(right) <= width
+        key(browser, "Escape")
+        until(browser, "document.getElementById('keys').hidden", True)
+
+
+def test_alive_at_the_cursor_is_a_filter(browser, page, timeline):
+    ready(browser, page)
+    go(browser, "e=2048")
+    key(browser, "a", "a")
+    until(browser, SHOWN, ["allocations"])
+    until(browser, "document.getElementById('search').value", "alive:2048")
+    alive = sorted(timeline.alive(2048)["size"], reverse=True)
+    words = "document.getElementById('allocation-words').textContent"
+    until(browser, words, f"{len(alive)} of 816 allocations")
+    first = "document.querySelector('#allocation-table .body .row')?.innerText"
+    until(browser, f"{first}?.startsWith({format_bytes(alive[0])!r})")
+    # What is not alive then is dim on the map, in the legend's words.
+    key(browser, "1", "1")
+    until(browser, f"{LEGEND}.includes('not what the search finds')")
+
+
+def test_panel_lists_categories_where_they_are_the_colours(browser, tmp_path):
+    ready(browser, view(DATA / "train_resnet_healthy.pickle.xz", tmp_path / "page.html"))
+    go(browser, "by=categories&e=3000")
+    timeline = neutracer.load(DATA / "train_resnet_healthy.pickle.xz").timeline()
+    until(browser, f"{PANEL}.includes('by category')")
+    told = browser.value(PANEL)
+    for name, nbytes, _, _ in timeline.categories.live(3000):
+        assert name.replace("_", " ") in told
+        assert format_bytes(nbytes) in told
