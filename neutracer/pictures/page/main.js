@@ -24,7 +24,7 @@ const { documentElement: root } = document;
 
 const app = {
   files: [], fileIndex: -1, serial: 0, redraws: [], exact: [], view: { x0: 0, x1: 1, y0: 0, y1: 1 },
-  bands: [], ooms: [], pinned: null, hovered: null, moment: null, ranged: null,
+  linked: location.hash, bands: [], ooms: [], pinned: null, hovered: null, moment: null, ranged: null,
   rules: dataOf("rules"), told: dataOf("told"),
   state: {
     tab: "overview", device: 0, legend: !phone(), event: -1, pin: -1, held: false, range: null, query: "",
@@ -251,8 +251,11 @@ app.recolour = () => { app.colours = palette(); };
 const remember = () => {
   // Inside of another page it has no address of its own.
   if (location.protocol === "about:" || !app.first) return;
+  // A link that somebody else wrote is followed first.
+  if (location.hash !== app.linked) return;
   const text = write(app.state, app.view, app.first);
   if (location.hash.slice(1) !== text) history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+  app.linked = location.hash;
 };
 let later = 0;
 app.moved = () => { clearTimeout(later); later = setTimeout(remember, 150); };
@@ -369,10 +372,11 @@ app.step = (by) => app.set({ event: Math.min(Math.max(app.state.event + by, -1),
 app.search = (query) => app.set({ query, tab: "allocations" });
 
 const restore = async () => {
-  if (!app.trace) return;
-  root.dataset.ready = "";
   // The link is written anew while it is followed.
   const { hash } = location;
+  app.linked = hash;
+  if (!app.trace) return;
+  root.dataset.ready = "";
   const found = read(hash, Infinity, Infinity);
   const { devices } = app.files[app.fileIndex];
   const device = devices.includes(found.device) ? found.device : app.firstDevice;
