@@ -48,6 +48,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.diagnose.ranks.ranks import ranks
     from neutracer.diagnose.ranks.report import RanksReport
     from neutracer.diagnose.ranks.watch import RanksWatch, watch_ranks
+    from neutracer.diagnose.savings.report import Saving, SavingsReport, savings
     from neutracer.diagnose.settings.recommend import RecommendReport, recommend
     from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
     from neutracer.diagnose.training.training import Training, training
@@ -55,6 +56,7 @@ if _typing.TYPE_CHECKING:
         HistoryWarning,
         LimitError,
         NeutracerError,
+        RehearsalError,
         SettingsError,
         SnapshotError,
         TensorCycleWarning,
@@ -84,8 +86,11 @@ if _typing.TYPE_CHECKING:
     from neutracer.process.phases.phase import Phase, phase
     from neutracer.process.recording.capture import snapshot
     from neutracer.process.recording.recorder import Recording, record
+    from neutracer.rehearsal.largest import largest_batch
+    from neutracer.rehearsal.rehearse import rehearse
     from neutracer.render.report import Finding, Report
     from neutracer.trace.layout import Layout
+    from neutracer.trace.rehearsed import Rehearsed
     from neutracer.trace.snapshot import Snapshot, load
     from neutracer.trace.stacks import Frame
     from neutracer.trace.table import Table
@@ -139,7 +144,11 @@ __all__ = [
     "RanksWatch",
     "RecommendReport",
     "Recording",
+    "RehearsalError",
+    "Rehearsed",
     "Report",
+    "Saving",
+    "SavingsReport",
     "SettingsError",
     "Snapshot",
     "SnapshotError",
@@ -162,6 +171,7 @@ __all__ = [
     "find_tensor_cycles",
     "fragmentation_report",
     "garbage_bytes",
+    "largest_batch",
     "leak_trend",
     "live",
     "load",
@@ -175,8 +185,10 @@ __all__ = [
     "ranks",
     "recommend",
     "record",
+    "rehearse",
     "release_holders",
     "report",
+    "savings",
     "serve_metrics",
     "snapshot",
     "training",
@@ -230,6 +242,7 @@ _MODULES = {
         "HistoryWarning",
         "LimitError",
         "NeutracerError",
+        "RehearsalError",
         "SettingsError",
         "SnapshotError",
         "TensorCycleWarning",
@@ -259,6 +272,10 @@ _MODULES = {
     "neutracer.pictures.ranks.plot": ("debug_server_page", "plot_ranks"),
     "neutracer.pictures.page.view": ("view",),
     "neutracer.pictures.page.inline": ("PageView",),
+    "neutracer.rehearsal.largest": ("largest_batch",),
+    "neutracer.rehearsal.rehearse": ("rehearse",),
+    "neutracer.diagnose.savings.report": ("Saving", "SavingsReport", "savings"),
+    "neutracer.trace.rehearsed": ("Rehearsed",),
     "neutracer.render.report": ("Finding", "Report"),
     "neutracer.trace.layout": ("Layout",),
     "neutracer.trace.snapshot": ("Snapshot", "load"),

@@ -15,10 +15,13 @@ Example:
 
 from __future__ import annotations
 
+import typing
+
 __all__ = [
     "HistoryWarning",
     "LimitError",
     "NeutracerError",
+    "RehearsalError",
     "SettingsError",
     "SnapshotError",
     "TensorCycleWarning",
@@ -70,6 +73,23 @@ class UnavailableError(NeutracerError, RuntimeError):
     def __str__(self) -> str:
         sentence = f"{self.what} is not available"
         return f"{sentence}: {self.install}" if self.install else sentence
+
+
+class RehearsalError(NeutracerError, RuntimeError):
+    """A program that a rehearsal could not take through all of its steps.
+
+    Attributes:
+        reason: Why, in one sentence with the program's line.
+        snapshot: What was rehearsed until then.
+    """
+
+    def __init__(self, reason: str, snapshot: typing.Any = None) -> None:
+        super().__init__(reason, snapshot)
+        self.reason = reason
+        self.snapshot = snapshot
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class SettingsError(NeutracerError, ValueError):

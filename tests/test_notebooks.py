@@ -90,6 +90,7 @@ def test_every_story_is_told() -> None:
         "4_reference_cycle",
         "5_leak",
         "6_weight_streaming",
+        "7_before_you_run",
     ]
 
 

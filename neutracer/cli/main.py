@@ -20,6 +20,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "run": "run a program, record its GPU memory and say what it did",
     "attach": "the same of a program that runs already (Python 3.14 on)",
+    "rehearse": "what a program would take on a card, without running it there",
     "report": "what a snapshot shows, on one page",
     "explain": "why a program ran out of memory, and what would have helped",
     "what-if": "the same program under other allocator settings, and the best of them",
@@ -33,6 +34,7 @@ _COMMANDS = {
     "top": "follow the memory of a running job in the terminal",
     "demo": "a recording that comes with neutracer: its report and its page",
     "env": "versions, what is available, what is missing and how to get it",
+    "learn-kernels": "measure what this card's kernels take, for rehearsals",
     "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
     "completion": "the script with which a shell completes commands, options and files",
 }

@@ -16,6 +16,7 @@ from typing import Protocol
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
 from neutracer.render.row import PlainRow
+from neutracer.trace.rehearsed import KEY, Rehearsed
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["FIRST", "Flaw", "first_findings", "flaws_of"]
@@ -23,7 +24,7 @@ __all__ = ["FIRST", "Flaw", "first_findings", "flaws_of"]
 _PARTIAL, _BROKEN = "partial_file", "broken_file"
 
 #: The kinds of the findings that a report on such a file begins with.
-FIRST = (_PARTIAL, _BROKEN)
+FIRST = (_PARTIAL, _BROKEN, KEY)
 
 # By the core's number: the word for programs; what is counted, in the singular and the
 # plural; and the rest of the sentence. "{bytes}" is how much memory it is about.
@@ -136,11 +137,13 @@ class _Read(Protocol):
     def partial(self) -> str | None: ...
     @property
     def flaws(self) -> tuple[Flaw, ...]: ...
+    @property
+    def rehearsed(self) -> Rehearsed | None: ...
 
 
 def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, ...]:
-    """The findings that come first in every report on a file that breaks off, or that can't
-    be right; none of a sound one.
+    """The findings that come first in every report on a file that breaks off, that can't be
+    right, or whose run has not happened; none of a sound recording.
 
     Args:
         snaps: The snapshots of the report.
@@ -153,7 +156,8 @@ def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, .
         message = "the file says what no allocator can have done, so read its figures with care"
         notes = tuple(Note(f"{flaw.message}.") for flaw in told)
         found.append(Finding(_BROKEN, Severity.SEVERE, 0, message, notes))
-    return tuple(found)
+    marked = [snap.rehearsed for snap in snaps]
+    return (*found, *(finding for one in marked if one for finding in one.findings()))
 
 
 def _partial_finding(snap: _Read, why: str) -> Finding:

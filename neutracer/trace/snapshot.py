@@ -23,6 +23,7 @@ from neutracer.trace.flaws import Flaw, first_findings, flaws_of
 from neutracer.trace.formats import in_format
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
+from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
 from neutracer.trace.source import SnapshotSource, open_source, source_path
 from neutracer.trace.stacks import Stacks
 from neutracer.trace.summary import summary_html
@@ -86,9 +87,8 @@ class Snapshot:
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
 
-    It can be pickled and deeply copied, through `to_bytes` and `load`. All tables, settings
-    and figures, `partial`, and the names of a notebook's cells survive that; `ignored_keys`
-    are lost, as they are in a file.
+    It can be pickled and deeply copied, through `to_bytes` and `load`. All but `ignored_keys`
+    survives that, `partial` and the names of a notebook's cells too.
     """
 
     def __init__(
@@ -99,9 +99,7 @@ class Snapshot:
         self.origin, self.told = origin, told_beside(origin)
         self._native, self._renamed, self._partial = native, renamed, native.partial
         self._flaws = flaws_of(native.broken())
-        self._strings = (
-            [renamed.get(s, s) for s in native.strings()] if renamed else native.strings()
-        )
+        self._strings = [(renamed or {}).get(text, text) for text in native.strings()]
         self._stacks = Stacks(native, self._strings)
         self._columns = native.tables()
         self._traces = native.traces()
@@ -219,10 +217,14 @@ class Snapshot:
         """
         return MappingProxyType(self._native.settings_in_force())
 
+    @property
+    def rehearsed(self) -> Rehearsed | None:
+        """None of a recording; of a run that has not happened what was assumed of it."""
+        return rehearsed_of(self._native.settings())
+
     def history_overflowed(self, device: int | None = None) -> bool | None:
         """Whether PyTorch says that its ring of events wrapped; None where it doesn't say."""
-        settings = self._native.settings()
-        return said_of_trace(settings, "trace_alloc_overflowed", self.device(device))
+        return said_of_trace(self.settings, "trace_alloc_overflowed", self.device(device))
 
     def history_complete(self, device: int | None = None) -> bool | None:
         """Whether the trace goes back to the device's first allocation.
@@ -234,13 +236,12 @@ class Snapshot:
             True if it does; False if the ring wrapped, recording began late or the file
             breaks off; None where there is no trace to tell from.
         """
-        late = ("trace_alloc_began_late", self.device(device))
-        began_late = said_of_trace(self._native.settings(), *late)
+        number = self.device(device)
+        began_late = said_of_trace(self.settings, "trace_alloc_began_late", number)
         if self.partial is not None or began_late or self.history_overflowed(device):
             return False
         if not self.trace_length(device):
             return None
-        number = self.device(device)
         return bool(self.timeline(number).facts["complete"]) and not self._traced(number)
 
     def trace_length(self, device: int | None = None) -> int:
@@ -308,7 +309,7 @@ class Snapshot:
 
         Raises:
             ValueError: There are no such events or device, or it is the file that was read.
-            UnavailableError: The path asks for a compression that nothing here writes.
+            UnavailableError: Nothing here writes that compression.
             OSError: It can't be written.
         """
         length = 0 if events is None and device is None else self.trace_length(device)

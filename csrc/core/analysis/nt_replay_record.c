@@ -73,6 +73,25 @@ record_add_settings(const nt_settings *settings, nt_snapshot *to, nt_error *err)
     return nt_snapshot_add_setting(to, &row, err);
 }
 
+/* What marks a run that was never recorded; its row, as the file's, under the ids that
+ * its strings have there. */
+static nt_status
+record_copy_mark(const nt_snapshot *from, nt_snapshot *to, nt_error *err)
+{
+    static const char name[] = "rehearsed";
+    size_t count;
+    const nt_setting *rows = nt_snapshot_setting_rows(from, &count);
+    const uint32_t key =
+        nt_strings_find(nt_snapshot_strings(from), name, sizeof name - 1);
+    for (size_t i = 0; key != NT_NONE && i < count; i++) {
+        if (rows[i].key == key && rows[i].parent == NT_NONE &&
+            rows[i].kind == NT_SETTING_STRING) {
+            return nt_snapshot_add_setting(to, &rows[i], err);
+        }
+    }
+    return NT_OK;
+}
+
 static nt_status
 record_begin(replay *r)
 {
@@ -82,6 +101,7 @@ record_begin(replay *r)
     NT_TRY(record_copy_stacks(from, to, r->err));
     NT_TRY(record_copy_annotations(from, to, r->err));
     NT_TRY(record_add_settings(&r->options.settings, to, r->err));
+    NT_TRY(record_copy_mark(from, to, r->err));
     for (int32_t i = 0; i <= nt_timeline_device(r->program->timeline); i++) {
         NT_TRY(nt_snapshot_begin_trace(to, r->err));
     }

@@ -42,6 +42,7 @@ class OverviewReport(Report):
         partial: Why only a part was read, or None.
         ignored_keys: Keys of the file that are not read.
         settings: The PYTORCH_CUDA_ALLOC_CONF in force; "" is PyTorch's default.
+        rehearsed: Whether it is of a run that has not happened.
     """
 
     schema = "neutracer.report/1"
@@ -51,6 +52,7 @@ class OverviewReport(Report):
     partial: str | None
     ignored_keys: tuple[str, ...]
     settings: str
+    rehearsed: bool = False
     _odd: tuple[tuple[str, str], ...] = field(compare=False)
     _flaws: tuple[Finding, ...] = field(compare=False, default=())
     _found: tuple[tuple[int, tuple[Finding, ...]], ...] = field(compare=False, default=())
@@ -102,7 +104,7 @@ class OverviewReport(Report):
         if self.partial:
             history = "read in part"
         return (
-            "PyTorch snapshot",
+            "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot",
             format_count(len(self.devices), "device"),
             format_count(events, "event") + length,
             *((history,) if known else ("no history recorded",)),
@@ -188,6 +190,7 @@ def overview(
         partial=snap.partial,
         ignored_keys=snap.ignored_keys,
         settings=str(snap.settings_in_force["text"]),
+        rehearsed=snap.rehearsed is not None,
         findings=(*first, *ranked(findings)),
         _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
         _flaws=first,

@@ -25,10 +25,13 @@ __all__ = [
     "Target",
     "build",
     "command",
+    "compiler",
     "find",
+    "flags",
     "installed_torch",
     "obstacle",
     "passed_over",
+    "source_folder",
     "target",
 ]
 
@@ -164,7 +167,7 @@ def _source_hash(torch: Torch) -> str:
     folder = source_folder()
     files = [*sorted((folder / "torch").glob("*.?pp")), *(folder / name for name in _HEADERS)]
     # Builds of one's own may have one version, for CUDA and not.
-    built = (torch.backend, torch.built, _flags(torch))
+    built = (torch.backend, torch.built, flags(torch))
     digest = hashlib.sha256(repr(built).encode())
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -177,12 +180,12 @@ def _cxx_abi() -> int:
     return int(getattr(loaded, "_GLIBCXX_USE_CXX11_ABI", True))
 
 
-def _flags(torch: Torch) -> list[str]:
+def flags(torch: Torch) -> list[str]:
     """What does not depend on where things are."""
     standard = "c++20" if torch.release >= (2, 12) else "c++17"
-    flags = [f"-std={standard}", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
-    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={_cxx_abi()}"]
-    return [*flags, f'-DNT_TORCH_BUILT_FOR="{torch.version}"']
+    words = [f"-std={standard}", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
+    words += [f"-D_GLIBCXX_USE_CXX11_ABI={_cxx_abi()}"]
+    return [*words, f'-DNT_TORCH_BUILT_FOR="{torch.version}"']
 
 
 def _cuda_includes(torch: Torch) -> list[str]:
@@ -214,7 +217,12 @@ def _cuda_includes(torch: Torch) -> list[str]:
     return flags
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The C++ compiler: CXX if that is set and there, else the first that is found.
+
+    Raises:
+        UnavailableError: There is none.
+    """
     for name in (os.environ.get("CXX", ""), "g++", "c++", "clang++"):
         found = shutil.which(name) if name else None
         if found:
@@ -242,7 +250,7 @@ def command(goal: Target, output: Path) -> list[str]:
     if not (headers / "c10").is_dir():
         raise UnavailableError("torch's C++ headers", f"there are none in {headers}")
     folder = source_folder()
-    words = [_compiler(), *_flags(torch), f'-DNT_TORCH_BUILD_KEY="{goal.key}"']
+    words = [compiler(), *flags(torch), f'-DNT_TORCH_BUILD_KEY="{goal.key}"']
     words += [f"-I{folder / 'torch'}", f"-I{folder / 'core'}"]
     words += ["-isystem", str(headers), "-isystem", python]
     if torch.backend == "cuda":

@@ -588,7 +588,7 @@ def test_cuda_part_type_checks_without_cuda(tmp_path: Path) -> None:
         stand_in = tmp_path / "c10" / "cuda" / "impl" / "cuda_cmake_macros.h"
         stand_in.parent.mkdir(parents=True)
         stand_in.touch()
-    words = [word for word in hooks_build._flags(goal.torch) if word != "-shared"]
+    words = [word for word in hooks_build.flags(goal.torch) if word != "-shared"]
     words += ['-DNT_TORCH_BUILD_KEY=""', "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
     words += [f"-I{ROOT / 'csrc' / 'torch'}", f"-I{ROOT / 'csrc' / 'core'}"]
     for folder in (tmp_path, goal.torch.folder / "include", toolkit):

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `neutracer rehearse`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from neutracer.cli.parts import (
+    add_program,
+    complain,
+    complain_of,
+    device_size,
+    print_report,
+    program_of,
+)
+from neutracer.diagnose.overview.report import overview
+from neutracer.errors import NeutracerError, RehearsalError
+from neutracer.rehearsal.rehearse import rehearse_program
+from neutracer.trace.snapshot import Snapshot
+
+__all__ = ["add_rehearse"]
+
+_EXAMPLE = """example:
+  neutracer rehearse --device "RTX 4090" train.py --batch-size 32
+  neutracer rehearse --capacity 24GiB --steps 5 -o before.pickle -m package.train
+  neutracer explain before.pickle                         # where it runs out of memory, if it does
+  neutracer what-if before.pickle                         # the same under other settings
+
+exit code: 0; 1 if it runs out of memory on that card; 2 where the program can't be rehearsed
+The snapshot opens in every command. No file that the program would write is written.
+"""
+
+
+def add_rehearse(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
+    parser = commands.add_parser(
+        "rehearse",
+        help=summary,
+        description=(
+            "Runs an unchanged training script on fake tensors, as if it had a card: no GPU and "
+            "no memory of one is needed, with a build of PyTorch for CUDA or for the CPU. It "
+            "stops after some steps of the optimizer, and says what it would have taken. "
+            "DataLoaders load in the process itself, and values that only a device would know "
+            "are made up, which the report says with the line. The first time on a machine it "
+            "compiles a small library, which takes some seconds and a C++ compiler."
+        ),
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="rehearse a module")
+    parser.add_argument(
+        "--device",
+        default="NVIDIA H200",
+        metavar="CARD",
+        help='the card, like "A100" or "RTX 4090" (default: NVIDIA H200)',
+    )
+    parser.add_argument(
+        "--capacity",
+        metavar="SIZE",
+        help='what PyTorch can have of its memory, like "24GiB"; else all but CUDA\'s context',
+    )
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps (default: 3)")
+    parser.add_argument(
+        "--settings", default="", metavar="TEXT", help="a text for PYTORCH_CUDA_ALLOC_CONF"
+    )
+    parser.add_argument(
+        "--world-size", type=int, default=1, metavar="N", help="ranks, of which this is the first"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="rehearsed.pickle",
+        help="where the snapshot goes (default: rehearsed.pickle)",
+    )
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_program(parser)
+    parser.set_defaults(run=_rehearse)
+
+
+def _rehearse(options: argparse.Namespace) -> int:
+    command = program_of(options)
+    failure = ""
+    try:
+        snap = rehearse_program(
+            command,
+            module=options.module,
+            steps=options.steps,
+            device=options.device,
+            settings=options.settings,
+            world_size=options.world_size,
+            capacity=device_size(options.capacity),
+        )
+    except RehearsalError as error:
+        failure, snap = error.reason, error.snapshot
+    except OSError as error:
+        return complain_of(command[0], error)
+    except (NeutracerError, ValueError) as error:
+        return complain(str(error))
+    return _told(snap, options, failure)
+
+
+def _told(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
+    """Save a snapshot, print what it shows, and give the exit code."""
+    if len(snap.events):
+        try:
+            snap.save(options.output)
+        except (NeutracerError, OSError, ValueError) as error:
+            return complain_of(options.output, error)
+        report = overview(snap, options.output, path=options.output)
+        print_report(report, options.json, sys.stdout)
+    if failure:
+        kept = (
+            f"; what was rehearsed until there is in {options.output}" if len(snap.events) else ""
+        )
+        return complain(f"{failure}{kept}")
+    ran_out = any(action == "oom" for action in snap.events["action"])
+    return 1 if ran_out else 0

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cards that a rehearsal can pretend to have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["CARDS", "Card", "find_card"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What of a card decides kernels and limits.
+
+    Attributes:
+        name: As the driver names it.
+        capability: Its compute capability.
+        processors: Its streaming multiprocessors.
+        processor_threads: The most threads that are at work on one of them.
+        total_bytes: Its memory as the driver reports it.
+        context_bytes: What CUDA's context with PyTorch's kernels takes of it, about: outside
+            of PyTorch's allocator.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    processors: int
+    processor_threads: int
+    total_bytes: int
+    context_bytes: int
+
+
+#: CUDA's table of compute capabilities: the most resident threads of a multiprocessor.
+_THREADS = {
+    (7, 5): 1024,
+    (8, 0): 2048,
+    (8, 6): 1536,
+    (8, 9): 1536,
+    (9, 0): 2048,
+    (12, 0): 1536,
+}
+
+
+def _card(name: str, capability: tuple[int, int], processors: int, mib: int) -> Card:
+    # A context takes more where there are more processors: its stacks and queues are theirs.
+    context = (180 + 3 * processors) << 20
+    return Card(name, capability, processors, _THREADS[capability], mib << 20, context)
+
+
+#: Capability and processors are NVIDIA's; memory in MiB is the total that the driver reports,
+#: with ECC where the card has it on when it is delivered.
+CARDS = (
+    _card("NVIDIA H200", (9, 0), 132, 143156),
+    _card("NVIDIA H100 80GB HBM3", (9, 0), 132, 81079),
+    _card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 81153),
+    _card("NVIDIA A100-SXM4-40GB", (8, 0), 108, 40442),
+    _card("NVIDIA L40S", (8, 9), 142, 45487),
+    _card("NVIDIA L4", (8, 9), 58, 22563),
+    _card("NVIDIA GeForce RTX 5090", (12, 0), 170, 32109),
+    _card("NVIDIA GeForce RTX 4090", (8, 9), 128, 24080),
+    _card("NVIDIA GeForce RTX 3090", (8, 6), 82, 24245),
+    _card("Tesla T4", (7, 5), 40, 14913),
+)
+
+_BRANDS = re.compile(r"nvidia|geforce|tesla|\s|-", re.I)
+
+
+def _short(name: str) -> str:
+    return _BRANDS.sub("", name).lower()
+
+
+def find_card(name: str) -> Card:
+    """The card of a name, of which a part is enough: "A100", "RTX 4090", "a100 40gb".
+
+    Of several the one with the most memory.
+
+    Raises:
+        ValueError: There is none in the table.
+
+    Example:
+        >>> find_card("rtx 4090").capability
+        (8, 9)
+    """
+    words = [_short(word) for word in name.split()]
+    wanted = "".join(words)
+    exact = [card for card in CARDS if _short(card.name) == wanted]
+    # "L4" is no part of "L40S": a number does not go on.
+    whole = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![0-9])|^{re.escape(wanted)}(?![0-9])")
+    found = exact or [card for card in CARDS if wanted and whole.search(_short(card.name))]
+    if not found:
+        found = [
+            c for c in CARDS if words and all(word and word in _short(c.name) for word in words)
+        ]
+    if not found:
+        known = ", ".join(card.name for card in CARDS)
+        raise ValueError(f"there is no card {name!r} in the table: it has {known}")
+    return max(found, key=lambda card: card.total_bytes)

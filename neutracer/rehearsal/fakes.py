@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ordinary programs do to tensors, and fake ones refuse."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+import torch.utils
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from neutracer.rehearsal.tracing import Tracing
+from neutracer.rehearsal.values import known_of
+
+__all__ = ["patches"]
+
+
+class _NoWeakReferences:
+    """`weakref` for `torch.utils.swap_tensors`, which refuses tensors that have some. A
+    FakeTensorMode keeps weak references to all of its tensors, and looks none up by them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(weakref, name)
+
+    def getweakrefs(self, value: object) -> list[Any]:
+        """None that anybody needs."""
+        return []
+
+
+def _deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
+    """As Tensor.__deepcopy__: new memory of the same size."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment."
+        )
+    with torch.no_grad():
+        made = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    else:
+        made.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = made
+    if tensor.grad is not None:
+        made.grad = _deepcopy(tensor.grad, memo)
+    return made
+
+
+def _to_numpy(tracing: Tracing) -> Any:
+    plain = Tensor.numpy
+
+    def numpy(tensor: Tensor, *, force: bool = False) -> Any:
+        """A tensor's values as an array: known ones, else zeros."""
+        known = known_of(tensor)
+        if known is None or known.validity.is_made_up:
+            tracing.notes.add("{line} turns a tensor into an array: its values are made up.")
+        with torch._C._DisableTorchDispatch():
+            real = torch.zeros(tensor.shape, dtype=tensor.dtype) if known is None else known.real
+            return plain(real.detach(), force=force)
+
+    return numpy
+
+
+def _resizer(tracing: Tracing) -> Any:
+    plain = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, nbytes: int) -> Any:
+        before = storage.nbytes()
+        result = plain(storage, nbytes)
+        if storage.nbytes() != before and tracing.holds(storage):
+            tracing.resized(storage, storage.nbytes())
+        return result
+
+    return resize_
+
+
+def _loader(plain: Any) -> Any:
+    """DataLoader's constructor, without processes and threads: they know nothing of fakes."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        names = ("num_workers", "pin_memory", "timeout", "prefetch_factor", "persistent_workers")
+        for name in (*names, "multiprocessing_context"):
+            kwargs.pop(name, None)
+        # dataset, batch_size, shuffle, sampler and batch_sampler come before num_workers.
+        plain(self, *args[:5], **kwargs)
+
+    return init
+
+
+def patches(tracing: Tracing) -> list[tuple[Any, str, Any]]:
+    """What to put in the place of PyTorch's own, as (owner, name, value)."""
+    from torch.utils.data import DataLoader
+
+    return [
+        (sys.modules["torch.utils"], "weakref", _NoWeakReferences()),
+        (FakeTensor, "__deepcopy__", _deepcopy),
+        (Tensor, "numpy", _to_numpy(tracing)),
+        (torch.UntypedStorage, "resize_", _resizer(tracing)),
+        (DataLoader, "__init__", _loader(DataLoader.__init__)),
+    ]

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rehearsed program asks of the allocator, in order, and what the allocator makes of it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from neutracer._native import core
+from neutracer.rehearsal.stacks import CallStacks
+from neutracer.trace.rehearsed import KEY, Rehearsed
+from neutracer.trace.snapshot import Snapshot
+
+__all__ = ["Requests"]
+
+_BLOCK = 512
+_BASE = 1 << 40
+# The core's numbers: new memory above all before it, and no state from before the trace.
+_RISING = 2
+# Bytes of a device on which nothing fails.
+_ENDLESS = 1 << 50
+
+
+class Requests:
+    """A program's requests and frees, with the stack of each.
+
+    Attributes:
+        stacks: The stacks that events refer to.
+        live_bytes: Bytes that are allocated, as requested.
+        peak_bytes: The most of them at one time.
+    """
+
+    def __init__(self) -> None:
+        self.stacks = CallStacks()
+        self.live_bytes = self.peak_bytes = 0
+        # Handle, bytes (0 ends it), stream, stack, time and note of each event.
+        self._events: list[tuple[int, int, int, int, int, str]] = []
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._count = 0
+        self._bounds: dict[int, tuple[int, int]] = {}
+        self._calls: list[int] = []
+        self._annotations: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def alloc(
+        self,
+        nbytes: int,
+        stack: int,
+        stream: int = 0,
+        note: str = "",
+        bounds: Sequence[int] | None = None,
+    ) -> int:
+        """A request; the handle of what it gets.
+
+        Args:
+            nbytes: Its bytes.
+            stack: The stack that asks for them.
+            stream: The stream that uses them.
+            note: What is kept with it as its metadata.
+            bounds: The least and the most bytes, where the real ones are not known.
+        """
+        self._count += 1
+        handle = self._count
+        if bounds is not None and bounds[0] != bounds[1]:
+            self._bounds[len(self._events)] = (bounds[0], bounds[1])
+        # What may take nothing is kept, so that it has a place in the trace.
+        nbytes = max(nbytes, 1)
+        self._sizes[handle] = (nbytes, stream)
+        self._events.append((handle, nbytes, stream, stack, time.time_ns() // 1000, note))
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return handle
+
+    def free(self, handle: int, stack: int = 0) -> None:
+        """The end of what a request got; of what is gone already, nothing."""
+        known = self._sizes.pop(handle, None)
+        if known is None:
+            return
+        self.live_bytes -= known[0]
+        self._events.append((handle, 0, known[1], stack, time.time_ns() // 1000, ""))
+
+    def empty_cache(self) -> None:
+        """A call of torch.cuda.empty_cache() at this point."""
+        self._calls.append(len(self._events))
+
+    def annotate(self, stage: str, name: str) -> None:
+        """The start ("START") or the end ("END") of a range that has a name."""
+        entry = {"stage": stage, "name": name, "device": 0, "time_us": time.time_ns() // 1000}
+        self._annotations.append(entry)
+
+    def unfinished(self) -> dict[str, Any]:
+        """The program as a trace of an allocator that never uses anything twice."""
+        frames = self.stacks.plain()
+        trace: list[dict[str, Any]] = []
+        places: dict[int, tuple[int, int]] = {}
+        blocks: list[tuple[int, int, int]] = []
+        top = _BASE
+        for handle, nbytes, stream, stack, time_us, note in self._events:
+            event = {"stream": stream, "time_us": time_us, "frames": frames[stack]}
+            event |= {"user_metadata": note} if note else {}
+            if nbytes:
+                places[handle] = (top, nbytes)
+                blocks.append((handle, top, nbytes))
+                trace.append({"action": "alloc", "addr": top, "size": nbytes, **event})
+                top += -(-nbytes // _BLOCK) * _BLOCK
+            else:
+                address, size = places[handle]
+                for action in ("free_requested", "free_completed"):
+                    trace.append({"action": action, "addr": address, "size": size, **event})
+        begin = self._events[0][4] if self._events else 0
+        whole = max(top - _BASE, _BLOCK)
+        first = {"action": "segment_alloc", "addr": _BASE, "size": whole, "stream": 0}
+        trace.insert(0, {**first, "time_us": begin, "frames": []})
+        return {
+            "segments": [self._segment(blocks, whole)],
+            "device_traces": [trace],
+            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""},
+            "external_annotations": self._annotations,
+        }
+
+    def _segment(self, blocks: list[tuple[int, int, int]], whole: int) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = [
+            {
+                "address": address,
+                "size": -(-nbytes // _BLOCK) * _BLOCK,
+                "requested_size": nbytes,
+                "state": "active_allocated" if handle in self._sizes else "inactive",
+                "frames": [],
+            }
+            for handle, address, nbytes in blocks
+        ]
+        rows = rows or [
+            {
+                "address": _BASE,
+                "size": whole,
+                "requested_size": 0,
+                "state": "inactive",
+                "frames": [],
+            }
+        ]
+        used = [row for row in rows if row["state"] == "active_allocated"]
+        allocated = sum(row["size"] for row in used)
+        return {
+            "device": 0,
+            "address": _BASE,
+            "total_size": whole,
+            "allocated_size": allocated,
+            "active_size": allocated,
+            "requested_size": sum(row["requested_size"] for row in used),
+            "stream": 0,
+            "segment_type": "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "frames": [],
+            "blocks": rows,
+        }
+
+    def program(self, facts: Rehearsed | None = None) -> core.Program:
+        """The requests as the core's model of the allocator runs them."""
+        unfinished = self.unfinished()
+        if facts is not None:
+            unfinished["allocator_settings"][KEY] = facts.to_text()
+        native = core.load(pickle.dumps(unfinished, protocol=4), sys.maxsize, None)
+        program = core.Program(core.Timeline(native, 0))
+        if not self._calls:
+            return program
+        return program.edit(None, None, array("i", self._after(self._calls)))
+
+    def _after(self, calls: list[int]) -> list[int]:
+        """The last event of the trace before each call of empty_cache()."""
+        # An end is two events; the segment comes first.
+        ends, found, wanted = 0, [], sorted(set(calls))
+        at = 0
+        for index, event in enumerate(self._events):
+            while at < len(wanted) and wanted[at] <= index:
+                found.append(index + ends)
+                at += 1
+            ends += not event[1]
+        found += [len(self._events) + ends] * (len(wanted) - at)
+        return sorted(set(found))
+
+    def run(self, settings: str, capacity: int, facts: Rehearsed) -> Snapshot:
+        """The snapshot that there would be on a device of so many bytes.
+
+        Args:
+            settings: A text for PYTORCH_CUDA_ALLOC_CONF.
+            capacity: Bytes that PyTorch can have.
+            facts: What the snapshot says of itself.
+        """
+        return Snapshot(self.program(facts).trace(settings, **_options(capacity)))
+
+    def bounds(self, settings: str) -> tuple[int, dict[str, tuple[int, int]]]:
+        """The least memory that the program gets by with; and by figure what it can be at least
+        and at most, for those that are not known exactly.
+
+        Args:
+            settings: A text for PYTORCH_CUDA_ALLOC_CONF.
+        """
+        program = self.program()
+        likely = _figures(program, settings)
+        if not self._bounds:
+            return likely["needed_bytes"], {}
+        low = _figures(program.edit(self._sizes_at(0)), settings)
+        high = _figures(program.edit(self._sizes_at(1)), settings)
+        ranges = {
+            name: (min(low[name], value, high[name]), max(low[name], value, high[name]))
+            for name, value in likely.items()
+        }
+        return likely["needed_bytes"], ranges
+
+    def _sizes_at(self, which: int) -> array[int]:
+        """By event of the trace the bytes of each request: the least (0), or the most (1)."""
+        sizes = array("Q", [0])
+        for index, (_, nbytes, *_rest) in enumerate(self._events):
+            if nbytes:
+                # A request of nothing would leave its block out of the program.
+                sizes.append(max(self._bounds.get(index, (nbytes, nbytes))[which], 0))
+            else:
+                sizes.extend((0, 0))
+        return sizes
+
+
+def _options(capacity: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"order": _RISING, "version": 0}
+    return {**options, "limit": 0, "device_total": capacity, "device_other": 0}
+
+
+def _figures(program: core.Program, settings: str) -> dict[str, int]:
+    """The peaks of a program on a device without bound, and the least it gets by with."""
+    whole = program.run(settings, **_options(_ENDLESS))
+    low, high = whole["peak"]["allocated"], whole["peak"]["reserved"]
+    found = {"peak_allocated_bytes": low, "peak_reserved_bytes": high}
+    # A page of the device is 2 MiB.
+    low, high = low >> 21, -(-high >> 21)
+    while low < high:
+        middle = (low + high) // 2
+        if program.run(settings, **_options(max(middle << 21, 1)))["ooms"]:
+            low = middle + 1
+        else:
+            high = middle
+    return {**found, "needed_bytes": high << 21}

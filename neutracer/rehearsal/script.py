@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An ordinary script, rehearsed as it is: stopped after some steps, its files unwritten."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from neutracer.process.recording.program import run_program
+from neutracer.rehearsal.failures import sentence
+from neutracer.rehearsal.notes import Notes
+from neutracer.rehearsal.running import Run
+from neutracer.rehearsal.session import pretending, replaced
+
+__all__ = ["rehearse_script"]
+
+_WRITING = frozenset("wax+")
+_NO_STEP = "the program ended before its optimizer made a step, and without using the device"
+
+
+class _EnoughError(BaseException):
+    """The program has made its steps."""
+
+
+class _Steps:
+    """Counts the steps of each optimizer; the program's are those of the busiest one."""
+
+    def __init__(self, run: Run, wanted: int) -> None:
+        self.run, self.wanted = run, wanted
+        self._made: dict[int, int] = {}
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        made = self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
+        if made <= self.run.steps_done:
+            return
+        self.run.steps_done = made
+        self.run.requests.annotate("END", f"step {made - 1}")
+        if made >= self.wanted:
+            raise _EnoughError
+        self.run.requests.annotate("START", f"step {made}")
+
+
+class _Unwritten:
+    """What would have been written."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+        self._open, self._exists = builtins.open, os.path.exists
+
+    def note(self, path: Any) -> None:
+        """Say it once of each file."""
+        self.notes.add(f"{os.fspath(path)} would be written.")
+
+    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """As `open`; what is written goes nowhere."""
+        is_path = isinstance(file, str | bytes | os.PathLike)
+        if not is_path or not _WRITING & set(mode) or os.fsdecode(file).startswith("/dev/"):
+            return self._open(file, mode, *args, **kwargs)
+        self.note(os.fsdecode(file))
+        return self._open(os.devnull, mode.replace("x", "w"), *args, **kwargs)
+
+    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """As `torch.save`."""
+        if isinstance(f, str | os.PathLike):
+            self.note(f)
+
+    def make(self, name: Any, *args: Any, **kwargs: Any) -> None:
+        """As `os.makedirs` and its like."""
+        if not self._exists(name):
+            self.note(name)
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        """What to put in the place of what writes."""
+        return [
+            (builtins, "open", self.open),
+            (io, "open", self.open),
+            (torch, "save", self.save),
+            (os, "mkdir", self.make),
+            (os, "makedirs", self.make),
+            (pathlib.Path, "mkdir", self.make),
+        ]
+
+
+@contextmanager
+def _caught(found: list[BaseException]) -> Iterator[None]:
+    """Exceptions that end the program, in place of a traceback on standard error."""
+    before = sys.excepthook
+    sys.excepthook = lambda kind, error, traceback: found.append(error)
+    try:
+        yield
+    finally:
+        sys.excepthook = before
+
+
+def rehearse_script(
+    run: Run,
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    progress: Callable[[str], object] | None = None,
+) -> None:
+    """Run a script or module on the card of a rehearsal, until it has made its steps.
+
+    Args:
+        run: Gets what it asks for, and why it did not make all steps.
+        arguments: The script, or the module's name, and what follows it.
+        module: Whether the first is a module's name.
+        progress: Called with a line of text now and then.
+
+    Raises:
+        NeutracerError: There is no such script or module.
+    """
+    found: list[BaseException] = []
+    room = {"devices": max(run.world_size, 1), "capacity": run.capacity}
+    with pretending(run.card, run.requests, **room) as tracing:
+        hook = register_optimizer_step_post_hook(_Steps(run, run.steps))
+        run.requests.annotate("START", "step 0")
+        try:
+            with replaced(_Unwritten(tracing.notes).patches()), _caught(found):
+                code = run_program(arguments, module=module)
+        finally:
+            hook.remove()
+        run.keep(tracing)
+    failed = [error for error in found if not isinstance(error, _EnoughError)]
+    if failed:
+        run.failure = sentence(failed[0])
+    elif not found and not len(run.requests):
+        run.failure = f"{arguments[0]}: {_NO_STEP} (exit code {code})"

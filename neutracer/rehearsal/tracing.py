@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on fake tensors, noted as what they would ask of the allocator."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from neutracer.rehearsal.kernels import Kernels
+from neutracer.rehearsal.notes import Notes
+from neutracer.rehearsal.operators import REPLACED
+from neutracer.rehearsal.requests import Requests
+from neutracer.rehearsal.values import Values
+
+__all__ = ["Tracing", "tensors_in"]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of an operator's results or arguments."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+class Tracing(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the memory of each operator; it stands above a FakeTensorMode.
+
+    Attributes:
+        requests: What was noted.
+        fake: The mode below.
+        stream: The stream that is current.
+    """
+
+    def __init__(self, requests: Requests, fake: FakeTensorMode, kernels: Kernels) -> None:
+        super().__init__()
+        self.requests, self.fake, self.kernels = requests, fake, kernels
+        self.notes = Notes()
+        self.values = Values(self.notes)
+        self.stream = 0
+        self.is_closed = False
+        self._handles: dict[int, tuple[int, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.is_closed:
+            return func(*args, **kwargs)
+        replaced = REPLACED.get(func)
+        if replaced is not None:
+            result = replaced(self, func, args, kwargs)
+        else:
+            result = self.values.run(func, args, kwargs)
+        self.note(func, args, kwargs, result)
+        return result
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """What the operator has asked for: results, then what its kernel takes meanwhile."""
+        fresh = [tensor for tensor in tensors_in(result) if self._is_fresh(tensor)]
+        takes = self.kernels.takes(func, args, kwargs, result, self.stream)
+        if not fresh and not takes:
+            return
+        requests = self.requests
+        stack = requests.stacks.here()
+        for tensor in fresh:
+            self._hold(tensor, stack)
+        if takes:
+            for nbytes in takes.kept:
+                requests.alloc(nbytes, stack, self.stream, takes.note)
+            taken = [
+                requests.alloc(n, stack, self.stream, takes.note, bounds)
+                for n, *bounds in takes.freed
+            ]
+            for handle in reversed(taken):
+                requests.free(handle, stack)
+
+    def _is_fresh(self, tensor: Tensor) -> bool:
+        """Whether a result's memory is new: on the device, and not known."""
+        return bool(
+            tensor.device.type == "cuda"
+            and isinstance(tensor, FakeTensor)
+            and tensor.untyped_storage()._cdata not in self._handles
+        )
+
+    def _hold(self, tensor: Tensor, stack: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._handles:
+            return
+        nbytes = storage.nbytes()
+        if not nbytes:
+            return
+        handle = self.requests.alloc(nbytes, stack, self.stream)
+        # PyTorch keeps a storage's Python object as long as the storage itself.
+        self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
+
+    def _ending(self, key: int, handle: int) -> Callable[[Any], None]:
+        def end(_: Any) -> None:
+            if self._handles.get(key, (0, None))[0] == handle:
+                del self._handles[key]
+                if not self.is_closed:
+                    self.requests.free(handle, self.requests.stacks.here())
+
+        return end
+
+    def holds(self, storage: Any) -> bool:
+        """Whether a storage's memory was noted."""
+        return bool(storage._cdata in self._handles)
+
+    def resized(self, storage: Any, nbytes: int) -> None:
+        """A storage's size was changed in place."""
+        key = storage._cdata
+        stack = self.requests.stacks.here()
+        self.requests.free(self._handles.pop(key)[0], stack)
+        # An empty one is still known, so that it is noted when it grows again.
+        handle = self.requests.alloc(nbytes, stack, self.stream) if nbytes else 0
+        self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
+
+    def close(self) -> None:
+        """Nothing that happens from now on is noted."""
+        self.is_closed = True
+        self._handles.clear()

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of small tensors: computed where the program makes them of known ones, else made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from neutracer.rehearsal.notes import Notes
+
+__all__ = ["Known", "Values"]
+
+aten = torch.ops.aten
+
+#: The most elements of a tensor whose values are computed beside it.
+_MOST = 1 << 16
+_NAME = "_neutracer_known"
+
+#: Operators whose results say nothing: memory that nobody has written to.
+_BLANK = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_strided.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+    }
+)
+
+#: Operators that write to all of a tensor.
+_FILLING = frozenset(
+    {
+        aten.fill_.Scalar,
+        aten.zero_.default,
+        aten.random_.default,
+        aten.random_.to,
+        getattr(aten.random_, "from"),
+        aten.uniform_.default,
+        aten.normal_.default,
+        aten.bernoulli_.float,
+        aten.copy_.default,
+    }
+)
+
+#: Whole numbers below a bound that most likely come evenly: indices of what is largest.
+_CHOICES = frozenset(
+    {
+        aten.topk.default,
+        aten.max.dim,
+        aten.argmax.default,
+        aten.sort.default,
+        aten.multinomial.default,
+    }
+)
+
+
+class _Validity:
+    """Whether the values in a storage are right; shared by all views of it."""
+
+    def __init__(self) -> None:
+        self.is_good = True
+        self.is_made_up = False
+
+
+class Known:
+    """The values of a fake tensor."""
+
+    def __init__(self, real: Tensor, validity: _Validity) -> None:
+        self.real, self.validity = real, validity
+
+
+def known_of(value: Tensor) -> Known | None:
+    """A tensor's values, if they are known."""
+    if not isinstance(value, FakeTensor):
+        if value.device.type == "cpu" and type(value) in (Tensor, torch.nn.Parameter):
+            return Known(value.detach(), _Validity())
+        return None
+    found: Known | None = value.__dict__.get(_NAME)
+    return found if found is not None and found.validity.is_good else None
+
+
+def _arguments(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _arguments(item)]
+    return []
+
+
+class Values:
+    """Runs operators on fake tensors, and on the values of small ones beside."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The operator's result on fake tensors, with its values where they are known."""
+        tensors = _arguments(args)
+        if kwargs:
+            tensors += _arguments(list(kwargs.values()))
+        if func in _BLANK:
+            return self._blank(func(*args, **kwargs))
+        known = [known_of(tensor) for tensor in tensors]
+        is_known = None not in known
+        mutates = func._schema.is_mutable
+        if not is_known:
+            result = func(*args, **kwargs)
+            if mutates:
+                self.forget(func, args, kwargs)
+            elif func in _CHOICES:
+                self._choose(func, args, result)
+            return result
+        result = func(*args, **kwargs)
+        for out in _arguments(result):
+            # Fake tensors' own constants would be computed on the device.
+            if isinstance(out, FakeTensor) and out.constant is not None:
+                out.constant = None
+        if self._is_small(result) and all(k is None or k.real.numel() <= _MOST for k in known):
+            self._compute(func, args, kwargs, result, [k for k in known if k is not None])
+        elif mutates:
+            self.forget(func, args, kwargs)
+        return result
+
+    def _blank(self, result: Any) -> Any:
+        """Memory that nobody has written to: what stands there is made up."""
+        for out in _arguments(result):
+            if isinstance(out, FakeTensor) and out.numel() <= _MOST:
+                with torch._C._DisableTorchDispatch():
+                    value = torch.zeros(tuple(out.shape), dtype=out.dtype)
+                self.make_up(out, value)
+        return result
+
+    def _is_small(self, result: Any) -> bool:
+        outputs = _arguments(result)
+        return all(isinstance(out, FakeTensor) and out.numel() <= _MOST for out in outputs)
+
+    def forget(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """What the operator writes to is no longer known."""
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._drop(value)
+        for argument in func._schema.arguments[len(args) :]:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._drop(kwargs.get(argument.name))
+
+    def _drop(self, value: Any) -> None:
+        for tensor in _arguments(value):
+            found = tensor.__dict__.get(_NAME) if isinstance(tensor, FakeTensor) else None
+            if found is not None:
+                found.validity.is_good = False
+
+    def _compute(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, known: list[Known]
+    ) -> None:
+        """Run the operator on values, and put them beside its results."""
+        real_kwargs = {name: _real(value) for name, value in kwargs.items()}
+        real_kwargs.pop("pin_memory", None)
+        try:
+            with torch._C._DisableTorchDispatch():
+                real = func(*_real(args), **real_kwargs)
+        except Exception:
+            # No kernel for the CPU, say: it stays unknown.
+            self.forget(func, args, kwargs)
+            return
+        if func in _FILLING:
+            known[0].validity.is_made_up = any(one.validity.is_made_up for one in known[1:])
+        by_storage = {one.real.untyped_storage()._cdata: one.validity for one in known}
+        made_up = any(one.validity.is_made_up for one in known)
+        for out, value in zip(_arguments(result), _arguments(real), strict=False):
+            if out.shape != value.shape:
+                continue
+            validity = by_storage.get(value.untyped_storage()._cdata)
+            if validity is None:
+                validity = _Validity()
+                validity.is_made_up = made_up
+            if isinstance(out, FakeTensor):
+                out.__dict__[_NAME] = Known(value, validity)
+
+    def _choose(self, func: Any, args: Any, result: Any) -> None:
+        """Make up indices: each of what there is to choose from comes as often as others."""
+        source = args[0]
+        for out in _arguments(result):
+            if out.dtype is not torch.int64 or out.numel() > _MOST or not source.dim():
+                continue
+            dim = self._dimension(func, args)
+            most = source.shape[dim] if dim is not None else source.numel()
+            with torch._C._DisableTorchDispatch():
+                # In turn along the flat order: neighbours differ.
+                value = (torch.arange(out.numel()) % max(int(most), 1)).reshape(tuple(out.shape))
+            self.make_up(out, value)
+
+    def _dimension(self, func: Any, args: Any) -> int | None:
+        if func is aten.topk.default:
+            return int(args[2]) if len(args) > 2 else -1
+        if func in (aten.max.dim, aten.sort.default):
+            return int(args[1]) if len(args) > 1 else -1
+        if func is aten.argmax.default:
+            return int(args[1]) if len(args) > 1 and args[1] is not None else None
+        return -1
+
+    def make_up(self, fake: Tensor, value: Tensor) -> None:
+        """Values that a tensor could have."""
+        validity = _Validity()
+        validity.is_made_up = True
+        if isinstance(fake, FakeTensor):
+            fake.__dict__[_NAME] = Known(value, validity)
+
+
+_Function = Callable[..., Any]
+
+
+def _real(value: Any) -> Any:
+    """An argument for the run on values."""
+    if isinstance(value, Tensor):
+        found = known_of(value)
+        return value if found is None else found.real
+    if isinstance(value, list | tuple):
+        return type(value)(_real(item) for item in value)
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes would save, against programs where that can be counted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import neutracer
+
+DATA = "tests/data/train_resnet_healthy.pickle.xz"
+
+
+def test_each_saving_is_what_the_peak_falls_by() -> None:
+    report = neutracer.savings(DATA)
+    assert report.savings
+    for one in report.savings:
+        assert one.saved_bytes == report.peak_reserved_bytes - one.peak_reserved_bytes > 0
+        assert one.peak_allocated_bytes <= report.peak_allocated_bytes
+    saved = [one.saved_bytes for one in report.savings]
+    assert saved == sorted(saved, reverse=True)
+    assert json.loads(json.dumps(report.to_dict()))["schema"] == "neutracer.savings/1"
+    assert "What would save" in str(report)
+
+
+def test_more_ranks_save_more() -> None:
+    torch = pytest.importorskip("torch")
+
+    def program() -> object:
+        model = torch.nn.Linear(4096, 4096, device="cuda")
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step() -> None:
+            model(torch.randn(16, 4096, device="cuda")).sum().backward()
+            optimizer.step()
+
+        return step
+
+    snap = neutracer.rehearse(program)
+    few, many = (neutracer.savings(snap, ranks=ranks) for ranks in (2, 64))
+    least = {one.kind: one.saved_bytes for one in few.savings}
+    most = {one.kind: one.saved_bytes for one in many.savings}
+    assert most["zero_3"] > least["zero_3"] > 90 << 20
+
+
+def test_checkpointing_is_about_what_checkpointing_saves() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.checkpoint import checkpoint
+
+    def program(again: bool) -> object:
+        def make() -> object:
+            blocks = torch.nn.ModuleList(
+                torch.nn.Sequential(
+                    torch.nn.Linear(256, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 256)
+                )
+                for _ in range(12)
+            ).cuda()
+
+            def step() -> None:
+                x = torch.randn(8192, 256, device="cuda", requires_grad=True)
+                for block in blocks:
+                    x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+                x.sum().backward()
+                blocks.zero_grad()
+
+            return step
+
+        return make
+
+    plain, again = (neutracer.rehearse(program(one), steps=2) for one in (False, True))  # type: ignore[arg-type]
+    report = neutracer.savings(plain)
+    told = next(one for one in report.savings if one.kind == "checkpointing")
+    real = again.timeline().peak("allocated").bytes
+    assert told.peak_allocated_bytes == pytest.approx(real, rel=0.2)
+
+
+@pytest.mark.parametrize("ranks", [1, 0])
+def test_one_rank_shards_nothing(ranks: int) -> None:
+    with pytest.raises(ValueError, match="ranks"):
+        neutracer.savings(DATA, ranks=ranks)

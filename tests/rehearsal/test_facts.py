@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of facts about kernels, ranks, and the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import neutracer
+from neutracer.cli.main import main
+from neutracer.rehearsal.cards import find_card
+from neutracer.rehearsal.known import Facts, facts_for
+from neutracer.rehearsal.reductions import Reduction, partial_bytes
+
+torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
+
+
+def convolution(channels: int = 64, side: int = 56) -> Any:
+    def program() -> Any:
+        layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False, device="cuda")
+        return lambda: layer(torch.randn(64, channels, side, side, device="cuda"))
+
+    return program
+
+
+def test_measured_convolutions_are_no_ranges() -> None:
+    measured = neutracer.rehearse(convolution(), device="H100").rehearsed
+    assert measured is not None
+    assert not measured.ranges
+    rule = neutracer.rehearse(convolution(72), device="H100").rehearsed
+    assert rule is not None
+    low, high = rule.ranges["peak_allocated_bytes"]
+    assert low < high
+    assert "aten.convolution" in rule.operators
+
+
+def test_a_file_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "forward float32 first 64x64x56x56 64x64x3x3 1x1 1x1 1x1 1 0"
+    facts = Facts("My card", (8, 9), "2.11.0", 91900, {key: (123 << 20,)})
+    path = tmp_path / "mine.json"
+    path.write_text(facts.to_text())
+    assert Facts.read(path.read_text()) == facts
+    monkeypatch.setenv("NEUTRACER_KERNELS", str(path))
+    snap = neutracer.rehearse(convolution(), device="RTX 4090")
+    assert 123 << 20 in {event.size for event in snap.events}
+    assert facts_for(find_card("H100")).card.startswith("NVIDIA H100")
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="NEUTRACER_KERNELS"):
+        neutracer.rehearse(convolution(), device="RTX 4090")
+
+
+def test_learning_takes_what_was_freed_under_a_label() -> None:
+    from neutracer.rehearsal.learning import joined
+
+    def event(action: str, addr: int, size: int, label: str) -> dict[str, Any]:
+        return {"action": action, "addr": addr, "size": size, "user_metadata": label}
+
+    trace = [
+        event("alloc", 1, 100, "a"),
+        event("alloc", 2, 7, "a"),
+        event("free_completed", 2, 7, "a"),
+        event("alloc", 3, 9, ""),
+        event("alloc", 2, 50, "b"),
+        event("free_completed", 1, 100, "b"),
+    ]
+    assert joined(trace) == {"a": (7,)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [(1024, (33554432, 32)), (4096, (134217728, 128)), (3072, (100663296, 96))],
+)
+def test_reductions_as_recorded_on_an_h200(columns: int, expected: tuple[int, int]) -> None:
+    one = Reduction((4096, columns), (columns, 1), (0,), 4, 4)
+    assert partial_bytes(one, find_card("H200")) == expected
+
+
+def step(model: Any, optimizer: Any) -> None:
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def parts() -> tuple[Any, Any]:
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+    return model, torch.optim.Adam(model.parameters())
+
+
+def test_ranks_shard_and_make_buckets() -> None:
+    peaks = {
+        name: neutracer.rehearse(step, *parts(), world_size=size, strategy=name)
+        .timeline()
+        .peak("allocated")
+        .bytes
+        for name, size in ((None, 1), ("ddp", 8), ("fsdp2", 8))
+    }
+    weights = 4 * 4 * 1024 * 1024
+    assert peaks["ddp"] - peaks[None] == pytest.approx(weights, abs=1 << 20)
+    assert peaks["fsdp2"] < 0.7 * peaks[None]
+    with pytest.raises(ValueError, match="given none"):
+        neutracer.rehearse(convolution(), strategy="ddp", world_size=2)
+
+
+SCRIPT = """
+import os, sys, torch
+model = torch.nn.Linear(256, 256).to("cuda" if torch.cuda.is_available() else "cpu")
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(640, 256))
+os.makedirs("made", exist_ok=True)
+for (x,) in torch.utils.data.DataLoader(data, batch_size=64, num_workers=2):
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+    print("step", sys.argv[1:])
+    if len(sys.argv) > 1:
+        raise SystemError("no such option")
+torch.save(model.state_dict(), "made/model.pt")
+"""
+
+
+def rehearse(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "neutracer", "rehearse", *words]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_a_script_is_stopped_after_its_steps_and_writes_nothing(tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "--device", "L4", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step []") == 2
+    assert "Rehearsed, not recorded: 3 steps on NVIDIA L4" in done.stdout
+    assert "made would be written" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rehearsed.pickle", "train.py"]
+
+
+def test_a_script_that_fails_says_so_in_one_sentence(tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "train.py", "--nonsense")
+    assert done.returncode == 2
+    assert "train.py:12: the program failed: SystemError: no such option" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "rehearsed.pickle").exists()
+
+
+def test_a_script_that_does_not_fit(tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "--capacity", "24MiB", "train.py")
+    assert done.returncode == 1, done.stderr
+    assert "it does not fit" in done.stdout
+
+
+def test_no_script_and_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rehearse", str(tmp_path / "nothing.py")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    (tmp_path / "idle.py").write_text("print(1)")
+    assert main(["rehearse", str(tmp_path / "idle.py")]) == 2
+    assert "ended before its optimizer made a step" in capsys.readouterr().err
+
+
+def test_learning_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert main(["learn-kernels"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs rehearsed on cards that are not there, on whatever machine this is."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import neutracer
+from neutracer.rehearsal.cards import find_card
+
+torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
+
+MIB = 1 << 20
+
+
+def linear(size: int = 1024, batch: int = 64) -> Any:
+    """A program of one layer, of which every byte can be counted."""
+
+    def program() -> Any:
+        model = torch.nn.Linear(size, size, bias=False, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            model(torch.randn(batch, size, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+def test_every_byte_of_a_small_program() -> None:
+    snap = neutracer.rehearse(linear(), steps=2, device="H100")
+    sizes = [event.size for event in snap.events if event.action == "alloc"]
+    weight, activation, workspace = 4 * 1024 * 1024, 4 * 64 * 1024, 4096 * 8 * 1024
+    assert sizes[0] == weight
+    # Input, output, cuBLAS's workspace, the sum, its gradient, and the weight's gradient.
+    assert sizes[1:4] == [activation, activation, workspace]
+    assert sizes.count(weight) == 3
+    # cuBLAS keeps one workspace for the program's thread and one for autograd's.
+    assert sizes.count(workspace) == 2
+    assert snap.history_complete()
+    assert not snap.flaws
+
+
+def test_the_card_and_its_capability_decide_the_workspace() -> None:
+    snap = neutracer.rehearse(linear(), steps=1, device="RTX 4090")
+    sizes = {event.size for event in snap.events if event.action == "alloc"}
+    assert (4096 * 2 + 16 * 8) * 1024 in sizes
+    assert snap.rehearsed is not None
+    assert snap.rehearsed.device == "NVIDIA GeForce RTX 4090"
+    assert snap.rehearsed.torch == torch.__version__
+
+
+def test_stacks_are_the_program_s() -> None:
+    snap = neutracer.rehearse(linear(), steps=1)
+    first = next(event for event in snap.events if event.action == "alloc")
+    assert first.stack[0].name == "__init__"
+    assert any(frame.name == "program" for frame in first.stack)
+    assert not any("neutracer/rehearsal" in frame.filename for frame in first.stack)
+    assert not any("fake_tensor" in frame.filename for frame in first.stack)
+
+
+def test_steps_are_named() -> None:
+    snap = neutracer.rehearse(linear(), steps=3)
+    assert [one.name for one in snap.annotations if one.stage == "START"] == [
+        "step 0",
+        "step 1",
+        "step 2",
+    ]
+    assert len(snap.timeline().steps) == 3
+
+
+def test_running_out_of_memory_is_in_the_snapshot() -> None:
+    snap = neutracer.rehearse(linear(), steps=2, capacity="64MiB")
+    assert snap.events[-1].action == "oom"
+    assert snap.rehearsed is not None
+    assert not snap.rehearsed.fits()
+    assert snap.rehearsed.fits("1GiB")
+    why = neutracer.explain(snap)
+    assert why.verdicts
+    assert "Rehearsed, not recorded" in str(why)
+
+
+def test_needed_is_the_least_that_goes() -> None:
+    rehearsed = neutracer.rehearse(linear(), steps=2).rehearsed
+    assert rehearsed is not None
+    least = rehearsed.needed_bytes
+    for capacity, fits in ((least, True), (least - 2 * MIB, False)):
+        again = neutracer.rehearse(linear(), steps=2, capacity=capacity)
+        assert ("oom" in list(again.events["action"])) is not fits
+
+
+def test_it_is_marked_in_every_report_and_when_it_was_saved(tmp_path: Path) -> None:
+    snap = neutracer.rehearse(linear(), steps=2)
+    snap.save(tmp_path / "rehearsed.pickle.gz")
+    again = neutracer.load(tmp_path / "rehearsed.pickle.gz")
+    assert again.rehearsed == snap.rehearsed
+    for report in (
+        neutracer.fragmentation_report(again),
+        neutracer.what_if(again, "expandable_segments:True"),
+        neutracer.recommend(again),
+        neutracer.diff(again, again),
+        neutracer.explain(again, request="1GiB", capacity="1GiB"),
+    ):
+        assert "Rehearsed, not recorded" in str(report)
+        assert report.findings[0].kind == "rehearsed"
+    other = neutracer.what_if(again, "expandable_segments:True")[
+        "expandable_segments:True"
+    ].snapshot()
+    assert other.rehearsed == snap.rehearsed
+
+
+def test_what_is_no_mark_counts_as_nothing_known() -> None:
+    plain = neutracer.rehearse(linear(), steps=1).to_dict()
+    plain["allocator_settings"]["rehearsed"] = "[1]"
+    snap = neutracer.load(pickle.dumps(plain))
+    assert snap.rehearsed is not None
+    assert snap.rehearsed.device == "an unknown card"
+    del plain["allocator_settings"]["rehearsed"]
+    assert neutracer.load(pickle.dumps(plain)).rehearsed is None
+
+
+def test_models_and_optimizers_can_be_given() -> None:
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.Adam(model.parameters())
+    batch = torch.randn(16, 512)
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        assert batch.device.type == "cuda"
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    before = model.weight.clone()
+    snap = neutracer.rehearse(step, model, optimizer, batch, steps=2)
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    assert not optimizer.state
+    # The weight, two states of Adam, and a gradient a step.
+    sizes = [event.size for event in snap.events if event.action == "alloc"]
+    assert sizes.count(4 * 512 * 512) >= 5
+
+
+def test_the_process_is_left_as_it_was() -> None:
+    names = ("is_available", "device_count", "empty_cache", "Stream", "current_stream")
+    before = [getattr(torch.cuda, name) for name in names]
+    state = torch.random.get_rng_state()
+    neutracer.rehearse(linear(), steps=1)
+    assert [getattr(torch.cuda, name) for name in names] == before
+    assert torch.equal(torch.random.get_rng_state(), state)
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
+    if not torch.cuda.is_available():
+        with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+            torch.zeros(3, device="cuda")
+
+
+def test_values_that_a_program_makes_itself_are_known() -> None:
+    seen = []
+
+    def step() -> None:
+        mask = torch.arange(10, device="cuda") > 6
+        seen.append((mask.sum().item(), mask.nonzero().shape, bool(mask.any())))
+        seen.append(torch.tensor([3.5], device="cuda").cpu().numpy().tolist())
+
+    snap = neutracer.rehearse(step, steps=1)
+    assert seen == [(3, (3, 1), True), [3.5]]
+    assert snap.rehearsed is not None
+    assert snap.rehearsed.notes == ()
+
+
+def test_values_that_nobody_knows_are_made_up_and_noted() -> None:
+    def step() -> None:
+        x = torch.randn(4096, 4096, device="cuda")
+        if x.sum().item() > 0:
+            torch.empty(100, device="cuda")
+        x[x > 0].sum()
+
+    rehearsed = neutracer.rehearse(step, steps=1).rehearsed
+    assert rehearsed is not None
+    assert any("test_rehearse.py" in note and "value" in note for note in rehearsed.notes)
+    assert any("shape" in note for note in rehearsed.notes)
+
+
+def test_tokens_go_evenly_to_experts() -> None:
+    counts = []
+
+    def step() -> None:
+        scores = torch.randn(16384, 8, device="cuda").softmax(-1)
+        _, chosen = scores.topk(2, -1)
+        for expert in range(8):
+            rows, _ = torch.where(chosen == expert)
+            counts.append(rows.numel())
+
+    neutracer.rehearse(step, steps=1)
+    assert counts == [4096] * 8
+
+
+@pytest.mark.parametrize("mode", ["LSTM", "GRU", "RNN"])
+def test_recurrent_networks(mode: str) -> None:
+    def program() -> Any:
+        net = getattr(torch.nn, mode)(64, 128, 2, batch_first=True).cuda()
+
+        def step() -> None:
+            net(torch.randn(8, 20, 64, device="cuda"))[0].sum().backward()
+            assert all(p.grad is not None and p.grad.shape == p.shape for p in net.parameters())
+
+        return step
+
+    assert len(neutracer.rehearse(program, steps=1).events)
+
+
+def test_a_program_that_fails_is_kept_until_there() -> None:
+    def step() -> None:
+        torch.zeros(1 << 20, device="cuda")
+        raise ValueError("too few heads")
+
+    with pytest.raises(neutracer.RehearsalError, match="too few heads") as caught:
+        neutracer.rehearse(step)
+    assert "test_rehearse.py" in caught.value.reason
+    assert caught.value.snapshot.timeline().peak("allocated").bytes == 4 * MIB
+
+
+def test_an_operator_without_a_fake_kernel_is_named() -> None:
+    library = torch.library.Library("neutracer_test", "FRAGMENT")
+    library.define("odd(Tensor x) -> Tensor")
+
+    def step() -> None:
+        torch.ops.neutracer_test.odd(torch.zeros(8, device="cuda"))
+
+    with pytest.raises(neutracer.RehearsalError, match="odd"):
+        neutracer.rehearse(step)
+    library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"device": "Voodoo 2"}, "there is no card 'Voodoo 2'"),
+        ({"steps": 0}, "steps is 0"),
+        ({"strategy": "magic"}, "a strategy is"),
+        ({"settings": "nonsense:1"}, "unknown key"),
+        ({"capacity": "much"}, "not a size"),
+        ({"capacity": 0}, "above 0 bytes"),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        neutracer.rehearse(linear(), **wrong)
+
+
+def test_cards_by_parts_of_their_names() -> None:
+    assert find_card("a100").total_bytes > 79 << 30
+    assert find_card("A100 40GB").total_bytes < 40 << 30
+    assert find_card("L4").capability == (8, 9)
+    assert find_card("L4").processors == 58
+    assert find_card("rtx 4090").processors == 128
+
+
+def test_the_mark_is_plain_data() -> None:
+    rehearsed = neutracer.rehearse(linear(), steps=1).rehearsed
+    assert rehearsed is not None
+    assert json.loads(rehearsed.to_text())["steps"] == 1
+    assert io.StringIO(str(rehearsed)).read().startswith("Rehearsed, not recorded: 1 step")
+
+
+def test_the_largest_batch_is_the_largest() -> None:
+    def make_step(batch: int) -> Any:
+        return linear(1024, batch)()
+
+    room = 96 * MIB
+    batch = neutracer.largest_batch(make_step, room)
+    for size, fits in ((batch, True), (batch + 1, False)):
+        told = neutracer.rehearse(linear(1024, size), steps=2).rehearsed
+        assert told is not None
+        assert told.fits(room) is fits
+    assert neutracer.largest_batch(make_step, "8MiB") == 0
+
+
+def test_attention_is_the_card_s() -> None:
+    def step() -> None:
+        q = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        torch.nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
+
+    def kernels(device: str) -> int:
+        snap = neutracer.rehearse(step, steps=1, device=device)
+        # Plain products would have the square of the length for each head.
+        return max(event.size for event in snap.events if event.action == "alloc")
+
+    for card in ("H100", "A100", "RTX 4090"):
+        assert kernels(card) < 4 * 2 * 4 * 256 * 256
+    # A T4 has no kernel for bf16.
+    assert kernels("T4") >= 2 * 2 * 4 * 256 * 256
