@@ -110,6 +110,8 @@ const figures = () => {
 const turnTo = async (device) => {
   const file = app.files[app.fileIndex];
   const known = file.device === device && file.trace;
+  app.axis = null;
+  app.serial += 1;
   app.trace = known ? file.trace : await file.ask("device", device);
   file.trace = app.trace;
   file.device = device;
@@ -289,7 +291,7 @@ const frozenChip = () => {
 };
 
 app.render = perFrame(() => {
-  if (!app.trace) return;
+  if (!app.trace || !app.axis) return;
   const { tab } = app.state;
   if (tab !== "settings" && tab !== "compare") drawPanel(app);
   document.querySelector("[data-zoom=range]").disabled = !app.state.range;

@@ -34,7 +34,7 @@ export const overview = (app) => {
   };
 
   const draw = () => {
-    if (app.state.tab !== "overview" || !box.clientWidth || !app.trace) return;
+    if (app.state.tab !== "overview" || !box.clientWidth || !app.trace || !app.axis) return;
     const start = performance.now();
     drawChart(app, base, g);
     mark(g);
@@ -54,9 +54,13 @@ export const overview = (app) => {
   };
   // Pictures of the range on the screen; while one is made, only the last range waits.
   const picture = latest(
-    (wanted) => app.ask("draw", wanted),
+    ({ ask: from, ...wanted }) => from("draw", wanted).catch((error) => {
+      // What belongs to another file by now is no matter.
+      if (wanted.serial === app.serial) throw error;
+      return null;
+    }),
     (shot, wanted) => {
-      if (wanted.serial !== app.serial) return;
+      if (!shot || wanted.serial !== app.serial) return;
       app.shot = shot;
       app.exact.push(performance.now() - wanted.asked);
       if (app.exact.length > 500) app.exact.shift();
@@ -76,7 +80,7 @@ export const overview = (app) => {
     if (same) return;
     app.shotKey = [x0, x1, y0, y1, width, height].join();
     app.shotSerial = app.serial;
-    picture({ x0, x1, y0, y1, width, height, serial: app.serial, asked: performance.now() }).catch(app.complain);
+    picture({ x0, x1, y0, y1, width, height, serial: app.serial, asked: performance.now(), ask: app.files[app.fileIndex].ask }).catch(app.complain);
   };
 
   const spots = (event) => {
