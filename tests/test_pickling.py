@@ -165,9 +165,11 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "LeakTrendReport": lambda: neutracer.leak_trend(snapshot("create_graph_leak")),
     "OomReport": oom_report,
     "OverviewReport": lambda: overview(snapshot("frag_default")),
+    "PeakTreeReport": lambda: overview(snapshot("frag_default")).tree(),
     "RanksReport": lambda: neutracer.ranks(DATA / "frag_default.pickle.xz"),
     "RecommendReport": lambda: neutracer.recommend(snapshot("frag_default"), "2GiB"),
     "RunReport": run_report,
+    "SavingsReport": lambda: neutracer.savings(snapshot("train_resnet_healthy")),
     "TensorCyclesReport": tensor_cycles,
     "WhatIfReport": plan,
 }

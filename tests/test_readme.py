@@ -109,7 +109,12 @@ def test_readme_links_lead_to_files() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples_run_as_written(name: str) -> None:
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Integrations are imported with their host.
+        assert not (error.name or "").startswith("neutracer")
+        pytest.skip(f"needs {error.name}")
     if ">>> import torch" in inspect.getsource(module):
         pytest.importorskip("torch")
     assert doctest.testmod(module, optionflags=flags).failed == 0

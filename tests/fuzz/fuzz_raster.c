@@ -64,18 +64,22 @@ check_draw(const nt_raster *raster, const nt_raster_view *v)
     static uint64_t largest[2][MOST_PIXELS];
     static double used[2][MOST_PIXELS], reserved[2][MOST_PIXELS];
     static uint8_t seen[2][MOST_PIXELS];
+    static uint32_t row[2][MOST_PIXELS];
     const size_t pixels = (size_t)v->width * v->height;
     for (size_t i = 0; i < 2; i++) {
-        const nt_raster_planes planes = {largest[i], used[i], reserved[i], seen[i]};
+        const nt_raster_planes planes = {largest[i], used[i], reserved[i], seen[i],
+                                         row[i]};
         NT_FUZZ_CHECK(nt_raster_draw(raster, v, &planes, NULL) == NT_OK);
     }
     NT_FUZZ_CHECK(memcmp(largest[0], largest[1], pixels * sizeof **largest) == 0);
     NT_FUZZ_CHECK(memcmp(used[0], used[1], pixels * sizeof **used) == 0);
     NT_FUZZ_CHECK(memcmp(reserved[0], reserved[1], pixels * sizeof **reserved) == 0);
     NT_FUZZ_CHECK(memcmp(seen[0], seen[1], pixels) == 0);
+    NT_FUZZ_CHECK(memcmp(row[0], row[1], pixels * sizeof **row) == 0);
     for (size_t i = 0; i < pixels; i++) {
         const uint8_t what = seen[0][i];
         NT_FUZZ_CHECK((largest[0][i] != 0) == ((what & NT_SEEN_BLOCK) != 0));
+        NT_FUZZ_CHECK((row[0][i] != NT_NONE) == ((what & NT_SEEN_BLOCK) != 0));
         NT_FUZZ_CHECK(used[0][i] >= 0 && used[0][i] <= NEARLY_ONE);
         NT_FUZZ_CHECK(reserved[0][i] >= 0 && reserved[0][i] <= NEARLY_ONE);
         NT_FUZZ_CHECK(used[0][i] == 0 || (what & NT_SEEN_BLOCK) != 0);
@@ -88,8 +92,7 @@ static void
 check_top(const nt_raster *raster, const nt_timeline *timeline, const nt_raster_view *v)
 {
     static uint64_t rest[MOST_SIDE];
-    static uint8_t cells[MOST_PIXELS];
-    uint32_t rows[MOST_TOP], skipped[MOST_TOP];
+    uint32_t rows[MOST_TOP];
     size_t count = 0;
     const nt_allocation_columns *a = nt_timeline_allocations(timeline);
     NT_FUZZ_CHECK(nt_raster_top(raster, v, MOST_TOP, rows, &count, rest, NULL) ==
@@ -100,15 +103,7 @@ check_top(const nt_raster *raster, const nt_timeline *timeline, const nt_raster_
         NT_FUZZ_CHECK(
             i == 0 || a->size[rows[i - 1]] > a->size[rows[i]] ||
             (a->size[rows[i - 1]] == a->size[rows[i]] && rows[i - 1] < rows[i]));
-        skipped[i] = rows[i];
-        for (size_t j = i; j > 0 && skipped[j - 1] > skipped[j]; j--) {
-            const uint32_t other = skipped[j];
-            skipped[j] = skipped[j - 1];
-            skipped[j - 1] = other;
-        }
     }
-    NT_FUZZ_CHECK(nt_raster_paint(raster, skipped, count, v->width, v->height, cells,
-                                  NULL) == NT_OK);
 }
 
 /* Without a filter the picture's series is the timeline's. */

@@ -284,7 +284,7 @@ def described(snapshot: neutracer.Snapshot) -> dict[str, Any]:
     """The tables of our snapshot, in the oracle's form."""
 
     def rows(table: Any) -> Rows:
-        found = [row.to_dict() for row in table]
+        found = [dict(row) for row in table]
         if "stack" in table.columns:
             for row, stack_id in zip(found, table["stack"], strict=True):
                 frames = tuple(tuple(frame) for frame in row["stack"])

@@ -37,7 +37,7 @@ class PageView:
         >>> import neutracer
         >>> page = neutracer.view("tests/data/frag_default.pickle")
         >>> page
-        <PageView of frag_default.pickle: 0.1 MB; .save("out.html") writes it>
+        <PageView of frag_default.pickle: 0.4 MB; .save("out.html") writes it>
     """
 
     html: str = field(repr=False)
