@@ -30,6 +30,9 @@ _INSTALL = (
     "`make build` in a source checkout; to_dot(), to_html() and to_json() work without it"
 )
 
+# The Graphviz in wheels has neither cairo nor fonts.
+_ONLY_SVG = "the Graphviz in neutracer's wheels draws SVG, so use to_svg() or to_html()"
+
 
 def render(plan: Plan, form: str) -> bytes:
     """A picture as Graphviz makes it.
@@ -53,6 +56,10 @@ def _module_path() -> str | None:
     """Where the compiled module is; it is never loaded here."""
     spec = importlib.util.find_spec("neutracer._graphviz")
     return spec.origin if spec else None
+
+
+# What gvc says where none of its plugins writes PNG.
+_NO_FORMAT = "renderer for png is unavailable"
 
 
 # A notebook asks for the same picture as SVG and as HTML.
@@ -84,6 +91,8 @@ def _picture(done: subprocess.CompletedProcess[bytes]) -> bytes:
         raise UnavailableError("drawing with Graphviz", f"{reason}; {_INSTALL}")
     if "error" in answer:
         reason = sentence(str(answer["error"]))
+        if _NO_FORMAT in reason:
+            raise UnavailableError("drawing PNG", f"{_ONLY_SVG}; or {_INSTALL}")
         raise NeutracerError(f"Graphviz made no picture: {reason}")
     return body
 

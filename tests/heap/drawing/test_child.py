@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import struct
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
@@ -69,6 +70,13 @@ def test_png_fits_a_page():
     width, height = png_size(callback_cycle().to_png())
     assert 600 < width < 1200
     assert 150 < height < 400
+
+
+def test_graphviz_of_wheels_says_what_to_use_for_png():
+    said = b"the picture could not be made: Error: renderer for png is unavailable "
+    done = subprocess.CompletedProcess([], 1, b'{"error": "%s", "missing": false}\n' % said, b"")
+    with pytest.raises(UnavailableError, match=r"drawing PNG .*draws SVG, so use to_svg"):
+        drawing_spawn._picture(done)
 
 
 @NEEDS_GRAPHVIZ
