@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
+from notebook_pages import read_notebook
 from report_schemas import file_of, report_classes, schema_of
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
@@ -207,6 +208,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("python-output", PythonOutput)
     app.add_directive("schemas", Schemas)
     app.add_transform(DarkTwins)
+    app.connect("source-read", read_notebook)
     app.connect("autodoc-process-signature", hide_signature)
     # Before napoleon, which makes the sections of it.
     app.connect("autodoc-process-docstring", tell_of_live, priority=400)

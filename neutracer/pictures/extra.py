@@ -14,6 +14,7 @@ from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence
+from neutracer.render.palette import DARK, LIGHT, Palette
 from neutracer.saving import atomic_file, check_output
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
@@ -21,6 +22,7 @@ from neutracer.trace.source import SnapshotSource
 __all__ = [
     "moment",
     "opened",
+    "palette_of",
     "picture",
     "picture_file",
     "place_text",
@@ -62,6 +64,21 @@ def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
     if isinstance(source, Outcome):
         return source.snapshot()
     return source if isinstance(source, Snapshot) else load(source)
+
+
+def palette_of(dark: bool | None) -> Palette:
+    """The colours for a dark page or a light one; None is what matplotlib's style is for.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+    """
+    if dark is None:
+        require_matplotlib()
+        from matplotlib import rcParams
+        from matplotlib.colors import to_rgb
+
+        dark = sum(to_rgb(rcParams["figure.facecolor"])) < 1.5
+    return DARK if dark else LIGHT
 
 
 def source_name(source: object) -> str:

@@ -43,15 +43,18 @@ def _variables(palette: Palette) -> str:
     )
 
 
-# Notebooks show their theme in attributes of the page, browsers in a media query. The
-# notebooks' own rules for tables name two classes: `.neutracer` three times over takes
-# precedence.
+# Notebooks and sites of documents show their theme in attributes of the page, browsers in a
+# media query. The notebooks' own rules for tables name two classes: `.neutracer` three times
+# over takes precedence.
 _STYLE = (
     f".neutracer{{{_variables(LIGHT)};color:var(--nt-ink);background:var(--nt-page);"
     "font:13px/1.45 system-ui,sans-serif;padding:.6em .8em;max-width:64em}"
     "@media (prefers-color-scheme:dark){"
-    f"body:not([data-jp-theme-light]):not(.vscode-light) .neutracer{{{_variables(DARK)}}}}}"
-    f"[data-jp-theme-light=false] .neutracer,.vscode-dark .neutracer{{{_variables(DARK)}}}"
+    "body:not([data-jp-theme-light]):not(.vscode-light):not([data-theme=light]) .neutracer"
+    f"{{{_variables(DARK)}}}}}"
+    "[data-jp-theme-light=false] .neutracer,.vscode-dark .neutracer,"
+    ".vscode-high-contrast:not(.vscode-high-contrast-light) .neutracer,"
+    f"[data-theme=dark] .neutracer{{{_variables(DARK)}}}"
     ".neutracer h2{font-size:1.15em;margin:0 .8em 0 0;display:inline}"
     ".neutracer h3,.neutracer caption{font-size:1em;font-weight:600;text-align:left;"
     "margin:1em 0 .2em;caption-side:top}"
@@ -61,6 +64,7 @@ _STYLE = (
     ".neutracer.neutracer.neutracer td,.neutracer.neutracer.neutracer th"
     "{padding:.1em 1.2em .1em 0;text-align:left;vertical-align:top;"
     "unicode-bidi:isolate;overflow-wrap:anywhere}"
+    ".neutracer.neutracer.neutracer th{overflow-wrap:normal;word-break:normal}"
     ".neutracer.neutracer.neutracer .nt-figure{text-align:right;white-space:nowrap;"
     "font-variant-numeric:tabular-nums}"
     ".neutracer.neutracer.neutracer code{padding:0;font:12px/1.4 ui-monospace,monospace;"

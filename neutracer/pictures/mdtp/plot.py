@@ -12,11 +12,12 @@ from neutracer.arguments import text
 from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.pictures.extra import (
     opened,
+    palette_of,
     picture_file,
     save_picture,
     source_name,
 )
-from neutracer.render.palette import DARK, LIGHT, Palette
+from neutracer.render.palette import Palette
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 
@@ -45,7 +46,7 @@ def mdtp(
     raw_addresses: bool = False,
     holes: bool = True,
     title: str | tuple[str, str] | None = None,
-    dark: bool = False,
+    dark: bool | None = None,
     output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
     """Draw memory over time: each block at its address, for as long as it lived.
@@ -71,7 +72,7 @@ def mdtp(
         raw_addresses: Leave nothing out of the address axis.
         holes: Name the largest holes.
         title: The title, or a pair for two snapshots; None is the file's name.
-        dark: For a dark page.
+        dark: For a dark page; None follows the style of matplotlib that is in force.
         output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
             its name; a binary file gets a PNG.
 
@@ -99,7 +100,7 @@ def mdtp(
 
     request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
     titled = zip(sources, _titles(sources, title), strict=True)
-    figure = _drawn(titled, request, style, holes, DARK if dark else LIGHT)
+    figure = _drawn(titled, request, style, holes, palette_of(dark))
     return cast("Figure", save_picture(figure, target))
 
 

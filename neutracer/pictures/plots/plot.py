@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from neutracer.arguments import text, whole_number
 from neutracer.pictures.extra import (
     opened,
+    palette_of,
     picture_file,
     save_picture,
     source_name,
 )
-from neutracer.render.palette import DARK, LIGHT
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 
@@ -34,7 +34,7 @@ def plot_timeline(
     by: str = "place",
     top: int = 8,
     title: str | None = None,
-    dark: bool = False,
+    dark: bool | None = None,
     output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
     """Draw allocated bytes over time, stacked by who allocated them.
@@ -52,7 +52,7 @@ def plot_timeline(
         top: How many of them get a band of their own, those that held the most at the
             peak first; all others are one band, in grey.
         title: The title; None is the file's name.
-        dark: For a dark page.
+        dark: For a dark page; None follows the style of matplotlib that is in force.
         output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
             its name; a binary file gets a PNG.
 
@@ -78,7 +78,7 @@ def plot_timeline(
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)
-    figure = draw_stacked(scene, by, top, DARK if dark else LIGHT)
+    figure = draw_stacked(scene, by, top, palette_of(dark))
     return cast("Figure", save_picture(figure, target))
 
 
@@ -89,7 +89,7 @@ def plot_fragmentation(
     x: str = "time",
     event: int | None = None,
     title: str | None = None,
-    dark: bool = False,
+    dark: bool | None = None,
     output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
     """Draw the share of reserved bytes that was unused over time, and each segment at one
@@ -105,7 +105,7 @@ def plot_fragmentation(
         x: "time" in seconds since the first event, or "event".
         event: Another moment for the segments: after this event.
         title: The title; None is the file's name.
-        dark: For a dark page.
+        dark: For a dark page; None follows the style of matplotlib that is in force.
         output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
             its name; a binary file gets a PNG.
 
@@ -128,5 +128,5 @@ def plot_fragmentation(
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     scene = Scene(opened(source), Request(device, x), name)
-    figure = draw_fragmentation(scene, event, DARK if dark else LIGHT)
+    figure = draw_fragmentation(scene, event, palette_of(dark))
     return cast("Figure", save_picture(figure, target))

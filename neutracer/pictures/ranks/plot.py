@@ -11,8 +11,7 @@ from neutracer.arguments import text
 from neutracer.diagnose.ranks.ranks import ranks
 from neutracer.diagnose.ranks.report import RanksReport
 from neutracer.errors import UnavailableError
-from neutracer.pictures.extra import picture_file, save_picture
-from neutracer.render.palette import DARK, LIGHT
+from neutracer.pictures.extra import palette_of, picture_file, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +51,7 @@ def plot_ranks(
     job: RanksReport | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     title: str | None = None,
-    dark: bool = False,
+    dark: bool | None = None,
     output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
     """Draw what each rank had allocated over time: a row a rank, darker for more.
@@ -63,7 +62,7 @@ def plot_ranks(
     Args:
         job: What `ranks` returned, or what it takes.
         title: The title; None is the job's name.
-        dark: For a dark page.
+        dark: For a dark page; None follows the style of matplotlib that is in force.
         output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
             its name; a binary file gets a PNG.
 
@@ -86,5 +85,5 @@ def plot_ranks(
         raise ValueError("no trace of these ranks has times: there is nothing to draw")
     from neutracer.pictures.ranks.draw import draw_ranks
 
-    figure = draw_ranks(report, report.heat, named, DARK if dark else LIGHT)
+    figure = draw_ranks(report, report.heat, named, palette_of(dark))
     return cast("Figure", save_picture(figure, target))

@@ -162,6 +162,20 @@ def test_times_are_in_the_unit_that_fits(last, unit, ticks):
     assert [text.get_text() for text in axes.get_xticklabels()][:3] == ticks
 
 
+def test_pictures_take_the_style_of_matplotlib():
+    from matplotlib import style
+
+    snap = bundle.snapshot("foreign_memory")
+    drawn = {}
+    for name in ("default", "dark_background"):
+        with style.context(name):
+            drawn[name] = [plot(snap) for plot in (neutracer.plot_timeline, neutracer.mdtp)]
+            assert neutracer.mdtp(snap, dark=False).get_facecolor()[:3] == (1, 1, 1)
+    assert {figure.get_facecolor()[:3] for figure in drawn["default"]} == {(1, 1, 1)}
+    (dark,) = {figure.get_facecolor()[:3] for figure in drawn["dark_background"]}
+    assert max(dark) < 0.2
+
+
 def test_gibibytes_are_called_so():
     figure = neutracer.plot_timeline(bundle.snapshot("attention_math"))
     assert figure.axes[0].get_ylabel() == "GiB"
