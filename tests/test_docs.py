@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import re
 import subprocess
 import sys
@@ -34,6 +35,7 @@ BUILT = ROOT / "build" / "docs"
 MOST_PICTURE = 300_000
 
 sys.path.insert(0, str(DOCS / "_ext"))
+from notebook_pages import markdown_of  # noqa: E402
 from report_schemas import file_of, report_classes, schema_of  # noqa: E402
 
 
@@ -72,6 +74,25 @@ def test_every_page_is_in_the_contents() -> None:
     told = [line for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
     pages = [name_of(page).removesuffix(".md") for page in PAGES if page.name != "index.md"]
     assert sorted(told) == sorted(pages)
+
+
+def test_every_notebook_is_a_page_with_what_it_showed() -> None:
+    books = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert [book.stem for book in books] == [
+        page.stem for page in PAGES if page.parts[-2] == "notebooks"
+    ]
+    for path in books:
+        page = DOCS / "notebooks" / f"{path.stem}.md"
+        assert text_of(page) == f"% notebook: ../../notebooks/{path.name}\n"
+        book = json.loads(text_of(path))
+        made = markdown_of(book)
+        for cell in book["cells"]:
+            assert "".join(cell["source"]).rstrip() in made
+            for output in cell.get("outputs", []):
+                data = output.get("data", {"text/plain": output.get("text")})
+                kinds = ("text/html", "image/png", "text/plain")
+                shown = next("".join(data[kind]) for kind in kinds if kind in data)
+                assert shown.replace("\n", "") in made.replace("\n", "")
 
 
 def test_pictures_are_small_and_shown() -> None:

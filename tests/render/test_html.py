@@ -138,3 +138,18 @@ def test_notes_show_place_or_detail() -> None:
     )
     assert "<p>by <code>&lt;module&gt;</code> <code>a.py:3</code></p>" in fragment
     assert "<p>try: 3 MiB</p><p>alone</p>" in fragment
+
+
+def test_words_of_headers_are_not_broken() -> None:
+    page = render_html(Document("", blocks=(Table("", (("a", "b"),), ("device", "size")),)))
+    rules = re.findall(r"\.neutracer th\{([^}]*)\}", page)
+    assert "overflow-wrap:normal" in rules[-1]
+
+
+def test_theme_of_the_site_wins_over_the_system() -> None:
+    page = render_html(Document(""))
+    system = page[page.index("prefers-color-scheme:dark") :]
+    for light in ("data-jp-theme-light", ".vscode-light", "data-theme=light"):
+        assert light in system[: system.index("{--nt-page")]
+    for dark in ("[data-jp-theme-light=false]", ".vscode-dark", "[data-theme=dark]"):
+        assert f"{dark} .neutracer" in page
