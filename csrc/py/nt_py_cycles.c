@@ -75,9 +75,10 @@ cycles_node(const void *nodes, uint32_t at)
 {
     const ph_node *node = (const ph_node *)nodes + at;
     const char *kind = cycles_node_kind(node->kind);
-    return Py_BuildValue("(NNsNiIN)", nt_py_message(node->type),
+    return Py_BuildValue("(NNsNiINO)", nt_py_message(node->type),
                          nt_py_message(node->label), kind, nt_py_message(node->file),
-                         (int)node->line, (unsigned)node->count, cycles_tensor(node));
+                         (int)node->line, (unsigned)node->count, cycles_tensor(node),
+                         node->is_strong ? Py_True : Py_False);
 }
 
 static PyObject *

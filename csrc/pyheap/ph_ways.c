@@ -32,7 +32,10 @@ way_node(const ph_join *join, uint32_t number, nt_arena *arena, ph_node *node,
     }
     ph_label label;
     ph_names_label(object, &label);
-    *node = (ph_node){.kind = label.kind, .line = label.line, .count = 1};
+    *node = (ph_node){.kind = label.kind,
+                      .line = label.line,
+                      .count = 1,
+                      .is_strong = label.is_strong};
     if (nt_bitset_has(&join->autograd, number)) {
         node->kind = PH_NODE_AUTOGRAD;
     } else if (node->kind == PH_NODE_TENSOR && !ph_tensor_read(object, &node->tensor)) {

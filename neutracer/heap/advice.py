@@ -103,7 +103,7 @@ def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
 
 def _hides_its_use(target: Node) -> bool:
     """Whether a weak reference can't help: the type allows none, or it would die at once."""
-    return target.type in _NO_WEAKREF or target.type == "functools.partial"
+    return target.is_strong or target.type in _NO_WEAKREF or target.type == "functools.partial"
 
 
 # Types of which Python makes no weak references, by the names that nodes have.
@@ -181,11 +181,14 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if source.kind == "frame":
         return f"close {source.label} when it is no longer needed, or `del {edge.name}` in it"
     if edge.kind == "item" and _is_bound(nodes, way, edge):
+        if _hides_its_use(target):
+            return f"pass {_noun(target)} when the partial is called: it is bound in it"
         return f"bind a weakref.ref to {_noun(target)} in the partial, or pass it when it is called"
     if edge.kind in ("value", "item", "member") and source is target:
         return f"don't keep {source.label} in itself, or empty it when finished"
     if _hides_its_use(target) or source.type == "tuple":
-        return f"set {text} to None when finished, or have what it holds refer back weakly"
+        weakly = "" if source.is_strong else ", or have what it holds refer back weakly"
+        return f"set {text} to None when finished{weakly}"
     if edge.kind in ("value", "item", "member"):
         return (
             f"take {target.label} out of {source.label} when finished, or keep a weakref.ref to it"
@@ -202,6 +205,8 @@ def _bound_method(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if nodes[holder.source].id == nodes[way[at].source].id:
         return "keep the function, not the bound method"
     where = reference_text(nodes, holder)
+    if nodes[way[at].target].is_strong:
+        return f"keep the function in {where}, not the bound method"
     return f"keep the function or a weakref.WeakMethod in {where}, not the bound method"
 
 

@@ -138,11 +138,12 @@ def _closure(way: Way) -> AutogradCut | None:
         ),
     )
     name = way.edges[at].name if at is not None else "it"
+    is_strong = at is not None and way.nodes[way.edges[at].target].is_strong
     if hook is not None:
-        advice = (
-            f"let the hook close over weakref.ref({name}) instead, or remove() it by its "
-            "handle after backward"
-        )
+        weakly = "" if is_strong else f"let the hook close over weakref.ref({name}) instead, or "
+        advice = f"{weakly}remove() the hook by its handle after backward"
+    elif is_strong:
+        advice = f"let the unpack hook of saved_tensors_hooks not refer to {name}"
     else:
         advice = (
             f"let the unpack hook of saved_tensors_hooks close over nothing of the graph: "

@@ -287,7 +287,7 @@ def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
 
 def node_from_core(number: int, row: Sequence[Any], allocations: Mapping[int, Allocation]) -> Node:
     """A node from the core's description, with where its memory was allocated."""
-    type_name, label, kind, file, line, count, tensor = row
+    type_name, label, kind, file, line, count, tensor, is_strong = row
     facts = None
     if tensor is not None:
         shape, dtype, device, nbytes, storage, data_ptr, requires_grad = tensor
@@ -305,6 +305,7 @@ def node_from_core(number: int, row: Sequence[Any], allocations: Mapping[int, Al
         bytes=facts.storage_bytes if facts is not None else 0,
         count=count,
         tensor=facts,
+        is_strong=is_strong,
     )
 
 

@@ -116,6 +116,8 @@ class Node:
         bytes: Bytes of tensor memory that it holds itself (a tensor's storage).
         count: How many objects it represents.
         tensor: The facts of a tensor, or None.
+        is_strong: Python makes no weak references to it: its class has `__slots__` without
+            `__weakref__`, say.
     """
 
     id: int
@@ -126,6 +128,7 @@ class Node:
     bytes: int = 0
     count: int = 1
     tensor: TensorFacts | None = None
+    is_strong: bool = False
 
 
 @dataclass(frozen=True)

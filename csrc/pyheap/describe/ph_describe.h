@@ -47,6 +47,7 @@ typedef struct ph_node {
     int32_t line;
     ph_node_kind kind;
     uint32_t count;   /* objects that it represents */
+    bool is_strong;   /* Python makes no weak references to it */
     ph_tensor tensor; /* where kind is PH_NODE_TENSOR */
 } ph_node;
 

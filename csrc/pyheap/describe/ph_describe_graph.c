@@ -85,6 +85,7 @@ graph_node(graph_round *round, uint32_t number, uint32_t *id)
     ph_names_label(object, &label);
     node->kind = label.kind;
     node->line = label.line;
+    node->is_strong = label.is_strong;
     node->type = graph_text(round, label.type);
     node->label = graph_text(round, label.text);
     node->file = graph_text(round, label.file);

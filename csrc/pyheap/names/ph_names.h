@@ -122,6 +122,7 @@ typedef struct ph_label {
     char file[PH_NAME_BYTES * 2]; /* where it is defined or runs; "" if unknown; the
                                    * path's end where it is long */
     int line;                     /* from 1; 0 if unknown */
+    bool is_strong;               /* Python makes no weak references to it */
 } ph_label;
 
 void

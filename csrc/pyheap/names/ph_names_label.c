@@ -300,6 +300,7 @@ ph_names_label(PyObject *object, ph_label *out)
     if (!label_leaf(object, out) && !label_code_object(object, out, &place)) {
         label_thing(object, out, &place);
     }
+    out->is_strong = Py_TYPE(object)->tp_weaklistoffset == 0;
     if (place.code != NULL && place.code->co_filename != NULL) {
         ph_text_begin(&text, out->file, sizeof out->file);
         ph_text_add_path(&text, place.code->co_filename);

@@ -187,6 +187,49 @@ def test_advice_can_be_followed(make: Callable[[Held], object], told: str) -> No
     assert told in dropped(make).advice
 
 
+class Slotted:
+    __slots__ = ("data", "other")
+
+    def method(self) -> None: ...
+
+
+def by_slots(held: Any) -> None:
+    slotted = Slotted()
+    slotted.other, slotted.data = Slotted(), held.data
+    slotted.other.other = slotted
+
+
+def by_bound_method(held: Any) -> None:
+    slotted = Slotted()
+    slotted.other, slotted.data = slotted.method, held.data
+
+
+def by_bound_argument(held: Any) -> None:
+    slotted = Slotted()
+    slotted.other, slotted.data = functools.partial(print, slotted), held.data
+
+
+def by_closure(held: Any) -> None:
+    slotted = Slotted()
+    slotted.other, slotted.data = lambda: slotted, held.data
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (by_slots, "set Slotted.other to None when finished"),
+        (by_bound_method, "keep the function in Slotted.other, not the bound method"),
+        (by_bound_argument, "pass the Slotted when the partial is called"),
+        (by_closure, "pass slotted as an argument"),
+    ],
+)
+def test_slots_are_not_told_to_refer_weakly(make: Callable[[Held], object], told: str) -> None:
+    """`__slots__` without `__weakref__`: Python makes no weak reference to such an object."""
+    advice = dropped(make).advice
+    assert told in advice
+    assert "weak" not in advice.lower()
+
+
 def test_frames_are_not_told_to_close() -> None:
     assert "close()" not in dropped(in_frame).advice
 
