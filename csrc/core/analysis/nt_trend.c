@@ -18,6 +18,9 @@
 /* Points that are left at least when growth that levels off is set aside. */
 enum { TREND_LEFT = 8 };
 
+/* A level that changes more often than this goes by jumps. */
+enum { TREND_SEVERAL = 3 };
+
 /* Points whose median is the last value. */
 enum { TREND_LAST = 5 };
 
@@ -28,6 +31,7 @@ trend_work_clear(trend_work *w)
     nt_release(&w->alloc, w->z, size);
     nt_release(&w->alloc, w->scratch, size);
     nt_release(&w->alloc, w->change, size);
+    nt_release(&w->alloc, w->raw, size);
     nt_release(&w->alloc, w->pairs, w->pair_capacity * sizeof *w->pairs);
 }
 
@@ -42,8 +46,10 @@ trend_work_init(trend_work *w, const nt_alloc *alloc, size_t points, nt_error *e
     w->z = nt_allocate(alloc, capacity * sizeof *w->z);
     w->scratch = nt_allocate(alloc, capacity * sizeof *w->scratch);
     w->change = nt_allocate(alloc, capacity * sizeof *w->change);
+    w->raw = nt_allocate(alloc, capacity * sizeof *w->raw);
     w->pairs = nt_allocate(alloc, pairs * sizeof *w->pairs);
-    if (w->z == NULL || w->scratch == NULL || w->change == NULL || w->pairs == NULL) {
+    if (w->z == NULL || w->scratch == NULL || w->change == NULL || w->raw == NULL ||
+        w->pairs == NULL) {
         trend_work_clear(w);
         return nt_fail_nomem(err);
     }
@@ -127,11 +133,14 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
     nt_trend_find_jumps(w, y, left, out->noise, cuts);
     trend_test(w, y, left, cuts, out);
     if (out->score > TREND_NOTABLE) {
-        /* Of a walk's changes the largest falls are no steps of the level. */
-        const trend_cuts jumps = *cuts;
+        /* What goes by many jumps has these for its changes. */
+        const trend_cuts none = {0}, jumps = cuts->count > TREND_SEVERAL ? none : *cuts;
+        const bool by_jumps = cuts->count > TREND_SEVERAL;
         nt_trend_find_steps(w, y, left, cuts);
         trend_test(w, y, left, cuts, out);
-        out->score = nt_trend_as_walk(y, left, &jumps, out->memory, out->score);
+        const double memory = by_jumps ? nt_trend_memory(y, left, &none) : out->memory;
+        out->score =
+            nt_trend_as_walk(w, w->raw + out->warmup, left, &jumps, memory, out->score);
     }
 }
 
@@ -178,6 +187,9 @@ trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
 {
     double centre;
     trend_cuts cuts = {0};
+    for (size_t i = 0; i < n; i++) {
+        w->raw[i] = x[i];
+    }
     out->noise = nt_trend_noise(w, x, n, &centre);
     out->bursts = n < 4 ? 0 : nt_trend_bridge(w, x, n, out->noise);
     out->warmup = find_warmup ? nt_trend_warmup(w, x, n) : 0;

@@ -10,8 +10,8 @@
  * American Statistical Association 74, 1979, for a series with a line taken off. */
 #define TREND_UNIT_ROOT 14.0
 
-/* What is asked for of the mean change of a walk is less for fewer points than these:
- * by so much for each e-th part of them, and so much at the most. */
+/* What is asked for of the changes of a walk is less for fewer points than these: by so
+ * much for each e-th part of them, and so much at the most. */
 #define TREND_PROOF 120.0
 #define TREND_LENIENT 1.73
 #define TREND_MOST_LENIENT 1.2
@@ -43,46 +43,72 @@ trend_is_cut(const trend_cuts *cuts, size_t at)
     return false;
 }
 
-/* The mean change and what changes differ from it: the sum of squares. */
-static size_t
-trend_changes(const double *y, size_t n, const trend_cuts *cuts, double *mean,
-              double *squares)
+/* How far the mean of z[0 .. m - 1] is from 0, in standard errors; m > 2. */
+static double
+trend_mean_score(const double *z, size_t m)
 {
-    size_t count = 0;
-    double m = 0.0, s = 0.0;
-    for (size_t i = 1; i < n; i++) {
-        if (trend_is_cut(cuts, i)) {
+    double mean = 0.0, squares = 0.0;
+    for (size_t i = 0; i < m; i++) {
+        const double off = z[i] - mean;
+        mean += off / (double)(i + 1);
+        squares += off * (z[i] - mean);
+    }
+    const double error = nt_trend_root(squares / (double)(m - 1) / (double)m);
+    return error > 0.0 ? mean / error : 0.0;
+}
+
+/*
+ * Wilcoxon's signed ranks (Biometrics Bulletin 1, 1945) of z[0 .. m - 1], zeros left
+ * out, as a deviate: they need no more than that rises and falls are alike, and single
+ * large ones count for little. Only pairs are compared: the sum of the signs of all
+ * z[i] + z[j], i <= j, is that of the signed ranks.
+ */
+static double
+trend_sign_score(const double *z, size_t m)
+{
+    double sum = 0.0, moved = 0.0;
+    for (size_t i = 0; i < m; i++) {
+        if (z[i] == 0.0) {
             continue;
         }
-        const double change = y[i] - y[i - 1], off = change - m;
-        count++;
-        m += off / (double)count;
-        s += off * (change - m);
+        moved += 1.0;
+        for (size_t j = 0; j <= i; j++) {
+            const double pair = z[i] + z[j];
+            sum += z[j] == 0.0 ? 0.0 : (double)(pair > 0.0) - (double)(pair < 0.0);
+        }
     }
-    *mean = m;
-    *squares = s;
-    return count;
+    const double variance = moved * (moved + 1.0) * (2.0 * moved + 1.0) / 6.0;
+    return variance > 0.0 ? sum / nt_trend_root(variance) : 0.0;
 }
 
 double
-nt_trend_as_walk(const double *y, size_t n, const trend_cuts *cuts, double memory,
-                 double score)
+nt_trend_as_walk(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
+                 double memory, double score)
 {
-    const double points = (double)n;
-    double mean, squares;
-    if (n < NT_TREND_FEW || memory < 1.0 - TREND_UNIT_ROOT / points) {
+    if (n < NT_TREND_FEW || memory < 1.0 - TREND_UNIT_ROOT / (double)n) {
         return score;
     }
-    const size_t count = trend_changes(y, n, cuts, &mean, &squares);
+    size_t count = 0;
+    double mean = 0.0, spread = 0.0;
+    for (size_t i = 1; i < n; i++) {
+        if (!trend_is_cut(cuts, i)) {
+            const double change = y[i] - y[i - 1], off = change - mean;
+            w->scratch[count++] = change;
+            mean += off / (double)count;
+            spread += off * (change - mean);
+        }
+    }
     /* Exact to the byte: no chance is in it. */
-    if (count < 3 || squares * 12.0 <= (double)count) {
+    if (count < 3 || spread * 12.0 <= (double)count) {
         return score;
     }
-    const double error = nt_trend_root(squares / (double)(count - 1) / (double)count);
+    const double by_mean = trend_mean_score(w->scratch, count);
+    const double by_sign = trend_sign_score(w->scratch, count);
+    const double points = (double)n;
     const double lacking = points < TREND_PROOF ? trend_log(TREND_PROOF / points) : 0.0;
     const double lenient = TREND_LENIENT * lacking;
-    const double walk =
-        mean / error + (lenient < TREND_MOST_LENIENT ? lenient : TREND_MOST_LENIENT);
+    const double walk = (by_mean > by_sign ? by_mean : by_sign) +
+                        (lenient < TREND_MOST_LENIENT ? lenient : TREND_MOST_LENIENT);
     return walk < score ? walk : score;
 }
 

@@ -16,6 +16,7 @@ typedef struct trend_work {
     double *z;       /* without what it remembers */
     double *scratch; /* for medians */
     double *change;  /* from one point to the next */
+    double *raw;     /* all points as they were, with their bursts */
     double *pairs;   /* slopes of pairs */
     size_t pair_capacity;
     size_t bridged; /* points that lie on a line drawn over a burst */
@@ -130,14 +131,15 @@ nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *
 /* nt_trend_doubt.c: what looks like growth and is none. */
 
 /*
- * The score of y[0 .. n - 1] with steps at cuts, or, where y may be a walk, which has
- * no level to return to, that of its mean change among its changes if it is less. A
- * short series does not show the one from the other, noise with a memory from a walk;
- * since programs seldom walk, less is asked for there.
+ * The score of y[0 .. n - 1] with jumps at cuts, or, where y may be a walk, which has
+ * no level to return to, how far its changes are from rising as often and as far as
+ * they fall, if that is less: by their mean, or, where single changes are large, by
+ * their signed ranks. Points that were bridged would be changes that nobody made: y is
+ * as it was.
  */
 double
-nt_trend_as_walk(const double *y, size_t n, const trend_cuts *cuts, double memory,
-                 double score);
+nt_trend_as_walk(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
+                 double memory, double score);
 
 /* Whether y, which grows, did so early rather than late, or has stopped: its changes,
  * put into another order, seldom lie so. */

@@ -11,7 +11,7 @@ from typing import Any
 
 from neutracer.diagnose.leaks.findings import chance_text, findings_of, suspect_of
 from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of, snapshot_growth
-from neutracer.diagnose.leaks.proof import held_against
+from neutracer.diagnose.leaks.proof import held_against, proved_by_blocks
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.diagnose.leaks.sources import observe
 from neutracer.diagnose.leaks.verdict import VERDICTS, Verdict, forecast, judge
@@ -228,7 +228,7 @@ def leak_trend(
     if step_us is not None and not _is_duration(step_us):
         raise ValueError(f"step_us is {step_us!r}: it must be a step's length in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)
-    verdict = judge(seen)
+    verdict = proved_by_blocks(seen, judge(seen))
     survivors = _survivors(seen, verdict, shots, device)
     verdict = held_against(seen, verdict, survivors)
     is_monitor = seen.timeline is None and not shots and hasattr(source, "mark")

@@ -365,7 +365,12 @@ def test_cache_without_split_says_so() -> None:
 
 
 def traced(
-    steps: int, kept: str, *, every: int = 1, layers: Sequence[dict[str, Any]] = ()
+    steps: int,
+    kept: str,
+    *,
+    every: int = 1,
+    until: int = 1 << 30,
+    layers: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """A trace of steps that allocate, free, and keep a block made by the line `kept`, and one
     by each of some layers of a module that it called."""
@@ -393,7 +398,7 @@ def traced(
                 )
                 for number, action in enumerate(("alloc", "free_requested", "free_completed"))
             ]
-        if kept and step % every == 0:
+        if kept and step % every == 0 and step < until:
             frames = [{"name": kept, "filename": "train.py", "line": 50}]
             trace.append(
                 event("alloc", at, MIB, now + 50, frames=frames, user_metadata=f"step {step}")
@@ -432,6 +437,40 @@ def test_survivors_name_the_line() -> None:
     seldom = leak_trend(dumped(traced(60, "remember", every=4)))
     assert seldom.verdict == "leak"
     assert seldom.growth[0].steps <= 16
+
+
+def test_few_bytes_are_proved_by_their_blocks() -> None:
+    """Too little for the series: 1 MiB a step among 64 GiB. The blocks are exact."""
+    recording = traced(40, "remember")
+    assert leak_trend(dumped(among(recording, 64 << 30))).verdict == "leak"
+    assert leak_trend(dumped(among(traced(40, "remember", every=2), 64 << 30))).verdict == "leak"
+
+
+def test_what_ends_early_is_no_proof() -> None:
+    """A queue that is full after two thirds of the steps, of as little a step."""
+    full = traced(40, "remember", until=27)
+    assert leak_trend(dumped(among(full, 64 << 30))).verdict != "leak"
+
+
+def among(recording: dict[str, Any], nbytes: int) -> dict[str, Any]:
+    """The recording beside so many bytes that were there before it."""
+    at = BASE + (1 << 40)
+    held = block(at, nbytes, "active_allocated", nbytes)
+    return {**recording, "segments": [*recording["segments"], segment(at, [held])]}
+
+
+def test_walks_that_rest_between_moves_are_no_leak() -> None:
+    """Most changes of such a walk are bursts to a series that has a level."""
+    rng = random.Random("walks")
+    found = Counter[str]()
+    for _ in range(200):
+        value, series = 0.0, []
+        for _ in range(rng.randint(120, 400)):
+            if rng.random() < 0.2:
+                value += rng.choice((-1, 1)) * rng.expovariate(1 / 0.004)
+            series.append(round(LEVEL * (1 + value)))
+        found[leak_trend(series).verdict] += 1
+    assert found["leak"] <= 4
 
 
 @pytest.mark.parametrize(("layers", "has_graph"), [(0, False), (1, False), (2, True)])
