@@ -16,6 +16,7 @@ static const nt_py_column_def event_defs[] = {
     DEF(nt_event_columns, compile_context, 'I'),
     DEF(nt_event_columns, user_metadata, 'I'),
     DEF(nt_event_columns, internal_metadata, 'I'),
+    DEF(nt_event_columns, forward, 'I'),
 };
 
 static const nt_py_column_def segment_defs[] = {

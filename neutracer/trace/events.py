@@ -8,7 +8,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.arguments import number_pair
-from neutracer.trace.stacks import NONE, Stacks
+from neutracer.trace.stacks import NONE, ForwardTexts, Stacks
 from neutracer.trace.table import Column, Table, constant
 
 __all__ = ["annotation_table", "event_range", "event_table", "said_of_trace"]
@@ -50,6 +50,9 @@ def event_table(
         "compile_context": Column(optional("compile_context", "I", NONE), strings, NONE),
         "user_metadata": Column(optional("user_metadata", "I", NONE), strings, NONE),
         "internal_metadata": Column(optional("internal_metadata", "I", NONE), strings, NONE),
+        "forward_frames": Column(
+            optional("forward", "I", NONE), ForwardTexts(stacks) if "forward" in c else (), NONE
+        ),
         "stack": Column(lambda: c["stack"], null=NONE),
     }
     return Table("event", columns, count, stacks, {"pool_id": ("pool_first", "pool_second")})

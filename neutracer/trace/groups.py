@@ -16,9 +16,9 @@ from neutracer.arguments import whole_number
 from neutracer.render.document import Place
 from neutracer.trace.categories import Decided
 from neutracer.trace.holding import NO_STACK, merged
-from neutracer.trace.places import UNKNOWN_PLACE, Places
+from neutracer.trace.places import UNKNOWN_PLACE, Places, place_of
 from neutracer.trace.roles import Role
-from neutracer.trace.stacks import MODULE_MARK, NONE, Stacks
+from neutracer.trace.stacks import MODULE_MARK, NONE, Stacks, forward_stack
 from neutracer.trace.table import Column, Table
 
 __all__ = ["GROUPINGS", "NO_MODULE", "Groups"]
@@ -57,6 +57,7 @@ class Groups:
         self._rows = allocations
         self._places = places
         self._decided = decided
+        self._forward_places: dict[int, Place] = {}
 
     def _live(self, event: int) -> Iterator[int]:
         made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
@@ -92,6 +93,26 @@ class Groups:
                 found.append((begin, end, replace(self._places[stack], function="backward pass")))
         return found
 
+    @cached_property
+    def _forward_codes(self) -> memoryview:
+        return self._events.codes("forward_frames")
+
+    @cached_property
+    def _has_forward(self) -> bool:
+        """Whether some allocation has the stack of its forward operation."""
+        return bool(self._events.texts("forward_frames"))
+
+    def _forward_place(self, code: int) -> Place:
+        """The line of the forward operation whose backward allocates: "backward of forward
+        (model.py:12)"."""
+        known = self._forward_places.get(code)
+        if known is None:
+            known = place_of(forward_stack(self._events.texts("forward_frames")[code]))
+            if known is not UNKNOWN_PLACE:
+                known = replace(known, function=f"backward of {known.function}".rstrip())
+            self._forward_places[code] = known
+        return known
+
     def _place_of(self, row: int) -> Place:
         place = self._places[self._rows.codes("stack")[row]]
         if place is UNKNOWN_PLACE:
@@ -99,7 +120,13 @@ class Groups:
         return place
 
     def _stackless(self, event: int) -> Place:
-        """The place of what an event without a stack allocates; -1: before the trace."""
+        """The place of what an event without a stack allocates, by its forward's stack or by
+        the line that called backward(); -1: before the trace."""
+        forward = self._forward_codes[event] if event >= 0 else NONE
+        if forward != NONE:
+            place = self._forward_place(forward)
+            if place is not UNKNOWN_PLACE:
+                return place
         at = bisect_right(self._backward, event, key=itemgetter(0)) - 1
         if event >= 0 and at >= 0 and event < self._backward[at][1]:
             return self._backward[at][2]
@@ -112,7 +139,7 @@ class Groups:
         nameless, left = set(), [0, 0, 0]
         for stack, count, nbytes, requested in self._native.holders(event, _NUMBERS["stack"]):
             place = self._places[stack]
-            if place is UNKNOWN_PLACE and self._backward:
+            if place is UNKNOWN_PLACE and (self._backward or self._has_forward):
                 nameless.add(stack)
                 left = [left[0] + nbytes, left[1] + requested, left[2] + count]
             else:
@@ -129,10 +156,11 @@ class Groups:
 
     def _of_passes(self, event: int, stacks: set[int]) -> list[int]:
         """The rows that are alive after an event, have one of these stacks, and were made since
-        the first backward pass began."""
+        the first backward pass began; where forward's stacks are known, since the trace did."""
         made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
         # Rows are in the order in which they were made.
-        first, end = bisect_left(made, self._backward[0][0]), bisect_right(made, event)
+        begin = 0 if self._has_forward else self._backward[0][0]
+        first, end = bisect_left(made, begin), bisect_right(made, event)
         ways = zip(self._rows.codes("stack")[first:end], freed[first:end], strict=True)
         return [
             row

@@ -170,7 +170,8 @@ class Snapshot:
 
         Columns: device, action, addr, size (bytes), stream, time_us (since the epoch, 0
         where unknown), device_free (bytes, of oom events), pool_id (as pool_first,
-        pool_second), compile_context, user_metadata, internal_metadata, stack. Actions of the
+        pool_second), compile_context, user_metadata, internal_metadata, forward_frames (of a
+        backward allocation: the stack of its forward operation, as text), stack. Actions of the
         allocator's own (internal_metadata) begin with ``internal_``, and count nowhere.
         """
         return event_table(

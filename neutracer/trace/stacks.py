@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from neutracer._native import core
 
-__all__ = ["MODULE_MARK", "NONE", "Frame", "Stacks"]
+__all__ = ["MODULE_MARK", "NONE", "ForwardTexts", "Frame", "Stacks", "forward_stack"]
 
 # The id of "no string" and "no stack" in the core.
 NONE = 0xFFFFFFFF
@@ -76,3 +77,43 @@ class Stacks:
     def caller(self, stack: int) -> int:
         """The stack id without its innermost frame; 0 is the empty one."""
         return self._parent[stack]
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+
+class ForwardTexts(Sequence[str]):
+    """The `forward_frames` of backward allocations by the id that the core gives them: the
+    stack of the forward operation, as Python's traceback module writes it."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+
+    @overload
+    def __getitem__(self, stack: int) -> str: ...
+    @overload
+    def __getitem__(self, stack: slice) -> Sequence[str]: ...
+    def __getitem__(self, stack: int | slice) -> str | Sequence[str]:
+        if isinstance(stack, slice):
+            return [self[at] for at in range(*stack.indices(len(self)))]
+        if not 0 <= stack < len(self):
+            raise IndexError(f"no stack {stack}")
+        return "".join(frame.name for frame in self._stacks[stack])
+
+    def __len__(self) -> int:
+        return len(self._stacks)
+
+
+# A frame as Python's traceback module writes it.
+_TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in ([^\n]+))?')
+
+
+def forward_stack(text: str) -> tuple[Frame, ...]:
+    """The frames of a stack that Python's traceback module wrote, innermost first.
+
+    Example:
+        >>> forward_stack('  File "model.py", line 12, in forward\\n    return self.fc(x)\\n')
+        (Frame(filename='model.py', line=12, name='forward'),)
+    """
+    found = _TRACEBACK_LINE.findall(text)
+    return tuple(Frame(file, int(line[:18]), name) for file, line, name in reversed(found))

@@ -88,6 +88,7 @@ nt_trace_event_at(nt_trace *trace, nt_action action, uint64_t addr, uint64_t siz
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
         .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
     };
     TRY(nt_snapshot_add_event(trace->snapshot, &event, &trace->err));
 }

@@ -15,6 +15,7 @@ event_of(uint64_t i)
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
         .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
     };
 }
 

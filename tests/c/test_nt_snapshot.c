@@ -34,6 +34,7 @@ snapshot_fill(nt_snapshot *s, nt_error *err)
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
         .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
     };
     NT_TRY(nt_snapshot_add_event(s, &event, err));
     NT_TRY(nt_snapshot_begin_trace(s, err));

@@ -61,6 +61,7 @@ writer_add_events(nt_test *t, nt_snapshot *snapshot, size_t count, uint64_t *see
             .compile_context = NT_NONE,
             .user_metadata = NT_NONE,
             .internal_metadata = NT_NONE,
+            .forward = NT_NO_STACK,
         };
         if ((keys & NT_HAS_EVENT_TIME) != 0) {
             /* Times rise within a trace. */
@@ -269,6 +270,7 @@ NT_TEST(oom_events_have_device_free)
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
         .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
     };
     (void)NT_CHECK_OK(nt_snapshot_begin_trace(snapshot, NULL), NULL);
     (void)NT_CHECK_OK(nt_snapshot_add_event(snapshot, &event, NULL), NULL);

@@ -183,8 +183,18 @@ def event_row(event: Any, device: int) -> dict[str, Any]:
     row["internal_metadata"] = text(event, "internal_metadata")
     if row["internal_metadata"] is not None and row["action"] in BLOCK_ACTIONS:
         row["action"] = f"internal_{row['action']}"
+    row["forward_frames"] = forward_text(event.get("forward_frames"))
     row["stack"] = stack(event.get("frames"))
     return row
+
+
+def forward_text(texts: Any) -> str | None:
+    """The texts of forward_frames, one behind the other."""
+    if texts is None:
+        return None
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
+        raise RejectedError("forward_frames is no list of strings")
+    return "".join(texts)
 
 
 def annotation_row(annotation: Any) -> dict[str, Any]:

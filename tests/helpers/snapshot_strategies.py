@@ -91,7 +91,7 @@ class Schema:
         has_context: Events have compile_context (2.8).
         has_metadata: Events have user_metadata (2.10).
         has_event_pool: Events have pool_id (2.11).
-        has_internal: Some events have internal_metadata (2.15).
+        has_internal: Some events have internal_metadata and forward_frames (2.15).
         is_list: The file is the bare list of segments.
     """
 
@@ -221,6 +221,7 @@ def event_records(schema: Schema, frames: Strategy, *, missing: bool, odd: bool)
         fields["user_metadata"] = st.just("") | texts
     if schema.has_internal:
         fields["internal_metadata"] = st.none() | texts
+        fields["forward_frames"] = st.none() | st.lists(texts, max_size=3)
     if schema.has_history:
         fields["cpp_frames"] = st.lists(texts, max_size=2)
 

@@ -139,6 +139,7 @@ record_add(replay *r, nt_action action, uint32_t lane, uint64_t address, uint64_
         .user_metadata =
             from->user_metadata != NULL ? from->user_metadata[at] : NT_NONE,
         .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
     };
     if (record->status == NT_OK) {
         record->status = nt_snapshot_add_event(record->snapshot, &event, r->err);

@@ -19,6 +19,7 @@ static const nt_column_spec event_specs[] = {
     NT_COLUMN(nt_event_columns, compile_context),
     NT_COLUMN(nt_event_columns, user_metadata),
     NT_COLUMN(nt_event_columns, internal_metadata),
+    NT_COLUMN(nt_event_columns, forward),
 };
 
 enum {
@@ -29,6 +30,7 @@ enum {
     EVENT_COMPILE_CONTEXT,
     EVENT_USER_METADATA,
     EVENT_INTERNAL_METADATA,
+    EVENT_FORWARD,
 };
 
 void
@@ -86,6 +88,7 @@ nt_events_reserve(nt_events *events, const nt_event *event, nt_error *err)
         {EVENT_COMPILE_CONTEXT, event->compile_context != NT_NONE},
         {EVENT_USER_METADATA, event->user_metadata != NT_NONE},
         {EVENT_INTERNAL_METADATA, event->internal_metadata != NT_NONE},
+        {EVENT_FORWARD, event->forward != NT_NO_STACK},
     };
     for (size_t i = 0; i < NT_LENGTH(optional); i++) {
         if (optional[i].wanted) {
@@ -181,6 +184,7 @@ events_seal_optional(nt_events *events, uint32_t keys, nt_error *err)
         {NT_HAS_EVENT_COMPILE_CONTEXT, EVENT_COMPILE_CONTEXT},
         {NT_HAS_EVENT_USER_METADATA, EVENT_USER_METADATA},
         {NT_HAS_EVENT_INTERNAL, EVENT_INTERNAL_METADATA},
+        {NT_HAS_EVENT_FORWARD, EVENT_FORWARD},
     };
     for (size_t i = 0; i < NT_LENGTH(optional) && events->columns.count != 0; i++) {
         if ((keys & optional[i].key) != 0) {

@@ -77,6 +77,7 @@ enum {
     NT_HAS_SEGMENT_ALLOCATED = 1 << 14, /* allocated_size */
     NT_HAS_SEGMENT_ACTIVE = 1 << 15,    /* active_size */
     NT_HAS_EVENT_INTERNAL = 1 << 16,    /* internal_metadata, torch 2.15 */
+    NT_HAS_EVENT_FORWARD = 1 << 17,     /* forward_frames */
 };
 
 /* One trace entry. Ids of strings are NT_NONE where the key was absent. */
@@ -92,6 +93,8 @@ typedef struct nt_event {
     uint32_t compile_context;
     uint32_t user_metadata;
     uint32_t internal_metadata;
+    uint32_t forward; /* the stack of forward_frames, whose frames have texts as names;
+                         NT_NO_STACK when not recorded */
 } nt_event;
 
 /* Columns of `count` rows. A column whose key the file never had is NULL. */
@@ -109,9 +112,10 @@ typedef struct nt_event_columns {
     uint32_t *compile_context;   /* string ids or NT_NONE; NULL without the key */
     uint32_t *user_metadata;     /* the same */
     uint32_t *internal_metadata; /* the same */
+    uint32_t *forward;           /* stack ids or NT_NO_STACK; NULL without the key */
 } nt_event_columns;
 
-#define NT_EVENT_COLUMNS 12
+#define NT_EVENT_COLUMNS 13
 
 /* Events that follow each other, as they were added. */
 typedef struct nt_event_run {
@@ -147,7 +151,9 @@ nt_events_lacks(const nt_event_columns *columns, const nt_event *event)
             (event->pool.first | event->pool.second) != 0) ||
            (columns->compile_context == NULL && event->compile_context != NT_NONE) ||
            (columns->user_metadata == NULL && event->user_metadata != NT_NONE) ||
-           (columns->internal_metadata == NULL && event->internal_metadata != NT_NONE);
+           (columns->internal_metadata == NULL &&
+            event->internal_metadata != NT_NONE) ||
+           (columns->forward == NULL && event->forward != NT_NO_STACK);
 }
 
 /* Adds a row; on failure the table is as it was. */
@@ -181,6 +187,9 @@ nt_events_add(nt_events *events, const nt_event *event, nt_error *err)
     }
     if (columns->internal_metadata != NULL) {
         columns->internal_metadata[row] = event->internal_metadata;
+    }
+    if (columns->forward != NULL) {
+        columns->forward[row] = event->forward;
     }
     columns->action[row] = event->action;
     columns->count = row + 1;

@@ -218,6 +218,7 @@ drain_entry(nt_live_mark *mark, nt_live_builder *b, const nt_ring_entry *entry)
         .stack = NT_NO_STACK,
         .compile_context = NT_NONE,
         .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
     };
     if (source->time_us != NULL) {
         event.time_us = source->time_us(source->ctx, b->type, entry->ticks);

@@ -19,6 +19,7 @@ const char *const nt_reader_words[WORDS] = {
     "compile_context",
     "user_metadata",
     "internal_metadata",
+    "forward_frames",
     "frames",
     "filename",
     "name",
@@ -285,6 +286,7 @@ reader_event_keys(uint32_t present)
     keys |= (present >> KEY_COMPILE_CONTEXT & 1) * NT_HAS_EVENT_COMPILE_CONTEXT;
     keys |= (present >> KEY_USER_METADATA & 1) * NT_HAS_EVENT_USER_METADATA;
     keys |= (present >> KEY_INTERNAL_METADATA & 1) * NT_HAS_EVENT_INTERNAL;
+    keys |= (present >> KEY_FORWARD_FRAMES & 1) * NT_HAS_EVENT_FORWARD;
     return keys;
 }
 
@@ -298,6 +300,31 @@ reader_number(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value,
         return NT_OK;
     }
     return nt_reader_integer(r, place, key, value, out);
+}
+
+/* The stack whose frames have the texts of a list as names, in their order. */
+static nt_status
+reader_forward(nt_reader *r, nt_reader_place place, nt_value value, uint32_t *out)
+{
+    const nt_value_tag tag = nt_value_tag_of(value);
+    if (tag != NT_VALUE_LIST && tag != NT_VALUE_TUPLE) {
+        return reader_wrong_type(r, place, KEY_FORWARD_FRAMES, "a list of strings");
+    }
+    size_t count;
+    uint32_t empty;
+    const nt_value_pair *items = nt_reader_items(r, value, &count);
+    NT_TRY(nt_reader_charge(r, count));
+    NT_TRY(nt_strings_intern(r->strings, "", 0, &empty, r->err));
+    for (size_t i = 0; i < count; i++) {
+        NT_TRY(nt_grow(&r->alloc, (void **)&r->frames, &r->frames_capacity, i + 1,
+                       sizeof(uint32_t), r->err));
+        if (nt_value_tag_of(items[i].first) != NT_VALUE_STRING) {
+            return reader_wrong_type(r, place, KEY_FORWARD_FRAMES, "a list of strings");
+        }
+        const nt_frame frame = {.name = nt_value_id(items[i].first), .filename = empty};
+        NT_TRY(nt_stacks_intern_frame(r->stacks, frame, &r->frames[i], r->err));
+    }
+    return nt_stacks_intern(r->stacks, r->frames, count, out, r->err);
 }
 
 /* What few events have, or what nearly all have that have it. */
@@ -314,6 +341,9 @@ reader_event_extras(nt_reader *r, nt_reader_place place, const nt_value *fields,
                             &event->user_metadata));
     NT_TRY(nt_reader_string(r, place, KEY_INTERNAL_METADATA,
                             fields[KEY_INTERNAL_METADATA], &event->internal_metadata));
+    if (NT_UNLIKELY(!nt_reader_is_missing(fields[KEY_FORWARD_FRAMES]))) {
+        NT_TRY(reader_forward(r, place, fields[KEY_FORWARD_FRAMES], &event->forward));
+    }
     if (NT_UNLIKELY(event->internal_metadata != NT_NONE)) {
         event->action = nt_events_as_internal(event->action);
     }
@@ -340,6 +370,7 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
         .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
     };
     if (place.row >= NT_NONE) {
         return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 events");

@@ -235,6 +235,22 @@ writer_event_place(writer *w, const nt_event_columns *e, size_t row)
     }
 }
 
+/* The texts that are the names of a stack's frames, as a list. */
+static void
+writer_forward(writer *w, uint32_t stack)
+{
+    const nt_stacks *stacks = nt_snapshot_stacks(w->snapshot);
+    size_t count = 0;
+    writer_word(w, KEY_FORWARD_FRAMES);
+    nt_writer_list(&w->out, NULL);
+    for (uint32_t s = stack; s != NT_EMPTY_STACK; s = nt_stacks_parent(stacks)[s]) {
+        const uint32_t frame = nt_stacks_innermost(stacks)[s];
+        nt_writer_item(&w->out, count++);
+        writer_string(w, nt_stacks_frames(stacks)[frame].name);
+    }
+    nt_writer_items_end(&w->out, count);
+}
+
 static void
 writer_event(writer *w, const nt_event_columns *e, size_t row)
 {
@@ -257,6 +273,9 @@ writer_event(writer *w, const nt_event_columns *e, size_t row)
     }
     if (e->internal_metadata != NULL && e->internal_metadata[row] != NT_NONE) {
         writer_text(w, KEY_INTERNAL_METADATA, e->internal_metadata[row]);
+    }
+    if (e->forward != NULL && e->forward[row] != NT_NO_STACK) {
+        writer_forward(w, e->forward[row]);
     }
     writer_stack(w, e->stack[row]);
     writer_end_dict(w);
