@@ -139,8 +139,8 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
         nt_trend_find_steps(w, y, left, cuts);
         trend_test(w, y, left, cuts, out);
         const double memory = by_jumps ? nt_trend_memory(y, left, &none) : out->memory;
-        out->score =
-            nt_trend_as_walk(w, w->raw + out->warmup, left, &jumps, memory, out->score);
+        out->score = nt_trend_as_walk(w, y, w->raw + out->warmup, left, &jumps, memory,
+                                      out->score);
     }
 }
 

@@ -82,21 +82,26 @@ trend_sign_score(const double *z, size_t m)
 }
 
 double
-nt_trend_as_walk(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
-                 double memory, double score)
+nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
+                 const trend_cuts *cuts, double memory, double score)
 {
     if (n < NT_TREND_FEW || memory < 1.0 - TREND_UNIT_ROOT / (double)n) {
         return score;
     }
     size_t count = 0;
     double mean = 0.0, spread = 0.0;
+    size_t last = 0;
     for (size_t i = 1; i < n; i++) {
+        if (y[i] != raw[i]) {
+            continue;
+        }
         if (!trend_is_cut(cuts, i)) {
-            const double change = y[i] - y[i - 1], off = change - mean;
+            const double change = y[i] - y[last], off = change - mean;
             w->scratch[count++] = change;
             mean += off / (double)count;
             spread += off * (change - mean);
         }
+        last = i;
     }
     /* Exact to the byte: no chance is in it. */
     if (count < 3 || spread * 12.0 <= (double)count) {

@@ -134,12 +134,12 @@ nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *
  * The score of y[0 .. n - 1] with jumps at cuts, or, where y may be a walk, which has
  * no level to return to, how far its changes are from rising as often and as far as
  * they fall, if that is less: by their mean, or, where single changes are large, by
- * their signed ranks. Points that were bridged would be changes that nobody made: y is
- * as it was.
+ * their signed ranks. A burst that was bridged, where y is not `raw`, counts as one
+ * change: the points on the bridge nobody made.
  */
 double
-nt_trend_as_walk(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
-                 double memory, double score);
+nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
+                 const trend_cuts *cuts, double memory, double score);
 
 /* Whether y, which grows, did so early rather than late, or has stopped: its changes,
  * put into another order, seldom lie so. */
