@@ -17,15 +17,15 @@ from tests.helpers.small_snapshots import BASE, MIB, block, event, segment
 
 # As Python's traceback module writes a stack: the outermost frame first.
 FORWARD = [
-    '  File "/home/ada/train.py", line 40, in step\n    loss = model(batch)\n',
+    '  File "/srv/jobs/train.py", line 40, in step\n    loss = model(batch)\n',
     '  File "/x/site-packages/torch/nn/modules/module.py", line 1775, in _call_impl\n',
-    '  File "/home/ada/model.py", line 12, in forward\n    return self.linear(x)\n',
+    '  File "/srv/jobs/model.py", line 12, in forward\n    return self.linear(x)\n',
 ]
 
 
 def _recording(forward: Any = FORWARD) -> dict[str, Any]:
     """4 MiB of a line of the program, and 8 MiB of a backward pass without a Python stack."""
-    own = [{"name": "load", "filename": "/home/ada/train.py", "line": 7}]
+    own = [{"name": "load", "filename": "/srv/jobs/train.py", "line": 7}]
     trace = [
         event("segment_alloc", BASE, 20 * MIB, 1000),
         event("alloc", BASE, 4 * MIB, 1010, frames=own),
