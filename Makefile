@@ -41,7 +41,7 @@ JOBS ?= auto
 PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test test-all build lint format sanitize fuzz fuzz-structure bench matrix coverage valgrind \
+.PHONY: help demo test test-all test-integrations build lint format sanitize fuzz fuzz-structure bench matrix coverage valgrind \
     docs pictures notebooks dist clean setup-test venv
 
 help:  ## list the targets
@@ -119,6 +119,25 @@ test-all: setup-test $(VENV)/.docs build/.lint  ## all tests, the long ones too,
 	@tools/need $(PYTHON) clang chromium graphviz valgrind
 	@$(PIP) install 'neutracer[fsspec,notebook]'
 	@$(BIN)/pytest $(PARALLEL) -m ""
+
+# In an environment of its own, on top of the tests': what the hosts need is nobody else's.
+HOSTS := transformers lightning accelerate wandb mlflow tensorboard opentelemetry
+comma := ,
+
+build/integrations/.hosts: pyproject.toml Makefile | setup-test
+	@mkdir -p build
+	@$(BIN)/python -m venv --clear build/integrations
+	@packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$(build/integrations/bin/python -c \
+	    'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	printf '%s\n' "import site; site.addsitedir('$$packages')" >$$own/tests.pth
+	@build/integrations/bin/python -m pip --disable-pip-version-check -q install \
+	    'neutracer[$(subst $(eval) ,$(comma),$(HOSTS))]' pytest-asyncio pytest-rerunfailures
+	@touch $@
+
+test-integrations: build/integrations/.hosts  ## trainers, trackers and pytest's plugins, for real
+	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=$(CURDIR) build/integrations/bin/python \
+	    -m pytest -p no:cacheprovider tests/integrations
 
 lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warnings as errors
 	@tools/need $(PYTHON) clang

@@ -119,7 +119,7 @@ def code_blocks() -> Iterator[Any]:
     for page in PAGES:
         blocks = re.findall(r"^```python\n(import neutracer\n.*?)^```", text_of(page), re.M | re.S)
         for number, block in enumerate(blocks, 1):
-            if "tests/data" in block or "series = " in block:
+            if any(words in block for words in ("tests/data", "series = ", "phase(", "Printer")):
                 yield pytest.param(block, id=f"{name_of(page)}-{number}")
 
 

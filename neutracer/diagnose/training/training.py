@@ -8,13 +8,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from neutracer.arguments import path_name, several, text
 from neutracer.diagnose.leaks.trend import leak_trend
 from neutracer.diagnose.oom.page import OomReport
 from neutracer.diagnose.oom.watch import DEFAULT_DIRECTORY, OomWatch, watch_oom
 from neutracer.diagnose.training.scalars import step_scalars
+from neutracer.diagnose.training.tracker import Tracker
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.pickling import StaysHere
 from neutracer.process.phases import counters
@@ -22,7 +23,7 @@ from neutracer.process.phases.phase import Phase
 from neutracer.process.phases.running import RUNNING, shapes_of
 from neutracer.units import format_bytes
 
-__all__ = ["Tracker", "Training", "training"]
+__all__ = ["Training", "training"]
 
 _LOGGER = logging.getLogger("neutracer")
 
@@ -41,19 +42,6 @@ _ADVICE = {
     "generation": "let go of its outputs and of past_key_values before the next step",
     "checkpoint": "save a state_dict that is on the CPU, and let go of it",
 }
-
-
-class Tracker(Protocol):
-    """Where figures go: Weights & Biases, MLflow, TensorBoard, or the program's own."""
-
-    def scalars(self, values: Mapping[str, int], step: int) -> object:
-        """The figures of a step, by their names."""
-
-    def out_of_memory(self, report: OomReport) -> object:
-        """A report was written."""
-
-    def finish(self) -> object:
-        """The run has ended."""
 
 
 def training(
@@ -175,11 +163,12 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             # An evaluation or a checkpoint after the last step.
             self._send(step_scalars(self._ended, counters.read()), RUNNING.step or self._count)
             self._ended = []
+        # While the history is on: what the trackers show of the end has its events.
+        for tracker in self._trackers:
+            self._safely(tracker.finish)
         if self.watch is not None:
             self.watch.remove()
         RUNNING.forget()
-        for tracker in self._trackers:
-            self._safely(tracker.finish)
 
     def __enter__(self) -> Training:
         return self.start()

@@ -19,10 +19,17 @@ from neutracer.process.exporter.server import Application, Server
 from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.recording.sidecar import rank_facts
 
-__all__ = ["MetricsCollector", "MetricsServer", "serve_metrics"]
+__all__ = [
+    "COUNTERS",
+    "GAUGES",
+    "MetricsCollector",
+    "MetricsServer",
+    "is_known",
+    "serve_metrics",
+]
 
-# Gauges of a device: name, what it is, and the key of `MemoryMonitor.get_stats`.
-_GAUGES = (
+#: Gauges of a device: name, what it is, and the key of `MemoryMonitor.get_stats`.
+GAUGES = (
     ("allocated_bytes", "Bytes in allocated blocks.", "current_bytes"),
     ("allocated_peak_bytes", "The most bytes in allocated blocks since the start.", "peak_bytes"),
     ("reserved_bytes", "Bytes that PyTorch has taken from the device.", "reserved_bytes"),
@@ -42,7 +49,8 @@ _GAUGES = (
     ("non_torch_bytes", "Of those, what is not this process's PyTorch.", "non_torch_bytes"),
 )
 
-_COUNTERS = (
+#: Counters of a device, as the gauges.
+COUNTERS = (
     ("alloc_retries", "How often the cache was given back to try again.", "retries"),
     ("ooms", "Out-of-memory errors.", "ooms"),
     ("samples", "Readings of the monitor.", "samples"),
@@ -131,13 +139,13 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         self.probes.look(devices)
         labels = {device: monitor.get_stats(device) for device in devices}
         rows = [([stats["device"], rank], stats) for stats in labels.values()]
-        for name, text, key in _GAUGES:
+        for name, text, key in GAUGES:
             gauge = core.GaugeMetricFamily(f"neutracer_{name}", text, labels=names)
             for values, stats in rows:
-                if _is_known(stats, key):
+                if is_known(stats, key):
                     gauge.add_metric(values, stats[key])
             yield gauge
-        for name, text, key in _COUNTERS:
+        for name, text, key in COUNTERS:
             counter = core.CounterMetricFamily(f"neutracer_{name}", text, labels=names)
             for values, stats in rows:
                 counter.add_metric(values, stats[key])
@@ -161,7 +169,8 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
             yield gauge
 
 
-def _is_known(stats: dict[str, Any], key: str) -> bool:
+def is_known(stats: dict[str, Any], key: str) -> bool:
+    """Whether a figure of `MemoryMonitor.get_stats` says anything."""
     needed = _NEED_DEVICE.get(key, key)
     value = stats[key]
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
