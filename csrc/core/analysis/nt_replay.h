@@ -150,8 +150,9 @@ nt_replay_run(const nt_alloc *alloc, const nt_program *program,
  * Runs the program under `options`, whose figures are *base, and then with other orders
  * of addresses, and where that can matter other timings, other starts, other sizes of
  * requests that failed, and other shares of the silence in `options`: `runs` runs at
- * most, 0 for as many as take about as long as two and a half million steps (4 to 40, and
- * up to 160 more where something may be silent). Runs that can't differ are left out.
+ * most, 0 for as many as take about as long as two and a half million steps (4 to 40,
+ * and up to 160 more where something may be silent). Runs that can't differ are left
+ * out.
  */
 nt_status
 nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
