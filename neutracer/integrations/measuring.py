@@ -120,14 +120,17 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        result = yield
         meter = item.stash.get(_METER, None)
-        if meter is not None:
+        if meter is None:
+            return (yield)
+        try:
+            result = yield
             problem = self._leak(item, meter)
+        finally:
             meter.close()
             item.stash[_METER] = None
-            if problem:
-                pytest.fail(problem, pytrace=False)
+        if problem:
+            pytest.fail(problem, pytrace=False)
         return result
 
     def _problems(self, item: pytest.Item, meter: Meter) -> list[str]:

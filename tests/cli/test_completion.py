@@ -48,7 +48,7 @@ def test_bash_completes(tmp_path: Path) -> None:
     pytest.importorskip("shtab")
     script = tmp_path / "script"
     assert main(["completion", "bash", "-o", str(script)]) == 0
-    assert completed(script, tmp_path, "re") == ["report", "recommend"]
+    assert completed(script, tmp_path, "re") == ["rehearse", "report", "recommend"]
     assert completed(script, tmp_path, "report", "--fail") == ["--fail-on"]
     assert completed(script, tmp_path, "mdtp", "--style", "c") == ["classic"]
     assert completed(script, tmp_path, "report", "scr") == ["script"]

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from neutracer.process.recording.history import HISTORY
+
 pytest_plugins = ["pytester"]
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -200,7 +202,7 @@ def test_unmarked():
 def test_cycles_of_cpu_tensors_are_found_without_a_device(suite, torch):
     if torch.version.cuda is not None and torch.cuda.device_count():
         pytest.skip("is about machines without a GPU")
-    result = suite("-rs", "-W", "error", conftest="", test_it=CYCLES)
+    result = suite("-rs", "-W", "error", another=True, conftest="", test_it=CYCLES)
     result.assert_outcomes(passed=3, failed=1, skipped=1)
     result.stdout.fnmatch_lines(
         [
@@ -379,6 +381,7 @@ def test_limits_that_are_none_are_said(suite, marker):
     said = result.stdout.str() + result.stderr.str()
     assert marker.partition("(")[0] in said
     assert "INTERNALERROR" not in said
+    assert HISTORY.in_force() is None
 
 
 def test_nothing_is_measured_where_nothing_asks(suite):
