@@ -150,7 +150,7 @@ def test_help_says_where_to_begin(capsys):
         ([__file__], "is a file, not a command; did you mean 'neutracer run FILE'?"),
         (["whatif", FRAG], "there is no command 'whatif'; did you mean 'what-if'?"),
         (["-m", "train.py"], "there is no command 'train.py'; they are"),
-        (["xyz"], "there is no command 'xyz'; they are run, attach, report, "),
+        (["xyz"], "there is no command 'xyz'; they are run, attach, rehearse, report, "),
         (["report", "--devce", "1", FRAG], "usage: neutracer report "),
         (["explain", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes; write it like '24GiB'"),
         (["what-if", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes"),
