@@ -489,6 +489,24 @@ NT_TEST(old_line_table_is_read)
     NT_CHECK_INT(nt_live_line(&code, 14), -1);
 }
 
+NT_TEST(line_beyond_what_a_file_has_is_none)
+{
+    /* Two steps of 2^53: a kind with a step, and nine bytes of six bits. */
+    const uint8_t far[] = {0xe8, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x01,
+                           0xe8, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x01};
+    const uint8_t near[] = {0xe8, 0x04, 0xe8, 0x03};
+    nt_ring_code code = {.lines = far,
+                         .line_bytes = sizeof far,
+                         .first_line = 10,
+                         .format = NT_RING_LINES_311};
+    NT_CHECK_INT(nt_live_line(&code, 0), -1);
+    NT_CHECK_INT(nt_live_line(&code, 2), -1);
+    code.lines = near;
+    code.line_bytes = sizeof near;
+    NT_CHECK_INT(nt_live_line(&code, 0), 12);
+    NT_CHECK_INT(nt_live_line(&code, 2), 11);
+}
+
 NT_TEST(any_line_table_is_safe)
 {
     uint8_t table[40];
@@ -556,6 +574,7 @@ const nt_test_case nt_live_tests[] = {
     NT_CASE(bare_layout_survives_refused_memory),
     NT_CASE(block_table_agrees_with_model),
     NT_CASE(old_line_table_is_read),
+    NT_CASE(line_beyond_what_a_file_has_is_none),
     NT_CASE(any_line_table_is_safe),
     NT_CASES_END,
 };

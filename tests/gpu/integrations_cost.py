@@ -122,7 +122,7 @@ def test_streams(streams):
 def test_gives_back(model, batch):
     model(torch.randn(batch, 256, device=CUDA)).sum().backward()
 
-@pytest.mark.limit_gpu_memory("64 MB")
+@pytest.mark.limit_gpu_memory("96 MB")  # the workspaces of cuBLAS are 66 MiB of it on Hopper
 def test_in_its_limit(model):
     model(torch.randn(64, 256, device=CUDA)).sum().backward()
 """
@@ -329,9 +329,9 @@ def main() -> int:
     arguments = parser.parse_args()
     results = Results()
     with tempfile.TemporaryDirectory() as folder:
-        baseline(results, Path(folder))
         callbacks(results)
         hugging_face(results, folder)
+        baseline(results, Path(folder))
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(results.figures, indent=1))
     return 1 if results.figures["failed_runs"] or results.figures["suite"] != 50 else 0

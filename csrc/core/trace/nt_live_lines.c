@@ -4,6 +4,7 @@
  * range goes, and the step of the line (-128: no line). From 3.11 on an entry is a byte
  * with the top bit set, its kind and its length in code units, and then bytes without
  * the top bit: the step of the line as a varint for some kinds, implied by the others.
+ * A table that leaves the lines that CPython can have is damaged, and has no line.
  */
 #include "trace/nt_live.h"
 
@@ -60,6 +61,9 @@ lines_find_311(const nt_ring_code *code, uint32_t lasti)
         const int kind = head >> 3 & 15;
         if (kind == LINES_NO_COLUMN || kind == LINES_LONG) {
             line += lines_read_step(code, &i);
+            if (line < INT32_MIN || line > INT32_MAX) {
+                return -1;
+            }
         } else if (kind >= LINES_ONE_LINE && kind < LINES_NO_COLUMN) {
             line += kind - LINES_ONE_LINE;
         }

@@ -32,10 +32,11 @@ def _watch_oom() -> Callable[[], object]:
     return neutracer.watch_oom(tempfile.mkdtemp(prefix="oom-"), limit=3, seconds=5.0).remove
 
 
-def _record(context: str) -> Callable[[], object]:
+def _record(context: str, *, modules: bool = False) -> Callable[[], object]:
     import neutracer
 
-    return neutracer.record(context=context).start().discard
+    marked = True if modules else None
+    return neutracer.record(context=context, modules=marked).start().discard
 
 
 def _live() -> Callable[[], object]:
@@ -66,6 +67,7 @@ def _attribution() -> Callable[[], object]:
 #: By name, what switches a watcher on and returns what switches it off.
 WATCHERS: dict[str, Callable[[str], Callable[[], object]]] = {
     "record": lambda device: _record("alloc"),
+    "record_modules": lambda device: _record("alloc", modules=True),
     "record_all": lambda device: _record("all"),
     "watch_oom": lambda device: _watch_oom(),
     "live": lambda device: _live(),

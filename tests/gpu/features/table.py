@@ -33,7 +33,7 @@ sys.path.insert(0, str(HERE))
 _FEATURE_S = 100.0
 _ALL_S = 520.0
 
-_ALL = "record+watch_oom+live+cycles+monitor+attribution"
+_ALL = "record_modules+watch_oom+live+cycles+monitor+attribution"
 
 #: Watchers by device: what the table calls them, and what `child.py` is given; "run" is the
 #: command, with its options.
@@ -41,7 +41,9 @@ WATCHERS = {
     "cuda": {
         "run": "run --recorder hooks",
         "run pytorch": "run --recorder pytorch",
+        "run modules": "run --modules",
         "record": "record",
+        "record modules": "record_modules",
         "watch_oom": "watch_oom",
         "live": "live",
         "cycles": "cycles",
