@@ -122,7 +122,38 @@ live_snapshot(PyObject *module, PyObject *args)
     return Py_BuildValue("NN", object, live_tail_list(tails, count));
 }
 
+PyDoc_STRVAR(
+    counters_doc,
+    "live_counters(device, /)\n--\n\n"
+    "(allocated, peak allocated, reserved, peak reserved, retries, ooms) of a\n"
+    "CUDA device, in bytes and events, by the connected shim; None without one,\n"
+    "and where it does not know the device.");
+
+static PyObject *
+live_counters(PyObject *module, PyObject *argument)
+{
+    (void)module;
+    const nt_live_source *source = nt_py_live_source();
+    const long device = PyLong_AsLong(argument);
+    nt_live_brief brief;
+    if (device == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    /* The lock of the allocator is held for less than what giving up the GIL takes. */
+    if (source == NULL || source->device_brief == NULL || device < 0 ||
+        device > INT32_MAX ||
+        source->device_brief(source->ctx, (int32_t)device, &brief) != 0) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("LLLLLL", (long long)brief.allocated_bytes,
+                         (long long)brief.peak_allocated_bytes,
+                         (long long)brief.reserved_bytes,
+                         (long long)brief.peak_reserved_bytes,
+                         (long long)brief.num_alloc_retries, (long long)brief.num_ooms);
+}
+
 PyMethodDef nt_py_live_methods[] = {
+    {"live_counters", live_counters, METH_O, counters_doc},
     {"live_set_source", live_set_source, METH_O, set_source_doc},
     {"live_snapshot", live_snapshot, METH_VARARGS, snapshot_doc},
     {NULL, NULL, 0, NULL},

@@ -71,6 +71,7 @@ class Measuring:
             except NeutracerError as error:
                 raise pytest.UsageError(str(error)) from error
             self._everything = True
+        self._writes = self._baseline is not None and (self._updates or not self._baseline.exists)
         self._rows: dict[str, dict[str, Any]] = {}
         self._written: int | None = None
 
@@ -154,21 +155,20 @@ class Measuring:
             )
         if item.get_closest_marker("no_tensor_cycles") is not None:
             problems += _cycle_problems(meter)
-        if self._baseline is not None:
+        # Who holds a peak is asked where it is shown or written: it takes a snapshot.
+        if self._shows or self._writes:
             meter.find_places()
-            problems += self._growth(item, now)
-        elif self._shows:
-            meter.find_places()
-        return problems
+        return problems + self._growth(item, meter)
 
-    def _growth(self, item: pytest.Item, now: Measured) -> list[str]:
-        baseline = self._baseline
+    def _growth(self, item: pytest.Item, meter: Meter) -> list[str]:
+        now, baseline = meter.measured, self._baseline
         if baseline is None or self._updates or not now.peak_bytes:
             return []
         name = device_name(now.device)
         text = baseline.growth(item.nodeid, name, now, self._tolerance)
         if not text:
             return []
+        meter.find_places()
         return [text, *(f"  {line}" for line in baseline.grown(item.nodeid, name, now)[:_LINES])]
 
     def _leak(self, item: pytest.Item, meter: Meter) -> str:
@@ -225,7 +225,7 @@ class Measuring:
         # With xdist, the workers' reports are here and not where they ran.
         if self._baseline is None or hasattr(self._config, "workerinput"):
             return
-        if self._updates or not self._baseline.exists:
+        if self._writes:
             passed = {test: row for test, row in self._rows.items() if row["passed"]}
             self._written = write_baseline(self._baseline, passed)
 

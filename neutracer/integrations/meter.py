@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import neutracer
+from neutracer.process.recording.capture import dumped
 from neutracer.process.recording.history import HISTORY
 from neutracer.trace.places import grouped
 
@@ -243,10 +244,11 @@ class Meter:
 
     def _timeline(self, device: int) -> neutracer.Timeline | None:
         """What the device's allocator did; None where it is not known from the start."""
-        if self._recording is None:
+        if self._recording is None or self._recording.waiting:
             return None
         try:
-            snap = self._recording.snapshot()
+            # Its blocks' stacks are what is asked: not what each of them is to the program.
+            snap = neutracer.load(dumped(_cuda()))
             whole = device in snap.devices and not snap.history_overflowed(device)
             return snap.timeline(device) if whole else None
         except neutracer.NeutracerError:

@@ -56,6 +56,16 @@ def shim() -> Iterator[Any]:
         core.live_set_source(hooks_shim.loaded().live_source)
 
 
+def test_counters_are_the_shims(shim: Any) -> None:
+    assert core.live_counters(0) == (1, 1 << 40, 3, 4, 5, 6)
+    for device in (1, 2, -1, 1 << 40):
+        assert core.live_counters(device) is None
+    with pytest.raises(OverflowError):
+        core.live_counters(1 << 70)
+    with pytest.raises(TypeError):
+        core.live_counters("0")  # type: ignore[arg-type]
+
+
 def tell_layout(snap: Snapshot) -> None:
     segments = [
         (
