@@ -6,7 +6,8 @@ usage: python table.py [--device cuda] [--processes 12] [--quick] [--json FILE]
 Every feature is run without us, twice, and then under each watcher alone and under all of
 them; so are programs that fail, whose standard output, standard error and exit code are
 compared. What differs is said below the table, and the exit code is then 1. A process that
-dies or hangs is begun again behind the feature that it was in.
+dies or hangs is begun again behind the feature that it was in. What differs is run three
+times more without us: a program that comes to different things by itself tells nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ sys.path.insert(0, str(HERE))
 # Seconds for one feature or one failing program, and for all.
 _FEATURE_S = 100.0
 _ALL_S = 520.0
+
+# Times that what differs is run without us, before it is called ours.
+_RERUNS = 3
 
 _ALL = "record_modules+watch_oom+live+cycles+monitor+attribution"
 
@@ -71,12 +75,17 @@ QUICK_ENDINGS = (
 SHOWN_ONLY = {"cuda": {"record all": "record_all"}, "cpu": {}}
 
 
+# Exit code, standard output and standard error.
+Ending = tuple[int, str, str]
+
+
 @dataclass
 class Column:
-    """What the features came to under one watcher."""
+    """What the features came to under one watcher; of "plain", which are not steady too."""
 
     outcomes: dict[str, str] = field(default_factory=dict)
-    endings: dict[str, tuple[int, str, str]] = field(default_factory=dict)
+    endings: dict[str, Ending] = field(default_factory=dict)
+    unsteady: set[str] = field(default_factory=set)
 
 
 class Runs:
@@ -168,7 +177,7 @@ class Runs:
         folder = str(self.folder / f"reports-{stem}")
         return [sys.executable, "-m", "neutracer", "run", "-o", folder, *words, str(script)]
 
-    def ending(self, how: str, name: str) -> tuple[int, str, str] | None:
+    def ending(self, how: str, name: str) -> Ending | None:
         """Exit code, standard output and standard error of a program that fails; None where
         there was no time for it."""
         from programs import ENVIRONMENTS, ending
@@ -202,6 +211,8 @@ _NOTE = re.compile(r"^(neutracer: |  next step: |  report: ).*\n?", re.M)
 # The page begins with the program's name and how it ended; what is said at exit comes after it.
 _PAGE = re.compile(r"^\S+\.py +exit code.*?(?=\nException ignored|\Z)", re.M | re.S)
 _CHILD = re.compile(r'^  File "[^"]*ending_child\.py", line \d+, in <module>\n(    .*\n)*', re.M)
+# Hooks on modules let a call take another way through PyTorch's own frames.
+_MODULE = re.compile(r'^  File "[^"]*torch/nn/modules/module\.py", line .*\n(    .*\n)*', re.M)
 _CHANGES = re.compile(r"0x[0-9a-f]+|GPU \d has a total.*|Process \d+ .*")
 
 
@@ -209,7 +220,7 @@ def plain_error(text: str, how: str) -> str:
     """Standard error of a program without what is ours, or differs from run to run."""
     if how.startswith("run"):
         text = _PAGE.sub("", text)
-    text = _CHANGES.sub("", _CHILD.sub("", _NOTE.sub("", text)))
+    text = _CHANGES.sub("", _MODULE.sub("", _CHILD.sub("", _NOTE.sub("", text))))
     return text.strip()
 
 
@@ -259,7 +270,21 @@ def compared(
             ended = outcome.result()
             if ended is not None:
                 columns[title].endings[name] = ended
+        if not quick:
+            _find_unsteady(runs, columns["plain"], {row[1] for row in differences(names, columns)})
     return names, columns
+
+
+def _find_unsteady(runs: Runs, plain: Column, suspects: set[str]) -> None:
+    """Run what differs without us again, alone on the machine."""
+    features = sorted(suspects & plain.outcomes.keys())
+    for number in range(_RERUNS if features else 0):
+        again = runs.features(100 + number, "none", features)
+        plain.unsteady |= {name for name in again if again[name] != plain.outcomes[name]}
+    for name in sorted(suspects & plain.endings.keys()):
+        seen = [runs.ending("none", name) for _ in range(_RERUNS)]
+        if any(one not in (None, plain.endings[name]) for one in seen):
+            plain.unsteady.add(name)
 
 
 def differences(names: Sequence[str], columns: dict[str, Column]) -> list[tuple[str, str, str]]:
@@ -270,11 +295,11 @@ def differences(names: Sequence[str], columns: dict[str, Column]) -> list[tuple[
     for title, column in columns.items():
         for name in names:
             expected, got = plain.outcomes.get(name), column.outcomes.get(name)
-            unsteady = again.outcomes.get(name) != expected
+            unsteady = again.outcomes.get(name) != expected or name in plain.unsteady
             if got != expected and (title == "again" or not unsteady):
                 found.append((title, name, f"{got}, and plain {expected}"))
         for name, theirs in column.endings.items():
-            if name not in plain.endings:
+            if name not in plain.endings or name in plain.unsteady:
                 continue
             parts = zip(("exit code", "output", "error"), plain.endings[name], theirs, strict=True)
             for part, expected, got in parts:
@@ -311,6 +336,8 @@ def printed(names: Sequence[str], columns: dict[str, Column], device: str) -> in
     failed = [n for n, outcome in columns["plain"].outcomes.items() if ":" in outcome]
     for name in failed:
         print(f"plain: {name} comes to {columns['plain'].outcomes[name][:300]}")
+    if columns["plain"].unsteady:
+        print("not steady without us:", ", ".join(sorted(columns["plain"].unsteady)))
     if _skipped(columns):
         print(f"no time for {_skipped(columns)} of the endings, marked -")
     ours = [one for one in found if one[0] not in ("again", *SHOWN_ONLY[device])]
@@ -334,7 +361,7 @@ def main(words: Sequence[str]) -> int:
     names, columns = compared(options.device, options.processes, options.quick, options.only)
     if options.json:
         plain: dict[str, Any] = {title: vars(column) for title, column in columns.items()}
-        Path(options.json).write_text(json.dumps(plain, indent=1))
+        Path(options.json).write_text(json.dumps(plain, indent=1, default=sorted))
     code = printed(names, columns, options.device)
     print(f"{time.monotonic() - begin:.0f} s")
     return code
