@@ -69,6 +69,38 @@ trend_find(PyObject *module, PyObject *args)
     return status == NT_OK ? trend_dict(&found) : nt_py_raise(status, &err);
 }
 
+typedef nt_status
+trend_by_step(const uint64_t *values, size_t count, const uint64_t *starts,
+              size_t steps, uint64_t *found, nt_error *err);
+
+/* One value a step, as bytes; `args` are the series and where its steps begin. */
+static PyObject *
+trend_by_steps(PyObject *args, trend_by_step *find)
+{
+    Py_buffer values, starts;
+    if (!PyArg_ParseTuple(args, "y*y*", &values, &starts)) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_status status = NT_ARGUMENT;
+    PyObject *found = NULL;
+    if (trend_check(&values) == 0 && trend_check(&starts) == 0) {
+        found = PyBytes_FromStringAndSize(NULL, starts.len);
+    }
+    if (found != NULL) {
+        status =
+            find(values.buf, (size_t)values.len / 8, starts.buf, (size_t)starts.len / 8,
+                 (uint64_t *)(void *)PyBytes_AS_STRING(found), &err);
+    }
+    PyBuffer_Release(&values);
+    PyBuffer_Release(&starts);
+    if (status == NT_OK) {
+        return found;
+    }
+    Py_XDECREF(found);
+    return nt_py_raise(status, &err);
+}
+
 PyDoc_STRVAR(step_floors_doc,
              "step_floors(values, starts, /)\n--\n\n"
              "The least value of each step as 64-bit numbers; `starts` are the rising\n"
@@ -78,32 +110,23 @@ static PyObject *
 trend_floors(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer values, starts;
-    if (!PyArg_ParseTuple(args, "y*y*", &values, &starts)) {
-        return NULL;
-    }
-    nt_error err = {.offset = NT_NO_OFFSET};
-    nt_status status = NT_ARGUMENT;
-    PyObject *floors = NULL;
-    if (trend_check(&values) == 0 && trend_check(&starts) == 0) {
-        floors = PyBytes_FromStringAndSize(NULL, starts.len);
-    }
-    if (floors != NULL) {
-        status = nt_trend_floors(values.buf, (size_t)values.len / 8, starts.buf,
-                                 (size_t)starts.len / 8,
-                                 (uint64_t *)(void *)PyBytes_AS_STRING(floors), &err);
-    }
-    PyBuffer_Release(&values);
-    PyBuffer_Release(&starts);
-    if (status == NT_OK) {
-        return floors;
-    }
-    Py_XDECREF(floors);
-    return nt_py_raise(status, &err);
+    return trend_by_steps(args, nt_trend_floors);
+}
+
+PyDoc_STRVAR(step_highs_doc,
+             "step_highs(values, starts, /)\n--\n\n"
+             "The largest value of each step, as `step_floors` has them.");
+
+static PyObject *
+trend_highs(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return trend_by_steps(args, nt_trend_highs);
 }
 
 PyMethodDef nt_py_trend_methods[] = {
     {"find_trend", trend_find, METH_VARARGS, find_trend_doc},
     {"step_floors", trend_floors, METH_VARARGS, step_floors_doc},
+    {"step_highs", trend_highs, METH_VARARGS, step_highs_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -260,6 +260,24 @@ NT_TEST(floors_are_the_least_values)
     NT_CHECK_UINT(floors[0], 3);
 }
 
+NT_TEST(highs_are_the_largest_values)
+{
+    const uint64_t values[] = {5, 3, 9, 8, 7, 2, 4};
+    const uint64_t starts[] = {1, 2, 5};
+    uint64_t highs[3] = {0};
+    nt_error err = {0};
+    NT_REQUIRE(NT_CHECK_OK(nt_trend_highs(values, 7, starts, 3, highs, &err), &err));
+    NT_CHECK_UINT(highs[0], 3);
+    NT_CHECK_UINT(highs[1], 9);
+    NT_CHECK_UINT(highs[2], 4);
+    const uint64_t falling[] = {2, 1}, beyond[] = {0, 7};
+    NT_CHECK_STATUS(nt_trend_highs(values, 7, falling, 2, highs, &err), NT_ARGUMENT,
+                    &err);
+    NT_CHECK_STATUS(nt_trend_highs(values, 7, beyond, 2, highs, &err), NT_ARGUMENT,
+                    &err);
+    NT_CHECK_UINT(highs[0], 3);
+}
+
 NT_TEST(empty_series_is_refused)
 {
     const nt_alloc alloc = nt_alloc_system();
@@ -303,6 +321,7 @@ const nt_test_case nt_trend_tests[] = {
     NT_CASE(long_series_are_put_in_bins),
     NT_CASE(extreme_values_give_finite_figures),
     NT_CASE(floors_are_the_least_values),
+    NT_CASE(highs_are_the_largest_values),
     NT_CASE(empty_series_is_refused),
     NT_CASE(trend_survives_every_refused_allocation),
     NT_CASES_END,

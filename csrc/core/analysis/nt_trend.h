@@ -79,4 +79,9 @@ nt_status
 nt_trend_floors(const uint64_t *values, size_t count, const uint64_t *starts,
                 size_t steps, uint64_t *floors, nt_error *err) NT_CHECKED;
 
+/* The largest value of each step, in the same way. */
+nt_status
+nt_trend_highs(const uint64_t *values, size_t count, const uint64_t *starts,
+               size_t steps, uint64_t *highs, nt_error *err) NT_CHECKED;
+
 #endif

@@ -14,7 +14,7 @@ from neutracer._native import core
 from neutracer.pickling import FieldsOnly
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Observed", "Trend", "floors", "numbers", "windows"]
+__all__ = ["Observed", "Trend", "floors", "highs", "numbers", "windows"]
 
 # A series without steps is cut into so many equal windows at most, each of so many values.
 _WINDOWS = 64
@@ -212,6 +212,13 @@ def floors(values: array[int] | memoryview, starts: Sequence[int]) -> array[int]
     """The least value of each step that begins at `starts`; the last goes to the end."""
     found = array("Q")
     found.frombytes(core.step_floors(values, array("Q", starts)))
+    return found
+
+
+def highs(values: array[int] | memoryview, starts: Sequence[int]) -> array[int]:
+    """The largest value of each step that begins at `starts`; the last goes to the end."""
+    found = array("Q")
+    found.frombytes(core.step_highs(values, array("Q", starts)))
     return found
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from neutracer._native import core
-from neutracer.diagnose.leaks.series import Observed, floors, numbers, windows
+from neutracer.diagnose.leaks.series import Observed, floors, highs, numbers, windows
 from neutracer.diagnose.leaks.steps import (
     checked_steps,
     is_named,
@@ -106,10 +106,10 @@ def _of_columns(
     how = "Each value is a step."
     if steps is not None:
         starts = checked_steps(steps, count, "value")
-        peaks = [max(found["allocated"][a:b]) for a, b in pairwise([*starts, count])]
+        peaks = highs(found["allocated"], starts)
         found = {name: floors(values, starts) for name, values in found.items()}
         how = "The least value of each given step counts."
-        return _observed(found, how, capacity, step_us, numbers(peaks))
+        return _observed(found, how, capacity, step_us, peaks)
     return _observed(found, how, capacity, step_us, None)
 
 
@@ -175,14 +175,14 @@ def _of_monitor(
         times = found.get("time_us", array("Q"))
         marks, how, unit = time_steps(times, len(found["allocated"]), monitor, steps, step_us)
     peaks = found.pop("peaks", found["allocated"])
-    highs = [max(peaks[a:b]) for a, b in pairwise([*marks, len(peaks)])]
+    most = highs(peaks, marks)
     used = found.get("device_used")
     by_step = {name: floors(values, marks) for name, values in found.items()}
     if used is not None:
         # Read less often than the others: the median of a step, not an old reading.
         edges = pairwise([*marks, len(used)])
         by_step["device_used"] = array("Q", (sorted(used[a:b])[(b - a) // 2] for a, b in edges))
-    return _observed(by_step, how, capacity, step_us, numbers(highs), unit)
+    return _observed(by_step, how, capacity, step_us, most, unit)
 
 
 def _rows(monitor: Any, name: str, device: int | None) -> Any:
@@ -256,7 +256,7 @@ def _of_trace(
         reserved=floors(timeline.reserved[:end], starts),
         pending=_pending(timeline, starts, end),
         make_stuck=lambda: _stuck(snap, timeline, edges),
-        peaks=array("Q", (max(timeline.allocated[a:b]) for a, b in pairwise(edges))),
+        peaks=highs(timeline.allocated[:end], starts),
         time_us=[times[at] for at in starts] if timed else (),
         step_us=step_us,
         capacity=capacity,

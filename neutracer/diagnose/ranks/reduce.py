@@ -8,9 +8,11 @@ import re
 import warnings
 from bisect import bisect_right
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from neutracer._native import core
+from neutracer.diagnose.leaks.series import highs
 from neutracer.diagnose.leaks.trend import LeakTrendReport, leak_trend
 from neutracer.diagnose.ranks.files import facts_of, named, opened_file
 from neutracer.errors import HistoryWarning, NeutracerError
@@ -223,14 +225,17 @@ def _kinds(timeline: Timeline, event: int) -> dict[str, Counter[str]]:
     newest allocations."""
     rows = timeline.allocations
     made, freed, sizes, stacks = map(rows.codes, ("alloc_event", "free_event", "size", "stack"))
-    codes, kinds = timeline.categories.codes, dict[str, Counter[str]]()
+    codes, sums = timeline.categories.codes, Counter[tuple[int, int]]()
     # Those from before the trace come first, and then each in the order of its event.
     last = bisect_right(made, event)
     looked = {*range(min(_MOST_BLOCKS, last)), *range(max(last - _MOST_BLOCKS, 0), last)}
     for row in looked:
         if freed[row] == -1 or freed[row] > event:
-            line = kinds.setdefault(str(timeline.places[stacks[row]]), Counter())
-            line[CATEGORIES[codes[row]]] += sizes[row]
+            sums[stacks[row], codes[row]] += sizes[row]
+    kinds: dict[str, Counter[str]] = {}
+    for (stack, code), nbytes in sums.items():
+        line = kinds.setdefault(str(timeline.places[stack]), Counter())
+        line[CATEGORIES[code]] += nbytes
     return kinds
 
 
@@ -259,18 +264,13 @@ def _by_step(timeline: Timeline) -> dict[str, Any]:
         return {}
     each = -(-len(steps) // MOST_STEPS)
     runs = [steps[at : at + each] for at in range(0, len(steps), each)]
-    times, allocated = timeline.time_us, timeline.allocated
+    firsts, times = [run[0].first for run in runs], timeline.time_us
     return {
         "steps": len(steps),
         "steps_each": each,
-        "step_us": tuple(times[run[0].first] for run in runs),
-        "step_peak_bytes": tuple(_top(allocated[run[0].first : run[-1].end]) for run in runs),
+        "step_us": tuple(times[first] for first in firsts),
+        "step_peak_bytes": tuple(highs(timeline.allocated[: runs[-1][-1].end], firsts)),
     }
-
-
-def _top(values: memoryview) -> int:
-    # A list is gone through three times as fast.
-    return int(max(values.tolist()))
 
 
 def _curve(timeline: Timeline) -> dict[str, Any]:
@@ -280,13 +280,16 @@ def _curve(timeline: Timeline) -> dict[str, Any]:
     if not count or not times[0]:
         return {}
     begin, end = times[0], max(times[-1], times[0] + 1)
-    bins, first = [], 0
-    before = int(timeline.facts["start_bytes"][0])
+    edges = [0]
     for number in range(1, MOST_BINS + 1):
-        last = bisect_right(times, begin + (end - begin) * number // MOST_BINS, first)
-        bins.append(max(before, _top(allocated[first:last])) if last > first else before)
+        at = begin + (end - begin) * number // MOST_BINS
+        edges.append(bisect_right(times, at, edges[-1]))
+    found = iter(highs(allocated[: edges[-1]], sorted(set(edges[:-1]) - {edges[-1]})))
+    bins, before = [], int(timeline.facts["start_bytes"][0])
+    for first, last in pairwise(edges):
+        # What there was before counts for the range in which it ends.
+        bins.append(max(before, next(found)) if first < last else before)
         before = allocated[last - 1] if last else before
-        first = last
     return {"begin_us": begin, "end_us": end, "curve": tuple(bins)}
 
 
