@@ -183,6 +183,8 @@ extern PyType_Spec nt_py_marks_spec;
 /* nt_py_save.c */
 PyObject *
 nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *
+nt_py_pack(PyObject *module, PyObject *args);
 
 /* nt_py_live.c: what _core and the shim on PyTorch's allocators give each other. */
 

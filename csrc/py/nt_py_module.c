@@ -170,6 +170,10 @@ PyDoc_STRVAR(
     "A capsule 'arrow_array_stream' of one batch. Each column is a tuple (name,\n"
     "buffer, first item, dictionary or None, code that stands for null or None).");
 
+PyDoc_STRVAR(pack_doc,
+             "pack(snapshot, write, /)\n--\n\n"
+             "Hands the columns as few bytes to write(bytes), piece by piece.");
+
 PyDoc_STRVAR(
     ratios_doc,
     "ratios(allocated, reserved, action, /)\n--\n\n"
@@ -181,6 +185,7 @@ static PyMethodDef module_methods[] = {
      load_doc},
     {"save", (PyCFunction)(void (*)(void))nt_py_save, METH_VARARGS | METH_KEYWORDS,
      save_doc},
+    {"pack", nt_py_pack, METH_VARARGS, pack_doc},
     {"arrow_stream", nt_py_arrow_stream, METH_VARARGS, arrow_doc},
     {"ratios", nt_py_fragment_ratios, METH_VARARGS, ratios_doc},
     {"parse_settings", module_settings, METH_O, parse_settings_doc},

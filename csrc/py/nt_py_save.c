@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
+#include "trace/nt_pack.h"
 #include "trace/nt_writer.h"
 
 typedef struct save_output {
@@ -56,6 +57,26 @@ nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs)
         status = nt_writer_save(&alloc, ((nt_py_snapshot *)source)->snapshot, &sink,
                                 &progress.progress, &err);
     }
+    nt_py_end(&progress);
+    return status == NT_OK ? Py_NewRef(Py_None) : nt_py_raise(status, &err);
+}
+
+PyObject *
+nt_py_pack(PyObject *module, PyObject *args)
+{
+    nt_py_state *state = PyModule_GetState(module);
+    PyObject *source, *write;
+    if (!PyArg_ParseTuple(args, "O!O:pack", state->snapshot_type, &source, &write)) {
+        return NULL;
+    }
+    nt_py_progress progress;
+    save_output output = {.write = write, .progress = &progress};
+    const nt_sink sink = {.write = save_write, .ctx = &output};
+    const nt_alloc alloc = nt_alloc_system();
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_py_begin(&progress, Py_None);
+    const nt_status status =
+        nt_pack_save(&alloc, ((nt_py_snapshot *)source)->snapshot, &sink, &err);
     nt_py_end(&progress);
     return status == NT_OK ? Py_NewRef(Py_None) : nt_py_raise(status, &err);
 }

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "trace/nt_pack.h"
 #include "trace/nt_reader.h"
 #include "trace/nt_source.h"
 #include "trace/nt_writer.h"
@@ -126,8 +127,9 @@ load_read(void *ctx, void *buffer, size_t capacity, size_t *count)
     return got < 0;
 }
 
-/* Reads a snapshot in at most `limit` bytes of memory. */
-NT_PAGE_EXPORT(load) int32_t page_load(double limit)
+/* Reads a snapshot in at most `limit` bytes of memory; `is_packed`: not a pickle, but
+ * what nt_pack wrote. */
+NT_PAGE_EXPORT(load) int32_t page_load(double limit, uint32_t is_packed)
 {
     nt_page_clear_program();
     nt_page_clear(&nt_pages[NT_PAGE_WHAT_IF]);
@@ -138,8 +140,10 @@ NT_PAGE_EXPORT(load) int32_t page_load(double limit)
     nt_page_err = (nt_error){.offset = NT_NO_OFFSET};
     nt_source source;
     nt_source_init_input(&source, nt_page_memory, (nt_input){.read = load_read}, NULL);
-    nt_status status = nt_reader_load(&nt_page_memory, &source,
-                                      &nt_pages[NT_PAGE_FILE].snapshot, &nt_page_err);
+    nt_status (*const load)(const nt_alloc *, nt_source *, nt_snapshot **, nt_error *) =
+        is_packed ? nt_pack_load : nt_reader_load;
+    const nt_status status =
+        load(&nt_page_memory, &source, &nt_pages[NT_PAGE_FILE].snapshot, &nt_page_err);
     nt_source_clear(&source);
     /* Whether what was packed may not take more, or nothing may. */
     nt_page_figures[0] = nt_page_budget.limit < page_limit;

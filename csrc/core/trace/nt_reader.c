@@ -13,9 +13,6 @@ static const uint8_t reader_tags[KINDS] = {
     [KIND_FRAME] = KEY_FILENAME,
 };
 
-/* Deepest nesting of allocator_settings; PyTorch's has two levels. */
-#define MOST_SETTING_DEPTH 8
-
 /* What stands in the finished pickle ------------------------------------- */
 
 /* A dict's own value under `key`; its size is charged by the caller. */

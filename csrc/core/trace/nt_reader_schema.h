@@ -71,6 +71,9 @@ enum { KIND_EVENT, KIND_FRAME, KINDS };
  * and few enough for a report that lists them. */
 #define MOST_SEGMENTS ((size_t)1 << 19)
 
+/* Deepest nesting of allocator_settings; PyTorch's has two levels. */
+#define MOST_SETTING_DEPTH 8
+
 /* Action codes are remembered for string ids below this; actions are among the
  * first strings of a file. */
 #define ACTION_CACHE 256

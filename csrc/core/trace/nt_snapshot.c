@@ -198,6 +198,12 @@ nt_snapshot_add_broken(nt_snapshot *snapshot, const nt_broken_note *note, nt_err
     return NT_OK;
 }
 
+void
+nt_snapshot_drop_broken(nt_snapshot *snapshot)
+{
+    snapshot->broken_count = 0;
+}
+
 static const char *const snapshot_action_names[NT_ACTION_COUNT] = {
     [NT_ACTION_ALLOC] = "alloc",
     [NT_ACTION_FREE_REQUESTED] = "free_requested",

@@ -144,6 +144,9 @@ nt_snapshot_layout_table(nt_snapshot *snapshot);
 nt_status
 nt_snapshot_add_broken(nt_snapshot *snapshot, const nt_broken_note *note,
                        nt_error *err) NT_CHECKED;
+/* Forgets the notes that were added. */
+void
+nt_snapshot_drop_broken(nt_snapshot *snapshot);
 /* A key at the file's top level that neutracer does not read. */
 nt_status
 nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err) NT_CHECKED;

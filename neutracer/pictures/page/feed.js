@@ -59,11 +59,10 @@ const plain = (blob, most) => {
   };
 };
 
-// What is packed: unpacked first, within the bounds of `rules`, and read piece by piece.
-const unpacked = async (blob, rules, most) => {
+// The pieces that are in `blob`, packed with gzip, of which at most `bound` bytes.
+const gunzip = async (blob, bound, rules, most) => {
   const chunks = [];
   let given = 0;
-  const bound = Math.max(rules.ratio_floor, rules.most_ratio * blob.size);
   const reader = blob.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
   for (;;) {
     let step = null;
@@ -83,15 +82,11 @@ const unpacked = async (blob, rules, most) => {
     }
     chunks.push(step.value);
   }
-  const head = new Uint8Array(PEEK);
-  let filled = 0;
-  for (const chunk of chunks) {
-    if (filled === PEEK || !chunk.length) break;
-    const piece = chunk.subarray(0, PEEK - filled);
-    head.set(piece, filled);
-    filled += piece.length;
-  }
-  checkHead(head.subarray(0, filled), rules, "gzip");
+  return chunks;
+};
+
+// Pieces for the core to read, each given back as soon as it is read.
+const fromChunks = (chunks, allowance) => {
   let [next, from] = [0, 0];
   return {
     read: (room) => {
@@ -106,9 +101,27 @@ const unpacked = async (blob, rules, most) => {
       }
       return written;
     },
-    allowance: () => rules.memory_floor + rules.memory_ratio * blob.size,
+    allowance,
   };
 };
+
+// What is packed: unpacked first, within the bounds of `rules`, and read piece by piece.
+const unpacked = async (blob, rules, most) => {
+  const chunks = await gunzip(blob, Math.max(rules.ratio_floor, rules.most_ratio * blob.size), rules, most);
+  const head = new Uint8Array(PEEK);
+  let filled = 0;
+  for (const chunk of chunks) {
+    if (filled === PEEK || !chunk.length) break;
+    const piece = chunk.subarray(0, PEEK - filled);
+    head.set(piece, filled);
+    filled += piece.length;
+  }
+  checkHead(head.subarray(0, filled), rules, "gzip");
+  return fromChunks(chunks, () => rules.memory_floor + rules.memory_ratio * blob.size);
+};
+
+// The page's own snapshot: columns as the core packed them.
+export const ownFeed = async (blob, rules) => fromChunks(await gunzip(blob, Infinity, rules, Infinity), () => 0);
 
 // What the core reads of `blob`, of which at most `most` bytes.
 export const feed = async (blob, rules, most) => {

@@ -185,7 +185,7 @@ const offer = (blob, name, error) => {
 const openOne = async ({ blob, name, isOwn, most = Infinity }) => {
   byId("progress").hidden = false;
   progress(name)(0);
-  const more = { most, ...(isOwn ? { renamed: app.told.renamed, told: app.told.rules } : {}) };
+  const more = { most, ...(isOwn ? { isOwn, renamed: app.told.renamed, told: app.told.rules } : {}) };
   const { about, ask, close } = await openFile(blob, app.rules, more, progress(name));
   if (!about.devices.length) { close(); throw new Error("the snapshot is empty: no device has segments or events"); }
   return { about, ask, close, title: clean(name), isOwn: Boolean(isOwn), trace: null, device: null };

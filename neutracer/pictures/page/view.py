@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, overload
 
+from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.diagnose.settings.what_if_parts import Outcome
@@ -32,7 +34,7 @@ from neutracer.trace.categories import FIRST_TOLD
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 
-__all__ = ["empty_page", "view", "view_html"]
+__all__ = ["empty_page", "packed_columns", "view", "view_html"]
 
 # The core for the page; tools/wasm builds it.
 _CORE = Path(__file__).parent / "core.wasm"
@@ -156,7 +158,9 @@ def _page(
         "rules": {number: _told_rules(snap, number) for number in devices if snap.told},
         "devices": told(report, devices),
     }
-    return _made(name, _data("told", facts) + _packed("snapshot", snap.to_bytes()), snap.origin)
+    return _made(
+        name, _data("told", facts) + _packed("snapshot", packed_columns(snap)), snap.origin
+    )
 
 
 def _made(title: str, payloads: str, origin: str) -> PageView:
@@ -184,6 +188,12 @@ def _packed(name: str, data: bytes, level: int = _LEVEL) -> str:
     """Bytes as an element that nothing runs: base64 of gzip."""
     text = base64.b64encode(gzip.compress(data, level, mtime=0)).decode("ascii")
     return f'<script type="application/octet-stream" id="{name}">{text}</script>'
+
+
+def packed_columns(snap: Snapshot) -> bytes:
+    """The snapshot as the core packs its columns for the page."""
+    core.pack(snap.native, (buffer := io.BytesIO()).write)
+    return buffer.getvalue()
 
 
 def _data(name: str, value: dict[str, Any]) -> str:

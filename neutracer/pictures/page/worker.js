@@ -3,7 +3,7 @@
 
 import { makeAnswers } from "./answers.js";
 import { coreError, LIMIT, makeCore } from "./core.js";
-import { feed } from "./feed.js";
+import { feed, ownFeed } from "./feed.js";
 
 // The core's status where its allocator gave nothing.
 const NOMEM = 1;
@@ -21,9 +21,9 @@ const refused = (error, limit) => {
     : `reading it takes more than the ${Math.round(limit).toLocaleString("en-US")} bytes that a page can have`);
 };
 
-const open = async ({ module, rules, blob, limit, most = Infinity, renamed = {}, told = {} }) => {
+const open = async ({ module, rules, blob, limit, most = Infinity, isOwn = false, renamed = {}, told = {} }) => {
   core ??= await makeCore(module, host);
-  const fed = await feed(blob, rules.files, most);
+  const fed = await (isOwn ? ownFeed(blob, rules.files) : feed(blob, rules.files, most));
   let [total, reported] = [0, 0];
   host.read = (room) => {
     const got = fed.read(room);
@@ -33,7 +33,7 @@ const open = async ({ module, rules, blob, limit, most = Infinity, renamed = {},
   };
   host.allowance = fed.allowance;
   try {
-    core.call("load", limit);
+    core.call("load", limit, isOwn ? 1 : 0);
   } catch (error) {
     throw refused(error, limit);
   }

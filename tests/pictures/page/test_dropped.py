@@ -22,7 +22,7 @@ import neutracer
 from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.pictures.page.bundle import bundle
 from neutracer.pictures.page.rules import page_rules
-from neutracer.pictures.page.view import empty_page
+from neutracer.pictures.page.view import empty_page, packed_columns
 from neutracer.units import format_bytes
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
@@ -38,9 +38,9 @@ CORE = """(async () => {
   Object.assign(input, { type: "file", id: "own", multiple: true });
   document.body.append(input);
   globalThis.rules = %s;
-  globalThis.openOwn = async () => {
+  globalThis.openOwn = async (more = {}) => {
     if (globalThis.opened) globalThis.opened.close();
-    globalThis.opened = await client.openFile(document.getElementById("own").files[0], rules);
+    globalThis.opened = await client.openFile(document.getElementById("own").files[0], rules, more);
     return opened.about;
   };
 })()"""
@@ -103,12 +103,39 @@ def test_figures_are_those_of_python(core, name, tmp_path):
     assert about["settings"]["text"] == snap.settings_in_force["text"]
     for device in snap.devices:
         check_device(core, snap, device)
-    saved = core.answer(
-        "opened.ask('save').then(({ blob }) => blob.arrayBuffer()).then((data) =>"
-        " { let text = ''; for (const byte of new Uint8Array(data)) text +="
-        " String.fromCharCode(byte); return btoa(text); })"
+    assert saved(core) == snap.to_bytes()
+
+
+def saved(core):
+    """The file that the page gives away."""
+    return base64.b64decode(
+        core.answer(
+            "opened.ask('save').then(({ blob }) => blob.arrayBuffer()).then((data) =>"
+            " { let text = ''; for (const byte of new Uint8Array(data)) text +="
+            " String.fromCharCode(byte); return btoa(text); })"
+        )
     )
-    assert base64.b64decode(saved) == snap.to_bytes()
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_snapshots_in_a_page_come_back_whole(core, name, tmp_path):
+    snap = neutracer.load(plain(name, tmp_path))
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(packed_columns(snap)))
+    core.choose("#own", packed)
+    about = core.answer("openOwn({ isOwn: true })")
+    assert tuple(about["devices"]) == snap.devices
+    assert saved(core) == snap.to_bytes()
+
+
+def test_what_a_page_lost_of_its_snapshot_is_said(core, tmp_path):
+    packed = tmp_path / "packed"
+    packed.write_bytes(
+        gzip.compress(packed_columns(neutracer.load(plain("metadata", tmp_path)))[:-9])
+    )
+    core.choose("#own", packed)
+    said = core.answer("openOwn({ isOwn: true }).catch((error) => error.message)")
+    assert "the packed snapshot is damaged" in said
 
 
 def check_device(core, snap, device):
