@@ -127,21 +127,20 @@ class Kernels:
         if is_forward and args[11] and args[12] and ("dropout", False, 0) not in self._handles:
             self._handles.add(("dropout", False, 0))
             kept.append(self.card.processors * _DROPOUT_STATE)
-        given = args if is_forward else recurrent.as_forward(args)
-        likely = recurrent.workspace_bytes(given)
-        low, high = likely // 2, likely + likely // 2
-        self.uncertain["aten._cudnn_rnn"] = low, high
-        copies = [n for n in scratch.copied(args[0]) if n]
-        freed = [(likely, low, high), *((n, n, n) for n in copies)]
-        return Takes(tuple(kept), tuple(freed), "cuDNN workspace")
+        found = recurrent.takes(func, args)
+        self._is_range("aten._cudnn_rnn", found)
+        return Takes(tuple(kept), tuple(found), "cuDNN workspace")
+
+    def _is_range(self, name: str, found: list[tuple[int, int, int]]) -> None:
+        """Remember the least and the most of an operator that has a range."""
+        low, high = sum(one[1] for one in found), sum(one[2] for one in found)
+        if low != high:
+            before = self.uncertain.get(name, (low, high))
+            self.uncertain[name] = min(low, before[0]), max(high, before[1])
 
     def _convolution(self, func: Any, args: Any, result: Any) -> Takes | None:
         found = self.convolutions.takes(func, args, result)
         if not found:
             return None
-        name = str(func).rpartition(".")[0]
-        low, high = sum(one[1] for one in found), sum(one[2] for one in found)
-        if low != high:
-            before = self.uncertain.get(name, (low, high))
-            self.uncertain[name] = min(low, before[0]), max(high, before[1])
+        self._is_range(str(func).rpartition(".")[0], found)
         return Takes(freed=tuple(found), note="cuDNN workspace")

@@ -125,14 +125,13 @@ def _repeat(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return _of_values(mode, func, args, kwargs, lambda: args[0].new_empty((args[0].numel(),)))
 
 
-def _found_inf(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients are unscaled in place; none is taken for infinite."""
+def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Lists of tensors changed in place; of gradients that are unscaled none is infinite."""
     return None
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {
-    aten._cudnn_rnn.default: recurrent.forward,
-    aten._cudnn_rnn_backward.default: recurrent.backward,
+    **recurrent.REPLACED,
     aten._local_scalar_dense.default: _item,
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _by_mask,
@@ -144,5 +143,10 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten.unique_consecutive.default: _unique,
     aten.bincount.default: _bincount,
     aten.repeat_interleave.Tensor: _repeat,
-    aten._amp_foreach_non_finite_check_and_unscale_.default: _found_inf,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _in_place,
+    **{
+        getattr(getattr(aten, name), overload): _in_place
+        for name in ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
+        for overload in getattr(aten, name).overloads()
+    },
 }

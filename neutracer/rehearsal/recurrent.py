@@ -4,30 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "FUNCTIONS",
-    "as_forward",
-    "backward",
-    "flatten",
-    "forward",
-    "reserve_bytes",
-    "workspace_bytes",
-]
+from neutracer.rehearsal.packing import numbers
+
+__all__ = ["FUNCTIONS", "REPLACED", "flatten", "takes"]
 
 aten = torch.ops.aten
+
+# What cuDNN adds for itself, at most.
+_SMALL = 1 << 20
 
 # cuDNN's numbers of the kinds.
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
-def _weights_length(weights: list[Tensor]) -> int:
+def _weights_length(weights: list[Tensor], dtype: torch.dtype) -> int:
     """Elements of the buffer in which cuDNN wants all weights, each aligned to 128 bytes."""
-    item = weights[0].element_size()
+    item = dtype.itemsize
     return sum(-(-w.numel() * item // 128) * 128 // item for w in weights)
 
 
@@ -37,12 +35,17 @@ def _run(mode: str, args: tuple[Any, ...]) -> Any:
     is_packed = isinstance(args[1], Tensor) and not isinstance(args[3], bool)
     if is_packed:
         data, sizes, hidden, weights, _, layers, dropout, train, both = args
-        batch_first, lengths = False, [int(size) for size in sizes.tolist()]
+        batch_first, lengths = False, numbers(sizes) or [int(data.shape[0])]
     else:
         data, hidden, weights, _, layers, dropout, train, both, batch_first = args
         lengths = []
     state = hidden[0] if mode == "lstm" else hidden
     cell = hidden[1] if mode == "lstm" else None
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        data, state = data.to(dtype), state.to(dtype)
+        cell = None if cell is None else cell.to(dtype)
+        weights = list(_Narrowed.apply(dtype, *weights))
     width = weights[1].shape[1]
     projected = state.shape[-1] if state.shape[-1] != width else 0
     out = aten._cudnn_rnn(
@@ -66,6 +69,21 @@ def _run(mode: str, args: tuple[Any, ...]) -> Any:
     return (out[0], out[1], out[2]) if mode == "lstm" else (out[0], out[1])
 
 
+class _Narrowed(torch.autograd.Function):  # type: ignore[misc]
+    """Weights as autocast wants them: copies of another type, in one buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        buffer = weights[0].new_zeros(_weights_length(list(weights), dtype), dtype=dtype)
+        return tuple(_views(buffer, list(weights)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        wide = [grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        return (None, *wide)
+
+
 def flatten(module: Any) -> None:
     """As RNNBase.flatten_parameters: all weights of a network in one buffer."""
     weights = [w for w in module._flat_weights if isinstance(w, Tensor)]
@@ -75,7 +93,7 @@ def flatten(module: Any) -> None:
     if len(storages) == 1 or len({w.dtype for w in weights}) > 1:
         return
     with torch.no_grad():
-        buffer = weights[0].new_empty(_weights_length(weights))
+        buffer = weights[0].new_empty(_weights_length(weights, weights[0].dtype))
         for weight, view in zip(weights, _views(buffer, weights), strict=True):
             weight.data = view
 
@@ -85,13 +103,13 @@ def _views(buffer: Tensor, weights: list[Tensor]) -> list[Tensor]:
     begin, found = 0, []
     for weight in weights:
         found.append(buffer.narrow(0, begin, weight.numel()).view(weight.shape))
-        begin += _weights_length([weight])
+        begin += _weights_length([weight], buffer.dtype)
     return found
 
 
 def _buffer_of(weights: list[Tensor]) -> Tensor:
     """The buffer that weights lie in, or a new one that they would be copied into."""
-    needed = _weights_length(weights)
+    needed = _weights_length(weights, weights[0].dtype)
     first = weights[0].detach()
     if len({w.untyped_storage()._cdata for w in weights}) == 1:
         return first.as_strided((needed,), (1,), 0)
@@ -109,13 +127,38 @@ def _function(mode: str) -> Callable[..., Any]:
 FUNCTIONS: dict[str, Callable[..., Any]] = {mode: _function(mode) for mode in _MODES}
 
 
-def _cells(args: Any) -> tuple[int, int, int]:
-    """Bytes of one layer's states over the whole sequence; layers; gates of a cell."""
-    data, kind, width, layers, both = args[0], args[6], args[7], args[9], args[13]
-    places = data.numel() // max(data.shape[-1], 1)
+@dataclass(frozen=True)
+class _Shape:
+    """What of a call decides how much it takes.
+
+    Attributes:
+        each: Bytes of the states of one layer, in all its directions, over the whole sequence.
+        layers: How many layers there are.
+        gates: Products of matrices that make a cell.
+        source: Bytes of the input.
+        states: Bytes of the result.
+    """
+
+    each: int
+    layers: int
+    gates: int
+    source: int
+    states: int
+
+
+def _shape(args: Any) -> _Shape:
+    """Of the forward operator's arguments."""
+    data, kind, width, projected, layers, both = (args[n] for n in (0, 6, 7, 8, 9, 13))
+    places = data.numel() // max(data.shape[-1], 1) * data.element_size()
     directions = 2 if both else 1
-    gates = 4 if kind == _MODES["lstm"] else 3 if kind == _MODES["gru"] else 1
-    return places * width * data.element_size() * directions, layers, gates
+    # A GRU's new gate keeps what comes of the input apart from what comes of the state.
+    gates = 4 if kind in (_MODES["lstm"], _MODES["gru"]) else 1
+    states = places * (projected or width) * directions
+    return _Shape(places * width * directions, layers, gates, _bytes(data), states)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 def as_forward(args: Any) -> tuple[Any, ...]:
@@ -123,26 +166,72 @@ def as_forward(args: Any) -> tuple[Any, ...]:
     return (*args[:6], *args[10:])
 
 
-def reserve_bytes(args: Any) -> int:
+def _is_turned(args: Any) -> bool:
+    """Whether batches come first, which cuDNN's kernels have second."""
+    return bool(args[10] and not args[14])
+
+
+def _turned_bytes(tensor: Tensor | None, args: Any) -> int:
+    """Bytes of the copy of what is not laid out step by step."""
+    if tensor is None:
+        return 0
+    seen = tensor.transpose(0, 1) if _is_turned(args) else tensor
+    return 0 if seen.is_contiguous() else _bytes(tensor)
+
+
+def reserve_bytes(args: Any) -> tuple[int, int, int]:
     """What cuDNN keeps for the backward pass: gates and states of each layer, and between
-    layers what was not dropped. Measured for an LSTM."""
-    each, layers, gates = _cells(args)
-    mask = each // args[0].element_size() // 8 if args[11] else 0
-    return each * (layers * (gates + 1) + layers - 1) + (layers - 1) * mask + 256
+    layers what was not dropped; likely, at least and at most. Measured for an LSTM."""
+    shape = _shape(args)
+    mask = shape.each // args[0].element_size() // 8 if args[11] else 0
+    between = shape.layers - 1
+    likely = shape.each * (shape.layers * (shape.gates + 1) + between) + between * mask + 256
+    least = shape.each * shape.layers * (3 if shape.gates > 1 else 1)
+    most = shape.each * (shape.layers * (shape.gates + 3) + 2 * between)
+    return likely, min(least, likely), most + 2 * between * mask + _SMALL
 
 
-def workspace_bytes(args: Any) -> int:
-    """What cuDNN takes while it runs: the gates of all layers, and some states."""
-    each, layers, gates = _cells(args)
-    return int(each * (layers * gates + 1.58))
+def _workspace(args: Any) -> tuple[int, int, int]:
+    """What cuDNN takes while it runs: the gates of all layers, and some states; likely, at
+    least and at most."""
+    shape = _shape(args)
+    likely = int(shape.each * (shape.layers * shape.gates + 1.58))
+    if not args[12]:
+        # Without a backward pass one layer after the other.
+        least = shape.each * shape.gates // 2
+        return likely, min(least, likely), likely * 3 // 2 + _SMALL
+    return likely, likely // 2, likely * 3 // 2 + shape.each * shape.layers + _SMALL
+
+
+def takes(func: Any, args: Any) -> list[tuple[int, int, int]]:
+    """Bytes of what a call takes until its end: likely, least and most of each."""
+    given = args if func is aten._cudnn_rnn.default else as_forward(args)
+    found = [_workspace(given)]
+    copies = [_turned_bytes(args[0], given)]
+    if func is aten._cudnn_rnn_backward.default:
+        if args[7] is None:
+            # Zeros in the place of a gradient that nobody gave.
+            copies.append(_shape(given).states)
+        grad = _turned_bytes(args[7], given)
+        # The gradient's copy is gone before those of the weights are made.
+        weights = sum(_bytes(w) for w in args[1]) if args[-1][3] else 0
+        copies.append(max(grad - weights, 0))
+    return [*found, *((n, n, n) for n in copies if n)]
 
 
 def forward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The forward pass, with what it keeps for the backward pass."""
     out = list(mode.values.run(func, args, kwargs))
-    if args[12] and args[0].device.type == "cuda":
-        with torch.no_grad():
-            out[3] = args[0].new_empty(reserve_bytes(args), dtype=torch.uint8)
+    if args[0].device.type != "cuda":
+        return tuple(out)
+    with torch.no_grad():
+        if _is_turned(args):
+            batch, steps, width = out[0].shape
+            out[0] = args[0].new_empty((steps, batch, width)).transpose(0, 1)
+        if args[12]:
+            likely, least, most = reserve_bytes(args)
+            out[3] = args[0].new_empty(likely, dtype=torch.uint8)
+            mode.bounded(out[3], least, most)
     return tuple(out)
 
 
@@ -151,11 +240,51 @@ def backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     data, weights, state, cell = args[0], args[1], args[4], args[5]
     mask = args[-1]
     with torch.no_grad():
+        shape = data.transpose(0, 1).shape if _is_turned(as_forward(args)) else data.shape
+        given = data.new_empty(shape)
+        given = given.transpose(0, 1) if _is_turned(as_forward(args)) else given
         grads: list[Any] = [
-            data.new_empty(data.shape) if mask[0] else None,
+            given,
             state.new_empty(state.shape) if mask[1] else None,
             cell.new_empty(cell.shape) if mask[2] and cell is not None else None,
         ]
         # Gradients of weights are views of one buffer.
-        views = _views(data.new_empty(_weights_length(weights)), list(weights))
-    return (*grads, views if mask[3] else [None] * len(weights))
+        length = _weights_length(list(weights), data.dtype)
+        views = _views(data.new_empty(length), list(weights)) if mask[3] else None
+    return (*grads, [None] * len(weights) if views is None else views)
+
+
+def _cell(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A step of an LSTM's or a GRU's cell: states, and what the backward pass wants of gates."""
+    state = args[2]
+    if func is aten._thnn_fused_lstm_cell.default:
+        made = state.new_empty(state.shape), state.new_empty(state.shape)
+        return (*made, args[0].new_empty(args[0].shape))
+    rows, width = state.shape
+    return state.new_empty(state.shape), args[0].new_empty((rows, 5 * width))
+
+
+def _lstm_cell_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    cell, gates, has_bias = args[2], args[4], args[5]
+    grads = gates.new_empty(gates.shape)
+    bias = gates.new_empty(gates.shape[1:]) if has_bias else None
+    return grads, cell.new_empty(cell.shape), bias
+
+
+def _gru_cell_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    grad, has_bias = args[0], args[2]
+    rows, width = grad.shape
+    sides = [grad.new_empty((rows, 3 * width)) for _ in range(2)]
+    biases = [grad.new_empty((3 * width,)) if has_bias else None for _ in range(2)]
+    return (*sides, grad.new_empty(grad.shape), *biases)
+
+
+#: In the place of operators that have no fake kernel, or one that lacks something.
+REPLACED: dict[Any, Callable[..., Any]] = {
+    aten._cudnn_rnn.default: forward,
+    aten._cudnn_rnn_backward.default: backward,
+    aten._thnn_fused_lstm_cell.default: _cell,
+    aten._thnn_fused_gru_cell.default: _cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from neutracer.rehearsal import attention, device, fakes, recurrent
+from neutracer.rehearsal import attention, device, fakes, packing, recurrent
 from neutracer.rehearsal.build import load
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.kernels import Kernels
@@ -109,7 +109,8 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         stack.enter_context(_card_is_there(devices))
         found = device.patches(card, tracing, devices, capacity, CUDNN)
         found += fakes.patches(tracing)
-        found += [(torch._VF, name, run) for name, run in recurrent.FUNCTIONS.items()]
+        functions = {**recurrent.FUNCTIONS, **packing.FUNCTIONS}
+        found += [(torch._VF, name, run) for name, run in functions.items()]
         found += [(torch.nn.RNNBase, "flatten_parameters", recurrent.flatten)]
         found += stack.enter_context(ranks(devices))
         stack.enter_context(replaced(found))

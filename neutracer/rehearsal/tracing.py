@@ -46,6 +46,11 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self.stream = 0
         self.is_closed = False
         self._handles: dict[int, tuple[int, Any]] = {}
+        self._bounds: dict[int, tuple[int, int]] = {}
+
+    def bounded(self, tensor: Tensor, least: int, most: int) -> None:
+        """The bytes of a result that is about to be noted are known as a range."""
+        self._bounds[tensor.untyped_storage()._cdata] = least, most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -95,7 +100,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         nbytes = storage.nbytes()
         if not nbytes:
             return
-        handle = self.requests.alloc(nbytes, stack, self.stream)
+        handle = self.requests.alloc(nbytes, stack, self.stream, bounds=self._bounds.pop(key, None))
         # PyTorch keeps a storage's Python object as long as the storage itself.
         self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
 

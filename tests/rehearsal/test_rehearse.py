@@ -220,6 +220,82 @@ def test_recurrent_networks(mode: str) -> None:
     assert len(neutracer.rehearse(program, steps=1).events)
 
 
+def test_recurrent_networks_take_batches_in_any_order() -> None:
+    seen = {}
+
+    def step() -> None:
+        for first in (False, True):
+            net = torch.nn.GRU(64, 128, batch_first=first, bidirectional=True).cuda()
+            out, _ = net(torch.randn(8, 20, 64, device="cuda", requires_grad=True))
+            seen[first] = (tuple(out.shape), out.is_contiguous())
+            out.sum().backward()
+
+    rehearsed = neutracer.rehearse(step, steps=1).rehearsed
+    # cuDNN writes step by step, whatever the program's order is.
+    assert seen == {False: ((8, 20, 256), True), True: ((8, 20, 256), False)}
+    assert rehearsed is not None
+    low, high = rehearsed.ranges["peak_allocated_bytes"]
+    assert low < high
+
+
+def test_autocast_narrows_recurrent_networks() -> None:
+    kinds = []
+
+    def program() -> Any:
+        net = torch.nn.LSTM(64, 128, 2, dropout=0.1).cuda()
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.float16):
+                out, _ = net(torch.randn(20, 8, 64, device="cuda"))
+            kinds.append(out.dtype)
+            out.float().sum().backward()
+            kinds.append(net.weight_hh_l0.grad.dtype)
+
+        return step
+
+    neutracer.rehearse(program, steps=1)
+    assert kinds == [torch.float16, torch.float32]
+
+
+def test_packed_sequences() -> None:
+    seen: list[Any] = []
+
+    def step() -> None:
+        lengths = torch.tensor([20, 13, 13, 5])
+        x = torch.randn(4, 20, 32, device="cuda", requires_grad=True)
+        pack, pad = torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence
+        packed = pack(x, lengths, batch_first=True)
+        seen.append((packed.data.shape, packed.batch_sizes.tolist()))
+        net = torch.nn.LSTM(32, 16, batch_first=True).cuda()
+        out, back = pad(net(packed)[0], batch_first=True)
+        seen.append((out.shape, back.tolist()))
+        out.sum().backward()
+        assert x.grad is not None
+        seen.append(x.grad.shape)
+
+    snap = neutracer.rehearse(step, steps=1)
+    counts = [4] * 5 + [3] * 8 + [1] * 7
+    assert seen == [((51, 32), counts), ((4, 20, 16), [20, 13, 13, 5]), (4, 20, 32)]
+    assert snap.rehearsed is not None
+    assert snap.rehearsed.notes == ()
+
+
+def test_cells_and_fused_optimizers() -> None:
+    def program() -> Any:
+        cells = torch.nn.ModuleList([torch.nn.LSTMCell(32, 64), torch.nn.GRUCell(32, 64)]).cuda()
+        optimizer = torch.optim.SGD(cells.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+        def step() -> None:
+            x = torch.randn(8, 32, device="cuda")
+            (cells[0](x)[0] + cells[1](x)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    assert len(neutracer.rehearse(program, steps=2).events)
+
+
 def test_a_program_that_fails_is_kept_until_there() -> None:
     def step() -> None:
         torch.zeros(1 << 20, device="cuda")

@@ -13,7 +13,9 @@ three steps. In OUT, for each:
     NAME.json                   {"program", "steps": [{"peak_allocated_bytes",
                                 "peak_reserved_bytes", "peak_requested_bytes"}, ...],
                                 "built": the same after building, "torch", "cuda", "cudnn",
-                                "card", "capability", "seconds"} or {"program", "error"}
+                                "card", "capability", "packages", "seconds"}, or {"program",
+                                "error"}; "packages" are the versions of those that build
+                                models: another one may build them otherwise
     NAME.labelled.pickle.gz     with --label: a second run, where an allocation's
                                 `user_metadata` is the operator that made it
 
@@ -38,6 +40,7 @@ from typing import Any
 
 STEPS = 3
 AT_ONCE = 2
+PACKAGES = ("transformers", "torchvision", "torch_geometric", "lightning", "mamba_ssm", "apex")
 SECONDS = 150  # for one run of one program
 HERE = Path(__file__).resolve().parent
 
@@ -64,6 +67,12 @@ def peaks() -> dict[str, int]:
         "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
         "peak_requested_bytes": stats["requested_bytes.all.peak"],
     }
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that a program has imported."""
+    loaded = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
+    return {name: str(getattr(module, "__version__", "")) for name, module in loaded.items()}
 
 
 def labels() -> Any:
@@ -111,6 +120,7 @@ def run(path: Path, name: str, out: Path, label: bool) -> None:
         cudnn=torch.backends.cudnn.version(),
         card=torch.cuda.get_device_name(),
         capability=list(torch.cuda.get_device_capability()),
+        packages=versions(),
         seconds=round(time.perf_counter() - began, 1),
     )
     dump = pickle.dumps(torch.cuda.memory._snapshot(), protocol=4)
