@@ -191,10 +191,8 @@ class Sampler:
 
 def load(source: object, max_memory: int, progress: Progress = None) -> Snapshot: ...
 def save(
-    source: Snapshot | Timeline,
+    source: Snapshot | tuple[tuple[Timeline, int, int], ...],
     write: Callable[[bytes], object],
-    first: int = 0,
-    end: int = 0,
     progress: Progress = None,
 ) -> None: ...
 def pack(snapshot: Snapshot, write: Callable[[bytes], object], /) -> None: ...

@@ -161,9 +161,9 @@ PyDoc_STRVAR(load_doc,
              "load(source, max_memory, progress=None)\n--\n\n"
              "A Snapshot from bytes, a file descriptor, or an object with read(n).");
 PyDoc_STRVAR(save_doc,
-             "save(source, write, first=None, end=None, progress=None)\n--\n\n"
-             "Writes a Snapshot, or events first .. end - 1 of a Timeline, through "
-             "write(bytes).");
+             "save(source, write, progress=None)\n--\n\n"
+             "Writes a Snapshot, or ranges of its Timelines (tuples of a Timeline, the "
+             "first\nevent and the one after the last), through write(bytes).");
 PyDoc_STRVAR(
     arrow_doc,
     "arrow_stream(columns, count, /)\n--\n\n"

@@ -7,11 +7,13 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 import neutracer
-from neutracer.cli.parts import complain_of, standing_streams, within_memory
+from neutracer.cli.parts import complain_of, within_memory
+from neutracer.process.recording.streams import can_be_restored
 
 __all__ = ["main"]
 
@@ -90,6 +92,39 @@ def _no_command(word: str) -> str:
     if near:
         return f"there is no command {word!r}; did you mean {near[0]!r}?"
     return f"there is no command {word!r}; they are {', '.join(_COMMANDS)}"
+
+
+@contextmanager
+def standing_streams() -> Iterator[None]:
+    """Make standard output and error writable.
+
+    A stream that was closed before the start accepts everything and keeps nothing, as for
+    `print`.
+
+    Raises:
+        BrokenPipeError: Whoever reads standard output has seen enough.
+        OSError: It can't be written.
+    """
+    was = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = (stream or nowhere for stream in was)
+        try:
+            yield
+        finally:
+            try:
+                # A program that was run here may have closed it.
+                if not getattr(sys.stdout, "closed", False):
+                    sys.stdout.flush()
+            except OSError:
+                # So that Python's own attempt at the end of the process does not fail
+                # again.
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+                raise
+            finally:
+                pairs = zip(was, (sys.stdout, sys.stderr), strict=True)
+                sys.stdout, sys.stderr = (
+                    stream if can_be_restored(stream) else now for stream, now in pairs
+                )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

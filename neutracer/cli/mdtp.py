@@ -7,7 +7,13 @@ import argparse
 import sys
 from typing import Any
 
-from neutracer.cli.parts import add_max_memory, complain, complain_of, without_history_warning
+from neutracer.cli.parts import (
+    add_max_memory,
+    add_window,
+    complain,
+    complain_of,
+    without_history_warning,
+)
 from neutracer.cli.what_if import add_simulation, refused, simulation
 from neutracer.errors import NeutracerError, SettingsError
 from neutracer.pictures.extra import picture_file
@@ -65,6 +71,7 @@ def add_mdtp(commands: Any, summary: str) -> None:
         metavar=("FROM", "TO"),
         help="in seconds, with --x event in events",
     )
+    add_window(plot)
     add_simulation(plot)
     plot.add_argument(
         "--raw-addresses", action="store_true", help="also addresses that were never reserved"

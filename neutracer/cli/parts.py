@@ -11,10 +11,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from neutracer.errors import HistoryWarning, NeutracerError
-from neutracer.process.recording.streams import can_be_restored
 from neutracer.render.escape import clean
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ __all__ = [
     "add_output",
     "add_program",
     "add_recording",
+    "add_window",
     "check_written",
     "complain",
     "complain_of",
@@ -35,7 +35,7 @@ __all__ = [
     "give",
     "print_report",
     "program_of",
-    "standing_streams",
+    "window_of",
     "within_memory",
     "without_history_warning",
     "written",
@@ -104,6 +104,48 @@ def within_memory(options: argparse.Namespace) -> int:
         pass
     why = "that is free" if options.max_memory is None else "that --max-memory allows"
     return complain(f"this takes more memory than the {format_bytes(bound)} {why}")
+
+
+def add_window(parser: argparse.ArgumentParser) -> None:
+    """Add the part of the trace that is read, which `window_of` gives to `load`."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--events",
+        type=_events,
+        metavar="A:B",
+        help="read only events A to B-1 of the trace; --events=-1000: are the last thousand",
+    )
+    group.add_argument(
+        "--seconds",
+        type=_seconds,
+        metavar="A:B",
+        help="read only what happened A to B seconds after the first event",
+    )
+
+
+def _ends(text: str, kind: Callable[[str], Any], wanted: str) -> list[Any]:
+    """The two sides of a colon as numbers, None where there is nothing."""
+    try:
+        low, high = (kind(side) if side.strip() else None for side in text.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
+    return [low, high]
+
+
+def _events(text: str) -> slice:
+    return slice(*_ends(text, int, "two event numbers, like 1000:2000"))
+
+
+def _seconds(text: str) -> tuple[float | None, float | None]:
+    low, high = _ends(text, float, "two numbers of seconds, like 0.5:1.5")
+    return low, high
+
+
+def window_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `load` for the part that `add_window` asks for; none for the whole file."""
+    if options.events is None and options.seconds is None:
+        return {}
+    return {"events": options.events, "seconds": options.seconds, "device": options.device}
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -268,39 +310,6 @@ def written(path: str, text: str) -> bool:
         complain_of(path, error)
         return False
     return True
-
-
-@contextmanager
-def standing_streams() -> Iterator[None]:
-    """Make standard output and error writable.
-
-    A stream that was closed before the start accepts everything and keeps nothing, as for
-    `print`.
-
-    Raises:
-        BrokenPipeError: Whoever reads standard output has seen enough.
-        OSError: It can't be written.
-    """
-    was = sys.stdout, sys.stderr
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        sys.stdout, sys.stderr = (stream or nowhere for stream in was)
-        try:
-            yield
-        finally:
-            try:
-                # A program that was run here may have closed it.
-                if not getattr(sys.stdout, "closed", False):
-                    sys.stdout.flush()
-            except OSError:
-                # So that Python's own attempt at the end of the process does not fail
-                # again.
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
-                raise
-            finally:
-                pairs = zip(was, (sys.stdout, sys.stderr), strict=True)
-                sys.stdout, sys.stderr = (
-                    stream if can_be_restored(stream) else now for stream, now in pairs
-                )
 
 
 @contextmanager

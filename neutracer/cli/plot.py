@@ -8,7 +8,14 @@ import os
 import sys
 from typing import Any
 
-from neutracer.cli.parts import add_max_memory, complain, complain_of, without_history_warning
+from neutracer.cli.parts import (
+    add_max_memory,
+    add_window,
+    complain,
+    complain_of,
+    window_of,
+    without_history_warning,
+)
 from neutracer.errors import NeutracerError
 from neutracer.pictures.extra import picture_file
 from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
@@ -16,6 +23,7 @@ from neutracer.pictures.ranks.plot import plot_ranks
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
 from neutracer.trace.progress import end_progress
+from neutracer.trace.snapshot import load
 
 __all__ = ["add_plot"]
 
@@ -64,6 +72,7 @@ def add_plot(commands: Any, summary: str) -> None:
     plot.add_argument(
         "--event", type=int, metavar="N", help="fragmentation: the segments after this event"
     )
+    add_window(plot)
     plot.add_argument("--title", metavar="TEXT", help="the title (default: the file's name)")
     plot.add_argument("--dark", action="store_true", help="for a dark page")
     add_max_memory(plot)
@@ -93,10 +102,13 @@ def _plot(options: argparse.Namespace) -> int:
 def _draw(options: argparse.Namespace, output: str) -> None:
     look = {"title": options.title, "dark": options.dark, "output": output}
     if options.kind == "ranks":
+        if window_of(options):
+            raise ValueError("ranks are drawn whole: without --events and --seconds")
         plot_ranks(options.files, **look)
         return
     axes = {"device": options.device, "x": options.x}
-    file = options.files[0]
+    window = window_of(options)
+    file = load(options.files[0], **window) if window else options.files[0]
     if options.kind == "fragmentation":
         plot_fragmentation(file, event=options.event, **axes, **look)
     else:

@@ -11,10 +11,12 @@ from neutracer.cli.parts import (
     FAILED,
     add_max_memory,
     add_output,
+    add_window,
     check_written,
     complain,
     complain_of,
     give,
+    window_of,
     without_history_warning,
 )
 from neutracer.diagnose.overview.report import OverviewReport, overview
@@ -29,6 +31,7 @@ _EXAMPLE = """example:
   neutracer report snapshot.pickle
   neutracer report --json rank*.pickle.gz > report.json
   neutracer report --tree snapshot.pickle             # and who led to the peak
+  neutracer report --seconds 2:3 snapshot.pickle      # only that second
   neutracer report --fail-on severe snapshot.pickle   # exit code 1 if it finds that
 
 exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
@@ -48,6 +51,7 @@ def add_report(commands: Any, summary: str) -> None:
         "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
     )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
+    add_window(parser)
     parser.add_argument(
         "--tree", action="store_true", help="also who led to the peak: its stacks as a tree"
     )
@@ -91,7 +95,7 @@ def _read(file: str, options: argparse.Namespace) -> OverviewReport | None:
     """The report on one file; None, with a word on standard error, if it can't be read."""
     try:
         with without_history_warning():
-            snap = load(file, max_memory=options.max_memory)
+            snap = load(file, **window_of(options), max_memory=options.max_memory)
         if file == "-":
             return overview(snap, "standard input", device=options.device)
         return overview(snap, file, path=file, device=options.device)

@@ -10,8 +10,10 @@ from typing import Any
 
 from neutracer.cli.parts import (
     add_max_memory,
+    add_window,
     check_written,
     complain_of,
+    window_of,
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
@@ -19,13 +21,14 @@ from neutracer.pictures.page.view import empty_page, view
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
 from neutracer.trace.progress import end_progress
+from neutracer.trace.snapshot import load
 
 __all__ = ["add_view"]
 
 _EXAMPLE = """example:
   neutracer view snapshot.pickle -o snapshot.html
   neutracer view --device 1 snapshot.pickle.gz
-  neutracer view --events 2000000 2050000 long.pickle
+  neutracer view --events 2000000:2050000 long.pickle
   neutracer view -o neutracer.html
 
 The page is one file that loads nothing; it opens in any recent browser, and any other
@@ -55,12 +58,13 @@ def add_view(commands: Any, summary: str) -> None:
         help="the page (default: FILE with .html, or neutracer.html)",
     )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
+    add_window(parser)
     parser.add_argument(
-        "--events",
+        "--focus",
         type=int,
         nargs=2,
         metavar=("FROM", "TO"),
-        help="open on these events",
+        help="open on these events; the page has all of them",
     )
     add_max_memory(parser)
     parser.set_defaults(run=_view)
@@ -71,11 +75,13 @@ def _view(options: argparse.Namespace) -> int:
         return _empty(options)
     name = "snapshot" if options.file == "-" else os.path.basename(options.file)
     output = f"{name}.html" if options.output is None else options.output
-    focus = None if options.events is None else (options.events[0], options.events[1])
+    focus = None if options.focus is None else (options.focus[0], options.focus[1])
     try:
         check_written(output, options.file)
         with without_history_warning():
-            path = view(options.file, output, device=options.device, focus=focus)
+            window = window_of(options)
+            source = load(options.file, **window) if window else options.file
+            path = view(source, output, device=options.device, focus=focus)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
     end_progress()

@@ -14,6 +14,7 @@ from neutracer.cli.parts import (
     complain_of,
     device_size,
     give,
+    window_of,
     without_history_warning,
 )
 from neutracer.diagnose.settings.recommend import recommend
@@ -166,9 +167,10 @@ def add_simulation(parser: Any) -> None:
 
 def simulation(options: argparse.Namespace) -> list[Any]:
     """What is drawn: the files, or with `--set` what the first one would have been."""
+    window = window_of(options)
     if options.settings is None:
-        return list(options.files)
-    snap = load(options.files[0])
+        return [load(file, **window) for file in options.files] if window else list(options.files)
+    snap = load(options.files[0], **window)
     capacity = device_size(options.capacity)
     plan = what_if(snap, options.settings, capacity=capacity, device=options.device)
     return [plan[options.settings]]

@@ -17,6 +17,7 @@ from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
 from neutracer.render.row import PlainRow
 from neutracer.trace.rehearsed import KEY, Rehearsed
+from neutracer.trace.window import WINDOW, Window
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["FIRST", "Flaw", "first_findings", "flaws_of"]
@@ -24,7 +25,7 @@ __all__ = ["FIRST", "Flaw", "first_findings", "flaws_of"]
 _PARTIAL, _BROKEN = "partial_file", "broken_file"
 
 #: The kinds of the findings that a report on such a file begins with.
-FIRST = (_PARTIAL, _BROKEN, KEY)
+FIRST = (_PARTIAL, _BROKEN, KEY, WINDOW)
 
 # By the core's number: the word for programs; what is counted, in the singular and the
 # plural; and the rest of the sentence. "{bytes}" is how much memory it is about.
@@ -139,6 +140,8 @@ class _Read(Protocol):
     def flaws(self) -> tuple[Flaw, ...]: ...
     @property
     def rehearsed(self) -> Rehearsed | None: ...
+    @property
+    def window(self) -> Window | None: ...
 
 
 def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, ...]:
@@ -156,6 +159,7 @@ def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, .
         message = "the file says what no allocator can have done, so read its figures with care"
         notes = tuple(Note(f"{flaw.message}.") for flaw in told)
         found.append(Finding(_BROKEN, Severity.SEVERE, 0, message, notes))
+    found += [snap.window.finding(snap.origin) for snap in snaps if snap.window]
     marked = [snap.rehearsed for snap in snaps]
     return (*found, *(finding for one in marked if one for finding in one.findings()))
 

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import io
-import os
-import pickle
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,12 +12,10 @@ from typing import Any
 from neutracer import units
 from neutracer._native import core
 from neutracer.errors import HistoryWarning
-from neutracer.saving import atomic_file
 from neutracer.trace.bounds import memory_bound
 from neutracer.trace.devices import chosen_device
-from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
+from neutracer.trace.events import annotation_table, event_table, said_of_trace
 from neutracer.trace.flaws import Flaw, first_findings, flaws_of
-from neutracer.trace.formats import in_format
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
@@ -30,6 +25,8 @@ from neutracer.trace.summary import summary_html
 from neutracer.trace.table import Table
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.told import told_beside
+from neutracer.trace.window import EventWindow, SecondWindow, Window, window_of
+from neutracer.trace.written import Written, written
 
 __all__ = ["Snapshot", "load"]
 
@@ -37,6 +34,9 @@ __all__ = ["Snapshot", "load"]
 def load(
     source: SnapshotSource,
     *,
+    events: EventWindow | None = None,
+    seconds: SecondWindow | None = None,
+    device: int | None = None,
     max_memory: int | str | None = None,
     progress: Callable[[int], object] | bool | None = None,
 ) -> Snapshot:
@@ -45,6 +45,13 @@ def load(
     Args:
         source: A path, "-" for standard input, bytes, or a file open in binary mode;
             plain or compressed with gzip, xz or zstd.
+        events: Only these events of one device: a range, a slice (`slice(-1000, None)` is the
+            last thousand), or the first one and the one after the last. What lived before them
+            is known, with its stacks; all else of the file is given back.
+        seconds: Only what happened in these seconds since the file's first event, on all
+            devices: two numbers, of which None is the beginning or the end.
+        device: With `events` or `seconds`, only this device; None is all, or for `events` the
+            only one.
         max_memory: The most memory that reading may take: bytes, or a text like "4GiB".
             None is what this machine, or the container, has free.
         progress: Called with the number of bytes read so far, some 20 times a second;
@@ -52,9 +59,11 @@ def load(
 
     Returns:
         The snapshot. Of a file that breaks off you get the whole part, and `.partial` says
-        why; of one that can't be right in places the rest, and `.flaws` says which.
+        why; of one that can't be right in places the rest, and `.flaws` says which. Of a part,
+        `.window` says which one, and what nobody can know of it.
 
     Raises:
+        ValueError: There are no such events, seconds or device.
         SnapshotError: It is no snapshot, damaged, or holds what no allocator can have
             written; `.offset` is the byte where that is known.
         LimitError: It would take more than `max_memory`, or unpacks without end.
@@ -65,24 +74,42 @@ def load(
         >>> import neutracer
         >>> neutracer.load("tests/data/frag_default.pickle")
         <Snapshot: 1 device, 18 segments, 83 blocks, 2,375 events>
+        >>> last = neutracer.load("tests/data/frag_default.pickle", events=slice(-100, None))
+        >>> len(last.events), str(last.window)
+        (100, 'events 2,275 to 2,374 of 2,375')
     """
+    if events is not None and seconds is not None:
+        raise ValueError("a part is chosen by events or by seconds, not by both")
     limit = memory_bound() if max_memory is None else units.parse_bytes(max_memory)
     limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
         native = core.load(opened, limit, report)
     if native.partial is not None:
         warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
-    return Snapshot(native, origin=source_path(source))
+    whole = Snapshot(native, origin=source_path(source))
+    if events is None and seconds is None:
+        return whole
+    return _part(whole, window_of(whole, events, seconds, device))
+
+
+def _part(whole: Snapshot, window: Window) -> Snapshot:
+    """A part of a snapshot that holds nothing of the rest."""
+    ranges = tuple((whole.timeline(p.device).native, p.first, p.end) for p in window.parts)
+    made = Snapshot(core.load(written(ranges), sys.maxsize, None), origin=whole.origin)
+    made._partial, made._flaws, made._window = whole._partial, whole._flaws, window
+    # The sidecar knows what blocks are at the file's end, and no others.
+    made.told = {one: told for one, told in whole.told.items() if window.reaches_end(one)}
+    return made
 
 
 def _restored(saved: bytes, renamed: Mapping[str, str] | None, *rest: Any) -> Snapshot:
     """What was pickled; it takes as much memory as at its origin."""
     snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
-    snap._partial, snap._flaws, snap.told = rest
+    snap._partial, snap._flaws, snap.told, snap._window = rest
     return snap
 
 
-class Snapshot:
+class Snapshot(Written):
     """What the allocator held, and the trace of how it came to that.
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
@@ -105,6 +132,7 @@ class Snapshot:
         self._traces = native.traces()
         self._timelines: dict[int, Timeline] = {}
         self._trace_flaws: dict[int, tuple[Flaw, ...]] = {}
+        self._window: Window | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -256,6 +284,11 @@ class Snapshot:
         return self._partial
 
     @property
+    def window(self) -> Window | None:
+        """What part of the file's traces it is, of what `load(events=)` read; else None."""
+        return self._window
+
+    @property
     def flaws(self) -> tuple[Flaw, ...]:
         """What the file says that no allocator can have done; no figure rests on it.
 
@@ -291,48 +324,9 @@ class Snapshot:
             self._timelines[number] = made
         return self._timelines[number]
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        events: range | slice | tuple[int, int] | None = None,
-        device: int | None = None,
-    ) -> None:
-        """Write the snapshot in PyTorch's own format, which its viewer opens; whole or not at all.
-
-        Args:
-            path: Where to; JSON with the same keys if it ends in .json (frames are spelt out
-                there at each event); compressed if it ends in .gz, .xz or .zst.
-            events: Only these events of one device, with the segments as they were after the
-                last of them: a range, a slice, or the first one and the one after the last.
-                None writes everything.
-            device: The device of `events`; None is the only one.
-
-        Raises:
-            ValueError: There are no such events or device, or it is the file that was read.
-            UnavailableError: Nothing here writes that compression.
-            OSError: It can't be written.
-        """
-        length = 0 if events is None and device is None else self.trace_length(device)
-        chosen = None if events is None else event_range(events, length)
-        with atomic_file(path, self) as target, in_format(path, target) as file:
-            if chosen is None:
-                core.save(self._native, file.write)
-            else:
-                core.save(self.timeline(device).native, file.write, *chosen)
-
-    def to_bytes(self) -> bytes:
-        """What `save` writes, as bytes."""
-        core.save(self._native, (buffer := io.BytesIO()).write)
-        return buffer.getvalue()
-
-    def to_dict(self) -> Any:
-        """The snapshot as PyTorch's own structure of dicts and lists."""
-        # Our own bytes, in which no opcode names a class.
-        return pickle.loads(self.to_bytes())
-
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
-        return _restored, (self.to_bytes(), self._renamed, self._partial, self._flaws, self.told)
+        rest = (self._partial, self._flaws, self.told, self._window)
+        return _restored, (self.to_bytes(), self._renamed, *rest)
 
     def __copy__(self) -> Snapshot:
         return self  # Nothing in it ever changes.
@@ -340,7 +334,9 @@ class Snapshot:
     def __repr__(self) -> str:
         counts = [len(self.devices), len(self.segments), len(self.blocks), len(self.events)]
         parts = map(units.format_count, counts, ("device", "segment", "block", "event"))
-        return f"<Snapshot: {', '.join(parts)}{', partial' if self.partial else ''}>"
+        partial = ", partial" if self.partial else ""
+        window = f", only {self.window}" if self.window else ""
+        return f"<Snapshot: {', '.join(parts)}{partial}{window}>"
 
     def _repr_html_(self) -> str:
         stats = [

@@ -182,6 +182,10 @@ nt_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
                           NULL);
     }
     nt_random_settings(t, snapshot, 3);
+    if ((keys & NT_HAS_BEFORE) != 0) {
+        nt_snapshot_begin_before(snapshot);
+        random_add_segments(t, snapshot, nt_test_random(seed) % 5, seed);
+    }
     (void)NT_CHECK_OK(nt_snapshot_seal(snapshot, NULL), NULL);
     return snapshot;
 }

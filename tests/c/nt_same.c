@@ -267,6 +267,13 @@ nt_same_snapshot(const nt_snapshot *a, const nt_snapshot *b)
     found = found != NULL
                 ? found
                 : same_layouts(&s, nt_snapshot_layout(a), nt_snapshot_layout(b));
+    const nt_layout *before_a = nt_snapshot_before(a),
+                    *before_b = nt_snapshot_before(b);
+    if (found == NULL && (before_a == NULL) != (before_b == NULL)) {
+        found = "only one says what was before the traces";
+    } else if (found == NULL && before_a != NULL) {
+        found = same_layouts(&s, before_a, before_b);
+    }
     found = found != NULL ? found : same_annotations(&s);
     found = found != NULL ? found : same_settings(&s);
     same_clear(&s);

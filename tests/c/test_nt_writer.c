@@ -174,7 +174,8 @@ writer_save_range_to(nt_file *file, const nt_timeline *timeline, size_t first,
 {
     const nt_alloc alloc = nt_alloc_system();
     const nt_sink sink = {.write = nt_file_collect, .ctx = file};
-    return nt_writer_save_range(&alloc, timeline, 0, first, end, &sink, NULL, NULL);
+    const nt_writer_range range = {timeline, first, end};
+    return nt_writer_save_ranges(&alloc, &range, 1, &sink, NULL, NULL);
 }
 
 static void
@@ -282,8 +283,8 @@ writer_sweep_range(nt_test *t, const nt_alloc *alloc, void *ctx)
     NT_TRY(nt_timeline_new(alloc, ctx, 0, NULL, &timeline, NULL));
     nt_file file = {.size = 0};
     const nt_sink sink = {.write = nt_file_collect, .ctx = &file};
-    const nt_status status =
-        nt_writer_save_range(alloc, timeline, 0, 0, 1, &sink, NULL, NULL);
+    const nt_writer_range range = {timeline, 0, 1};
+    const nt_status status = nt_writer_save_ranges(alloc, &range, 1, &sink, NULL, NULL);
     nt_file_clear(&file);
     nt_timeline_free(timeline);
     return status;

@@ -52,8 +52,8 @@ check_range(const nt_snapshot *s, const nt_timeline *timeline, size_t first, siz
     const nt_alloc alloc = nt_fuzz_alloc();
     nt_fuzz_file file = {.size = 0};
     const nt_sink sink = {.write = nt_fuzz_collect, .ctx = &file};
-    NT_FUZZ_CHECK(nt_writer_save_range(&alloc, timeline, 0, first, end, &sink, NULL,
-                                       NULL) == NT_OK);
+    const nt_writer_range range = {timeline, first, end};
+    NT_FUZZ_CHECK(nt_writer_save_ranges(&alloc, &range, 1, &sink, NULL, NULL) == NT_OK);
     nt_snapshot *part = nt_fuzz_load(file.bytes, file.size);
     NT_FUZZ_CHECK(part != NULL);
     NT_FUZZ_CHECK(nt_snapshot_events(part)->count == end - first);

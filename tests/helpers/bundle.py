@@ -3,6 +3,7 @@
 
 import functools
 import json
+import pickle
 
 from places import TESTS
 
@@ -24,6 +25,13 @@ RESET_PEAKS = ("attention_flash", "attention_math", "train_resnet_late_zero_grad
 def snapshot(name: str) -> neutracer.Snapshot:
     """The snapshot, loaded once in a run; it never changes."""
     return neutracer.load(DATA / f"{name}.pickle.xz")
+
+
+def begun_late(name: str, first: int) -> neutracer.Snapshot:
+    """The snapshot as if recording had begun with event `first` of its only trace."""
+    plain = dict(snapshot(name).to_dict())
+    plain["device_traces"] = [trace[first:] for trace in plain["device_traces"]]
+    return neutracer.load(pickle.dumps(plain))
 
 
 @functools.cache

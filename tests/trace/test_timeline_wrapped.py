@@ -3,22 +3,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from bundle import NAMES, snapshot
-
-import neutracer
+from bundle import NAMES, begun_late, snapshot
 
 METRICS = ("allocated", "active", "reserved", "requested")
-
-
-def begun_late(name: str, first: int, folder: Path) -> neutracer.Snapshot:
-    """The bundled snapshot as if recording had begun with event `first`."""
-    whole = snapshot(name)
-    path = folder / f"{first}.pickle"
-    whole.save(path, events=(first, len(whole.events)))
-    return neutracer.load(path)
 
 
 def cuts(name: str) -> list[int]:
@@ -27,10 +15,10 @@ def cuts(name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_late_series_equal_whole_ones(name: str, tmp_path: Path) -> None:
+def test_late_series_equal_whole_ones(name: str) -> None:
     whole = snapshot(name).timeline()
     for first in cuts(name):
-        late = begun_late(name, first, tmp_path).timeline()
+        late = begun_late(name, first).timeline()
         slack = late.facts["slack_bound"]
         assert late.facts["unmatched"] == 0
         for metric in METRICS:
@@ -44,10 +32,10 @@ def test_late_series_equal_whole_ones(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_late_start_is_the_state_then(name: str, tmp_path: Path) -> None:
+def test_late_start_is_the_state_then(name: str) -> None:
     whole = snapshot(name).timeline()
     for first in cuts(name):
-        late = begun_late(name, first, tmp_path).timeline()
+        late = begun_late(name, first).timeline()
         then, start = whole.at(first - 1), late.at(-1)
         assert list(start.segments["address"]) == list(then.segments["address"])
         assert list(start.segments["total_size"]) == list(then.segments["total_size"])

@@ -78,6 +78,7 @@ enum {
     NT_HAS_SEGMENT_ACTIVE = 1 << 15,    /* active_size */
     NT_HAS_EVENT_INTERNAL = 1 << 16,    /* internal_metadata, torch 2.15 */
     NT_HAS_EVENT_FORWARD = 1 << 17,     /* forward_frames */
+    NT_HAS_BEFORE = 1 << 18, /* segments_before: neutracer's own, nt_snapshot_before */
 };
 
 /* One trace entry. Ids of strings are NT_NONE where the key was absent. */

@@ -445,10 +445,9 @@ layout_run(layout_check *c)
 }
 
 static nt_status
-invariants_layout(const nt_alloc *alloc, nt_snapshot *snapshot,
+invariants_layout(const nt_alloc *alloc, nt_snapshot *snapshot, nt_layout *layout,
                   nt_invariants_notes *notes, nt_error *err)
 {
-    nt_layout *layout = nt_snapshot_layout_table(snapshot);
     layout_check c = {
         .snapshot = snapshot,
         .segments = &layout->segments,
@@ -468,7 +467,10 @@ nt_status
 nt_invariants_check(const nt_alloc *alloc, nt_snapshot *snapshot, nt_error *err)
 {
     nt_invariants_notes notes = {.snapshot = snapshot};
-    NT_TRY(invariants_layout(alloc, snapshot, &notes, err));
+    NT_TRY(invariants_layout(alloc, snapshot, nt_snapshot_layout_table(snapshot),
+                             &notes, err));
+    NT_TRY(invariants_layout(alloc, snapshot, nt_snapshot_before_table(snapshot),
+                             &notes, err));
     NT_TRY(nt_invariants_trace(alloc, snapshot, &notes, err));
     return nt_invariants_notes_end(&notes, err);
 }

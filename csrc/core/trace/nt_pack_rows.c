@@ -8,16 +8,30 @@ enum { PLAIN = NT_PACK_PLAIN, STEPS = NT_PACK_STEPS, IDS = NT_PACK_IDS };
 
 /* Segments and blocks ------------------------------------------------------ */
 
+/* The layout before the traces comes behind the one at the end, where there is one. */
+static nt_layout *
+rows_filling(nt_snapshot *s)
+{
+    return nt_snapshot_before(s) != NULL ? nt_snapshot_before_table(s)
+                                         : nt_snapshot_layout_table(s);
+}
+
 static size_t
 segments_count(const nt_snapshot *s)
 {
     return nt_snapshot_layout(s)->segments.count;
 }
 
-static void
-segments_give(const nt_snapshot *s, size_t row, uint64_t *v)
+static size_t
+segments_before_count(const nt_snapshot *s)
 {
-    const nt_segment_columns *c = &nt_snapshot_layout(s)->segments;
+    const nt_layout *before = nt_snapshot_before(s);
+    return before == NULL ? 0 : before->segments.count;
+}
+
+static void
+segments_give_of(const nt_segment_columns *c, size_t row, uint64_t *v)
+{
     v[0] = (uint64_t)c->device[row];
     v[1] = c->address[row];
     v[2] = c->total_size[row];
@@ -30,6 +44,18 @@ segments_give(const nt_snapshot *s, size_t row, uint64_t *v)
     v[9] = c->kind[row];
     v[10] = c->is_expandable[row];
     v[11] = c->stack[row];
+}
+
+static void
+segments_give(const nt_snapshot *s, size_t row, uint64_t *v)
+{
+    segments_give_of(&nt_snapshot_layout(s)->segments, row, v);
+}
+
+static void
+segments_before_give(const nt_snapshot *s, size_t row, uint64_t *v)
+{
+    segments_give_of(&nt_snapshot_before(s)->segments, row, v);
 }
 
 static nt_status
@@ -61,10 +87,16 @@ blocks_count(const nt_snapshot *s)
     return nt_snapshot_layout(s)->blocks.count;
 }
 
-static void
-blocks_give(const nt_snapshot *s, size_t row, uint64_t *v)
+static size_t
+blocks_before_count(const nt_snapshot *s)
 {
-    const nt_block_columns *c = &nt_snapshot_layout(s)->blocks;
+    const nt_layout *before = nt_snapshot_before(s);
+    return before == NULL ? 0 : before->blocks.count;
+}
+
+static void
+blocks_give_of(const nt_block_columns *c, size_t row, uint64_t *v)
+{
     v[0] = c->segment[row];
     v[1] = c->address[row];
     v[2] = c->size[row];
@@ -73,11 +105,24 @@ blocks_give(const nt_snapshot *s, size_t row, uint64_t *v)
     v[5] = c->stack[row];
 }
 
+static void
+blocks_give(const nt_snapshot *s, size_t row, uint64_t *v)
+{
+    blocks_give_of(&nt_snapshot_layout(s)->blocks, row, v);
+}
+
+static void
+blocks_before_give(const nt_snapshot *s, size_t row, uint64_t *v)
+{
+    blocks_give_of(&nt_snapshot_before(s)->blocks, row, v);
+}
+
 /* A block is one of the last segment at first; blocks_share gives it to its own. */
 static nt_status
 blocks_take(nt_pack_in *in, size_t row, const uint64_t *v)
 {
-    nt_block_columns *c = &nt_snapshot_layout_table(in->snapshot)->blocks;
+    nt_layout *layout = rows_filling(in->snapshot);
+    nt_block_columns *c = &layout->blocks;
     const nt_block block = {
         .address = v[1],
         .size = v[2],
@@ -85,7 +130,7 @@ blocks_take(nt_pack_in *in, size_t row, const uint64_t *v)
         .state = (uint8_t)v[4],
         .stack = (uint32_t)v[5],
     };
-    if (v[0] >= segments_count(in->snapshot) || v[4] >= NT_BLOCK_STATE_COUNT ||
+    if (v[0] >= layout->segments.count || v[4] >= NT_BLOCK_STATE_COUNT ||
         !nt_pack_is_stack(in, v[5]) || (row != 0 && v[0] < c->segment[row - 1])) {
         return nt_pack_odd(in);
     }
@@ -98,7 +143,7 @@ blocks_take(nt_pack_in *in, size_t row, const uint64_t *v)
 static void
 blocks_share(nt_pack_in *in)
 {
-    nt_layout *layout = nt_snapshot_layout_table(in->snapshot);
+    nt_layout *layout = rows_filling(in->snapshot);
     nt_segment_columns *s = &layout->segments;
     uint32_t next = 0;
     for (size_t row = 0; row < s->count; row++) {
@@ -210,6 +255,20 @@ static const nt_pack_table rows_segments = {
 static const nt_pack_table rows_blocks = {
     6, {STEPS, STEPS, PLAIN, PLAIN, PLAIN, IDS}, blocks_count, blocks_give, blocks_take,
 };
+static const nt_pack_table rows_segments_before = {
+    12,
+    {STEPS, STEPS, PLAIN, PLAIN, PLAIN, PLAIN, STEPS, STEPS, STEPS, PLAIN, PLAIN, IDS},
+    segments_before_count,
+    segments_before_give,
+    segments_take,
+};
+static const nt_pack_table rows_blocks_before = {
+    6,
+    {STEPS, STEPS, PLAIN, PLAIN, PLAIN, IDS},
+    blocks_before_count,
+    blocks_before_give,
+    blocks_take,
+};
 static const nt_pack_table rows_annotations = {
     4,
     {PLAIN, IDS, PLAIN, STEPS},
@@ -230,6 +289,10 @@ nt_pack_put_rows(nt_pack_out *out)
     nt_pack_put_table(out, &rows_segments);
     nt_pack_put_table(out, &rows_blocks);
     nt_pack_put_table(out, &rows_annotations);
+    if ((nt_snapshot_keys(out->snapshot) & NT_HAS_BEFORE) != 0) {
+        nt_pack_put_table(out, &rows_segments_before);
+        nt_pack_put_table(out, &rows_blocks_before);
+    }
 }
 
 nt_status
@@ -238,7 +301,14 @@ nt_pack_get_rows(nt_pack_in *in)
     NT_TRY(nt_pack_get_table(in, &rows_segments));
     NT_TRY(nt_pack_get_table(in, &rows_blocks));
     blocks_share(in);
-    return nt_pack_get_table(in, &rows_annotations);
+    NT_TRY(nt_pack_get_table(in, &rows_annotations));
+    if ((nt_snapshot_keys(in->snapshot) & NT_HAS_BEFORE) != 0) {
+        nt_snapshot_begin_before(in->snapshot);
+        NT_TRY(nt_pack_get_table(in, &rows_segments_before));
+        NT_TRY(nt_pack_get_table(in, &rows_blocks_before));
+        blocks_share(in);
+    }
+    return NT_OK;
 }
 
 void

@@ -74,12 +74,19 @@ reader_block_history(nt_reader *r, nt_reader_place place, nt_value dict,
     return NT_OK;
 }
 
+/* The layout that segments are read into: that before the traces comes last. */
+static const nt_layout *
+reader_layout(const nt_reader *r)
+{
+    const nt_layout *before = nt_snapshot_before(r->snapshot);
+    return before != NULL ? before : nt_snapshot_layout(r->snapshot);
+}
+
 /* One block; *next is the address it has where the file does not say. */
 static nt_status
 reader_block(nt_reader *r, nt_value dict, uint64_t *next)
 {
-    const nt_reader_place place = {"block",
-                                   nt_snapshot_layout(r->snapshot)->blocks.count};
+    const nt_reader_place place = {"block", reader_layout(r)->blocks.count};
     NT_TRY(reader_check_dict(r, place, dict));
     nt_block block = {.address = *next};
     const nt_value address = reader_get(r, dict, KEY_ADDRESS);
@@ -191,8 +198,7 @@ static nt_status
 reader_segment(nt_reader *r, nt_value dict, uint64_t *unused)
 {
     (void)unused;
-    const nt_reader_place place = {"segment",
-                                   nt_snapshot_layout(r->snapshot)->segments.count};
+    const nt_reader_place place = {"segment", reader_layout(r)->segments.count};
     NT_TRY(reader_check_dict(r, place, dict));
     if (place.row >= MOST_SEGMENTS) {
         return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET, "more than %zu segments",
@@ -376,7 +382,7 @@ reader_ignored(nt_reader *r, nt_value root)
     for (size_t i = 0; i < count; i++) {
         const uint32_t key = nt_value_id(pairs[i].first);
         if (nt_value_tag_of(pairs[i].first) == NT_VALUE_STRING &&
-            (key < KEY_SEGMENTS || key > KEY_EXTERNAL_ANNOTATIONS)) {
+            (key < KEY_SEGMENTS || key > KEY_SEGMENTS_BEFORE)) {
             NT_TRY(nt_snapshot_add_ignored(r->snapshot, key, r->err));
         }
     }
@@ -390,6 +396,7 @@ reader_dict_root(nt_reader *r, nt_value root)
     const nt_value traces = reader_get(r, root, KEY_DEVICE_TRACES);
     const nt_value settings = reader_get(r, root, KEY_ALLOCATOR_SETTINGS);
     const nt_value annotations = reader_get(r, root, KEY_EXTERNAL_ANNOTATIONS);
+    const nt_value before = reader_get(r, root, KEY_SEGMENTS_BEFORE);
     if (nt_reader_is_missing(segments) && nt_reader_is_missing(traces)) {
         return nt_fail(
             r->err, NT_MALFORMED, NT_NO_OFFSET,
@@ -407,6 +414,11 @@ reader_dict_root(nt_reader *r, nt_value root)
     }
     r->keys |= nt_reader_is_missing(traces) ? 0 : NT_HAS_TRACES;
     r->keys |= nt_reader_is_missing(annotations) ? 0 : NT_HAS_ANNOTATIONS;
+    if (!nt_reader_is_missing(before)) {
+        nt_snapshot_begin_before(r->snapshot);
+        NT_TRY(reader_each(r, top, before, &state, reader_segment));
+        r->keys |= NT_HAS_BEFORE;
+    }
     return reader_ignored(r, root);
 }
 

@@ -28,6 +28,7 @@ const char *const nt_reader_words[WORDS] = {
     "device_traces",
     "allocator_settings",
     "external_annotations",
+    "segments_before",
     "device",
     "address",
     "total_size",

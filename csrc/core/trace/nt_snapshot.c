@@ -19,6 +19,9 @@ struct nt_snapshot {
     nt_events events;
     nt_layout layout;
     size_t segment_capacity, block_capacity;
+    nt_layout before; /* the layout before the traces */
+    size_t before_segment_capacity, before_block_capacity;
+    bool has_before; /* segments and blocks are added to it */
     nt_annotation_columns annotations;
     size_t annotation_capacity;
     nt_setting *settings_rows;
@@ -73,6 +76,8 @@ nt_snapshot_free(nt_snapshot *snapshot)
     nt_events_clear(&snapshot->events);
     nt_layout_clear(&snapshot->layout, &alloc, snapshot->segment_capacity,
                     snapshot->block_capacity);
+    nt_layout_clear(&snapshot->before, &alloc, snapshot->before_segment_capacity,
+                    snapshot->before_block_capacity);
     nt_columns_release(&alloc, &snapshot->annotations, annotation_specs,
                        NT_LENGTH(annotation_specs), snapshot->annotation_capacity);
     nt_release(&alloc, snapshot->settings_rows,
@@ -134,15 +139,27 @@ nt_snapshot_arrange(nt_snapshot *snapshot, nt_error *err)
 nt_status
 nt_snapshot_add_segment(nt_snapshot *snapshot, const nt_segment *segment, nt_error *err)
 {
-    return nt_layout_add_segment(&snapshot->layout, &snapshot->alloc,
-                                 &snapshot->segment_capacity, segment, err);
+    return snapshot->has_before
+               ? nt_layout_add_segment(&snapshot->before, &snapshot->alloc,
+                                       &snapshot->before_segment_capacity, segment, err)
+               : nt_layout_add_segment(&snapshot->layout, &snapshot->alloc,
+                                       &snapshot->segment_capacity, segment, err);
 }
 
 nt_status
 nt_snapshot_add_block(nt_snapshot *snapshot, const nt_block *block, nt_error *err)
 {
-    return nt_layout_add_block(&snapshot->layout, &snapshot->alloc,
-                               &snapshot->block_capacity, block, err);
+    return snapshot->has_before
+               ? nt_layout_add_block(&snapshot->before, &snapshot->alloc,
+                                     &snapshot->before_block_capacity, block, err)
+               : nt_layout_add_block(&snapshot->layout, &snapshot->alloc,
+                                     &snapshot->block_capacity, block, err);
+}
+
+void
+nt_snapshot_begin_before(nt_snapshot *snapshot)
+{
+    snapshot->has_before = true;
 }
 
 nt_status
@@ -186,6 +203,12 @@ nt_layout *
 nt_snapshot_layout_table(nt_snapshot *snapshot)
 {
     return &snapshot->layout;
+}
+
+nt_layout *
+nt_snapshot_before_table(nt_snapshot *snapshot)
+{
+    return &snapshot->before;
 }
 
 nt_status
@@ -440,6 +463,12 @@ const nt_layout *
 nt_snapshot_layout(const nt_snapshot *snapshot)
 {
     return &snapshot->layout;
+}
+
+const nt_layout *
+nt_snapshot_before(const nt_snapshot *snapshot)
+{
+    return snapshot->has_before ? &snapshot->before : NULL;
 }
 
 const nt_annotation_columns *

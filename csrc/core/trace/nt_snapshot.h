@@ -132,6 +132,12 @@ nt_snapshot_add_segment(nt_snapshot *snapshot, const nt_segment *segment,
 nt_status
 nt_snapshot_add_block(nt_snapshot *snapshot, const nt_block *block,
                       nt_error *err) NT_CHECKED;
+/*
+ * Segments and blocks added from here on are those before the first event of the
+ * traces, not those at their end: for a trace that was cut out of a longer one.
+ */
+void
+nt_snapshot_begin_before(nt_snapshot *snapshot);
 nt_status
 nt_snapshot_add_annotation(nt_snapshot *snapshot, const nt_annotation *annotation,
                            nt_error *err) NT_CHECKED;
@@ -141,6 +147,9 @@ nt_snapshot_add_setting(nt_snapshot *snapshot, const nt_setting *setting,
 /* The layout that the add functions fill, for who puts it right before it is sealed. */
 nt_layout *
 nt_snapshot_layout_table(nt_snapshot *snapshot);
+/* The same of the layout before the traces; an empty one where nothing is known. */
+nt_layout *
+nt_snapshot_before_table(nt_snapshot *snapshot);
 nt_status
 nt_snapshot_add_broken(nt_snapshot *snapshot, const nt_broken_note *note,
                        nt_error *err) NT_CHECKED;
@@ -186,6 +195,11 @@ const nt_event_columns *
 nt_snapshot_events(const nt_snapshot *snapshot);
 const nt_layout *
 nt_snapshot_layout(const nt_snapshot *snapshot);
+/* What was there before the first event of any trace, where the file says so (under
+ * `segments_before`, which PyTorch does not write); else NULL, and it follows from the
+ * traces and the end. */
+const nt_layout *
+nt_snapshot_before(const nt_snapshot *snapshot);
 const nt_annotation_columns *
 nt_snapshot_annotations(const nt_snapshot *snapshot);
 const nt_setting *

@@ -40,22 +40,22 @@ nt_timeline_correct_sizes(const nt_timeline *t, size_t block, uint64_t *size,
 }
 
 nt_allocation
-nt_timeline_final_allocation(const nt_timeline *t, size_t block)
+nt_timeline_layout_allocation(const nt_timeline *t, const nt_layout *layout,
+                              size_t block)
 {
-    const nt_layout *final = nt_snapshot_layout(t->snapshot);
-    const nt_block_columns *b = &final->blocks;
+    const nt_block_columns *b = &layout->blocks;
     const bool pending = b->state[block] == NT_BLOCK_ACTIVE_PENDING_FREE;
-    nt_allocation row = {
+    const bool says = (nt_snapshot_keys(t->snapshot) & NT_HAS_BLOCK_REQUESTED) != 0;
+    return (nt_allocation){
         .address = b->address[block],
-        .requested_size = b->size[block],
-        .stream = final->segments.stream[b->segment[block]],
+        .size = b->size[block],
+        .requested_size = says ? b->requested_size[block] : b->size[block],
+        .stream = layout->segments.stream[b->segment[block]],
         .alloc_event = NT_EVENT_BEFORE,
         .free_event = pending ? NT_EVENT_FREED_BEFORE : NT_EVENT_NEVER,
         .completed_event = NT_EVENT_NEVER,
         .stack = b->stack[block],
     };
-    nt_timeline_correct_sizes(t, block, &row.size, &row.requested_size);
-    return row;
 }
 
 nt_status

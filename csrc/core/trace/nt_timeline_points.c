@@ -8,9 +8,9 @@ points_is_range(uint64_t address, uint64_t size)
 }
 
 bool
-nt_timeline_has_final(const nt_timeline *t, size_t row)
+nt_timeline_has_segment(const nt_timeline *t, const nt_layout *layout, size_t row)
 {
-    const nt_segment_columns *s = &nt_snapshot_layout(t->snapshot)->segments;
+    const nt_segment_columns *s = &layout->segments;
     return s->device[row] == t->device &&
            points_is_range(s->address[row], s->total_size[row]);
 }
@@ -29,6 +29,17 @@ points_add(nt_timeline_points *points, uint64_t address, uint64_t size)
     points->items[points->count++].key = address + size;
 }
 
+/* The segments of a layout that are ranges of this device; none of no layout. */
+static size_t
+points_of_layout(const nt_timeline *t, const nt_layout *layout)
+{
+    size_t ranges = 0;
+    for (size_t row = 0; layout != NULL && row < layout->segments.count; row++) {
+        ranges += nt_timeline_has_segment(t, layout, row);
+    }
+    return ranges;
+}
+
 /* How many points there are at most. */
 static size_t
 points_most(const nt_timeline *t)
@@ -38,10 +49,20 @@ points_most(const nt_timeline *t)
     for (size_t i = 0; i < t->other_count; i++) {
         ranges += nt_timeline_is_reserving(e->action[t->first + t->others[i]]);
     }
-    for (size_t row = 0; row < nt_snapshot_layout(t->snapshot)->segments.count; row++) {
-        ranges += nt_timeline_has_final(t, row);
+    return 2 * (ranges + points_of_layout(t, nt_snapshot_layout(t->snapshot)) +
+                points_of_layout(t, nt_snapshot_before(t->snapshot)));
+}
+
+static void
+points_collect_layout(nt_timeline_points *points, const nt_timeline *t,
+                      const nt_layout *layout)
+{
+    for (size_t row = 0; layout != NULL && row < layout->segments.count; row++) {
+        if (nt_timeline_has_segment(t, layout, row)) {
+            points_add(points, layout->segments.address[row],
+                       layout->segments.total_size[row]);
+        }
     }
-    return 2 * ranges;
 }
 
 static void
@@ -55,12 +76,8 @@ points_collect(nt_timeline_points *points, const nt_timeline *t)
             points_add(points, e->addr[at], e->size[at]);
         }
     }
-    const nt_segment_columns *s = &nt_snapshot_layout(t->snapshot)->segments;
-    for (size_t row = 0; row < s->count; row++) {
-        if (nt_timeline_has_final(t, row)) {
-            points_add(points, s->address[row], s->total_size[row]);
-        }
-    }
+    points_collect_layout(points, t, nt_snapshot_layout(t->snapshot));
+    points_collect_layout(points, t, nt_snapshot_before(t->snapshot));
 }
 
 /* In order, each once. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The places at which a range of reserved memory can begin or end, known before the
- * replay: the ends of all ranges that the trace's segment events name, and of the end
- * layout's segments. Between two of these points that follow each other, memory is
- * reserved as a whole or not at all; so the replay of segments counts in points.
+ * replay: the ends of all ranges that the trace's segment events name, and of the
+ * segments at the end and, where the file has them, before. Between two of these points
+ * that follow each other, memory is reserved as a whole or not at all; so the replay of
+ * segments counts in points.
  */
 #ifndef NT_TIMELINE_POINTS_H
 #define NT_TIMELINE_POINTS_H
@@ -45,8 +46,8 @@ nt_timeline_is_reserving(uint8_t action)
 bool
 nt_timeline_has_range(const nt_timeline *t, size_t i);
 
-/* Whether a segment of the end layout is one, and is on this device. */
+/* Whether a segment of a layout is a range, and is on this device. */
 bool
-nt_timeline_has_final(const nt_timeline *t, size_t row);
+nt_timeline_has_segment(const nt_timeline *t, const nt_layout *layout, size_t row);
 
 #endif

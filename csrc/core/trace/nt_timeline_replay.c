@@ -235,7 +235,8 @@ static nt_status
 replay_add_late(replay *r, size_t block)
 {
     nt_timeline *t = r->t;
-    nt_allocation row = nt_timeline_final_allocation(t, block);
+    nt_allocation row =
+        nt_timeline_layout_allocation(t, nt_snapshot_layout(t->snapshot), block);
     const int32_t last = (int32_t)t->count - 1;
     uint8_t changes = NT_LOST_ALLOCATION;
     row.alloc_event = last;

@@ -5,7 +5,7 @@
  * part ends, and its rests go on as rows of their own.
  *
  * What is given back without having been seen coming, or stands in the end layout so,
- * was there before the trace.
+ * was there before the trace, unless the file says what was.
  */
 #include "base/nt_bitset.h"
 #include "base/nt_columns.h"
@@ -292,21 +292,41 @@ segments_replay_event(reserving *r, size_t i)
                   : segments_replay_end(r, range, &life);
 }
 
-/* What the end layout's segment says of the ranges in it. */
+/* What a layout's segment says of the ranges in it, which were there before. */
 static segment_life
-segments_of_final(const nt_timeline *t, size_t final)
+segments_of_layout(const nt_segment_columns *s, size_t row)
 {
-    const nt_segment_columns *s = segments_final(t);
     return (segment_life){
-        .stream = s->stream[final],
-        .pool = {s->pool_first[final], s->pool_second[final]},
-        .kind = s->kind[final],
-        .is_expandable = s->is_expandable[final] != 0,
+        .stream = s->stream[row],
+        .pool = {s->pool_first[row], s->pool_second[row]},
+        .kind = s->kind[row],
+        .is_expandable = s->is_expandable[row] != 0,
         .pool_known = true,
         .alloc_event = NT_EVENT_BEFORE,
         .free_event = NT_EVENT_NEVER,
-        .stack = s->stack[final],
+        .stack = s->stack[row],
     };
+}
+
+/* Where the file says what was there before the trace, nothing else was. */
+static nt_status
+segments_begin_before(reserving *r)
+{
+    const nt_layout *before = nt_snapshot_before(r->t->snapshot);
+    if (before == NULL) {
+        return NT_OK;
+    }
+    segments_see(r, (nt_point_range){0, r->points.count});
+    const nt_segment_columns *s = &before->segments;
+    for (size_t row = 0; row < s->count; row++) {
+        if (nt_timeline_has_segment(r->t, before, row)) {
+            const nt_point_range range =
+                segments_range(r, s->address[row], s->total_size[row]);
+            const segment_life life = segments_of_layout(s, row);
+            NT_TRY(segments_begin(r, range, &life));
+        }
+    }
+    return NT_OK;
 }
 
 /* A row takes over what the end layout says of its stream and pool. */
@@ -387,7 +407,7 @@ segments_match_final(reserving *r, size_t final)
     const nt_segment_columns *s = segments_final(r->t);
     const nt_point_range range =
         segments_range(r, s->address[final], s->total_size[final]);
-    const segment_life life = segments_of_final(r->t, final);
+    const segment_life life = segments_of_layout(s, final);
     const bool whole = segments_first_beyond(r, range.from) == range.from &&
                        r->ends[range.from] == range.to;
     if (!whole && !life.is_expandable && r->t->count != 0) {
@@ -409,7 +429,7 @@ segments_sort_final(const nt_timeline *t, nt_sort_item *items)
     const nt_segment_columns *s = segments_final(t);
     size_t count = 0;
     for (size_t row = 0; row < s->count; row++) {
-        if (nt_timeline_has_final(t, row)) {
+        if (nt_timeline_has_segment(t, nt_snapshot_layout(t->snapshot), row)) {
             items[count++] = (nt_sort_item){s->address[row], (uint32_t)row};
         }
     }
@@ -468,6 +488,7 @@ segments_replay(reserving *r)
 {
     nt_timeline *t = r->t;
     NT_TRY(segments_init(r));
+    NT_TRY(segments_begin_before(r));
     const uint8_t *action = nt_snapshot_events(t->snapshot)->action;
     for (size_t other = 0; other < t->other_count; other++) {
         const size_t i = t->others[other];

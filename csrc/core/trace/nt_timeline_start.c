@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state before a trace that does not go back to the first allocation. A block was
- * there if it is freed in the trace without having been allocated in it, or if it is in
- * the end layout and the trace never touched its address.
+ * The state before a trace that does not go back to the first allocation. It is what
+ * the file says of it, where it does (nt_snapshot_before). Else a block was there if it
+ * is freed in the trace without having been allocated in it, or if it is in the end
+ * layout and the trace never touched its address.
  */
 #include "trace/nt_rounding.h"
 #include "trace/nt_timeline_state.h"
@@ -157,7 +158,8 @@ start_look_at(start *s, size_t i)
 static nt_status
 start_look_at_final(start *s, size_t block)
 {
-    const nt_allocation row = nt_timeline_final_allocation(s->t, block);
+    const nt_allocation row =
+        nt_timeline_layout_allocation(s->t, nt_snapshot_layout(s->t->snapshot), block);
     uint32_t number = nt_map_find(&s->live, row.address);
     if (number == NT_NONE && start_find_segment(s, row.address) != NT_NONE) {
         const start_block survivor = {.row = row, .seen = INT32_MAX, .gone = INT32_MAX};
@@ -315,13 +317,40 @@ start_find(start *s)
     return start_add_rows(s);
 }
 
+/* The active blocks of the layout before the trace, as it says they were. */
+static nt_status
+start_take(start *s, const nt_layout *before)
+{
+    const nt_block_columns *b = &before->blocks;
+    s->order = nt_allocate(&s->t->alloc, b->count * sizeof(nt_sort_item));
+    if (s->order == NULL && b->count != 0) {
+        return nt_fail_nomem(s->err);
+    }
+    s->order_capacity = b->count;
+    for (uint32_t block = 0; block < b->count; block++) {
+        if (before->segments.device[b->segment[block]] == s->t->device &&
+            b->state[block] != NT_BLOCK_INACTIVE) {
+            s->order[s->order_count++] = (nt_sort_item){b->address[block], block};
+        }
+    }
+    nt_sort(s->order, s->order_count);
+    for (size_t position = 0; position < s->order_count; position++) {
+        const nt_allocation row =
+            nt_timeline_layout_allocation(s->t, before, s->order[position].value);
+        NT_TRY(nt_timeline_add_allocation(s->t, &row, s->err));
+    }
+    s->t->facts.preexisting = (uint32_t)s->order_count;
+    return NT_OK;
+}
+
 nt_status
 nt_timeline_find_start(nt_timeline *t, nt_error *err)
 {
+    const nt_layout *before = nt_snapshot_before(t->snapshot);
     start s = {.t = t, .events = nt_snapshot_events(t->snapshot), .err = err};
     nt_map_init(&s.live, t->alloc);
     nt_map_init(&s.known, t->alloc);
-    const nt_status status = start_find(&s);
+    const nt_status status = before != NULL ? start_take(&s, before) : start_find(&s);
     nt_map_clear(&s.live);
     nt_map_clear(&s.known);
     nt_release(&t->alloc, s.blocks, s.capacity * sizeof(start_block));

@@ -104,9 +104,11 @@ nt_timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *e
     return NT_OK;
 }
 
-/* An active block of the end layout as a row that was there before the trace. */
+/* An active block of one of the snapshot's layouts as a row that was there before the
+ * trace. */
 nt_allocation
-nt_timeline_final_allocation(const nt_timeline *t, size_t block);
+nt_timeline_layout_allocation(const nt_timeline *t, const nt_layout *layout,
+                              size_t block);
 
 /* The sizes of an active block, as the end layout has them; requested sizes are left
  * as the events tell them where the file has none. */

@@ -5,6 +5,7 @@
 
 #include "trace/nt_reader_schema.h"
 #include "trace/nt_writer_opcodes.h"
+#include "trace/nt_writer_parts.h"
 
 /* Events between two calls of the progress function. */
 #define WRITER_TICK ((size_t)1 << 16)
@@ -195,16 +196,15 @@ writer_segment(writer *w, const nt_layout *layout, size_t row)
     writer_end_dict(w);
 }
 
+/* The segments of a layout as items of a list that has *count of them. */
 static void
-writer_segments(writer *w, const nt_layout *layout)
+writer_segments(writer *w, const nt_layout *layout, size_t *count)
 {
-    const size_t count = layout->segments.count;
-    nt_writer_list(&w->out, NULL);
-    for (size_t row = 0; row < count && w->out.status == NT_OK; row++) {
-        nt_writer_item(&w->out, row);
+    const size_t rows = layout->segments.count;
+    for (size_t row = 0; row < rows && w->out.status == NT_OK; row++) {
+        nt_writer_item(&w->out, (*count)++);
         writer_segment(w, layout, row);
     }
-    nt_writer_items_end(&w->out, count);
 }
 
 static void
@@ -390,14 +390,8 @@ writer_annotations(writer *w)
     nt_writer_items_end(&w->out, a->count);
 }
 
-/* Which events are written: all, or a range of one device. */
-typedef struct writer_range {
-    bool is_whole;
-    size_t device, first, end;
-} writer_range;
-
 static void
-writer_traces(writer *w, const writer_range *range)
+writer_traces(writer *w, nt_writer_parts parts)
 {
     const size_t count = nt_snapshot_trace_count(w->snapshot);
     writer_word(w, KEY_DEVICE_TRACES);
@@ -405,38 +399,62 @@ writer_traces(writer *w, const writer_range *range)
     for (size_t device = 0; device < count; device++) {
         size_t first, events;
         nt_snapshot_trace(w->snapshot, device, &first, &events);
+        size_t from = first, to = first;
+        for (size_t i = 0; i < parts.count; i++) {
+            const nt_writer_part *part = &parts.items[i];
+            if (part->is_whole) {
+                to = first + events;
+            } else if (part->device == device) {
+                from = first + part->first;
+                to = first + part->end;
+            }
+        }
         nt_writer_item(&w->out, device);
-        if (range->is_whole) {
-            writer_trace(w, first, first + events);
-        } else if (device == range->device) {
-            writer_trace(w, first + range->first, first + range->end);
-        } else {
-            writer_trace(w, first, first);
+        writer_trace(w, from, to);
+    }
+    nt_writer_items_end(&w->out, count);
+}
+
+/* The segments at the end, or before, of all parts. */
+static void
+writer_layouts(writer *w, nt_writer_parts parts, bool before)
+{
+    size_t count = 0;
+    nt_writer_list(&w->out, NULL);
+    for (size_t i = 0; i < parts.count; i++) {
+        const nt_writer_part *part = &parts.items[i];
+        const nt_layout *layout = before ? part->before : part->layout;
+        if (layout != NULL) {
+            writer_segments(w, layout, &count);
         }
     }
     nt_writer_items_end(&w->out, count);
 }
 
 static void
-writer_run(writer *w, const nt_layout *layout, const writer_range *range)
+writer_run(writer *w, nt_writer_parts parts)
 {
     nt_writer_begin(&w->out);
     if ((w->keys & NT_SEGMENTS_ONLY) != 0) {
-        writer_segments(w, layout);
+        writer_layouts(w, parts, false);
         nt_writer_end(&w->out);
         return;
     }
     writer_begin_dict(w, NULL);
     writer_word(w, KEY_SEGMENTS);
-    writer_segments(w, layout);
+    writer_layouts(w, parts, false);
     if ((w->keys & NT_HAS_TRACES) != 0) {
-        writer_traces(w, range);
+        writer_traces(w, parts);
     }
     if ((w->keys & NT_HAS_SETTINGS) != 0) {
         writer_settings(w);
     }
     if ((w->keys & NT_HAS_ANNOTATIONS) != 0) {
         writer_annotations(w);
+    }
+    if ((w->keys & NT_HAS_BEFORE) != 0) {
+        writer_word(w, KEY_SEGMENTS_BEFORE);
+        writer_layouts(w, parts, true);
     }
     writer_end_dict(w);
     nt_writer_end(&w->out);
@@ -488,9 +506,8 @@ writer_prepare(writer *w)
     return NT_OK;
 }
 
-/* Writes the snapshot with `layout` in place of its own. */
 static nt_status
-writer_save(writer *w, const nt_layout *layout, const writer_range *range)
+writer_save(writer *w, nt_writer_parts parts)
 {
     const nt_stacks *stacks = nt_snapshot_stacks(w->snapshot);
     w->string_count = nt_strings_count(nt_snapshot_strings(w->snapshot));
@@ -498,7 +515,7 @@ writer_save(writer *w, const nt_layout *layout, const writer_range *range)
     w->stack_count = nt_stacks_count(stacks);
     nt_status status = writer_prepare(w);
     if (status == NT_OK) {
-        writer_run(w, layout, range);
+        writer_run(w, parts);
         status = w->out.status;
     }
     nt_release(&w->alloc, w->out.frame, NT_WRITER_FRAME);
@@ -509,46 +526,29 @@ writer_save(writer *w, const nt_layout *layout, const writer_range *range)
 }
 
 nt_status
-nt_writer_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *sink,
-               const nt_progress *progress, nt_error *err)
+nt_writer_save_parts(const nt_alloc *alloc, const nt_snapshot *snapshot, uint32_t keys,
+                     nt_writer_parts parts, const nt_sink *sink,
+                     const nt_progress *progress, nt_error *err)
 {
     writer w = {
         .out = {.sink = sink, .err = err},
         .alloc = *alloc,
         .snapshot = snapshot,
         .progress = progress,
-        .keys = nt_snapshot_keys(snapshot),
+        .keys = keys,
     };
-    const writer_range whole = {.is_whole = true};
-    return writer_save(&w, nt_snapshot_layout(snapshot), &whole);
+    return writer_save(&w, parts);
 }
 
 nt_status
-nt_writer_save_range(const nt_alloc *alloc, const nt_timeline *timeline, int32_t device,
-                     size_t first, size_t end, const nt_sink *sink,
-                     const nt_progress *progress, nt_error *err)
+nt_writer_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *sink,
+               const nt_progress *progress, nt_error *err)
 {
-    const size_t count = nt_timeline_event_count(timeline);
-    if (first > end || end > count || device < 0) {
-        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "events %zu to %zu are not a range of the %zu events there are",
-                       first, end, count);
-    }
-    const nt_snapshot *snapshot = nt_timeline_snapshot(timeline);
-    writer w = {
-        .out = {.sink = sink, .err = err},
-        .alloc = *alloc,
-        .snapshot = snapshot,
-        .progress = progress,
-        /* The layout is worked out here, so it has all of its keys. */
-        .keys = nt_snapshot_keys(snapshot) | NT_HAS_BLOCK_ADDRESS |
-                NT_HAS_BLOCK_REQUESTED | NT_HAS_SEGMENT_REQUESTED |
-                NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE,
+    const nt_writer_part whole = {
+        .layout = nt_snapshot_layout(snapshot),
+        .before = nt_snapshot_before(snapshot),
+        .is_whole = true,
     };
-    nt_layout *layout;
-    NT_TRY(nt_timeline_layout(timeline, (int32_t)end - 1, &layout, err));
-    const writer_range range = {.device = (size_t)device, .first = first, .end = end};
-    const nt_status status = writer_save(&w, layout, &range);
-    nt_timeline_layout_free(timeline, layout);
-    return status;
+    return nt_writer_save_parts(alloc, snapshot, nt_snapshot_keys(snapshot),
+                                (nt_writer_parts){&whole, 1}, sink, progress, err);
 }

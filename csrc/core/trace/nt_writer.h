@@ -27,14 +27,22 @@ nt_status
 nt_writer_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *sink,
                const nt_progress *progress, nt_error *err) NT_CHECKED;
 
+/* The events first .. end-1 of a device's timeline. */
+typedef struct nt_writer_range {
+    const nt_timeline *timeline;
+    size_t first, end;
+} nt_writer_range;
+
 /*
- * The events first .. end-1 of one device's timeline, and that device's segments
- * as they stood after event end-1 (at the beginning for end 0). Traces of other
- * devices are written empty.
+ * Ranges of `count` timelines of one snapshot, 1 at least and each of another device:
+ * their events, their devices' segments as they stood after event end-1 (at the
+ * beginning for end 0), and under `segments_before`, which PyTorch's viewer passes
+ * over, as they stood before event `first`, so that a reader of the file knows what
+ * lived then. Traces of other devices are written empty.
  */
 nt_status
-nt_writer_save_range(const nt_alloc *alloc, const nt_timeline *timeline, int32_t device,
-                     size_t first, size_t end, const nt_sink *sink,
-                     const nt_progress *progress, nt_error *err) NT_CHECKED;
+nt_writer_save_ranges(const nt_alloc *alloc, const nt_writer_range *ranges,
+                      size_t count, const nt_sink *sink, const nt_progress *progress,
+                      nt_error *err) NT_CHECKED;
 
 #endif

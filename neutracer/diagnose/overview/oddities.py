@@ -37,7 +37,9 @@ def oddities(
 def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
     odd = []
     facts = snap.timeline(device).facts
-    if snap.history_overflowed(device):
+    if snap.window:
+        odd.extend(_of_window(snap, device))
+    elif snap.history_overflowed(device):
         odd.append(("history", "the ring of events wrapped; what came before it is unknown"))
     elif not snap.trace_length(device):
         odd.append(("history", f"none: {_BEGIN_HISTORY}"))
@@ -52,6 +54,14 @@ def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
         bound = format_bytes(facts["slack_bound"])
         odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))
     return odd
+
+
+def _of_window(snap: Snapshot, device: int) -> list[tuple[str, str]]:
+    """What lived before a part of a trace."""
+    layout = snap.timeline(device).at(-1)
+    alive = [block.size for block in layout.blocks if block.state != "inactive"]
+    blocks = f"{format_count(len(alive), 'block')}, {format_bytes(sum(alive))},"
+    return [("history", f"{blocks if alive else 'nothing'} lived before these events")]
 
 
 def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:

@@ -43,6 +43,7 @@ class OverviewReport(Report):
         ignored_keys: Keys of the file that are not read.
         settings: The PYTORCH_CUDA_ALLOC_CONF in force; "" is PyTorch's default.
         rehearsed: Whether it is of a run that has not happened.
+        window: Which events were read, where that is a part of the trace; else "".
     """
 
     schema = "neutracer.report/1"
@@ -53,6 +54,7 @@ class OverviewReport(Report):
     ignored_keys: tuple[str, ...]
     settings: str
     rehearsed: bool = False
+    window: str = ""
     _odd: tuple[tuple[str, str], ...] = field(compare=False)
     _flaws: tuple[Finding, ...] = field(compare=False, default=())
     _found: tuple[tuple[int, tuple[Finding, ...]], ...] = field(compare=False, default=())
@@ -103,6 +105,8 @@ class OverviewReport(Report):
         history = "history complete" if all(known) else "history begins late"
         if self.partial:
             history = "read in part"
+        elif self.window:
+            history = self.window
         return (
             "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot",
             format_count(len(self.devices), "device"),
@@ -191,6 +195,7 @@ def overview(
         ignored_keys=snap.ignored_keys,
         settings=str(snap.settings_in_force["text"]),
         rehearsed=snap.rehearsed is not None,
+        window=str(snap.window or ""),
         findings=(*first, *ranked(findings)),
         _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
         _flaws=first,

@@ -6,11 +6,10 @@ from __future__ import annotations
 import json
 import lzma
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
-from bundle import DATA, NAMES, RESET_PEAKS, expected, snapshot
+from bundle import DATA, NAMES, RESET_PEAKS, begun_late, expected, snapshot
 from small_snapshots import one_program
 
 import neutracer
@@ -219,12 +218,8 @@ def test_failure_in_one_thread_ends_all() -> None:
 
 
 @pytest.mark.parametrize("part", [1, 3, 5])
-def test_ring_that_wrapped_is_told_and_replayed(part: int, tmp_path: Path) -> None:
-    whole = snapshot("leak_list")
-    path = tmp_path / "late.pickle"
-    count = len(whole.events)
-    whole.save(path, events=(count * part // 8, count))
-    late = neutracer.load(path)
+def test_ring_that_wrapped_is_told_and_replayed(part: int) -> None:
+    late = begun_late("leak_list", len(snapshot("leak_list").events) * part // 8)
     plan = neutracer.what_if(late, "expandable_segments:True")
     assert late.history_complete() is False
     assert any("before the first event" in note for note in plan.notes)

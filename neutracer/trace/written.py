@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A snapshot written in PyTorch's own format: as a file, as bytes, as plain data."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from typing import Any
+
+from neutracer._native import core
+from neutracer.saving import atomic_file
+from neutracer.trace.events import event_range
+from neutracer.trace.formats import in_format
+from neutracer.trace.timeline import Timeline
+
+__all__ = ["Written", "written"]
+
+
+def written(source: core.Snapshot | tuple[tuple[core.Timeline, int, int], ...]) -> bytes:
+    """A snapshot of the core, or ranges of its timelines, as the bytes of a file."""
+    core.save(source, (buffer := io.BytesIO()).write)
+    return buffer.getvalue()
+
+
+class Written:
+    """The base of Snapshot: how it is written."""
+
+    origin: str
+    _native: core.Snapshot
+
+    def trace_length(self, device: int | None = None) -> int:
+        """The number of events of a device."""
+        raise NotImplementedError
+
+    def timeline(self, device: int | None = None) -> Timeline:
+        """The device's trace replayed."""
+        raise NotImplementedError
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        events: range | slice | tuple[int, int] | None = None,
+        device: int | None = None,
+    ) -> None:
+        """Write the snapshot in PyTorch's own format, which its viewer opens; whole or not at all.
+
+        Args:
+            path: Where to; JSON with the same keys if it ends in .json (frames are spelt out
+                there at each event); compressed if it ends in .gz, .xz or .zst.
+            events: Only these events of one device, with the segments as they were after the
+                last of them, and before the first (`segments_before`): a range, a slice, or the
+                first one and the one after the last. None writes everything.
+            device: The device of `events`; None is the only one.
+
+        Raises:
+            ValueError: There are no such events or device, or it is the file that was read.
+            UnavailableError: Nothing here writes that compression.
+            OSError: It can't be written.
+        """
+        length = 0 if events is None and device is None else self.trace_length(device)
+        chosen = None if events is None else event_range(events, length)
+        with atomic_file(path, self) as target, in_format(path, target) as file:
+            if chosen is None:
+                core.save(self._native, file.write)
+            else:
+                core.save(((self.timeline(device).native, *chosen),), file.write)
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes, as bytes."""
+        return written(self._native)
+
+    def to_dict(self) -> Any:
+        """The snapshot as PyTorch's own structure of dicts and lists."""
+        # Our own bytes, in which no opcode names a class.
+        return pickle.loads(self.to_bytes())
