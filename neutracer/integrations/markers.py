@@ -8,8 +8,9 @@ __all__ = ["MARKERS"]
 #: The markers: their names, and what pytest lists of them.
 MARKERS = {
     "limit_gpu_memory": (
-        "limit_gpu_memory(limit): the most bytes ('1.5 GB') that the test may allocate on a CUDA "
-        "device above what was there at its start"
+        "limit_gpu_memory(limit, rehearse=False, device='NVIDIA H200'): the most bytes ('1.5 GB') "
+        "that the test may allocate on a CUDA device above what was there at its start; without a "
+        "device it is skipped, or with rehearse=True run on fake tensors, as if on that card"
     ),
     "limit_gpu_leaks": (
         "limit_gpu_leaks(limit): the most bytes ('0 B') that may be left of what the test "

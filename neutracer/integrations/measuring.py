@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from neutracer.errors import NeutracerError
+from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.integrations.baseline import device_name, read_baseline, write_baseline
+from neutracer.integrations.limits import LINES, arguments, limit_problems, lines, more, value
 from neutracer.integrations.markers import MARKERS
-from neutracer.integrations.meter import Measured, Meter, Place, allocated, no_device
+from neutracer.integrations.meter import Measured, Meter, allocated, no_device
+from neutracer.integrations.rehearsing import RehearsedMeter
 from neutracer.units import format_bytes, format_count, format_share, parse_bytes
 
 __all__ = ["Measuring"]
 
 _DEVICE_MARKERS = ("limit_gpu_memory", "limit_gpu_leaks", "limit_gpu_fragmentation")
 
-# Rows of the summary, and lines of a failure.
+# Rows of the summary.
 _HEAVIEST = 10
-_LINES = 5
 
-_METER = pytest.StashKey[Meter | None]()
+_METER = pytest.StashKey[Meter | RehearsedMeter | None]()
 _BEFORE = pytest.StashKey[dict[int, int]]()
 _REPORTED = pytest.StashKey[dict[str, Any] | None]()
 
@@ -83,39 +84,50 @@ class Measuring:
         # A test that is run again begins anew.
         item.stash[_METER] = item.stash[_REPORTED] = None
         marked = [mark.name for mark in item.iter_markers() if mark.name in MARKERS]
-        for name in marked:
-            if name in _DEVICE_MARKERS and (reason := no_device()):
+        devices = [name for name in marked if name in _DEVICE_MARKERS]
+        reason = no_device() if devices else ""
+        rehearsed = bool(reason) and more(item, "limit_gpu_memory")["rehearse"]
+        for name in devices:
+            if reason and not (rehearsed and name == "limit_gpu_memory"):
                 pytest.skip(f"{name}: {reason}")
-        if marked or self._everything:
+        if rehearsed:
+            item.stash[_BEFORE] = {}
+            item.stash[_METER] = meter = _rehearsed(item)
+            meter.enter()
+        elif marked or self._everything:
             item.stash[_BEFORE] = allocated()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        # Made anew for the next test: what is made in a rehearsal holds fake tensors.
+        item: pytest.Item = request._pyfuncitem
+        meter = item.stash.get(_METER, None)
+        if isinstance(meter, RehearsedMeter) and fixturedef.scope != "function":
+            meter.fixtures.append(fixturedef)
+        return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         if _BEFORE not in item.stash:
             return (yield)
-        cycles = item.get_closest_marker("no_tensor_cycles")
-        wanted = _arguments(cycles, device="all", min_bytes=0)
-        meter = Meter(
-            item.stash[_BEFORE],
-            empty_cache=item.get_closest_marker("limit_gpu_fragmentation") is not None,
-            cycles=wanted["device"],
-            min_bytes=wanted["min_bytes"],
-        )
+        meter = item.stash[_METER] or _meter(item)
         item.stash[_METER] = meter
         meter.begin()
         try:
             result = yield
-        except BaseException:
+        except BaseException as error:
             self._keep(item, meter.end())
-            meter.close()
-            item.stash[_METER] = None
+            if isinstance(meter, RehearsedMeter) and isinstance(error, Exception):
+                item.add_report_section("call", "neutracer", meter.failure(error))
+            _stop(item)
             raise
         now = meter.end()
         problems = self._problems(item, meter)
         self._keep(item, now)
         if problems:
-            meter.close()
-            item.stash[_METER] = None
+            _stop(item)
             pytest.fail("\n".join(problems), pytrace=False)
         return result
 
@@ -128,51 +140,36 @@ class Measuring:
             result = yield
             problem = self._leak(item, meter)
         finally:
+            if isinstance(meter, RehearsedMeter):
+                for fixture in reversed(meter.fixtures):
+                    fixture.finish(item._request)  # type: ignore[attr-defined]
             meter.close()
             item.stash[_METER] = None
         if problem:
             pytest.fail(problem, pytrace=False)
         return result
 
-    def _problems(self, item: pytest.Item, meter: Meter) -> list[str]:
+    def _problems(self, item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str]:
         """Which limits the test broke, in words; the leaks come when its fixtures are gone."""
-        now, problems = meter.measured, []
-        limit = _value(item, "limit_gpu_memory", "limit")
-        if limit is not None and now.peak_bytes > parse_bytes(limit):
-            more = format_bytes(now.peak_bytes - parse_bytes(limit))
-            problems.append(
-                f"the test allocated {format_bytes(now.peak_bytes)} of cuda:{now.device} at its "
-                f"peak, {more} more than limit_gpu_memory({limit!r}) allows"
-            )
-            problems += _lines(meter.find_places())
-        ratio = _value(item, "limit_gpu_fragmentation", "ratio")
-        if ratio is not None and now.fragmentation > ratio:
-            problems.append(
-                f"{format_share(now.fragmentation)} of the {format_bytes(now.reserved_peak_bytes)} "
-                f"reserved on cuda:{now.device} was unused at the peak of "
-                f"{format_bytes(now.allocated_peak_bytes)}, and "
-                f"limit_gpu_fragmentation({ratio!r}) allows {format_share(ratio)}"
-            )
-        if item.get_closest_marker("no_tensor_cycles") is not None:
-            problems += _cycle_problems(meter)
+        problems = limit_problems(item, meter)
         # Who holds a peak is asked where it is shown or written: it takes a snapshot.
         if self._shows or self._writes:
             meter.find_places()
         return problems + self._growth(item, meter)
 
-    def _growth(self, item: pytest.Item, meter: Meter) -> list[str]:
+    def _growth(self, item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str]:
         now, baseline = meter.measured, self._baseline
         if baseline is None or self._updates or not now.peak_bytes:
             return []
-        name = device_name(now.device)
+        name = _device(now)
         text = baseline.growth(item.nodeid, name, now, self._tolerance)
         if not text:
             return []
         meter.find_places()
-        return [text, *(f"  {line}" for line in baseline.grown(item.nodeid, name, now)[:_LINES])]
+        return [text, *(f"  {line}" for line in baseline.grown(item.nodeid, name, now)[:LINES])]
 
-    def _leak(self, item: pytest.Item, meter: Meter) -> str:
-        limit = _value(item, "limit_gpu_leaks", "limit")
+    def _leak(self, item: pytest.Item, meter: Meter | RehearsedMeter) -> str:
+        limit = value(item, "limit_gpu_leaks", "limit")
         if limit is None:
             return ""
         # pytest holds what fixtures gave until its last report; they are torn down.
@@ -184,7 +181,7 @@ class Measuring:
             [
                 f"the test left {format_bytes(nbytes)} of GPU memory behind, and "
                 f"limit_gpu_leaks({limit!r}) allows {format_bytes(parse_bytes(limit))}",
-                *_lines(places),
+                *lines(places),
             ]
         )
 
@@ -196,7 +193,7 @@ class Measuring:
                 item.user_properties.append((f"neutracer_{name}_bytes", value))
         item.stash[_REPORTED] = {
             "device": now.device,
-            "device_name": device_name(now.device) if now.peak_bytes else "",
+            "device_name": _device(now) if now.peak_bytes else "",
             "peak_bytes": now.peak_bytes,
             "left_bytes": now.left_bytes,
             "fixture_bytes": now.fixture_bytes,
@@ -266,7 +263,7 @@ class Measuring:
                 if row[f"{name}_bytes"] > 0:
                     figures.append(f"{format_bytes(row[f'{name}_bytes'])} {words}")
             terminal.write_line(f"{test}: {', '.join(figures)}")
-            for line in _lines([(place[0], place[1], place[2]) for place in row["places"]])[:3]:
+            for line in lines([(place[0], place[1], place[2]) for place in row["places"]])[:3]:
                 terminal.write_line(line)
 
 
@@ -278,56 +275,40 @@ def _baseline_path(config: pytest.Config) -> Path | None:
     return config.rootpath / named if named else None
 
 
-def _arguments(mark: pytest.Mark | None, **defaults: Any) -> dict[str, Any]:
-    """A marker's arguments by name.
+def _meter(item: pytest.Item) -> Meter:
+    """The meter of a test on the devices of this machine."""
+    wanted = arguments(item.get_closest_marker("no_tensor_cycles"), device="all", min_bytes=0)
+    return Meter(
+        item.stash[_BEFORE],
+        empty_cache=item.get_closest_marker("limit_gpu_fragmentation") is not None,
+        cycles=wanted["device"],
+        min_bytes=wanted["min_bytes"],
+    )
+
+
+def _rehearsed(item: pytest.Item) -> RehearsedMeter:
+    """The meter of a test on a card that is not there.
 
     Raises:
-        pytest.UsageError: It has others.
+        pytest.UsageError: There is no such card.
     """
-    if mark is None:
-        return defaults
-    given = dict(zip(defaults, mark.args, strict=False))
-    given.update(mark.kwargs)
-    if len(mark.args) > len(defaults) or given.keys() - defaults:
-        raise pytest.UsageError(f"{mark.name} takes {', '.join(defaults)}: {MARKERS[mark.name]}")
-    return {**defaults, **given}
-
-
-def _value(item: pytest.Item, marker: str, argument: str) -> Any:
-    """The one argument of a marker; None where the test has no such marker.
-
-    Raises:
-        pytest.UsageError: It has none, or what can't be a limit.
-    """
-    mark = item.get_closest_marker(marker)
-    if mark is None:
-        return None
-    value = _arguments(mark, **{argument: None})[argument]
+    device = more(item, "limit_gpu_memory")["device"]
     try:
-        good = 0 <= value <= 1 if argument == "ratio" else parse_bytes(value) >= 0
+        return RehearsedMeter(device)
     except (TypeError, ValueError) as error:
-        raise pytest.UsageError(f"{marker} of {item.nodeid}: {error}") from error
-    if not good:
-        raise pytest.UsageError(f"{marker} of {item.nodeid}: {value!r} is no share of 0 to 1")
-    return value
+        raise pytest.UsageError(f"limit_gpu_memory of {item.nodeid}: {error}") from error
+    except UnavailableError as error:
+        pytest.skip(f"limit_gpu_memory(rehearse=True): {error}")
 
 
-def _cycle_problems(meter: Meter) -> list[str]:
-    if meter.blind:
-        return [f"no_tensor_cycles can't be checked: {meter.blind}"]
-    cycles = meter.measured.cycles
-    if not cycles:
-        return []
-    total = format_bytes(sum(cycle.bytes for cycle in cycles))
-    count = format_count(sum(cycle.count for cycle in cycles), "reference cycle")
-    problems = [f"{count} kept {total} of tensors until the garbage collector ran"]
-    for cycle in cycles[:_LINES]:
-        problems += ["", str(cycle)]
-    return problems
+def _stop(item: pytest.Item) -> None:
+    """Nothing more is asked of a test that failed; a rehearsal lasts until its fixtures end."""
+    meter = item.stash[_METER]
+    if isinstance(meter, Meter):
+        meter.close()
+        item.stash[_METER] = None
 
 
-def _lines(places: list[Place]) -> list[str]:
-    return [
-        f"  {format_bytes(nbytes)} in {format_count(count, 'block')}: {place}"
-        for place, nbytes, count in places[:_LINES]
-    ]
+def _device(now: Measured) -> str:
+    """The kind of device whose figures may be compared with these."""
+    return f"{now.rehearsed}, rehearsed" if now.rehearsed else device_name(now.device)

@@ -21,7 +21,7 @@ from neutracer.process.recording.capture import dumped
 from neutracer.process.recording.history import HISTORY
 from neutracer.trace.places import grouped
 
-__all__ = ["Measured", "Meter", "Place", "allocated", "no_device"]
+__all__ = ["Measured", "Meter", "Place", "allocated", "no_device", "places_of"]
 
 #: Who holds bytes, in words ("forward (model.py:7)"), how many bytes, in how many blocks.
 Place = tuple[str, int, int]
@@ -43,6 +43,7 @@ class Measured:
         cycle_bytes: Bytes of CUDA tensors that these kept: when the collector came decides
             whether they are in the peak.
         places: Who held the peak, the most bytes first; empty where it was not asked.
+        rehearsed: The card that the test took itself to have; "" where there was a device.
     """
 
     device: int = 0
@@ -55,6 +56,7 @@ class Measured:
     cycles: list[neutracer.TensorCycle] = field(default_factory=list)
     cycle_bytes: int = 0
     places: list[Place] = field(default_factory=list)
+    rehearsed: str = ""
 
     @property
     def fragmentation(self) -> float:
@@ -211,11 +213,7 @@ class Meter:
         """Who held the test's peak: only what the test itself allocated."""
         timeline = self._timeline(self.measured.device)
         if timeline is not None:
-            first = self._first_event(timeline)
-            levels = timeline.allocated[first:]
-            if len(levels):
-                event = first + max(range(len(levels)), key=levels.__getitem__)
-                self.measured.places = _places(timeline, event, first)
+            self.measured.places = places_of(timeline, self._first_event(timeline))
         return self.measured.places
 
     def left(self) -> tuple[int, list[Place]]:
@@ -260,6 +258,14 @@ class Meter:
             return 0
         times = timeline.time_us
         return next((k for k in range(len(times)) if times[k] >= self._began_us), len(times))
+
+
+def places_of(timeline: neutracer.Timeline, first: int) -> list[Place]:
+    """Who held the most that was allocated from an event on, of what was allocated since."""
+    levels = timeline.allocated[first:]
+    if not len(levels):
+        return []
+    return _places(timeline, first + max(range(len(levels)), key=levels.__getitem__), first)
 
 
 def _places(timeline: neutracer.Timeline, event: int, first: int) -> list[Place]:

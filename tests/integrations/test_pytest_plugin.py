@@ -372,6 +372,80 @@ def test_failures_of_the_test_itself_come_first(suite):
     result.stdout.fnmatch_lines(["*RuntimeError: its own"])
 
 
+REHEARSED = """
+import pytest
+import torch
+
+@pytest.fixture(scope="session")
+def table():
+    return torch.nn.Embedding(1024, 1024, device="cuda")
+
+@pytest.fixture
+def layer():
+    layer = torch.nn.Linear(1024, 1024).cuda()
+    yield layer
+    torch.cuda.synchronize()
+
+@pytest.mark.limit_gpu_memory("48 MiB", rehearse=True)
+def test_in_its_limit(layer):
+    layer(torch.randn(1024, 1024, device="cuda"))
+
+@pytest.mark.limit_gpu_memory("20 MiB", rehearse=True, device="A100")
+def test_over_it(layer, table):
+    x = torch.randn(1024, 1024, device="cuda")
+    layer(x + table.weight)
+
+@pytest.mark.limit_gpu_memory("1 MiB", rehearse=True)
+def test_fixtures_do_not_count(layer, table):
+    table(torch.zeros(1, dtype=torch.long, device="cuda")).sum()
+
+@pytest.mark.limit_gpu_memory("1 MiB", rehearse=True)
+def test_that_needs_values(layer):
+    assert torch.randn(3, device="cuda").sum().item() == 3
+
+def test_after_it():
+    assert not torch.cuda.is_available()
+    assert torch.ones(3).sum() == 3
+"""
+
+
+def test_limits_are_rehearsed_where_there_is_no_device(suite, torch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device, on which tests are measured")
+    result = suite("--neutracer", another=True, conftest="", test_it=REHEARSED)
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "the test would allocate 21.1 MiB of NVIDIA A100* at its peak, 1.1* MiB more than *",
+            "  4 MiB in 1 block: test_over_it (test_it.py:20)",
+            "rehearsed on fake tensors, as if on NVIDIA H200: test_it.py:29: the program failed: *",
+            "test_it.py::test_in_its_limit: * at the peak, * 4* MiB of fixtures",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        ("device='Voodoo 2', rehearse=True", "*Voodoo 2*"),
+        ("rehearse=True, steps=3", "*limit_gpu_memory takes limit, rehearse, device*"),
+    ],
+)
+def test_rehearsals_that_can_not_be_are_said(suite, torch, marker, says):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device, on which tests are measured")
+    source = f"""
+        import pytest
+
+        @pytest.mark.limit_gpu_memory("1 MiB", {marker})
+        def test_it():
+            pass
+    """
+    result = suite(another=True, conftest="", test_it=source)
+    assert result.ret
+    result.stdout.fnmatch_lines([says])
+
+
 @pytest.mark.parametrize(
     "marker", ['limit_gpu_memory("much")', "limit_gpu_leaks()", "limit_gpu_fragmentation(3)"]
 )

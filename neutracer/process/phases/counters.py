@@ -56,6 +56,7 @@ def read() -> Counters | None:
     )
 
 
-def reset_peak(device: int) -> None:
-    """Let the device's peaks begin anew; CUDA is in use."""
-    sys.modules["torch"].cuda.reset_peak_memory_stats(device)
+def reset_peak(now: Counters) -> None:
+    """Let the device's peaks begin anew; `now` was just read. Nothing where they are at it."""
+    if now.allocated_peak != now.allocated or now.reserved_peak != now.reserved:
+        sys.modules["torch"].cuda.reset_peak_memory_stats(now.device)

@@ -116,5 +116,5 @@ def _fold() -> counters.Counters | None:
     for one in _open:
         one.peak_bytes = max(one.peak_bytes, now.allocated_peak)
         one.reserved_peak_bytes = max(one.reserved_peak_bytes, now.reserved_peak)
-    counters.reset_peak(now.device)
+    counters.reset_peak(now)
     return now
