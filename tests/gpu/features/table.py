@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of training programs, plain and under each watcher: the same results, bit for bit.
 
-usage: python table.py [--device cuda] [--processes 12] [--quick] [--json FILE]
+usage: python table.py [--device cuda] [--processes 12] [--quick] [--seconds 520] [--json FILE]
 
 Every feature is run without us, twice, and then under each watcher alone and under all of
 them; so are programs that fail, whose standard output, standard error and exit code are
@@ -91,10 +91,10 @@ class Column:
 class Runs:
     """All runs, and how long they may take."""
 
-    def __init__(self, device: str, folder: Path) -> None:
+    def __init__(self, device: str, folder: Path, seconds: float) -> None:
         self.device = device
         self.folder = folder
-        self.end = time.monotonic() + _ALL_S
+        self.end = time.monotonic() + seconds
         path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
         self.environment = {
             **os.environ,
@@ -231,7 +231,7 @@ def _order(title: str) -> int:
 
 
 def compared(
-    device: str, processes: int, quick: bool, only: Sequence[str] = ()
+    device: str, processes: int, quick: bool, only: Sequence[str] = (), seconds: float = _ALL_S
 ) -> tuple[list[str], dict[str, Column]]:
     """The names of features, and by watcher what they came to; "plain" and "again" first."""
     from base import FEATURES
@@ -252,7 +252,7 @@ def compared(
         how = {title: each for title, each in how.items() if title in ("plain", "again", *only)}
     columns = {title: Column() for title in how}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
-        runs = Runs(device, Path(folder))
+        runs = Runs(device, Path(folder), seconds)
         runs.build()
         # What is compiled is compiled once, by the first.
         whole = [
@@ -271,19 +271,29 @@ def compared(
             if ended is not None:
                 columns[title].endings[name] = ended
         if not quick:
-            _find_unsteady(runs, columns["plain"], {row[1] for row in differences(names, columns)})
+            suspects = {row[1] for row in differences(names, columns)}
+            _find_unsteady(runs, pool, columns["plain"], suspects)
     return names, columns
 
 
-def _find_unsteady(runs: Runs, plain: Column, suspects: set[str]) -> None:
-    """Run what differs without us again, alone on the machine."""
-    features = sorted(suspects & plain.outcomes.keys())
-    for number in range(_RERUNS if features else 0):
-        again = runs.features(100 + number, "none", features)
-        plain.unsteady |= {name for name in again if again[name] != plain.outcomes[name]}
-    for name in sorted(suspects & plain.endings.keys()):
-        seen = [runs.ending("none", name) for _ in range(_RERUNS)]
-        if any(one not in (None, plain.endings[name]) for one in seen):
+def _find_unsteady(runs: Runs, pool: ThreadPoolExecutor, plain: Column, suspects: set[str]) -> None:
+    """Run what differs without us again."""
+    features = [name for name in sorted(suspects & plain.outcomes.keys()) for _ in range(_RERUNS)]
+    again = [
+        pool.submit(runs.features, 100 + number, "none", [name])
+        for number, name in enumerate(features)
+    ]
+    endings = [
+        (name, pool.submit(runs.ending, "none", name))
+        for name in sorted(suspects & plain.endings.keys())
+        for _ in range(_RERUNS)
+    ]
+    for outcomes in again:
+        for name, outcome in outcomes.result().items():
+            if outcome != plain.outcomes[name]:
+                plain.unsteady.add(name)
+    for name, ending in endings:
+        if ending.result() not in (None, plain.endings[name]):
             plain.unsteady.add(name)
 
 
@@ -354,11 +364,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="what the ordinary tests run")
+    parser.add_argument("--seconds", type=float, default=_ALL_S, help="for all of it")
     parser.add_argument("--json", help="a file for all outcomes")
     parser.add_argument("--only", nargs="+", default=(), metavar="WATCHER", help="only these")
     options = parser.parse_args(words)
     begin = time.monotonic()
-    names, columns = compared(options.device, options.processes, options.quick, options.only)
+    names, columns = compared(
+        options.device, options.processes, options.quick, options.only, options.seconds
+    )
     if options.json:
         plain: dict[str, Any] = {title: vars(column) for title, column in columns.items()}
         Path(options.json).write_text(json.dumps(plain, indent=1, default=sorted))
