@@ -20,8 +20,14 @@
 #include "trace/nt_snapshot.h"
 #include "trace/nt_timeline.h"
 
+/* Elsewhere than in a browser the functions are those of a library. */
+#ifdef __wasm__
 #define NT_PAGE_EXPORT(name) __attribute__((export_name(#name), used))
 #define NT_PAGE_IMPORT(name) __attribute__((import_module("page"), import_name(#name)))
+#else
+#define NT_PAGE_EXPORT(name)
+#define NT_PAGE_IMPORT(name)
+#endif
 
 /* A column of an answer. */
 typedef enum nt_page_type {
@@ -56,6 +62,7 @@ typedef struct nt_page {
     nt_holder *holders;
     size_t holder_count;
     nt_page_room codes; /* a band for each row of the allocations */
+    uint32_t bands;     /* how many the strip has; 0 before they are set */
     nt_page_room rules; /* an nt_rule for each */
     nt_page_room roles; /* an nt_role for each event */
     uint32_t *step_edges;
@@ -78,6 +85,21 @@ extern double nt_page_figures[NT_PAGE_FIGURES];
 
 /* The answer that several calls share: columns of pixels, or of rows. */
 extern nt_page_column nt_page_answers[8];
+
+/* The room of answers that do not belong to one page. */
+typedef enum nt_page_answer_room {
+    NT_ROOM_SERIES,
+    NT_ROOM_GROUPS,
+    NT_ROOM_SETTINGS,
+    NT_ROOM_MARKS,
+    NT_ROOM_ROWS,
+    NT_ROOM_SEEN,
+    NT_ROOM_PIXELS,
+    NT_ROOM_COLUMNS,
+    NT_ROOMS,
+} nt_page_answer_room;
+
+extern nt_page_room nt_page_rooms[NT_ROOMS];
 
 /* Room for `bytes`; what was in it is gone. */
 nt_status

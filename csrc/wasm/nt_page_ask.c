@@ -30,17 +30,15 @@ NT_PAGE_EXPORT(facts) void page_facts(void)
     *out++ = facts->frees_known;
 }
 
-static nt_page_room ask_series;
-
 /* Answer 0: bytes after each event. */
 NT_PAGE_EXPORT(series) int32_t page_series(uint32_t metric)
 {
     const size_t events = nt_timeline_event_count(nt_page_now->timeline);
-    NT_TRY(nt_page_reserve(&ask_series, events * sizeof(uint64_t) + 1));
+    nt_page_room *room = &nt_page_rooms[NT_ROOM_SERIES];
+    NT_TRY(nt_page_reserve(room, events * sizeof(uint64_t) + 1));
     nt_timeline_series(nt_page_now->timeline, (nt_metric)(metric % NT_METRIC_COUNT),
-                       ask_series.data);
-    nt_page_answers[0] =
-        (nt_page_column){ask_series.data, (uint32_t)events, NT_PAGE_U64};
+                       room->data);
+    nt_page_answers[0] = (nt_page_column){room->data, (uint32_t)events, NT_PAGE_U64};
     return NT_OK;
 }
 
@@ -91,8 +89,6 @@ NT_PAGE_EXPORT(holders) int32_t page_holders(int32_t event)
     return NT_OK;
 }
 
-static nt_page_room ask_holes;
-
 /* Numbers of a group of segments, as the page reads them: fragmentPool in core.js. */
 enum { GROUP_NUMBERS = 16 };
 
@@ -137,12 +133,13 @@ NT_PAGE_EXPORT(layout) int32_t page_layout(int32_t event)
                            &nt_page_err));
     size_t count;
     const nt_fragment_group *groups = nt_fragment_groups(page->fragment, &count);
-    NT_TRY(nt_page_reserve(&ask_holes, (count * GROUP_NUMBERS + 1) * sizeof(double)));
+    nt_page_room *room = &nt_page_rooms[NT_ROOM_GROUPS];
+    NT_TRY(nt_page_reserve(room, (count * GROUP_NUMBERS + 1) * sizeof(double)));
     for (size_t i = 0; i < count; i++) {
-        ask_put_group(&groups[i], (double *)ask_holes.data + i * GROUP_NUMBERS);
+        ask_put_group(&groups[i], (double *)room->data + i * GROUP_NUMBERS);
     }
-    nt_page_answers[0] = (nt_page_column){
-        ask_holes.data, (uint32_t)(count * GROUP_NUMBERS), NT_PAGE_F64};
+    nt_page_answers[0] =
+        (nt_page_column){room->data, (uint32_t)(count * GROUP_NUMBERS), NT_PAGE_F64};
     return NT_OK;
 }
 
@@ -160,7 +157,9 @@ page_categories(const uint16_t *frames, uint32_t count)
     nt_passes *passes = NULL;
     NT_TRY(nt_passes_new(&nt_page_memory, page->timeline, frames, count, &passes,
                          &nt_page_err));
-    memcpy(page->roles.data, nt_passes_roles(passes), events);
+    if (events != 0) {
+        memcpy(page->roles.data, nt_passes_roles(passes), events);
+    }
     const nt_status status =
         nt_categories_decide(&nt_page_memory, passes, page->rules.data, &nt_page_err);
     nt_passes_free(passes);
@@ -173,9 +172,8 @@ NT_PAGE_EXPORT(role) uint32_t page_role(const uint16_t *frames, uint32_t count)
     return (uint32_t)nt_role_of(frames, count);
 }
 
-static nt_page_room ask_settings;
-
-/* The settings in force, in PyTorch's syntax; their length is the first figure. */
+/* The settings in force, in PyTorch's syntax; their length is the first figure. NULL
+ * where there is no memory. */
 NT_PAGE_EXPORT(settings) const char *page_settings(void)
 {
     const nt_settings *settings = nt_snapshot_settings(nt_page_now->snapshot);
@@ -183,9 +181,10 @@ NT_PAGE_EXPORT(settings) const char *page_settings(void)
     nt_page_figures[0] = (double)length;
     nt_page_figures[1] = settings->native_backend;
     nt_page_figures[2] = settings->exact_sizes;
-    if (nt_page_reserve(&ask_settings, length + 1) != NT_OK) {
+    nt_page_room *room = &nt_page_rooms[NT_ROOM_SETTINGS];
+    if (nt_page_reserve(room, length + 1) != NT_OK) {
         return NULL;
     }
-    (void)nt_settings_format(settings, ask_settings.data, length + 1);
-    return ask_settings.data;
+    (void)nt_settings_format(settings, room->data, length + 1);
+    return room->data;
 }

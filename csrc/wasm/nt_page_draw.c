@@ -7,8 +7,6 @@
 /* Codes of pixels of the map; what is above is BAND_FIRST + the band of the block. */
 enum { PIXEL_NEVER, PIXEL_FREE, PIXEL_BAND_FIRST };
 
-static nt_page_room draw_rows, draw_seen, draw_pixels, draw_columns;
-
 /* Makes the axes: their ends are the figures 0 and 1. */
 NT_PAGE_EXPORT(axes) int32_t page_axes(uint32_t by_time, uint32_t raw_addresses)
 {
@@ -28,7 +26,8 @@ NT_PAGE_EXPORT(axes) int32_t page_axes(uint32_t by_time, uint32_t raw_addresses)
     return NT_OK;
 }
 
-/* Room for a band of each row, which the page fills before it calls `bands`. */
+/* Room for a band of each row, which the page fills before it calls `bands`; NULL where
+ * there is no memory. */
 NT_PAGE_EXPORT(codes) uint8_t *page_codes(void)
 {
     const size_t rows = nt_timeline_allocations(nt_page_now->timeline)->count;
@@ -40,8 +39,22 @@ NT_PAGE_EXPORT(codes) uint8_t *page_codes(void)
 
 NT_PAGE_EXPORT(bands) int32_t page_bands(uint32_t count)
 {
-    return nt_strip_set_bands(nt_page_now->strip, nt_page_now->codes.data, count,
-                              &nt_page_err);
+    nt_page *page = nt_page_now;
+    page->bands = 0;
+    NT_TRY(nt_strip_set_bands(page->strip, page->codes.data, count, &nt_page_err));
+    page->bands = count;
+    return NT_OK;
+}
+
+/* Whether axes and bands are there: there was no memory for them otherwise. */
+static nt_status
+draw_is_ready(void)
+{
+    if (nt_page_now->raster == NULL || nt_page_now->bands == 0) {
+        return nt_fail(&nt_page_err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "there are no axes and bands to draw with");
+    }
+    return NT_OK;
 }
 
 static nt_raster_view
@@ -67,16 +80,20 @@ int32_t
 page_map(double x_first, double x_end, double y_first, double y_end, uint32_t width,
          uint32_t height)
 {
+    NT_TRY(draw_is_ready());
     const size_t pixels = (size_t)width * height;
-    NT_TRY(nt_page_reserve(&draw_rows, pixels * sizeof(uint32_t)));
-    NT_TRY(nt_page_reserve(&draw_seen, pixels));
-    NT_TRY(nt_page_reserve(&draw_pixels, pixels));
+    nt_page_room *row_room = &nt_page_rooms[NT_ROOM_ROWS];
+    nt_page_room *seen_room = &nt_page_rooms[NT_ROOM_SEEN];
+    nt_page_room *pixel_room = &nt_page_rooms[NT_ROOM_PIXELS];
+    NT_TRY(nt_page_reserve(row_room, pixels * sizeof(uint32_t)));
+    NT_TRY(nt_page_reserve(seen_room, pixels));
+    NT_TRY(nt_page_reserve(pixel_room, pixels));
     const nt_raster_view view =
         draw_view(x_first, x_end, y_first, y_end, width, height);
-    const nt_raster_planes planes = {.seen = draw_seen.data, .row = draw_rows.data};
+    const nt_raster_planes planes = {.seen = seen_room->data, .row = row_room->data};
     NT_TRY(nt_raster_draw(nt_page_now->raster, &view, &planes, &nt_page_err));
     const uint8_t *codes = nt_page_now->codes.data;
-    uint8_t *out = draw_pixels.data;
+    uint8_t *out = pixel_room->data;
     for (uint32_t y = 0; y < height; y++) {
         const uint32_t *rows = planes.row + (size_t)(height - 1 - y) * width;
         const uint8_t *seen = planes.seen + (size_t)(height - 1 - y) * width;
@@ -87,21 +104,28 @@ page_map(double x_first, double x_end, double y_first, double y_end, uint32_t wi
         }
     }
     nt_page_answers[0] =
-        (nt_page_column){draw_pixels.data, (uint32_t)pixels, NT_PAGE_U8};
+        (nt_page_column){pixel_room->data, (uint32_t)pixels, NT_PAGE_U8};
     nt_page_answers[1] =
-        (nt_page_column){draw_rows.data, (uint32_t)pixels, NT_PAGE_U32};
+        (nt_page_column){row_room->data, (uint32_t)pixels, NT_PAGE_U32};
     return NT_OK;
 }
 
-/* Draws the strip: answers 0 to 3 are event, allocated, reserved and bands. */
+/* Draws the strip: answers 0 to 3 are event, allocated, reserved and bands, of which
+ * there are as many as were set. */
 NT_PAGE_EXPORT(strip)
 int32_t
 page_strip(double first, double end, uint32_t width, uint32_t bands)
 {
+    NT_TRY(draw_is_ready());
+    if (bands != nt_page_now->bands) {
+        return nt_fail(&nt_page_err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "the strip has %u bands", (unsigned)nt_page_now->bands);
+    }
     const size_t wide = width;
-    NT_TRY(nt_page_reserve(&draw_columns,
-                           wide * (sizeof(uint64_t) * (2 + bands) + sizeof(int32_t))));
-    uint64_t *values = draw_columns.data;
+    nt_page_room *room = &nt_page_rooms[NT_ROOM_COLUMNS];
+    NT_TRY(nt_page_reserve(
+        room, wide * (sizeof(uint64_t) * (2 + bands) + sizeof(int32_t)) + 1));
+    uint64_t *values = room->data;
     nt_strip_columns columns = {
         .allocated = values, .reserved = values + wide, .bands = values + 2 * wide};
     columns.event = (int32_t *)(columns.bands + wide * bands);

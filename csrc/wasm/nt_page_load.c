@@ -23,6 +23,7 @@ nt_alloc nt_page_memory;
 nt_error nt_page_err;
 double nt_page_figures[NT_PAGE_FIGURES];
 nt_page_column nt_page_answers[8];
+nt_page_room nt_page_rooms[NT_ROOMS];
 
 static size_t page_limit;
 
@@ -127,13 +128,18 @@ load_read(void *ctx, void *buffer, size_t capacity, size_t *count)
     return got < 0;
 }
 
-/* Reads a snapshot in at most `limit` bytes of memory; `is_packed`: not a pickle, but
- * what nt_pack wrote. */
+/* Reads a snapshot in at most `limit` bytes of memory; what was read before is gone,
+ * and no room that an answer had is kept. `is_packed`: not a pickle, but what nt_pack
+ * wrote. */
 NT_PAGE_EXPORT(load) int32_t page_load(double limit, uint32_t is_packed)
 {
     nt_page_clear_program();
     nt_page_clear(&nt_pages[NT_PAGE_WHAT_IF]);
     nt_page_clear(&nt_pages[NT_PAGE_FILE]);
+    for (size_t i = 0; i < NT_ROOMS; i++) {
+        page_release(&nt_page_rooms[i]);
+    }
+    memset(nt_page_answers, 0, sizeof nt_page_answers);
     page_limit = (size_t)limit;
     nt_budget_init(&nt_page_budget, nt_alloc_system(), page_limit);
     nt_page_memory = nt_budget_alloc(&nt_page_budget);

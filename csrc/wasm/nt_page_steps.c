@@ -5,18 +5,16 @@
 
 #include "analysis/nt_steps.h"
 
-static nt_page_room steps_marks;
-
 /* Answer 0: 1 for each stack whose role is needed. */
 NT_PAGE_EXPORT(step_stacks) int32_t page_step_stacks(void)
 {
     const nt_snapshot *snapshot = nt_page_now->snapshot;
     const size_t count = nt_stacks_count(nt_snapshot_stacks(snapshot));
-    NT_TRY(nt_page_reserve(&steps_marks, count + 1));
+    nt_page_room *room = &nt_page_rooms[NT_ROOM_MARKS];
+    NT_TRY(nt_page_reserve(room, count + 1));
     (void)nt_steps_mark_stacks(
-        snapshot, (size_t)nt_timeline_device(nt_page_now->timeline), steps_marks.data);
-    nt_page_answers[0] =
-        (nt_page_column){steps_marks.data, (uint32_t)count, NT_PAGE_U8};
+        snapshot, (size_t)nt_timeline_device(nt_page_now->timeline), room->data);
+    nt_page_answers[0] = (nt_page_column){room->data, (uint32_t)count, NT_PAGE_U8};
     return NT_OK;
 }
 

@@ -78,11 +78,11 @@ what_if_defaults(void)
 NT_PAGE_EXPORT(program) int32_t page_program(void)
 {
     nt_page *page = &nt_pages[NT_PAGE_FILE];
-    if (now.program == NULL) {
+    if (!now.is_checked) {
+        /* What an earlier try left that had no memory. */
+        nt_page_clear_program();
         NT_TRY(nt_program_new(&nt_page_memory, page->timeline, &now.program,
                               &nt_page_err));
-    }
-    if (!now.is_checked) {
         NT_TRY(what_if_find_silence(page->timeline));
         const nt_replay_options options = what_if_defaults();
         NT_TRY(nt_replay_check(&nt_page_memory, now.program, &options, NULL, &now.check,

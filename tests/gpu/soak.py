@@ -6,12 +6,14 @@
 The job runs under `neutracer run`, with the cycle watch, the watch for out-of-memory errors, the
 monitor and the exporter; it makes a cycle that keeps a tensor every hundred steps, and asks for a
 live snapshot every minute (or `--every` so many seconds). From outside, the exporter is scraped
-once a second, and a signal asks for a report as often. A line has the step's time, the job's
-memory, threads and open files, and what was lost or went wrong since the line before.
+once a second, and a signal asks for a report every minute: of `neutracer run`, or with
+`--device cpu`, of which it knows nothing, of the job itself. A line has the step's time, the
+job's memory, threads and open files, and what was lost or went wrong since the line before.
 
 It ends with 1 where something did: a scrape failed, a report did not come, an event's stack found
 no room, threads or files or memory kept growing after the first third. Memory may differ by 1 %
-and 8 MiB between the thirds.
+and 8 MiB between the thirds. The slope of the memory after the first third is the median of those
+between any two lines (Theil and Sen), with the bounds that it lies within 19 times in 20 (Sen 1968).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import os
 import signal
 import statistics
@@ -42,6 +45,9 @@ PLAIN_SECONDS = 15.0
 
 #: A report has to be there after so many seconds.
 MOST_REPORT_SECONDS = 45.0
+
+#: What asks for a report: `neutracer run` answers the one, the job the other.
+REPORT_SIGNALS = {"cuda": signal.SIGUSR2, "cpu": signal.SIGUSR1}
 
 
 # ---- the job ---------------------------------------------------------------------------
@@ -130,11 +136,23 @@ def tell(times: list[float], watched: bool, lost: list[str]) -> None:
     lost.clear()
 
 
+def report_here(output: Path) -> None:
+    """A report of this process's memory on the CPU, as a signal asks for."""
+    import neutracer
+
+    text = str(neutracer.fragmentation_report(neutracer.live(max_events=MAX_ENTRIES)))
+    part = output / f"{time.monotonic_ns()}.part"
+    part.write_text(text, encoding="utf-8")
+    part.rename(part.with_suffix(".txt"))
+
+
 def job(device: str, seconds: float, every: float, output: str | None) -> None:
     """The training, with everything on where there is an output."""
     if output is None:
         loop(device, seconds, every, watched=False)
         return
+    if device == "cpu":
+        signal.signal(REPORT_SIGNALS["cpu"], lambda *_: report_here(Path(output)))
     import torch
 
     import neutracer
@@ -208,11 +226,11 @@ def scrape(url: str, seen: Seen, over: threading.Event) -> None:
             seen.slowest = max(seen.slowest, time.monotonic() - before)
 
 
-def ask_for_report(pid: int, output: Path, seen: Seen) -> None:
+def ask_for_report(pid: int, number: int, output: Path, seen: Seen) -> None:
     """Sends the signal, and waits for what is written."""
     before = set(output.iterdir())
     begun = time.monotonic()
-    os.kill(pid, signal.SIGUSR2)
+    os.kill(pid, number)
     while time.monotonic() - begun < MOST_REPORT_SECONDS:
         new = set(output.iterdir()) - before
         if any(path.suffix == ".txt" and path.stat().st_size for path in new):
@@ -297,9 +315,20 @@ def follow(arguments: argparse.Namespace, output: Path) -> tuple[list[Minute], S
         elif line["steps"] > 0:
             minutes.append(minute_of(line, first["pid"], len(minutes) + 1, seen))
             if time.monotonic() - begun < 60 * arguments.minutes - arguments.every / 2:
-                asked = (first["pid"], output, seen)
+                asked = (first["pid"], REPORT_SIGNALS[arguments.device], output, seen)
                 threading.Thread(target=ask_for_report, args=asked, daemon=True).start()
     return minutes, seen, process.wait()
+
+
+def slope_of(values: list[float]) -> tuple[float, float, float]:
+    """The median of the slopes between any two values a step apart, and its bounds at 95 %."""
+    count = len(values)
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    slopes = sorted((values[j] - values[i]) / (j - i) for i, j in pairs)
+    spread = 1.96 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    low = max(0, round((len(slopes) - spread) / 2))
+    high = min(len(slopes) - 1, round((len(slopes) + spread) / 2))
+    return statistics.median(slopes), slopes[low], slopes[high]
 
 
 def judge(minutes: list[Minute], code: int) -> list[str]:
@@ -314,6 +343,10 @@ def judge(minutes: list[Minute], code: int) -> list[str]:
     before = statistics.median(m.rss for m in early)
     after = statistics.median(m.rss for m in late)
     print(f"memory: {before / 2**20:.1f} MiB in the second third, {after / 2**20:.1f} in the last")
+    settled = [m.rss / 2**10 for m in minutes[third:]]
+    if len(settled) >= 8:
+        slope, low, high = slope_of(settled)
+        print(f"slope after the first third: {slope:.1f} KiB a line ({low:.1f} to {high:.1f})")
     if after > before * 1.01 + (8 << 20):
         wrong.append(f"memory grew by {(after - before) / 2**20:.1f} MiB")
     for name in ("threads", "files"):

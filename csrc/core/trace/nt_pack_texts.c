@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/nt_columns.h"
+#include "base/nt_utf8.h"
 #include "trace/nt_pack_numbers.h"
 #include "trace/nt_reader_schema.h"
 
@@ -38,6 +39,9 @@ strings_get_chunk(nt_pack_in *in, size_t first, size_t count)
         }
         const size_t length = (size_t)in->numbers[i];
         NT_TRY(nt_pack_need(in, length));
+        if (!nt_utf8_check(in->source->next, length)) {
+            return nt_pack_odd(in);
+        }
         NT_TRY(nt_strings_intern(nt_snapshot_strings(in->snapshot), in->source->next,
                                  length, &id, in->err));
         in->source->next += length;

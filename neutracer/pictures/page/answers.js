@@ -9,6 +9,9 @@ import { flameOf, layoutOf } from "./shapes.js";
 import { columnsOf, makeTexts } from "./trace.js";
 import { makeWhatIf } from "./replay.js";
 
+// Questions that need no device's trace, and those that need axes beside it.
+const WITHOUT_TRACE = ["device", "memory", "save"];
+const ON_AXES = ["draw", "at", "place", "highest", "moment", "block", "range"];
 const METRICS = ["allocated", "active", "reserved", "requested"];
 
 // The figures of `facts` in csrc/wasm/nt_page_ask.c, by name.
@@ -30,9 +33,11 @@ export const makeAnswers = (core, rules, about) => {
   const ctx = { core, rules, texts, device: -1, facts: null, columns: () => columnsOf(core) };
   const frames = texts.said();
   let axis = null;
+  // Whether a trace was replayed: the core has none to ask where there was no memory for it.
+  let ready = false;
 
   const settings = () => {
-    const at = core.exports.settings();
+    const at = core.place("settings");
     const [length, isNative, isExact] = core.figures(3);
     return { text: core.text(at, length), isNative: isNative === 1, isCpu: isExact === 1 };
   };
@@ -49,6 +54,7 @@ export const makeAnswers = (core, rules, about) => {
   // Replays one device's trace; further questions are about it.
   const device = (number) => {
     core.exports.use(0);
+    [ready, ctx.axis] = [false, null];
     core.call("replay", number);
     ctx.device = number;
     ctx.facts = factsOf(core);
@@ -71,6 +77,7 @@ export const makeAnswers = (core, rules, about) => {
     ctx.bands = makeBands(ctx);
     ctx.whatIf = makeWhatIf(ctx);
     const isTimed = last > first;
+    ready = true;
     return {
       ...ctx.facts, device: number, ooms, isTimed, duration: last - first, rows: c.rows, segments: c.segments,
       firstTime: first, isKnown: ctx.bands.isKnown(),
@@ -79,6 +86,7 @@ export const makeAnswers = (core, rules, about) => {
   };
 
   const axes = ({ byTime, raw }) => {
+    [axis, ctx.axis] = [null, null];
     core.call("axes", byTime ? 1 : 0, raw ? 1 : 0);
     const [width, height] = core.figures(2);
     const ranges = core.column("axis.ranges");
@@ -153,6 +161,8 @@ export const makeAnswers = (core, rules, about) => {
     devices, settings, ctx,
     answer: (name, given) => {
       if (!asked[name]) throw coreError(7, `there is no question ${name}`);
+      const isMissing = !ready && !WITHOUT_TRACE.includes(name) || !ctx.axis && ON_AXES.includes(name);
+      if (isMissing) throw coreError(7, "there was not enough memory for this device's trace");
       return asked[name](given);
     },
   };

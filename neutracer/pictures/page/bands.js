@@ -68,7 +68,7 @@ export const makeBands = (ctx) => {
   };
 
   const set = (by, query) => {
-    const at = core.exports.codes();
+    const at = core.place("codes");
     const c = ctx.columns();
     const of = { categories: byCategories, sizes: bySizes }[by] ?? byPlaces;
     const bandOf = of(c);

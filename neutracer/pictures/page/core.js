@@ -91,6 +91,12 @@ export const makeCore = async (module, host) => {
       const status = exports[name](...given);
       if (status !== OK) fail(status);
     },
+    // Calls what gives a place in memory.
+    place: (name) => {
+      const at = exports[name]();
+      if (!at) throw coreError(LIMIT, "there is not enough memory");
+      return at;
+    },
     answer: (which) => shown(exports.answer(which)),
     string: (id) => { const at = exports.string(id); return at ? text(at, figures(1)[0]) : ""; },
     stringCount: () => { exports.string(0); return figures(2)[1]; },

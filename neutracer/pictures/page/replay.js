@@ -76,7 +76,7 @@ export const makeWhatIf = (ctx) => {
     try {
       core.call("axes", byTime ? 1 : 0, 0);
       const [x1, y1] = core.figures(2);
-      const at = core.exports.codes();
+      const at = core.place("codes");
       const rows = core.column("alloc.size")?.length ?? 0;
       core.room(at, Uint8Array, Math.max(rows, 1)).fill(0);
       core.call("bands", 2);

@@ -55,7 +55,7 @@ export const layoutOf = (ctx, event, order) => {
   const c = ctx.columns();
   const rowOf = new Map();
   for (let row = 0; row < c.rows; row++) if (isActive(c.a, row, event)) rowOf.set(c.a.address.at(row), row);
-  const at = core.exports.codes();
+  const at = core.place("codes");
   const codes = core.room(at, Uint8Array, Math.max(c.rows, 1));
   const count = b.size?.length ?? 0;
   const blocks = {

@@ -206,6 +206,45 @@ def test_outcomes_are_those_of_what_if(core, name, tmp_path):
         asked(core, "whatIf", settings="max_split_size_mb:3", capacity=0)
 
 
+# Every question in turn, within so many bytes; what each was refused with.
+STARVED = """(async (limit) => {
+  const more = { limit };
+  if (globalThis.opened) globalThis.opened.close();
+  globalThis.opened = null;
+  const said = [];
+  const file = document.getElementById("own").files[0];
+  try {
+    globalThis.opened = await client.openFile(file, rules, more);
+  } catch (error) {
+    return { isOpen: false, said: [error.message] };
+  }
+  const view = { x0: 0, x1: 50, y0: 0, y1: 5000, width: 200, height: 100 };
+  const whatIf = { settings: "expandable_segments:True", capacity: 0, width: 100, height: 40 };
+  for (const [name, given] of [["device", 0], ["axes", { byTime: false, raw: false }],
+    ["bands", { by: "sizes", query: "" }], ["draw", view], ["at", { x: 10 }],
+    ["highest", { metric: "allocated", first: 0, end: 40 }], ["moment", { event: 40, all: true }],
+    ["layout", { event: 40, order: "address" }], ["flame", { event: 40 }], ["program", {}],
+    ["whatIf", whatIf], ["whatIfDraw", whatIf], ["draw", view], ["save", {}]]) {
+    try { await opened.ask(name, given); } catch (error) { said.push(error.message); }
+  }
+  return { isOpen: true, said };
+})(%d)"""
+
+
+def test_too_little_memory_is_said_at_each_question(core, tmp_path):
+    core.choose("#own", plain("frag_default", tmp_path))
+    stages = set()
+    for limit in (100_000, 400_000, *range(500_000, 1_500_000, 50_000), 1 << 26):
+        told = core.answer(STARVED % limit)
+        stages.add((told["isOpen"], bool(told["said"])))
+        for sentence in told["said"]:
+            known = ("memory", "that a page can have", "no axes and bands")
+            assert any(words in sentence for words in known), (limit, sentence)
+            assert not sentence.startswith("the core stopped"), (limit, sentence)
+    # Refused, opened with a part of the questions answered, and with all of them.
+    assert stages == {(False, True), (True, True), (True, False)}
+
+
 def said_by_load(path):
     """What `load` raises, or None."""
     with warnings.catch_warnings():
