@@ -145,6 +145,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             self._on = True
             RUNNING.trainer = self._name
             RUNNING.configuration = self.configuration
+            counters.prefer_hooks()
             try:
                 self.watch = watch_oom(
                     self._directory, max_entries=self._max_entries, callback=self._tell_oom
