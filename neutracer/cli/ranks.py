@@ -75,12 +75,13 @@ def _ranks(options: argparse.Namespace) -> int:
     try:
         report = _report(options)
     except OSError as error:
-        return complain_of(options.sources[0], error)
+        return complain_of(options.store or options.sources[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
     if all(row.state in ("can't be read", "no file") for row in report.rows):
-        rest = f"; and {len(report.rows) - 1} more" if report.rows[1:] else ""
-        return complain(f"{report.rows[0].source}: {report.rows[0].note}{rest}")
+        broken = [row for row in report.rows if row.source]
+        rest = f" (nor can {len(broken) - 1} more be read)" if broken[1:] else ""
+        return complain(f"{broken[0].source}: {broken[0].note}{rest}")
     code = _show(report, options)
     if code == 0 and options.fail_on and report.worst is not None:
         code = int(report.worst >= options.fail_on)

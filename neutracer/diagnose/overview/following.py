@@ -198,8 +198,12 @@ class Following:
         write_text(sidecar_path(path), facts)
         return snap
 
-    def end_soon(self) -> None:
-        """Do what `end` does, in less than two seconds: a signal ends this process then."""
+    def end_soon(self) -> bool:
+        """Do what `end` does, in less than two seconds: a signal ends this process then.
+
+        Returns:
+            Whether there was something to write.
+        """
         ending = threading.Thread(target=self.end, args=("terminated",), daemon=True)
         ending.start()
         ending.join(_SOON_S)
@@ -207,6 +211,7 @@ class Following:
         told = files[0] if files else "none could be written in time"
         if sys.stderr is not None and not self.why:
             print(f"neutracer: the program is being terminated; report: {told}", file=sys.stderr)
+        return not self.why
 
     def end(self, reason: str | None = "exit") -> None:
         """Write the last report, switch everything off; a second time does nothing.

@@ -148,9 +148,10 @@ def run_and_report(
     ranks = _ranks_beside(following.directory)
 
     def last() -> None:
-        if ranks is not None:
-            ranks.tell_last()
-        following.end_soon()
+        if ranks is None:
+            following.end_soon()
+        else:
+            ranks.tell_last(following.end_soon)
 
     def begin_all() -> None:
         following.begin()

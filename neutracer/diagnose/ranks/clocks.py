@@ -9,11 +9,15 @@ from itertools import pairwise
 from statistics import median
 
 from neutracer.process.ranks.digest import RankDigest
+from neutracer.units import format_duration_us
 
 __all__ = ["Clocks", "clocks_of"]
 
 # With fewer steps in common nothing can be aligned.
 _FEWEST = 3
+
+# So many steps, spread evenly over those in common, say how well two clocks agree.
+_COMPARED = 64
 
 # Steps that one rank may have recorded before another one's first.
 _MOST_SHIFT = 64
@@ -61,7 +65,8 @@ class Clocks:
         rest = f"; {self.unaligned} could not be aligned" if self.unaligned else ""
         return (
             f"The clocks of {len(self.ahead_us)} hosts were aligned by their steps, to within "
-            f"{self.within_us / 1000:.1f} ms; they differed by up to {most / 1000:.1f} ms{rest}."
+            f"{format_duration_us(self.within_us)}; they differed by up to "
+            f"{format_duration_us(most)}{rest}."
         )
 
 
@@ -95,9 +100,10 @@ _NONE = RankDigest(source="")
 
 def _agreement(mine: Sequence[int], theirs: Sequence[int]) -> tuple[float, float] | None:
     """How much the differences of two rows of times differ, and their median."""
-    gaps = [b - a for a, b in zip(mine, theirs, strict=False)]
-    if len(gaps) < _FEWEST:
+    count = min(len(mine), len(theirs))
+    if count < _FEWEST:
         return None
+    gaps = [theirs[at] - mine[at] for at in range(0, count, -(-count // _COMPARED))]
     middle = median(gaps)
     return median(abs(gap - middle) for gap in gaps), middle
 

@@ -20,6 +20,9 @@ _LEAST_NOISE = 256 << 10
 # With fewer steps nothing departs.
 _FEWEST = 3
 
+# Of more ranks than that, as many that are spread evenly say what is usual.
+_MOST_OTHERS = 33
+
 
 def departure(one: RankDigest, others: Sequence[RankDigest], clocks: Clocks) -> int | None:
     """The first step from which on a rank had more than the others, to the end of its steps.
@@ -33,7 +36,8 @@ def departure(one: RankDigest, others: Sequence[RankDigest], clocks: Clocks) -> 
         The number of the step in its own trace, from 0; None where it had more from the first
         step on, or there are too few steps.
     """
-    apart = _apart(one, [other for other in others if len(other.step_peak_bytes)], clocks)
+    known = [other for other in others if other.step_peak_bytes]
+    apart = _apart(one, known[:: -(-len(known) // _MOST_OTHERS) or 1], clocks)
     if len(apart) < _FEWEST:
         return None
     last = max(above for _, above, _ in apart)
@@ -69,7 +73,7 @@ def _shift(one: RankDigest, other: RankDigest, clocks: Clocks) -> int:
     """How many steps later in another trace a step is: none where both have all steps."""
     if one.history_complete and other.history_complete:
         return 0
-    if not one.step_us[0] or not other.step_us[0]:
+    if not any(one.step_us[:1]) or not any(other.step_us[:1]):
         return 0
     begin = clocks.common(one, one.step_us[0])
     times = [clocks.common(other, time_us) for time_us in other.step_us]

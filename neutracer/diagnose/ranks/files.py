@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
@@ -82,7 +83,7 @@ def _filesystem(path: str) -> tuple[Any, str]:
     return system, inner
 
 
-def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[list[str], list[str]]:
+def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], list[str]]:
     """The snapshots among files and in folders, and the other files of these folders.
 
     Args:
@@ -90,31 +91,55 @@ def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[list[str], list[s
             are searched with all that is below.
 
     Returns:
-        The snapshots without repetition in the order of their names within each source, and
-        what was passed over; sidecars and texts beside snapshots are neither.
+        The snapshots without repetition in the order of their names within each source, with
+        whether each was named itself, and was not only found; and what was passed over, among it
+        folders that can't be read. Sidecars and texts beside snapshots are neither.
 
     Raises:
         UnavailableError: A URL needs a library that is not here.
-        OSError: A folder can't be read.
+        OSError: One of the folders can't be read.
     """
-    found: dict[str, None] = {}
+    found: dict[str, tuple[str, bool]] = {}
     others: list[str] = []
     for source in sources:
         path = path_name(source, "sources")
         inside = _inside(path)
         if inside is None:
-            found[path] = None
+            found[_spelled(path)] = path, True
             continue
-        snapshots = sorted(name for name in inside if _SNAPSHOT.search(name))
-        found.update(dict.fromkeys(snapshots))
+        snapshots, rest = _parted(inside)
+        for name in snapshots:
+            found.setdefault(_spelled(name), (name, False))
         beside = {_stem(name) for name in snapshots}
-        rest = (name for name in inside if not _SNAPSHOT.search(name))
-        others += sorted(name for name in rest if _stem(name) not in beside)
-    return list(found), others
+        others += [name for name in rest if _stem(name) not in beside]
+    return dict(found.values()), list(dict.fromkeys(others))
+
+
+def _spelled(path: str) -> str:
+    """The same for all spellings of a path; links are files of their own."""
+    return path if _is_remote(path) else os.path.abspath(path)
+
+
+def _parted(inside: Iterable[str]) -> tuple[list[str], list[str]]:
+    """What may be snapshots, and the rest, each in the order of the names."""
+    names = sorted(inside)
+    found = [name for name in names if _SNAPSHOT.search(name) and not _is_endless(name)]
+    known = set(found)
+    return found, [name for name in names if name not in known]
+
+
+def _is_endless(path: str) -> bool:
+    """Whether it is a pipe or a device: who opens one may wait for ever."""
+    try:
+        return not _is_remote(path) and not stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        # A file that is gone, or a link that leads nowhere: reading it says so.
+        return False
 
 
 def _inside(path: str) -> list[str] | None:
-    """All files below a folder; None for what is no folder."""
+    """All files below a folder, and folders there that can't be read; None for what is no
+    folder."""
     if _is_remote(path):
         system, inner = _filesystem(path)
         if not system.isdir(inner):
@@ -123,11 +148,15 @@ def _inside(path: str) -> list[str] | None:
     if not os.path.isdir(path):
         return None
 
-    def fail(error: OSError) -> None:
-        raise error
+    unread: list[str] = []
 
-    walk = os.walk(path, onerror=fail)
-    return [os.path.join(folder, name) for folder, _, names in walk for name in names]
+    def passed(error: OSError) -> None:
+        if error.filename == path:
+            raise error
+        unread.append(str(error.filename))
+
+    walk = os.walk(path, onerror=passed)
+    return [os.path.join(folder, name) for folder, _, names in walk for name in names] + unread
 
 
 def _stem(path: str) -> str:

@@ -18,6 +18,9 @@ __all__ = ["findings_of"]
 # Odd ranks that are findings each; the report has all.
 _MOST_ODD = 8
 
+# Files that can't be read whose reason is given.
+_MOST_BROKEN = 5
+
 # A rank whose memory is full in so few steps is worth a word of its own.
 _SOON_STEPS = 1000
 
@@ -81,17 +84,24 @@ def _gaps(job: Job, rows: Sequence[RankRow]) -> list[Finding]:
     """What the figures lack."""
     found = []
     if job.missing:
-        message = f"{named_ranks(job.missing)} of {job.world_size}: no file"
+        message = f"{named_ranks(job.missing)} of {job.world_size:,}: no file"
         found.append(Finding("missing_ranks", Severity.MODERATE, 0, message))
     broken = [row for row in rows if row.state == "can't be read"]
     if broken:
         whose = named_ranks([row.rank for row in broken])
         message = f"{whose}: {'a file' if len(broken) == 1 else 'files'} that can't be read"
-        evidence = tuple(Note(f"{row.source}: {row.note}") for row in broken[:3])
-        found.append(Finding("unreadable", Severity.MODERATE, 0, message, evidence))
-    versions = sorted({row.torch for row in rows if row.torch})
-    if len(versions) > 1:
-        message = f"the ranks ran different releases of PyTorch: {', '.join(versions)}"
+        evidence = [Note(f"{row.source}: {row.note}") for row in broken[:_MOST_BROKEN]]
+        if len(broken) > _MOST_BROKEN:
+            rest = format_count(len(broken) - _MOST_BROKEN, "more file")
+            evidence.append(Note(f"and {rest}, in the JSON"))
+        found.append(Finding("unreadable", Severity.MODERATE, 0, message, tuple(evidence)))
+    ran: dict[str, list[int | None]] = {}
+    for row in rows:
+        ran.setdefault(row.torch, []).append(row.rank)
+    ran.pop("", None)
+    if len(ran) > 1:
+        parts = [f"{version} ({named_ranks(ranks)})" for version, ranks in sorted(ran.items())]
+        message = f"the ranks ran different releases of PyTorch: {', '.join(parts)}"
         found.append(Finding("versions", Severity.MODERATE, 0, message))
     again = [rank for rank, _ in job.again]
     if again:

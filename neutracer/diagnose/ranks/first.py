@@ -34,7 +34,9 @@ def first_oom(job: Job, clocks: Clocks) -> FirstOom | None:
     near = [gap for _, gap in later if gap <= loose]
     certain = len(failed) == 1 or (bool(timed) and not near and not _unaligned(timed, clocks))
     ended = tuple(
-        one.rank for one in job.ranks if not one.ooms and not one.trouble and _ended(one, at)
+        one.rank
+        for one in job.ranks
+        if not one.ooms and not one.trouble and _ended(one, at, clocks)
     )
     lost = (*job.missing, *(one.rank for one in job.ranks if one.trouble))
     why = _said(first, at, later, ended, lost, certain)
@@ -47,9 +49,10 @@ def _unaligned(timed: Sequence[tuple[int, RankDigest]], clocks: Clocks) -> bool:
     return len(hosts) > 1 and not hosts <= clocks.ahead_us.keys()
 
 
-def _ended(one: RankDigest, at: int | None) -> bool:
+def _ended(one: RankDigest, at: int | None, clocks: Clocks) -> bool:
     """Whether a rank ended because the launcher ended it, once another had run out."""
-    return one.reason == "terminated" and (at is None or (one.written_s or 0) * 1e6 >= at)
+    written = clocks.common(one, round((one.written_s or 0) * 1e6))
+    return one.reason == "terminated" and (at is None or written >= at)
 
 
 def _said(
@@ -61,19 +64,21 @@ def _said(
     certain: bool,
 ) -> str:
     """All of it as a sentence."""
-    asked = f" when it asked for {format_bytes(first.oom_bytes)}" if first.oom_bytes else ""
+    asked = f", when it asked for {format_bytes(first.oom_bytes)}" if first.oom_bytes else ""
     parts = [f"{_rank(first.rank)} ran out of memory{' first' if later else ''}{asked}"]
     if later:
-        gap = format_duration_us(later[0][1])
+        gap = later[0][1]
+        when = f"{format_duration_us(gap)} later" if gap else "in the same microsecond"
+        whose = "" if len(later) == 1 else "the first of them "
         ran = named_ranks([rank for rank, _ in later])
-        parts.append(f"{ran} ran out by {'itself' if len(later) == 1 else 'themselves'}, {gap} on")
+        parts.append(f"{ran} ran out too, {whose}{when}")
     if ended:
         whom = "it" if len(ended) == 1 else "them"
         parts.append(f"{named_ranks(ended)} did not: the launcher ended {whom} for that")
     if lost:
         parts.append(f"{named_ranks(lost)} left nothing that can be read")
     if not certain:
-        parts.append("which was first is not certain: their clocks are not known so exactly")
+        parts.append("which was first is not certain: their times are not known so exactly")
     return "; ".join(parts) + "."
 
 

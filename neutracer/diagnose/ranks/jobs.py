@@ -44,24 +44,24 @@ class Job:
 def jobs_of(digests: Iterable[RankDigest]) -> list[Job]:
     """Digests by job, the one with the most ranks first, and of these the latest.
 
-    A launcher's name, attempt and world size tell jobs apart. So does time: where another
-    process has the same rank, it is of a later run. Digests that say nothing of their job
-    belong to the largest one.
+    A launcher's name, attempt and world size tell jobs apart; without a name the program does.
+    So does time: where another process has the same rank, it is of a later run. Digests that
+    say nothing of their job belong to the largest one.
     """
-    buckets: dict[tuple[str, int | None, int | None], list[RankDigest]] = {}
+    buckets: dict[tuple[str, int | None, int | None, str], list[RankDigest]] = {}
     silent: list[RankDigest] = []
     for one in digests:
         if one.job or one.world_size is not None:
-            key = (one.job, one.attempt, one.world_size)
+            key = (one.job, one.attempt, one.world_size, "" if one.job else one.program)
             buckets.setdefault(key, []).append(one)
         else:
             silent.append(one)
     if silent:
-        largest = max(buckets, key=lambda key: len(buckets[key]), default=("", None, None))
+        largest = max(buckets, key=lambda key: len(buckets[key]), default=("", None, None, ""))
         buckets.setdefault(largest, []).extend(silent)
     jobs = [
         Job(name, attempt, size, ranks, again)
-        for (name, attempt, size), found in buckets.items()
+        for (name, attempt, size, _), found in buckets.items()
         for ranks, again in map(_one_a_rank, _runs(found))
     ]
     return sorted(jobs, key=lambda job: (-len(job.ranks), -job.ended_s))

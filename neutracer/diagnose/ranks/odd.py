@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
@@ -41,20 +42,59 @@ _SAME_COUNT = 0.1
 _OF_A_BATCH = ("activation", "input", "temporary", "autograd_detail", "unknown")
 
 
+class _Members:
+    """The ranks of one shape, and what is usual among them; each is looked up once."""
+
+    def __init__(self, ranks: Sequence[RankDigest]) -> None:
+        self.ranks = ranks
+        self._places = [{held.place: held for held in one.places} for one in ranks]
+        self._at: dict[str, tuple[int, int]] = {}
+        self._of: dict[tuple[str, str], int] = {}
+
+    def at(self, place: str) -> tuple[int, int]:
+        """The usual bytes and blocks of a line."""
+        if place not in self._at:
+            held = [places.get(place, _NOTHING) for places in self._places]
+            self._at[place] = (
+                _usual([one.bytes for one in held]),
+                _usual([one.count for one in held]),
+            )
+        return self._at[place]
+
+    def of(self, table: str, name: str) -> int:
+        """The usual bytes of an entry of `categories` or `libraries`."""
+        if (table, name) not in self._of:
+            self._of[table, name] = _usual([getattr(one, table).get(name, 0) for one in self.ranks])
+        return self._of[table, name]
+
+    @cached_property
+    def blocks(self) -> int:
+        """The usual number of blocks, over all lines."""
+        return _usual([_blocks(one) for one in self.ranks])
+
+
+_NOTHING = Held("", 0, 0)
+
+
+def _blocks(one: RankDigest) -> int:
+    return sum(held.count for held in one.places)
+
+
 @dataclass(frozen=True)
 class _Case:
     """A rank among those of its shape."""
 
     one: RankDigest
-    members: Sequence[RankDigest]
+    among: _Members
     clocks: Clocks
+
+    @property
+    def members(self) -> Sequence[RankDigest]:
+        return self.among.ranks
 
     @property
     def others(self) -> list[RankDigest]:
         return [other for other in self.members if other is not self.one]
-
-    def usual(self, figure: Callable[[RankDigest], int]) -> int:
-        return _usual([figure(member) for member in self.members])
 
     def versus(self) -> str:
         count = len(self.members)
@@ -98,14 +138,15 @@ def odd_ranks(shapes: Sequence[Shape], clocks: Clocks) -> tuple[Odd, ...]:
 def _within(members: Sequence[RankDigest], clocks: Clocks) -> list[Odd]:
     """The odd ones of one shape."""
     found = []
+    among = _Members(members)
     peaks = _above([one.peak_allocated_bytes for one in members])
     reserved = [one.peak_reserved_bytes for one in members]
     cached = _above([_cache(one) for one in members], reserved, _SEGMENTS)
-    known = [one for one in members if one.other_bytes is not None]
-    others = _above([one.other_bytes or 0 for one in known], (), _CONTEXT)
-    foreign = dict(zip(map(id, known), others, strict=True))
+    known = _Members([one for one in members if one.other_bytes is not None])
+    others = _above([one.other_bytes or 0 for one in known.ranks], (), _CONTEXT)
+    foreign = dict(zip(map(id, known.ranks), others, strict=True))
     for one, more, spare in zip(members, peaks, cached, strict=True):
-        case = _Case(one, members, clocks)
+        case = _Case(one, among, clocks)
         if more:
             found.append(_holds_more(case, more))
         elif _leaks_alone(case):
@@ -163,8 +204,9 @@ def _leak(case: _Case, more: int) -> Odd:
     held = next((held for held in one.places if held.place == one.grows), None)
     at = f" at {one.grows}" if one.grows else ""
     why = (
-        f"its memory grows by {format_bytes(one.bytes_per_step)} a step{at}, that of the others "
-        f"does not; {format_bytes(more)} more than {case.versus()}{_since(odd.step)}"
+        f"its memory grows by {format_bytes(one.bytes_per_step)} a step{at}, that of "
+        f"{'the other' if len(case.members) == 2 else 'the others'} does not; it holds "
+        f"{format_bytes(more)} more than {case.versus()}{_since(odd.step)}"
     )
     return replace(odd, why=why, category=held.category if held is not None else "")
 
@@ -173,20 +215,16 @@ def _line(case: _Case, more: int) -> tuple[Held | None, int]:
     """The line with most of what a rank has more, and how much that is."""
     best: tuple[Held | None, int] = (None, 0)
     for held in case.one.places:
-        above = held.bytes - case.usual(lambda one, place=held.place: _at(one, place).bytes)  # type: ignore[misc]
+        above = held.bytes - case.among.at(held.place)[0]
         if above > best[1]:
             best = held, above
     return best if best[1] >= _MOST_OF_IT * more else (None, 0)
 
 
-def _at(one: RankDigest, place: str) -> Held:
-    return next((held for held in one.places if held.place == place), Held(place, 0, 0))
-
-
 def _category(case: _Case, more: int) -> tuple[str, int]:
     """The category with most of what a rank has more, and how much that is."""
     above = {
-        name: nbytes - case.usual(lambda one, name=name: one.categories.get(name, 0))  # type: ignore[misc]
+        name: nbytes - case.among.of("categories", name)
         for name, nbytes in case.one.categories.items()
     }
     name = max(above, key=lambda name: above[name], default="")
@@ -202,13 +240,13 @@ def _cause(case: _Case, line: Held | None, category: str) -> tuple[str, str]:
         if category and _counts_agree(case) and category in _OF_A_BATCH:
             return "larger_blocks", ", in as many blocks: a larger batch, or longer sequences"
         return "unknown", ""
-    count = case.usual(lambda one: _at(one, line.place).count)
+    usual, count = case.among.at(line.place)
     if not count:
         return "own_line", ", where the others hold nothing"
     mean = line.bytes // line.count
-    usual = case.usual(lambda one: _at(one, line.place).bytes) // count
-    if mean > (1 + _SHARE) * usual:
-        said = f", in blocks of {format_bytes(mean)}, and of {format_bytes(usual)} elsewhere"
+    elsewhere = usual // count
+    if mean > (1 + _SHARE) * elsewhere:
+        said = f", in blocks of {format_bytes(mean)}, and of {format_bytes(elsewhere)} elsewhere"
         if category in _OF_A_BATCH:
             said += ": a larger batch, or longer sequences"
         return "larger_blocks", said
@@ -218,9 +256,8 @@ def _cause(case: _Case, line: Held | None, category: str) -> tuple[str, str]:
 
 def _counts_agree(case: _Case) -> bool:
     """Whether a rank has as many blocks as the others, over all its lines."""
-    mine = sum(held.count for held in case.one.places)
-    usual = case.usual(lambda one: sum(held.count for held in one.places))
-    return abs(mine - usual) <= _SAME_COUNT * usual
+    usual = case.among.blocks
+    return abs(_blocks(case.one) - usual) <= _SAME_COUNT * usual
 
 
 def _is_scheduled(case: _Case) -> bool:
@@ -241,8 +278,7 @@ def _caches(case: _Case, spare: int) -> Odd:
 def _not_torch(case: _Case, more: int) -> Odd:
     one = case.one
     above = {
-        name: nbytes - case.usual(lambda other, name=name: other.libraries.get(name, 0))  # type: ignore[misc]
-        for name, nbytes in one.libraries.items()
+        name: nbytes - case.among.of("libraries", name) for name, nbytes in one.libraries.items()
     }
     name = max(above, key=lambda name: above[name], default="")
     whose = (

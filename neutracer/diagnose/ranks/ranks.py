@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 
 from neutracer.arguments import several
@@ -12,6 +12,7 @@ from neutracer.diagnose.ranks.files import listed
 from neutracer.diagnose.ranks.jobs import jobs_of
 from neutracer.diagnose.ranks.pool import digests
 from neutracer.diagnose.ranks.report import RanksReport, ranks_report
+from neutracer.process.ranks.digest import RankDigest
 
 __all__ = ["ranks"]
 
@@ -36,8 +37,7 @@ def ranks(
             is of, the JSON beside it says, or else "rank3" in its name.
         executor: What reads the files: any `concurrent.futures.Executor`, such as
             `dask.distributed.Client.get_executor()`, whose workers have neutracer and see the
-            files. None is as many processes of this machine as it has cores; a script then
-            needs `if __name__ == "__main__":`, as for all processes of Python's.
+            files. None is as many processes of this machine as it has cores.
         progress: Called with how many files are done, and how many there are.
 
     Returns:
@@ -61,4 +61,21 @@ def ranks(
     if not files:
         where = ", ".join(os.fspath(path) for path in paths[:3])  # type: ignore[arg-type]
         raise ValueError(f"{where or 'no sources'}: there are no snapshots (.pickle, .pkl)")
-    return ranks_report(jobs_of(digests(files, executor, progress)), others)
+    read, strange = _parted(digests(list(files), executor, progress), files)
+    return ranks_report(jobs_of(read), [*strange, *others])
+
+
+def _parted(
+    found: Sequence[RankDigest], named: Mapping[str, bool]
+) -> tuple[list[RankDigest], list[str]]:
+    """What is of a job, and what only lay in its folder: it is no snapshot that can be read, and
+    nothing says that it is a rank's."""
+    strange = [
+        one.source
+        for one in found
+        if one.trouble and one.rank is None and not one.host and not named.get(one.source)
+    ]
+    if len(strange) == len(found):
+        return list(found), []
+    known = set(strange)
+    return [one for one in found if one.source not in known], strange

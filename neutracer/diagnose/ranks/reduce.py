@@ -16,7 +16,7 @@ from neutracer.diagnose.leaks.series import highs
 from neutracer.diagnose.leaks.trend import LeakTrendReport, leak_trend
 from neutracer.diagnose.ranks.files import facts_of, named, opened_file
 from neutracer.errors import HistoryWarning, NeutracerError
-from neutracer.process.ranks.digest import MOST_BINS, MOST_STEPS, Held, RankDigest
+from neutracer.process.ranks.digest import MOST_BINS, MOST_STEPS, Held, RankDigest, checked
 from neutracer.trace.categories import CATEGORIES, RULES
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
@@ -42,8 +42,7 @@ _SURE = re.compile(b"[%b]" % re.escape(bytes(map(tuple(RULES).index, _SURE_RULES
 _PIPELINES = ("torch/distributed/pipelining/", "pipeline_parallel/", "deepspeed/runtime/pipe/")
 _NO_PIPELINE = "forward_backward_no_pipelining"
 
-_NAMES = {"rank": int, "world_size": int, "job": str, "attempt": int, "host": str, "pid": int,
-          "program": str, "torch": str}  # fmt: skip
+_NAMES = ("rank", "world_size", "job", "attempt", "host", "pid", "program", "torch")
 
 
 def digest_of(path: str, max_memory: int | None = None) -> bytes:
@@ -65,6 +64,9 @@ def digest_of(path: str, max_memory: int | None = None) -> bytes:
         digest = unread(path, said)
     except MemoryError:
         digest = unread(path, "reading it takes more memory than there is")
+    except Exception as error:
+        # Of a thousand files one that nobody thought of must not cost the report of the others.
+        digest = unread(path, f"it can't be analysed ({type(error).__name__}: {error})")
     return digest.to_bytes()
 
 
@@ -91,13 +93,16 @@ def _about(path: str) -> dict[str, Any]:
 def _known(path: str, about: dict[str, Any]) -> dict[str, Any]:
     """Rank, host and the like, of the sidecar, or else of the file's name."""
     says = named(path)
-    found: dict[str, Any] = {"rank": says.rank, "host": says.host, "pid": says.pid}
-    for name, kind in _NAMES.items():
-        value = about.get(name)
-        if type(value) is kind and value != "":
+    found: dict[str, Any] = {
+        "rank": checked("rank", says.rank),
+        "host": says.host,
+        "pid": checked("pid", says.pid),
+    }
+    for name in _NAMES:
+        value = checked(name, about.get(name))
+        if value not in (None, ""):
             found[name] = value
-    written = about.get("time_s")
-    found["written_s"] = float(written) if isinstance(written, (int, float)) else None
+    found["written_s"] = checked("written_s", about.get("time_s"))
     found["reason"] = says.reason
     return found
 
@@ -112,7 +117,10 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
     """
     known = _known(path, about)
     if not snap.devices:
-        return RankDigest(source=path, trouble="it has no memory and no events", **known)
+        trouble = "it has no memory and no events"
+        if snap.partial:
+            trouble = f"nothing of it is left: {snap.partial}"
+        return RankDigest(source=path, trouble=trouble, **known)
     # One that ran out of memory, and else the one with the most.
     ranked = {one: _weight(snap.timeline(one)) for one in snap.devices}
     device = max(ranked, key=lambda one: (ranked[one], -one))

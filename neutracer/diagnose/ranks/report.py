@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -41,6 +42,16 @@ __all__ = ["RanksReport", "ranks_report"]
 # Rows of the printed table: all of small jobs, of others the highest.
 _SHOWN = 16
 
+# Ranks without a file that have a row; of a thousand files a few may be all that is left.
+_MOST_ABSENT = 4096
+
+# Files that were passed over, and characters of a file's name that stand for a rank's number.
+_NAMED = 3
+_NAME = 16
+
+# What a row says of the reason for which its file was written.
+_STATES = {"exit": "", "interval": "", "signal": "", "peer": "when another rank ran out of memory"}
+
 _SPREAD_SHOWN = ("peak_allocated_bytes", "peak_reserved_bytes", "unused_bytes", "other_bytes")
 
 
@@ -52,7 +63,7 @@ class RanksReport(Report):
         job: What its launcher calls it; "" where nothing says.
         attempt: How often it had been started before, or None.
         world_size: How many ranks it has; None where nothing says.
-        rows: A row a rank, those without a file too.
+        rows: A row a rank, those without a file too, of which the first 4,096.
         shapes: The ranks of each shape: those that hold the same parameters.
         spread: Each figure over the ranks.
         odd: The odd ranks, those with the most bytes first.
@@ -60,7 +71,8 @@ class RanksReport(Report):
         heat: Allocated bytes by rank and time; None where no trace has times.
         clocks: How the clocks of several hosts were aligned; "" for one host.
         other_jobs: Other jobs, or runs, whose files were there too.
-        passed_over: Files that are no snapshots.
+        passed_over: Files in the folders that are no snapshots, or can't be read and say nothing of
+            a rank.
     """
 
     schema = "neutracer.ranks/1"
@@ -116,7 +128,7 @@ class RanksReport(Report):
                 Figure.bytes(one.least),
                 Figure.bytes(one.median),
                 Figure.bytes(one.most),
-                "" if one.most_rank is None else f"rank {one.most_rank}",
+                "" if one.most_rank is None or one.least == one.most else f"rank {one.most_rank}",
             )
             for one in self.spread
             if one.figure in _SPREAD_SHOWN
@@ -148,36 +160,58 @@ class RanksReport(Report):
         if self.clocks:
             pairs.append(("clocks", self.clocks))
         for other in self.other_jobs:
-            name = f" {other.job}" if other.job else ""
-            count = format_count(len(other.sources), "file")
-            first = other.sources[0] if other.sources else ""
-            pairs.append(("another job", f"{count} of job{name}, not in these figures: {first}"))
+            is_same = (other.job, other.world_size) == (self.job, self.world_size)
+            label = "another run" if is_same else "another job"
+            pairs.append((label, f"{_whose(other)}, not in these figures: {other.sources[0]}"))
         if self.passed_over:
-            count = format_count(len(self.passed_over), "file")
-            pairs.append(("passed over", f"{count} that are no snapshots: {self.passed_over[0]}"))
+            count = len(self.passed_over)
+            what = (
+                "1 file that is no snapshot" if count == 1 else f"{count:,} that are no snapshots"
+            )
+            names = ", ".join(self.passed_over[:_NAMED]) + (", ..." if count > _NAMED else "")
+            pairs.append(("passed over", f"{what}: {names}"))
         return tuple(pairs)
+
+
+def _whose(other: OtherJob) -> str:
+    """The files of another job: "2 files of job 4711 of 8 ranks"."""
+    parts = [format_count(len(other.sources), "file")]
+    parts.append(f"of job {other.job}" if other.job else "of a job")
+    if other.world_size is not None:
+        parts.append(f"of {format_count(other.world_size, 'rank')}")
+    if other.attempt:
+        parts.append(f"(attempt {other.attempt + 1})")
+    return " ".join(parts)
 
 
 def _cells(row: RankRow, with_shape: bool) -> tuple[Cell, ...]:
     def figure(nbytes: int | None) -> Cell:
         return "" if nbytes is None else Figure.bytes(nbytes)
 
-    name = "?" if row.rank is None else f"rank {row.rank}"
-    words = [row.state] if row.state not in ("", "exit") else []
+    words = [_STATES.get(row.state, row.state)]
     if row.verdict not in ("steady", "unknown"):
         words.append(row.verdict.replace("_", " "))
-    if row.note:
+    if row.peak_allocated_bytes is not None:
+        # Why there are no figures is a finding.
         words.append(row.note)
     shape = f"shape {row.shape + 1}" if with_shape and row.shape is not None else ""
     return (
-        name,
+        _name(row),
         figure(row.peak_allocated_bytes),
         figure(row.peak_reserved_bytes),
         figure(row.unused_bytes),
         figure(row.other_bytes),
         shape,
-        "; ".join(words),
+        "; ".join(word for word in words if word),
     )
+
+
+def _name(row: RankRow) -> str:
+    """The rank, or where nothing tells it the end of the file's name."""
+    if row.rank is not None:
+        return f"rank {row.rank}"
+    name = row.source.replace(os.sep, "/").rpartition("/")[2]
+    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
 def ranks_report(
@@ -223,7 +257,8 @@ def _rows_of(job: Job, shapes: Sequence[Shape]) -> tuple[RankRow, ...]:
     shape_of = {id(one): at for at, shape in enumerate(shapes) for one in shape.members}
     rows = [_row(one, shape_of.get(id(one))) for one in job.ranks]
     rows += [
-        RankRow(rank=rank, state="no file", libraries={}, categories={}) for rank in job.missing
+        RankRow(rank=rank, state="no file", libraries={}, categories={})
+        for rank in job.missing[:_MOST_ABSENT]
     ]
     rows.sort(key=lambda row: (row.rank is None, row.rank or 0))
     return tuple(rows)

@@ -37,6 +37,8 @@ def shapes_of(digests: Sequence[RankDigest]) -> list[Shape]:
     A rank of which no parameters are known belongs to the largest shape.
     """
     groups: list[list[RankDigest]] = []
+    sets: list[_Parameters] = []
+    known: dict[tuple[tuple[int, int], ...], list[RankDigest]] = {}
     unknown = []
     for one in digests:
         if one.trouble:
@@ -44,11 +46,16 @@ def shapes_of(digests: Sequence[RankDigest]) -> list[Shape]:
         if not one.parameters:
             unknown.append(one)
             continue
-        mine = next((group for group in groups if _alike(group[0], one)), None)
+        mine = known.get(one.parameters)
         if mine is None:
-            groups.append([one])
-        else:
-            mine.append(one)
+            parameters = _Parameters(one)
+            pairs = zip(sets, groups, strict=True)
+            mine = next((group for other, group in pairs if _alike(other, parameters)), None)
+            if mine is None:
+                groups.append(mine := [])
+                sets.append(parameters)
+            known[one.parameters] = mine
+        mine.append(one)
     if unknown:
         largest = max(groups, key=len, default=None)
         if largest is None:
@@ -66,10 +73,16 @@ def _parameter_bytes(group: Sequence[RankDigest]) -> int:
     return sum(size * count for size, count in known.parameters)
 
 
-def _alike(one: RankDigest, other: RankDigest) -> bool:
+class _Parameters:
+    """The parameters of a rank: how many there are of each size, and their bytes."""
+
+    def __init__(self, one: RankDigest) -> None:
+        self.counts = dict(one.parameters)
+        self.bytes = sum(size * count for size, count in self.counts.items())
+
+
+def _alike(one: _Parameters, other: _Parameters) -> bool:
     """Whether two ranks hold the same parameters: what both have, of what either has."""
-    mine, theirs = dict(one.parameters), dict(other.parameters)
-    sizes = mine.keys() | theirs.keys()
-    both = sum(size * min(mine.get(size, 0), theirs.get(size, 0)) for size in sizes)
-    either = sum(size * max(mine.get(size, 0), theirs.get(size, 0)) for size in sizes)
-    return both >= _ALIKE * either
+    sizes = one.counts.keys() & other.counts.keys()
+    both = sum(size * min(one.counts[size], other.counts[size]) for size in sizes)
+    return both >= _ALIKE * (one.bytes + other.bytes - both)

@@ -12,7 +12,7 @@ from neutracer.diagnose.ranks.jobs import jobs_of
 from neutracer.diagnose.ranks.parts import Odd
 from neutracer.diagnose.ranks.report import RanksReport, ranks_report
 from neutracer.process.ranks.digest import RankDigest
-from neutracer.process.ranks.store import RankStore, opened_store
+from neutracer.process.ranks.store import read_digests
 from neutracer.units import format_duration_us
 
 __all__ = ["parsed_address", "report_of", "running_ranks", "stored_ranks"]
@@ -47,26 +47,23 @@ def stored_ranks(address: str) -> RanksReport:
         address: HOST:PORT of the store: MASTER_ADDR and MASTER_PORT of the job.
 
     Raises:
-        ValueError: It is no address.
-        UnavailableError: Nobody answers there, or no rank has told anything.
+        ValueError: It is no address, or no rank has told anything.
+        UnavailableError: Nobody answers there.
     """
-    return running_ranks(opened_store(*parsed_address(address)), address)
+    return running_ranks(*parsed_address(address))
 
 
-def running_ranks(store: RankStore, where: str = "") -> RanksReport:
+def running_ranks(host: str, port: int) -> RanksReport:
     """The report on what is in a store.
-
-    Args:
-        store: The store.
-        where: What it is called in the error.
 
     Raises:
         ValueError: No rank has told anything.
+        UnavailableError: Nobody answers there.
     """
-    digests = store.read()
+    digests = read_digests(host, port)
     if not digests:
         raise ValueError(
-            f"{where or 'the store'}: no rank has told anything there; "
+            f"{host}:{port}: no rank has told anything there; "
             "call neutracer.watch_ranks() in the program"
         )
     return report_of(digests, time.time())

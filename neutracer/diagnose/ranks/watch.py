@@ -22,7 +22,6 @@ from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.ranks.answering import answer_debug_server
 from neutracer.process.ranks.digest import RankDigest
 from neutracer.process.ranks.reading import Reading
-from neutracer.process.ranks.store import opened_store
 from neutracer.process.ranks.teller import Teller
 from neutracer.process.recording.on_demand import OnDemand
 
@@ -175,20 +174,15 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
         address = self.address
         if address is None:
             raise UnavailableError("the store of this job", f"nothing is told so far ({self.why})")
-        try:
-            return running_ranks(opened_store(*address))
-        except RuntimeError as error:
-            if isinstance(error, NeutracerError):
-                raise
-            raise UnavailableError("the store of this job", "it does not answer") from error
+        return running_ranks(*address)
 
     def end_soon(self) -> None:
         """Tell and write the last, before a signal ends this process."""
         self._teller.last()
 
-    def tell_last(self) -> None:
-        """Tell the last; who writes files is another one."""
-        self._teller.tell("terminated")
+    def tell_last(self, meanwhile: Callable[[], bool]) -> None:
+        """Tell the last while somebody else writes files; says False where it had nothing."""
+        self._teller.last(meanwhile)
 
     def remove(self) -> None:
         """End it with a last digest; a second time does nothing."""

@@ -10,11 +10,12 @@ Example:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["MOST_BINS", "MOST_STEPS", "Held", "RankDigest"]
+__all__ = ["MOST_BINS", "MOST_RANKS", "MOST_STEPS", "Held", "RankDigest", "checked"]
 
 _SCHEMA = "neutracer.rank_digest/1"
 
@@ -23,6 +24,12 @@ MOST_STEPS = 256
 
 #: Into how many parts the time of a trace is cut.
 MOST_BINS = 96
+
+#: More ranks than any job has: what claims more decides neither time nor memory.
+MOST_RANKS = 1 << 18
+
+# What is more, or longer, is cut: names in a file may be of any length.
+_MOST_NOTES, _MOST_TEXT = 16, 500
 
 # No digest is longer; what claims to be is not read.
 _MOST_BYTES = 1 << 20
@@ -138,14 +145,19 @@ class RankDigest:
     interval_s: float | None = None
 
     def to_bytes(self) -> bytes:
-        """The digest as JSON, without what is as in a new one."""
+        """The digest as JSON, without what is as in a new one; long texts are cut."""
         plain: dict[str, Any] = {"schema": _SCHEMA, "source": self.source}
         for one in fields(self)[1:]:
             value = getattr(self, one.name)
             if value != _NEW[one.name]:
-                plain[one.name] = value
-        if self.places:
-            plain["places"] = [[h.place, h.bytes, h.count, h.category] for h in self.places]
+                plain[one.name] = _cut(value) if isinstance(value, str) else value
+        for name, cut in (
+            ("notes", list(map(_cut, self.notes[:_MOST_NOTES]))),
+            ("libraries", {_cut(name): size for name, size in self.libraries.items()}),
+            ("places", [[_cut(h.place), h.bytes, h.count, h.category] for h in self.places]),
+        ):
+            if cut:
+                plain[name] = cut
         text = json.dumps(plain, separators=(",", ":"), default=dict)
         return text.encode()
 
@@ -164,9 +176,13 @@ class RankDigest:
             raise ValueError("no digest of a rank: nested too deeply") from error
         if not isinstance(plain, dict) or plain.get("schema") != _SCHEMA:
             raise ValueError(f"a digest of a rank has the schema {_SCHEMA!r}")
-        found = {name: _checked(name, value) for name, value in plain.items() if name in _NEW}
+        found = {name: checked(name, value) for name, value in plain.items() if name in _NEW}
         known = {name: value for name, value in found.items() if value is not None}
         return cls(source=str(plain.get("source", "")), **known)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 1]}…"
 
 
 _NEW: dict[str, Any] = {
@@ -179,8 +195,12 @@ _NEW: dict[str, Any] = {
 _OPTIONAL: dict[str, type] = {"written_s": float, "history_complete": bool, "interval_s": float}
 
 
-def _checked(name: str, value: Any) -> Any:
-    """A value of JSON as the field has it; None for one of another kind."""
+# What numbers are below; of those that are not here, what 64 bits hold.
+_BELOW = {"rank": MOST_RANKS, "world_size": MOST_RANKS + 1, "attempt": 1 << 31, "pid": 1 << 31}
+
+
+def checked(name: str, value: Any) -> Any:
+    """A value of JSON as a field has it; None for one of another kind, or that can't be."""
     if name == "places":
         return _places(value)
     if name == "parameters":
@@ -192,11 +212,16 @@ def _checked(name: str, value: Any) -> Any:
         items = dict(value) if isinstance(value, dict) else {}
         return {str(key): size for key, size in items.items() if _count(size)}
     if kind is tuple:
-        wanted = str if name == "notes" else int
         several = value if isinstance(value, list) else []
-        return tuple(one for one in several if type(one) is wanted)
-    if kind is float and type(value) is int:
-        return float(value)
+        if name == "notes":
+            return tuple(one for one in several if type(one) is str)
+        return tuple(one for one in several if _count(one))
+    if kind is float:
+        # A time later than year 30,000 is none.
+        known = type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e12
+        return float(value) if known else None
+    if kind is int:
+        return value if _count(value) and value < _BELOW.get(name, 1 << 64) else None
     return value if type(value) is kind else None
 
 
@@ -206,6 +231,7 @@ def _places(value: Any) -> tuple[Held, ...]:
         Held(row[0], row[1], row[2], row[3])
         for row in rows
         if isinstance(row, list) and list(map(type, row)) == [str, int, int, str]
+        if _count(row[1]) and row[2] > 0
     )
 
 

@@ -11,19 +11,24 @@ import json
 import os
 import socket
 import sys
+import threading
 from datetime import timedelta
 from typing import Any
 
 from neutracer.errors import UnavailableError
 from neutracer.process.ranks.digest import RankDigest
 
-__all__ = ["RankStore", "address_of", "opened_store"]
+__all__ = ["RankStore", "address_of", "opened_store", "read_digests"]
 
 _INDEX = "neutracer/1/index"
 _ALARM = "neutracer/1/alarm"
 
 # An answer takes microseconds; a server that is gone is known after so many seconds.
 _TIMEOUT_S = 3.0
+
+# A thousand ranks are read in a second. Torch waits for ever for an answer to a read that was
+# begun, as from a host that has lost its network.
+_READ_S = 15.0
 
 # What is asked for at once, so that no answer is larger than some megabytes.
 _AT_ONCE = 256
@@ -90,6 +95,38 @@ def opened_store(host: str, port: int) -> RankStore:
             f"the store {host}:{port}", f"nobody answers there: {said}"
         ) from None
     return RankStore(store)
+
+
+def read_digests(host: str, port: int) -> list[RankDigest]:
+    """What all ranks have told a store, over a connection of its own.
+
+    Raises:
+        UnavailableError: torch is not installed, nobody answers there, or not in time.
+    """
+    found: list[list[RankDigest]] = []
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            found.append(opened_store(host, port).read())
+        except BaseException as error:
+            failed.append(error)
+
+    # It can't be interrupted, and must not keep this process.
+    reader = threading.Thread(target=read, name="neutracer-store", daemon=True)
+    reader.start()
+    reader.join(_READ_S)
+    if found:
+        return found[0]
+    if failed and (isinstance(failed[0], UnavailableError) or not _is_lost(failed[0])):
+        raise failed[0]
+    said = str(failed[0]).partition("\n")[0] if failed else f"no answer in {_READ_S:.0f} s"
+    raise UnavailableError(f"the store {host}:{port}", f"it has stopped answering: {said}")
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error is of those that torch raises for a store that is gone."""
+    return isinstance(error, (RuntimeError, OSError))
 
 
 class RankStore:

@@ -8,6 +8,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import neutracer.process.hooks.attach as hooks
@@ -44,8 +46,20 @@ _EVENTS = 10_000
 # store that is gone has been given up.
 _GONE_S = 5.0
 
-# An out-of-memory error waits so long for a digest that is being written.
+# Who asks for a digest waits so long: an out-of-memory error, and a program.
 _PATIENCE_S = 1.0
+
+# And a signal that ends the process in two seconds, when files have been written.
+_LAST_S = 0.15
+
+
+class _Request:
+    """A digest that somebody wants told."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.done = threading.Event()
+        self.told = False
 
 
 class Teller:
@@ -67,7 +81,9 @@ class Teller:
         self._interval_s = interval_s
         self._early = early
         self._store: RankStore | None = None
-        self._lock = threading.Lock()
+        # The thread alone speaks with the store, which may not answer for ever.
+        self._requests: SimpleQueue[_Request] = SimpleQueue()
+        self._late: _Request | None = None
         self._ended = threading.Event()
         self._process = os.getpid()
         self._answered = False
@@ -87,44 +103,42 @@ class Teller:
         if self._process != os.getpid() or self._ended.is_set():
             return
         self._ended.set()
+        self._requests.put(_Request("exit"))
         self._thread.join(_GONE_S)
-        self.tell("exit")
 
     def tell(self, reason: str) -> bool:
-        """Write a digest now; whether that was done."""
-        if not self._lock.acquire(timeout=_PATIENCE_S):
-            return False
-        try:
-            store = self._connected()
-            if store is None:
-                return False
-            store.write(self._reading.digest(reason, self._interval_s))
-            self.written += 1
-            return True
-        except RuntimeError as error:
-            self._lost(error)
-            return False
-        finally:
-            self._lock.release()
+        """Have a digest told now; whether that was done within a second."""
+        request = self._ask(reason)
+        if self._late is None or self._late.done.is_set():
+            request.done.wait(_PATIENCE_S)
+            self._late = None if request.done.is_set() else request
+        return request.told
+
+    def _ask(self, reason: str) -> _Request:
+        request = _Request(reason)
+        if self._process == os.getpid() and not self._ended.is_set():
+            self._requests.put(request)
+        else:
+            request.done.set()
+        return request
 
     def ran_out(self, told: OutOfMemory) -> None:
         """An out-of-memory error of this process: told, and all other ranks asked."""
         self._reading.ran_out(told.time_us, told.asked_bytes)
-        self.tell("oom")
         self._answered = True
-        if self._lock.acquire(timeout=_PATIENCE_S):
-            try:
-                if self._store is not None:
-                    self._store.raise_alarm(rank_facts()["rank"], self._attempt(), "oom")
-            except RuntimeError as error:
-                self._lost(error)
-            finally:
-                self._lock.release()
+        self.tell("oom")
 
-    def last(self) -> None:
-        """What is told and written before a signal ends this process."""
-        self.tell("terminated")
-        self._write("terminated")
+    def last(self, meanwhile: Callable[[], bool] = bool) -> None:
+        """What is told and written before a signal ends this process.
+
+        Args:
+            meanwhile: Writes what is written while the store is told; where it has nothing, the
+                layout is.
+        """
+        request = self._ask("terminated")
+        if not meanwhile():
+            self._write("terminated")
+        request.done.wait(_LAST_S)
 
     @staticmethod
     def _attempt() -> int | None:
@@ -151,22 +165,47 @@ class Teller:
 
     def _run(self) -> None:
         due = time.monotonic()
-        while not self._ended.wait(_LOOK_S):
+        while True:
+            try:
+                request = self._requests.get(timeout=_LOOK_S)
+            except Empty:
+                request = None
             try:
                 self._reading.standing.look(self._reading.steps)
-                if time.monotonic() >= due and self.tell("interval"):
+                if request is not None:
+                    request.told = self._tell(request.reason)
+                elif time.monotonic() >= due and self._tell("interval"):
                     due = time.monotonic() + self._interval_s
                 self._answer()
             except Exception:
                 _LOGGER.exception("a rank could not tell how it is")
+            finally:
+                if request is not None:
+                    request.done.set()
+            if request is not None and request.reason == "exit":
+                return
+
+    def _tell(self, reason: str) -> bool:
+        """Write a digest; whether that was done."""
+        try:
+            store = self._connected()
+            if store is None:
+                return False
+            store.write(self._reading.digest(reason, self._interval_s))
+            self.written += 1
+            if reason == "oom":
+                store.raise_alarm(rank_facts()["rank"], self._attempt(), "oom")
+            return True
+        except RuntimeError as error:
+            self._lost(error)
+            return False
 
     def _answer(self) -> None:
         """Do what another rank's alarm asks for, once."""
-        if self._answered or self._store is None:
+        if self._answered or self._store is None or self._ended.is_set():
             return
         try:
-            with self._lock:
-                alarm = None if self._store is None else self._store.alarm(self._attempt())
+            alarm = self._store.alarm(self._attempt())
         except RuntimeError as error:
             self._lost(error)
             return
@@ -174,7 +213,7 @@ class Teller:
             return
         self._answered = True
         if alarm.get("rank") != rank_facts()["rank"]:
-            self.tell("peer")
+            self._tell("peer")
             self._write("peer")
 
     def _write(self, reason: str) -> None:
@@ -187,7 +226,8 @@ class Teller:
             path = os.path.join(self._directory, f"{file_stem('ranks')}-{reason}.pickle")
             snap.save(path)
             devices = () if snap.is_cpu else snap.devices
-            facts = sidecar(devices, recording={"asked_by": "another rank"})
+            asker = "another rank" if reason == "peer" else "SIGTERM"
+            facts = sidecar(devices, recording={"asked_by": asker})
             write_text(sidecar_path(path), facts)
             self.files.append(path)
         except (NeutracerError, OSError, RuntimeError) as error:

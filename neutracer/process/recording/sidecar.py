@@ -55,6 +55,9 @@ _JOBS = (
     ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
 )
 
+# What torchrun calls a job that nobody has named.
+_NAMELESS = "none"
+
 # What torch.distributed last said: it forgets it when the program leaves the group, and
 # what is written at the end of a program comes after that.
 _of_group: dict[str, int] = {}
@@ -99,14 +102,20 @@ def rank_facts() -> dict[str, int | None]:
 def job_facts() -> dict[str, str | int | None]:
     """job and attempt of this process, as its launcher calls them; None where it says nothing.
 
+    A job without a name has the address at which its ranks meet: two that run at the same time
+    have two.
+
     Example:
         >>> sorted(job_facts())
         ['attempt', 'job']
     """
-    for job, attempt in _JOBS:
-        if os.environ.get(job):
-            return {"job": os.environ[job], "attempt": _from_environment(attempt)}
-    return {"job": None, "attempt": None}
+    told = [(os.environ[job], attempt) for job, attempt in _JOBS if os.environ.get(job)]
+    meeting = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
+    names = [name for name, _ in told if name != _NAMELESS]
+    if all(meeting):
+        names.append(":".join(meeting))
+    attempt = _from_environment(told[0][1]) if told else None
+    return {"job": names[0] if names else None, "attempt": attempt}
 
 
 def _ask_group() -> None:
