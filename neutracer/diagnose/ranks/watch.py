@@ -135,7 +135,8 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
         if self.active:
             return self
         self._process = os.getpid()
-        if self._early:
+        # The blocks of a CPU are followed on the thread that begins it, which is the program's here.
+        if self._early or _is_for_cpu():
             self._reading.start()
         self._ends.append(self._reading.stop)
         self.no_debug_page = answer_debug_server(self.digest)
@@ -220,6 +221,12 @@ def current_watch() -> RanksWatch | None:
 
 def _nothing(reason: str) -> None:
     return None
+
+
+def _is_for_cpu() -> bool:
+    """Whether torch is imported and built for no accelerator."""
+    version = getattr(sys.modules.get("torch"), "version", None)
+    return version is not None and version.cuda is None and getattr(version, "hip", None) is None
 
 
 def _trend(monitor: MemoryMonitor, device: int, steps: int) -> dict[str, Any]:

@@ -238,7 +238,9 @@ def _layout() -> Snapshot | None:
     """What is allocated now, from the hooks or from PyTorch; None where there is nothing."""
     state = hooks.state()
     if state is not None and state.attached:
-        return take(state.backend, _EVENTS, quiet=True)
+        snap = take(state.backend, _EVENTS, quiet=True)
+        # A CPU of which nothing is known was followed on another thread than the program's.
+        return None if snap.is_cpu and not len(snap.blocks) else snap
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
