@@ -135,7 +135,7 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
         if self.active:
             return self
         self._process = os.getpid()
-        # The blocks of a CPU are followed on the thread that begins it, which is the program's here.
+        # The blocks of a CPU are followed on the thread that begins it: the program's here.
         if self._early or _is_for_cpu():
             self._reading.start()
         self._ends.append(self._reading.stop)
