@@ -93,7 +93,7 @@ typedef enum nt_page_answer_room {
     NT_ROOM_SETTINGS,
     NT_ROOM_MARKS,
     NT_ROOM_ROWS,
-    NT_ROOM_SEEN,
+    NT_ROOM_STANDING,
     NT_ROOM_PIXELS,
     NT_ROOM_COLUMNS,
     NT_ROOMS,

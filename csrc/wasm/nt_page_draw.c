@@ -83,23 +83,24 @@ page_map(double x_first, double x_end, double y_first, double y_end, uint32_t wi
     NT_TRY(draw_is_ready());
     const size_t pixels = (size_t)width * height;
     nt_page_room *row_room = &nt_page_rooms[NT_ROOM_ROWS];
-    nt_page_room *seen_room = &nt_page_rooms[NT_ROOM_SEEN];
+    nt_page_room *standing_room = &nt_page_rooms[NT_ROOM_STANDING];
     nt_page_room *pixel_room = &nt_page_rooms[NT_ROOM_PIXELS];
     NT_TRY(nt_page_reserve(row_room, pixels * sizeof(uint32_t)));
-    NT_TRY(nt_page_reserve(seen_room, pixels));
+    NT_TRY(nt_page_reserve(standing_room, pixels));
     NT_TRY(nt_page_reserve(pixel_room, pixels));
     const nt_raster_view view =
         draw_view(x_first, x_end, y_first, y_end, width, height);
-    const nt_raster_planes planes = {.seen = seen_room->data, .row = row_room->data};
+    const nt_raster_planes planes = {.standing = standing_room->data,
+                                     .row = row_room->data};
     NT_TRY(nt_raster_draw(nt_page_now->raster, &view, &planes, &nt_page_err));
     const uint8_t *codes = nt_page_now->codes.data;
     uint8_t *out = pixel_room->data;
     for (uint32_t y = 0; y < height; y++) {
         const uint32_t *rows = planes.row + (size_t)(height - 1 - y) * width;
-        const uint8_t *seen = planes.seen + (size_t)(height - 1 - y) * width;
+        const uint8_t *standing = planes.standing + (size_t)(height - 1 - y) * width;
         for (uint32_t x = 0; x < width; x++) {
             *out++ = rows[x] != NT_NONE ? (uint8_t)(PIXEL_BAND_FIRST + codes[rows[x]])
-                     : seen[x] != 0     ? PIXEL_FREE
+                     : standing[x] != 0 ? PIXEL_FREE
                                         : PIXEL_NEVER;
         }
     }

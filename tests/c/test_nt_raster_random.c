@@ -15,6 +15,7 @@ typedef struct random_planes {
     uint64_t largest[RANDOM_PIXELS];
     double used[RANDOM_PIXELS], reserved[RANDOM_PIXELS];
     uint8_t seen[RANDOM_PIXELS];
+    uint8_t standing[RANDOM_PIXELS];
 } random_planes;
 
 static bool
@@ -128,6 +129,7 @@ random_compare(nt_test *t, const nt_raster_view *v, const random_planes *found,
     for (size_t i = 0; i < (size_t)v->width * v->height; i++) {
         if (found->largest[i] != truth->largest[i] ||
             found->seen[i] != truth->seen[i] ||
+            found->standing[i] != ((truth->seen[i] & NT_SEEN_RESERVED) != 0) ||
             !random_near(found->used[i], truth->used[i]) ||
             !random_near(found->reserved[i], truth->reserved[i])) {
             NT_FAIL("pixel %zu of %ux%u saw %u, largest %" PRIu64 ", used %f; not %u, "
@@ -164,7 +166,7 @@ random_check_view(nt_trace *r, const nt_raster *raster, const nt_raster_view *v)
     nt_test *t = r->test;
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_raster_planes planes = {found.largest, found.used, found.reserved,
-                                     found.seen, NULL};
+                                     found.seen,    NULL,       found.standing};
     NT_REQUIRE(NT_CHECK_OK(nt_raster_draw(raster, v, &planes, &err), &err));
     memset(&truth, 0, sizeof truth);
     for (uint64_t state = v->x_first; state < v->x_end; state++) {

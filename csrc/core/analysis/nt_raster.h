@@ -72,6 +72,8 @@ typedef struct nt_raster_planes {
     uint8_t *seen;     /* NT_SEEN_... */
     uint32_t *row;     /* of the timeline's allocations: the largest block seen, the
                         * first of several; NT_NONE where none was */
+    uint8_t
+        *standing; /* 1 where NT_SEEN_RESERVED is, else 0: alone cheaper than `seen` */
 } nt_raster_planes;
 
 typedef struct nt_raster nt_raster;
@@ -115,7 +117,8 @@ nt_raster_series(const nt_raster *raster, nt_metric metric, uint64_t *out,
 
 /*
  * Draws a view, whose ends must lie on the axes, into `planes`. Time is linear in
- * events, in the rows of pixels that blocks touch, and in the pixels that they fill.
+ * blocks and in the events of the view, in the rows of pixels that blocks touch, and in
+ * the pixels that they fill.
  */
 nt_status
 nt_raster_draw(const nt_raster *raster, const nt_raster_view *view,

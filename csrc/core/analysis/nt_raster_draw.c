@@ -5,6 +5,8 @@
  * begins and ends, and before a row changes, what it was is written into the pixels of
  * the time since its last change. The largest blocks are painted one by one.
  */
+#include <string.h>
+
 #include "analysis/nt_raster_state.h"
 
 /* A row of pixels while the sweep passes. */
@@ -18,6 +20,7 @@ typedef struct draw_sweep {
     const nt_raster_view *view;
     const nt_raster_planes *planes;
     nt_raster_columns columns;
+    nt_raster_scale scale;
     draw_row *rows;
     double per_area; /* turns fractions times fractions into a share of a pixel */
 } draw_sweep;
@@ -80,7 +83,7 @@ draw_change(draw_sweep *d, uint32_t change, uint32_t state)
     const size_t number = change / 2;
     const bool ends = change % 2 != 0, is_block = number < r->block_count;
     nt_raster_rows rows;
-    if (!nt_raster_rows_of(d->view, &r->items[number], &rows)) {
+    if (!nt_raster_rows_of(&d->scale, &r->items[number], &rows)) {
         return;
     }
     for (uint32_t at = rows.first; at <= rows.last; at++) {
@@ -91,12 +94,34 @@ draw_change(draw_sweep *d, uint32_t change, uint32_t state)
     }
 }
 
+/* What stands in the view's first state. */
+static void
+draw_begin(draw_sweep *d)
+{
+    const nt_raster *r = d->raster;
+    const uint32_t first = d->columns.first;
+    for (size_t i = 0; i < r->item_count; i++) {
+        const nt_raster_item *item = &r->items[i];
+        nt_raster_rows rows;
+        if (item->begin > first || item->end <= first ||
+            !nt_raster_rows_of(&d->scale, item, &rows)) {
+            continue;
+        }
+        for (uint32_t at = rows.first; at <= rows.last; at++) {
+            const uint64_t share = nt_raster_row_share(&rows, at);
+            uint64_t *sum =
+                i < r->block_count ? &d->rows[at].used : &d->rows[at].reserved;
+            *sum += share;
+        }
+    }
+}
+
 static void
 draw_states(draw_sweep *d)
 {
     const nt_raster *r = d->raster;
     const uint32_t end = d->columns.end;
-    for (uint32_t state = 0; state < end; state++) {
+    for (uint32_t state = d->columns.first + 1; state < end; state++) {
         for (uint32_t i = r->change_first[state]; i < r->change_first[state + 1]; i++) {
             draw_change(d, r->changes[i], state);
         }
@@ -106,47 +131,73 @@ draw_states(draw_sweep *d)
     }
 }
 
-/* Paints columns first .. last of one line with a block. */
-static void
-draw_block(const draw_sweep *d, const nt_raster_item *item, size_t line, uint32_t first,
-           uint32_t last)
+/* The columns and rows of pixels that an item is seen in. */
+typedef struct draw_box {
+    uint32_t first, last; /* columns */
+    nt_raster_rows rows;
+} draw_box;
+
+static bool
+draw_box_of(const draw_sweep *d, const nt_raster_item *item, draw_box *box)
 {
-    if (d->planes->largest != NULL) {
-        uint64_t *largest = d->planes->largest + line;
-        for (uint32_t column = first; column <= last; column++) {
-            largest[column] =
-                largest[column] < item->size ? item->size : largest[column];
-        }
+    const nt_raster_columns *c = &d->columns;
+    const uint32_t from = item->begin < c->first ? c->first : item->begin;
+    const uint32_t to = item->end > c->end ? c->end : item->end;
+    if (from >= to || !nt_raster_rows_of(&d->scale, item, &box->rows)) {
+        return false;
     }
-    if (d->planes->row != NULL) {
-        const uint64_t *sizes = nt_timeline_allocations(d->raster->timeline)->size;
-        uint32_t *row = d->planes->row + line;
-        for (uint32_t column = first; column <= last; column++) {
-            if (row[column] == NT_NONE || sizes[row[column]] < item->size) {
-                row[column] = item->row;
-            }
+    box->first = c->column[from - c->first];
+    box->last = nt_raster_last_column(c, to);
+    return true;
+}
+
+/* Paints one line of a block over smaller ones. */
+static void
+draw_block(const nt_raster_item *item, uint64_t *largest, uint32_t *row, uint32_t count)
+{
+    const uint64_t size = item->size;
+    for (uint32_t i = 0; row == NULL && i < count; i++) {
+        largest[i] = largest[i] < size ? size : largest[i];
+    }
+    for (uint32_t i = 0; row != NULL && i < count; i++) {
+        const bool is_larger = largest[i] < size;
+        largest[i] = is_larger ? size : largest[i];
+        row[i] = is_larger ? item->row : row[i];
+    }
+}
+
+/* Paints each block over the smaller ones in the pixels that see it; `largest` is the
+ * caller's plane, or room for one. */
+static void
+draw_largest(const draw_sweep *d, uint64_t *largest)
+{
+    const nt_raster *r = d->raster;
+    for (size_t i = 0; i < r->block_count; i++) {
+        draw_box box;
+        if (!draw_box_of(d, &r->items[i], &box)) {
+            continue;
+        }
+        for (uint32_t at = box.rows.first; at <= box.rows.last; at++) {
+            const size_t pixel = (size_t)at * d->view->width + box.first;
+            draw_block(&r->items[i], largest + pixel,
+                       d->planes->row == NULL ? NULL : d->planes->row + pixel,
+                       box.last - box.first + 1);
         }
     }
 }
 
-/* Paints each block over the smaller ones in the pixels that see it. */
 static void
-draw_largest(const draw_sweep *d)
+draw_standing(const draw_sweep *d)
 {
     const nt_raster *r = d->raster;
-    const nt_raster_columns *c = &d->columns;
-    for (size_t i = 0; i < r->block_count; i++) {
-        const nt_raster_item *item = &r->items[i];
-        const uint32_t from = item->begin < c->first ? c->first : item->begin;
-        const uint32_t to = item->end > c->end ? c->end : item->end;
-        nt_raster_rows rows;
-        if (from >= to || !nt_raster_rows_of(d->view, item, &rows)) {
+    for (size_t i = r->block_count; i < r->item_count; i++) {
+        draw_box box;
+        if (!draw_box_of(d, &r->items[i], &box)) {
             continue;
         }
-        const uint32_t first = c->column[from - c->first];
-        const uint32_t last = nt_raster_last_column(c, to);
-        for (uint32_t at = rows.first; at <= rows.last; at++) {
-            draw_block(d, item, (size_t)at * d->view->width, first, last);
+        for (uint32_t at = box.rows.first; at <= box.rows.last; at++) {
+            memset(d->planes->standing + (size_t)at * d->view->width + box.first, 1,
+                   box.last - box.first + 1);
         }
     }
 }
@@ -155,8 +206,8 @@ static void
 draw_clear(const nt_raster_view *view, const nt_raster_planes *planes)
 {
     const size_t pixels = (size_t)view->width * view->height;
-    for (size_t i = 0; planes->largest != NULL && i < pixels; i++) {
-        planes->largest[i] = 0;
+    if (planes->standing != NULL) {
+        memset(planes->standing, 0, pixels);
     }
     for (size_t i = 0; planes->used != NULL && i < pixels; i++) {
         planes->used[i] = planes->reserved[i] = 0;
@@ -169,28 +220,63 @@ draw_clear(const nt_raster_view *view, const nt_raster_planes *planes)
     }
 }
 
+/* What the sweep over the states finds out. */
+static nt_status
+draw_sums(draw_sweep *d, nt_error *err)
+{
+    const size_t bytes = d->view->height * sizeof(draw_row);
+    d->rows = nt_allocate(&d->raster->alloc, bytes);
+    if (d->rows == NULL) {
+        return nt_fail_nomem(err);
+    }
+    for (uint32_t at = 0; at < d->view->height; at++) {
+        d->rows[at] = (draw_row){0};
+    }
+    d->per_area = 1.0 / ((double)d->scale.span * (double)d->columns.span);
+    draw_begin(d);
+    draw_states(d);
+    nt_release(&d->raster->alloc, d->rows, bytes);
+    return NT_OK;
+}
+
+/* What the blocks one by one do. */
+static nt_status
+draw_blocks(const draw_sweep *d, nt_error *err)
+{
+    const nt_alloc *alloc = &d->raster->alloc;
+    const size_t pixels = (size_t)d->view->width * d->view->height;
+    const size_t bytes = d->planes->largest == NULL ? pixels * sizeof(uint64_t) : 0;
+    uint64_t *largest = bytes == 0 ? d->planes->largest : nt_allocate(alloc, bytes);
+    if (largest == NULL) {
+        return nt_fail_nomem(err);
+    }
+    memset(largest, 0, pixels * sizeof(uint64_t));
+    draw_largest(d, largest);
+    if (bytes != 0) {
+        nt_release(alloc, largest, bytes);
+    }
+    return NT_OK;
+}
+
 nt_status
 nt_raster_draw(const nt_raster *r, const nt_raster_view *view,
                const nt_raster_planes *planes, nt_error *err)
 {
     draw_sweep d = {.raster = r, .view = view, .planes = planes};
-    NT_TRY(nt_raster_columns_init(&d.columns, r, view, err));
+    NT_TRY(nt_raster_columns_init(&d.columns, r, view, planes->used != NULL, err));
     nt_status status = NT_OK;
-    const size_t bytes = view->height * sizeof(draw_row);
-    d.rows = nt_allocate(&r->alloc, bytes);
-    if (d.rows == NULL) {
-        status = nt_fail_nomem(err);
-        goto done;
-    }
-    for (uint32_t at = 0; at < view->height; at++) {
-        d.rows[at] = (draw_row){0};
-    }
-    d.per_area = 1.0 / ((double)(view->y_end - view->y_first) * (double)d.columns.span);
+    d.scale = nt_raster_scale_of(view);
     draw_clear(view, planes);
-    draw_states(&d);
-    draw_largest(&d);
+    if (planes->standing != NULL) {
+        draw_standing(&d);
+    }
+    if (planes->seen != NULL || planes->used != NULL) {
+        NT_TRY_DONE(draw_sums(&d, err));
+    }
+    if (planes->largest != NULL || planes->row != NULL) {
+        NT_TRY_DONE(draw_blocks(&d, err));
+    }
 done:
-    nt_release(&r->alloc, d.rows, bytes);
     nt_raster_columns_clear(&d.columns);
     return status;
 }

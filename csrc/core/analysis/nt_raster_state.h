@@ -62,27 +62,38 @@ typedef struct nt_raster_columns {
     uint32_t width;
     uint64_t span;    /* positions of the view: a pixel is `span` fractions wide */
     size_t count;     /* end - first + 1: one more than states, for the end */
-    uint32_t *column; /* of state first + i */
-    uint64_t *offset; /* in that column, in fractions */
+    uint16_t *column; /* in which state first + i begins */
+    uint16_t *last; /* the last one that sees one of the states before first + i: where
+                     * its time ends, or that of a last state without width */
+    uint64_t *offset; /* where state first + i begins in its column, in fractions; NULL
+                       * unless asked for */
 } nt_raster_columns;
 
 /* NT_ARGUMENT unless the view is on the axes. On failure there is nothing to clear. */
 nt_status
 nt_raster_columns_init(nt_raster_columns *columns, const nt_raster *r,
-                       const nt_raster_view *view, nt_error *err);
+                       const nt_raster_view *view, bool has_offsets, nt_error *err);
 void
 nt_raster_columns_clear(nt_raster_columns *columns);
 
 /* The last column that sees one of the view's states before state `to`, which is above
- * c->first: the one in which its time ends, or that of a last state without width. */
+ * c->first. */
 static inline uint32_t
 nt_raster_last_column(const nt_raster_columns *c, uint32_t to)
 {
-    const uint32_t at = to - c->first;
-    const uint32_t last = c->column[at - 1];
-    const uint32_t open = c->column[at] - (c->offset[at] == 0 && c->column[at] != 0);
-    return open > last ? open : last;
+    return c->last[to - c->first];
 }
+
+/* A view's address axis. */
+typedef struct nt_raster_scale {
+    uint64_t first, end;
+    uint64_t height;     /* pixels */
+    uint64_t span;       /* positions of the view: a pixel is `span` fractions high */
+    double per_fraction; /* 1 / span */
+} nt_raster_scale;
+
+nt_raster_scale
+nt_raster_scale_of(const nt_raster_view *view);
 
 /* An item's rows of pixels in a view, and how much of the outer ones it covers. */
 typedef struct nt_raster_rows {
@@ -93,7 +104,7 @@ typedef struct nt_raster_rows {
 
 /* False if the item is outside the view. */
 bool
-nt_raster_rows_of(const nt_raster_view *view, const nt_raster_item *item,
+nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
                   nt_raster_rows *out);
 
 static inline uint64_t

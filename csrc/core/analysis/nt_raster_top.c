@@ -47,7 +47,7 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
               uint32_t *rows, size_t *count, uint64_t *rest, nt_error *err)
 {
     nt_raster_columns c;
-    NT_TRY(nt_raster_columns_init(&c, r, view, err));
+    NT_TRY(nt_raster_columns_init(&c, r, view, false, err));
     nt_status status = NT_OK;
     const size_t states = c.end - c.first;
     uint64_t *delta = nt_allocate(&r->alloc, states * sizeof *delta);

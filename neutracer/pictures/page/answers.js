@@ -58,10 +58,7 @@ export const makeAnswers = (core, rules, about) => {
     core.call("replay", number);
     ctx.device = number;
     ctx.facts = factsOf(core);
-    core.stored(frames, (at) => core.call("categories", at, frames.length));
-    // What the process's own tensors said of its blocks counts above the rules.
-    const decided = core.column("rules")?.view;
-    for (const [row, rule] of about.told?.[number] ?? []) decided[row] = rule;
+    ctx.stepsHow = null;
     const c = ctx.columns();
     const first = c.e.time_us ? c.e.time_us.at(0) : 0;
     const last = c.events && c.e.time_us ? c.e.time_us.at(c.events - 1) : 0;
@@ -80,9 +77,17 @@ export const makeAnswers = (core, rules, about) => {
     ready = true;
     return {
       ...ctx.facts, device: number, ooms, isTimed, duration: last - first, rows: c.rows, segments: c.segments,
-      firstTime: first, isKnown: ctx.bands.isKnown(),
-      categories: rules.categories,
+      firstTime: first, categories: rules.categories,
     };
+  };
+
+  // What the first picture does not wait for: what blocks were for.
+  const settle = () => {
+    core.stored(frames, (at) => core.call("categories", at, frames.length));
+    // What the process's own tensors said of its blocks counts above the rules.
+    const decided = core.column("rules")?.view;
+    for (const [row, rule] of about.told?.[ctx.device] ?? []) decided[row] = rule;
+    return { isKnown: ctx.bands.isKnown() };
   };
 
   const axes = ({ byTime, raw }) => {
@@ -95,7 +100,7 @@ export const makeAnswers = (core, rules, about) => {
     const starts = [];
     for (let i = 0; ranges && i < ranges.length / 3 && starts.length < 4000; i++) starts.push(ranges.at(3 * i + 2));
     const x = core.column("axis.states");
-    return { ...axis, borders: starts, ooms: [], x0: x.at(0), lanes: lanesOf(ctx) };
+    return { ...axis, borders: starts, ooms: [], x0: x.at(0) };
   };
 
   // The strip and the map at a view, in pixels.
@@ -131,7 +136,8 @@ export const makeAnswers = (core, rules, about) => {
   ctx.positionOf = positionOf;
 
   const asked = {
-    device, axes, draw,
+    device, settle, axes, draw,
+    lanes: () => lanesOf(ctx),
     bands: ({ by, query }) => ctx.bands.set(by, query),
     at: ({ x }) => ({ event: Math.max(eventAt(x), -1) }),
     place: ({ events }) => events.map((event) => positionOf(event)),

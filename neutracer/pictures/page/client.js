@@ -37,13 +37,27 @@ const start = async () => {
   }
 };
 
+const coreBytes = () => {
+  core ??= unpackedOf(document.getElementById("core")).then((response) => response.arrayBuffer());
+  return core;
+};
+
+// A worker with its core, before there is a file for it.
+let spare = null;
+const ready = async () => {
+  const [worker, module] = await Promise.all([start(), coreBytes()]);
+  worker.postMessage({ name: "prepare", given: { module } });
+  return worker;
+};
+export const prepare = () => { spare = ready(); spare.catch(() => { spare = null; }); };
+
 // Bytes that a page can have: the core counts in 32 bits.
 const MOST_MEMORY = 4096 * 2 ** 20 - 2 ** 26;
 
 export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
-  core ??= unpackedOf(document.getElementById("core")).then((response) => response.arrayBuffer());
-  const module = await core;
-  const worker = await start();
+  const made = spare ?? ready();
+  spare = null;
+  const worker = await made;
   const waiting = new Map();
   let next = 1;
   worker.onmessage = ({ data }) => {
@@ -62,7 +76,7 @@ export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
     worker.postMessage({ id: next++, name, given });
   });
   try {
-    const about = await ask("open", { module, rules, blob, limit: MOST_MEMORY, ...more });
+    const about = await ask("open", { rules, blob, limit: MOST_MEMORY, ...more });
     return { about, ask, close: () => worker.terminate(), isBusy: () => waiting.size > 0 };
   } catch (error) {
     worker.terminate();

@@ -5,7 +5,7 @@
 import { coreError, LIMIT } from "./core.js";
 
 const PEEK = 512;
-const SLICE = 4 << 20;
+const SLICE = 16 << 20;
 
 const starts = (head, hex) => {
   const magic = hex.match(/../g).map((pair) => parseInt(pair, 16));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page: opens files, keeps its state, and draws the tab that is shown.
 
-import { latest, openFile, packedBlob } from "./client.js";
+import { latest, openFile, packedBlob, prepare } from "./client.js";
 import { clean } from "./clean.js";
 import { compare } from "./compare.js";
 import { byId, made, palette, perFrame } from "./dom.js";
@@ -75,12 +75,27 @@ const setAxis = async () => {
   const { trace, state } = app;
   const axis = await app.ask("axes", { byTime: state.axis === "time" && trace.isTimed, raw: state.raw });
   const file = app.files[app.fileIndex];
-  app.axis = file.axis = axis;
+  app.axis = file.axis = { ...axis, lanes: { lanes: [], pools: [] } };
   file.summary = null;
   const at = await app.ask("place", { events: trace.ooms.map(({ event }) => event) });
   app.ooms = trace.ooms.map((oom, k) => ({ ...oom, x: at[k] }));
   Object.assign(app.view, { x0: 0, x1: axis.width, y0: 0, y1: axis.height });
   app.first = { x1: axis.width, y1: axis.height, axis: trace.isTimed ? "time" : "event", device: app.firstDevice };
+};
+
+// The lanes under the timeline come after its first picture.
+const setLanes = async () => {
+  const { axis } = app;
+  axis.lanes = await app.ask("lanes");
+};
+
+// What blocks were for, which the first picture does not wait for either.
+const settle = async () => {
+  const { trace } = app;
+  if (trace.isKnown === undefined) Object.assign(trace, await app.ask("settle"));
+  const byCategory = document.querySelector("[data-by=categories]");
+  byCategory.disabled = !trace.isKnown;
+  byCategory.title = trace.isKnown ? "" : "nothing in the trace says what its blocks are for";
 };
 
 const figures = () => {
@@ -106,8 +121,8 @@ const figures = () => {
   byId("facts").textContent = toldOf(app.state.device)?.facts ?? clean(words.join(" · "));
 };
 
-// Another device, or another file: everything is asked anew.
-const turnTo = async (device) => {
+// Another device, or another file: everything is asked anew. `isShown`: drawn at once.
+const turnTo = async (device, isShown = true) => {
   const file = app.files[app.fileIndex];
   const known = file.device === device && file.trace;
   app.axis = null;
@@ -130,18 +145,18 @@ const turnTo = async (device) => {
   figures();
   drawFindings(app, toldOf(device)?.findings ?? ownFindings(app));
   document.querySelector("[data-axis=time]").disabled = !trace.isTimed;
-  const byCategory = document.querySelector("[data-by=categories]");
-  byCategory.disabled = !trace.isKnown;
-  byCategory.title = trace.isKnown ? "" : "nothing in the trace says what its blocks are for";
   byId("kept").textContent = `all ${many(trace.rows, "allocation")} and ${many(trace.events, "event")}`;
   byId("device").value = String(device);
-  parts.lists.reset();
   parts.settings.reset();
   app.moved();
+  if (isShown) parts.overview.now();
+  await Promise.all([settle(), setLanes()]);
+  parts.lists.reset();
+  if (isShown) parts.overview.now();
   await askMoment();
 };
 
-const showFile = async (index, device) => {
+const showFile = async (index, device, isShown = true) => {
   app.fileIndex = index;
   const file = app.files[index];
   app.about = file.about;
@@ -164,7 +179,7 @@ const showFile = async (index, device) => {
   }));
   byId("file").value = String(index);
   byId("save").hidden = false;
-  await turnTo(device ?? file.device ?? app.firstDevice);
+  await turnTo(device ?? file.device ?? app.firstDevice, isShown);
 };
 
 const progress = (name) => (share) => {
@@ -209,7 +224,7 @@ const openAll = async (list) => {
     const before = app.files.length;
     app.files.push(...opened);
     // Each is replayed, so that they can be compared; the first of them is shown.
-    for (let k = app.files.length - 1; k >= before; k--) await showFile(k);
+    for (let k = app.files.length - 1; k >= before; k--) await showFile(k, undefined, k === before);
     if (opened.length > 1 && !location.hash) app.state.tab = "compare";
     app.show();
     parts.overview.now();
@@ -352,6 +367,7 @@ app.set = async (change, quiet = false) => {
       state.range = null;
       app.serial += 1;
       await setAxis();
+      await setLanes();
       app.moment = null;
       if (state.pin >= 0) work.push(askBlock(state.pin));
     }
@@ -531,6 +547,7 @@ const start = async () => {
   if (!own) {
     byId("empty").hidden = false;
     root.dataset.ready = "1";
+    prepare();
     return;
   }
   await openAll([{ blob: packedBlob(own), name: app.told.title, isOwn: true }]);

@@ -218,18 +218,24 @@ const eventAtTime = (c, time) => {
 // Stretches of events with one text.
 const textLane = (ctx, c, column) => {
   const found = [];
-  for (let event = 0; column && event < c.events && found.length < MOST_LANE; event++) {
-    const id = column.view[event];
-    if (id === NONE || !isSaid(ctx.texts.text(id))) continue;
-    const last = found[found.length - 1];
-    const x1 = c.states.at(event + 2);
-    if (last && last.id === id && last.event === event - 1) { last.x1 = x1; last.event = event; }
-    else found.push({ id, event, name: ctx.texts.text(id), x0: c.states.at(event + 1), x1 });
+  const said = new Map([[NONE, false]]);
+  let [id, is, open] = [NONE, false, null];
+  for (let event = 0; column && event < c.events; event++) {
+    if (column.view[event] === id) continue;
+    if (open) open.x1 = c.states.at(event + 1);
+    if (found.length >= MOST_LANE) return found;
+    id = column.view[event];
+    if (!said.has(id)) said.set(id, isSaid(ctx.texts.text(id)));
+    is = said.get(id);
+    open = is ? { name: ctx.texts.text(id), x0: c.states.at(event + 1), x1: 0 } : null;
+    if (open) found.push(open);
   }
-  return found.map(({ name, x0, x1 }) => ({ name, x0, x1 }));
+  if (open) open.x1 = c.states.at(c.events + 1);
+  return found;
 };
 
-const stepLane = (ctx, c) => {
+// Finds the steps, once: how they are told.
+const findSteps = (ctx) => {
   const { core, texts } = ctx;
   core.call("step_stacks");
   const marks = core.answer(0)?.view.slice() ?? new Uint8Array(0);
@@ -242,7 +248,13 @@ const stepLane = (ctx, c) => {
     roles[stack] = core.stored(Uint16Array.from(said), (at) => core.exports.role(at, said.length));
   }
   core.stored(roles, (at) => core.call("find_steps", at));
-  const [how] = core.figures(1);
+  return core.figures(1)[0];
+};
+
+const stepLane = (ctx) => {
+  const { core } = ctx;
+  ctx.stepsHow ??= findSteps(ctx);
+  const how = ctx.stepsHow;
   const edges = core.column("steps");
   const { states } = ctx.columns();
   const found = [];
@@ -278,7 +290,7 @@ export const lanesOf = (ctx) => {
   put("annotations", annotationLane(ctx, c));
   put("metadata", textLane(ctx, ctx.columns(), ctx.columns().e.user_metadata));
   put("compiled", textLane(ctx, ctx.columns(), ctx.columns().e.compile_context));
-  const steps = stepLane(ctx, ctx.columns());
+  const steps = stepLane(ctx);
   put("steps", steps.found);
   return { lanes, pools: poolLanes(ctx, ctx.columns()), steps: { how: steps.how, count: steps.found.length } };
 };

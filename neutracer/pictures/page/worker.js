@@ -21,8 +21,10 @@ const refused = (error, limit) => {
     : `reading it takes more than the ${Math.round(limit).toLocaleString("en-US")} bytes that a page can have`);
 };
 
-const open = async ({ module, rules, blob, limit, most = Infinity, isOwn = false, renamed = {}, told = {} }) => {
-  core ??= await makeCore(module, host);
+const prepare = ({ module }) => { core = makeCore(module, host); };
+
+const open = async ({ rules, blob, limit, most = Infinity, isOwn = false, renamed = {}, told = {} }) => {
+  core = await core;
   const fed = await (isOwn ? ownFeed(blob, rules.files) : feed(blob, rules.files, most));
   let [total, reported] = [0, 0];
   host.read = (room) => {
@@ -53,6 +55,7 @@ const buffersOf = (answer) => Object.values(answer ?? {})
     : value && typeof value === "object" && !Array.isArray(value) && !(value instanceof Blob) ? buffersOf(value) : []));
 
 self.onmessage = async ({ data: { id, name, given } }) => {
+  if (name === "prepare") { prepare(given); return; }
   try {
     const answer = name === "open" ? await open(given) : answers.answer(name, given);
     postMessage({ id, answer }, buffersOf(answer));

@@ -146,9 +146,9 @@ def check_device(core, snap, device):
     for metric in ("allocated", "active", "reserved", "requested"):
         peak = timeline.peak(metric)
         assert facts["peak"][metric] == {"bytes": peak.bytes, "event": peak.event}
-    axis = asked(core, "axes", byTime=facts["isTimed"], raw=False)
-    found = timeline.steps
-    assert axis["lanes"]["steps"]["count"] == len(found)
+    assert asked(core, "settle")["isKnown"] == (timeline.categories.share > 0)
+    asked(core, "axes", byTime=facts["isTimed"], raw=False)
+    assert asked(core, "lanes")["steps"]["count"] == len(timeline.steps)
     core.answer("opened.ask('bands', { by: 'categories', query: '' })")
     for event in sorted({timeline.peak("allocated").event, len(timeline) // 2, len(timeline) - 1}):
         if event >= 0:
