@@ -5,7 +5,8 @@
 import { coreError, LIMIT } from "./core.js";
 
 const PEEK = 512;
-const SLICE = 16 << 20;
+const SLICE = 4 << 20;
+const NOTHING = new Uint8Array(0);
 
 const starts = (head, hex) => {
   const magic = hex.match(/../g).map((pair) => parseInt(pair, 16));
@@ -42,7 +43,7 @@ export const checkHead = (head, rules, packed = null) => {
 // What is not packed: read when it is asked for.
 const plain = (blob, most) => {
   const reader = new FileReaderSync();
-  let [at, held] = [0, new Uint8Array(0)];
+  let [at, held] = [0, NOTHING];
   const end = Math.min(blob.size, most);
   return {
     read: (room) => {
@@ -50,10 +51,15 @@ const plain = (blob, most) => {
         held = new Uint8Array(reader.readAsArrayBuffer(blob.slice(at, Math.min(at + SLICE, end))));
         at += held.length;
       }
-      const taken = held.subarray(0, room.length);
-      room.set(taken);
-      held = held.subarray(taken.length);
-      return taken.length;
+      const taken = Math.min(held.length, room.length);
+      room.set(held.subarray(0, taken));
+      held = held.subarray(taken);
+      // Given back at once: collected only later, the slices of a file add up.
+      if (!held.length && held.buffer.byteLength) {
+        held.buffer.transfer?.(0);
+        held = NOTHING;
+      }
+      return taken;
     },
     allowance: () => 0,
   };
@@ -129,6 +135,6 @@ export const feed = async (blob, rules, most) => {
   checkHead(head, rules);
   const kind = packedKind(head, rules);
   if (kind === "gzip") return unpacked(blob, rules, most);
-  if (kind) throw coreError(4, `a browser does not unpack ${kind}: unpack the file first, or pack it with gzip`);
+  if (kind) throw coreError(4, `a browser does not unpack ${kind}: unpack the file first, or let neutracer view make a page of it`);
   return plain(blob, most);
 };

@@ -38,6 +38,9 @@ const open = async ({ rules, blob, limit, most = Infinity, isOwn = false, rename
     core.call("load", limit, isOwn ? 1 : 0);
   } catch (error) {
     throw refused(error, limit);
+  } finally {
+    // What was read of the file is not kept beside its columns.
+    Object.assign(host, { read: () => 0, allowance: () => 0 });
   }
   answers = makeAnswers(core, rules, { renamed, told });
   answers.ctx.keep = (pieces) => { host.write = (piece) => pieces.push(piece); };

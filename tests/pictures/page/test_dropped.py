@@ -128,6 +128,21 @@ def test_snapshots_in_a_page_come_back_whole(core, name, tmp_path):
     assert saved(core) == snap.to_bytes()
 
 
+def test_long_files_are_read_to_their_end(core, tmp_path):
+    """The page reads 4 MiB at a time."""
+    program = one_program()
+    names = [chr(ord("a") + i) * 3_000_000 for i in range(3)]
+    program["external_annotations"] = [
+        {"stage": "START", "name": name, "device": 0, "time_us": 1 + i}
+        for i, name in enumerate(names)
+    ]
+    path = tmp_path / "long.pickle"
+    path.write_bytes(pickle.dumps(program))
+    core.choose("#own", path)
+    assert core.answer("openOwn()")["partial"] == ""
+    assert saved(core) == neutracer.load(path).to_bytes()
+
+
 def test_what_a_page_lost_of_its_snapshot_is_said(core, tmp_path):
     packed = tmp_path / "packed"
     packed.write_bytes(
