@@ -7,11 +7,8 @@ import contextlib
 import errno
 import fcntl
 import functools
-import gzip
-import hashlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
@@ -166,6 +163,9 @@ def _replaced(given: str) -> os.stat_result | None:
 @functools.cache
 def _marks() -> tuple[str, str]:
     """What names the running kernel and this machine."""
+    # Most who import this write nothing.
+    import hashlib
+
     machine = os.fsencode(os.uname().nodename) + _content("/etc/machine-id")
     kernel = _content("/proc/sys/kernel/random/boot_id") or machine
     first, second = (hashlib.sha256(facts).hexdigest()[:8] for facts in (kernel, machine))
@@ -180,7 +180,7 @@ def _content(path: str) -> bytes:
 
 def unfinished_name() -> str:
     """A new name for a file or folder in the making."""
-    return f".neutracer-{'-'.join((*_marks(), secrets.token_hex(4)))}.tmp"
+    return f".neutracer-{'-'.join((*_marks(), os.urandom(4).hex()))}.tmp"
 
 
 def made_here(name: str) -> bool:
@@ -265,6 +265,8 @@ def _inherit(handle: int, name: str, old: os.stat_result) -> None:
 def _compressed(file: BinaryIO, name: str) -> Iterator[BinaryIO]:
     stream: Any = None
     if name.endswith(".gz"):
+        import gzip
+
         stream = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
     elif name.endswith(".xz"):
         stream = _xz(file)

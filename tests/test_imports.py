@@ -135,6 +135,25 @@ def test_commands_import_no_other(command: str) -> None:
     assert last == str(sorted(["neutracer.cli.main", "neutracer.cli.parts", *others]))
 
 
+def test_report_loads_only_what_its_file_asks_for() -> None:
+    file = str(ROOT / "tests/data/multi_stream.pickle.xz")
+    parts = (
+        "neutracer.process.monitor",
+        "neutracer.process.hooks",
+        "neutracer.diagnose.oom.explain",
+        "neutracer.diagnose.settings.replaying",
+        "neutracer.render.inline",
+        "rich",
+        "hashlib",
+    )
+    script = (
+        "import sys; from neutracer.cli.main import main\n"
+        "main(['report', sys.argv[1]])\n"
+        f"print([name for name in sys.modules if name.startswith({parts})])"
+    )
+    assert run("-c", script, file).splitlines()[-1] == "[]"
+
+
 def test_each_command_is_listed_and_helps(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -36,7 +36,6 @@ from typing import Any, ClassVar
 
 from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Block, Document, Entry, Findings, Note, Severity
-from neutracer.render.inline import inline_html
 from neutracer.render.json import to_plain
 from neutracer.render.row import PlainRow
 from neutracer.render.text import render_text
@@ -146,6 +145,9 @@ class Report(FieldsOnly, abc.ABC):
         return ""
 
     def _repr_html_(self) -> str:
+        # HTML is for notebooks.
+        from neutracer.render.inline import inline_html
+
         return inline_html(self.document(), self.picture(), "print(report), or report.to_dict(),")
 
     # IPython's text: the whole report where it is shown by itself.

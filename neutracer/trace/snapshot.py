@@ -21,7 +21,6 @@ from neutracer.trace.progress import reporting
 from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
 from neutracer.trace.source import SnapshotSource, open_source, source_path
 from neutracer.trace.stacks import Stacks
-from neutracer.trace.summary import summary_html
 from neutracer.trace.table import Table
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.told import told_beside
@@ -339,6 +338,9 @@ class Snapshot(Written):
         return f"<Snapshot: {', '.join(parts)}{partial}{window}>"
 
     def _repr_html_(self) -> str:
+        # HTML is for notebooks.
+        from neutracer.trace.summary import summary_html
+
         stats = [
             (self.device_name(one), self.memory_stats(one), self.trace_length(one))
             for one in self.devices

@@ -15,8 +15,6 @@ from neutracer.arguments import number, whole_number
 from neutracer.pickling import Unchanging
 from neutracer.render.document import Document, Figure, Paragraph, Place
 from neutracer.render.document import Table as DocumentTable
-from neutracer.render.inline import inline_html
-from neutracer.render.strip import strip_svg
 from neutracer.trace.categories import CATEGORIES, Categories, Decided
 from neutracer.trace.groups import GROUPINGS, Groups
 from neutracer.trace.holding import Churn, Holder, Moment
@@ -337,6 +335,10 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return f"<Timeline of {self._name}: {len(self):,} events, peak {peak}>"
 
     def _repr_html_(self) -> str:
+        # HTML is for notebooks.
+        from neutracer.render.inline import inline_html
+        from neutracer.render.strip import strip_svg
+
         peak, most = self.peak(), self.peak("reserved")
         held = self.held_by_place()[:_SHOWN]
         rows = tuple((Figure.bytes(size), Figure.count(n, "block"), at) for at, size, _, n in held)

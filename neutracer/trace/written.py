@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 from typing import Any
 
 from neutracer._native import core
-from neutracer.saving import atomic_file
 from neutracer.trace.events import event_range
-from neutracer.trace.formats import in_format
 from neutracer.trace.timeline import Timeline
 
 __all__ = ["Written", "written"]
@@ -59,6 +56,10 @@ class Written:
             UnavailableError: Nothing here writes that compression.
             OSError: It can't be written.
         """
+        # Most who read a snapshot write none.
+        from neutracer.saving import atomic_file
+        from neutracer.trace.formats import in_format
+
         length = 0 if events is None and device is None else self.trace_length(device)
         chosen = None if events is None else event_range(events, length)
         with atomic_file(path, self) as target, in_format(path, target) as file:
@@ -73,5 +74,7 @@ class Written:
 
     def to_dict(self) -> Any:
         """The snapshot as PyTorch's own structure of dicts and lists."""
+        import pickle
+
         # Our own bytes, in which no opcode names a class.
         return pickle.loads(self.to_bytes())

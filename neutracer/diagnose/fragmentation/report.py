@@ -18,10 +18,8 @@ from neutracer.diagnose.fragmentation.parts import (
     SegmentFragmentation,
     band,
 )
-from neutracer.diagnose.fragmentation.seen import Seen, seen_by
+from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
 from neutracer.errors import UnavailableError
-from neutracer.process.monitor.memory_monitor import MemoryMonitor
-from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import Document, Figure, Severity, Table
 from neutracer.render.report import Report
 from neutracer.trace.flaws import first_findings
@@ -215,7 +213,7 @@ class FragmentationReport(Report):
 
 
 def fragmentation_report(
-    source: Snapshot | MemoryMonitor | SnapshotSource | None = None, *, device: int | None = None
+    source: Snapshot | Watcher | SnapshotSource | None = None, *, device: int | None = None
 ) -> FragmentationReport:
     """How much of the reserved memory is used, and what keeps the rest from use.
 
@@ -239,11 +237,10 @@ def fragmentation_report(
         >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
         ('moderate', 0.248, True)
     """
-    if isinstance(source, MemoryMonitor):
-        return _of_monitor(seen_by(source, device))
-    if source is None:
-        source = snapshot()
-    snap = source if isinstance(source, Snapshot) else load(source)
+    seen = watched(source, device)
+    if seen is not None:
+        return _of_monitor(seen)
+    snap = source if isinstance(source, Snapshot) else _read(source)
     number = snap.device(device)
     fragment = core.Fragment(snap.native, None, number)
     groups = fragment.groups()
@@ -274,6 +271,16 @@ def fragmentation_report(
     )
 
 
+def _read(source: Any) -> Snapshot:
+    """A file's snapshot, or for None that of this process."""
+    if source is not None:
+        return load(source)
+    # What looks at a process is loaded by those who do.
+    from neutracer.process.recording.capture import snapshot
+
+    return snapshot()
+
+
 def _of_monitor(seen: Seen) -> FragmentationReport:
     """The layout now, if this process has one, with a monitor's history."""
     known: dict[str, Any] = {
@@ -282,7 +289,7 @@ def _of_monitor(seen: Seen) -> FragmentationReport:
         "_history": seen.history,
     }
     try:
-        snap = snapshot()
+        snap = _read(None)
     except UnavailableError:
         snap = None
     if snap is not None and seen.device in snap.devices:

@@ -8,7 +8,6 @@ import json
 import shlex
 
 from neutracer.diagnose.leaks.trend import leak_trend
-from neutracer.diagnose.oom.explain import explain
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.oom.parts import Verdict
 from neutracer.errors import NeutracerError
@@ -80,6 +79,9 @@ def failure_findings(
 
 def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None) -> Verdict | None:
     """The main verdict; None for a trace that no allocator can have written."""
+    # Most snapshots have nothing to explain.
+    from neutracer.diagnose.oom.explain import explain
+
     try:
         why = explain(snap, device=timeline.device, event=event, facts=facts or OomFacts())
     except (NeutracerError, ValueError):

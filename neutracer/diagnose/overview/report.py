@@ -21,7 +21,6 @@ from neutracer.diagnose.overview.findings import failure_findings, trend_finding
 from neutracer.diagnose.overview.late_gradients import late_gradients_finding
 from neutracer.diagnose.overview.oddities import oddities
 from neutracer.diagnose.overview.tree import PeakTreeReport, peak_tree
-from neutracer.process.recording.capture import snapshot
 from neutracer.render.document import Block, Document, Findings, KeyValues
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.flaws import FIRST, first_findings
@@ -141,6 +140,9 @@ def report(
         (True, 590)
     """
     if source is None:
+        # What looks at a process is loaded by those who do.
+        from neutracer.process.recording.capture import snapshot
+
         return overview(snapshot(), device=device)
     snap = source if isinstance(source, Snapshot) else load(source)
     given = isinstance(source, (str, os.PathLike)) and bool(snap.origin)

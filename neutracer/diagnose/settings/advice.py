@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from neutracer.diagnose.settings.replay_settings import expandable_advice
-from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes
+
+if TYPE_CHECKING:
+    from neutracer.diagnose.settings.replaying import Replayer
 
 __all__ = ["Replayed"]
 
@@ -64,6 +67,9 @@ class Replayed:
         known = 0 < len(self._timeline) <= _MOST_EVENTS and self._snap.partial is None
         if not known or not self.is_possible:
             return ()
+        # Most reports advise nothing, and replay nothing.
+        from neutracer.diagnose.settings.replaying import Replayer
+
         try:
             return self._replay(Replayer(self._snap, self._device))
         except ValueError:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import platform
-import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -79,7 +77,7 @@ def file_stem(kind: str) -> str:
         'oom-20260131-120000-node7-rank0-4711-1'
     """
     rank = rank_facts()["rank"]
-    host = "".join(c if c.isalnum() or c in "-_." else "-" for c in socket.gethostname())
+    host = "".join(c if c.isalnum() or c in "-_." else "-" for c in os.uname().nodename)
     parts = [kind, time.strftime("%Y%m%d-%H%M%S"), host, str(os.getpid()), str(next(_serial))]
     if rank is not None:
         parts.insert(3, f"rank{rank}")
@@ -149,7 +147,7 @@ def filled_in(path: str | os.PathLike[str]) -> str:
     """A file's name with {rank} (0 where there is none), {host} and {pid} filled in."""
     name = os.fspath(path)
     rank = rank_facts()["rank"]
-    for word, value in (("rank", rank or 0), ("host", socket.gethostname()), ("pid", os.getpid())):
+    for word, value in (("rank", rank or 0), ("host", os.uname().nodename), ("pid", os.getpid())):
         name = name.replace(f"{{{word}}}", str(value))
     return name
 
@@ -195,12 +193,12 @@ def sidecar(
         "schema": _SCHEMA,
         **rank_facts(),
         **job_facts(),
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "pid": os.getpid(),
         "time_s": time.time(),
         "step": step,
         "program": running_program() if program is None else program,
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "torch": None if torch is None else str(getattr(torch, "__version__", "")),
         "cuda": getattr(version, "cuda", None),
         "settings": {name: os.environ[name] for name in _CONF if name in os.environ},
