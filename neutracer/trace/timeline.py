@@ -31,7 +31,6 @@ __all__ = ["Churn", "Holder", "Moment", "Timeline"]
 # The core's numbers of the metrics.
 _METRICS = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
 
-
 # Lines of the program that the rich display shows.
 _SHOWN = 5
 
@@ -335,7 +334,6 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return f"<Timeline of {self._name}: {len(self):,} events, peak {peak}>"
 
     def _repr_html_(self) -> str:
-        # HTML is for notebooks.
         from neutracer.render.inline import inline_html
         from neutracer.render.strip import strip_svg
 

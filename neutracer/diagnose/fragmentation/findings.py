@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer._native import core
-from neutracer.diagnose.fragmentation.forecast import shrinking
+from neutracer.diagnose.fragmentation.forecast import forecast_findings
 from neutracer.diagnose.fragmentation.parts import band, severity_of
 from neutracer.diagnose.settings.advice import Replayed
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
-from neutracer.trace.places import grouped, place_of
+from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame
 from neutracer.trace.timeline import Timeline
@@ -243,44 +243,6 @@ def _now_finding(
     return (Finding("fragmentation", severity, now.total, message, notes, advice),)
 
 
-def _forecast_finding(
-    snap: Snapshot, timeline: Timeline, replayed: Replayed
-) -> tuple[Finding, ...]:
-    """When the largest hole will no longer serve the largest request, where that is coming."""
-    found = shrinking(snap, timeline)
-    if found is None:
-        return ()
-    place = place_of(timeline.events[found.event].stack)
-    first, last = found.between
-    span = f"at step {first:,} at the earliest"
-    if last is not None:
-        span = f"between steps {first:,} and {last:,}" if first != last else f"at step {first:,}"
-    message = (
-        f"at this trend the largest hole falls below the largest request at step {found.step:,}"
-    )
-    notes = (
-        Note(
-            f"The largest hole shrinks by {format_bytes(round(found.bytes_per_step))} a step: "
-            f"{format_bytes(found.hole_bytes)} after {found.steps:,} steps; "
-            f"{format_bytes(found.request_bytes)} are asked for by",
-            place,
-        ),
-        Note(f"With 95 % confidence {span}; from then on each such request needs new memory."),
-    )
-    advice = (Note(replayed.advice),) if replayed.is_possible else ()
-    return (
-        Finding(
-            "fragmentation_forecast",
-            Severity.MODERATE,
-            found.request_bytes,
-            message,
-            notes,
-            advice,
-            found.event,
-        ),
-    )
-
-
 def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
     """Rows of the allocations that are a static pool: few, large, there from the start.
 
@@ -343,7 +305,7 @@ def findings_of(
     return ranked(
         (
             *_peak_finding(snap, timeline, now, replayed),
-            *_forecast_finding(snap, timeline, replayed),
+            *forecast_findings(snap, timeline, replayed),
             *_pending_finding(now),
             *_now_finding(now, reclaimable, at_peak, replayed),
             *_pool_finding(snap, timeline),

@@ -16,10 +16,15 @@ from statistics import median_low
 from typing import Any
 
 from neutracer._native import core
+from neutracer.diagnose.settings.advice import Replayed
+from neutracer.render.document import Note, Severity
+from neutracer.render.report import Finding
+from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes
 
-__all__ = ["ShrinkingHoles", "forecast_of", "shrinking"]
+__all__ = ["ShrinkingHoles", "forecast_findings", "forecast_of"]
 
 # A fall is believed below this p-value, as a growth that is besides a program's live bytes is.
 _ALPHA = 0.0025
@@ -130,7 +135,7 @@ def _comes_back(found: dict[str, Any], lost: float) -> bool:
     return bool(-sum(nbytes for _, nbytes in found["jumps"] if nbytes < 0) > lost / 2)
 
 
-def shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
+def _shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
     """The forecast of a device's trace by its steps; None where there is none to make.
 
     Args:
@@ -167,3 +172,41 @@ def _room(snap: Snapshot, timeline: Timeline, event: int, stream: int) -> int:
     groups = core.Fragment(snap.native, layout, timeline.device).groups()
     mine = [one for one in groups if one["pool"] == (0, 0) and one["stream"] == stream]
     return max((int(one["largest_request"]) for one in mine), default=0)
+
+
+def forecast_findings(
+    snap: Snapshot, timeline: Timeline, replayed: Replayed
+) -> tuple[Finding, ...]:
+    """When the largest hole will no longer serve the largest request, where that is coming."""
+    found = _shrinking(snap, timeline)
+    if found is None:
+        return ()
+    place = place_of(timeline.events[found.event].stack)
+    first, last = found.between
+    span = f"at step {first:,} at the earliest"
+    if last is not None:
+        span = f"between steps {first:,} and {last:,}" if first != last else f"at step {first:,}"
+    message = (
+        f"at this trend the largest hole falls below the largest request at step {found.step:,}"
+    )
+    notes = (
+        Note(
+            f"The largest hole shrinks by {format_bytes(round(found.bytes_per_step))} a step: "
+            f"{format_bytes(found.hole_bytes)} after {found.steps:,} steps; "
+            f"{format_bytes(found.request_bytes)} are asked for by",
+            place,
+        ),
+        Note(f"With 95 % confidence {span}; from then on each such request needs new memory."),
+    )
+    advice = (Note(replayed.advice),) if replayed.is_possible else ()
+    return (
+        Finding(
+            "fragmentation_forecast",
+            Severity.MODERATE,
+            found.request_bytes,
+            message,
+            notes,
+            advice,
+            found.event,
+        ),
+    )
