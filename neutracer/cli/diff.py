@@ -17,6 +17,7 @@ from neutracer.cli.parts import (
     without_history_warning,
 )
 from neutracer.diagnose.leaks.diff import diff
+from neutracer.diagnose.leaks.told import told_report
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
 from neutracer.trace.snapshot import Snapshot, load
@@ -26,6 +27,7 @@ __all__ = ["add_diff"]
 _EXAMPLE = """example:
   neutracer diff before.pickle after.pickle
   neutracer diff --json step100.pickle step200.pickle
+  neutracer diff main.json branch.json                         # of neutracer report --json
   neutracer diff --fail-on serious main.pickle branch.pickle   # 1 if a line holds 64 MiB more
 
 exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
@@ -41,7 +43,7 @@ def add_diff(commands: Any, summary: str) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("before", metavar="BEFORE", help="a snapshot")
+    parser.add_argument("before", metavar="BEFORE", help="a snapshot, or what report --json wrote")
     parser.add_argument("after", metavar="AFTER", help='a later one; "-" is standard input')
     parser.add_argument(
         "--device", type=int, metavar="N", help="which device, if there are several"
@@ -63,10 +65,11 @@ def _diff(options: argparse.Namespace) -> int:
         check_written(options.output, options.before, options.after)
     except ValueError as error:
         return complain(str(error))
-    snaps = []
+    snaps: list[Any] = []
     for name in (options.before, options.after):
         try:
-            snaps.append(_loaded(name, options.max_memory))
+            kept = told_report(name)
+            snaps.append(_loaded(name, options.max_memory) if kept is None else kept)
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(name, error)
     try:

@@ -3,11 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol, cast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
-from neutracer.diagnose.leaks.diff_parts import Change, Peaks, by_line, changes, held_in, peaks_of
+from neutracer.diagnose.leaks.diff_parts import (
+    Change,
+    Peaks,
+    by_line,
+    change_table,
+    changes,
+    held_in,
+    peaks_of,
+)
+from neutracer.diagnose.leaks.told import ToldReport, told_report
 from neutracer.render.document import (
     Block,
     Cell,
@@ -25,9 +34,6 @@ from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["Change", "DiffReport", "diff"]
-
-# Rows of each table of the printed report.
-_SHOWN = 8
 
 # What a line added is serious or severe from so many bytes on, and moderate from a tenth of
 # what there was before.
@@ -88,6 +94,7 @@ class DiffReport(Report):
     by_line: tuple[Change, ...]
     by_category: tuple[Change, ...]
     by_size: tuple[Change, ...]
+    _of_reports: bool = field(default=False, compare=False)
 
     @property
     def allocated_bytes(self) -> int:
@@ -136,8 +143,11 @@ class DiffReport(Report):
         for title, found in named:
             differing = [one for one in found if one.kind != "same"]
             if differing:
-                blocks += (_table(title, differing),)
-        if not any(one.kind != "same" for one in self.by_line):
+                blocks += (change_table(title, differing),)
+        if self._of_reports:
+            text = "In requested bytes, as reports have them. Two snapshots also show the end."
+            blocks += (Paragraph(text),)
+        elif not any(one.kind != "same" for one in self.by_line):
             blocks += (Paragraph("At the end every line holds as many bytes as before."),)
         name = _device_name(self.device)
         if self.before_device != self.device:
@@ -177,23 +187,6 @@ def _signed(nbytes: int) -> str:
     return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
 
 
-def _table(title: str, found: list[Change]) -> Table:
-    rows = tuple(
-        (
-            one.kind,
-            Figure.bytes(one.before_bytes),
-            Figure.bytes(one.after_bytes),
-            Figure.bytes(one.bytes),
-            f"{one.before_count:,} → {one.after_count:,}",
-            one.place if one.place is not None else one.key,
-        )
-        for one in found[:_SHOWN]
-    )
-    shown = f" ({len(rows)} of {len(found)})" if len(rows) < len(found) else ""
-    heads = ("", "before", "after", "difference", "blocks", "")
-    return Table(title + shown, rows, heads)
-
-
 class HasSnapshot(Protocol):
     """A report that has the snapshot that it is about."""
 
@@ -214,9 +207,37 @@ def _opened(source: Snapshot | HasSnapshot | SnapshotSource) -> Snapshot:
     return source if isinstance(source, Snapshot) else load(cast(SnapshotSource, source))
 
 
+def _of_told(before: ToldReport, after: ToldReport, device: int | None) -> DiffReport:
+    """What two reports say, and how it differs: the totals, and who held the peaks."""
+    number = after.device(device)
+    earlier = before.device(None if device is None and len(before.devices) == 1 else number)
+    was, now = before.stats(earlier), after.stats(number)
+    peaks = before.peaks(earlier), after.peaks(number)
+    at_peak = changes(peaks[0].held, peaks[1].held)
+    return DiffReport(
+        device=number,
+        before_device=earlier,
+        before_allocated_bytes=was["allocated_bytes.all.current"],
+        after_allocated_bytes=now["allocated_bytes.all.current"],
+        before_reserved_bytes=was["reserved_bytes.all.current"],
+        after_reserved_bytes=now["reserved_bytes.all.current"],
+        before_peak_allocated_bytes=peaks[0].allocated,
+        after_peak_allocated_bytes=peaks[1].allocated,
+        before_peak_reserved_bytes=peaks[0].reserved,
+        after_peak_reserved_bytes=peaks[1].reserved,
+        at_peak=at_peak,
+        by_stack=(),
+        by_line=(),
+        by_category=(),
+        by_size=(),
+        findings=ranked(_peak_findings(peaks, at_peak)),
+        _of_reports=True,
+    )
+
+
 def diff(
-    before: Snapshot | HasSnapshot | SnapshotSource,
-    after: Snapshot | HasSnapshot | SnapshotSource,
+    before: Snapshot | HasSnapshot | SnapshotSource | Mapping[str, Any],
+    after: Snapshot | HasSnapshot | SnapshotSource | Mapping[str, Any],
     *,
     device: int | None = None,
 ) -> DiffReport:
@@ -224,7 +245,8 @@ def diff(
 
     Args:
         before: A Snapshot, a report that has one (of `report` or of a cell), or what `load`
-            takes.
+            takes. Or the JSON of a report, as a file or as `to_dict()` gives it: of two of these
+            the totals are compared and who held the peaks, in requested bytes.
         after: A later one, or one of another run.
         device: The device; None is the only one of each, as two ranks have theirs.
 
@@ -233,7 +255,7 @@ def diff(
 
     Raises:
         SnapshotError: A file can't be read.
-        ValueError: There is no such device.
+        ValueError: There is no such device, or only one of the two is the JSON of a report.
 
     Example:
         >>> import neutracer
@@ -242,7 +264,12 @@ def diff(
         >>> neutracer.diff(healthy, late).allocated_bytes
         1441792
     """
-    first, second = _opened(before), _opened(after)
+    told = told_report(before), told_report(after)
+    if told[0] is not None and told[1] is not None:
+        return _of_told(told[0], told[1], device)
+    if told[0] is not None or told[1] is not None:
+        raise ValueError("one of the two is JSON of a report, the other not: give two of a kind")
+    first, second = _opened(cast(Any, before)), _opened(cast(Any, after))
     number = second.device(device)
     only = device is None and len(first.devices) == 1
     earlier = first.device(None if only else number)

@@ -7,16 +7,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neutracer.render.document import Place
+from neutracer.render.document import Figure, Place, Table
 from neutracer.render.row import PlainRow
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import Frame
 from neutracer.units import format_bytes
 
-__all__ = ["Change", "Held", "Peaks", "by_line", "changes", "held_in", "peaks_of", "size_class"]
+__all__ = [
+    "Change",
+    "Held",
+    "Peaks",
+    "by_line",
+    "change_table",
+    "changes",
+    "held_in",
+    "peaks_of",
+    "size_class",
+]
 
 Sums = dict[Any, tuple[int, int]]
+
+# Rows of each table of the printed report.
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -180,3 +193,21 @@ def _kind(before: int, after: int, count: int, counts: int) -> str:
     if not counts:
         return "gone"
     return "grown" if after > before else "shrunk" if after < before else "same"
+
+
+def change_table(title: str, found: list[Change]) -> Table:
+    """The largest changes as a table."""
+    rows = tuple(
+        (
+            one.kind,
+            Figure.bytes(one.before_bytes),
+            Figure.bytes(one.after_bytes),
+            Figure.bytes(one.bytes),
+            f"{one.before_count:,} → {one.after_count:,}",
+            one.place if one.place is not None else one.key,
+        )
+        for one in found[:_SHOWN]
+    )
+    shown = f" ({len(rows)} of {len(found)})" if len(rows) < len(found) else ""
+    heads = ("", "before", "after", "difference", "blocks", "")
+    return Table(title + shown, rows, heads)
