@@ -240,9 +240,10 @@ pictures: setup-test  ## the pictures of the README and the pages, from the bund
 notebooks: $(VENV)/.docs $(TORCH_STAMP)  ## run the notebooks in a kernel, and store what they show
 	@$(BIN)/python tools/run_notebooks.py
 
-dist: venv  ## sdist and wheels with Graphviz in dist/, built twice and compared, each tried
+dist: venv  ## sdist and wheels with Graphviz in dist/, built twice and compared, each tried in a bare root
 	@tools/need $(PYTHON) wheels
 	@PYTHON=$(BIN)/python tools/dist
+	@$(BIN)/python tools/try_wheels.py
 
 clean:  ## remove all that was built; .venv stays
 	@rm -rf build dist *.egg-info neutracer/*.so .pytest_cache .mypy_cache .ruff_cache \

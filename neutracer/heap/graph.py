@@ -65,7 +65,10 @@ class ObjectGraph(GraphData):
         return _text(drawing.svg(self, max_nodes), path)
 
     def to_png(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> bytes:
-        """The picture as PNG, laid out by Graphviz; arguments and errors as `to_svg`."""
+        """The picture as PNG, laid out by Graphviz; arguments and errors as `to_svg`.
+
+        The Graphviz in wheels draws SVG; "neutracer[png]" brings what turns that into PNG.
+        """
         return _written(drawing.png(self, max_nodes), path)
 
     def to_html(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_ON_PAGE) -> str:
@@ -98,11 +101,12 @@ class ObjectGraph(GraphData):
         """Write the picture as a file, in the format that its name ends in.
 
         Args:
-            path: Where to: .svg, .png (with Graphviz), .html, .dot or .json.
+            path: Where to: .svg, .png, .html, .dot or .json.
 
         Raises:
             ValueError: It ends in none of these.
-            UnavailableError: There is no Graphviz here; it says what to install.
+            UnavailableError: What draws the format is not here: Graphviz for .svg and .png, and
+                for .png in a wheel "neutracer[png]"; it says what to install.
             NeutracerError: Graphviz made no picture, or took more than 30 seconds.
             OSError: The file can't be written.
         """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that docs/stability.md promises, a line each: `python tests/helpers/public_names.py`.
 
-Written to tests/data/public_names.txt, which a test compares with the code.
+Written to tests/data/public_names.txt, which a test compares with the code. With the word
+"release" also to released_names.txt, behind the version: what later releases are held to.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import neutracer  # noqa: E402
 from neutracer.cli import main as commands  # noqa: E402
 
 LIST = ROOT / "tests" / "data" / "public_names.txt"
+RELEASED = LIST.with_name("released_names.txt")
 
 
 def arguments_of(function: Any) -> str:
@@ -88,5 +90,34 @@ def public_names() -> list[str]:
     return sorted({*python_names(), *command_options(), *schema_fields()})
 
 
+def promised(version: str) -> tuple[int, ...]:
+    """The part of a version that has to grow before a name may go: the first number, or the
+    second one before 1.0."""
+    first, second = (int(number) for number in version.split(".")[:2])
+    return (first,) if first else (first, second)
+
+
+def broken_promises(released: list[str], version: str, names: list[str]) -> list[str]:
+    """The names of the last release that are gone without the notice that they were promised.
+
+    Args:
+        released: The version of that release, and its names.
+        version: Of the code now.
+        names: Of the code now.
+    """
+    before, *kept = released
+    if promised(version) > promised(before):
+        return []
+    return sorted(set(kept) - set(names))
+
+
+def main(words: list[str]) -> None:
+    """Writes the list, and with "release" that of the release."""
+    text = "\n".join(public_names()) + "\n"
+    LIST.write_text(text, encoding="utf-8")
+    if words == ["release"]:
+        RELEASED.write_text(f"{neutracer.__version__}\n{text}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    LIST.write_text("\n".join(public_names()) + "\n", encoding="utf-8")
+    main(sys.argv[1:])

@@ -8,7 +8,7 @@ ARCHIVE is the source at `SOURCE`; PREFIX gets `include/graphviz`, `lib/libgraph
 `LICENSE.graphviz`. Only what neutracer calls is in it: cgraph, gvc, the layouts dot and sfdp,
 and the text renderers, SVG among them. It reads no configuration, loads no plugins, and
 measures texts by its own tables of widths, so a picture does not depend on a machine's fonts.
-Needed besides the compiler: bison, flex, awk and perl.
+Needed besides the compiler: bison, flex, awk, perl and ar, or the command in AR.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -197,7 +198,8 @@ def build(archive: Path, prefix: Path, compiler: list[str]) -> None:
             for header in sorted((root / "lib" / folder).glob("*.h")):
                 shutil.copy(header, headers)
         # D: no time and no user in it.
-        _output(root, "ar", "rcsD", str((library / "libgraphviz.a").resolve()), *objects)
+        archiver = shlex.split(os.environ.get("AR", "ar"))
+        _output(root, *archiver, "rcsD", str((library / "libgraphviz.a").resolve()), *objects)
         text = _NOTICE + (root / "LICENSE").read_text()
         (prefix / "LICENSE.graphviz").write_text(text)
 

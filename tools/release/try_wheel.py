@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import neutracer
+
 __all__ = ["main"]
 
 
@@ -28,18 +30,46 @@ def command(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def draw(folder: Path) -> str:
-    """The picture of a small object graph, drawn by Graphviz and written to a file."""
-    import neutracer
+def ring() -> neutracer.ObjectGraph:
+    """A small object graph."""
     from neutracer.heap.objects import Edge, Node
 
-    graph = neutracer.ObjectGraph(
+    return neutracer.ObjectGraph(
         nodes=(Node(0, "app.Ring", "Ring"),),
         edges=(Edge(0, 0, "me", kind="attribute", in_cycle=True, cut=True),),
     )
-    text = graph.to_svg(folder / "graph.svg")
+
+
+def draw(folder: Path) -> str:
+    """The picture of an object graph, drawn by Graphviz and written to a file."""
+    text = ring().to_svg(folder / "graph.svg")
     assert "<svg" in text, text[:200]
     assert "Ring" in text, text[:200]
+    return text
+
+
+def draw_pixels(folder: Path) -> str:
+    """The same as PNG."""
+    ring().save(folder / "graph.png")
+    assert (folder / "graph.png").read_bytes().startswith(b"\x89PNG")
+    return "graph.png"
+
+
+def say_no_pixels(folder: Path) -> str:
+    """Where nothing draws PNG, a sentence says what to install."""
+    said = ""
+    try:
+        ring().save(folder / "graph.png")
+    except neutracer.UnavailableError as error:
+        said = str(error)
+    assert "neutracer[png]" in said, said
+    return said
+
+
+def environment(folder: Path) -> str:
+    """What `neutracer env` says; this Python's objects can be walked."""
+    text = command(folder, "env")
+    assert "known" in next(line for line in text.splitlines() if "Python's heap" in line), text
     return text
 
 
@@ -48,8 +78,6 @@ def watch(folder: Path) -> str:
     import gc
 
     import torch
-
-    import neutracer
 
     told: list[neutracer.TensorCycle] = []
     with neutracer.warn_tensor_cycles("cpu", callback=told.append):
@@ -71,9 +99,14 @@ def main(recording: str) -> None:
         "what-if": lambda: command(folder, "what-if", recording),
         "explain": lambda: command(folder, "explain", recording),
         "demo": lambda: command(folder, "demo", "--no-browser"),
-        "env": lambda: command(folder, "env"),
+        "env": lambda: environment(folder),
         "object graph as SVG": lambda: draw(folder),
     }
+    if importlib.util.find_spec("resvg_py") and importlib.util.find_spec("matplotlib"):
+        steps["object graph as PNG"] = lambda: draw_pixels(folder)
+        steps["MDTP as PNG"] = lambda: command(folder, "mdtp", recording, "-o", "mdtp.png")
+    elif not importlib.util.find_spec("resvg_py"):
+        steps["the sentence for PNG"] = lambda: say_no_pixels(folder)
     if importlib.util.find_spec("torch"):
         steps["watch"] = lambda: watch(folder)
     for name, step in steps.items():

@@ -30,6 +30,7 @@ __all__ = ["EnvironmentReport", "Part", "environment"]
 # Packages that neutracer can use, what for, and how to get them.
 _PACKAGES = (
     ("matplotlib", "plots", "pip install 'neutracer[plot]'"),
+    ("resvg-py", "object graphs as PNG in a wheel", "pip install 'neutracer[png]'"),
     ("rich", "colours on a terminal", "pip install 'neutracer[cli]'"),
     ("prometheus_client", "serve_metrics()", "pip install 'neutracer[prometheus]'"),
 )

@@ -20,8 +20,9 @@ from neutracer.heap.drawing.fold import MOST_NODES, fold
 from neutracer.heap.drawing.layout import lay_out
 from neutracer.heap.drawing.page import page
 from neutracer.heap.drawing.plan import dot_text, plan
+from neutracer.heap.drawing.raster import rasterize
 from neutracer.heap.drawing.scene import node_words, scene
-from neutracer.heap.drawing.spawn import render
+from neutracer.heap.drawing.spawn import NoRendererError, render
 from neutracer.heap.drawing.svg import parts_of
 from neutracer.heap.objects import GraphData, Node
 from neutracer.render.inline import MOST_INLINE
@@ -59,8 +60,16 @@ def svg(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
 
 
 def png(graph: GraphData, max_nodes: int = MOST_NODES) -> bytes:
-    """The picture as PNG, with its title and notes; errors as `svg`."""
-    return render(plan(scene(_folded(graph, max_nodes))), "png")
+    """The picture as PNG, with its title and notes; errors as `svg`.
+
+    Raises:
+        UnavailableError: Graphviz writes no PNG, and there is no resvg either, or no font.
+    """
+    small = _folded(graph, max_nodes)
+    try:
+        return render(plan(scene(small)), "png")
+    except NoRendererError:
+        return rasterize(_svg(small, headings=True))
 
 
 def html(graph: GraphData, max_nodes: int = MOST_ON_PAGE) -> str:

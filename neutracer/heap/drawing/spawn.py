@@ -19,7 +19,7 @@ from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.drawing.plan import Plan
 from neutracer.render.escape import sentence
 
-__all__ = ["render"]
+__all__ = ["NoRendererError", "render"]
 
 # Seconds for one picture. A few hundred boxes take less than one.
 _TIMEOUT = 30
@@ -30,8 +30,9 @@ _INSTALL = (
     "`make build` in a source checkout; to_dot(), to_html() and to_json() work without it"
 )
 
-# The Graphviz in wheels has neither cairo nor fonts.
-_ONLY_SVG = "the Graphviz in neutracer's wheels draws SVG, so use to_svg() or to_html()"
+
+class NoRendererError(NeutracerError):
+    """This Graphviz has nothing that writes the format."""
 
 
 def render(plan: Plan, form: str) -> bytes:
@@ -43,6 +44,7 @@ def render(plan: Plan, form: str) -> bytes:
 
     Raises:
         UnavailableError: There is no Graphviz here.
+        NoRendererError: It does not write this format: that of wheels has neither cairo nor fonts.
         NeutracerError: It made no picture, or took more than 30 seconds.
     """
     module = _module_path()
@@ -92,7 +94,7 @@ def _picture(done: subprocess.CompletedProcess[bytes]) -> bytes:
     if "error" in answer:
         reason = sentence(str(answer["error"]))
         if _NO_FORMAT in reason:
-            raise UnavailableError("drawing PNG", f"{_ONLY_SVG}; or {_INSTALL}")
+            raise NoRendererError(reason)
         raise NeutracerError(f"Graphviz made no picture: {reason}")
     return body
 

@@ -72,10 +72,10 @@ def test_png_fits_a_page():
     assert 150 < height < 400
 
 
-def test_graphviz_of_wheels_says_what_to_use_for_png():
+def test_graphviz_of_wheels_has_no_renderer_for_png():
     said = b"the picture could not be made: Error: renderer for png is unavailable "
     done = subprocess.CompletedProcess([], 1, b'{"error": "%s", "missing": false}\n' % said, b"")
-    with pytest.raises(UnavailableError, match=r"drawing PNG .*draws SVG, so use to_svg"):
+    with pytest.raises(drawing_spawn.NoRendererError):
         drawing_spawn._picture(done)
 
 
