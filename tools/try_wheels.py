@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests/data/frag_default.pickle"
 TABLE = ROOT / "docs/reference/wheels.tried"
 
-#: Each root with the platform whose wheels it tries, in the order of the table.
+#: Each root with the platform whose wheels it tries, in the order of the table; "here" is this
+#: machine, for want of another.
 ROOTS = {
     "bookworm-bare": "manylinux_2_28_x86_64",
     "trixie-bare": "manylinux_2_28_x86_64",
@@ -36,6 +38,7 @@ ROOTS = {
     "trixie-bare-arm64": "manylinux_2_28_aarch64",
     "forky-bare-arm64": "manylinux_2_28_aarch64",
     "musl": "musllinux_1_2_x86_64",
+    "here": f"manylinux_2_28_{platform.machine()}",
 }
 
 #: Where Pythons of pyenv are put: the oldest release, so that its libraries are old enough.
@@ -67,7 +70,7 @@ class Row:
 
 def within(root: str, *words: str) -> list[str]:
     """The command that runs `words` in a root; it says itself why there can be none."""
-    return [str(ROOT / "tools/root"), root, *words]
+    return list(words) if root == "here" else [str(ROOT / "tools/root"), root, *words]
 
 
 def output(*words: str) -> str:
@@ -82,10 +85,11 @@ def add_pythons_of_pyenv() -> list[tuple[str, str]]:
     found = []
     for minor in ("3.10", "3.12"):
         for one in sorted(Path(output("pyenv", "root").strip(), "versions").glob(f"{minor}.*"))[:1]:
-            place = ROOT / "build/roots" / HOST / "opt" / one.name
+            # At the path that it was built for, where it finds its library.
+            place = ROOT / "build/roots" / HOST / one.relative_to("/")
             if not place.exists():
                 shutil.copytree(one, place, symlinks=True)
-            found.append((one.name, f"/opt/{one.name}/bin/python3"))
+            found.append((one.name, f"{one}/bin/python3"))
     return found
 
 
@@ -103,7 +107,10 @@ def try_one(wheel: Path, root: str, version: str, python: str) -> Row:
     torch = os.environ.get("TORCH", "torch==2.13.0+cpu") if "arm64" not in root else ""
     tries = ROOT / "tools/release/try_from_nothing.py"
     words = ("env", f"TORCH={torch}", python, str(tries), str(wheel), str(RECORDING), str(folder))
-    said = output(*within(root, *words))
+    try:
+        said = output(*within(root, *words))
+    except subprocess.CalledProcessError:
+        raise SystemExit(f"{wheel.name} failed in {root} under Python {version}") from None
     print(said, end="", flush=True)
     steps = re.findall(r"^(.+): ([0-9.]+) s$", said, re.M)
     seconds = {name: float(took) for name, took in steps}
@@ -135,6 +142,8 @@ def kept() -> list[Row]:
 
 def words_of(root: str) -> str:
     """A root in words."""
+    if root == "here":
+        return "the machine that built it"
     if root == "musl":
         return "musl, Python from source"
     suite, *rest = root.split("-")
@@ -147,6 +156,11 @@ def minor(row: Row) -> int:
     return int(found)
 
 
+def platform_of(row: Row) -> str:
+    """The platform of a wheel."""
+    return row.wheel.removesuffix(".whl").rpartition("-")[2]
+
+
 def table(rows: list[Row]) -> str:
     """The rows as a page's table, behind a comment with the same as data."""
     every: list[str] = []
@@ -156,8 +170,7 @@ def table(rows: list[Row]) -> str:
     text += "| wheel | MB | tried in | Python | s |" + "".join(f" {name} |" for name in every)
     text += "\n|---|---|---|---|---|" + "---|" * len(every) + "\n"
     for row in rows:
-        platform = row.wheel.removesuffix(".whl").split("-")[-1]
-        cells = [f"cp3{minor(row)} {platform}", f"{row.size / 1e6:.2f}"]
+        cells = [f"cp3{minor(row)} {platform_of(row)}", f"{row.size / 1e6:.2f}"]
         if row.root:
             cells += [words_of(row.root), row.python, f"{row.seconds:.1f}"]
         else:
@@ -177,16 +190,16 @@ def main(chosen: list[str]) -> None:
         raise SystemExit("there are no wheels in dist/: tools/dist makes them")
     rows = [row for row in kept() if chosen and row.root and row.root not in chosen]
     for root in chosen or ROOTS:
-        rows += try_root(root)
+        if chosen or root != "here" or not rows:
+            rows += try_root(root)
     tried = {row.wheel for row in rows}
     rows += [Row(one.name, one.stat().st_size) for one in wheels if one.name not in tried]
     platforms = list(dict.fromkeys(ROOTS.values()))
     order = list(ROOTS)
 
     def place(row: Row) -> tuple[int, int, int]:
-        platform = row.wheel.removesuffix(".whl").split("-")[-1]
         root = order.index(row.root) if row.root else len(order)
-        return platforms.index(platform), minor(row), root
+        return platforms.index(platform_of(row)), minor(row), root
 
     TABLE.write_text(table(sorted(rows, key=place)))
     print(f"{len(wheels)} wheels, {len(tried)} of them tried: {TABLE.relative_to(ROOT)}")
