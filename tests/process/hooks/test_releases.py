@@ -26,7 +26,13 @@ RELEASES = sorted(file.parents[1] for file in Path(FOLDER).glob("*/torch/version
 pytestmark = pytest.mark.skipif(not RELEASES, reason="needs NEUTRACER_TORCH_RELEASES")
 
 #: Tests of what the hooks tell of the CPU, and of what is made from it.
-FILES = ("test_live_hooks.py", "test_live_tail.py", "test_live_monitor.py", "test_notebook.py")
+FILES = (
+    "process/hooks/test_attach.py",
+    "process/hooks/test_follow.py",
+    "process/hooks/test_tail.py",
+    "process/monitor/test_memory_monitor.py",
+    "test_notebook.py",
+)
 #: It needs the CUDA toolkit, which a release does not bring.
 NOT_OF_THE_CPU = "test_cuda_part_type_checks_without_cuda"
 
