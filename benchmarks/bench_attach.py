@@ -4,14 +4,16 @@
 A program of its own runs steps and writes down when each has ended; this one attaches to it and
 detaches, round by round. Of a phase (idle, watched, metered, recorded) the median step counts,
 and the step that one in ten is quicker than, of which other programs of the machine take less,
-against the idle phases before and after it, each with the quartiles of the rounds. Of
-the commands with which something begins or ends there is the longest step above the median, and
+against the idle phases before and after it, each with the quartiles of the rounds; so does the
+processor time that all its threads take for a step, which other programs do not lengthen. Of the
+commands with which something begins or ends there is the longest step above the median, and
 what all steps meanwhile lost. Last: how long the main thread is away at its safe point, in a
 process of its own.
 
-With a GPU the step is one of torch's. Without one a step is as much work of Python and of C, and
-allocations of the tests' stand-in for torch, whose recorder costs nothing: what PyTorch's own
-costs is told by `bench_live.py`.
+With a GPU the step is one of torch's. With a torch that is built for the CPU it trains there, and
+only metrics are attached: that is all that there is for it. Without either a step is as much work
+of Python and of C, and allocations of the tests' stand-in for torch, whose recorder costs nothing:
+what PyTorch's own costs is told by `bench_live.py`.
 
     python benchmarks/bench_attach.py [--rounds 20] [--seconds 1]
 """
@@ -20,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import platform
 import statistics
@@ -39,7 +40,7 @@ file = open(sys.argv[1], "wb", buffering=0)
 def go(step):
     while True:
         step()
-        file.write(struct.pack("d", time.monotonic()))
+        file.write(struct.pack("dd", time.monotonic(), time.process_time()))
 """
 
 ON_GPU = """
@@ -50,6 +51,21 @@ def one():
     work.run()
     work.wait()
 one()
+go(one)
+"""
+
+ON_CPU = """
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(
+    torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
+)
+optimizer = torch.optim.AdamW(model.parameters())
+batch, target = torch.randn(128, 256), torch.randint(10, (128,))
+def one():
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(batch), target).backward()
+    optimizer.step()
 go(one)
 """
 
@@ -122,23 +138,26 @@ class Program:
             assert self._process.poll() is None, "the program has ended"
         self.pid = self._process.pid
 
-    def steps(self, begin: float, end: float) -> list[float]:
-        """How long the steps took that began and ended in a span of time."""
-        ends = [one for (one,) in struct.iter_unpack("d", self._ends.read_bytes())]
-        pairs = itertools.pairwise(ends)
-        return [after - before for before, after in pairs if begin <= before and after <= end]
+    def steps(self, begin: float, end: float) -> list[tuple[float, float]]:
+        """The steps that began and ended in a span of time: how long, and its processor time."""
+        ends = struct.iter_unpack("dd", self._ends.read_bytes())
+        return [
+            (after - before, worked - had)
+            for (before, had), (after, worked) in itertools.pairwise(ends)
+            if begin <= before and after <= end
+        ]
 
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
-def attach(pid: int, *words: object) -> tuple[float, float, float]:
-    """Run the command; when it began and ended, and the seconds of recording in it."""
+def attach(pid: int, *words: object) -> tuple[float, float]:
+    """Run the command; when it began and ended."""
     command = [sys.executable, "-m", "neutracer", "attach", str(pid), *map(str, words), "--json"]
     begin = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=tempfile.gettempdir())
-    return begin, time.monotonic(), json.loads(done.stdout)["recorded_s"] or 0.0
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, cwd=tempfile.gettempdir())
+    return begin, time.monotonic()
 
 
 def refused() -> tuple[float, float]:
@@ -149,7 +168,9 @@ def refused() -> tuple[float, float]:
     return begin, time.monotonic()
 
 
-def one_round(program: Program, seconds: float, folder: Path) -> dict[str, tuple[float, float]]:
+def one_round(
+    program: Program, seconds: float, folder: Path, text: str
+) -> dict[str, tuple[float, float]]:
     """The spans of time of one round, by what they are."""
     spans = {}
 
@@ -160,16 +181,17 @@ def one_round(program: Program, seconds: float, folder: Path) -> dict[str, tuple
 
     rest("idle 1")
     spans["command alone"] = refused()
-    spans["begin watch"] = attach(program.pid, "--watch", "-o", folder)[:2]
-    rest("watched")
-    spans["end watch"] = attach(program.pid, "--detach")[:2]
+    if text != ON_CPU:
+        spans["begin watch"] = attach(program.pid, "--watch", "-o", folder)
+        rest("watched")
+        spans["end watch"] = attach(program.pid, "--detach")
     rest("idle 2")
-    spans["begin metrics"] = attach(program.pid, "--metrics", 0)[:2]
+    spans["begin metrics"] = attach(program.pid, "--metrics", 0)
     rest("metered")
-    spans["end metrics"] = attach(program.pid, "--detach")[:2]
+    spans["end metrics"] = attach(program.pid, "--detach")
     rest("idle 3")
-    begin, end, _ = attach(program.pid, "--record", seconds, "-o", folder)
-    spans["recorded"] = (begin, end)
+    if text != ON_CPU:
+        spans["recorded"] = attach(program.pid, "--record", seconds, "-o", folder)
     rest("idle 4")
     return spans
 
@@ -181,8 +203,13 @@ def told_of(name: str, figures: list[float], decimals: int) -> None:
 
 def told(program: Program, rounds: list[dict[str, tuple[float, float]]]) -> None:
     steps = [{name: program.steps(*span) for name, span in one.items()} for one in rounds]
-    medians = [{name: statistics.median(one[name]) for name in one} for one in steps]
-    quick = [{name: statistics.quantiles(one[name], n=10)[0] for name in one} for one in steps]
+    times = [{name: [took for took, _ in one[name]] for name in one} for one in steps]
+    medians = [{name: statistics.median(one[name]) for name in one} for one in times]
+    quick = [{name: statistics.quantiles(one[name], n=10)[0] for name in one} for one in times]
+    worked = [
+        {name: statistics.fmean(processor for _, processor in one[name]) for name in one}
+        for one in steps
+    ]
     idle = statistics.median(one[name] for one in medians for name in one if "idle" in name)
     print(f"\n  a step of {idle * 1e3:.2f} ms; {len(rounds)} rounds\n")
     print(f"  {'against idle':32}{'median':>10}{'quartiles':>18}")
@@ -193,13 +220,18 @@ def told(program: Program, rounds: list[dict[str, tuple[float, float]]]) -> None
         "recorded": ("idle 3", "recorded", "idle 4"),
         "after all, to before": ("idle 1", "idle 4", "idle 1"),
     }
+    kinds = (("", medians), (", quick steps", quick), (", processor time", worked))
     for name, (before, at, after) in phases.items():
-        for what, figures in (("", medians), (", quick steps", quick)):
+        if at not in rounds[0]:
+            continue
+        for what, figures in kinds:
             ratios = [2 * one[at] / (one[before] + one[after]) for one in figures]
             told_of(name + what, ratios, 3)
     print(f"\n  {'ms more than idle':32}{'median':>10}{'quartiles':>18}")
     for name in ("command alone", "begin watch", "end watch", "begin metrics", "end metrics"):
-        more = [[step - idle for step in one[name]] for one in steps]
+        if name not in rounds[0]:
+            continue
+        more = [[step - idle for step in one[name]] for one in times]
         for what, figure in (("longest step", max), ("all together", sum)):
             told_of(f"{name}, {what}", [figure(one) * 1e3 for one in more], 1)
 
@@ -216,7 +248,8 @@ def main() -> None:
     try:
         import torch
 
-        text = ON_GPU if torch.cuda.is_available() else STAND_IN
+        built = ON_CPU if torch.version.cuda is None else STAND_IN
+        text = ON_GPU if torch.cuda.is_available() else built
     except ImportError:
         text = STAND_IN
     with tempfile.TemporaryDirectory() as name:
@@ -224,7 +257,7 @@ def main() -> None:
         try:
             time.sleep(options.seconds)
             rounds = [
-                one_round(program, options.seconds, Path(name)) for _ in range(options.rounds)
+                one_round(program, options.seconds, Path(name), text) for _ in range(options.rounds)
             ]
             told(program, rounds)
         finally:

@@ -78,7 +78,8 @@ def test_hooks_on_the_cpu_tell_the_truth(release: Path, tmp_path: Path) -> None:
             # Also a release that is not let to the hooks yet.
             "NEUTRACER_HOOKS_UNTRIED": "1",
         },
-        cwd=HERE.parent,
+        # Not the checkout, which would stand in for what is installed.
+        cwd=tmp_path,
         capture_output=True,
         text=True,
     )

@@ -119,5 +119,9 @@ class Silent:
 def test_store_that_does_not_answer_raises_and_does_not_wait() -> None:
     with pytest.raises(RuntimeError, match="reset"):
         RankStore(Silent()).write(full(0))
+
+
+def test_address_where_nobody_answers_is_told() -> None:
+    pytest.importorskip("torch")
     with pytest.raises(UnavailableError, match="nobody answers"):
         opened_store("127.0.0.1", 1)
