@@ -198,7 +198,7 @@ def one_round(
 
 def told_of(name: str, figures: list[float], decimals: int) -> None:
     low, middle, high = statistics.quantiles(figures, n=4)
-    print(f"  {name:32}{middle:10.{decimals}f}{low:10.{decimals}f}{high:8.{decimals}f}")
+    print(f"  {name:38}{middle:10.{decimals}f}{low:10.{decimals}f}{high:8.{decimals}f}")
 
 
 def told(program: Program, rounds: list[dict[str, tuple[float, float]]]) -> None:
@@ -212,7 +212,7 @@ def told(program: Program, rounds: list[dict[str, tuple[float, float]]]) -> None
     ]
     idle = statistics.median(one[name] for one in medians for name in one if "idle" in name)
     print(f"\n  a step of {idle * 1e3:.2f} ms; {len(rounds)} rounds\n")
-    print(f"  {'against idle':32}{'median':>10}{'quartiles':>18}")
+    print(f"  {'against idle':38}{'median':>10}{'quartiles':>18}")
     phases = {
         "idle, a later time": ("idle 1", "idle 2", "idle 3"),
         "watched": ("idle 1", "watched", "idle 2"),
@@ -227,7 +227,7 @@ def told(program: Program, rounds: list[dict[str, tuple[float, float]]]) -> None
         for what, figures in kinds:
             ratios = [2 * one[at] / (one[before] + one[after]) for one in figures]
             told_of(name + what, ratios, 3)
-    print(f"\n  {'ms more than idle':32}{'median':>10}{'quartiles':>18}")
+    print(f"\n  {'ms more than idle':38}{'median':>10}{'quartiles':>18}")
     for name in ("command alone", "begin watch", "end watch", "begin metrics", "end metrics"):
         if name not in rounds[0]:
             continue
