@@ -7,16 +7,45 @@ import { bytes, count, share } from "./units.js";
 
 const SHOWN = 2;
 
-// What the figures of a device say by themselves.
-export const ownFindings = (app) => {
+// Requests that failed which are told of.
+const FAILURES = 3;
+
+// Why a request failed, from the moment at which it did.
+// `most`: bytes that were reserved at the most.
+const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestHole, places }) => {
+  const inside = reserved - allocated;
+  const [first] = places;
+  const notes = [`${by} asked for it. ${bytes(allocated)} were allocated then${
+    first ? `, ${share(first.bytes / Math.max(allocated, 1))} of it by ${first.name}` : ""}.`];
+  notes.push(free >= asked
+    ? `The device had ${bytes(free)} free, so what refused was a limit of the process: set_per_process_memory_fraction(), or a setting.`
+    : `The device had ${bytes(free)} free, too little for it.`);
+  if (inside > 0) {
+    // What the process had reserved before, it could have reserved again.
+    const more = Math.max(most - reserved, 0);
+    notes.push(`${bytes(inside)} of the ${bytes(reserved)} reserved were free in pieces, the largest ${bytes(largestHole)}.`
+      + (inside + more < asked ? "" : `${inside < asked ? ` With ${bytes(more)} that the process had before, these` : " These"} would have been enough: that is fragmentation.`));
+  }
+  notes.push("The event's button takes the cursor there: Stacks shows who holds what, and Settings what other settings do.");
+  return notes;
+};
+
+// The moments at which requests failed.
+export const failures = (app) => Promise.all(
+  app.trace.ooms.slice(0, FAILURES).map(({ event }) => app.ask("moment", { event })));
+
+// What the figures of a device say by themselves; `moments` are those of its failures, once
+// they are known.
+export const ownFindings = (app, moments = []) => {
   const { trace, about } = app;
   const found = [];
-  for (const { event, asked, free } of trace.ooms.slice(0, 3)) {
+  trace.ooms.slice(0, FAILURES).forEach((oom, k) => {
     found.push({
-      severity: "severe", message: `out of memory: requested ${bytes(asked)} at event ${count(event)}`, event,
-      notes: [`The device had ${bytes(free)} free.`, "Look at who holds most then, and in Settings at what other settings do."],
+      severity: "severe", message: `out of memory: requested ${bytes(oom.asked)} at event ${count(oom.event)}`
+        + `${oom.free >= oom.asked ? ", though the device had room" : ""}`, event: oom.event,
+      notes: moments[k] ? failureNotes(oom, trace.peak.reserved.bytes, moments[k]) : [`The device had ${bytes(oom.free)} free.`],
     });
-  }
+  });
   const peak = trace.peak.reserved;
   const unused = peak.bytes - trace.peak.allocated.bytes;
   if (peak.bytes && unused / peak.bytes > 0.2 && unused > 2 ** 28) {

@@ -6,7 +6,7 @@ import { clean } from "./clean.js";
 import { compare } from "./compare.js";
 import { byId, made, palette, perFrame } from "./dom.js";
 import { saveCsv, savePickle, savePng } from "./exports.js";
-import { drawFindings, ownFindings } from "./findings.js";
+import { drawFindings, failures, ownFindings } from "./findings.js";
 import { flame } from "./flame.js";
 import { drawLegend } from "./legend.js";
 import { lists } from "./lists.js";
@@ -151,6 +151,7 @@ const turnTo = async (device, isShown = true) => {
   app.moved();
   if (isShown) parts.overview.now();
   await Promise.all([settle(), setLanes()]);
+  if (trace.ooms.length && !toldOf(device)) drawFindings(app, ownFindings(app, await failures(app)));
   parts.lists.reset();
   if (isShown) parts.overview.now();
   await askMoment();

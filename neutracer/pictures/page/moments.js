@@ -88,6 +88,7 @@ export const momentFacts = (ctx, event, all) => {
   return {
     event, allocated, reserved, x: ctx.positionOf(event), time: event >= 0 && c.e.time_us ? c.e.time_us.at(event) - ctx.firstTime : null,
     action: event >= 0 ? texts.actions[c.e.action.view[event]] : "",
+    by: event >= 0 ? texts.nameOf(texts.placeOf(c.e.stack.view[event])) : "",
     metadata: note("user_metadata"), compile: note("compile_context"),
     largestHole: pools.reduce((most, pool) => Math.max(most, pool.largestHole), 0),
     reclaimable: pools.reduce((sum, pool) => sum + pool.reclaimable, 0),

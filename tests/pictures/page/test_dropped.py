@@ -379,6 +379,23 @@ def test_two_files_and_two_moments_are_compared(chromium, page, tmp_path):
     assert chromium.complaints() == []
 
 
+def test_failures_say_why(chromium, page, tmp_path):
+    """The first finding of a file that ran out of memory has the figures of that moment."""
+    path = plain("frag_default", tmp_path)
+    drop(chromium, page, path)
+    timeline = neutracer.load(path).timeline()
+    event = next(i for i, e in enumerate(timeline.events) if e.action == "oom")
+    chromium.until("document.querySelector('#findings .notes').childElementCount", 4)
+    said = chromium.value("document.querySelector('#findings article').textContent")
+    holes = [b.size for b in timeline.at(event).blocks if b.state == "inactive"]
+    assert "though the device had room" in said
+    assert "what refused was a limit of the process" in said
+    assert f"{format_bytes(timeline.allocated[event])} were allocated then" in said
+    assert f"{format_bytes(sum(holes))} of the {format_bytes(timeline.reserved[event])}" in said
+    assert f"the largest {format_bytes(max(holes))}" in said
+    assert "that is fragmentation" in said
+
+
 def test_exports_give_files(chromium, page, tmp_path):
     drop(chromium, page, plain("frag_default", tmp_path))
     out = tmp_path / "out"
