@@ -298,7 +298,10 @@ const fitSoon = perFrame(() => {
   const scroll = document.querySelector("section:not([hidden]) .scroll");
   if (scroll) tell("--above", scroll, 16);
 });
-window.addEventListener("resize", fitSoon);
+window.addEventListener("resize", () => {
+  fitSoon();
+  if (app.state.tab === "settings" || app.state.tab === "compare") app.render();
+});
 
 const frozenChip = () => {
   const { held, event } = app.state;

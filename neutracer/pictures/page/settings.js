@@ -80,6 +80,13 @@ export const settings = (app) => {
     paintMap(map, shot, app.colours, one);
     drawSmall(byId(which ? "outcome-canvas" : "recorded-canvas"), app.colours, strip, map, HEIGHT);
   };
+  // Both pictures, as wide as the page is now and in its colours.
+  let pair = null;
+  const paint = () => {
+    if (!pair) return;
+    const top = Math.max(...pair.map(mostOf)) * 1.04;
+    pair.forEach((shot, which) => picture(which, shot, top));
+  };
   const sizeOf = () => ({
     width: Math.max(Math.min(Math.round(byId("recorded-canvas").parentElement.clientWidth), 1000), 60), height: 170,
   });
@@ -94,9 +101,8 @@ export const settings = (app) => {
     box.replaceChildren();
     row(box, "recorded", recorded.outcome);
     row(box, wanted.settings || "default settings", outcome, recorded.outcome);
-    const top = Math.max(mostOf(recorded.shot), mostOf(drawn)) * 1.04;
-    picture(0, recorded.shot, top);
-    picture(1, drawn, top);
+    pair = [recorded.shot, drawn];
+    paint();
     byId("outcome-caption").textContent = `under ${wanted.settings || "default settings"}`;
     box.dataset.took = String(Math.round(took));
     box.dataset.peak = String(outcome.peakReserved);
@@ -159,9 +165,10 @@ export const settings = (app) => {
   const draw = () => {
     if (app.state.tab !== "settings" || !app.trace) return;
     prepare();
+    paint();
     const { settings: inForce } = app.about;
     byId("in-force").replaceChildren();
     facts(byId("in-force"), [["PYTORCH_CUDA_ALLOC_CONF", inForce.text || "(default)"]]);
   };
-  return { draw, reset: () => { prepared = -1; conf.value = ""; byId("what-if-words").replaceChildren(); byId("fidelity").textContent = ""; } };
+  return { draw, reset: () => { prepared = -1; pair = null; conf.value = ""; byId("what-if-words").replaceChildren(); byId("fidelity").textContent = ""; } };
 };

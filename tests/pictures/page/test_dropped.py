@@ -379,6 +379,22 @@ def test_two_files_and_two_moments_are_compared(chromium, page, tmp_path):
     assert chromium.complaints() == []
 
 
+def test_outcomes_follow_theme_and_width(chromium, page, tmp_path):
+    """The two pictures of Settings are drawn anew for other colours and another width."""
+    drop(chromium, page, plain("frag_default", tmp_path))
+    chromium.click("[data-tab=settings]")
+    chromium.until("Boolean(document.getElementById('what-if-words').dataset.peak)")
+    pen = "document.getElementById('outcome-canvas').getContext('2d')"
+    corner = f"[...{pen}.getImageData(2, 2, 1, 1).data]"
+    dark = "(e => { e.value = 'dark'; e.dispatchEvent(new Event('change')); })"
+    chromium.value(f"{dark}(document.getElementById('theme'))")
+    chromium.until(f"Math.max(...{corner}.slice(0, 3)) < 80")
+    size = {"width": 600, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    chromium.call("Emulation.setDeviceMetricsOverride", **size)
+    chromium.until("document.documentElement.scrollWidth <= innerWidth")
+    chromium.until("document.getElementById('outcome-canvas').width <= 600")
+
+
 def test_failures_say_why(chromium, page, tmp_path):
     """The first finding of a file that ran out of memory has the figures of that moment."""
     path = plain("frag_default", tmp_path)
