@@ -65,6 +65,8 @@ typedef struct nt_page {
     uint32_t bands;     /* how many the strip has; 0 before they are set */
     nt_page_room rules; /* an nt_rule for each */
     nt_page_room roles; /* an nt_role for each event */
+    nt_page_room spans; /* of the backward passes, nt_span */
+    size_t span_count;
     uint32_t *step_edges;
     size_t step_count;
 } nt_page;

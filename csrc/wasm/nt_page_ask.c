@@ -143,8 +143,26 @@ NT_PAGE_EXPORT(layout) int32_t page_layout(int32_t event)
     return NT_OK;
 }
 
-/* What each allocation was for, and what each event's stack was doing: the columns
- * `rules` and `roles`, from what each frame says (16 bits a frame). */
+static nt_status
+ask_keep_passes(nt_page *page, const nt_passes *passes)
+{
+    size_t count;
+    const size_t events = nt_timeline_event_count(page->timeline);
+    const nt_span *spans = nt_passes_backward(passes, &count);
+    NT_TRY(nt_page_reserve(&page->spans, count * sizeof *spans + 1));
+    if (events != 0) {
+        memcpy(page->roles.data, nt_passes_roles(passes), events);
+    }
+    if (count != 0) {
+        memcpy(page->spans.data, spans, count * sizeof *spans);
+    }
+    page->span_count = count;
+    return NT_OK;
+}
+
+/* What each allocation was for, what each event's stack was doing, and where backward
+ * passes begin and end: the columns `rules`, `roles` and `passes`, from what each frame
+ * says (16 bits a frame). */
 NT_PAGE_EXPORT(categories)
 int32_t
 page_categories(const uint16_t *frames, uint32_t count)
@@ -157,11 +175,11 @@ page_categories(const uint16_t *frames, uint32_t count)
     nt_passes *passes = NULL;
     NT_TRY(nt_passes_new(&nt_page_memory, page->timeline, frames, count, &passes,
                          &nt_page_err));
-    if (events != 0) {
-        memcpy(page->roles.data, nt_passes_roles(passes), events);
+    nt_status status = ask_keep_passes(page, passes);
+    if (status == NT_OK) {
+        status = nt_categories_decide(&nt_page_memory, passes, page->rules.data,
+                                      &nt_page_err);
     }
-    const nt_status status =
-        nt_categories_decide(&nt_page_memory, passes, page->rules.data, &nt_page_err);
     nt_passes_free(passes);
     return status;
 }

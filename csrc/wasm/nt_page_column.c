@@ -38,7 +38,7 @@ static const column_entry column_entries[] = {
     EVENT(action, U8), EVENT(addr, U64), EVENT(size, U64), EVENT(stream, U64),
     EVENT(stack, U32), EVENT(time_us, I64), EVENT(device_free, U64),
     EVENT(pool_first, U64), EVENT(pool_second, U64), EVENT(compile_context, U32),
-    EVENT(user_metadata, U32),
+    EVENT(user_metadata, U32), EVENT(forward, U32),
     ALLOCATION(address, U64), ALLOCATION(size, U64), ALLOCATION(requested_size, U64),
     ALLOCATION(stream, U64), ALLOCATION(alloc_event, I32), ALLOCATION(free_event, I32),
     ALLOCATION(completed_event, I32), ALLOCATION(stack, U32),
@@ -137,6 +137,9 @@ column_find_other(const char *name, nt_page_column *out)
     } else if (strcmp(name, "rules") == 0 && page->timeline != NULL) {
         column_set(out, page->rules.data,
                    nt_timeline_allocations(page->timeline)->count, NT_PAGE_U8);
+    } else if (strcmp(name, "passes") == 0 && page->timeline != NULL) {
+        /* Two numbers a pass: its first event, and the one behind it. */
+        column_set(out, page->spans.data, 2 * page->span_count, NT_PAGE_I32);
     } else if (strcmp(name, "roles") == 0 && page->timeline != NULL) {
         column_set(out, page->roles.data, nt_timeline_event_count(page->timeline),
                    NT_PAGE_U8);

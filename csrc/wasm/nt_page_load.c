@@ -66,6 +66,7 @@ nt_page_clear_timeline(nt_page *page)
     page_release(&page->codes);
     page_release(&page->rules);
     page_release(&page->roles);
+    page_release(&page->spans);
     nt_timeline_free(page->timeline);
     *page = (nt_page){.snapshot = page->snapshot};
 }

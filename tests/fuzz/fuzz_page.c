@@ -121,7 +121,7 @@ check_columns(void)
         "block.requested_size", "block.state", "block.stack",
         "annotation.stage", "annotation.name", "annotation.device",
         "annotation.time_us", "stack.innermost", "stack.parent", "frame",
-        "event.row", "axis.states", "axis.ranges", "rules", "roles", "steps",
+        "event.row", "axis.states", "axis.ranges", "rules", "roles", "passes", "steps",
         "no such column"};
     /* clang-format on */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -6,12 +6,14 @@ import { makeBands } from "./bands.js";
 import { blockFacts, lanesOf, momentFacts, rangeHolders } from "./moments.js";
 import { makeLists } from "./lists_worker.js";
 import { flameOf, layoutOf } from "./shapes.js";
-import { columnsOf, makeTexts } from "./trace.js";
+import { NONE, columnsOf, makeTexts } from "./trace.js";
 import { makeWhatIf } from "./replay.js";
 
 // Questions that need no device's trace, and those that need axes beside it.
 const WITHOUT_TRACE = ["device", "memory", "save"];
-const ON_AXES = ["draw", "at", "place", "highest", "moment", "block", "range"];
+const ON_AXES = ["draw", "at", "place", "highest", "moment", "block", "range", "lanes"];
+// nt_role of the events that begin a backward pass.
+const SEED = 4;
 const METRICS = ["allocated", "active", "reserved", "requested"];
 
 // The figures of `facts` in csrc/wasm/nt_page_ask.c, by name.
@@ -58,7 +60,7 @@ export const makeAnswers = (core, rules, about) => {
     core.call("replay", number);
     ctx.device = number;
     ctx.facts = factsOf(core);
-    ctx.stepsHow = null;
+    Object.assign(ctx, { stepsHow: null, passes: [], isNamed: false });
     const c = ctx.columns();
     const first = c.e.time_us ? c.e.time_us.at(0) : 0;
     const last = c.events && c.e.time_us ? c.e.time_us.at(c.events - 1) : 0;
@@ -87,7 +89,36 @@ export const makeAnswers = (core, rules, about) => {
     // What the process's own tensors said of its blocks counts above the rules.
     const decided = core.column("rules")?.view;
     for (const [row, rule] of about.told?.[ctx.device] ?? []) decided[row] = rule;
-    return { isKnown: ctx.bands.isKnown() };
+    const c = ctx.columns();
+    ctx.passes = passesOf(c);
+    ctx.isNamed = ctx.passes.length > 0 || Boolean(c.e.forward);
+    return { isKnown: ctx.bands.isKnown(), isNamed: ctx.isNamed };
+  };
+
+  // The place of what was allocated without a stack: the forward operation's, or the line that
+  // began the backward pass it was in.
+  const stackless = (c, event) => {
+    if (event < 0) return texts.unknown;
+    const forward = c.e.forward ? c.e.forward.view[event] : NONE;
+    const place = forward === NONE ? texts.unknown : texts.forwardPlace(forward);
+    if (place !== texts.unknown) return place;
+    const pass = ctx.passes.findLast(({ begin }) => begin <= event);
+    return pass && event < pass.end ? pass.place : texts.unknown;
+  };
+  ctx.placeOfRow = (c, row) => {
+    const place = texts.placeOf(c.a.stack.view[row]);
+    return place === texts.unknown && ctx.isNamed ? stackless(c, c.a.alloc_event.view[row]) : place;
+  };
+  // The backward passes of which it is known who began them.
+  const passesOf = (c) => {
+    const found = [];
+    for (let k = 0; c.passes && k < c.passes.length; k += 2) {
+      const [begin, end] = [c.passes[k], c.passes[k + 1]];
+      let seed = begin;
+      while (seed < end && c.roles[seed] !== SEED) seed++;
+      if (seed < end && c.e.stack.view[seed] !== NONE) found.push({ begin, end, place: texts.callerPlace(c.e.stack.view[seed]) });
+    }
+    return found;
   };
 
   const axes = ({ byTime, raw }) => {

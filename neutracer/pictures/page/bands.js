@@ -29,7 +29,9 @@ export const makeBands = (ctx) => {
   };
 
   const byPlaces = (c) => {
-    const keyOf = (row) => texts.placeOf(c.a.stack.view[row]);
+    const keyOf = (row) => ctx.placeOfRow(c, row);
+    // Places that rows alone name are made on the way.
+    for (let row = 0; ctx.isNamed && row < c.rows; row++) keyOf(row);
     const weight = weights(c, keyOf, texts.places.length);
     const order = [...weight.keys()].filter((key) => weight[key] > 0).sort((a, b) => weight[b] - weight[a]);
     const shown = order.slice(0, PLACES);

@@ -55,7 +55,13 @@ export const makeLists = (ctx) => {
       alive: (event) => (row) => isAllocated(c.a, row, event),
       textTest: (text) => {
         const has = texts.stackTest(text);
-        return (row) => has(c.a.stack.view[row]);
+        const isIn = (place) => texts.nameOf(place).toLowerCase().includes(text);
+        const inUnknown = isIn(texts.unknown);
+        return (row) => {
+          const stack = c.a.stack.view[row];
+          if (texts.placeOf(stack) !== texts.unknown) return has(stack);
+          return isIn(ctx.placeOfRow(c, row)) || (!inUnknown && has(stack));
+        };
       },
     };
   };
@@ -100,8 +106,8 @@ export const makeLists = (ctx) => {
     allocations: [
       ["size", (c, r) => bytes(c.a.size.at(r)), (c) => (r) => c.a.size.at(r)],
       ["asked", (c, r) => bytes(c.a.requested_size.at(r)), (c) => (r) => c.a.requested_size.at(r)],
-      ["allocated by", (c, r) => texts.nameOf(texts.placeOf(c.a.stack.view[r])),
-        (c) => { const rank = placeRanks(); return (r) => rank[texts.placeOf(c.a.stack.view[r])]; }],
+      ["allocated by", (c, r) => texts.nameOf(ctx.placeOfRow(c, r)),
+        (c) => { const rank = placeRanks(); return (r) => rank[ctx.placeOfRow(c, r)]; }],
       ["made at", (c, r) => seen(c.a.alloc_event.view[r]), (c) => (r) => c.a.alloc_event.view[r]],
       ["freed at", (c, r) => (c.a.free_event.view[r] === -1 ? "kept" : seen(c.a.free_event.view[r])),
         (c) => (r) => (c.a.free_event.view[r] === -1 ? c.events : c.a.free_event.view[r])],
@@ -162,7 +168,7 @@ export const makeLists = (ctx) => {
       if (freed === -2 || c.states.at(made + 1) >= x1 || c.states.at(end) < x0) continue;
       lines.push([c.a.size.at(row), c.a.requested_size.at(row), `0x${c.a.address.big(row).toString(16)}`,
         c.a.stream.big(row), made, freed, rules.categories[ctx.bands.categoryOf(c, row)],
-        quoted(texts.nameOf(texts.placeOf(c.a.stack.view[row])))].join(","));
+        quoted(texts.nameOf(ctx.placeOfRow(c, row)))].join(","));
     }
     return { text: `${lines.join("\n")}\n` };
   };

@@ -151,6 +151,8 @@ const turnTo = async (device, isShown = true) => {
   app.moved();
   if (isShown) parts.overview.now();
   await Promise.all([settle(), setLanes()]);
+  // What has no stack has a place by now, where a backward pass says whose it was.
+  if (trace.isNamed) { app.serial += 1; await setBands(); app.show(); }
   if (trace.ooms.length && !toldOf(device)) drawFindings(app, ownFindings(app, await failures(app)));
   parts.lists.reset();
   if (isShown) parts.overview.now();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One moment, one block, one range: figures, who holds what, and the lanes over time.
 
-import { NONE, poolWords } from "./trace.js";
+import { NONE, isAllocated, poolWords } from "./trace.js";
 
 const SHOWN = 12;
 const MOST_LANE = 4000;
@@ -37,9 +37,25 @@ export const holdersAt = (ctx, event) => {
   return found;
 };
 
+// Of what has no stack, what the backward passes or the forward operations name.
+const nameStackless = (ctx, event, places) => {
+  const { unknown } = ctx.texts;
+  if (!ctx.isNamed || !places.has(unknown)) return;
+  const c = ctx.columns();
+  for (let row = 0; row < c.rows && c.a.alloc_event.view[row] <= event; row++) {
+    if (!isAllocated(c.a, row, event) || ctx.texts.placeOf(c.a.stack.view[row]) !== unknown) continue;
+    const place = ctx.placeOfRow(c, row);
+    if (place === unknown) continue;
+    add(places, place, c.a.size.at(row));
+    add(places, unknown, -c.a.size.at(row), -1);
+  }
+  if (!places.get(unknown)[1]) places.delete(unknown);
+};
+
 export const holdersBy = (ctx, event) => {
   const places = new Map();
   for (const [stack, size, count] of holdersAt(ctx, event)) add(places, ctx.texts.placeOf(stack), size, count);
+  nameStackless(ctx, event, places);
   ctx.core.exports.rule_sums(event);
   const sums = ctx.core.answer(0).view;
   const categories = new Map();
@@ -144,7 +160,7 @@ export const blockFacts = (ctx, row) => {
     row, made, freed, done, size: a.size.at(row), asked: a.requested_size.at(row), stream: String(a.stream.big(row)),
     address: `0x${a.address.big(row).toString(16)}`, madeTime: time(made), freedTime: time(freed),
     x0: ctx.positionOf(Math.max(made, -1)), x1: ctx.positionOf(freed >= 0 ? freed : c.events),
-    y: yOf(ctx, a.address.at(row)), place: texts.nameOf(texts.placeOf(stack)),
+    y: yOf(ctx, a.address.at(row)), place: texts.nameOf(ctx.placeOfRow(c, row)),
     pool: segment < 0 ? "unknown"
       : poolWords(c.s.kind.view[segment], c.s.pool_first.at(segment), c.s.pool_second.at(segment)),
     category: rules.categories[ctx.bands.categoryOf(c, row)], why: rule ? rule[1][1] : "",
@@ -175,7 +191,7 @@ export const rangeHolders = (ctx, { x0, x1 }) => {
     const to = Math.min(states.at(freed === -1 ? c.events + 1 : freed + 1), x1);
     if (to < from) continue;
     const held = (a.size.at(row) * (to - from)) / span;
-    add(places, ctx.texts.placeOf(a.stack.view[row]), held);
+    add(places, ctx.placeOfRow(c, row), held);
     add(categories, ctx.bands.categoryOf(c, row), held);
   }
   const found = ranked(places, placeWords(ctx.texts));

@@ -12,7 +12,10 @@ const ALLOCATION = ["address", "size", "requested_size", "stream", "alloc_event"
 const SEGMENT = ["address", "size", "stream", "pool_first", "pool_second", "kind", "is_expandable",
   "alloc_event", "free_event", "stack"].map((name) => `segment.${name}`);
 const EVENT = ["action", "addr", "size", "stream", "stack", "time_us", "device_free", "row",
-  "compile_context", "user_metadata"].map((name) => `event.${name}`);
+  "compile_context", "user_metadata", "forward"].map((name) => `event.${name}`);
+
+// A frame as Python's traceback module writes it.
+const TRACEBACK = /File "([^"\n]+)", line (\d+)(?:, in ([^\n]+))?/g;
 
 export const whereOf = (file, line) => (line > 0 ? `${baseName(file)}:${line}` : baseName(file));
 
@@ -54,6 +57,26 @@ export const makeTexts = (core, rules, renamed = {}) => {
     placeOfStack[id] = number([clean(name), clean(file), line, clean(caller)]);
   }
   const placeOf = (stack) => (stack === NONE ? unknown : placeOfStack[stack]);
+  // The line of the forward operation whose backward allocates, from its stack as texts.
+  const forwards = new Map();
+  const forwardPlace = (stack) => {
+    if (forwards.has(stack)) return forwards.get(stack);
+    let written = "";
+    for (let id = stack; id; id = parent[id]) written += frame(innermost[id]).name;
+    let at = origins.nothing;
+    for (const [, file, line, name] of written.matchAll(TRACEBACK)) {
+      at = origins.furtherIn(at, { file, line: Number(line.slice(0, 18)), name: name ?? "" });
+    }
+    const [name, file, line, caller] = origins.placeOf(at);
+    const place = file ? number([clean(`backward of ${name}`.trimEnd()), clean(file), line, clean(caller)]) : unknown;
+    forwards.set(stack, place);
+    return place;
+  };
+  // The place of a stack that called backward().
+  const callerPlace = (stack) => {
+    const [, file, line, caller] = places[placeOf(stack)];
+    return number(["backward pass", file, line, caller]);
+  };
   const nameOf = (place) => {
     const [name, file, line, caller] = places[place];
     const where = file ? `${name} ${whereOf(file, line)}` : name;
@@ -86,6 +109,7 @@ export const makeTexts = (core, rules, renamed = {}) => {
   }
   return {
     raw, text, frame, innermost, parent, places, placeOf, nameOf, framesOf, stackTest, said, actions, unknown,
+    forwardPlace, callerPlace,
   };
 };
 
@@ -99,7 +123,7 @@ export const columnsOf = (core) => {
   return {
     a, s, e, rows: a.size?.length ?? 0, segments: s.size?.length ?? 0, events: e.action?.length ?? 0,
     rules: core.column("rules")?.view ?? null, roles: core.column("roles")?.view ?? null,
-    states: core.column("axis.states"),
+    states: core.column("axis.states"), passes: core.column("passes")?.view ?? null,
   };
 };
 

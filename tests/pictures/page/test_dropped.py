@@ -10,7 +10,6 @@ import lzma
 import math
 import pickle
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -177,13 +176,11 @@ def check_moment(core, timeline, event):
     layout = timeline.at(event)
     holes = [block.size for block in layout.blocks if block.state == "inactive"]
     assert moment["largestHole"] == max(holes, default=0)
-    # What has no stack is one place on the page, which says at a block who called backward().
-    mine_by: Counter[str] = Counter()
-    for holder in timeline.holders(event, by="place", limit=None):
-        nameless = holder.key.startswith("backward ")
-        mine_by["(no Python stack)" if nameless else str(holder.key)] += holder.bytes
-    mine = sorted(mine_by.values())
+    held = timeline.holders(event, by="place", limit=None)
+    mine = sorted(holder.bytes for holder in held)
     assert sorted(entry["bytes"] for entry in moment["places"]) == mine
+    backward = {h.bytes for h in held if str(h.key).startswith("backward ")}
+    assert {e["bytes"] for e in moment["places"] if e["name"].startswith("backward ")} == backward
     told = by_name((e["name"], e["bytes"], e["count"]) for e in moment["categories"])
     wanted = timeline.categories.live(event)
     assert told == by_name((name.replace("_", " "), size, n) for name, size, _, n in wanted)
@@ -377,6 +374,27 @@ def test_two_files_and_two_moments_are_compared(chromium, page, tmp_path):
     assert held
     chromium.until(f"{words}.includes({format_bytes(max(held.values()))!r})")
     assert chromium.complaints() == []
+
+
+def test_backward_blocks_have_the_line_of_their_forward(core, tmp_path):
+    """Also through the columns that a page of a file holds."""
+    program = one_program()
+    forward = ['  File "/srv/model.py", line 12, in forward\n    return self.linear(x)\n']
+    trace = next(trace for trace in program["device_traces"] if trace)
+    for entry in trace:
+        if entry["action"] == "alloc":
+            entry.update(frames=[], forward_frames=forward)
+    snap = neutracer.load(pickle.dumps(program))
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(packed_columns(snap)))
+    core.choose("#own", packed)
+    core.answer("openOwn({ isOwn: true })")
+    assert saved(core) == snap.to_bytes()
+    (device,) = (number for number in snap.devices if snap.trace_length(number))
+    check_device(core, snap, device)
+    event = snap.timeline(device).peak("allocated").event
+    places = asked(core, "moment", event=event, all=True)["places"]
+    assert [entry["name"] for entry in places] == ["backward of forward model.py:12"]
 
 
 def test_outcomes_follow_theme_and_width(chromium, page, tmp_path):
