@@ -248,6 +248,59 @@ def late_rise(rng: random.Random) -> Series:
     return [one + height * min(max((s - at + 1) / width, 0.0), 1.0) for s, one in enumerate(found)]
 
 
+@family("steady", held_out=True)
+def walk_with_momentum(rng: random.Random) -> Series:
+    """What it did last it does again, by half, up as well as down."""
+    level, count = _level(rng), rng.randint(60, 400)
+    size, value, change = level * rng.choice((0.0005, 0.001)), level, 0.0
+    found = []
+    for _ in range(count):
+        change = 0.5 * change + rng.gauss(0.0, size)
+        value = max(value + change, 0.0)
+        found.append(value)
+    return found
+
+
+@family("steady", held_out=True)
+def walk_in_noise(rng: random.Random) -> Series:
+    """A level that wanders, and around it what each batch takes."""
+    level, count = _level(rng), rng.randint(40, 400)
+    size, value = level * rng.choice((0.0005, 0.001)), level
+    found = []
+    for _ in range(count):
+        value += rng.gauss(0.0, size)
+        found.append(max(value + rng.gauss(0.0, 2.0 * size), 0.0))
+    return found
+
+
+@family("steady", held_out=True)
+def walk_with_wild_days(rng: random.Random) -> Series:
+    """Its changes are of Student's t with three degrees, and larger for a while."""
+    level, count = _level(rng), rng.randint(40, 400)
+    size, value = level * 0.0008, level
+    first = rng.randrange(count)
+    found = []
+    for at in range(count):
+        wide = 4.0 if first <= at < first + count // 5 else 1.0
+        square = sum(rng.gauss(0.0, 1.0) ** 2 for _ in range(3)) / 3
+        value = max(value + wide * size * rng.gauss(0.0, 1.0) / math.sqrt(square), 0.0)
+        found.append(value)
+    return found
+
+
+@family("steady", held_out=True)
+def level_that_lingers(rng: random.Random) -> Series:
+    """It comes back to its level, but takes 30 to 100 steps for it."""
+    level, count = _level(rng), rng.randint(60, 400)
+    memory, size = 1 - 1 / rng.uniform(30, 100), level * 0.001
+    value = rng.gauss(0.0, size) / math.sqrt(1 - memory * memory)
+    found = []
+    for _ in range(count):
+        value = memory * value + rng.gauss(0.0, size)
+        found.append(max(level + value, 0.0))
+    return found
+
+
 # ---- leaks, looked at -----------------------------------------------------------------------
 
 
@@ -352,3 +405,41 @@ def leak_among_levels(rng: random.Random) -> Series:
     high = level * rng.uniform(0.01, 0.1)
     each = high * rng.uniform(0.03, 0.1)
     return [level + each * at + (high if rng.random() < 0.4 else 0.0) for at in range(count)]
+
+
+@family("leak", held_out=True)
+def walk_with_drift(rng: random.Random) -> Series:
+    """It wanders, and each step leaves half of what a step changes it by."""
+    level, count = _level(rng), rng.randint(100, 400)
+    size, value = level * rng.choice((0.0005, 0.001)), level
+    found = []
+    for _ in range(count):
+        value += rng.gauss(0.5 * size, size)
+        found.append(value)
+    return found
+
+
+@family("leak", held_out=True)
+def leak_in_long_noise(rng: random.Random) -> Series:
+    """0.15 % a step and more, in noise of 0.3 % that remembers between 0.8 and 0.95."""
+    level, count = _level(rng), rng.randint(100, 300)
+    memory, size = rng.uniform(0.8, 0.95), 0.003 * level
+    each, value = level * rng.uniform(0.0015, 0.005), 0.0
+    found = []
+    for at in range(count):
+        value = memory * value + rng.gauss(0.0, size)
+        found.append(level + value + each * at)
+    return found
+
+
+@family("leak", held_out=True)
+def leak_in_wild_noise(rng: random.Random) -> Series:
+    """What each batch takes besides is of Student's t with three degrees."""
+    level, count = _level(rng), rng.randint(60, 300)
+    each, size = level * rng.uniform(0.001, 0.005), level * 0.002
+    found = []
+    for at in range(count):
+        square = sum(rng.gauss(0.0, 1.0) ** 2 for _ in range(3)) / 3
+        noise = size * rng.gauss(0.0, 1.0) / math.sqrt(square)
+        found.append(max(level + each * at + noise, 0.0))
+    return found

@@ -138,9 +138,12 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
         const bool by_jumps = cuts->count > TREND_SEVERAL;
         nt_trend_find_steps(w, y, left, cuts);
         trend_test(w, y, left, cuts, out);
-        const double memory = by_jumps ? nt_trend_memory(y, left, &none) : out->memory;
-        out->score = nt_trend_as_walk(w, y, w->raw + out->warmup, left, &jumps, memory,
-                                      out->score);
+        const nt_trend_doubted of = {
+            .memory = by_jumps ? nt_trend_memory(y, left, &none) : out->memory,
+            .level = by_jumps ? &none : cuts,
+            .is_later = out->warmup > 0};
+        out->score =
+            nt_trend_as_walk(w, y, w->raw + out->warmup, left, &jumps, &of, out->score);
     }
 }
 
@@ -193,7 +196,8 @@ trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
     out->noise = nt_trend_noise(w, x, n, &centre);
     out->bursts = n < 4 ? 0 : nt_trend_bridge(w, x, n, out->noise);
     out->warmup = find_warmup ? nt_trend_warmup(w, x, n) : 0;
-    nt_trend_find_teeth(w, x + out->warmup, n - out->warmup, out->noise, falls, out);
+    nt_trend_find_teeth(w, x + out->warmup, w->raw + out->warmup, n - out->warmup,
+                        out->noise, falls, out);
     if (out->teeth < 2) {
         trend_settle(w, x, n, &cuts, out);
     }

@@ -12,7 +12,7 @@ enum { NT_TREND_FEW = 8 };
  */
 typedef struct trend_work {
     nt_alloc alloc;
-    size_t capacity; /* points */
+    size_t capacity; /* points; two where there is one */
     double *z;       /* without what it remembers */
     double *scratch; /* for medians */
     double *change;  /* from one point to the next */
@@ -21,6 +21,8 @@ typedef struct trend_work {
     size_t pair_capacity;
     size_t bridged; /* points that lie on a line drawn over a burst */
     double doubt;   /* as nt_trend_look_back takes it */
+    /* Whether what was bridged is falls as well as rises, as a walk has them. */
+    bool goes_both_ways;
 } trend_work;
 
 /* nt_trend_rank.c: ranks and medians. */
@@ -70,10 +72,11 @@ nt_trend_test(trend_work *w, const double *y, size_t n, double memory, double in
 double
 nt_trend_noise(trend_work *w, const double *y, size_t n, double *centre);
 
-/* Finds a saw-tooth in y; its falls stand in falls[0 .. teeth - 1]. */
+/* Finds a saw-tooth in y, which is `raw` with its bursts bridged; its falls stand in
+ * falls[0 .. teeth - 1]. */
 void
-nt_trend_find_teeth(trend_work *w, const double *y, size_t n, double noise,
-                    size_t *falls, nt_trend *out);
+nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
+                    double noise, size_t *falls, nt_trend *out);
 
 /* Bridges rises and falls of y that are taken back soon; returns how many, and counts
  * their points in w->bridged. */
@@ -130,16 +133,27 @@ nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *
 
 /* nt_trend_doubt.c: what looks like growth and is none. */
 
+/* A score above which growth is believed: beyond it lies 0.003 of the normal
+ * distribution, which is diagnose/leaks/verdict.py's ALPHA. */
+#define NT_TREND_SURE 2.748
+
+/* What nt_trend_as_walk is told of the points besides. */
+typedef struct nt_trend_doubted {
+    double memory;           /* the level and a line taken off */
+    const trend_cuts *level; /* where that changed */
+    bool is_later;           /* points before them were set aside */
+} nt_trend_doubted;
+
 /*
  * The score of y[0 .. n - 1] with jumps at cuts, or, where y may be a walk, which has
- * no level to return to, how far its changes are from rising as often and as far as
- * they fall, if that is less: by their mean, or, where single changes are large, by
- * their signed ranks. A burst that was bridged, where y is not `raw`, counts as one
+ * no level to return to, how far the mean of its changes is from 0, whatever they
+ * remember, if that is less. It is on the same scale: a walk without drift seldom comes
+ * above NT_TREND_SURE. A burst that was bridged, where y is not `raw`, counts as one
  * change: the points on the bridge nobody made.
  */
 double
 nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
-                 const trend_cuts *cuts, double memory, double score);
+                 const trend_cuts *cuts, const nt_trend_doubted *of, double score);
 
 /* Whether y, which grows, did so early rather than late, or has stopped: its changes,
  * put into another order, seldom lie so. */

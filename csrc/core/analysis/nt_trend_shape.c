@@ -14,10 +14,16 @@
 #define TREND_FALL_SHARE 0.25
 #define TREND_RISE_SHARE 0.5
 
+/* A rise of so much of a fall is as large. */
+#define TREND_AT_ONCE 0.5
+
 /* A warm-up ends at once with a change of so many spreads of the rest: one that comes
  * nearer by at most a factor of e a step, and is within a spread of its end, has no
  * more than 1.7 of these in its last change. */
 #define TREND_ABRUPT 4.0
+
+/* Two falls that are not at once end at the same level, but for so much of a fall. */
+#define TREND_SAME_LEVEL 0.05
 
 static double
 trend_size(double x)
@@ -71,18 +77,20 @@ nt_trend_bridge(trend_work *w, double *y, size_t n, double noise)
     const size_t reach = n / 8 < 3 ? 3 : n / 8;
     double centre;
     (void)nt_trend_noise(w, y, n, &centre);
-    size_t bursts = 0;
+    size_t bursts = 0, dips = 0;
     w->bridged = 0;
     /* The short ones first: else what lies between two bursts is taken for one. */
     for (size_t width = 1; width <= reach; width++) {
         for (size_t at = 1; at + width < n; at++) {
             if (trend_returns(w, y, at, at + width, centre, noise)) {
+                dips += y[at] < y[at - 1];
                 trend_draw(w, y, at, at + width);
                 w->bridged += width;
                 bursts++;
             }
         }
     }
+    w->goes_both_ways = bursts >= 2 && 4 * dips >= bursts && 4 * dips <= 3 * bursts;
     return bursts;
 }
 
@@ -172,12 +180,23 @@ trend_base(trend_work *w, const double *y, const size_t *falls, double noise,
     }
 }
 
+/* Whether y rises at once by so much as often as it falls: a walk does, garbage not. */
+static bool
+trend_rises_at_once(const double *y, size_t n, const nt_trend *out)
+{
+    size_t rises = 0;
+    for (size_t i = 1; i < n; i++) {
+        rises += y[i] - y[i - 1] > TREND_AT_ONCE * out->tooth;
+    }
+    return rises >= out->teeth;
+}
+
 void
-nt_trend_find_teeth(trend_work *w, const double *y, size_t n, double noise,
-                    size_t *falls, nt_trend *out)
+nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
+                    double noise, size_t *falls, nt_trend *out)
 {
     const double least = TREND_FALL_SHARE * trend_range(w, y, n);
-    size_t from = 0, rises = 0;
+    size_t from = 0, rises = 0, gradual = 0;
     double *depths = w->z, *slopes = w->change;
     out->teeth = 0;
     for (size_t i = 1; i < n; i++) {
@@ -185,8 +204,10 @@ nt_trend_find_teeth(trend_work *w, const double *y, size_t n, double noise,
             continue;
         }
         const size_t top = i - 1;
+        double once = y[top] - y[i];
         while (i + 1 < n && y[i + 1] < y[i]) {
             i++;
+            once = y[i - 1] - y[i] > once ? y[i - 1] - y[i] : once;
         }
         const double depth = y[top] - y[i];
         if (depth <= least || depth <= TREND_FALL * noise) {
@@ -195,12 +216,19 @@ nt_trend_find_teeth(trend_work *w, const double *y, size_t n, double noise,
         if (trend_climbs(y, from, top, depth) && y[i] <= y[from] + 0.5 * depth) {
             depths[out->teeth] = depth;
             falls[out->teeth++] = i;
+            gradual += once < TREND_AT_ONCE * depth;
             slopes[rises++] = (y[top] - y[from]) / (double)(top - from);
         }
         from = i;
     }
     if (out->teeth >= 2) {
         out->tooth = nt_trend_median(depths, out->teeth, w->scratch);
+        const double apart = trend_size(y[falls[1]] - y[falls[0]]);
+        if ((out->teeth == 2 && gradual > 0 && apart > TREND_SAME_LEVEL * out->tooth) ||
+            trend_rises_at_once(w->goes_both_ways ? raw : y, n, out)) {
+            out->teeth = 0;
+            return;
+        }
         out->tooth_slope = nt_trend_median(slopes, rises, w->scratch);
         trend_base(w, y, falls, noise, out);
     }

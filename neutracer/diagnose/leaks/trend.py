@@ -189,8 +189,11 @@ def leak_trend(
     take a sudden change of the level for growth. The slope is Theil-Sen's (Sen, JASA 63,
     1968) and its test Mann-Kendall's, after the memory of the series (its autocorrelation, up
     to 0.9 for short ones) was taken off (Yue and others, Hydrological Processes 16, 2002);
-    both also use what the first step says (Prais and Winsten, Cowles Commission 383, 1954). A
-    series of more than 1,024 steps is first put into bins.
+    both also use what the first step says (Prais and Winsten, Cowles Commission 383, 1954). What
+    may be a walk must besides have a drift: a mean of its changes that is three standard errors
+    above 0 (fewer below a hundred steps), by a variance that allows for what changes remember of
+    each other (Newey and West, Econometrica 55, 1987; Kiefer and Vogelsang, Econometric Theory
+    21, 2005). A series of more than 1,024 steps is first put into bins.
 
     Args:
         source: One of

@@ -473,6 +473,46 @@ def test_walks_that_rest_between_moves_are_no_leak() -> None:
     assert found["leak"] <= 4
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("around", [0.0, 2.0])
+def test_walks_without_drift_are_no_leak(momentum: float, around: float) -> None:
+    """Whether a change remembers the last one, or each batch takes something besides."""
+    rng = random.Random(f"walk {momentum} {around}")
+    leaks = 0
+    for _ in range(200):
+        value, change, series = float(LEVEL), 0.0, []
+        for _ in range(rng.randint(100, 400)):
+            change = momentum * change + rng.gauss(0.0, 0.001 * LEVEL)
+            value += change
+            series.append(round(value + rng.gauss(0.0, around * 0.001 * LEVEL)))
+        leaks += leak_trend(series).verdict == "leak"
+    # One of 200 by chance, and four more for the chance of these 200.
+    assert leaks <= 5
+
+
+def test_walks_with_drift_are_leaks() -> None:
+    rng = random.Random("drift")
+    found = 0
+    for _ in range(100):
+        value, series = float(LEVEL), []
+        for _ in range(200):
+            value += rng.gauss(0.0005 * LEVEL, 0.001 * LEVEL)
+            series.append(round(value))
+        found += leak_trend(series).verdict == "leak"
+    # 97 of a hundred, and four fewer for the chance of these hundred.
+    assert found >= 93
+
+
+def test_levels_that_switch_and_grow_are_leaks() -> None:
+    """Bursts that go both ways, as a walk has them, around a line."""
+    rng = random.Random("levels")
+    found = 0
+    for _ in range(50):
+        series = [LEVEL + (at + (20 if rng.random() < 0.4 else 0)) * MIB for at in range(150)]
+        found += leak_trend(series).verdict == "leak"
+    assert found == 50
+
+
 @pytest.mark.parametrize(("layers", "has_graph"), [(0, False), (1, False), (2, True)])
 def test_graphs_are_named_where_seen(layers: int, has_graph: bool) -> None:
     inside = [{"name": "forward", "filename": "model.py", "line": 7 + n} for n in range(layers)]
