@@ -6,7 +6,8 @@
     python tests/gpu/rehearsal/kernels_truth.py compare OUT.json [--worst 20]       needs none
 
 `record` makes small real calls under PyTorch's recorder and writes one file: {"card",
-"capability", "torch", "cuda", "cudnn", "cases", "calls", "skipped"}. A case is {"name", "peak":
+"capability", "torch", "cuda", "cudnn", "cases", "calls", "skipped"}. It goes on after a case that
+ends its process or hangs, and says which that was. A case is {"name", "peak":
 the bytes that it took at the most, "ops": how often each operator ran}. A call is as `measure.py`
 has it: {"op", "args", "kwargs", "outs", "events"}, with the names of the cases that made it; calls
 that allocate nothing are left out. `compare` makes the same calls on fake tensors on the card that
@@ -17,9 +18,10 @@ that they give, or neither; and the cases whose operators were others than on th
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
 import json
-import os
+import subprocess
 import sys
 import threading
 import time
@@ -39,6 +41,8 @@ from measure import FLOATS, Calls, back, rand
 D = "cuda"
 Case = tuple[str, Callable[[], Any]]
 _MOST_BYTES = 9 << 20
+# Seconds without a new case after which a case counts as hanging; the first takes torch's start.
+_HANGS = 40.0
 
 HALF, FULL = torch.bfloat16, torch.float32
 
@@ -564,50 +568,46 @@ FAMILIES: tuple[tuple[Callable[[], Iterator[Case]], float], ...] = (
 
 
 class Record:
-    """What was measured so far."""
+    """What was measured so far: one line of JSON for each case, in the order of cases."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.cases: list[dict[str, Any]] = []
-        self.calls: dict[str, dict[str, Any]] = {}
-        self.skipped: list[str] = []
 
-    def add(self, names: list[str], owner: list[int], mode: Calls, trace: list[Any]) -> None:
-        """Keep a family's calls: of those that differ in nothing one."""
+    def add(self, index: int, case: dict[str, Any], mode: Calls, trace: list[Any]) -> None:
+        """Keep a case with its calls: of those that differ in nothing one."""
+        calls: dict[str, dict[str, Any]] = {}
         for number, events in _events(mode.calls, trace).items():
             call = {key: value for key, value in mode.calls[number].items() if key != "places"}
             call["events"] = events
-            key = json.dumps([call["op"], call["args"], call["kwargs"], events])
-            kept = self.calls.setdefault(key, {**call, "cases": []})
-            name = names[owner[number]]
-            if name not in kept["cases"] and len(kept["cases"]) < 3:
-                kept["cases"].append(name)
+            calls.setdefault(json.dumps([call["op"], call["args"], call["kwargs"], events]), call)
+        with self.out.open("a") as lines:
+            lines.write(json.dumps({"index": index, "case": case, "calls": list(calls.values())}))
+            lines.write("\n")
 
-    def write(self) -> None:
-        properties = torch.cuda.get_device_properties(0)
-        facts: dict[str, Any] = {
-            "card": properties.name,
-            "capability": [properties.major, properties.minor],
-            "processors": properties.multi_processor_count,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "cases": self.cases,
-            "skipped": self.skipped,
-            "calls": list(self.calls.values()),
-        }
+
+def joined(lines: Path, facts: dict[str, Any], out: Path) -> dict[str, Any]:
+    """One file of all cases; what takes nothing besides its results goes first if it is large."""
+    cases, calls = [], dict[str, dict[str, Any]]()
+    for line in lines.read_text().splitlines() if lines.is_file() else ():
+        one = json.loads(line)
+        cases.append(one["case"])
+        for call in one["calls"]:
+            key = json.dumps([call["op"], call["args"], call["kwargs"], call["events"]])
+            kept = calls.setdefault(key, {**call, "cases": []})
+            kept["cases"] = [*kept["cases"], one["case"]["name"]][:3]
+    facts |= {"cases": cases, "calls": list(calls.values())}
+    text = json.dumps(facts, separators=(",", ":"))
+    if len(text) > _MOST_BYTES:
+        facts["calls"] = [
+            call
+            for call in facts["calls"]
+            if any(len(event) == 3 and not event[2] for event in call["events"])
+        ]
         text = json.dumps(facts, separators=(",", ":"))
-        if len(text) > _MOST_BYTES:
-            # What takes nothing besides its results says least.
-            facts["calls"] = [
-                call
-                for call in facts["calls"]
-                if any(len(event) == 3 and not event[2] for event in call["events"])
-            ]
-            text = json.dumps(facts, separators=(",", ":"))
-        made = self.out.with_suffix(".part")
-        made.write_text(text)
-        made.replace(self.out)
+    made = out.with_suffix(".part")
+    made.write_text(text)
+    made.replace(out)
+    return facts
 
 
 def _events(calls: list[dict[str, Any]], trace: list[Any]) -> dict[int, list[Any]]:
@@ -630,56 +630,118 @@ def _events(calls: list[dict[str, Any]], trace: list[Any]) -> dict[int, list[Any
     return {number: mine for number, mine in events.items() if mine}
 
 
-def record(family: Callable[[], Iterator[Case]], seconds: float, found: Record) -> None:
-    """Run the cases of a family for so long, and keep what they took."""
+def record(name: str, case: Callable[[], Any], index: int, found: Record) -> str:
+    """Run a case, and keep what it took; why it failed, or nothing."""
     torch.cuda.memory._record_memory_history(context=None)
-    mode, began = Calls(), time.perf_counter()
-    names: list[str] = []
-    owner: list[int] = []
-    with torch.autograd.set_multithreading_enabled(False):
-        for name, case in family():
-            if time.perf_counter() - began > seconds:
-                found.skipped.append(f"{name} and what follows: no time left")
-                break
-            first, names = len(mode.calls), [*names, name]
-            torch.cuda.synchronize()
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            failed = ""
-            try:
-                torch.manual_seed(0)
-                with mode:
-                    case()
-                torch.cuda.synchronize()
-            except Exception as error:
-                line = traceback.extract_tb(error.__traceback__)[-1].lineno
-                failed = f"line {line}: {type(error).__name__}: {str(error)[:160]}"
-                found.skipped.append(f"{name}: {failed}")
-            peak = torch.cuda.max_memory_allocated() - before
-            owner += [len(names) - 1] * (len(mode.calls) - first)
-            ops = Counter(call["op"] for call in mode.calls[first:])
-            found.cases.append({"name": name, "peak": peak, "ops": ops, "failed": failed})
+    mode, failed = Calls(), ""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        torch.manual_seed(0)
+        with torch.autograd.set_multithreading_enabled(False), mode:
+            case()
+        torch.cuda.synchronize()
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        failed = f"line {line}: {type(error).__name__}: {str(error)[:160]}"
+    peak = torch.cuda.max_memory_allocated() - before
     trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(None)
-    found.add(names, owner, mode, trace)
+    ops = Counter(call["op"] for call in mode.calls)
+    found.add(index, {"name": name, "peak": peak, "ops": ops, "failed": failed}, mode, trace)
+    return failed
+
+
+def record_from(first: int, seconds: float, lines: Path) -> int:
+    """Run the cases from one on, in this process; each is named before it begins."""
+    faulthandler.enable()
+    began, index, found = time.perf_counter(), 0, Record(lines)
+    properties = torch.cuda.get_device_properties(0)
+    facts = {
+        "card": properties.name,
+        "capability": [properties.major, properties.minor],
+        "processors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+    print(json.dumps(facts), flush=True)
+    for family, most in FAMILIES:
+        family_began, all_of = time.perf_counter(), list(family())
+        for name, case in all_of:
+            index += 1
+            now = time.perf_counter()
+            if index <= first:
+                continue
+            if now - began > seconds or now - family_began > most:
+                print(f"- {index - 1} {name} and more of its family: no time left", flush=True)
+                first = index = index + len(all_of) - 1 - all_of.index((name, case))
+                break
+            print(f"> {index - 1} {name}", flush=True)
+            failed = record(name, case, index - 1, found)
+            if failed:
+                print(f"- {index - 1} {name}: {failed}", flush=True)
+    return 0
 
 
 def record_all(out: Path, seconds: float) -> int:
-    began, found = time.perf_counter(), Record(out)
-    # A call of a library that hangs must not take along what was measured before it.
-    stop = threading.Timer(seconds + 10, os._exit, (3,))
-    stop.daemon = True
-    stop.start()
-    for family, most in FAMILIES:
-        left = seconds - (time.perf_counter() - began)
-        if left > 0:
-            record(family, min(most, left), found)
-            found.write()
-        print(f"{family.__name__}: {time.perf_counter() - began:.0f} s", flush=True)
-    print(*found.skipped, sep="\n")
-    print(f"{len(found.cases)} cases, {len(found.calls)} calls, {out.stat().st_size:,} bytes")
-    stop.cancel()
+    """Run all cases in another process; after a case that ends it, or hangs, in a new one."""
+    began, lines = time.perf_counter(), out.with_suffix(".lines")
+    lines.unlink(missing_ok=True)
+    facts: dict[str, Any] = {}
+    skipped: list[str] = []
+    first = 0
+    while (left := seconds - (time.perf_counter() - began)) > 8:
+        at, name, code = _watched(first, left - 5, lines, facts, skipped)
+        joined(lines, {**facts, "skipped": skipped}, out)
+        if code == 0:
+            break
+        skipped.append(f"{at} {name}: the process ended with {code}")
+        first = at + 1
+    whole = joined(lines, {**facts, "skipped": skipped}, out)
+    lines.unlink(missing_ok=True)
+    print(*skipped, sep="\n")
+    took = time.perf_counter() - began
+    print(
+        f"{len(whole['cases'])} cases, {len(whole['calls'])} calls, {out.stat().st_size:,} bytes, "
+        f"{took:.0f} s"
+    )
     return 0
+
+
+def _watched(
+    first: int, seconds: float, lines: Path, facts: dict[str, Any], skipped: list[str]
+) -> tuple[int, str, int]:
+    """Run cases in a process of its own; the last one, its name and the exit code."""
+    words = [sys.executable, __file__, "child", str(lines), "--seconds", str(seconds)]
+    child = subprocess.Popen([*words, "--first", str(first)], stdout=subprocess.PIPE, text=True)
+    heard, ended = [time.perf_counter()], time.perf_counter() + seconds + 5
+    at, name = first, ""
+
+    def watch() -> None:
+        while child.poll() is None:
+            now = time.perf_counter()
+            if now - heard[0] > _HANGS or now > ended:
+                child.kill()
+            time.sleep(0.5)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    assert child.stdout is not None
+    for line in child.stdout:
+        heard[0] = time.perf_counter()
+        if line.startswith("{"):
+            facts.update(json.loads(line))
+        elif line.startswith("> "):
+            _, number, name = line.rstrip("\n").split(" ", 2)
+            at = int(number)
+        elif line.startswith("- "):
+            skipped.append(line[2:].strip())
+    code = child.wait()
+    if code and time.perf_counter() > ended:
+        return at, name, 0
+    return at, name, code
 
 
 # Comparing.
@@ -838,11 +900,14 @@ def _compare_cases(card: Any, facts: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What operators allocate, and the rules.")
-    parser.add_argument("what", choices=("record", "compare"))
+    parser.add_argument("what", choices=("record", "compare", "child"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=140)
     parser.add_argument("--worst", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.what == "child":
+        return record_from(options.first, options.seconds, options.file)
     if options.what == "compare":
         return compare(options.file, options.worst)
     return record_all(options.file, options.seconds)
