@@ -20,6 +20,7 @@ from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 
 __all__ = [
+    "marked",
     "moment",
     "opened",
     "palette_of",
@@ -35,6 +36,11 @@ _USUAL = ("png", "svg", "pdf")
 
 # A longer name of a function or file would push the rest of a line off the picture.
 _MOST_PLACE = 60
+
+
+def marked(title: str, snap: Snapshot) -> str:
+    """A title, which says so first where it is of a run that has not happened."""
+    return f"rehearsed: {title}" if snap.rehearsed is not None else title
 
 
 def require_matplotlib() -> None:

@@ -39,7 +39,7 @@ class Choice:
         is_causal: Whether what comes later is hidden.
         dropout: The share that is dropped.
         needs_grad: Whether a backward pass may come.
-        learns_mask: Whether the mask gets a gradient, which cuDNN's kernel has none for.
+        learns_mask: Whether the mask gets a gradient.
         is_dense: Whether the last dimension of all three is laid out one after the other.
     """
 
@@ -81,7 +81,8 @@ class Choice:
         widths = (self.query[-1], self.value_width)
         fits = all(width % alignment == 0 and width >= alignment for width in widths)
         known = self.dtype in (*_HALVES, torch.float32)
-        return known and fits and self._is_even and self.is_dense
+        # With a mask that gets a gradient PyTorch 2.11 makes the plain products.
+        return known and fits and self._is_even and self.is_dense and not self.learns_mask
 
     def _cudnn(self, card: Card) -> bool:
         most = 256 if card.capability[0] in (9, 10) else 128
@@ -114,10 +115,16 @@ def _enabled() -> dict[str, bool]:
 
 
 class Attention:
-    """Runs attention on fake tensors as a card would."""
+    """Runs attention on fake tensors as a card would.
+
+    Attributes:
+        is_plain: Whether plain products are under way, which add a mask in place: their code
+            makes new memory for the sum as soon as a tensor is fake.
+    """
 
     def __init__(self, card: Card) -> None:
         self.card = card
+        self.is_plain = False
         # PyTorch prefers cuDNN where it was tuned: on Hopper and datacentre Blackwell.
         first = ("cudnn",) if card.capability in ((9, 0), (10, 0)) else ()
         self.order = (*first, "flash", "efficient", *(() if first else ("cudnn",)))
@@ -204,9 +211,13 @@ class Attention:
         if mask is not None and mask.dtype is torch.bool:
             mask = _as_floats(mask, query.dtype)
         attend = aten._scaled_dot_product_attention_math.default
-        found: Tensor = attend(
-            query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
-        )[0]
+        self.is_plain = True
+        try:
+            found: Tensor = attend(
+                query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
+            )[0]
+        finally:
+            self.is_plain = False
         return found
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from neutracer.rehearsal import recurrent, scratch
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.convolutions import Convolutions
+from neutracer.rehearsal.quiet import is_quiet, most_bytes
 
 __all__ = ["Kernels", "Takes"]
 
@@ -70,6 +70,7 @@ class Kernels:
         self.uncertain: dict[str, tuple[int, int]] = {}
         self.convolutions = Convolutions(card)
         self._handles: set[tuple[str, bool, int]] = set()
+        self._quiet: dict[Any, bool] = {}
 
     def takes(self, func: Any, args: Any, kwargs: Any, result: Any, stream: int) -> Takes | None:
         """What an operator takes besides its results; None is nothing.
@@ -88,11 +89,26 @@ class Kernels:
             return self._recurrent(func, args, stream)
         if func in _CONVOLUTIONS:
             return self._convolution(func, args, result)
-        rule: Callable[..., list[int]] | None = scratch.RULES.get(func)
+        rule = scratch.RULES.get(func)
         if rule is None:
+            return self._unknown(func, args, result)
+        sizes = rule(self.card, args, kwargs, result)
+        freed = [(n, n, n) if isinstance(n, int) else n for n in sizes]
+        freed = [one for one in freed if one[2]]
+        self._is_range(str(func).rpartition(".")[0], freed)
+        return Takes(freed=tuple(freed)) if freed else None
+
+    def _unknown(self, func: Any, args: Any, result: Any) -> Takes | None:
+        """What no rule is about: most likely nothing, at most a copy."""
+        quiet = self._quiet.get(func)
+        if quiet is None:
+            quiet = self._quiet[func] = is_quiet(func)
+        most = 0 if quiet else most_bytes(args, result)
+        if not most:
             return None
-        freed = tuple((n, n, n) for n in rule(self.card, args, kwargs, result) if n)
-        return Takes(freed=freed) if freed else None
+        freed = [(0, 0, most)]
+        self._is_range(str(func).rpartition(".")[0], freed)
+        return Takes(freed=tuple(freed))
 
     def _workspaces(self, func: Any, args: Any, stream: int) -> tuple[int, ...]:
         """cuBLAS's and cuBLASLt's workspaces, at their first use in a thread and stream."""

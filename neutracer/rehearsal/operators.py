@@ -125,6 +125,14 @@ def _repeat(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return _of_values(mode, func, args, kwargs, lambda: args[0].new_empty((args[0].numel(),)))
 
 
+def _add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum; attention's scores get their mask in place."""
+    if not mode.attention.is_plain:
+        return mode.values.run(func, args, kwargs)
+    aten.add_.Tensor(*args, **kwargs)
+    return aten.detach.default(args[0])
+
+
 def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Lists of tensors changed in place; of gradients that are unscaled none is infinite."""
     return None
@@ -132,6 +140,7 @@ def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 REPLACED: dict[Any, Callable[..., Any]] = {
     **recurrent.REPLACED,
+    aten.add.Tensor: _add,
     aten._local_scalar_dense.default: _item,
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _by_mask,

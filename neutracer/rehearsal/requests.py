@@ -21,6 +21,15 @@ _BLOCK = 512
 _BASE = 1 << 40
 # The core's numbers: new memory above all before it, and no state from before the trace.
 _RISING = 2
+# By figure what a range has on either side, as a share and in bytes, besides what requests are not
+# known exactly: rounding and a request here and there are as in PyTorch 2.11; and one large
+# segment more or less comes of requests in a slightly other order, which moves others.
+_SEGMENT = 20 << 20
+_TOLERANCES = {
+    "peak_allocated_bytes": (0.005, 0),
+    "peak_reserved_bytes": (0.04, _SEGMENT),
+    "needed_bytes": (0.02, 2 << 20),
+}
 # Bytes of a device on which nothing fails.
 _ENDLESS = 1 << 50
 
@@ -197,21 +206,28 @@ class Requests:
 
     def bounds(self, settings: str) -> tuple[int, dict[str, tuple[int, int]]]:
         """The least memory that the program gets by with; and by figure what it can be at least
-        and at most, for those that are not known exactly.
+        and at most: with the least and the most of each request, and the tolerances besides.
 
         Args:
             settings: A text for PYTORCH_CUDA_ALLOC_CONF.
         """
         program = self.program()
         likely = _figures(program, settings)
-        if not self._bounds:
-            return likely["needed_bytes"], {}
-        low = _figures(program.edit(self._sizes_at(0)), settings)
-        high = _figures(program.edit(self._sizes_at(1)), settings)
-        ranges = {
-            name: (min(low[name], value, high[name]), max(low[name], value, high[name]))
-            for name, value in likely.items()
-        }
+        runs = [likely]
+        if self._bounds:
+            runs += [_figures(program.edit(self._sizes_at(n)), settings) for n in (0, 1)]
+        ranges = {}
+        for name, value in likely.items():
+            if not value:
+                continue
+            share, segment = _TOLERANCES[name]
+            low, high = min(one[name] for one in runs), max(one[name] for one in runs)
+            low -= int(value * share) + segment
+            ranges[name] = max(low, 0), high + int(value * share) + segment
+        if "peak_reserved_bytes" in ranges:
+            # What is allocated is reserved.
+            low, high = ranges["peak_reserved_bytes"]
+            ranges["peak_reserved_bytes"] = max(low, ranges["peak_allocated_bytes"][0]), high
         return likely["needed_bytes"], ranges
 
     def _sizes_at(self, which: int) -> array[int]:

@@ -7,7 +7,7 @@ the operator on an H100. Sizes are in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,16 @@ from torch import Tensor
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.reductions import Reduction, partial_bytes
 
-__all__ = ["RULES", "copied", "reduced"]
+__all__ = ["RULES", "Size", "copied", "reduced"]
 
 aten = torch.ops.aten
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-Rule = Callable[[Card, Any, Any, Any], list[int]]
+#: Bytes; or likely, at least and at most, where values or a library decide.
+Size = int | tuple[int, int, int]
+
+Rule = Callable[[Card, Any, Any, Any], Sequence[Size]]
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -71,34 +74,34 @@ def reduced(
     return list(partial_bytes(wanted, card))
 
 
-def _sum(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _sum(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return reduced(card, args[0], args[1] if len(args) > 1 else None)
 
 
-def _norm(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return reduced(card, args[0], args[2] if len(args) > 2 else None)
 
 
-def _moments(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _moments(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     # A partial result is a mean, a sum of squares, and two counts.
     return reduced(card, args[0], args[1] if len(args) > 1 else None, partial=16, unrolled=2)
 
 
-def _extreme(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     dims = args[1] if len(args) > 1 else None
     return reduced(card, args[0], dims, partial=16)
 
 
-def _plain_extreme(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _plain_extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     dims = args[1] if len(args) > 1 else None
     return reduced(card, args[0], dims, partial=args[0].element_size())
 
 
-def _any(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _any(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return reduced(card, args[0], args[1] if len(args) > 1 else None, partial=1)
 
 
-def _loss(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _loss(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     """A loss of each element, then its mean or sum."""
     if not isinstance(result, Tensor) or result.dim() or not args[0].numel():
         return []
@@ -111,22 +114,22 @@ def _loss(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
 # Attention.
 
 
-def _safe_softmax(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _safe_softmax(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     source = args[0]
     rows = source.numel() // max(source.shape[args[1]], 1)
     return [source.numel(), rows, 4]
 
 
-def _softmax_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _softmax_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     # The product of gradient and output.
     return [_bytes(args[0])]
 
 
-def _cudnn_forward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _cudnn_forward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return [256]
 
 
-def _cudnn_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _cudnn_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
     queries = batch * heads * length
@@ -136,7 +139,7 @@ def _cudnn_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int
     return [workspace]
 
 
-def _flash_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _flash_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
     rows = batch * heads * _up(length, 128)
@@ -147,7 +150,7 @@ def _flash_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int
     return found
 
 
-def _efficient_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _efficient_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     """delta, then what gradients of queries are added up in; at the peak of both."""
     query = args[1]
     batch, heads, length, width = query.shape
@@ -165,16 +168,17 @@ def _efficient_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list
 # Indices.
 
 
-def _sorting(n: int, item: int = 8) -> int:
+def _sorting(n: int, item: int = 8) -> Size:
     """cub's memory for sorting n pairs: both again, and some counts."""
-    return 2 * item * n + 17920 + n // 4
+    likely = 2 * item * n + 17920 + n // 4
+    return likely, likely // 2, likely * 5 // 4
 
 
-def _embedding(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _embedding(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return copied(args[1])
 
 
-def _embedding_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _embedding_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     grad, indices, rows = args[0], args[1], int(args[2])
     copies = copied(grad, indices)
     n = indices.numel()
@@ -184,11 +188,18 @@ def _embedding_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list
     segments = min(n, rows)
     partial = n // 10 + segments
     weight = 4 if grad.dtype in _HALVES or grad.dtype is torch.float32 else 8
-    lists = [8 * n] * 4 + [8 * segments] * 2
-    return [*copies, *lists, 8 * partial, partial * width * weight]
+    rows_found: Size = (8 * segments, 8, 8 * segments)
+    lists: list[Size] = [*([8 * n] * 4), rows_found, rows_found]
+    # How often an index comes decides how many pieces are added up: at least one of each list
+    # of ten, and one for each row that comes.
+    few = n // 10 + 1
+    parts: list[Size] = [
+        (size * partial, size * few, size * partial) for size in (8, width * weight)
+    ]
+    return [*copies, *lists, *parts]
 
 
-def _index_put(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _index_put(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     accumulate = bool(args[3]) if len(args) > 3 else bool(kwargs.get("accumulate", False))
     indices, values = args[1], args[2]
     n = max((one.numel() for one in indices if isinstance(one, Tensor)), default=0)
@@ -197,11 +208,11 @@ def _index_put(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
     return [*copied(values), *([8 * n] * 4), _sorting(n)]
 
 
-def _nonzero(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _nonzero(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return [1023, 4]
 
 
-def _sort(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _sort(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     source = args[0]
     n = source.numel()
     if n <= 4096 or source.dim() != 1:
@@ -212,31 +223,31 @@ def _sort(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
 # Normalisation.
 
 
-def _layer_norm(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _layer_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return copied(args[0])
 
 
-def _layer_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _layer_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return copied(args[0], args[1])
 
 
-def _group_norm(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _group_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     both = args[0].shape[0] * args[0].shape[1] * 4
     return [*copied(args[0]), both, both]
 
 
-def _group_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _group_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     both = args[1].shape[0] * args[1].shape[1] * 4
     return [both, both, both]
 
 
-def _foreach_norm(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _foreach_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     tensors = args[0]
     chunks = max((-(-one.numel() // 65536) for one in tensors), default=0)
     return [len(tensors) * chunks * 4]
 
 
-def _cumulated(card: Card, args: Any, kwargs: Any, result: Any) -> list[int]:
+def _cumulated(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return [1023 + args[0].numel() // 100] if args[0].dim() == 1 else []
 
 

@@ -68,14 +68,13 @@ def _never(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def _attention(card: Card) -> Iterator[None]:
+def _attention(run: attention.Attention) -> Iterator[None]:
     """What PyTorch's dispatcher lacks without CUDA: the choice of attention's kernel, and that
     there are kernels; for calls from Python and from C++ alike."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run = attention.Attention(card)
             library.impl("scaled_dot_product_attention", run, "AutogradCUDA")
             # Without a kernel for CUDA these come apart before anybody sees them.
             for name in ("silu_backward", "mish_backward", "_fused_rms_norm"):
@@ -114,7 +113,7 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         found += [(torch.nn.RNNBase, "flatten_parameters", recurrent.flatten)]
         found += stack.enter_context(ranks(devices))
         stack.enter_context(replaced(found))
-        stack.enter_context(_attention(card))
+        stack.enter_context(_attention(tracing.attention))
         # Autograd's own threads belong to devices that were there when it began.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.callback(tracing.close)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from neutracer.rehearsal.attention import Attention
 from neutracer.rehearsal.kernels import Kernels
 from neutracer.rehearsal.notes import Notes
 from neutracer.rehearsal.operators import REPLACED
@@ -36,11 +37,13 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         requests: What was noted.
         fake: The mode below.
         stream: The stream that is current.
+        attention: What chooses attention's kernels.
     """
 
     def __init__(self, requests: Requests, fake: FakeTensorMode, kernels: Kernels) -> None:
         super().__init__()
         self.requests, self.fake, self.kernels = requests, fake, kernels
+        self.attention = Attention(kernels.card)
         self.notes = Notes()
         self.values = Values(self.notes)
         self.stream = 0

@@ -22,6 +22,9 @@ _VERSION = 1
 # Notes on a page; all of them are in `Rehearsed.notes`.
 _MOST_NOTES = 6
 
+# Operators that are named, those with the largest ranges first.
+_MOST_NAMED = 5
+
 
 @dataclass(frozen=True)
 class Rehearsed:
@@ -35,8 +38,9 @@ class Rehearsed:
         steps: How many steps were made.
         settings: The text for PYTORCH_CUDA_ALLOC_CONF.
         torch: The version of PyTorch that made the steps.
-        ranges: By figure ("peak_allocated_bytes", "peak_reserved_bytes") the least and the most
-            that it can be, where what kernels take is known only as a range.
+        ranges: By figure ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes") the
+            least and the most that it can be: what kernels take is in part known only as a range,
+            and segments come of the order of requests.
         operators: By operator the least and the most bytes of what its kernels take that is not
             known exactly.
         notes: What was made up, with the line that asked for it.
@@ -83,18 +87,28 @@ class Rehearsed:
     def findings(self) -> tuple[Finding, ...]:
         """What comes first in every report: that this is no recording, and what it rests on."""
         verdict = "it fits" if self.fits() else "it does not fit"
-        message = f"{self}: {verdict}, it needs {format_bytes(self.needed_bytes)}"
+        message = f"{self}: {verdict}, it needs {self._needs()}"
         notes = [f"It stopped early: {self.stopped}."] if self.stopped else []
         for name, (low, high) in self.ranges.items():
-            words = name.removesuffix("_bytes").replace("_", " ")
-            notes.append(f"{words}: {format_bytes(low)} to {format_bytes(high)}.")
+            if name != "needed_bytes":
+                words = name.removesuffix("_bytes").replace("_", " ")
+                notes.append(f"{words}: {format_bytes(low)} to {format_bytes(high)}.")
         if self.operators:
-            notes.append(f"The range comes from workspaces of {', '.join(self.operators)}.")
+            named = sorted(self.operators, key=lambda name: -self.operators[name][1])
+            more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+            told = ", ".join(named[:_MOST_NAMED])
+            notes.append(f"Ranges come most of what the kernels of {told}{more} take.")
         notes += self.notes[:_MOST_NOTES]
         if len(self.notes) > _MOST_NOTES:
             notes.append(f"and {format_count(len(self.notes) - _MOST_NOTES, 'more note')}.")
         severity = Severity.INFO if self.fits() else Severity.SEVERE
         return (Finding(KEY, severity, 0, message, tuple(Note(text) for text in notes)),)
+
+    def _needs(self) -> str:
+        """What the program gets by with, as a range where it is one."""
+        low, high = self.ranges.get("needed_bytes", (self.needed_bytes, self.needed_bytes))
+        least, most = format_bytes(low), format_bytes(high)
+        return least if least == most else f"{least} to {most}"
 
     def to_text(self) -> str:
         """As it is kept in a file."""

@@ -118,6 +118,29 @@ def test_it_is_marked_in_every_report_and_when_it_was_saved(tmp_path: Path) -> N
     assert other.rehearsed == snap.rehearsed
 
 
+def test_it_is_marked_in_every_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    snap = neutracer.rehearse(linear(), steps=2)
+    for draw in (neutracer.mdtp, neutracer.plot_timeline, neutracer.plot_fragmentation):
+        figure = draw(snap)
+        words = [text.get_text() for text in figure.findobj(match=lambda a: hasattr(a, "get_text"))]
+        assert any(word.startswith("rehearsed: ") for word in words), draw.__name__
+    neutracer.view(snap, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>rehearsed: " in page
+    assert "Rehearsed, not recorded" in page
+
+
+def test_figures_are_ranges_wherever_they_are_told() -> None:
+    rehearsed = neutracer.rehearse(linear(), steps=2).rehearsed
+    assert rehearsed is not None
+    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes"):
+        low, high = rehearsed.ranges[name]
+        assert 0 < low < high
+    assert rehearsed.ranges["peak_allocated_bytes"][0] <= rehearsed.ranges["peak_reserved_bytes"][0]
+    assert " to " in rehearsed.findings()[0].message
+
+
 def test_what_is_no_mark_counts_as_nothing_known() -> None:
     plain = neutracer.rehearse(linear(), steps=1).to_dict()
     plain["allocator_settings"]["rehearsed"] = "[1]"
@@ -377,3 +400,17 @@ def test_attention_is_the_card_s() -> None:
         assert kernels(card) < 4 * 2 * 4 * 256 * 256
     # A T4 has no kernel for bf16.
     assert kernels("T4") >= 2 * 2 * 4 * 256 * 256
+
+
+def test_a_mask_that_learns_makes_plain_products() -> None:
+    def step(learns: bool) -> None:
+        q = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.zeros(1, 4, 256, 256, device="cuda", dtype=q.dtype, requires_grad=learns)
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, mask).sum().backward()
+
+    scores = 4 * 2 * 4 * 256 * 256
+    for learns in (False, True):
+        snap = neutracer.rehearse(step, learns, steps=1, device="H100")
+        sizes = [event.size for event in snap.events if event.action == "alloc"]
+        # Scores and their softmax in floats, and their gradients; the mask is added in place.
+        assert sizes.count(scores) == (5 if learns else 0)

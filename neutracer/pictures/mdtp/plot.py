@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from neutracer.arguments import text
 from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.pictures.extra import (
+    marked,
     opened,
     palette_of,
     picture_file,
@@ -115,7 +116,8 @@ def _drawn(
     from neutracer.pictures.mdtp.draw import draw_scenes
     from neutracer.pictures.mdtp.scene import Scene
 
-    scenes = [Scene(opened(source), request, name) for source, name in titled]
+    snaps = [(opened(source), name) for source, name in titled]
+    scenes = [Scene(snap, request, marked(name, snap)) for snap, name in snaps]
     if len({scene.by_time for scene in scenes}) > 1:
         # One of them has no times.
         by_event = replace(request, x="event")
@@ -147,7 +149,8 @@ def _titles(
     names = [source_name(source) for source in sources]
     after = sources[-1]
     if isinstance(after, Outcome) and sources[0] is after.recorded:
-        names[0] = f"recorded: {after.recorded.settings_in_force['text'] or 'default settings'}"
+        settings = after.recorded.settings_in_force["text"] or "default settings"
+        names[0] = settings if after.recorded.rehearsed else f"recorded: {settings}"
     if len(sources) == 1:
         return [names[0] or "GPU memory"]
     names = [name or word for name, word in zip(names, ("before", "after"), strict=True)]

@@ -88,7 +88,9 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     history = {True: "history complete", False: "history begins late", None: "no history"}
     length = length.replace(" us", " \N{MICRO SIGN}s")
     name = "cpu" if mine and mine.fragmentation.device < 0 else f"cuda:{number}"
-    facts = [name, format_count(events, "event") + length, report.window or history[complete]]
+    marks = ["Rehearsed, not recorded"] if report.rehearsed else []
+    span = report.window or history[complete]
+    facts = [*marks, name, format_count(events, "event") + length, span]
     facts.append(report.settings or "default settings")
     if report.partial:
         facts.append(f"only a part was read: {report.partial}")

@@ -23,6 +23,7 @@ from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.pictures.extra import marked
 from neutracer.pictures.page.bundle import bundle, part
 from neutracer.pictures.page.inline import PageView
 from neutracer.pictures.page.parts import page_style, tabs, told
@@ -231,6 +232,11 @@ def _by_failure(report: OverviewReport) -> tuple[int, ...]:
 
 def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
     """The snapshot, the title of its page, and where its file is; "" is nowhere."""
+    snap, name, path = _named(source, title)
+    return snap, marked(name, snap), path
+
+
+def _named(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
     if isinstance(source, Outcome):
         settings = source.settings or "default settings"
         return source.snapshot(), title or f"What if: {settings}", ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text, whole_number
 from neutracer.pictures.extra import (
+    marked,
     opened,
     palette_of,
     picture_file,
@@ -77,7 +78,8 @@ def plot_timeline(
     from neutracer.pictures.plots.stacked import draw_stacked
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
-    scene = Scene(opened(source), Request(device, x), name)
+    snap = opened(source)
+    scene = Scene(snap, Request(device, x), marked(name, snap))
     figure = draw_stacked(scene, by, top, palette_of(dark))
     return cast("Figure", save_picture(figure, target))
 
@@ -127,6 +129,7 @@ def plot_fragmentation(
     from neutracer.pictures.plots.segments import draw_fragmentation
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
-    scene = Scene(opened(source), Request(device, x), name)
+    snap = opened(source)
+    scene = Scene(snap, Request(device, x), marked(name, snap))
     figure = draw_fragmentation(scene, event, palette_of(dark))
     return cast("Figure", save_picture(figure, target))
