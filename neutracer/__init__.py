@@ -86,6 +86,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.process.phases.phase import Phase, phase
     from neutracer.process.recording.capture import snapshot
     from neutracer.process.recording.recorder import Recording, record
+    from neutracer.rehearsal.extensions import register_scratch
     from neutracer.rehearsal.largest import largest_batch
     from neutracer.rehearsal.rehearse import rehearse
     from neutracer.render.report import Finding, Report
@@ -185,6 +186,7 @@ __all__ = [
     "ranks",
     "recommend",
     "record",
+    "register_scratch",
     "rehearse",
     "release_holders",
     "report",
@@ -272,6 +274,7 @@ _MODULES = {
     "neutracer.pictures.ranks.plot": ("debug_server_page", "plot_ranks"),
     "neutracer.pictures.page.view": ("view",),
     "neutracer.pictures.page.inline": ("PageView",),
+    "neutracer.rehearsal.extensions": ("register_scratch",),
     "neutracer.rehearsal.largest": ("largest_batch",),
     "neutracer.rehearsal.rehearse": ("rehearse",),
     "neutracer.diagnose.savings.report": ("Saving", "SavingsReport", "savings"),

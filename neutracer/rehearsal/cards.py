@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["CARDS", "Card", "find_card"]
+__all__ = ["CARDS", "Card", "find_card", "nccl_bytes"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,27 @@ CARDS = (
     _card("NVIDIA GeForce RTX 3090", (8, 6), 82, 24245),
     _card("Tesla T4", (7, 5), 40, 14913),
 )
+
+#: NCCL's documentation: a buffer of 4 MiB (NCCL_BUFFSIZE) for each channel and direction with the
+#: simple protocol, and those of its low-latency protocols; from 2 channels without NVLink to 32.
+_NCCL_CHANNEL = 2 * ((4 << 20) + (1200 << 10) + (256 << 10))
+_NCCL_CHANNELS = (2, 32)
+
+
+def nccl_bytes(world_size: int) -> tuple[int, int]:
+    """What one communicator of NCCL takes of a rank's card, at least and at most: outside of
+    PyTorch's allocator.
+
+    Args:
+        world_size: How many ranks it has; one alone has none.
+
+    Example:
+        >>> nccl_bytes(1)
+        (0, 0)
+    """
+    low, high = _NCCL_CHANNELS
+    return (low * _NCCL_CHANNEL, high * _NCCL_CHANNEL) if world_size > 1 else (0, 0)
+
 
 _BRANDS = re.compile(r"nvidia|geforce|tesla|\s|-", re.I)
 

@@ -31,10 +31,9 @@ _ALIGNED = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}
 #: What partial results of the weights' gradient take: mostly, and at most.
 _PARTIAL, _MOST_PARTIAL = 2 << 20, 17 << 20
 
-#: An engine takes mostly no more than this share of the copies besides, and these bytes; and
-#: seldom less than that share of them where there are channels enough.
-_MORE, _MORE_BYTES, _LESS = 0.3, 9 << 20, 0.6
-_ENOUGH = 16
+#: An engine takes mostly no more than this share of the copies besides, and these bytes. One that
+#: makes no copies takes nothing.
+_MORE, _MORE_BYTES = 0.3, 9 << 20
 
 Range = tuple[int, int, int]
 
@@ -70,6 +69,12 @@ class _Shape:
         item = self.source.element_size()
         return plain and not any(self.padding) and places % (16 // item) == 0
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether channels are as many as kernels want."""
+        aligned = _ALIGNED.get(self.source.dtype, 1)
+        return all(one.shape[1] % aligned == 0 for one in (self.source, self.output))
+
     def copied(self, tensor: Tensor, channel: int = 1) -> int:
         """Bytes of a copy with a whole number of channels."""
         item = tensor.element_size()
@@ -85,12 +90,6 @@ class _Shape:
             self.copied(t) for t, n in zip((self.source, self.output), whole, strict=True) if n
         ]
         return sum(found) + (self.copied(self.weight) if found else 0)
-
-    def least(self) -> int:
-        """The least bytes that a workspace has."""
-        channels = min(self.source.shape[1], self.output.shape[1])
-        is_point = all(n == 1 for n in self.weight.shape[2:])
-        return 0 if channels < _ENOUGH or is_point else int(self.copies() * _LESS)
 
     def copies(self) -> int:
         """Bytes of all copies."""
@@ -131,6 +130,23 @@ class Convolutions:
             found += [(n, n, n) for n in reduced(self.card, output, dims) if n]
         return found
 
+    def most_bytes(
+        self, source: Tensor, weight: Tensor, output: Tensor, rest: Any, wanted: str
+    ) -> int:
+        """The most that a workspace takes by the rules alone.
+
+        Args:
+            source: The input.
+            weight: The weights.
+            output: The result.
+            rest: The operator's arguments from the stride on.
+            wanted: "1" of the forward pass; else which gradients are wanted: "110".
+        """
+        shape = _shape(source, weight, output, rest)
+        found = [self._forward(shape)] if wanted[0] == "1" else []
+        found += [self._weights(shape)] if wanted[1:2] == "1" else []
+        return max((one[2] for one in found), default=0)
+
     def _measured(self, kind: str, source: Tensor, weight: Tensor, rest: Any) -> list[Range]:
         """The workspaces of a convolution that was measured on such a card; else nothing."""
         if not self.facts.convolutions:
@@ -148,22 +164,25 @@ class Convolutions:
     def _forward(self, shape: _Shape) -> Range:
         if shape.is_depthwise:
             return (0, 0, 0)
-        if shape.is_product:
-            return (400, 0, 512)
         copies = shape.copies()
-        return (copies + 147, shape.least(), int(copies * (1 + _MORE)) + _MORE_BYTES)
+        if shape.is_product:
+            # Channels that no kernel's tensors are a multiple of may be copied all the same.
+            return (400, 0, 512 if shape.is_aligned else copies + _MORE_BYTES)
+        return (copies + 147, 0, int(copies * (1 + _MORE)) + _MORE_BYTES)
 
     def _weights(self, shape: _Shape) -> Range:
         weight = shape.weight.numel()
+        copies = shape.copies()
         if shape.is_depthwise:
-            return (_PARTIAL if shape.is_last else 0, 0, 5 * _PARTIAL)
+            both = shape.copied(shape.source) + shape.copied(shape.output)
+            return (_PARTIAL if shape.is_last else 0, 0, 5 * _PARTIAL + both)
         if shape.is_product and not shape.is_last:
             # A gradient of each image, in floats.
             each = shape.source.shape[0] * weight * 4
-            return (each, 0, each + _PARTIAL)
-        copies = shape.copies()
+            most = each + _PARTIAL
+            return (each, 0, most if shape.is_aligned else most + int(copies * (1 + _MORE)))
         most = int(copies * (1 + _MORE)) + _MOST_PARTIAL
-        return (copies + _PARTIAL, shape.least(), most)
+        return (copies + _PARTIAL, 0, most)
 
 
 def _shape(source: Tensor, weight: Tensor, output: Tensor, rest: Any) -> _Shape:

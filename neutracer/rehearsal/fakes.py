@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from neutracer.rehearsal.tracing import Tracing
 from neutracer.rehearsal.values import known_of
 
 __all__ = ["patches"]
+
+#: Batches of a loader that are loaded for evaluation, say.
+_BATCHES = 8
 
 
 class _NoWeakReferences:
@@ -92,6 +96,34 @@ def _loader(plain: Any) -> Any:
     return init
 
 
+def _counting(tracing: Tracing) -> Any:
+    plain = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        tracing.backwards += 1
+        return plain(*args, **kwargs)
+
+    return backward
+
+
+def _bounded(tracing: Tracing, plain: Any) -> Any:
+    """A loader's batches; where no backward pass comes of them, only the first ones: each takes
+    what the one before took."""
+
+    def batches(self: Any) -> Iterator[Any]:
+        before = tracing.backwards
+        for number, batch in enumerate(plain(self)):
+            if number >= _BATCHES and tracing.backwards == before:
+                tracing.notes.add(
+                    f"{{line}} is given {_BATCHES} batches of a DataLoader, without a backward "
+                    "pass: others would be as these."
+                )
+                return
+            yield batch
+
+    return batches
+
+
 def patches(tracing: Tracing) -> list[tuple[Any, str, Any]]:
     """What to put in the place of PyTorch's own, as (owner, name, value)."""
     from torch.utils.data import DataLoader
@@ -102,4 +134,6 @@ def patches(tracing: Tracing) -> list[tuple[Any, str, Any]]:
         (Tensor, "numpy", _to_numpy(tracing)),
         (torch.UntypedStorage, "resize_", _resizer(tracing)),
         (DataLoader, "__init__", _loader(DataLoader.__init__)),
+        (DataLoader, "__iter__", _bounded(tracing, DataLoader.__iter__)),
+        (torch.autograd, "backward", _counting(tracing)),
     ]

@@ -11,6 +11,7 @@ import torch
 from neutracer.rehearsal import recurrent, scratch
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.convolutions import Convolutions
+from neutracer.rehearsal.extensions import told
 from neutracer.rehearsal.quiet import is_quiet, most_bytes
 
 __all__ = ["Kernels", "Takes"]
@@ -82,6 +83,10 @@ class Kernels:
             result: What it gave.
             stream: The stream that is current.
         """
+        registered = told(func, args, kwargs, result)
+        if registered is not None:
+            self._is_range(str(func).rpartition(".")[0], registered)
+            return Takes(freed=tuple(registered))
         if func in _PRODUCTS:
             kept = self._workspaces(func, args, stream)
             return Takes(kept=kept, note="cuBLAS workspace") if kept else None

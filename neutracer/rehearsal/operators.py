@@ -133,6 +133,25 @@ def _add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return aten.detach.default(args[0])
 
 
+def _plain_ctc(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether cuDNN computes the loss of sequences: it wants targets in the CPU's memory."""
+    return False
+
+
+def _ctc_loss(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The loss of sequences, and what it keeps: each place of the longest target, and a blank on
+    either side of it."""
+    likely, targets = args[0], args[1]
+    steps, batch = likely.shape[:2]
+    longest = targets.shape[-1] if targets.dim() == 2 else -(-targets.numel() // max(batch, 1))
+    kept = likely.new_empty((batch, steps, 2 * longest + 1))
+    return likely.new_empty((batch,)), kept
+
+
+def _ctc_loss_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[1].new_empty(args[1].shape)
+
+
 def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Lists of tensors changed in place; of gradients that are unscaled none is infinite."""
     return None
@@ -152,6 +171,16 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten.unique_consecutive.default: _unique,
     aten.bincount.default: _bincount,
     aten.repeat_interleave.Tensor: _repeat,
+    **{
+        getattr(getattr(aten, name), overload): _plain_ctc
+        for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
+        if hasattr(aten, name)
+        for overload in getattr(aten, name).overloads()
+    },
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._amp_foreach_non_finite_check_and_unscale_.default: _in_place,
     **{
         getattr(getattr(aten, name), overload): _in_place

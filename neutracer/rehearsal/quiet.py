@@ -17,7 +17,7 @@ _LITTLE = 1 << 20
 #: Operators of PyTorch whose kernels for CUDA have nothing but their arguments and results; so has
 #: whatever works element by element, and what only looks at a tensor otherwise.
 _NAMES = """
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale_
+    _ctc_loss _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale_
     _amp_update_scale_ _cudnn_rnn_flatten_weight _embedding_bag _fused_adagrad_ _fused_adam_
     _fused_adamw_ _fused_dropout _fused_rms_norm _fused_sgd_ _local_scalar_dense _log_softmax
     _log_softmax_backward_data _masked_scale _pin_memory _resize_output_ _scaled_mm

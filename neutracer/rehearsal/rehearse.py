@@ -9,7 +9,7 @@ from typing import Any
 from neutracer._native import core
 from neutracer.arguments import text, whole_number
 from neutracer.errors import RehearsalError, UnavailableError
-from neutracer.rehearsal.cards import Card, find_card
+from neutracer.rehearsal.cards import Card, find_card, nccl_bytes
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import parse_bytes
 
@@ -42,7 +42,7 @@ def rehearse(
         device: The card's name, or a part of it: "A100", "RTX 4090".
         settings: A text for PYTORCH_CUDA_ALLOC_CONF.
         capacity: Bytes that PyTorch can have of the card's memory, as a number or a text like
-            "24GiB"; None is what CUDA's context leaves.
+            "24GiB"; None is what CUDA's context, and NCCL of several ranks, leave.
         world_size: How many ranks there would be; the snapshot is of rank 0.
         strategy: "ddp" or "fsdp2": how the models that a step uses are spread over the ranks.
 
@@ -123,7 +123,7 @@ def _run_of(
     if strategy not in (None, "ddp", "fsdp2"):
         raise ValueError(f'a strategy is "ddp", "fsdp2" or None, not {strategy!r}')
     core.parse_settings(text("settings", settings))
-    room = _room_of(card, capacity)
+    room = _room_of(card, capacity, ranks)
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -133,10 +133,10 @@ def _run_of(
     return Run(card, room, settings, count, ranks, strategy)
 
 
-def _room_of(card: Card, capacity: int | str | None) -> int:
+def _room_of(card: Card, capacity: int | str | None, ranks: int) -> int:
     """The bytes that PyTorch can have."""
     if capacity is None:
-        return card.total_bytes - card.context_bytes
+        return card.total_bytes - card.context_bytes - nccl_bytes(ranks)[1]
     found = parse_bytes(capacity)
     if not 0 < found <= 1 << 50:
         raise ValueError("a capacity must be above 0 bytes and at most 2^50")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neutracer.rehearsal.cards import Card
+from neutracer.rehearsal.cards import Card, nccl_bytes
 from neutracer.rehearsal.failures import sentence
 from neutracer.rehearsal.ranks import spread
 from neutracer.rehearsal.requests import Requests
@@ -93,6 +93,14 @@ class Run:
             self.steps_done += 1
             self.requests.annotate("END", f"step {number}")
 
+    def _outside(self) -> dict[str, tuple[int, int]]:
+        """What takes the card's memory outside of PyTorch's allocator."""
+        context = self.card.context_bytes
+        found = {"CUDA's context": (context, context)}
+        if self.world_size > 1:
+            found["NCCL"] = nccl_bytes(self.world_size)
+        return found
+
     def snapshot(self) -> Snapshot:
         """The snapshot that a recorder would have written at the end."""
         needed, ranges = self.requests.bounds(self.settings)
@@ -109,6 +117,7 @@ class Run:
             stopped=self.failure,
             world_size=self.world_size,
             strategy=self.strategy,
+            outside=self._outside(),
         )
         return self.requests.run(self.settings, self.capacity, facts)
 

@@ -251,7 +251,14 @@ def _cumulated(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size
     return [1023 + args[0].numel() // 100] if args[0].dim() == 1 else []
 
 
+def _ctc_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    # As much again as the forward pass has kept.
+    return [_bytes(args[6])]
+
+
 RULES: dict[Any, Rule] = {
+    aten._ctc_loss_backward.default: _ctc_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_backward,
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
     aten.mean.default: _sum,

@@ -3,27 +3,21 @@
 
 from __future__ import annotations
 
-import builtins
-import io
-import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from neutracer.process.recording.program import run_program
 from neutracer.rehearsal.failures import sentence
-from neutracer.rehearsal.notes import Notes
 from neutracer.rehearsal.running import Run
 from neutracer.rehearsal.session import pretending, replaced
+from neutracer.rehearsal.unwritten import unwritten
 
 __all__ = ["rehearse_script"]
 
-_WRITING = frozenset("wax+")
 _NO_STEP = "the program ended before its optimizer made a step, and without using the device"
 
 
@@ -47,47 +41,6 @@ class _Steps:
         if made >= self.wanted:
             raise _EnoughError
         self.run.requests.annotate("START", f"step {made}")
-
-
-class _Unwritten:
-    """What would have been written."""
-
-    def __init__(self, notes: Notes) -> None:
-        self.notes = notes
-        self._open, self._exists = builtins.open, os.path.exists
-
-    def note(self, path: Any) -> None:
-        """Say it once of each file."""
-        self.notes.add(f"{os.fspath(path)} would be written.")
-
-    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """As `open`; what is written goes nowhere."""
-        is_path = isinstance(file, str | bytes | os.PathLike)
-        if not is_path or not _WRITING & set(mode) or os.fsdecode(file).startswith("/dev/"):
-            return self._open(file, mode, *args, **kwargs)
-        self.note(os.fsdecode(file))
-        return self._open(os.devnull, mode.replace("x", "w"), *args, **kwargs)
-
-    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """As `torch.save`."""
-        if isinstance(f, str | os.PathLike):
-            self.note(f)
-
-    def make(self, name: Any, *args: Any, **kwargs: Any) -> None:
-        """As `os.makedirs` and its like."""
-        if not self._exists(name):
-            self.note(name)
-
-    def patches(self) -> list[tuple[Any, str, Any]]:
-        """What to put in the place of what writes."""
-        return [
-            (builtins, "open", self.open),
-            (io, "open", self.open),
-            (torch, "save", self.save),
-            (os, "mkdir", self.make),
-            (os, "makedirs", self.make),
-            (pathlib.Path, "mkdir", self.make),
-        ]
 
 
 @contextmanager
@@ -125,7 +78,7 @@ def rehearse_script(
         hook = register_optimizer_step_post_hook(_Steps(run, run.steps))
         run.requests.annotate("START", "step 0")
         try:
-            with replaced(_Unwritten(tracing.notes).patches()), _caught(found):
+            with unwritten(tracing.notes) as patches, replaced(patches), _caught(found):
                 code = run_program(arguments, module=module)
         finally:
             hook.remove()

@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neutracer.rehearsal.attention import Attention
@@ -38,6 +42,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         fake: The mode below.
         stream: The stream that is current.
         attention: What chooses attention's kernels.
+        backwards: How many backward passes there were.
     """
 
     def __init__(self, requests: Requests, fake: FakeTensorMode, kernels: Kernels) -> None:
@@ -46,7 +51,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self.attention = Attention(kernels.card)
         self.notes = Notes()
         self.values = Values(self.notes)
-        self.stream = 0
+        self.stream = self.backwards = 0
         self.is_closed = False
         self._handles: dict[int, tuple[int, Any]] = {}
         self._bounds: dict[int, tuple[int, int]] = {}
@@ -60,10 +65,16 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         if self.is_closed:
             return func(*args, **kwargs)
         replaced = REPLACED.get(func)
-        if replaced is not None:
-            result = replaced(self, func, args, kwargs)
-        else:
-            result = self.values.run(func, args, kwargs)
+        try:
+            if replaced is not None:
+                result = replaced(self, func, args, kwargs)
+            else:
+                result = self.values.run(func, args, kwargs)
+        except NotImplementedError as error:
+            # Fake tensors then try the operator on real ones, whose device is not there.
+            if "'aten::empty_strided'" in str(error):
+                raise UnsupportedOperatorException(func) from error
+            raise
         self.note(func, args, kwargs, result)
         return result
 

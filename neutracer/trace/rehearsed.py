@@ -47,6 +47,8 @@ class Rehearsed:
         stopped: Why the program did not make all of its steps, or "".
         world_size: How many ranks there would be.
         strategy: How the model is spread over them: "ddp", "fsdp2", or None.
+        outside: What takes memory of the card outside of PyTorch's allocator ("CUDA's context",
+            "NCCL"), with the least and the most bytes; it is in no figure of the snapshot.
     """
 
     device: str
@@ -61,6 +63,7 @@ class Rehearsed:
     stopped: str = ""
     world_size: int = 1
     strategy: str | None = None
+    outside: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         ranks = f", rank 0 of {self.world_size}" if self.world_size > 1 else ""
@@ -98,6 +101,9 @@ class Rehearsed:
             more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
             told = ", ".join(named[:_MOST_NAMED])
             notes.append(f"Ranges come most of what the kernels of {told}{more} take.")
+        if self.outside:
+            told = ", ".join(f"{name} {_range(sizes)}" for name, sizes in self.outside.items())
+            notes.append(f"Outside of PyTorch's figures, about: {told}.")
         notes += self.notes[:_MOST_NOTES]
         if len(self.notes) > _MOST_NOTES:
             notes.append(f"and {format_count(len(self.notes) - _MOST_NOTES, 'more note')}.")
@@ -106,13 +112,16 @@ class Rehearsed:
 
     def _needs(self) -> str:
         """What the program gets by with, as a range where it is one."""
-        low, high = self.ranges.get("needed_bytes", (self.needed_bytes, self.needed_bytes))
-        least, most = format_bytes(low), format_bytes(high)
-        return least if least == most else f"{least} to {most}"
+        return _range(self.ranges.get("needed_bytes", (self.needed_bytes, self.needed_bytes)))
 
     def to_text(self) -> str:
         """As it is kept in a file."""
         return json.dumps({"version": _VERSION, **asdict(self)})
+
+
+def _range(sizes: tuple[int, int]) -> str:
+    least, most = (format_bytes(size) for size in sizes)
+    return least if least == most else f"{least} to {most}"
 
 
 def rehearsed_of(settings: Mapping[str, Any]) -> Rehearsed | None:
@@ -138,6 +147,7 @@ def rehearsed_of(settings: Mapping[str, Any]) -> Rehearsed | None:
             stopped=str(plain["stopped"]),
             world_size=int(plain["world_size"]),
             strategy=None if plain["strategy"] is None else str(plain["strategy"]),
+            outside=_ranges(plain.get("outside", {})),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return Rehearsed("an unknown card", 0, 0, 0, "", "")

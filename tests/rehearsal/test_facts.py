@@ -165,3 +165,62 @@ def test_learning_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("there is one")
     assert main(["learn-kernels"]) == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_nothing_is_written_moved_or_removed(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("as it was")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "write.py").write_text(
+        """
+import os, pathlib, shutil, torch
+net = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+pathlib.Path("runs/one").mkdir(parents=True, exist_ok=True)
+pathlib.Path("runs/one/log.txt").write_text("log")
+with open("kept.txt", "a") as file:
+    file.write("more")
+os.close(os.open("raw.bin", os.O_WRONLY | os.O_CREAT))
+os.rename("kept.txt", "moved.txt")
+os.remove("kept.txt")
+shutil.rmtree("old")
+for _ in range(3):
+    net(torch.zeros(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    )
+    command = [sys.executable, "-m", "neutracer", "rehearse", "write.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["kept.txt", "old", "rehearsed.pickle", "write.py"]
+    assert (tmp_path / "kept.txt").read_text() == "as it was"
+    snap = neutracer.load(tmp_path / "rehearsed.pickle")
+    assert snap.rehearsed is not None
+    notes = " ".join(snap.rehearsed.notes)
+    for said in ("runs/one", "log.txt", "raw.bin", "moved.txt would be written", "old would be"):
+        assert said in notes
+
+
+def test_rules_for_convolutions_hold_what_was_measured() -> None:
+    from neutracer.rehearsal.convolutions import Convolutions
+
+    card = find_card("H100")
+    rules = Convolutions(card)
+    inside = total = 0
+    for key, measured in facts_for(card).convolutions.items():
+        words = key.split()
+        wanted = words.pop(1) if words[0] == "backward" else "1"
+        dtype = getattr(torch, words[1])
+        sides = [tuple(map(int, word.split("x"))) for word in words[3:5]]
+        x, weight = (torch.empty(side, dtype=dtype, device="meta") for side in sides)
+        if words[2] == "last" and x.dim() == 4:
+            x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+        stride, padding, dilation = ([int(n) for n in w.split("x")] for w in words[5:8])
+        rest = (stride, padding, dilation, words[9] == "1", [0] * len(stride), int(words[8]))
+        y = torch.ops.aten.convolution(x, weight, None, *rest)
+        most = rules.most_bytes(x, weight, y, rest, wanted)
+        inside += max(measured, default=0) <= most
+        total += 1
+    # Of every twenty at most one takes more than the rule's range.
+    assert total > 500
+    assert inside >= 0.95 * total

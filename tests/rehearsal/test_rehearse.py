@@ -414,3 +414,106 @@ def test_a_mask_that_learns_makes_plain_products() -> None:
         sizes = [event.size for event in snap.events if event.action == "alloc"]
         # Scores and their softmax in floats, and their gradients; the mask is added in place.
         assert sizes.count(scores) == (5 if learns else 0)
+
+
+def test_a_program_s_own_operators_say_what_they_allocate() -> None:
+    library = torch.library.Library("neutracer_scratch", "FRAGMENT")
+    library.define("double(Tensor x) -> Tensor")
+    torch.library.register_fake(
+        "neutracer_scratch::double", lambda x: torch.empty_like(x), lib=library
+    )
+
+    def step() -> None:
+        torch.ops.neutracer_scratch.double(torch.zeros(1 << 20, device="cuda"))
+
+    def scratch(args: Any, kwargs: Any, result: Any) -> Any:
+        return [3 * args[0].numel(), (0, 8 * result.numel())]
+
+    def sizes() -> list[int]:
+        snap = neutracer.rehearse(step, steps=1)
+        return [event.size for event in snap.events if event.action == "alloc"]
+
+    try:
+        # Nothing is known of it: it could take as much as its result.
+        unknown = neutracer.rehearse(step, steps=1).rehearsed
+        assert unknown is not None
+        assert unknown.operators == {"neutracer_scratch.double": (0, 4 * MIB)}
+        neutracer.register_scratch("neutracer_scratch::double", scratch)
+        assert sizes() == [4 * MIB, 4 * MIB, 3 * MIB, 4 * MIB]
+        told = neutracer.rehearse(step, steps=1).rehearsed
+        assert told is not None
+        assert told.operators == {"neutracer_scratch.double": (3 * MIB, 11 * MIB)}
+        neutracer.register_scratch("neutracer_scratch::double", lambda *_: -1)
+        with pytest.raises(neutracer.RehearsalError, match="no number of bytes"):
+            neutracer.rehearse(step, steps=1)
+    finally:
+        neutracer.register_scratch("neutracer_scratch::double", None)
+        library._destroy()
+    with pytest.raises(ValueError, match="an operator has a name"):
+        neutracer.register_scratch("double", scratch)
+    with pytest.raises(TypeError, match="callable"):
+        neutracer.register_scratch("neutracer_scratch::double", 3)  # type: ignore[arg-type]
+
+
+def test_what_is_outside_of_pytorch_s_figures() -> None:
+    alone = neutracer.rehearse(linear(), steps=1, device="A100").rehearsed
+    eight = neutracer.rehearse(linear(), steps=1, device="A100", world_size=8).rehearsed
+    assert alone is not None
+    assert eight is not None
+    context = find_card("A100").context_bytes
+    assert alone.outside == {"CUDA's context": (context, context)}
+    low, high = eight.outside["NCCL"]
+    assert 0 < low < high
+    assert eight.capacity_bytes == alone.capacity_bytes - high
+    assert "NCCL" in str(eight.findings()[0].evidence)
+
+
+def test_evaluation_takes_a_bounded_number_of_batches() -> None:
+    seen = []
+
+    def step() -> None:
+        data = torch.utils.data.TensorDataset(torch.zeros(400, 4))
+        net = torch.nn.Linear(4, 4).cuda()
+        for kind in ("evaluated", "trained"):
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=4):
+                y = net(x.cuda())
+                if kind == "trained":
+                    y.sum().backward()
+                seen.append(kind)
+
+    rehearsed = neutracer.rehearse(step, steps=1).rehearsed
+    assert seen.count("evaluated") == 8
+    assert seen.count("trained") == 100
+    assert rehearsed is not None
+    assert any("batches of a DataLoader" in note for note in rehearsed.notes)
+
+
+def test_an_operator_of_pytorch_without_a_fake_kernel_is_named() -> None:
+    def step() -> None:
+        torch.zeros(8, 8, device="cuda").to_sparse()
+
+    with pytest.raises(neutracer.RehearsalError, match=r"test_rehearse.py:\d+.*_to_sparse"):
+        neutracer.rehearse(step)
+
+
+def test_the_loss_of_sequences() -> None:
+    def step() -> None:
+        x = torch.randn(50, 4, 20, device="cuda", requires_grad=True).log_softmax(-1)
+        targets = torch.randint(1, 20, (4, 10), device="cuda")
+        lengths = torch.full((4,), 50), torch.full((4,), 10)
+        torch.nn.functional.ctc_loss(x, targets, *lengths).backward()
+
+    assert len(neutracer.rehearse(step, steps=1).events)
+
+
+def test_another_torch_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from neutracer.process.hooks import build as hooks
+    from neutracer.rehearsal import build
+
+    other = hooks.installed_torch()
+    monkeypatch.setattr(
+        hooks, "installed_torch", lambda: type("Torch", (), {**vars(other), "release": (1, 13)})()
+    )
+    monkeypatch.setattr(build, "_loaded", [])
+    with pytest.raises(neutracer.UnavailableError, match=r"they are for torch 2\.11"):
+        neutracer.rehearse(linear())
