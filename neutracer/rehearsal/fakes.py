@@ -96,6 +96,22 @@ def _loader(plain: Any) -> Any:
     return init
 
 
+def _ctc_loss(plain: Any) -> Any:
+    """`torch.ctc_loss`, with all lengths on the device: fake ones on the CPU have no memory from
+    which PyTorch could read them."""
+
+    def ctc_loss(likely: Tensor, targets: Tensor, *rest: Any) -> Any:
+        lengths = [
+            one.to(likely.device)
+            if isinstance(one, Tensor)
+            else torch.tensor(one).to(likely.device)
+            for one in rest[:2]
+        ]
+        return plain(likely, targets, *lengths, *rest[2:])
+
+    return ctc_loss
+
+
 def _counting(tracing: Tracing) -> Any:
     plain = torch.autograd.backward
 
@@ -136,4 +152,5 @@ def patches(tracing: Tracing) -> list[tuple[Any, str, Any]]:
         (DataLoader, "__init__", _loader(DataLoader.__init__)),
         (DataLoader, "__iter__", _bounded(tracing, DataLoader.__iter__)),
         (torch.autograd, "backward", _counting(tracing)),
+        (torch, "ctc_loss", _ctc_loss(torch.ctc_loss)),
     ]

@@ -17,7 +17,7 @@ _LITTLE = 1 << 20
 #: Operators of PyTorch whose kernels for CUDA have nothing but their arguments and results; so has
 #: whatever works element by element, and what only looks at a tensor otherwise.
 _NAMES = """
-    _ctc_loss _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale_
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale_
     _amp_update_scale_ _cudnn_rnn_flatten_weight _embedding_bag _fused_adagrad_ _fused_adam_
     _fused_adamw_ _fused_dropout _fused_rms_norm _fused_sgd_ _local_scalar_dense _log_softmax
     _log_softmax_backward_data _masked_scale _pin_memory _resize_output_ _scaled_mm
@@ -38,7 +38,7 @@ _NAMES = """
     slice_scatter split_with_sizes_copy tril tril_ triu triu_ uniform_ upsample_bicubic2d
     upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
     upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
-    where zero_ zeros zeros_like _thnn_fused_lstm_cell _thnn_fused_gru_cell
+    where zero_ zeros zeros_like _thnn_fused_lstm_cell _thnn_fused_gru_cell _ctc_loss
 """
 _QUIET = frozenset(_NAMES.split())
 
