@@ -20,10 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from neutracer.render.document import Place
 from neutracer.render.escape import sentence
 from neutracer.render.json import to_plain
 
-__all__ = ["PlainRow", "brief"]
+__all__ = ["PlacedRow", "PlainRow", "brief"]
 
 # What is longer is counted, or cut.
 _MOST_ITEMS = 4
@@ -57,6 +58,23 @@ class PlainRow:
     def __repr__(self) -> str:
         cells = (f"{name}={brief(value)}" for name, value in self.json_items())
         return f"{type(self).__name__}({', '.join(cells)})"
+
+
+class PlacedRow(PlainRow):
+    """A row whose fields have the parts of a place."""
+
+    __slots__ = ()
+
+    function: str
+    filename: str
+    line: int
+    package: str
+    caller: str
+
+    @property
+    def place(self) -> Place:
+        """The place."""
+        return Place(self.function, self.filename, self.line, self.package, self.caller)
 
 
 def brief(value: object) -> str:

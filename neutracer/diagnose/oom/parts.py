@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding
-from neutracer.render.row import PlainRow
+from neutracer.render.row import PlacedRow, PlainRow
 
 __all__ = ["ACTIONS", "KINDS", "Holding", "Remedy", "Verdict"]
 
@@ -110,7 +110,7 @@ class Verdict(PlainRow):
 
 
 @dataclass(frozen=True)
-class Holding(PlainRow):
+class Holding(PlacedRow):
     """What one place in the program held.
 
     Attributes:
@@ -132,8 +132,3 @@ class Holding(PlainRow):
     share: float
     package: str = ""
     caller: str = ""
-
-    @property
-    def place(self) -> Place:
-        """The place."""
-        return Place(self.function, self.filename, self.line, self.package, self.caller)

@@ -23,7 +23,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
-from neutracer.render.row import PlainRow
+from neutracer.render.row import PlacedRow, PlainRow
 from neutracer.render.strip import strip_svg
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
@@ -39,7 +39,7 @@ _TOLD = ("parameter", "gradient", "optimizer_state", "activation")
 
 
 @dataclass(frozen=True)
-class CellPlace(PlainRow):
+class CellPlace(PlacedRow):
     """What one place in the program holds.
 
     Attributes:
@@ -61,11 +61,6 @@ class CellPlace(PlainRow):
     category: str
     package: str = ""
     caller: str = ""
-
-    @property
-    def place(self) -> Place:
-        """The place."""
-        return Place(self.function, self.filename, self.line, self.package, self.caller)
 
 
 @dataclass(frozen=True)

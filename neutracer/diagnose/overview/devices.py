@@ -8,8 +8,8 @@ from typing import Any
 
 from neutracer.diagnose.fragmentation.report import FragmentationReport, band, fragmentation_report
 from neutracer.diagnose.holds.by_module import module_tables
-from neutracer.render.document import Figure, Place, Table
-from neutracer.render.row import PlainRow
+from neutracer.render.document import Figure, Table
+from neutracer.render.row import PlacedRow, PlainRow
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count
 
@@ -29,7 +29,7 @@ _MOST_HOLDERS = 50
 
 
 @dataclass(frozen=True)
-class Holding(PlainRow):
+class Holding(PlacedRow):
     """What one place in the program holds at the peak.
 
     Attributes:
@@ -47,11 +47,6 @@ class Holding(PlainRow):
     share: float
     package: str = ""
     caller: str = ""
-
-    @property
-    def place(self) -> Place:
-        """The place."""
-        return Place(self.function, self.filename, self.line, self.package, self.caller)
 
 
 @dataclass(frozen=True)
