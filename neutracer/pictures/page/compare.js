@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two moments, two files, or a file a rank: what grew, and which one is odd.
 
-import { byId, fitCanvas, made } from "./dom.js";
+import { blueAt, byId, fitCanvas, made, rgb } from "./dom.js";
 import { bytes, count, duration, share, steps } from "./units.js";
 
 const ROWS = 25;
 const WIDTH = 900;
 const HEIGHT = 230;
+
+// The map of ranks and time: a row a rank, as many as fit into its height.
+const ROW = 14;
+const LEAST_ROW = 2;
+const TALLEST = 560;
 
 // A value is odd that is far from the middle one, as far as the others go.
 const ODD_SHARE = 0.05;
@@ -69,8 +74,59 @@ export const compare = (app) => {
     const columns = await file.ask("draw", {
       x0: 0, x1: file.axis.width, y0: 0, y1: file.axis.height, width: WIDTH, height: 0,
     });
-    file.summary = { event, moment, columns };
+    const first = trace.ooms[0];
+    const oom = first ? (await file.ask("moment", { event: first.event })).x : null;
+    file.summary = { event, moment, columns, oom };
     return file.summary;
+  };
+
+  // Where each file begins on one axis: by the clock where traces of one run say so, else together.
+  const offsetsOf = (files) => {
+    const timed = files.every(({ axis, trace }) => axis.byTime && trace.firstTime);
+    const begins = files.map(({ trace }) => trace.firstTime);
+    const first = Math.min(...begins);
+    const ends = files.map(({ axis }, k) => begins[k] - first + axis.width);
+    const longest = Math.max(...files.map(({ axis }) => axis.width));
+    return timed && Math.max(...ends) <= 2 * longest ? begins.map((begin) => begin - first) : begins.map(() => 0);
+  };
+
+  // Allocated bytes by rank and time: darker is more, blank is outside of a trace, red ran out.
+  const drawMap = (files, summaries, odd) => {
+    const canvas = byId("compare-canvas");
+    const width = canvas.parentElement.clientWidth;
+    const tall = Math.max(LEAST_ROW, Math.min(ROW, Math.floor(TALLEST / files.length)));
+    const [left, top, high] = [180, 22, tall * files.length];
+    const { pen } = fitCanvas(canvas, width, top + high + 26);
+    const { colours } = app;
+    pen.fillStyle = colours.page;
+    pen.fillRect(0, 0, width, top + high + 26);
+    pen.font = "12px system-ui, sans-serif";
+    const offsets = offsetsOf(files);
+    const span = Math.max(...files.map(({ axis }, k) => offsets[k] + axis.width), 1);
+    const most = Math.max(...summaries.map(({ columns }) => Math.max(...columns.allocated)), 1);
+    const wide = width - left - 10;
+    summaries.forEach(({ columns, oom }, k) => {
+      const y = top + k * tall;
+      const step = (wide * files[k].axis.width) / span / columns.width;
+      const begin = left + (wide * offsets[k]) / span;
+      for (let x = 0; x < columns.width; x++) {
+        pen.fillStyle = rgb(blueAt(colours, columns.allocated[x] / most));
+        pen.fillRect(begin + x * step, y, step + 0.5, tall - (tall > 4 ? 1 : 0));
+      }
+      pen.fillStyle = colours.red;
+      if (oom !== null) pen.fillRect(Math.min(begin + (wide * oom) / span, left + wide - 3), y, 3, tall);
+      if (tall < 11) return;
+      pen.fillStyle = odd[k] ? colours.red : colours.grey;
+      pen.textAlign = "right";
+      pen.fillText(files[k].title, left - 6, y + tall - 3, left - 12);
+    });
+    pen.fillStyle = colours.grey;
+    pen.textAlign = "center";
+    for (const at of steps(0, span, wide / 90)) {
+      pen.fillText(files[0].axis.byTime ? duration(at) : count(at), left + (at / span) * wide, top + high + 18);
+    }
+    pen.textAlign = "left";
+    pen.fillText(`allocated by file and time, the darkest is ${bytes(most)}`, left, 14, wide);
   };
 
   // Both files' lines on one axis: by time since their first events, or by events.
@@ -131,6 +187,7 @@ export const compare = (app) => {
           `${bytes(figures.unused[k])}, ${share(figures.unused[k] / Math.max(figures.reserved[k], 1))}`,
           String(file.trace.ooms.length), holders[k] ? `${bytes(holders[k].bytes)} ${holders[k].name}` : "–"],
       })));
+    return odd;
   };
 
   const moments = async (box) => {
@@ -157,14 +214,15 @@ export const compare = (app) => {
     const box = made(null, "div");
     const canvas = byId("compare-canvas");
     const { files } = app;
-    canvas.hidden = files.length !== 2;
+    canvas.hidden = files.length < 2;
     byId("compare-words").textContent = files.length > 1 ? `${files.length} files` : "two moments of this file; drop another file to compare files";
     await moments(box);
     if (files.length > 1) {
       const summaries = [];
       for (const file of files) summaries.push(await summaryOf(file));
       if (mine !== drawn) return;
-      ranks(box, files, summaries);
+      const odd = ranks(box, files, summaries);
+      if (files.length > 2) drawMap(files, summaries, odd);
       if (files.length === 2) {
         drawTwo(files, summaries);
         const names = files.map(({ title }) => title);

@@ -71,9 +71,11 @@ const setBands = async () => {
   app.bands = bands;
 };
 
-const setAxis = async () => {
+// `bands`: what a file that is turned to lacks as well, without which nothing of it can be drawn.
+const setAxis = async (bands = null) => {
   const { trace, state } = app;
   const axis = await app.ask("axes", { byTime: state.axis === "time" && trace.isTimed, raw: state.raw });
+  if (bands) await bands();
   const file = app.files[app.fileIndex];
   app.axis = file.axis = { ...axis, lanes: { lanes: [], pools: [] } };
   file.summary = null;
@@ -139,8 +141,7 @@ const turnTo = async (device, isShown = true) => {
     axis: app.trace.isTimed ? "time" : "event", stacking: "stacks", raw: false,
   };
   Object.assign(app.state, app.start, { device });
-  await setAxis();
-  await setBands();
+  await setAxis(setBands);
   const { trace } = app;
   figures();
   drawFindings(app, toldOf(device)?.findings ?? ownFindings(app));

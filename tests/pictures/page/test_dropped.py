@@ -355,6 +355,26 @@ def test_ranks_stand_side_by_side_and_the_odd_one_is_marked(chromium, page, tmp_
     peak = neutracer.load(paths[0]).timeline().peak("allocated").bytes
     assert format_bytes(peak) in told[0]
     assert not math.isnan(peak)
+    # The map above the table has a row of some pixels a rank, the odd one the darkest.
+    chromium.until("document.getElementById('compare-canvas').hidden", False)
+    darkest = """(() => {
+      const canvas = document.getElementById("compare-canvas");
+      const scale = canvas.width / canvas.clientWidth;
+      const [left, wide] = [190, 300].map((x) => Math.round(x * scale));
+      const tall = Math.round(80 * scale);
+      const { data } = canvas.getContext("2d").getImageData(left, 0, wide, tall);
+      return [0, 1, 2, 3].map((row) => {
+        const begin = 4 * wide * Math.round((22 + 14 * row + 6) * scale);
+        let least = 765;
+        for (let i = begin; i < begin + 4 * wide; i += 4) {
+          least = Math.min(least, data[i] + data[i + 1] + data[i + 2]);
+        }
+        return least;
+      });
+    })()"""
+    found = chromium.value(darkest)
+    assert found[2] < min(found[0], found[1], found[3])
+    assert chromium.complaints() == []
 
 
 def test_two_files_and_two_moments_are_compared(chromium, page, tmp_path):
