@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -123,7 +124,7 @@ def test_page_runs_inside_of_a_cell(address: str, tmp_path: Path) -> None:
         page.wait_for_selector("iframe[srcdoc]", timeout=60_000)
         handle = page.query_selector("iframe[srcdoc]")
         inside = handle.content_frame()
-        inside.wait_for_function("document.documentElement.dataset.ready === '1'")
+        wait_inside(inside, "document.documentElement.dataset.ready === '1'")
         inside.click("[data-tab=stacks]")
         assert inside.inner_text("#stacks h2") == "Live bytes by call stack"
         inside.click("[data-tab=overview]")
@@ -142,3 +143,47 @@ def test_page_runs_inside_of_a_cell(address: str, tmp_path: Path) -> None:
     assert outside == []
     # Errors of JupyterLab's own are not ours.
     assert [error for error in errors if "srcdoc" in error] == []
+
+
+def wait_inside(frame: Any, expression: str) -> None:
+    """Wait until an expression holds in a page, whose policy refuses the driver's own waiting."""
+    end = time.monotonic() + 30
+    while not frame.evaluate(expression):
+        assert time.monotonic() < end, expression
+        time.sleep(0.1)
+
+
+def brightness(frame: Any) -> float:
+    """How light a page is, from 0 to 255."""
+    colour = frame.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    body = frame.evaluate("getComputedStyle(document.body).backgroundColor")
+    shown = colour if "0, 0, 0, 0" not in colour else body
+    return sum(map(float, re.findall(r"[\d.]+", shown)[:3])) / 3
+
+
+@pytest.mark.parametrize("address", ["lab"], indirect=True)
+def test_page_follows_the_theme_while_it_is_shown(address: str, tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
+        # Where the driver chooses a scheme, it does so for every frame.
+        page = browser.new_page(viewport={"width": 1300, "height": 1000}, color_scheme="null")
+        page.goto(address)
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        page.wait_for_function(KERNEL_IS_IDLE, timeout=60_000)
+        page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
+        page.wait_for_selector("iframe[srcdoc]", timeout=60_000)
+        inside = page.query_selector("iframe[srcdoc]").content_frame()
+        wait_inside(inside, "document.documentElement.dataset.ready === '1'")
+        for theme, is_dark in (("JupyterLab Dark", True), ("JupyterLab Light", False)):
+            page.evaluate(
+                "theme => void jupyterapp.commands.execute('apputils:change-theme', {theme})", theme
+            )
+            shown = f"document.body.dataset.jpThemeLight === '{json.dumps(not is_dark)}'"
+            page.wait_for_function(shown)
+            asked = "matchMedia('(prefers-color-scheme: dark)').matches"
+            wait_inside(inside, f"{asked} === {json.dumps(is_dark)}")
+            assert (brightness(inside) < 100) is is_dark
+            page.query_selector("iframe[srcdoc]").scroll_into_view_if_needed()
+            page.screenshot(path=tmp_path / f"{theme.split()[1].lower()}.png")
+        browser.close()

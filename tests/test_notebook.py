@@ -159,9 +159,9 @@ def test_timeline_shows_a_curve_and_its_peak(plain: list[dict[str, Any]]) -> Non
 
 def test_view_without_a_path_shows_itself(plain: list[dict[str, Any]]) -> None:
     page = html_of(plain[12])
-    assert page.startswith(
-        '<iframe sandbox="allow-scripts allow-downloads" srcdoc="<!DOCTYPE html>'
-    )
+    assert page.startswith("<style>iframe.neutracer-page{color-scheme:light dark}")
+    frame = '<iframe class="neutracer-page" sandbox="allow-scripts allow-downloads" srcdoc="'
+    assert f"</style>{frame}<!DOCTYPE html>" in page
     assert len(page) < 1_000_000
 
 

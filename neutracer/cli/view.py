@@ -66,6 +66,7 @@ def add_view(commands: Any, summary: str) -> None:
         metavar=("FROM", "TO"),
         help="open on these events; the page has all of them",
     )
+    parser.add_argument("--dark", action="store_true", help="dark, whatever the browser prefers")
     add_max_memory(parser)
     parser.set_defaults(run=_view)
 
@@ -81,7 +82,8 @@ def _view(options: argparse.Namespace) -> int:
         with without_history_warning():
             window = window_of(options)
             source = load(options.file, **window) if window else options.file
-            path = view(source, output, device=options.device, focus=focus)
+            dark = True if options.dark else None
+            path = view(source, output, device=options.device, focus=focus, dark=dark)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
     end_progress()
@@ -94,7 +96,7 @@ def _empty(options: argparse.Namespace) -> int:
     output = "neutracer.html" if options.output is None else options.output
     try:
         check_written(output)
-        path = empty_page().save(output)
+        path = empty_page(True if options.dark else None).save(output)
     except (OSError, ValueError) as error:
         return complain_of(output, error)
     write(f"{clean(str(path))}\n", sys.stdout)

@@ -115,7 +115,13 @@ def render_page(document: Document, picture: str = "") -> str:
 
 
 def page_shell(
-    title: str, body: str, style: str, script: str = "", *, has_core: bool = False
+    title: str,
+    body: str,
+    style: str,
+    script: str = "",
+    *,
+    has_core: bool = False,
+    dark: bool | None = None,
 ) -> str:
     """The page around a body, under a policy that allows its own parts and nothing else.
 
@@ -127,6 +133,7 @@ def page_shell(
             policy names its hash.
         has_core: The program compiles the page's own WebAssembly, and starts workers that it
             makes itself.
+        dark: Whether it is dark; None is as the browser, or the notebook around it, has it.
 
     Raises:
         ValueError: The style or the script would end its own element.
@@ -140,8 +147,9 @@ def page_shell(
         f"default-src 'none'; style-src {_digest(style)}; {runs}base-uri 'none'; form-action 'none'"
     )
     program = f"<script>{script}</script>" if script else ""
+    theme = "" if dark is None else f' data-theme="{"dark" if dark else "light"}"'
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<!DOCTYPE html>\n<html lang="en"{theme}><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'

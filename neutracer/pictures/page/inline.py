@@ -16,6 +16,28 @@ from neutracer.saving import atomic_file
 
 __all__ = ["PageView"]
 
+# A page in a frame can't look at the notebook around it, and takes for its media query the
+# scheme of its frame. Notebooks and sites say theirs in attributes, as for reports (render/html);
+# where nobody says one it is the browser's.
+_FRAME = "iframe.neutracer-page"
+_DARK = (
+    "[data-jp-theme-light=false]",
+    ".vscode-dark",
+    ".vscode-high-contrast:not(.vscode-high-contrast-light)",
+    "[data-theme=dark]",
+)
+_LIGHT = (
+    "[data-jp-theme-light=true]",
+    ".vscode-light",
+    ".vscode-high-contrast-light",
+    "[data-theme=light]",
+)
+_THEMES = (
+    f"<style>{_FRAME}{{color-scheme:light dark}}"
+    f"{','.join(f'{host} {_FRAME}' for host in _DARK)}{{color-scheme:dark}}"
+    f"{','.join(f'{host} {_FRAME}' for host in _LIGHT)}{{color-scheme:light}}</style>"
+)
+
 # Pixels: the findings, and most of the picture under them.
 _HEIGHT = 800
 
@@ -73,8 +95,9 @@ class PageView:
             f"neutracer.view(snapshot, &quot;out.html&quot;) writes it as a file."
         )
         shown = (
-            f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{source}" '
-            f'title="{escape(self.title)}" style="width:100%;height:{_HEIGHT}px;border:0"></iframe>'
+            f'{_THEMES}<iframe class="neutracer-page" sandbox="allow-scripts allow-downloads" '
+            f'srcdoc="{source}" title="{escape(self.title)}" '
+            f'style="width:100%;height:{_HEIGHT}px;border:0"></iframe>'
             f'<p style="font-size:12px;opacity:.7">{words}</p>'
         )
         return shown if len(shown.encode("utf-8")) <= MOST_INLINE else self._linked()

@@ -51,6 +51,7 @@ def view(
     *,
     device: int | None = None,
     focus: tuple[int, int] | None = None,
+    dark: bool | None = None,
 ) -> Path: ...
 
 
@@ -61,6 +62,7 @@ def view(
     *,
     device: int | None = None,
     focus: tuple[int, int] | None = None,
+    dark: bool | None = None,
 ) -> PageView: ...
 
 
@@ -70,6 +72,7 @@ def view(
     *,
     device: int | None = None,
     focus: tuple[int, int] | None = None,
+    dark: bool | None = None,
 ) -> Path | PageView:
     """Write a snapshot as one offline page: findings, timeline, address map, tables, what-if.
 
@@ -84,6 +87,8 @@ def view(
         device: The device; None is all of them: the page opens on the first that ran out of
             memory, and turns from one to the next.
         focus: Events from .. to of the one device, on which the page opens.
+        dark: Whether the page is dark; None follows the browser, and in a notebook its theme,
+            also when that changes.
 
     Returns:
         The path; without one the page.
@@ -104,7 +109,7 @@ def view(
     if path is not None:
         # An impossible file name is reported before the work begins.
         check_output(path_name(path), source)
-    page = _page(source, device, focus)
+    page = _page(source, device, focus, dark=dark)
     return page if path is None else page.save(path)
 
 
@@ -131,9 +136,9 @@ def view_html(
     return _page(source, device, focus, title).html
 
 
-def empty_page() -> PageView:
+def empty_page(dark: bool | None = None) -> PageView:
     """The page without a snapshot: it opens those that are dropped on it."""
-    return _made("neutracer", "", "")
+    return _made("neutracer", "", "", dark)
 
 
 def _page(
@@ -141,6 +146,8 @@ def _page(
     device: int | None,
     focus: tuple[int, int] | None,
     title: str = "",
+    *,
+    dark: bool | None = None,
 ) -> PageView:
     if focus is not None:
         focus = number_pair("focus", focus, whole=True)
@@ -159,12 +166,11 @@ def _page(
         "rules": {number: _told_rules(snap, number) for number in devices if snap.told},
         "devices": told(report, devices),
     }
-    return _made(
-        name, _data("told", facts) + _packed("snapshot", packed_columns(snap)), snap.origin
-    )
+    payloads = _data("told", facts) + _packed("snapshot", packed_columns(snap))
+    return _made(name, payloads, snap.origin, dark)
 
 
-def _made(title: str, payloads: str, origin: str) -> PageView:
+def _made(title: str, payloads: str, origin: str, dark: bool | None = None) -> PageView:
     """A page with what is in it."""
     worker = bundle("worker.js")
     if "</" in worker or "<!--" in worker:
@@ -176,7 +182,7 @@ def _made(title: str, payloads: str, origin: str) -> PageView:
         f'<script type="text/plain" id="worker">{worker}</script>{_core()}',
     }
     body = re.sub(r"\{(\w+)\}", lambda found: slots[found[1]], part("page.html"))
-    page = page_shell(title, body, page_style(), bundle("main.js"), has_core=True)
+    page = page_shell(title, body, page_style(), bundle("main.js"), has_core=True, dark=dark)
     return PageView(page, title, origin)
 
 
