@@ -6,7 +6,7 @@
  * the signal again, so that the process ends whatever becomes of the report.
  */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* syscall, struct sigevent */
+#define _GNU_SOURCE 1 /* syscall, struct sigevent */
 #endif
 #include "nt_py.h"
 
