@@ -3,7 +3,11 @@
 
 from pathlib import Path
 
+import neutracer
+
 #: The checkout.
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 HELPERS = TESTS / "helpers"
+#: What another process needs on its path to import the neutracer that is tested.
+PACKAGE = Path(neutracer.__file__).parents[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, TypeVar
 
-ROOT = Path(__file__).parents[2]
+from places import PACKAGE
 
 Found = TypeVar("Found")
 
@@ -72,7 +72,7 @@ class RankJob:
 
     def _environment(self, rank: int, world: int) -> dict[str, str]:
         return {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(PACKAGE),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),

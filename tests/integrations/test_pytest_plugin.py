@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from places import HELPERS, PACKAGE
 
 from neutracer.process.recording.history import HISTORY
 
 pytest_plugins = ["pytester"]
-
-HELPERS = Path(__file__).parents[1] / "helpers"
-ROOT = Path(__file__).parents[2]
 
 #: A conftest that puts a fake in the place of torch, for as long as the session.
 FAKE = """
@@ -51,7 +48,7 @@ def model():
 def suite(pytester, monkeypatch):
     """Runs pytest with the plugin on files, in this process or another one."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HELPERS}")
+    monkeypatch.setenv("PYTHONPATH", f"{PACKAGE}:{HELPERS}")
 
     def run(*arguments, another=False, conftest=FAKE, **files):
         if conftest:

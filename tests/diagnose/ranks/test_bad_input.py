@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import PACKAGE
 from rank_files import START_US, trained, write
 from small_snapshots import MIB
 
@@ -26,7 +27,6 @@ from neutracer.diagnose.ranks.ranks import ranks
 from neutracer.diagnose.ranks.report import ranks_report
 from neutracer.process.ranks.digest import MOST_STEPS, Held, RankDigest
 
-ROOT = Path(__file__).parents[3]
 WHOLE = pickle.dumps(trained(), protocol=4)
 
 
@@ -254,7 +254,7 @@ def test_script_is_not_begun_again_by_its_processes(tmp_path: Path) -> None:
         write(tmp_path, rank, WHOLE, world=3)
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
         env=environment,

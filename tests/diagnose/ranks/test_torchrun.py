@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from places import PACKAGE
 
 import neutracer
-
-ROOT = Path(__file__).parents[3]
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -95,7 +94,7 @@ def launched(folder: Path, *how: str) -> Ended:
     command += ["-m", "neutracer", "run", "-o", str(folder / "run"), str(script), *how]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(PACKAGE),
         "OUT": str(folder),
         "OMP_NUM_THREADS": "1",
     }

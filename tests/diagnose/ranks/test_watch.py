@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_job import ROOT, RankJob
+from places import PACKAGE
+from rank_job import RankJob
 
 import neutracer
 from neutracer._native import core
@@ -238,7 +239,12 @@ def test_run_under_torchrun_tells_by_itself(tmp_path: Path) -> None:
     script.write_text(UNDER_RUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "neutracer", "run", "-o", str(tmp_path / "run"), str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OUT": str(out), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGE),
+        "OUT": str(out),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     told = out.read_text()
