@@ -53,11 +53,20 @@ def _completion(options: argparse.Namespace) -> int:
             action.complete = shtab.FILE
         elif action.metavar in _FOLDERS:
             action.complete = shtab.DIRECTORY
+    _shorten(options.parser)
     script = shtab.complete(options.parser, options.shell)
     if options.output is None:
         print(script)
         return 0
     return 0 if written(options.output, f"{script}\n") else FAILED
+
+
+def _shorten(parser: argparse.ArgumentParser) -> None:
+    """Describe each command by its line in the list: a shell shows it beside the name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for listed in action._choices_actions:
+                action.choices[listed.dest].description = listed.help
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[Any]:

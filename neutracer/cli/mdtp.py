@@ -71,6 +71,12 @@ def add_mdtp(commands: Any, summary: str) -> None:
         metavar=("FROM", "TO"),
         help="in seconds, with --x event in events",
     )
+    plot.add_argument(
+        "--addresses",
+        metavar="A:B",
+        help="only these addresses (0x7f3a00:0x7f4000), or one block as PyTorch's viewer names "
+        "it (b7f3a00_2)",
+    )
     add_window(plot)
     add_simulation(plot)
     plot.add_argument(
@@ -100,6 +106,7 @@ def _mdtp(options: argparse.Namespace) -> int:
                 stream=options.stream,
                 pool=tuple(options.pool) if options.pool else None,
                 time_range=tuple(options.range) if options.range else None,
+                address_range=_addresses(options.addresses),
                 raw_addresses=options.raw_addresses,
                 dark=options.dark,
                 output=options.output,
@@ -111,3 +118,11 @@ def _mdtp(options: argparse.Namespace) -> int:
     end_progress()
     write(f"{clean(options.output)}\n", sys.stdout)
     return 0
+
+
+def _addresses(text: str | None) -> tuple[str, str] | str | None:
+    """What `--addresses` says: two of them, or a block."""
+    if text is None or ":" not in text:
+        return text
+    first, _, end = text.partition(":")
+    return first, end

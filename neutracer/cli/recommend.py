@@ -24,7 +24,7 @@ _EXAMPLE = """example:
   neutracer recommend snapshot.pickle                       # the line to set, and what it saves
   neutracer recommend snapshot.pickle --capacity 24GiB      # would it fit on that card, and how?
   neutracer recommend snapshot.pickle --fraction 0.5 --capacity 80GiB    # half of such a card
-  neutracer recommend snapshot.pickle --objective speed     # the fewest calls of the device
+  neutracer recommend snapshot.pickle --objective speed     # the fewest calls to the device
 
 exit codes: 0, 2 for a file that can't be read or replayed
 """

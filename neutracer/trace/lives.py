@@ -15,7 +15,7 @@ from neutracer.trace.places import Places
 from neutracer.trace.stacks import NONE, Stacks
 from neutracer.trace.table import Column, Table
 
-__all__ = ["allocation_table", "named_rows", "segment_table"]
+__all__ = ["allocation_table", "int_address", "named_rows", "segment_table"]
 
 # An address alone, or a block as PyTorch's viewer names it: b7f3a00000000_2, in its newer
 # releases b'7f3a00000000_2. The number counts what was at that address before.
@@ -94,6 +94,22 @@ def segment_table(c: Mapping[str, Any], stacks: Stacks) -> Table:
     return Table("segment", columns, len(c["address"]), stacks, pairs)
 
 
+def int_address(text: str) -> int:
+    """An address as a text has it, or that of a block as PyTorch's viewer names it.
+
+    Raises:
+        ValueError: It is neither.
+
+    Example:
+        >>> int_address("0x7f00"), int_address("b7f00_2")
+        (32512, 32512)
+    """
+    found = _NAME.fullmatch(text.strip()) or _ADDRESS.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no address and no block of PyTorch's viewer")
+    return int(found[1], 16)
+
+
 def named_rows(allocations: Table, block: int | str) -> list[int]:
     """The rows of what `Timeline.named` is asked for, in the order of time.
 
@@ -104,10 +120,7 @@ def named_rows(allocations: Table, block: int | str) -> list[int]:
     version: str | None = None
     if isinstance(block, str):
         name = _NAME.fullmatch(block.strip())
-        found = name or _ADDRESS.fullmatch(block.strip())
-        if found is None:
-            raise ValueError(f"{block!r} is no address and no block of PyTorch's viewer")
-        address, version = int(found[1], 16), name and name[2]
+        address, version = int_address(block), name and name[2]
     else:
         address = whole_number("block", block, "an address, or a block's name")
     rows = [row for row, at in enumerate(allocations.codes("address")) if at == address]

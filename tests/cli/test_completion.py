@@ -60,3 +60,13 @@ def test_without_shtab_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
     assert "pip install 'neutracer[completion]'" in capsys.readouterr().err
+
+
+def test_commands_are_described_in_a_line() -> None:
+    pytest.importorskip("shtab")
+    done = subprocess.run(
+        [sys.executable, "-m", "neutracer", "completion", "fish"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "what a snapshot shows, on one page" in done.stdout
+    assert "Its main thread starts another one" not in done.stdout

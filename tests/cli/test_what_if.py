@@ -32,7 +32,7 @@ def test_without_settings_the_best_are_told(capsys: Capture) -> None:
     assert main(["what-if", FRAG, "--objective", "reserved"]) == 0
     text = capsys.readouterr().out
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text
-    assert "No allocator could do with less than 579 MiB" in text
+    assert "No allocator could manage with less than 579 MiB" in text
     assert "Smallest memory in which every request succeeds" in text
 
 

@@ -120,7 +120,7 @@ def new_holder(case: Case) -> Verdict | None:
     if total < max(_NEW_SHARE * demand.so_far, least_worth(case.failure.size)):
         return None
     first = found[0]
-    message = f"{format_bytes(total)} went to lines that no {demand.unit} before it had run"
+    message = f"{format_bytes(total)} was requested by lines that no earlier {demand.unit} had run"
     evidence = tuple(Note(f"{format_bytes(one.bytes)} by", one.place) for one in found[:3])
     advice: tuple[Note, ...]
     if first.in_module and case.phase.name != "inference":

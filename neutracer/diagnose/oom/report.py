@@ -196,10 +196,10 @@ def _whole_step(why: ExplainReport) -> tuple[Table, ...]:
         for one in step.trials
     )
     said = (
-        f"{format_bytes(step.usable_bytes)} were there for it; "
+        f"{format_bytes(step.usable_bytes)} was available for it; "
         f"{format_count(step.steps, step.unit)} before it needed "
-        f"{format_bytes(step.typical_bytes)} in the middle, "
-        f"{format_bytes(step.largest_bytes)} at the most"
+        f"{format_bytes(step.typical_bytes)} at the median, "
+        f"{format_bytes(step.largest_bytes)} at most"
     )
     if step.growth_bytes:
         said += f", and each left {format_bytes(step.growth_bytes)} behind"

@@ -153,7 +153,9 @@ class RecommendReport(Report):
     def _bound_sentence(self) -> str:
         bound = self.bound
         where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
-        text = f"No allocator could do with less than {format_bytes(bound.bytes)}, live at {where}"
+        text = (
+            f"No allocator could manage with less than {format_bytes(bound.bytes)}, live at {where}"
+        )
         if bound.with_failed_bytes > bound.bytes:
             text += f", or {format_bytes(bound.with_failed_bytes)} with the failed requests"
         if self.recorded.stopped_event is not None or not bound.bytes:

@@ -231,7 +231,7 @@ def widened(outcome: Outcome, others: list[Outcome]) -> Outcome:
 
 
 def outcome_cells(outcome: Outcome, name: str) -> tuple[Cell, ...]:
-    """A row of a table: peak, its range, calls of the device, failures, setting."""
+    """A row of a table: peak, its range, calls to the device, failures, setting."""
     return (
         Figure.bytes(outcome.peak_reserved_bytes),
         _span(outcome),

@@ -24,8 +24,8 @@ def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
     (outcome, smallest), (before, own) = row, recorded
     name = named(outcome)
     if objective == "fit" and smallest is not None and own is not None and smallest < own:
-        message = f"{name}: every request succeeds from {format_bytes(smallest)} on"
-        return own - smallest, f"{message}, not from {format_bytes(own)}"
+        message = f"{name}: every request succeeds with {format_bytes(smallest)}"
+        return own - smallest, f"{message} instead of {format_bytes(own)}"
     if before.stopped_event is not None:
         stop = stop_of(outcome)
         until = "the end of the trace" if stop is None else f"event {stop}"
@@ -36,16 +36,16 @@ def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
     peaks = outcome.peak_reserved_bytes, before.peak_reserved_bytes
     saved = max(peaks[1] - peaks[0], 0)
     if objective == "speed":
-        calls = f"{format_count(outcome.device_calls)} calls of the device"
+        calls = f"{format_count(outcome.device_calls)} calls to the device"
         return saved, f"{name}: {calls} instead of {format_count(before.device_calls)}"
     less, more = (format_bytes(nbytes) for nbytes in peaks)
     return saved, f"{name}: {less} reserved at most instead of {more}"
 
 
 def cost(more: int) -> str:
-    """How many more calls of the device a choice makes, in words."""
+    """How many more calls to the device a choice makes, in words."""
     noun = "more call" if more > 0 else "fewer call"
-    return f"{format_count(abs(more), noun) if more else 'as many calls'} of the device"
+    return f"{format_count(abs(more), noun) if more else 'as many calls'} to the device"
 
 
 def stops(outcome: Outcome) -> tuple[Note, ...]:

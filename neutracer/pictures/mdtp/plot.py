@@ -43,7 +43,7 @@ def mdtp(
     stream: int | None = None,
     pool: tuple[int, int] | None = None,
     time_range: tuple[float, float] | None = None,
-    address_range: tuple[int, int] | None = None,
+    address_range: tuple[int | str, int | str] | str | None = None,
     raw_addresses: bool = False,
     holes: bool = True,
     title: str | tuple[str, str] | None = None,
@@ -69,7 +69,8 @@ def mdtp(
         stream: Only what belongs to this stream: a raw stream, or its number in the key.
         pool: Only what belongs to this private pool; (0, 0) is the default pool.
         time_range: Only from .. to, in seconds, or in events.
-        address_range: Only addresses from .. to, as the device counts them.
+        address_range: Only addresses from .. to, as the device counts them: numbers, or texts
+            like "0x7f3a00"; or one block, as PyTorch's viewer names it: "b7f3a00_2".
         raw_addresses: Leave nothing out of the address axis.
         holes: Name the largest holes.
         title: The title, or a pair for two snapshots; None is the file's name.

@@ -12,6 +12,7 @@ import numpy as np
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
+from neutracer.trace.lives import int_address
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 
@@ -37,7 +38,7 @@ class Request:
     stream: int | None = None
     pool: tuple[int, int] | None = None
     time_range: tuple[float, float] | None = None
-    address_range: tuple[int, int] | None = None
+    address_range: tuple[int | str, int | str] | str | None = None
     raw_addresses: bool = False
 
 
@@ -145,7 +146,8 @@ class Scene:
         height = self.raster.extent()[1]
         if self.request.address_range is None:
             return 0, height
-        low, high = (self.position(address) for address in self.request.address_range)
+        first, end = _addresses(self.timeline, self.request.address_range)
+        low, high = self.position(first), self.position(end)
         if low >= high:
             raise ValueError("nothing in that range of addresses was ever reserved")
         return low, high
@@ -305,7 +307,7 @@ def _checked(request: Request) -> Request:
         ValueError: There can be no such stream or pool.
     """
     stream, pool = request.stream, request.pool
-    times, addresses = request.time_range, request.address_range
+    times = request.time_range
     if stream is not None:
         stream = whole_number("stream", stream, least=0)
     if pool is not None:
@@ -318,10 +320,27 @@ def _checked(request: Request) -> Request:
         stream=stream,
         pool=pool,
         time_range=None if times is None else number_pair("time_range", times),
-        address_range=(
-            None if addresses is None else number_pair("address_range", addresses, whole=True)
-        ),
     )
+
+
+def _addresses(timeline: Timeline, given: Any) -> tuple[int, int]:
+    """A range of addresses: two of them, as numbers or texts, or one block by its name.
+
+    Raises:
+        ValueError: The trace has no such block, or a text is no address.
+        TypeError: It is no pair of addresses.
+    """
+    if not isinstance(given, str):
+        if isinstance(given, (tuple, list)):
+            given = tuple(int_address(one) if isinstance(one, str) else one for one in given)
+        first, end = number_pair("address_range", given, whole=True)
+        return first, end
+    blocks = timeline.named(given)
+    if not len(blocks):
+        raise ValueError(f"the trace has no block {given}")
+    # All of them begin at one address.
+    first = int(blocks.codes("address")[0])
+    return first, first + max(map(int, blocks.codes("size")))
 
 
 def _has_times(timeline: Timeline) -> bool:

@@ -248,11 +248,11 @@ def test_shares_are_never_below_the_bound(name: str) -> None:
 def test_cost_is_told_in_words() -> None:
     words = [cost(more) for more in (-2, -1, 0, 1, 1200)]
     assert words == [
-        "2 fewer calls of the device",
-        "1 fewer call of the device",
-        "as many calls of the device",
-        "1 more call of the device",
-        "1,200 more calls of the device",
+        "2 fewer calls to the device",
+        "1 fewer call to the device",
+        "as many calls to the device",
+        "1 more call to the device",
+        "1,200 more calls to the device",
     ]
 
 

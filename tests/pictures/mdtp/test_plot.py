@@ -371,6 +371,20 @@ def test_ranges_cut_both_axes():
         neutracer.mdtp(bundle.snapshot("frag_default"), address_range=(0, 1))
 
 
+def test_block_is_found_by_the_name_of_pytorchs_viewer():
+    timeline = bundle.snapshot("frag_default").timeline()
+    name = f"b'{timeline.alive()[0].address:x}_0"
+    (block,) = timeline.named(name)
+    named = scene("frag_default", address_range=name)
+    ends = (hex(block.address), f"{block.address + block.size:x}")
+    assert named.view == scene("frag_default", address_range=ends).view
+    whole = scene("frag_default").view
+    assert named.view[3] - named.view[2] == block.size < whole[3]
+    for wrong in ("b7_0", "train.py", ("0x1", "nothing")):
+        with pytest.raises(ValueError, match="no block"):
+            scene("frag_default", address_range=wrong)
+
+
 def test_axis_is_seconds_or_events():
     figure = neutracer.mdtp(bundle.snapshot("frag_default"))
     (axes,) = axes_of(figure, "map")
