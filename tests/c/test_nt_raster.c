@@ -38,7 +38,7 @@ raster_image_draw(nt_trace *r, const nt_raster *raster, uint32_t width, uint32_t
         .height = height,
     };
     const nt_raster_planes planes = {image->largest, image->used, image->reserved,
-                                     image->seen, image->row, NULL};
+                                     image->seen,    image->row,  NULL};
     /* What is not wanted changes nothing of the rest. */
     static uint32_t rows[RASTER_MOST];
     const nt_raster_planes alone = {.row = rows};
@@ -267,7 +267,7 @@ raster_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
     nt_raster *raster = NULL;
     raster_image image = {.view = {0, 10, 0, 22 * MIB, 4, 4}};
     const nt_raster_planes planes = {image.largest, image.used, image.reserved,
-                                     image.seen, image.row, NULL};
+                                     image.seen,    image.row,  NULL};
     const nt_raster_options options = {.by_stream = true};
     nt_error err = {.offset = NT_NO_OFFSET};
     uint32_t rows[2];

@@ -67,8 +67,8 @@ check_draw(const nt_raster *raster, const nt_raster_view *v)
     static uint32_t row[2][MOST_PIXELS];
     const size_t pixels = (size_t)v->width * v->height;
     for (size_t i = 0; i < 2; i++) {
-        const nt_raster_planes planes = {largest[i], used[i], reserved[i], seen[i],
-                                         row[i], NULL};
+        const nt_raster_planes planes = {largest[i], used[i], reserved[i],
+                                         seen[i],    row[i],  NULL};
         NT_FUZZ_CHECK(nt_raster_draw(raster, v, &planes, NULL) == NT_OK);
     }
     NT_FUZZ_CHECK(memcmp(largest[0], largest[1], pixels * sizeof **largest) == 0);
