@@ -13,7 +13,7 @@ job's memory, threads and open files, and what was lost or went wrong since the 
 It ends with 1 where something did: a scrape failed, a report did not come, an event's stack found
 no room, threads or files or memory kept growing after the first third. Memory may differ by 1 %
 and 8 MiB between the thirds. The slope of the memory after the first third is the median of those
-between any two lines (Theil and Sen), with the bounds that hold it 19 times in 20 (Sen 1968).
+between any two lines (Theil and Sen), with bounds within which it lies 19 times in 20 (Sen 1968).
 """
 
 from __future__ import annotations

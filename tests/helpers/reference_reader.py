@@ -26,15 +26,23 @@ MOST_DEVICES = 1024
 Rows = list[dict[str, Any]]
 
 
-class _NoClasses(pickle.Unpickler):
+class _NoClasses:
     def find_class(self, module: str, name: str) -> Any:
         raise RejectedError(f"the pickle names {module}.{name}")
 
 
-def unpickled(data: bytes) -> Any:
-    """The value in a pickle; no class is ever looked up."""
+class _Fast(_NoClasses, pickle.Unpickler):
+    """Its memo is as long as the largest index in the file: four bytes can make it 16 GB."""
+
+
+class _Slow(_NoClasses, pickle._Unpickler):  # type: ignore[name-defined,misc]
+    """Its memo is a dict."""
+
+
+def unpickled(data: bytes, *, damaged: bool = False) -> Any:
+    """The value in a pickle, which may be damaged; no class is ever looked up."""
     try:
-        return _NoClasses(io.BytesIO(data)).load()
+        return (_Slow if damaged else _Fast)(io.BytesIO(data)).load()
     except RejectedError:
         raise
     except Exception as error:
