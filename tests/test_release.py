@@ -40,6 +40,31 @@ def test_root_knows_the_form_of_a_name() -> None:
     assert "trixie-bare-arm64" in refused(ROOT / "tools/root", "trixie-full", "true")
 
 
+def test_table_of_wheels_keeps_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import try_wheels
+
+    name = "neutracer-0.1.0-cp314-cp314-{}.whl"
+    tried = name.format("manylinux_2_28_x86_64")
+    rows = [
+        try_wheels.Row(tried, 1_930_000, "forky-bare", "3.14.8", 2.5, ("report", "page")),
+        try_wheels.Row(name.format("musllinux_1_2_x86_64"), 1_900_000),
+    ]
+    table = try_wheels.table(rows)
+    assert table.splitlines()[2:] == [
+        "| wheel | MB | tried in | Python | s | report | page |",
+        "|---|---|---|---|---|---|---|",
+        "| cp314 manylinux_2_28_x86_64 | 1.93 | Debian forky | 3.14.8 | 2.5 | yes | yes |",
+        "| cp314 musllinux_1_2_x86_64 | 1.90 | not run: no such Python for it here |  |  |  |  |",
+    ]
+    monkeypatch.setattr(try_wheels, "TABLE", tmp_path / "table")
+    assert try_wheels.kept() == []
+    (tmp_path / "table").write_text(table)
+    assert try_wheels.kept() == rows
+
+
 def test_conda_recipe_is_of_this_version() -> None:
     text = (ROOT / "tools/release/conda/recipe.yaml").read_text(encoding="utf-8")
     assert re.findall(r'^  version: "(.+)"$', text, re.M) == [neutracer.__version__]
