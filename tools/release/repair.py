@@ -23,6 +23,9 @@ def repair(platform: str, folder: str, wheel: str) -> int:
     libc = next(one for one in Libc if platform.startswith(one.tag_prefix))
     architecture = next(one for one in Architecture if platform.endswith(f"_{one.value}"))
     words = ["auditwheel", "repair", "--plat", platform, "--only-plat", "-w", folder, wheel]
+    if libc is Libc.MUSL:
+        # Zig's name for the C library itself: musl's loader takes every libc.* as that one.
+        words += ["--exclude", "libc.so"]
     with (
         patch.object(Libc, "detect", lambda: libc),
         patch.object(Architecture, "detect", lambda bits=None: architecture),
