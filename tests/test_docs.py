@@ -106,12 +106,9 @@ def test_pictures_are_small_and_shown() -> None:
 
 def test_every_picture_has_its_maker() -> None:
     path = ROOT / "tools" / "pictures.py"
-    made = set(re.findall(r"^    save(?:_figure)?\(\"(\w+)\"|save\(\"(\w+)\"", text_of(path), re.M))
-    names = {first or second for first, second in made}
-    stems = {picture.stem for picture in (DOCS / "pictures").iterdir()}
-    assert names == {stem.removesuffix("_dark") for stem in stems}
-    figures = re.findall(r"^    save_figure\(\"(\w+)\"", text_of(path), re.M)
-    assert {stem for stem in stems if stem.endswith("_dark")} == {f"{one}_dark" for one in figures}
+    calls = re.findall(r"^ +save(_figure)?\(\"(\w+)\"", text_of(path), re.M)
+    made = {name for _, name in calls} | {f"{name}_dark" for figure, name in calls if figure}
+    assert made == {picture.stem for picture in (DOCS / "pictures").iterdir()}
 
 
 def code_blocks() -> Iterator[Any]:

@@ -9,8 +9,10 @@ torch, and Chromium for the page.
 
 from __future__ import annotations
 
+import base64
 import gc
 import io
+import json
 import sys
 import tempfile
 import time
@@ -24,6 +26,7 @@ from PIL import Image
 import neutracer
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 DATA = ROOT / "tests" / "data"
 PICTURES = ROOT / "docs" / "pictures"
 
@@ -34,6 +37,18 @@ _WIDTH = 1440
 _WINDOW = {"width": 1280, "height": 1060, "deviceScaleFactor": 1, "mobile": False}
 
 _TWO_FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+# Pixels around a drawing, and where it is in its page: left, top, right, bottom.
+_MARGIN = 12
+_DRAWN = """
+(() => {
+  const boxes = [...document.querySelectorAll(".nt-graph path, .nt-graph text, .nt-graph rect")]
+    .map((one) => one.getBoundingClientRect()).filter((box) => box.width < 600);
+  const ends = (side, pick) => pick(...boxes.map((box) => box[side]));
+  return JSON.stringify([ends("left", Math.min), ends("top", Math.min),
+    ends("right", Math.max), ends("bottom", Math.max)]);
+})()
+"""
 
 # What the object graph is of: the circle that the README tells of.
 _PROGRAM = """
@@ -114,16 +129,46 @@ def object_graph() -> None:
         warnings.simplefilter("ignore", neutracer.TensorCycleWarning)
         exec(compile(_PROGRAM, "train.py", "exec"), {"torch": torch, "__name__": "train"})
         gc.collect()
-    save("object_graph", bytes(seen[0].graph.to_png()))
+    graph = seen[0].graph
+    png = bytes(graph.to_png())
+    save("object_graph", png)
+    save("object_graph_dark", _on_dark_page(graph, Image.open(io.BytesIO(png)).width))
+
+
+def _on_dark_page(graph: Any, width: int) -> bytes:
+    """A graph as its own page draws it in a dark browser, without the page's tools."""
+    from chromium import Browser
+
+    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder) / "profile") as browser:
+        path = Path(folder) / "graph.html"
+        graph.to_html(path)
+        browser.open(path)
+        features = [{"name": "prefers-color-scheme", "value": "dark"}]
+        browser.call("Emulation.setEmulatedMedia", features=features)
+        browser.call("Runtime.evaluate", expression=_TWO_FRAMES, awaitPromise=True)
+        left, top, right, bottom = json.loads(browser.value(_DRAWN))
+        clip = {
+            "x": left - _MARGIN,
+            "y": top - _MARGIN,
+            "width": right - left + 2 * _MARGIN,
+            "height": bottom - top + 2 * _MARGIN,
+        }
+        clip["scale"] = width / clip["width"]
+        return base64.b64decode(browser.call("Page.captureScreenshot", clip=clip)["data"])
 
 
 def page() -> None:
     """The offline page's first tab, with the pointer in the middle of its plots."""
-    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    save("page", _page(dark=False))
+    save("page_dark", _page(dark=True))
+
+
+def _page(dark: bool) -> bytes:
+    """The page in one of its two schemes."""
     from chromium import Browser
 
     with tempfile.TemporaryDirectory() as folder:
-        path = neutracer.view(DATA / "frag_default.pickle", f"{folder}/page.html")
+        path = neutracer.view(DATA / "frag_default.pickle", f"{folder}/page.html", dark=dark)
         with Browser(Path(folder) / "profile") as browser:
             browser.open(path)
             browser.call("Emulation.setDeviceMetricsOverride", **_WINDOW)
@@ -135,7 +180,7 @@ def page() -> None:
             browser.call("Runtime.evaluate", expression=_TWO_FRAMES, awaitPromise=True)
             shot = Path(folder) / "page.png"
             browser.screenshot(shot)
-            save("page", shot.read_bytes())
+            return shot.read_bytes()
 
 
 ALL = (
