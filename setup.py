@@ -145,9 +145,10 @@ class BuildModules(build_ext):
         super().build_extensions()
 
 
-# What `neutracer.process.hooks.attach` compiles on the user's machine, against the torch there.
+# What the hooks and a rehearsal compile on the user's machine, against the torch there.
 HOOKS = (
     "csrc/torch/*.[ch]pp",
+    "csrc/pretend/*.cpp",
     "csrc/core/base/nt_ring.h",
     "csrc/core/base/nt_ring_origins.h",
     "csrc/core/trace/nt_live_api.h",
@@ -155,7 +156,7 @@ HOOKS = (
 
 
 class BuildPython(build_py):
-    """Puts the sources of the hooks into the package; a checkout has them beside it."""
+    """Puts into the package what users compile; a checkout has it beside the package."""
 
     def run(self) -> None:
         super().run()

@@ -83,9 +83,13 @@ def test_wheel_holds_package_and_core(built: Path) -> None:
     }
     assert {"neutracer/heap/drawing/page.css", "neutracer/heap/drawing/page.js"} <= names
     sources = {name for name in names if name.endswith((".c", ".h", ".cpp", ".hpp", ".a"))}
-    hooks = {f"neutracer/csrc/torch/{path.name}" for path in ROOT.glob("csrc/torch/*.[ch]pp")}
+    compiled_there = [*ROOT.glob("csrc/torch/*.[ch]pp"), *ROOT.glob("csrc/pretend/*.cpp")]
     headers = ("base/nt_ring.h", "base/nt_ring_origins.h", "trace/nt_live_api.h")
-    assert sources == hooks | {f"neutracer/csrc/core/{name}" for name in headers}
+    assert compiled_there
+    assert sources == {
+        *(f"neutracer/{path.relative_to(ROOT).as_posix()}" for path in compiled_there),
+        *(f"neutracer/csrc/core/{name}" for name in headers),
+    }
 
 
 def test_wheel_works_in_clean_venv(built: Path, tmp_path: Path) -> None:
@@ -101,5 +105,7 @@ def test_wheel_works_in_clean_venv(built: Path, tmp_path: Path) -> None:
     place = "from neutracer.process.hooks.build import source_folder; print(source_folder())"
     sources = Path(run(python, "-c", place, cwd=tmp_path).strip())
     assert sources == Path(site.strip(), "neutracer", "csrc")
+    rehearsed = "from neutracer.rehearsal.build import _source; print(_source().is_file())"
+    assert run(python, "-c", rehearsed, cwd=tmp_path).strip() == "True"
     version = run(python, "-m", "neutracer", "--version", cwd=tmp_path)
     assert version.split() == ["neutracer", neutracer.__version__]
