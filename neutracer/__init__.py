@@ -97,7 +97,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.trace.table import Table
     from neutracer.trace.timeline import Churn, Holder, Moment, Timeline
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "Alert",

@@ -46,7 +46,7 @@ def test_table_of_wheels_keeps_what_was_tried(
     monkeypatch.syspath_prepend(ROOT / "tools")
     import try_wheels
 
-    name = "neutracer-0.1.0-cp314-cp314-{}.whl"
+    name = "neutracer-1.0.0-cp314-cp314-{}.whl"
     tried = name.format("manylinux_2_28_x86_64")
     rows = [
         try_wheels.Row(tried, 1_930_000, "forky-bare", "3.14.8", 2.5, ("report", "page")),

@@ -98,7 +98,7 @@ def environment(version: str) -> EnvironmentReport:
         version: That of neutracer.
 
     Example:
-        >>> environment("0.1.0").python.startswith(platform.python_implementation())
+        >>> environment("1.0.0").python.startswith(platform.python_implementation())
         True
     """
     parts = [_torch()]
