@@ -73,7 +73,7 @@ def _cut(snap: neutracer.Snapshot, end: int) -> bytes:
     import io
 
     buffer = io.BytesIO()
-    core.save(snap.timeline().native, buffer.write, 0, end)
+    core.save(((snap.timeline().native, 0, end),), buffer.write)
     return buffer.getvalue()
 
 

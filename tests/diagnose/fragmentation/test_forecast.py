@@ -17,9 +17,18 @@ def falling(rng: random.Random, count: int, slope: float, noise: float) -> list[
     return [round((400 - slope * at + rng.gauss(0, noise)) * MIB) for at in range(count)]
 
 
-@pytest.mark.parametrize("count", [16, 32, 48])
-@pytest.mark.parametrize("noise", [0.0, 2.0, 6.0])
-def test_falling_holes_are_forecast_within_the_interval(count: int, noise: float) -> None:
+@pytest.mark.parametrize(
+    ("noise", "count", "least"),
+    [
+        *((0.0, count, 40) for count in (16, 32, 48)),
+        *((2.0, count, least) for count, least in ((16, 32), (32, 38), (48, 40))),
+        # Sixteen steps with twice the fall as noise are no proof: a walk may look like them.
+        *((6.0, count, least) for count, least in ((16, 0), (32, 20), (48, 34))),
+    ],
+)
+def test_falling_holes_are_forecast_within_the_interval(
+    noise: float, count: int, least: int
+) -> None:
     # From 400 MiB by 3 MiB a step: below 100 MiB after step 100.
     told = missed = 0
     for seed in range(40):
@@ -30,7 +39,7 @@ def test_falling_holes_are_forecast_within_the_interval(count: int, noise: float
             missed += not first - 2 <= 100 <= (last or 10**9) + 2
             assert found.steps == count
             assert abs(found.bytes_per_step / MIB - 3) < 1 + noise / 4
-    assert told >= (36 if noise < 6 else 8)
+    assert told >= least
     assert missed <= told * 0.15
 
 
