@@ -145,6 +145,8 @@ def test_report_loads_only_what_its_file_asks_for() -> None:
         "neutracer.render.inline",
         "rich",
         "hashlib",
+        "logging",
+        "statistics",
     )
     script = (
         "import sys; from neutracer.cli.main import main\n"

@@ -12,7 +12,6 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_low
 from typing import Any
 
 from neutracer._native import core
@@ -155,7 +154,7 @@ def _shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
     asked = largest[-_RECENT:]
     if not asked:
         return None
-    request = median_low([size[event] for event in asked])
+    request = sorted(size[event] for event in asked)[(len(asked) - 1) // 2]
     event = next(event for event in reversed(asked) if size[event] >= request)
     stream = timeline.events[event].stream
     holes = [_room(snap, timeline, before, stream) for before in largest[::stride]]

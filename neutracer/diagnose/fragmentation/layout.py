@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,6 +45,8 @@ class Room(FieldsOnly):
     def _fragment(self) -> core.Fragment:
         """The core's object, which knows the allocator's rules: of a snapshot in which each
         free block is a segment."""
+        import pickle
+
         segments: list[dict[str, Any]] = []
         address = 0
         for pool, stream, kind, size in self.blocks:

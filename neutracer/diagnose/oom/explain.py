@@ -15,7 +15,6 @@ from neutracer.diagnose.oom.report import ExplainReport, unknown_finding
 from neutracer.diagnose.oom.room import Room
 from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
-from neutracer.process.recording.capture import snapshot
 from neutracer.process.recording.sidecar import DeviceRoom, room_beside, room_now
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import Layout
@@ -121,6 +120,9 @@ def _known(
 
 def _opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
     if source is None:
+        # What looks at a process is loaded by those who do.
+        from neutracer.process.recording.capture import snapshot
+
         source = snapshot()
     return source if isinstance(source, Snapshot) else load(source)
 

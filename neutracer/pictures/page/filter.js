@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search: `size>16MiB stream:0 pool:large -torch "text"` as a test of allocations.
+// The search: `size>16MiB stream:0 pool:large b7f3a00_2 -torch "text"` as a test of allocations.
 
 import { parseBytes, parseDuration } from "./units.js";
 
@@ -7,6 +7,9 @@ const TERM = /(-?)(?:"([^"]*)"?|(\S+))/g;
 const COMPARED = /^(size|asked|life|event)(>=|<=|>|<|=|:)(.+)$/i;
 const NAMED = /^(stream|pool|category|action|kept|before):(.+)$/i;
 const ALIVE = /^alive:([0-9][0-9,]*)$/i;
+// What begins at an address, or one of these by the name that PyTorch's viewer gives a block; the
+// rules are those of trace/lives.py.
+const BLOCK = /^(?:0x([0-9a-f]{1,16})|b'?([0-9a-f]{1,16})_(\d+))$/i;
 
 const COMPARE = {
   ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b,
@@ -27,7 +30,11 @@ export const parse = (query) => {
     const compared = quoted === undefined && COMPARED.exec(word);
     const named = quoted === undefined && NAMED.exec(word);
     const alive = quoted === undefined && ALIVE.exec(word);
-    if (alive) terms.push({ kind: "alive", event: Number(alive[1].replaceAll(",", "")), not });
+    const block = quoted === undefined && BLOCK.exec(word);
+    if (block) {
+      const [address, nth] = [BigInt(`0x${block[1] ?? block[2]}`), block[3]];
+      terms.push({ kind: "block", address, nth: nth === undefined ? null : Number(nth), not });
+    } else if (alive) terms.push({ kind: "alive", event: Number(alive[1].replaceAll(",", "")), not });
     else if (compared) {
       const [key, sign, text] = [compared[1].toLowerCase(), compared[2], compared[3]];
       const value = number(key, text);
@@ -43,10 +50,14 @@ export const parse = (query) => {
   return { terms, wrong };
 };
 
-// A test of `subject`: an object of functions by key, `textTest(text)` and `alive(event)`, which
-// give tests.
+// A test of `subject`: an object of functions by key, `textTest(text)`, `alive(event)` and
+// `blockTest(address, nth)`, which give tests.
 export const compile = ({ terms }, subject) => {
-  const tests = terms.map(({ kind, key, text, not, holds, event }) => {
+  const tests = terms.map(({ kind, key, text, not, holds, event, address, nth }) => {
+    if (kind === "block") {
+      const is = subject.blockTest(address, nth);
+      return (row) => is(row) !== not;
+    }
     if (kind === "alive") {
       const lives = subject.alive(event);
       return (row) => lives(row) !== not;

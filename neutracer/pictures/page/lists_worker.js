@@ -53,6 +53,15 @@ export const makeLists = (ctx) => {
       before: (row) => (c.a.alloc_event.view[row] < 0 ? "yes" : "no"),
       category: (row) => rules.categories[ctx.bands.categoryOf(c, row)],
       alive: (event) => (row) => isAllocated(c.a, row, event),
+      // Rows are in the order of time.
+      blockTest: (address, nth) => {
+        const [rows, near] = [[], Number(address)];
+        for (let row = 0; row < c.rows; row++) {
+          if (c.a.address.at(row) === near && c.a.address.big(row) === address) rows.push(row);
+        }
+        const wanted = new Set(nth === null ? rows : rows.slice(nth, nth + 1));
+        return (row) => wanted.has(row);
+      },
       textTest: (text) => {
         const has = texts.stackTest(text);
         const isIn = (place) => texts.nameOf(place).toLowerCase().includes(text);
@@ -73,6 +82,10 @@ export const makeLists = (ctx) => {
     const made = {};
     for (const key of ["asked", "life", "pool", "category", "kept", "before"]) made[key] = ofRow(own[key]);
     made.alive = (moment) => ofRow(own.alive(moment));
+    made.blockTest = (address, nth) => {
+      const is = own.blockTest(address, nth);
+      return (event) => is(rowOf(event)) || (nth === null && c.e.addr.big(event) === address);
+    };
     made.stream = (event) => c.e.stream.at(event);
     made.size = (event) => sizeOf(c, event);
     made.event = (event) => event;

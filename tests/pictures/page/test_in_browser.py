@@ -286,6 +286,11 @@ SEARCHES = {
     "train.py:155 size<=8MiB": lambda row: row.size <= 8 << 20 and row.stack[0].line == 155,
     "-train.py:155 kept:no": lambda row: row.stack[0].line != 155 and row.free_event >= 0,
     "event>=2000 event<2100 stream:0": lambda row: 2000 <= row.alloc_event < 2100,
+    "0x7f4480000000": lambda row: row.address == 0x7F4480000000,
+    # The third of those.
+    "b7f4480000000_2": lambda row: (row.address, row.alloc_event) == (0x7F4480000000, 226),
+    "-b'7f4480000000_2": lambda row: row.alloc_event != 226,
+    "b7f4480000000_99": lambda row: False,
     "pool:small": lambda row: False,
 }
 
