@@ -70,9 +70,10 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
                 result = replaced(self, func, args, kwargs)
             else:
                 result = self.values.run(func, args, kwargs)
-        except NotImplementedError as error:
-            # Fake tensors then try the operator on real ones, whose device is not there.
-            if "'aten::empty_strided'" in str(error):
+        except RuntimeError as error:
+            # Fake tensors then try the operator on real ones, whose device is not there: a build
+            # without CUDA lacks the kernel that makes them, one with CUDA the driver.
+            if "'aten::empty_strided'" in str(error) or str(error).startswith("CUDA error"):
                 raise UnsupportedOperatorException(func) from error
             raise
         self.note(func, args, kwargs, result)

@@ -212,7 +212,7 @@ def test_executor_that_breaks_leaves_what_it_has_read(tmp_path: Path) -> None:
     found = neutracer.ranks(tmp_path, executor=Answers("read", "read"))
     states = [row.state for row in found.rows]
     assert states.count("can't be read") in (1, 2, 3)
-    assert "all workers are gone" in str(found)
+    assert "all workers are gone" in " ".join(str(found).split())
 
 
 def test_worker_of_another_version_is_a_row_that_says_so(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
+# What PyTorch allocates on the CPU is followed where it is built without CUDA.
+needs_cpu = pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA")
+
 # Rank 1 ends in one of several ways; rank 0 is ended by torchrun for it, and has a handler of its
 # own if asked. What it does is written down with its times.
 PROGRAM = """
@@ -103,6 +106,7 @@ def launched(folder: Path, *how: str) -> Ended:
     return Ended(folder, done.stderr)
 
 
+@needs_cpu
 def test_out_of_memory_has_the_peer_write_its_layout_and_so_does_sigterm(tmp_path: Path) -> None:
     job = launched(tmp_path, "oom", "default")
     assert (job.exit_code(1), job.exit_code(0)) == (1, -15)
@@ -116,6 +120,7 @@ def test_out_of_memory_has_the_peer_write_its_layout_and_so_does_sigterm(tmp_pat
     assert report.world_size == 2
 
 
+@needs_cpu
 def test_sigterm_ends_a_rank_after_its_layout_and_leaves_handlers_alone(tmp_path: Path) -> None:
     job = launched(tmp_path, "SIGTERM", "handled")
     assert (job.exit_code(1), job.exit_code(0)) == (-15, 7)
@@ -126,6 +131,7 @@ def test_sigterm_ends_a_rank_after_its_layout_and_leaves_handlers_alone(tmp_path
     assert not job.files(0, "terminated")
 
 
+@needs_cpu
 def test_killed_rank_leaves_its_peer_the_time_for_a_layout(tmp_path: Path) -> None:
     job = launched(tmp_path, "SIGKILL", "default")
     assert (job.exit_code(1), job.exit_code(0)) == (-9, -15)

@@ -27,6 +27,10 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 
+# What PyTorch allocates on the CPU is followed where it is built without CUDA.
+needs_cpu = pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA")
+
+
 def seen(job: RankJob, cause: str) -> RanksReport | None:
     """The report in which a rank is odd for that cause."""
     try:
@@ -89,6 +93,7 @@ while True:
 """
 
 
+@needs_cpu
 def test_peers_write_their_layouts_and_sigterm_the_last(tmp_path: Path) -> None:
     with RankJob(tmp_path, FAILS) as job:
 

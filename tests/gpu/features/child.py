@@ -39,9 +39,13 @@ def _record(context: str, *, modules: bool = False) -> Callable[[], object]:
     return neutracer.record(context=context, modules=marked).start().discard
 
 
-def _live() -> Callable[[], object]:
+def _live(device: str) -> Callable[[], object]:
+    import torch
+
     import neutracer
 
+    if device == "cpu" and torch.version.cuda is not None:
+        return lambda: None  # Only a torch without CUDA reports what it allocates on the CPU.
     neutracer.live()
     return neutracer.live.stop
 
@@ -70,7 +74,7 @@ WATCHERS: dict[str, Callable[[str], Callable[[], object]]] = {
     "record_modules": lambda device: _record("alloc", modules=True),
     "record_all": lambda device: _record("all"),
     "watch_oom": lambda device: _watch_oom(),
-    "live": lambda device: _live(),
+    "live": _live,
     "cycles": _cycles,
     "monitor": lambda device: _monitor(),
     "attribution": lambda device: _attribution(),
