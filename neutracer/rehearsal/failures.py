@@ -9,13 +9,13 @@ import re
 from neutracer.cells import reader_name
 from neutracer.rehearsal.notes import is_library
 
-__all__ = ["sentence"]
+__all__ = ["line_of", "sentence"]
 
 _FAKE = "torch._subclasses.fake_tensor"
 _MOST = 300
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """The innermost line of the program that an exception came through."""
     traceback, found, last = error.__traceback__, "", ""
     while traceback is not None:
@@ -34,7 +34,7 @@ def sentence(error: BaseException) -> str:
         >>> sentence(ValueError("too few heads"))
         'the program failed: ValueError: too few heads'
     """
-    line = _line(error)
+    line = line_of(error)
     at = f"{line}: " if line else ""
     name, said = type(error).__name__, _said(error)
     if name in ("DynamicOutputShapeException", "DataDependentOutputException"):
@@ -51,5 +51,5 @@ def sentence(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     """The first line of what an exception says."""
     text = str(error).strip()
-    first = text.splitlines()[0].strip() if text else ""
+    first = text.splitlines()[0].strip().rstrip(".") if text else ""
     return first if len(first) <= _MOST else f"{first[:_MOST]}..."

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from neutracer.rehearsal import recurrent
+from neutracer.rehearsal.truths import truth_told
 from neutracer.rehearsal.values import known_of
 
 __all__ = ["REPLACED"]
@@ -36,11 +37,14 @@ def _item(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _positions(source: Any) -> Any:
     """Where a tensor is not zero, one row each; of an unknown one every other place."""
-    known = known_of(source)
+    known, truth = known_of(source), truth_told(source)
     with torch._C._DisableTorchDispatch():
         if known is not None:
             return torch.nonzero(known.real)
-        places = torch.arange(-(-source.numel() // 2)).mul_(2)
+        if truth is None:
+            places = torch.arange(-(-source.numel() // 2)).mul_(2)
+        else:
+            places = torch.arange(source.numel() if truth else 0)
         if not source.dim():
             return places[:, None][:, :0]
         return torch.stack(torch.unravel_index(places, tuple(source.shape)), 1)

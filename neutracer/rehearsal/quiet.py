@@ -38,7 +38,11 @@ _NAMES = """
     slice_scatter split_with_sizes_copy tril tril_ triu triu_ uniform_ upsample_bicubic2d
     upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
     upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
-    where zero_ zeros zeros_like _thnn_fused_lstm_cell _thnn_fused_gru_cell _ctc_loss
+    where zero_ zeros zeros_like _thnn_fused_lstm_cell _thnn_fused_gru_cell _ctc_loss stack
+    binary_cross_entropy_backward elu_backward hardshrink_backward hardsigmoid_backward hardswish
+    hardswish_ hardswish_backward hardtanh_backward huber_loss_backward leaky_relu_backward
+    mse_loss_backward smooth_l1_loss_backward softplus_backward softshrink_backward
+    _prelu_kernel _prelu_kernel_backward threshold_ mish_ gelu_ complex polar
 """
 _QUIET = frozenset(_NAMES.split())
 

@@ -204,18 +204,20 @@ class Requests:
         """
         return Snapshot(self.program(facts).trace(settings, **_options(capacity)))
 
-    def bounds(self, settings: str) -> tuple[int, dict[str, tuple[int, int]]]:
+    def bounds(self, settings: str, capacity: int) -> tuple[int, dict[str, tuple[int, int]]]:
         """The least memory that the program gets by with; and by figure what it can be at least
         and at most: with the least and the most of each request, and the tolerances besides.
 
         Args:
             settings: A text for PYTORCH_CUDA_ALLOC_CONF.
+            capacity: Bytes that PyTorch can have.
         """
         program = self.program()
-        likely = _figures(program, settings)
+        likely = _figures(program, settings, capacity)
         runs = [likely]
         if self._bounds:
-            runs += [_figures(program.edit(self._sizes_at(n)), settings) for n in (0, 1)]
+            edited = [program.edit(self._sizes_at(n)) for n in (0, 1)]
+            runs += [_figures(one, settings, capacity) for one in edited]
         ranges = {}
         for name, value in likely.items():
             if not value:
@@ -224,10 +226,13 @@ class Requests:
             low, high = min(one[name] for one in runs), max(one[name] for one in runs)
             low -= int(value * share) + segment
             ranges[name] = max(low, 0), high + int(value * share) + segment
-        if "peak_reserved_bytes" in ranges:
-            # What is allocated is reserved.
+        for name in ranges.keys() - {"peak_allocated_bytes"}:
+            # What is allocated is reserved, and what is reserved is there.
+            low, high = ranges[name]
+            ranges[name] = max(low, ranges["peak_allocated_bytes"][0]), high
+        if likely["needed_bytes"] <= capacity and "peak_reserved_bytes" in ranges:
             low, high = ranges["peak_reserved_bytes"]
-            ranges["peak_reserved_bytes"] = max(low, ranges["peak_allocated_bytes"][0]), high
+            ranges["peak_reserved_bytes"] = low, min(high, capacity)
         return likely["needed_bytes"], ranges
 
     def _sizes_at(self, which: int) -> array[int]:
@@ -247,11 +252,15 @@ def _options(capacity: int) -> dict[str, Any]:
     return {**options, "limit": 0, "device_total": capacity, "device_other": 0}
 
 
-def _figures(program: core.Program, settings: str) -> dict[str, int]:
-    """The peaks of a program on a device without bound, and the least it gets by with."""
+def _figures(program: core.Program, settings: str, capacity: int) -> dict[str, int]:
+    """The peaks of a program, and the least it gets by with; where it runs out of memory, the
+    peaks that it would have on a device without bound."""
     whole = program.run(settings, **_options(_ENDLESS))
     low, high = whole["peak"]["allocated"], whole["peak"]["reserved"]
     found = {"peak_allocated_bytes": low, "peak_reserved_bytes": high}
+    there = program.run(settings, **_options(capacity)) if high > capacity else whole
+    if not there["ooms"]:
+        found["peak_reserved_bytes"] = there["peak"]["reserved"]
     # A page of the device is 2 MiB.
     low, high = low >> 21, -(-high >> 21)
     while low < high:

@@ -103,7 +103,7 @@ class Run:
 
     def snapshot(self) -> Snapshot:
         """The snapshot that a recorder would have written at the end."""
-        needed, ranges = self.requests.bounds(self.settings)
+        needed, ranges = self.requests.bounds(self.settings, self.capacity)
         facts = Rehearsed(
             device=self.card.name,
             capacity_bytes=self.capacity,

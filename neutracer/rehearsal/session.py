@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -119,6 +120,10 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         stack.callback(tracing.close)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        # It logs the traceback of each error that the program gets, and that is told of anyway.
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.callback(setattr, log, "disabled", log.disabled)
+        log.disabled = True
         stack.enter_context(fake)
         stack.enter_context(tracing)
         yield tracing

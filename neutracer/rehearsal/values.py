@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from neutracer.rehearsal.notes import Notes
+from neutracer.rehearsal.truths import counted, keep_truth, lose_truth, truth_of
 
 __all__ = ["Known", "Values"]
 
@@ -113,6 +114,8 @@ class Values:
                 self.forget(func, args, kwargs)
             elif func in _CHOICES:
                 self._choose(func, args, result)
+            elif isinstance(result, FakeTensor):
+                self._judge(func, args, result)
             return result
         result = func(*args, **kwargs)
         for out in _arguments(result):
@@ -134,6 +137,19 @@ class Values:
                 self.make_up(out, value)
         return result
 
+    def _judge(self, func: Any, args: Any, result: FakeTensor) -> None:
+        """Truth values, and how many there are, that are known though the numbers are not."""
+        is_truth = result.dtype is torch.bool
+        found = truth_of(func, args) if is_truth else counted(func, args)
+        if found is None:
+            return
+        if result.numel() > _MOST:
+            keep_truth(result, bool(found))
+            return
+        with torch._C._DisableTorchDispatch():
+            value = torch.full(tuple(result.shape), found, dtype=result.dtype)
+        self.make_up(result, value)
+
     def _is_small(self, result: Any) -> bool:
         outputs = _arguments(result)
         return all(isinstance(out, FakeTensor) and out.numel() <= _MOST for out in outputs)
@@ -152,6 +168,7 @@ class Values:
             found = tensor.__dict__.get(_NAME) if isinstance(tensor, FakeTensor) else None
             if found is not None:
                 found.validity.is_good = False
+            lose_truth(tensor)
 
     def _compute(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, known: list[Known]

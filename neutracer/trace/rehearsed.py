@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,8 +19,12 @@ KEY = "rehearsed"
 
 _VERSION = 1
 
-# Notes on a page; all of them are in `Rehearsed.notes`.
+# Notes on a page, and files that are named in one; all of them are in `Rehearsed.notes`.
 _MOST_NOTES = 6
+_MOST_FILES = 12
+
+# The end of a note on a file, of which the page makes one.
+_WRITTEN = " would be written."
 
 # Operators that are named, those with the largest ranges first.
 _MOST_NAMED = 5
@@ -85,34 +89,50 @@ class Rehearsed:
             False
         """
         room = self.capacity_bytes if capacity is None else parse_bytes(capacity)
-        return room >= self.ranges.get("needed_bytes", (0, self.needed_bytes))[1]
+        return room >= self._needs()[1]
 
     def findings(self) -> tuple[Finding, ...]:
         """What comes first in every report: that this is no recording, and what it rests on."""
-        verdict = "it fits" if self.fits() else "it does not fit"
-        message = f"{self}: {verdict}, it needs {self._needs()}"
-        notes = [f"It stopped early: {self.stopped}."] if self.stopped else []
+        least, most = self._needs()
+        needs, severity = _range((least, most)), Severity.INFO
+        told = f"it fits, and needs {needs}"
+        if least > self.capacity_bytes:
+            told, severity = f"it does not fit: it needs {needs}", Severity.SEVERE
+        elif most > self.capacity_bytes:
+            told, severity = f"it may or may not fit: it needs {needs}", Severity.MODERATE
+        elif self.stopped:
+            told = f"until it stopped it needs {needs}"
+        notes = [f"It stopped early: {self.stopped.rstrip('.')}."] if self.stopped else []
+        notes += [*self._figures(), *self._assumed()]
+        texts = tuple(Note(text) for text in notes)
+        return (Finding(KEY, severity, 0, f"{self}: {told}", texts),)
+
+    def _figures(self) -> Iterator[str]:
+        """The ranges, and what they come from."""
         for name, (low, high) in self.ranges.items():
             if name != "needed_bytes":
                 words = name.removesuffix("_bytes").replace("_", " ")
-                notes.append(f"{words}: {format_bytes(low)} to {format_bytes(high)}.")
+                yield f"{words}: {format_bytes(low)} to {format_bytes(high)}."
         if self.operators:
             named = sorted(self.operators, key=lambda name: -self.operators[name][1])
-            more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-            told = ", ".join(named[:_MOST_NAMED])
-            notes.append(f"Ranges come most of what the kernels of {told}{more} take.")
+            yield f"The ranges come mostly from the kernels of {_listed(named, _MOST_NAMED)}."
         if self.outside:
             told = ", ".join(f"{name} {_range(sizes)}" for name, sizes in self.outside.items())
-            notes.append(f"Outside of PyTorch's figures, about: {told}.")
-        notes += self.notes[:_MOST_NOTES]
-        if len(self.notes) > _MOST_NOTES:
-            notes.append(f"and {format_count(len(self.notes) - _MOST_NOTES, 'more note')}.")
-        severity = Severity.INFO if self.fits() else Severity.SEVERE
-        return (Finding(KEY, severity, 0, message, tuple(Note(text) for text in notes)),)
+            yield f"Outside of PyTorch's figures, about: {told}."
 
-    def _needs(self) -> str:
-        """What the program gets by with, as a range where it is one."""
-        return _range(self.ranges.get("needed_bytes", (self.needed_bytes, self.needed_bytes)))
+    def _assumed(self) -> Iterator[str]:
+        """What was made up or left out."""
+        files = [note.removesuffix(_WRITTEN) for note in self.notes if note.endswith(_WRITTEN)]
+        if files:
+            yield f"Not written: {_listed(files, _MOST_FILES)}."
+        rest = [note for note in self.notes if not note.endswith(_WRITTEN)]
+        yield from rest[:_MOST_NOTES]
+        if len(rest) > _MOST_NOTES:
+            yield f"and {format_count(len(rest) - _MOST_NOTES, 'more note')}."
+
+    def _needs(self) -> tuple[int, int]:
+        """The least and the most that the program gets by with."""
+        return self.ranges.get("needed_bytes", (self.needed_bytes, self.needed_bytes))
 
     def to_text(self) -> str:
         """As it is kept in a file."""
@@ -122,6 +142,12 @@ class Rehearsed:
 def _range(sizes: tuple[int, int]) -> str:
     least, most = (format_bytes(size) for size in sizes)
     return least if least == most else f"{least} to {most}"
+
+
+def _listed(names: list[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def rehearsed_of(settings: Mapping[str, Any]) -> Rehearsed | None:

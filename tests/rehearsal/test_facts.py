@@ -134,7 +134,7 @@ def test_a_script_is_stopped_after_its_steps_and_writes_nothing(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step []") == 2
     assert "Rehearsed, not recorded: 3 steps on NVIDIA L4" in done.stdout
-    assert "made would be written" in done.stdout
+    assert "Not written: made." in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rehearsed.pickle", "train.py"]
 
 
@@ -158,6 +158,43 @@ def test_no_script_and_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "idle.py").write_text("print(1)")
     assert main(["rehearse", str(tmp_path / "idle.py")]) == 2
     assert "ended before its optimizer made a step" in capsys.readouterr().err
+
+
+def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "neutracer", "rehearse", "train.py"]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_a_script_that_ends_itself_says_where(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+import sys, torch
+x = torch.zeros(1 << 20, device="cuda")
+sys.exit(3)
+""",
+    )
+    assert done.returncode == 2
+    said = "train.py:4: the program ended itself after 0 steps, with exit code 3"
+    assert said in done.stderr
+    assert "It stopped early: " in done.stdout
+    assert "it fits" not in done.stdout
+    assert (tmp_path / "rehearsed.pickle").exists()
+
+
+def test_a_script_without_an_optimizer_is_rehearsed_to_its_end(tmp_path: Path) -> None:
+    done = run(tmp_path, 'import torch\nx = torch.zeros(1 << 20, device="cuda")\n')
+    assert done.returncode == 0, done.stderr
+    assert "No optimizer made a step" in done.stdout
+
+
+def test_an_error_is_told_once(tmp_path: Path) -> None:
+    done = run(tmp_path, 'import torch\nx = torch.zeros(4, 4, device="cuda")\nx @ x[:3]\n')
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "train.py:3: the program failed: RuntimeError" in done.stderr
+    assert ".." not in done.stdout
 
 
 def test_learning_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:

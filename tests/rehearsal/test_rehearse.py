@@ -141,6 +141,37 @@ def test_figures_are_ranges_wherever_they_are_told() -> None:
     assert " to " in rehearsed.findings()[0].message
 
 
+def test_no_more_is_reserved_than_there_is() -> None:
+    def program() -> Any:
+        kept = [torch.empty(MIB * n, dtype=torch.uint8, device="cuda") for n in (30, 40, 50)]
+
+        def step() -> None:
+            for n in (60, 70, 80):
+                torch.empty(MIB * n, dtype=torch.uint8, device="cuda")
+            kept[0].add_(1)
+
+        return step
+
+    free = neutracer.rehearse(program, steps=1).rehearsed
+    assert free is not None
+    rehearsed = neutracer.rehearse(program, steps=1, capacity="260MiB").rehearsed
+    assert rehearsed is not None
+    assert free.ranges["peak_reserved_bytes"][1] > 260 * MIB
+    assert rehearsed.ranges["peak_reserved_bytes"][1] == 260 * MIB
+    assert rehearsed.ranges["needed_bytes"][0] >= rehearsed.ranges["peak_allocated_bytes"][0]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "verdict"),
+    [(10, "it does not fit: it needs"), (20, "it may or may not fit"), (30, "it fits, and needs")],
+)
+def test_the_verdict_is_as_sure_as_the_range(capacity: int, verdict: str) -> None:
+    told = neutracer.trace.rehearsed.Rehearsed(
+        "a card", capacity, 20, 1, "", "", {"needed_bytes": (15, 25)}
+    )
+    assert verdict in told.findings()[0].message
+
+
 def test_what_is_no_mark_counts_as_nothing_known() -> None:
     plain = neutracer.rehearse(linear(), steps=1).to_dict()
     plain["allocator_settings"]["rehearsed"] = "[1]"
@@ -213,6 +244,30 @@ def test_values_that_nobody_knows_are_made_up_and_noted() -> None:
     assert rehearsed is not None
     assert any("test_rehearse.py" in note and "value" in note for note in rehearsed.notes)
     assert any("shape" in note for note in rehearsed.notes)
+
+
+@pytest.mark.parametrize("size", [1, 512])
+def test_numbers_are_sound(size: int) -> None:
+    """A program that looks for NaN and infinity finds none, in small tensors and in large ones."""
+    answers: list[tuple[bool, ...]] = []
+
+    def step() -> None:
+        x = torch.randn(1000, size, device="cuda")
+        bad = torch.isnan(x) | torch.isinf(x)
+        answers.append(
+            (
+                bool(torch.isfinite(x.sum())),
+                bool(torch.isfinite(x).all()),
+                bool((~bad).all()),
+                len(x[torch.isfinite(x)]) == x.numel(),
+                not bad.any(),
+                not torch.isnan(x).sum().item(),
+                not x.sum().isinf().item(),
+            )
+        )
+
+    neutracer.rehearse(step, steps=1)
+    assert answers == [(True,) * 7]
 
 
 def test_tokens_go_evenly_to_experts() -> None:

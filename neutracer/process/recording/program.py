@@ -31,7 +31,11 @@ _EXPECTED = "give a Python script, or with -m a module, without 'python' before 
 
 
 def run_program(
-    arguments: Sequence[str], *, module: bool = False, keep: list[object] | None = None
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    keep: list[object] | None = None,
+    exits: list[BaseException] | None = None,
 ) -> int:
     """Run a script or a module as `__main__`, with its own arguments and search path.
 
@@ -44,6 +48,7 @@ def run_program(
         module: Whether the first is a module's name, as after `python -m`.
         keep: Gets what keeps the program's variables alive; without it they go when the
             program ends, and those that its functions refer to become garbage then.
+        exits: Gets the SystemExit that the program ended with, if it did.
 
     Returns:
         The exit code that the program ended with; 1 where an exception ended it, which is
@@ -59,7 +64,7 @@ def run_program(
         0
     """
     process = os.getpid()
-    code = _ended(arguments, module, [] if keep is None else keep)
+    code = _ended(arguments, module, [] if keep is None else keep, [] if exits is None else exits)
     if process != os.getpid():
         end_by(code)
         raise SystemExit(shell_code(code))
@@ -93,7 +98,9 @@ def end_by(code: int) -> None:
     os.kill(os.getpid(), -code)
 
 
-def _ended(arguments: Sequence[str], module: bool, keep: list[object]) -> int:
+def _ended(
+    arguments: Sequence[str], module: bool, keep: list[object], exits: list[BaseException]
+) -> int:
     """The program's exit code, in whichever process came to its end."""
     name = arguments[0]
     if not module and not os.path.exists(name):
@@ -112,6 +119,7 @@ def _ended(arguments: Sequence[str], module: bool, keep: list[object]) -> int:
         raise NeutracerError(str(error)) from None
     except SystemExit as ending:
         keep.extend(_variables(ending.__traceback__))
+        exits.append(ending)
         return _exit_code(ending.code)
     except BaseException as error:
         keep.extend(_variables(error.__traceback__))
