@@ -12,7 +12,6 @@ import gc
 import sys
 import time
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -269,6 +268,18 @@ def places_of(timeline: neutracer.Timeline, first: int) -> list[Place]:
 
 
 def _places(timeline: neutracer.Timeline, event: int, first: int) -> list[Place]:
-    rows: Iterable[Any] = timeline.alive(event)
-    mine = ((row.stack, row.size, 1) for row in rows if row.alloc_event >= first)
-    return [(str(place), nbytes, count) for place, nbytes, count in grouped(mine)]
+    rows: list[Any] = [row for row in timeline.alive(event) if row.alloc_event >= first]
+    here, rule = {row.alloc_event for row in rows}, timeline.categories.rule
+    made = {
+        event
+        for row, event in enumerate(timeline.allocations["alloc_event"])
+        if event in here and rule(row)[0] == "workspace"
+    }
+    workspaces = [row for row in rows if row.alloc_event in made]
+    others = [row for row in rows if row.alloc_event not in made]
+    found = [
+        (f"{words}{place}", nbytes, count)
+        for words, some in (("", others), ("workspace of cuBLAS or cuDNN, from ", workspaces))
+        for place, nbytes, count in grouped((row.stack, row.size, 1) for row in some)
+    ]
+    return sorted(found, key=lambda place: -place[1])

@@ -415,6 +415,7 @@ def test_limits_are_rehearsed_where_there_is_no_device(suite, torch):
         [
             "the test would allocate 21.1 MiB (between 21.0 MiB and 21.3 MiB) of NVIDIA A100* at "
             "its peak, 1.1* MiB more than *",
+            "  8.12 MiB in 1 block: workspace of cuBLAS or cuDNN, from test_over_it *",
             "  4 MiB in 1 block: test_over_it (test_it.py:20)",
             "rehearsed on fake tensors, as if on NVIDIA H200: test_it.py:29: the program failed: *",
             "test_it.py::test_in_its_limit: * at the peak, * 4* MiB of fixtures",
