@@ -88,6 +88,7 @@ nt_py_snapshot_new(nt_py_state *state, size_t limit)
     nt_py_snapshot *self = PyObject_New(nt_py_snapshot, state->snapshot_type);
     if (self != NULL) {
         self->snapshot = NULL;
+        self->owner = NULL;
         nt_budget_init(&self->budget, nt_alloc_system(), limit);
     }
     return self;
@@ -97,7 +98,11 @@ static void
 snapshot_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    nt_snapshot_free(((nt_py_snapshot *)self)->snapshot);
+    nt_py_snapshot *object = (nt_py_snapshot *)self;
+    if (object->owner == NULL) {
+        nt_snapshot_free(object->snapshot);
+    }
+    Py_XDECREF(object->owner);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -106,6 +111,25 @@ static const nt_snapshot *
 snapshot_of(PyObject *self)
 {
     return ((nt_py_snapshot *)self)->snapshot;
+}
+
+PyDoc_STRVAR(host_doc, "host()\n--\n\n"
+                       "The pinned memory of the host as a Snapshot, or None.");
+
+static PyObject *
+snapshot_host(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    nt_snapshot *host = nt_snapshot_host(snapshot_of(self));
+    if (host == NULL) {
+        return Py_NewRef(Py_None);
+    }
+    nt_py_snapshot *object = nt_py_snapshot_new(nt_py_state_of(Py_TYPE(self)), 0);
+    if (object != NULL) {
+        object->snapshot = host;
+        object->owner = Py_NewRef(self);
+    }
+    return (PyObject *)object;
 }
 
 PyDoc_STRVAR(tables_doc,
@@ -471,6 +495,7 @@ snapshot_get_nbytes(PyObject *self, void *unused)
 }
 
 static PyMethodDef snapshot_methods[] = {
+    {"host", snapshot_host, METH_NOARGS, host_doc},
     {"tables", snapshot_tables, METH_NOARGS, tables_doc},
     {"strings", snapshot_strings, METH_NOARGS, strings_doc},
     {"frames", snapshot_frames, METH_NOARGS, frames_doc},

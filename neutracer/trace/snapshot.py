@@ -132,6 +132,7 @@ class Snapshot(Written):
         self._timelines: dict[int, Timeline] = {}
         self._trace_flaws: dict[int, tuple[Flaw, ...]] = {}
         self._window: Window | None = None
+        self._host: Snapshot | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -141,6 +142,26 @@ class Snapshot(Written):
     def device_name(self, device: int) -> str:
         """What a device is called: "cuda:0", or "cpu"."""
         return "cpu" if self.is_cpu else f"cuda:{device}"
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it shows the host's pinned memory: the `host` of another snapshot."""
+        return self._native.settings().get("pinned") is True
+
+    @property
+    def host(self) -> Snapshot | None:
+        """The host's pinned memory as a snapshot of its own; None where the file has none of it.
+
+        PyTorch 2.14 and later record it with
+        ``torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)``. It has one
+        device, 0, and sizes are what the allocator took: the request rounded up to a power of
+        two. All that takes a Snapshot takes it. A part (`load(events=)`) has none of it.
+        """
+        native = self._native.host() if self._host is None else None
+        if native is not None:
+            self._host = Snapshot(native, self._renamed)
+            self._host.origin, self._host._partial = self.origin, self._partial
+        return self._host
 
     @property
     def native(self) -> core.Snapshot:

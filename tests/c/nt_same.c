@@ -145,6 +145,10 @@ same_events(same *s)
         SAME_NUMBER("events", row, pool_second, 0);
         SAME_STRING("events", row, compile_context);
         SAME_STRING("events", row, user_metadata);
+        SAME_STRING("events", row, internal_metadata);
+        SAME("events", row, forward,
+             same_stack(s, a->forward == NULL ? NT_NO_STACK : a->forward[row],
+                        b->forward == NULL ? NT_NO_STACK : b->forward[row]));
         SAME("events", row, stack, same_stack(s, a->stack[row], b->stack[row]));
     }
     return NULL;
@@ -256,6 +260,16 @@ same_keys(const same *s)
     return NULL;
 }
 
+static const char *
+same_hosts(const nt_snapshot *a, const nt_snapshot *b)
+{
+    const nt_snapshot *host_a = nt_snapshot_host(a), *host_b = nt_snapshot_host(b);
+    if ((host_a == NULL) != (host_b == NULL)) {
+        return "only one has pinned memory";
+    }
+    return host_a == NULL ? NULL : nt_same_snapshot(host_a, host_b);
+}
+
 const char *
 nt_same_snapshot(const nt_snapshot *a, const nt_snapshot *b)
 {
@@ -276,6 +290,7 @@ nt_same_snapshot(const nt_snapshot *a, const nt_snapshot *b)
     }
     found = found != NULL ? found : same_annotations(&s);
     found = found != NULL ? found : same_settings(&s);
+    found = found != NULL ? found : same_hosts(a, b);
     same_clear(&s);
     return found;
 }

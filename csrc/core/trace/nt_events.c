@@ -106,6 +106,40 @@ nt_events_reserve(nt_events *events, const nt_event *event, nt_error *err)
     return NT_OK;
 }
 
+nt_event
+nt_events_row(const nt_event_columns *columns, size_t row)
+{
+    nt_event event = {
+        .action = columns->action[row],
+        .addr = columns->addr[row],
+        .size = columns->size[row],
+        .stream = columns->stream[row],
+        .stack = columns->stack[row],
+        .time_us = columns->time_us == NULL ? 0 : columns->time_us[row],
+        .device_free = columns->device_free == NULL ? 0 : columns->device_free[row],
+        .compile_context = NT_NONE,
+        .user_metadata = NT_NONE,
+        .internal_metadata = NT_NONE,
+        .forward = NT_NO_STACK,
+    };
+    if (columns->pool_second != NULL) {
+        event.pool = (nt_pool_id){columns->pool_first[row], columns->pool_second[row]};
+    }
+    if (columns->compile_context != NULL) {
+        event.compile_context = columns->compile_context[row];
+    }
+    if (columns->user_metadata != NULL) {
+        event.user_metadata = columns->user_metadata[row];
+    }
+    if (columns->internal_metadata != NULL) {
+        event.internal_metadata = columns->internal_metadata[row];
+    }
+    if (columns->forward != NULL) {
+        event.forward = columns->forward[row];
+    }
+    return event;
+}
+
 nt_status
 nt_events_pick(nt_events *events, size_t first, size_t count, nt_error *err)
 {

@@ -78,6 +78,10 @@ enum {
     NT_HAS_SEGMENT_ACTIVE = 1 << 15,    /* active_size */
     NT_HAS_EVENT_INTERNAL = 1 << 16,    /* internal_metadata, torch 2.15 */
     NT_HAS_EVENT_FORWARD = 1 << 17,     /* forward_frames */
+    NT_HAS_EVENT = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL |
+                   NT_HAS_EVENT_COMPILE_CONTEXT | NT_HAS_EVENT_USER_METADATA |
+                   NT_HAS_EVENT_DEVICE_FREE | NT_HAS_EVENT_INTERNAL |
+                   NT_HAS_EVENT_FORWARD, /* those of columns of events */
     NT_HAS_BEFORE = 1 << 18, /* segments_before: neutracer's own, nt_snapshot_before */
 };
 
@@ -196,6 +200,10 @@ nt_events_add(nt_events *events, const nt_event *event, nt_error *err)
     columns->count = row + 1;
     return NT_OK;
 }
+
+/* A row as it was added. */
+nt_event
+nt_events_row(const nt_event_columns *columns, size_t row);
 
 /* Notes that rows first .. first + count - 1 come next in the final order. */
 nt_status

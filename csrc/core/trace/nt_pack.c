@@ -42,6 +42,21 @@ pack_get_partial(nt_pack_in *in)
     return NT_OK;
 }
 
+/* The host's memory, where there is any: rows under the ids of the whole. */
+static void
+pack_put_host(nt_pack_out *out)
+{
+    const nt_snapshot *host = nt_snapshot_host(out->snapshot);
+    nt_pack_put_one(out, host != NULL);
+    if (host != NULL) {
+        out->snapshot = host;
+        nt_pack_put_one(out, nt_snapshot_keys(host));
+        nt_pack_put_rows(out);
+        nt_pack_put_events(out);
+        nt_pack_put_notes(out);
+    }
+}
+
 nt_status
 nt_pack_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *sink,
              nt_error *err)
@@ -64,10 +79,44 @@ nt_pack_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *
         nt_pack_put_events(&out);
         nt_pack_put_notes(&out);
         pack_put_partial(&out);
+        pack_put_host(&out);
     }
     nt_release(alloc, out.numbers, out.numbers == NULL ? 0 : PACK_ROOM);
     nt_release(alloc, out.bytes, out.bytes == NULL ? 0 : NT_PACK_ROWS);
     return out.status;
+}
+
+/* The keys, rows, events and notes of in->snapshot. */
+static nt_status
+pack_get_tables(nt_pack_in *in, uint64_t keys)
+{
+    nt_snapshot_set_keys(in->snapshot, (uint32_t)keys);
+    NT_TRY(nt_pack_get_rows(in));
+    NT_TRY(nt_pack_get_events(in));
+    /* What one that was written keeps; the notes are those it was written with. */
+    NT_TRY(nt_invariants_check(&in->alloc, in->snapshot, in->err));
+    nt_snapshot_drop_broken(in->snapshot);
+    return nt_pack_get_notes(in);
+}
+
+static nt_status
+pack_get_host(nt_pack_in *in)
+{
+    uint64_t has_host, keys;
+    NT_TRY(nt_pack_get_one(in, &has_host));
+    if (has_host > 1) {
+        return nt_pack_odd(in);
+    }
+    if (has_host == 0) {
+        return NT_OK;
+    }
+    nt_snapshot *device = in->snapshot;
+    NT_TRY(nt_pack_get_one(in, &keys));
+    NT_TRY(nt_snapshot_begin_host(device, &in->snapshot, in->err));
+    const nt_status status = (keys & NT_HAS_BEFORE) != 0 ? nt_pack_odd(in)
+                                                         : pack_get_tables(in, keys);
+    in->snapshot = device;
+    return status;
 }
 
 static nt_status
@@ -80,15 +129,10 @@ pack_get_all(nt_pack_in *in)
     }
     in->source->next += sizeof pack_magic;
     NT_TRY(nt_pack_get_one(in, &keys));
-    nt_snapshot_set_keys(in->snapshot, (uint32_t)keys);
     NT_TRY(nt_pack_get_texts(in));
-    NT_TRY(nt_pack_get_rows(in));
-    NT_TRY(nt_pack_get_events(in));
-    /* What one that was written keeps; the notes are those it was written with. */
-    NT_TRY(nt_invariants_check(&in->alloc, in->snapshot, in->err));
-    nt_snapshot_drop_broken(in->snapshot);
-    NT_TRY(nt_pack_get_notes(in));
+    NT_TRY(pack_get_tables(in, keys));
     NT_TRY(pack_get_partial(in));
+    NT_TRY(pack_get_host(in));
     return nt_snapshot_seal(in->snapshot, in->err);
 }
 

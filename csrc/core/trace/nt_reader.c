@@ -150,8 +150,10 @@ reader_segment_fields(nt_reader *r, nt_reader_place place, nt_value dict,
 {
     const nt_value pool = reader_get(r, dict, KEY_SEGMENT_POOL_ID);
     const nt_value expandable = reader_get(r, dict, KEY_IS_EXPANDABLE);
-    NT_TRY(
-        nt_reader_device(r, place, reader_get(r, dict, KEY_DEVICE), &segment->device));
+    if (!r->is_host) { /* PyTorch calls the host device -1; a snapshot of it has one */
+        NT_TRY(nt_reader_device(r, place, reader_get(r, dict, KEY_DEVICE),
+                                &segment->device));
+    }
     NT_TRY(reader_segment_sizes(r, place, dict, segment));
     NT_TRY(nt_reader_pool(r, place, KEY_SEGMENT_POOL_ID, pool, &segment->pool));
     NT_TRY(reader_segment_kind(r, place, dict, segment));
@@ -198,7 +200,8 @@ static nt_status
 reader_segment(nt_reader *r, nt_value dict, uint64_t *unused)
 {
     (void)unused;
-    const nt_reader_place place = {"segment", reader_layout(r)->segments.count};
+    const nt_reader_place place = {r->is_host ? "host segment" : "segment",
+                                   reader_layout(r)->segments.count};
     NT_TRY(reader_check_dict(r, place, dict));
     if (place.row >= MOST_SEGMENTS) {
         return nt_fail(r->err, NT_LIMIT, NT_NO_OFFSET, "more than %zu segments",
@@ -372,6 +375,69 @@ reader_trace(nt_reader *r, nt_value list, uint64_t *device)
     return NT_OK;
 }
 
+/* Copies the events of the host's trace, one list, out of those that were read. */
+static nt_status
+reader_host_trace(nt_reader *r, nt_value list, const nt_event_columns *events)
+{
+    const nt_reader_place place = {"trace of host", 0};
+    size_t count;
+    const nt_value_pair *items = nt_reader_items(r, list, &count);
+    if (items == NULL && !nt_reader_is_missing(list) &&
+        nt_value_tag_of(list) != NT_VALUE_LIST) {
+        return nt_reader_malformed(r, place, "a list of events was expected");
+    }
+    NT_TRY(nt_snapshot_begin_trace(r->snapshot, r->err));
+    for (size_t i = 0; i < count; i++) {
+        if (nt_value_tag_of(items[i].first) != NT_VALUE_RECORD ||
+            nt_value_kind(items[i].first) != KIND_EVENT) {
+            return nt_reader_malformed(r, place, "an entry has no 'action'");
+        }
+        NT_TRY(nt_reader_charge(r, items[i].second));
+        for (uint64_t k = 0; k < items[i].second; k++) {
+            const nt_event event =
+                nt_events_row(events, nt_value_id(items[i].first) + (size_t)k);
+            NT_TRY(nt_snapshot_add_event(r->snapshot, &event, r->err));
+        }
+    }
+    return NT_OK;
+}
+
+static bool
+reader_is_empty(const nt_reader *r, nt_value list)
+{
+    size_t count;
+    return nt_reader_is_missing(list) || (nt_value_tag_of(list) == NT_VALUE_LIST &&
+                                          nt_reader_items(r, list, &count) == NULL);
+}
+
+/* The pinned memory of the host, where the file has any; torch 2.14. */
+static nt_status
+reader_host(nt_reader *r, nt_value segments, nt_value trace)
+{
+    if (reader_is_empty(r, segments) && reader_is_empty(r, trace)) {
+        return NT_OK;
+    }
+    nt_snapshot *device = r->snapshot;
+    const uint32_t keys = r->keys;
+    NT_TRY(nt_snapshot_begin_host(device, &r->snapshot, r->err));
+    r->is_host = true;
+    r->keys = (keys & NT_HAS_EVENT) | NT_HAS_TRACES | NT_HAS_SETTINGS;
+    uint64_t unused = 0;
+    nt_status status = reader_each(r, (nt_reader_place){"host_segments", 0}, segments,
+                                   &unused, reader_segment);
+    if (status == NT_OK) {
+        status = reader_host_trace(r, trace, nt_snapshot_events(device));
+    }
+    nt_snapshot_set_keys(r->snapshot, r->keys);
+    if (status == NT_OK) {
+        status = nt_invariants_check(&r->alloc, r->snapshot, r->err);
+    }
+    r->snapshot = device;
+    r->is_host = false;
+    r->keys = keys;
+    return status;
+}
+
 /* Notes the keys at the top that are not read. */
 static nt_status
 reader_ignored(nt_reader *r, nt_value root)
@@ -408,6 +474,8 @@ reader_dict_root(nt_reader *r, nt_value root)
     NT_TRY(reader_each(r, top, segments, &state, reader_segment));
     NT_TRY(reader_each(r, top, traces, &state, reader_trace));
     NT_TRY(reader_each(r, top, annotations, &state, reader_annotation));
+    NT_TRY(reader_host(r, reader_get(r, root, KEY_HOST_SEGMENTS),
+                       reader_get(r, root, KEY_HOST_TRACES)));
     if (nt_value_tag_of(settings) == NT_VALUE_DICT) {
         NT_TRY(reader_settings(r, settings, NT_NONE, 0));
         r->keys |= NT_HAS_SETTINGS;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From a pickle to a sealed snapshot: the schema of PyTorch's snapshots (torch
- * 1.13 to 2.14) laid over nt_pickle. Missing and unknown keys, unknown actions
+ * 1.13 to 2.15) laid over nt_pickle. Missing and unknown keys, unknown actions
  * and devices without events are normal. A file that ends early gives what was
  * whole by then, marked partial.
  */

@@ -28,6 +28,8 @@ const char *const nt_reader_words[WORDS] = {
     "device_traces",
     "allocator_settings",
     "external_annotations",
+    "host_segments",
+    "host_traces",
     "segments_before",
     "device",
     "address",

@@ -35,6 +35,8 @@ enum {
     KEY_DEVICE_TRACES,
     KEY_ALLOCATOR_SETTINGS,
     KEY_EXTERNAL_ANNOTATIONS,
+    KEY_HOST_SEGMENTS,
+    KEY_HOST_TRACES,
     KEY_SEGMENTS_BEFORE,
     KEY_DEVICE,
     KEY_ADDRESS,
@@ -81,7 +83,8 @@ enum { KIND_EVENT, KIND_FRAME, KINDS };
 #define ACTION_UNKNOWN UINT8_MAX
 
 typedef struct nt_reader {
-    nt_snapshot *snapshot;
+    nt_snapshot *snapshot; /* while the host's memory is read, that of it */
+    bool is_host;
     nt_strings *strings;
     nt_stacks *stacks;
     nt_values *values;

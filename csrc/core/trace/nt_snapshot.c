@@ -14,6 +14,8 @@ static const nt_column_spec annotation_specs[] = {
 
 struct nt_snapshot {
     nt_alloc alloc;
+    nt_snapshot *host; /* owned; or NULL */
+    bool is_host;      /* strings and stacks are its owner's */
     nt_strings *strings;
     nt_stacks *stacks;
     nt_events events;
@@ -71,8 +73,11 @@ nt_snapshot_free(nt_snapshot *snapshot)
         return;
     }
     const nt_alloc alloc = snapshot->alloc;
-    nt_strings_free(snapshot->strings);
-    nt_stacks_free(snapshot->stacks);
+    nt_snapshot_free(snapshot->host);
+    if (!snapshot->is_host) {
+        nt_strings_free(snapshot->strings);
+        nt_stacks_free(snapshot->stacks);
+    }
     nt_events_clear(&snapshot->events);
     nt_layout_clear(&snapshot->layout, &alloc, snapshot->segment_capacity,
                     snapshot->block_capacity);
@@ -91,6 +96,56 @@ nt_snapshot_free(nt_snapshot *snapshot)
     nt_release(&alloc, snapshot->extra_actions,
                snapshot->extra_capacity * sizeof(uint32_t));
     nt_release(&alloc, snapshot, sizeof *snapshot);
+}
+
+/* A setting that is true. */
+static nt_status
+snapshot_add_flag(nt_snapshot *snapshot, const char *name, nt_error *err)
+{
+    nt_setting row = {.parent = NT_NONE, .kind = NT_SETTING_BOOL, .integer = 1};
+    NT_TRY(nt_strings_intern(snapshot->strings, name, strlen(name), &row.key, err));
+    return nt_snapshot_add_setting(snapshot, &row, err);
+}
+
+static nt_status
+snapshot_copy_actions(nt_snapshot *to, const nt_snapshot *from, nt_error *err)
+{
+    for (size_t i = 0; i < from->extra_count; i++) {
+        uint8_t code;
+        NT_TRY(nt_snapshot_intern_action(to, from->extra_actions[i], &code, err));
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_begin_host(nt_snapshot *snapshot, nt_snapshot **out, nt_error *err)
+{
+    nt_snapshot *host = nt_allocate(&snapshot->alloc, sizeof *host);
+    if (host == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *host = (nt_snapshot){
+        .alloc = snapshot->alloc,
+        .is_host = true,
+        .strings = snapshot->strings,
+        .stacks = snapshot->stacks,
+        .events.alloc = snapshot->alloc,
+        .settings = nt_settings_default(),
+    };
+    nt_status status = snapshot_copy_actions(host, snapshot, err);
+    if (status == NT_OK) {
+        status = snapshot_add_flag(host, "exact_sizes", err);
+    }
+    if (status == NT_OK) {
+        status = snapshot_add_flag(host, "pinned", err);
+    }
+    if (status != NT_OK) {
+        nt_snapshot_free(host);
+        return status;
+    }
+    nt_snapshot_free(snapshot->host);
+    *out = snapshot->host = host;
+    return NT_OK;
 }
 
 nt_status
@@ -417,7 +472,7 @@ nt_snapshot_seal(nt_snapshot *snapshot, nt_error *err)
     }
     NT_TRY(nt_events_seal(&snapshot->events, snapshot->keys, err));
     snapshot_read_settings(snapshot);
-    return NT_OK;
+    return snapshot->host == NULL ? NT_OK : nt_snapshot_seal(snapshot->host, err);
 }
 
 nt_strings *
@@ -469,6 +524,12 @@ const nt_layout *
 nt_snapshot_before(const nt_snapshot *snapshot)
 {
     return snapshot->has_before ? &snapshot->before : NULL;
+}
+
+nt_snapshot *
+nt_snapshot_host(const nt_snapshot *snapshot)
+{
+    return snapshot->host;
 }
 
 const nt_annotation_columns *

@@ -163,6 +163,15 @@ nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err) NT_
 nt_status
 nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
                           nt_error *err) NT_CHECKED;
+/*
+ * The pinned memory of the host (`host_segments`, `host_traces`): a snapshot of its own,
+ * to be filled as device 0. It shares the strings and stacks of `snapshot`, has the
+ * actions that are known by now, is sealed with it and lives as long. Its settings say
+ * that its sizes are exact, and `pinned`.
+ */
+nt_status
+nt_snapshot_begin_host(nt_snapshot *snapshot, nt_snapshot **out,
+                       nt_error *err) NT_CHECKED;
 void
 nt_snapshot_set_keys(nt_snapshot *snapshot, uint32_t keys);
 /* Says that only a part could be read, and why (cut to 255 bytes). */
@@ -200,6 +209,9 @@ nt_snapshot_layout(const nt_snapshot *snapshot);
  * traces and the end. */
 const nt_layout *
 nt_snapshot_before(const nt_snapshot *snapshot);
+/* What nt_snapshot_begin_host made, or NULL. */
+nt_snapshot *
+nt_snapshot_host(const nt_snapshot *snapshot);
 const nt_annotation_columns *
 nt_snapshot_annotations(const nt_snapshot *snapshot);
 const nt_setting *

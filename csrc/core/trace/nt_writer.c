@@ -14,7 +14,8 @@
 typedef struct writer {
     nt_writer_out out;
     nt_alloc alloc;
-    const nt_snapshot *snapshot;
+    const nt_snapshot *snapshot; /* or, while it is written, the one of the host */
+    bool is_host;
     const nt_progress *progress;
     uint32_t keys;
     uint64_t done; /* events written */
@@ -173,7 +174,7 @@ writer_segment(writer *w, const nt_layout *layout, size_t row)
 {
     const nt_segment_columns *s = &layout->segments;
     writer_begin_dict(w, NULL);
-    writer_signed(w, KEY_DEVICE, s->device[row]);
+    writer_signed(w, KEY_DEVICE, w->is_host ? -1 : s->device[row]);
     writer_unsigned(w, KEY_ADDRESS, s->address[row]);
     writer_unsigned(w, KEY_TOTAL_SIZE, s->total_size[row]);
     writer_unsigned(w, KEY_ALLOCATED_SIZE, s->allocated_size[row]);
@@ -431,6 +432,27 @@ writer_layouts(writer *w, nt_writer_parts parts, bool before)
     nt_writer_items_end(&w->out, count);
 }
 
+/* The pinned memory of the host: its segments, and its trace as one list. */
+static void
+writer_host(writer *w, const nt_snapshot *host)
+{
+    const nt_snapshot *device = w->snapshot;
+    const uint32_t keys = w->keys;
+    w->snapshot = host;
+    w->is_host = true;
+    w->keys = nt_snapshot_keys(host);
+    size_t count = 0;
+    writer_word(w, KEY_HOST_SEGMENTS);
+    nt_writer_list(&w->out, NULL);
+    writer_segments(w, nt_snapshot_layout(host), &count);
+    nt_writer_items_end(&w->out, count);
+    writer_word(w, KEY_HOST_TRACES);
+    writer_trace(w, 0, nt_snapshot_events(host)->count);
+    w->snapshot = device;
+    w->is_host = false;
+    w->keys = keys;
+}
+
 static void
 writer_run(writer *w, nt_writer_parts parts)
 {
@@ -451,6 +473,10 @@ writer_run(writer *w, nt_writer_parts parts)
     }
     if ((w->keys & NT_HAS_ANNOTATIONS) != 0) {
         writer_annotations(w);
+    }
+    const nt_snapshot *host = nt_snapshot_host(w->snapshot);
+    if (host != NULL && parts.count == 1 && parts.items[0].is_whole) {
+        writer_host(w, host);
     }
     if ((w->keys & NT_HAS_BEFORE) != 0) {
         writer_word(w, KEY_SEGMENTS_BEFORE);
