@@ -101,8 +101,8 @@ extern PyType_Spec nt_py_snapshot_spec;
 typedef struct nt_py_snapshot {
     PyObject_HEAD nt_budget budget; /* what the snapshot's memory is drawn from */
     nt_snapshot *snapshot;
-    PyObject *owner; /* the object of the snapshot that this one is the host's memory of;
-                      * NULL: `snapshot` is the object's own */
+    PyObject *owner; /* the object of the snapshot that this one is the host's memory
+                      * of; NULL: `snapshot` is the object's own */
 } nt_py_snapshot;
 
 /* A new object without a snapshot in it, its budget set to `limit` bytes. */

@@ -53,7 +53,9 @@ typedef struct nt_page_room {
 
 /* A snapshot with what was asked about one of its devices. */
 typedef struct nt_page {
-    nt_snapshot *snapshot;
+    nt_snapshot *whole; /* what was read; owned */
+    nt_snapshot
+        *snapshot; /* what calls are about: `whole`, or the host's memory in it */
     nt_timeline *timeline;
     nt_raster *raster;
     nt_strip *strip;

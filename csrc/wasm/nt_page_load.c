@@ -68,14 +68,14 @@ nt_page_clear_timeline(nt_page *page)
     page_release(&page->roles);
     page_release(&page->spans);
     nt_timeline_free(page->timeline);
-    *page = (nt_page){.snapshot = page->snapshot};
+    *page = (nt_page){.whole = page->whole, .snapshot = page->snapshot};
 }
 
 void
 nt_page_clear(nt_page *page)
 {
     nt_page_clear_timeline(page);
-    nt_snapshot_free(page->snapshot);
+    nt_snapshot_free(page->whole);
     *page = (nt_page){0};
 }
 
@@ -149,8 +149,9 @@ NT_PAGE_EXPORT(load) int32_t page_load(double limit, uint32_t is_packed)
     nt_source_init_input(&source, nt_page_memory, (nt_input){.read = load_read}, NULL);
     nt_status (*const load)(const nt_alloc *, nt_source *, nt_snapshot **, nt_error *) =
         is_packed ? nt_pack_load : nt_reader_load;
-    const nt_status status =
-        load(&nt_page_memory, &source, &nt_pages[NT_PAGE_FILE].snapshot, &nt_page_err);
+    nt_page *page = &nt_pages[NT_PAGE_FILE];
+    const nt_status status = load(&nt_page_memory, &source, &page->whole, &nt_page_err);
+    page->snapshot = page->whole;
     nt_source_clear(&source);
     /* Whether what was packed may not take more, or nothing may. */
     nt_page_figures[0] = nt_page_budget.limit < page_limit;
@@ -169,7 +170,7 @@ save_write(void *ctx, const void *bytes, size_t count)
 NT_PAGE_EXPORT(save) int32_t page_save(void)
 {
     const nt_sink sink = {.write = save_write};
-    return nt_writer_save(&nt_page_memory, nt_page_now->snapshot, &sink, NULL,
+    return nt_writer_save(&nt_page_memory, nt_page_now->whole, &sink, NULL,
                           &nt_page_err);
 }
 
@@ -192,6 +193,22 @@ NT_PAGE_EXPORT(trace_length) uint32_t page_trace_length(uint32_t device)
 NT_PAGE_EXPORT(partial) const char *page_partial(void)
 {
     return nt_snapshot_partial(nt_page_now->snapshot);
+}
+
+/* Further calls are about the pinned memory of the host, or about the devices again;
+ * 0 where the file has none of it. What was asked of the other is gone. */
+NT_PAGE_EXPORT(turn) uint32_t page_turn(uint32_t to_host)
+{
+    nt_page *page = &nt_pages[NT_PAGE_FILE];
+    nt_snapshot *host = nt_snapshot_host(page->whole);
+    nt_snapshot *wanted = to_host && host != NULL ? host : page->whole;
+    if (wanted != page->snapshot) {
+        nt_page_clear_program();
+        nt_page_clear(&nt_pages[NT_PAGE_WHAT_IF]);
+        nt_page_clear_timeline(page);
+        page->snapshot = wanted;
+    }
+    return host != NULL;
 }
 
 /* Replays the trace of a device; further calls are about it. */

@@ -183,8 +183,9 @@ page_what_if_trace(const char *settings, uint32_t length, double capacity,
     nt_page_clear(page);
     nt_replay_options options;
     NT_TRY(what_if_options(&request, &options));
-    NT_TRY(nt_replay_trace(&nt_page_memory, now.program, &options, NULL,
-                           &page->snapshot, &nt_page_err));
+    NT_TRY(nt_replay_trace(&nt_page_memory, now.program, &options, NULL, &page->whole,
+                           &nt_page_err));
+    page->snapshot = page->whole;
     return nt_timeline_new(&nt_page_memory, page->snapshot,
                            nt_timeline_device(nt_pages[NT_PAGE_FILE].timeline), NULL,
                            &page->timeline, &nt_page_err);

@@ -108,6 +108,11 @@ def within_memory(options: argparse.Namespace) -> int:
 
 def add_window(parser: argparse.ArgumentParser) -> None:
     """Add the part of the trace that is read, which `window_of` gives to `load`."""
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="the host's pinned memory in place of the devices' (recorded by torch 2.14 and later)",
+    )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--events",
@@ -142,10 +147,12 @@ def _seconds(text: str) -> tuple[float | None, float | None]:
 
 
 def window_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `load` for the part that `add_window` asks for; none for the whole file."""
+    """The arguments of `load` for what `add_window` asks for; none for a file's devices, whole."""
+    memory = {"memory": "host"} if getattr(options, "host", False) else {}
     if options.events is None and options.seconds is None:
-        return {}
-    return {"events": options.events, "seconds": options.seconds, "device": options.device}
+        return memory
+    part = {"events": options.events, "seconds": options.seconds, "device": options.device}
+    return {**part, **memory}
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -103,7 +103,7 @@ def _draw(options: argparse.Namespace, output: str) -> None:
     look = {"title": options.title, "dark": options.dark, "output": output}
     if options.kind == "ranks":
         if window_of(options):
-            raise ValueError("ranks are drawn whole: without --events and --seconds")
+            raise ValueError("ranks are drawn whole: without --events, --seconds and --host")
         plot_ranks(options.files, **look)
         return
     axes = {"device": options.device, "x": options.x}

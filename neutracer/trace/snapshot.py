@@ -6,8 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from neutracer import units
 from neutracer._native import core
@@ -18,9 +17,9 @@ from neutracer.trace.events import annotation_table, event_table, said_of_trace
 from neutracer.trace.flaws import Flaw, first_findings, flaws_of
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
-from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
 from neutracer.trace.source import SnapshotSource, open_source, source_path
 from neutracer.trace.stacks import Stacks
+from neutracer.trace.stated import Stated
 from neutracer.trace.table import Table
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.told import told_beside
@@ -36,6 +35,7 @@ def load(
     events: EventWindow | None = None,
     seconds: SecondWindow | None = None,
     device: int | None = None,
+    memory: Literal["device", "host"] = "device",
     max_memory: int | str | None = None,
     progress: Callable[[int], object] | bool | None = None,
 ) -> Snapshot:
@@ -51,6 +51,7 @@ def load(
             devices: two numbers, of which None is the beginning or the end.
         device: With `events` or `seconds`, only this device; None is all, or for `events` the
             only one.
+        memory: "host" gives the host's pinned memory (`Snapshot.host`) in place of the devices'.
         max_memory: The most memory that reading may take: bytes, or a text like "4GiB".
             None is what this machine, or the container, has free.
         progress: Called with the number of bytes read so far, some 20 times a second;
@@ -62,7 +63,7 @@ def load(
         `.window` says which one, and what nobody can know of it.
 
     Raises:
-        ValueError: There are no such events, seconds or device.
+        ValueError: There are no such events, seconds or device, or no pinned memory.
         SnapshotError: It is no snapshot, damaged, or holds what no allocator can have
             written; `.offset` is the byte where that is known.
         LimitError: It would take more than `max_memory`, or unpacks without end.
@@ -79,6 +80,8 @@ def load(
     """
     if events is not None and seconds is not None:
         raise ValueError("a part is chosen by events or by seconds, not by both")
+    if memory not in ("device", "host"):
+        raise ValueError(f'memory must be "device" or "host", not {memory!r}')
     limit = memory_bound() if max_memory is None else units.parse_bytes(max_memory)
     limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
@@ -86,9 +89,19 @@ def load(
     if native.partial is not None:
         warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
     whole = Snapshot(native, origin=source_path(source))
+    whole = whole if memory == "device" else _host_of(whole)
     if events is None and seconds is None:
         return whole
     return _part(whole, window_of(whole, events, seconds, device))
+
+
+def _host_of(snap: Snapshot) -> Snapshot:
+    if snap.host is None:
+        raise ValueError(
+            "no pinned memory of the host is recorded in it: PyTorch 2.14 and later do that with "
+            "torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)"
+        )
+    return snap.host
 
 
 def _part(whole: Snapshot, window: Window) -> Snapshot:
@@ -108,7 +121,7 @@ def _restored(saved: bytes, renamed: Mapping[str, str] | None, *rest: Any) -> Sn
     return snap
 
 
-class Snapshot(Written):
+class Snapshot(Written, Stated):
     """What the allocator held, and the trace of how it came to that.
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
@@ -133,20 +146,6 @@ class Snapshot(Written):
         self._trace_flaws: dict[int, tuple[Flaw, ...]] = {}
         self._window: Window | None = None
         self._host: Snapshot | None = None
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether it shows the CPU's allocator, as `live` does on a torch without CUDA."""
-        return self._native.settings().get("exact_sizes") is True
-
-    def device_name(self, device: int) -> str:
-        """What a device is called: "cuda:0", or "cpu"."""
-        return "cpu" if self.is_cpu else f"cuda:{device}"
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether it shows the host's pinned memory: the `host` of another snapshot."""
-        return self._native.settings().get("pinned") is True
 
     @property
     def host(self) -> Snapshot | None:
@@ -252,24 +251,6 @@ class Snapshot(Written):
             425710592
         """
         return named_stats(*self._native.pool_stats(self.device(device)))
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The allocator's settings as the file has them; empty before torch 2.3."""
-        return MappingProxyType(self._native.settings())
-
-    @property
-    def settings_in_force(self) -> Mapping[str, Any]:
-        """The settings as neutracer understands them, defaults filled in; sizes in bytes.
-
-        `text` is the PYTORCH_CUDA_ALLOC_CONF that expresses them.
-        """
-        return MappingProxyType(self._native.settings_in_force())
-
-    @property
-    def rehearsed(self) -> Rehearsed | None:
-        """None of a recording; of a run that has not happened what was assumed of it."""
-        return rehearsed_of(self._native.settings())
 
     def history_overflowed(self, device: int | None = None) -> bool | None:
         """Whether PyTorch says that its ring of events wrapped; None where it doesn't say."""

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_random.h"
 
+#include <string.h>
+
 #include "nt_file.h"
 
 /* A number of any size: small, large and the largest are all likely. */
@@ -162,6 +164,26 @@ nt_random_settings(nt_test *t, nt_snapshot *snapshot, uint32_t items)
     }
 }
 
+/* Pinned memory: some segments, and the events of device 0 once more. */
+static void
+random_add_host(nt_test *t, nt_snapshot *snapshot, uint64_t *seed)
+{
+    nt_snapshot *host = NULL;
+    NT_REQUIRE(NT_CHECK_OK(nt_snapshot_begin_host(snapshot, &host, NULL), NULL));
+    nt_snapshot_set_keys(host, (nt_snapshot_keys(snapshot) | NT_HAS_SETTINGS) &
+                                   ~(uint32_t)(NT_HAS_ANNOTATIONS | NT_HAS_BEFORE));
+    random_add_segments(t, host, 1 + nt_test_random(seed) % 4, seed);
+    nt_segment_columns *segments = &nt_snapshot_layout_table(host)->segments;
+    memset(segments->device, 0, segments->count * sizeof *segments->device);
+    size_t first, count;
+    nt_snapshot_trace(snapshot, 0, &first, &count);
+    (void)NT_CHECK_OK(nt_snapshot_begin_trace(host, NULL), NULL);
+    for (size_t row = first; row < first + count; row++) {
+        const nt_event event = nt_events_row(nt_snapshot_events(snapshot), row);
+        (void)NT_CHECK_OK(nt_snapshot_add_event(host, &event, NULL), NULL);
+    }
+}
+
 nt_snapshot *
 nt_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
 {
@@ -182,6 +204,9 @@ nt_random_snapshot(nt_test *t, uint32_t keys, uint64_t *seed)
                           NULL);
     }
     nt_random_settings(t, snapshot, 3);
+    if ((keys & NT_HAS_TRACES) != 0) {
+        random_add_host(t, snapshot, seed);
+    }
     if ((keys & NT_HAS_BEFORE) != 0) {
         nt_snapshot_begin_before(snapshot);
         random_add_segments(t, snapshot, nt_test_random(seed) % 5, seed);

@@ -143,10 +143,10 @@ def test_oldest_schema_is_read():
 
 def test_unknown_keys_and_actions_are_kept_apart():
     program = one_program()
-    program["host_segments"] = [1, {"a": None}]
+    program["guest_segments"] = [1, {"a": None}]
     program["device_traces"][0].append(event("teleport", BASE, 1, 2000, forward_frames=["x"]))
     snap = load(program)
-    assert snap.ignored_keys == ("host_segments",)
+    assert snap.ignored_keys == ("guest_segments",)
     assert snap.events[-1].action == "teleport"
     assert snap.timeline().peak().bytes == 10 * MIB
 

@@ -79,10 +79,10 @@ enum {
     NT_HAS_EVENT_INTERNAL = 1 << 16,    /* internal_metadata, torch 2.15 */
     NT_HAS_EVENT_FORWARD = 1 << 17,     /* forward_frames */
     NT_HAS_EVENT = NT_HAS_EVENT_TIME | NT_HAS_EVENT_POOL |
-                   NT_HAS_EVENT_COMPILE_CONTEXT | NT_HAS_EVENT_USER_METADATA |
-                   NT_HAS_EVENT_DEVICE_FREE | NT_HAS_EVENT_INTERNAL |
-                   NT_HAS_EVENT_FORWARD, /* those of columns of events */
-    NT_HAS_BEFORE = 1 << 18, /* segments_before: neutracer's own, nt_snapshot_before */
+        NT_HAS_EVENT_COMPILE_CONTEXT | NT_HAS_EVENT_USER_METADATA |
+        NT_HAS_EVENT_DEVICE_FREE | NT_HAS_EVENT_INTERNAL |
+        NT_HAS_EVENT_FORWARD, /* those of columns of events */
+    NT_HAS_BEFORE = 1 << 18,  /* segments_before: neutracer's own, nt_snapshot_before */
 };
 
 /* One trace entry. Ids of strings are NT_NONE where the key was absent. */

@@ -113,8 +113,8 @@ pack_get_host(nt_pack_in *in)
     nt_snapshot *device = in->snapshot;
     NT_TRY(nt_pack_get_one(in, &keys));
     NT_TRY(nt_snapshot_begin_host(device, &in->snapshot, in->err));
-    const nt_status status = (keys & NT_HAS_BEFORE) != 0 ? nt_pack_odd(in)
-                                                         : pack_get_tables(in, keys);
+    const nt_status status =
+        (keys & NT_HAS_BEFORE) != 0 ? nt_pack_odd(in) : pack_get_tables(in, keys);
     in->snapshot = device;
     return status;
 }

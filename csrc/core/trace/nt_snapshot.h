@@ -164,10 +164,10 @@ nt_status
 nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
                           nt_error *err) NT_CHECKED;
 /*
- * The pinned memory of the host (`host_segments`, `host_traces`): a snapshot of its own,
- * to be filled as device 0. It shares the strings and stacks of `snapshot`, has the
- * actions that are known by now, is sealed with it and lives as long. Its settings say
- * that its sizes are exact, and `pinned`.
+ * The pinned memory of the host (`host_segments`, `host_traces`): a snapshot of its
+ * own, to be filled as device 0. It shares the strings and stacks of `snapshot`, has
+ * the actions that are known by now, is sealed with it and lives as long. Its settings
+ * say that its sizes are exact, and `pinned`.
  */
 nt_status
 nt_snapshot_begin_host(nt_snapshot *snapshot, nt_snapshot **out,

@@ -18,10 +18,10 @@ typedef struct nt_sink {
 } nt_sink;
 
 /*
- * The whole snapshot, the host's memory too; only keys that it has (nt_snapshot_keys) are written, and the
- * pickle read back gives the same columns, but for one of an optional key that had
- * no value in any row. Numbers from 2^63 on are written as the negative ones with
- * the same 64 bits, as PyTorch's C++ pickler does.
+ * The whole snapshot, the host's memory too; only keys that it has (nt_snapshot_keys)
+ * are written, and the pickle read back gives the same columns, but for one of an
+ * optional key that had no value in any row. Numbers from 2^63 on are written as the
+ * negative ones with the same 64 bits, as PyTorch's C++ pickler does.
  */
 nt_status
 nt_writer_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *sink,

@@ -28,10 +28,22 @@ def oddities(
     odd = []
     if snap.ignored_keys:
         odd.append(("not read", ", ".join(snap.ignored_keys)))
+    if snap.host is not None:
+        odd.append(("pinned", _of_host(snap.host)))
     for device, fragmentation in devices.items():
         odd.extend(_of_history(snap, device))
         odd.extend(_of_pools(fragmentation))
     return tuple(odd)
+
+
+def _of_host(host: Snapshot) -> str:
+    """The pinned memory of the host beside the devices', in one sentence."""
+    stats = host.memory_stats(0)
+    reserved, used = (stats[f"{one}_bytes.all.current"] for one in ("reserved", "active"))
+    most = host.timeline(0).peak("reserved").bytes
+    at_most = f" ({format_bytes(most)} at most)" if most > reserved else ""
+    held = f"{format_bytes(reserved)} of the host's memory{at_most}, {format_bytes(used)} in use"
+    return f"{held}; who holds it: --host, or snapshot.host"
 
 
 def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:

@@ -43,6 +43,7 @@ class OverviewReport(Report):
         settings: The PYTORCH_CUDA_ALLOC_CONF in force; "" is PyTorch's default.
         rehearsed: Whether it is of a run that has not happened.
         window: Which events were read, where that is a part of the trace; else "".
+        is_host: Whether it is of the host's pinned memory, not of a device's.
     """
 
     schema = "neutracer.report/1"
@@ -54,6 +55,7 @@ class OverviewReport(Report):
     settings: str
     rehearsed: bool = False
     window: str = ""
+    is_host: bool = False
     _odd: tuple[tuple[str, str], ...] = field(compare=False)
     _flaws: tuple[Finding, ...] = field(compare=False, default=())
     _found: tuple[tuple[int, tuple[Finding, ...]], ...] = field(compare=False, default=())
@@ -107,12 +109,17 @@ class OverviewReport(Report):
         elif self.window:
             history = self.window
         return (
-            "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot",
-            format_count(len(self.devices), "device"),
+            self._kind(),
+            *(() if self.is_host else (format_count(len(self.devices), "device"),)),
             format_count(events, "event") + length,
             *((history,) if known else ("no history recorded",)),
-            self.settings or "default settings",
+            *(() if self.is_host else (self.settings or "default settings",)),
         )
+
+    def _kind(self) -> str:
+        if self.is_host:
+            return "pinned memory of the host"
+        return "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot"
 
 
 def report(
@@ -174,6 +181,9 @@ def overview(
         >>> overview(neutracer.load("tests/data/frag_default.pickle")).worst
         <Severity.SEVERE: 'severe'>
     """
+    if snap.is_pinned:
+        # What else is asked of that file is of its devices.
+        path = called = ""
     chosen = snap.devices if device is None else (snap.device(device),)
     devices = tuple(device_overview(snap, number) for number in chosen)
     if device is None:
@@ -198,6 +208,7 @@ def overview(
         settings=str(snap.settings_in_force["text"]),
         rehearsed=snap.rehearsed is not None,
         window=str(snap.window or ""),
+        is_host=snap.is_pinned,
         findings=(*first, *ranked(findings)),
         _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
         _flaws=first,

@@ -8,6 +8,7 @@ import { makeLists } from "./lists_worker.js";
 import { flameOf, layoutOf } from "./shapes.js";
 import { NONE, columnsOf, makeTexts } from "./trace.js";
 import { makeWhatIf } from "./replay.js";
+import { HOST } from "./units.js";
 
 // Questions that need no device's trace, and those that need axes beside it.
 const WITHOUT_TRACE = ["device", "memory", "save"];
@@ -50,14 +51,17 @@ export const makeAnswers = (core, rules, about) => {
     const column = core.column("layout.device");
     const used = new Set(column ? column.view : []);
     return [...found].filter((device) => used.has(device) || core.exports.trace_length(device) > 0)
-      .concat([...used].filter((device) => !found.has(device))).sort((a, b) => a - b);
+      .concat([...used].filter((device) => !found.has(device))).sort((a, b) => a - b)
+      .concat(core.exports.turn(0) ? [HOST] : []);
   };
 
   // Replays one device's trace; further questions are about it.
   const device = (number) => {
     core.exports.use(0);
     [ready, ctx.axis] = [false, null];
-    core.call("replay", number);
+    const isHost = number === HOST;
+    core.exports.turn(isHost ? 1 : 0);
+    core.call("replay", isHost ? 0 : number);
     ctx.device = number;
     ctx.facts = factsOf(core);
     Object.assign(ctx, { stepsHow: null, passes: [], isNamed: false });
@@ -78,7 +82,7 @@ export const makeAnswers = (core, rules, about) => {
     const isTimed = last > first;
     ready = true;
     return {
-      ...ctx.facts, device: number, ooms, isTimed, duration: last - first, rows: c.rows, segments: c.segments,
+      ...ctx.facts, device: number, isHost, ooms, isTimed, duration: last - first, rows: c.rows, segments: c.segments,
       firstTime: first, categories: rules.categories,
     };
   };

@@ -15,7 +15,7 @@ import { drawPanel } from "./panel.js";
 import { segments } from "./segments.js";
 import { settings } from "./settings.js";
 import { TABS, read, write } from "./state.js";
-import { bytes, count, duration, many } from "./units.js";
+import { bytes, count, deviceName, duration, many } from "./units.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const dataOf = (id) => JSON.parse(byId(id)?.textContent || "null");
@@ -116,9 +116,9 @@ const figures = () => {
   }
   const { settings: inForce, partial } = app.about;
   const history = !trace.events ? "no history" : trace.complete ? "history complete" : "history begins late";
-  const words = [inForce.isCpu ? "cpu" : `cuda:${app.state.device}`,
+  const words = [inForce.isCpu ? "cpu" : deviceName(app.state.device),
     many(trace.events, "event") + (trace.isTimed ? ` over ${duration(trace.duration)}` : ""), history,
-    inForce.text || "default settings"];
+    ...(trace.isHost ? [] : [inForce.text || "default settings"])];
   if (partial) words.push(`only a part was read: ${partial}`);
   byId("facts").textContent = toldOf(app.state.device)?.facts ?? clean(words.join(" · "));
 };
@@ -170,7 +170,7 @@ const showFile = async (index, device, isShown = true) => {
   file.devices = devices;
   app.firstDevice = devices[0] ?? 0;
   byId("device").replaceChildren(...devices.map((number) => {
-    const option = made(null, "option", toldOf(number)?.name ?? `cuda:${number}`);
+    const option = made(null, "option", toldOf(number)?.name ?? deviceName(number));
     option.value = String(number);
     return option;
   }));

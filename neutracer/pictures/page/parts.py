@@ -15,7 +15,10 @@ from neutracer.render.palette import DARK, LIGHT, Palette
 from neutracer.render.report import Finding
 from neutracer.units import format_bytes, format_count, format_duration_us
 
-__all__ = ["page_style", "tabs", "told"]
+__all__ = ["HOST_NUMBER", "page_style", "tabs", "told", "told_of_host"]
+
+#: The host's pinned memory among the devices of the page (`units.js`).
+HOST_NUMBER, HOST_NAME = 1024, "pinned host memory"
 
 _TABS = ("Overview", "Segments", "Stacks", "Allocations", "Events", "Settings", "Compare")
 
@@ -35,7 +38,7 @@ def told(report: OverviewReport, devices: Sequence[int]) -> list[dict[str, Any]]
         entries.append(
             {
                 "device": number,
-                "name": _name(mine, number),
+                "name": _name(report, mine, number),
                 "facts": _facts(report, mine, number),
                 "figures": _figures(mine),
                 "findings": [_finding(finding) for finding in _findings_of(report, mine)],
@@ -44,10 +47,17 @@ def told(report: OverviewReport, devices: Sequence[int]) -> list[dict[str, Any]]
     return entries
 
 
-def _name(mine: DeviceOverview | None, number: int) -> str:
+def told_of_host(report: OverviewReport) -> dict[str, Any]:
+    """The same of the host's pinned memory, under its number on the page."""
+    return {**told(report, (0,))[0], "device": HOST_NUMBER}
+
+
+def _name(report: OverviewReport, mine: DeviceOverview | None, number: int) -> str:
     """A device in the list of them."""
     if mine is None:
         return f"cuda:{number}"
+    if report.is_host:
+        return HOST_NAME
     peak = format_bytes(mine.reserved_peak["reserved_bytes"])
     return f"cuda:{number}, {peak} at most{', out of memory' if mine.oom else ''}"
 
@@ -88,10 +98,12 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     history = {True: "history complete", False: "history begins late", None: "no history"}
     length = length.replace(" us", " \N{MICRO SIGN}s")
     name = "cpu" if mine and mine.fragmentation.device < 0 else f"cuda:{number}"
+    name = HOST_NAME if report.is_host else name
     marks = ["Rehearsed, not recorded"] if report.rehearsed else []
     span = report.window or history[complete]
     facts = [*marks, name, format_count(events, "event") + length, span]
-    facts.append(report.settings or "default settings")
+    if not report.is_host:
+        facts.append(report.settings or "default settings")
     if report.partial:
         facts.append(f"only a part was read: {report.partial}")
     return " · ".join(map(sentence, facts))

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bytes, counts, times and shares as people read them, and sizes read back.
 
+// The number that the host's pinned memory has beside those of devices.
+export const HOST = 1024;
+
+export const deviceName = (number) => (number === HOST ? "pinned host memory" : `cuda:${number}`);
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 const FORMATS = [0, 1, 2].map((places) => new Intl.NumberFormat("en-US", {

@@ -26,7 +26,7 @@ from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.pictures.extra import marked
 from neutracer.pictures.page.bundle import bundle, part
 from neutracer.pictures.page.inline import PageView
-from neutracer.pictures.page.parts import page_style, tabs, told
+from neutracer.pictures.page.parts import page_style, tabs, told, told_of_host
 from neutracer.pictures.page.rules import page_rules
 from neutracer.render.escape import sentence
 from neutracer.render.html import page_shell
@@ -152,11 +152,12 @@ def _page(
     if focus is not None:
         focus = number_pair("focus", focus, whole=True)
     snap, name, path = _opened(source, title)
-    several = device is None and len(snap.devices) > 1
+    several = device is None and (len(snap.devices) > 1 or snap.host is not None)
     report = overview(snap, name, path=path, called=os.path.basename(path))
     devices = _by_failure(report) if several else (snap.timeline(device).device,)
+    host = [] if snap.host is None or device is not None else [overview(snap.host, name)]
     if focus is not None:
-        if len(devices) > 1:
+        if len(devices) != 1:
             raise ValueError("a focus needs one device: say which")
         focus = _bounded(focus, len(snap.timeline(devices[0])))
     facts = {
@@ -164,7 +165,7 @@ def _page(
         "focus": focus,
         "renamed": dict(_renamed(snap)),
         "rules": {number: _told_rules(snap, number) for number in devices if snap.told},
-        "devices": told(report, devices),
+        "devices": [*told(report, devices), *map(told_of_host, host)],
     }
     payloads = _data("told", facts) + _packed("snapshot", packed_columns(snap))
     return _made(name, payloads, snap.origin, dark)

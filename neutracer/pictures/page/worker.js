@@ -4,6 +4,7 @@
 import { makeAnswers } from "./answers.js";
 import { coreError, LIMIT, makeCore } from "./core.js";
 import { feed, ownFeed } from "./feed.js";
+import { HOST } from "./units.js";
 
 // The core's status where its allocator gave nothing.
 const NOMEM = 1;
@@ -48,7 +49,7 @@ const open = async ({ rules, blob, limit, most = Infinity, isOwn = false, rename
   return {
     devices: answers.devices(), settings: answers.settings(), read: total,
     partial: partial ? core.zeroEnded(partial) : "",
-    hasTrace: answers.devices().some((device) => core.exports.trace_length(device) > 0),
+    hasTrace: answers.devices().some((device) => device === HOST || core.exports.trace_length(device) > 0),
   };
 };
 

@@ -20,8 +20,9 @@ from small_snapshots import one_program, two_devices
 import neutracer
 from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.pictures.page.bundle import bundle
+from neutracer.pictures.page.parts import HOST_NUMBER
 from neutracer.pictures.page.rules import page_rules
-from neutracer.pictures.page.view import empty_page, packed_columns
+from neutracer.pictures.page.view import empty_page, packed_columns, view
 from neutracer.units import format_bytes
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
@@ -152,9 +153,10 @@ def test_what_a_page_lost_of_its_snapshot_is_said(core, tmp_path):
     assert "the packed snapshot is damaged" in said
 
 
-def check_device(core, snap, device):
+def check_device(core, snap, device, number=None):
+    """`number`: what the page calls the device, where it is another one."""
     timeline = snap.timeline(device)
-    facts = core.answer(f"opened.ask('device', {device})")
+    facts = core.answer(f"opened.ask('device', {device if number is None else number})")
     assert facts["events"] == len(timeline)
     assert facts["rows"] == len(timeline.allocations)
     for metric in ("allocated", "active", "reserved", "requested"):
@@ -415,6 +417,54 @@ def test_backward_blocks_have_the_line_of_their_forward(core, tmp_path):
     event = snap.timeline(device).peak("allocated").event
     places = asked(core, "moment", event=event, all=True)["places"]
     assert [entry["name"] for entry in places] == ["backward of forward model.py:12"]
+
+
+def with_pinned_memory():
+    """A small program of a device, and the pinned memory of a real recording."""
+    recorded = pickle.loads((DATA / "pinned/loader_2_15.pickle").read_bytes())
+    return {**one_program(), **{key: recorded[key] for key in ("host_segments", "host_traces")}}
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_pinned_memory_is_beside_the_devices(core, tmp_path, is_own):
+    snap = neutracer.load(pickle.dumps(with_pinned_memory()))
+    data = gzip.compress(packed_columns(snap)) if is_own else snap.to_bytes()
+    (tmp_path / "both").write_bytes(data)
+    core.choose("#own", tmp_path / "both")
+    about = core.answer(f"openOwn({{ isOwn: {json.dumps(is_own)} }})")
+    assert about["devices"] == [0, HOST_NUMBER]
+    check_device(core, snap, 0)
+    check_device(core, snap.host, 0, HOST_NUMBER)
+    assert saved(core) == snap.to_bytes()
+    check_device(core, snap, 0)
+
+
+def test_pinned_memory_has_a_view_of_its_own(chromium, page, tmp_path):
+    program = with_pinned_memory()
+    (tmp_path / "both.pickle").write_bytes(pickle.dumps(program))
+    facts = "document.getElementById('facts').innerText"
+    drop(chromium, page, tmp_path / "both.pickle")
+    chromium.value(
+        f"(e => {{ e.value = '{HOST_NUMBER}'; e.dispatchEvent(new Event('change')); }})"
+        "(document.getElementById('device'))"
+    )
+    chromium.until(f"{facts}.startsWith('pinned host memory · 196 events')")
+    chromium.until("document.getElementById('panel').innerText.includes('keep_result')")
+    chromium.click("[data-tab=settings]")
+    chromium.until("document.getElementById('what-if-words').innerText.includes('pinned memory')")
+    (tmp_path / "host.pickle").write_bytes(
+        pickle.dumps({**program, "segments": [], "device_traces": [[]]})
+    )
+    # Also where no device has anything.
+    for written in (
+        view(tmp_path / "host.pickle", tmp_path / "own.html"),
+        view(tmp_path / "both.pickle", tmp_path / "own.html"),
+    ):
+        chromium.open(written)
+        chromium.until("document.documentElement.dataset.ready", "1")
+        names = "[...document.getElementById('device').options].map(o => o.textContent)"
+        assert chromium.value(names)[-1] == "pinned host memory"
+    assert chromium.complaints() == []
 
 
 def test_outcomes_follow_theme_and_width(chromium, page, tmp_path):
