@@ -95,7 +95,7 @@ def test_files_keep_it(tmp_path: Path) -> None:
     assert again["host_traces"] == recording["host_traces"]
     assert again["host_segments"] == recording["host_segments"]
     for twin in (pickle.loads(pickle.dumps(snap)), copy.deepcopy(snap)):
-        assert twin.host.to_dict() == snap.host.to_dict()
+        assert twin.to_dict() == recording == snap.to_dict()
 
 
 def test_host_by_itself_opens_where_a_snapshot_does(tmp_path: Path) -> None:
