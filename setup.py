@@ -13,6 +13,8 @@ Switches, from the environment, all off unless set to 1:
 
 NEUTRACER_GRAPHVIZ is a folder that `tools/release/graphviz.py` made: this Graphviz is linked
 into the module, and its licence goes into the wheel.
+
+NEUTRACER_PREBUILT is a folder that `tools/release/hooks.py` made: its hooks go into the package.
 """
 
 from __future__ import annotations
@@ -166,7 +168,13 @@ class BuildPython(build_py):
                 shutil.copyfile(source, copy)
 
     def hooks(self) -> list[tuple[str, Path]]:
-        return [(name, Path(self.build_lib, "neutracer", name)) for name in files(*HOOKS)]
+        package = Path(self.build_lib, "neutracer")
+        copies = [(name, package / name) for name in files(*HOOKS)]
+        if "NEUTRACER_PREBUILT" in os.environ:
+            made = Path(os.environ["NEUTRACER_PREBUILT"])
+            modules = sorted(made.glob("*/*.so"))
+            copies += [(str(one), package / "prebuilt" / one.relative_to(made)) for one in modules]
+        return copies
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         return super().get_outputs(include_bytecode) + [str(copy) for _, copy in self.hooks()]

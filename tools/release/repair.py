@@ -26,6 +26,9 @@ def repair(platform: str, folder: str, wheel: str) -> int:
     if libc is Libc.MUSL:
         # Zig's name for the C library itself: musl's loader takes every libc.* as that one.
         words += ["--exclude", "libc.so"]
+    for library in ("libc10.so", "libc10_cuda.so", "libtorch_cpu.so"):
+        # What the compiled hooks need is loaded: they are for the torch that a program imported.
+        words += ["--exclude", library]
     with (
         patch.object(Libc, "detect", lambda: libc),
         patch.object(Architecture, "detect", lambda bits=None: architecture),

@@ -14,6 +14,7 @@ from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.process.hooks.attach import HookState, state
 from neutracer.process.hooks.build import (
+    PREBUILT,
     find,
     installed_torch,
     obstacle,
@@ -170,7 +171,8 @@ def _hooks() -> list[Part]:
         install = f"compiled at first use for torch {goal.torch.version}, or by build-hooks"
         return [Part("Hooks", "", use, obstacle(goal) or install, note)]
     place = str(path.parent.parent).replace(os.path.expanduser("~"), "~", 1)
-    parts = [Part("Hooks", f"for torch {goal.torch.version}", use, "", f"built in {place}")]
+    place = "part of this wheel" if path.is_relative_to(PREBUILT.resolve()) else f"built in {place}"
+    parts = [Part("Hooks", f"for torch {goal.torch.version}", use, "", place)]
     return parts + ([] if now is None else _attached(now))
 
 

@@ -22,6 +22,7 @@ from neutracer.process.hooks.compiling import alone, compile_into
 from neutracer.process.hooks.folder import cache_folder, prepare, resolved, unsafe, why_not
 
 __all__ = [
+    "PREBUILT",
     "Target",
     "build",
     "command",
@@ -45,6 +46,9 @@ _FOLDERS = ("torch", "core/base", "core/trace")
 _HEADERS = ("core/base/nt_ring.h", "core/base/nt_ring_origins.h", "core/trace/nt_live_api.h")
 
 _UNTRIED = "NEUTRACER_HOOKS_UNTRIED"
+
+#: What a wheel has compiled for releases of torch, laid out as the cache is.
+PREBUILT = Path(__file__).parents[2] / "prebuilt"
 
 
 @dataclass(frozen=True)
@@ -261,7 +265,9 @@ def command(goal: Target, output: Path) -> list[str]:
 
 
 def find(goal: Target) -> Path | None:
-    """The compiled hooks: in NEUTRACER_HOOKS if that is set, else in the cache.
+    """The compiled hooks: in NEUTRACER_HOOKS if that is set, else in the cache, else the wheel's.
+
+    A key names all of a module's ABI, so one that is there is for this very build of torch.
 
     It skips what others could have written, and what this user can't read.
     """
@@ -278,6 +284,7 @@ def _compiled(goal: Target) -> list[Path]:
     folders = [Path(named)] if named else []
     with contextlib.suppress(UnavailableError):
         folders.append(cache_folder())
+    folders.append(PREBUILT)
     return [resolved(folder / goal.key / goal.file) for folder in folders]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from neutracer._native import core, load_hooks
 from neutracer.errors import UnavailableError
-from neutracer.process.hooks.build import build, find, target
+from neutracer.process.hooks.build import PREBUILT, Target, build, find, target
 from neutracer.process.hooks.check import FALLBACK, difference
 
 __all__ = ["call", "load", "loaded", "loaded_path", "try_load", "why_none"]
@@ -39,7 +39,7 @@ _shim = _Shim()
 
 
 def load(*, compile: bool = True) -> Any:
-    """The module `_torch`, compiled at the first use on this machine (some seconds).
+    """The module `_torch`; what no wheel has is compiled at its first use here (some seconds).
 
     This attaches nothing.
 
@@ -60,13 +60,12 @@ def load(*, compile: bool = True) -> Any:
             raise UnavailableError("torch in this process", "import torch first")
         goal = target()
         path = find(goal)
+        if path is not None and path.is_relative_to(PREBUILT.resolve()) and not _loads(path):
+            path = None
         if path is None and not compile:
             raise UnavailableError("a compiled module of hooks", "run 'neutracer build-hooks'")
         try:
-            if path is None:
-                # Whoever waits is to know for what.
-                print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
-                path = build(goal)
+            path = path or _built(goal)
             module = _connected(path)
         except UnavailableError as error:
             # What failed once is not tried again at every call.
@@ -74,6 +73,21 @@ def load(*, compile: bool = True) -> Any:
             raise
         _shim.module, _shim.path = module, path
         return module
+
+
+def _loads(path: Path) -> bool:
+    """Whether a wheel's module can be loaded; the C++ library here may be too old for it."""
+    try:
+        load_hooks(path)
+    except ImportError:
+        return False
+    return True
+
+
+def _built(goal: Target) -> Path:
+    # Whoever waits is to know for what.
+    print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
+    return build(goal)
 
 
 def _connected(path: Path) -> ModuleType:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -23,6 +24,7 @@ from neutracer.errors import UnavailableError
 from neutracer.process.hooks import build as hooks_build
 from neutracer.process.hooks import compiling as hooks_compiling
 from neutracer.process.hooks import folder as hooks_folder
+from neutracer.process.hooks import shim as hooks_shim
 from neutracer.saving import unfinished_name
 
 GOAL = hooks_build.Target(hooks_build.Torch("0.0.0", "cpu", Path("nowhere")), "key", "_torch.so")
@@ -83,6 +85,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "home"
     made.mkdir(mode=0o755)
     monkeypatch.setenv("HOME", str(made))
+    monkeypatch.setattr(hooks_build, "PREBUILT", tmp_path / "wheel" / "prebuilt")
     return made
 
 
@@ -383,3 +386,58 @@ def test_env_says_why_there_are_no_hooks(home: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hooks_build, "command", missing)
     (part,) = env_module._hooks()
     assert part.install == "a C++ compiler is not available: install g++"
+
+
+def prebuilt(monkeypatch: pytest.MonkeyPatch, text: str = "a wheel's") -> Path:
+    """The module for GOAL of a wheel."""
+    path = hooks_build.PREBUILT / "key" / "_torch.so"
+    path.parent.mkdir(parents=True, mode=0o755)
+    path.write_text(text)
+    for module in (hooks_shim, env_module):
+        monkeypatch.setattr(module, "PREBUILT", hooks_build.PREBUILT)
+        monkeypatch.setattr(module, "target", lambda: GOAL)
+    return path
+
+
+def test_hooks_of_a_wheel_are_used_where_no_others_are(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = prebuilt(monkeypatch)
+    monkeypatch.setattr(env_module, "state", lambda: None)
+    other = hooks_build.Target(GOAL.torch, "another key", GOAL.file)
+    assert hooks_build.find(GOAL) == path
+    assert hooks_build.find(other) is None
+    (part,) = env_module._hooks()
+    assert (part.install, part.note) == ("", "part of this wheel")
+    # What was compiled here fits at least as well.
+    monkeypatch.setattr(
+        hooks_build, "command", lambda goal, made: ["sh", "-c", f"echo compiled > {made}"]
+    )
+    mine = hooks_build.build(GOAL)
+    assert hooks_build.find(GOAL) == mine != path
+    shutil.rmtree(home / ".cache")
+    path.chmod(0o666)
+    assert hooks_build.find(GOAL) is None
+    (reason,) = hooks_build.passed_over(GOAL)
+    assert reason.startswith(f"{path} can be written by others")
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_hooks_of_a_wheel_that_can_not_be_loaded_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, compiles: bool
+) -> None:
+    path = prebuilt(monkeypatch, "no module")
+    monkeypatch.setattr(hooks_shim, "_shim", hooks_shim._Shim())
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.delitem(sys.modules, "neutracer._torch", raising=False)
+    monkeypatch.setattr(hooks_shim, "_connected", lambda used: used)
+    monkeypatch.setattr(
+        hooks_build, "command", lambda goal, made: ["sh", "-c", f"echo compiled > {made}"]
+    )
+    if compiles:
+        used = hooks_shim.load()
+        assert used != path
+        assert used.read_text() == "compiled\n"
+    else:
+        with pytest.raises(UnavailableError, match="build-hooks"):
+            hooks_shim.load(compile=False)
