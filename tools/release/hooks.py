@@ -71,7 +71,8 @@ def get_torch(version: str, folder: Path) -> None:
     """
     part, packed = folder / f"{version}.part", folder / "packed"
     shutil.rmtree(part, ignore_errors=True)
-    (wheel,) = download(packed, f"torch=={version}")
+    # The very text: "==2.13.0" could give 2.13.0+cpu.
+    (wheel,) = download(packed, f"torch==={version}")
     unpack(wheel, part, _WANTED)
     text = (part / "torch/version.py").read_text(encoding="utf-8")
     cuda = re.search(r"^cuda\b[^=\n]*= '([\d.]+)'", text, re.M)
