@@ -22,8 +22,8 @@
  * more than 1.7 of these in its last change. */
 #define TREND_ABRUPT 4.0
 
-/* Two falls that are not at once end at the same level, but for so much of a fall. */
-#define TREND_SAME_LEVEL 0.05
+/* Falls that are not at once end at the same level, but for so much of a fall. */
+#define TREND_SAME_LEVEL 0.01
 
 static double
 trend_size(double x)
@@ -180,7 +180,8 @@ trend_base(trend_work *w, const double *y, const size_t *falls, double noise,
     }
 }
 
-/* Whether y rises at once by so much as often as it falls: a walk does, garbage not. */
+/* Whether y rises at once by so much in more than half as many places as it falls: a
+ * walk goes up as it comes down, and garbage does not. */
 static bool
 trend_rises_at_once(const double *y, size_t n, const nt_trend *out)
 {
@@ -188,7 +189,20 @@ trend_rises_at_once(const double *y, size_t n, const nt_trend *out)
     for (size_t i = 1; i < n; i++) {
         rises += y[i] - y[i - 1] > TREND_AT_ONCE * out->tooth;
     }
-    return rises >= out->teeth;
+    return 2 * rises > out->teeth;
+}
+
+/* Whether y stands at one level after all falls. */
+static bool
+trend_ends_level(const double *y, const size_t *falls, const nt_trend *out)
+{
+    double low = y[falls[0]], high = low;
+    for (size_t k = 1; k < out->teeth; k++) {
+        const double foot = y[falls[k]];
+        low = foot < low ? foot : low;
+        high = foot > high ? foot : high;
+    }
+    return high - low <= TREND_SAME_LEVEL * out->tooth;
 }
 
 void
@@ -223,9 +237,10 @@ nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
     }
     if (out->teeth >= 2) {
         out->tooth = nt_trend_median(depths, out->teeth, w->scratch);
-        const double apart = trend_size(y[falls[1]] - y[falls[0]]);
-        if ((out->teeth == 2 && gradual > 0 && apart > TREND_SAME_LEVEL * out->tooth) ||
-            trend_rises_at_once(w->goes_both_ways ? raw : y, n, out)) {
+        /* What wanders goes down little by little, as it goes up. */
+        const bool wanders =
+            2 * gradual >= out->teeth && !trend_ends_level(y, falls, out);
+        if (wanders || trend_rises_at_once(w->goes_both_ways ? raw : y, n, out)) {
             out->teeth = 0;
             return;
         }
