@@ -20,12 +20,18 @@ from neutracer.trace.rehearsed import KEY, Rehearsed
 from neutracer.trace.window import WINDOW, Window
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["FIRST", "Flaw", "first_findings", "flaws_of"]
+__all__ = ["FIRST", "SEGMENTS_MISSING", "Flaw", "first_findings", "flaws_of", "without_segments"]
 
 _PARTIAL, _BROKEN = "partial_file", "broken_file"
 
 #: The kinds of the findings that a report on such a file begins with.
 FIRST = (_PARTIAL, _BROKEN, KEY, WINDOW)
+
+#: The kind of the flaw of a device that has a trace and no segments.
+SEGMENTS_MISSING = "segments_missing"
+
+# What follows from segments that the file does not list.
+_OF_SEGMENTS = ("live_set", "segment", "unreserved")
 
 # By the core's number: the word for programs; what is counted, in the singular and the
 # plural; and the rest of the sentence. "{bytes}" is how much memory it is about.
@@ -104,8 +110,8 @@ class Flaw(PlainRow):
     Attributes:
         kind: A stable word for programs: "block_outside", "block_order", "unfilled",
             "requested", "segment_overlap", "segment_shared", "sums", "expandable", "time",
-            "time_missing", "free", "alloc", "unreserved", "segment_free", "segment" or
-            "live_set".
+            "time_missing", "free", "alloc", "unreserved", "segment_free", "segment",
+            "live_set" or "segments_missing".
         device: The device it is on.
         count: How many blocks, segments or events.
         bytes: How much memory that is; 0 where it is not about memory.
@@ -127,6 +133,24 @@ def flaws_of(notes: Iterable[tuple[int, int, int, int]]) -> tuple[Flaw, ...]:
         text = f"{format_count(count, one, more)} {rest.format(bytes=format_bytes(nbytes))}"
         found.append(Flaw(word, device, count, nbytes, text))
     return tuple(found)
+
+
+def without_segments(found: tuple[Flaw, ...]) -> tuple[Flaw, ...]:
+    """The flaws of a trace whose device has no segment in the file.
+
+    Where the trace leaves nothing in use, that is how it ended. Else the file lacks them, and
+    that is told in place of what follows from it.
+    """
+    left = next((one for one in found if one.kind == "live_set"), None)
+    if left is None:
+        return found
+    blocks = format_count(left.count, "block")
+    text = (
+        f"No segments are listed, though the trace leaves {blocks} in use "
+        f"({format_bytes(left.bytes)}): what was there before the trace counts nowhere"
+    )
+    told = Flaw(SEGMENTS_MISSING, left.device, left.count, left.bytes, text)
+    return (told, *(one for one in found if one.kind not in _OF_SEGMENTS))
 
 
 class _Read(Protocol):
@@ -157,6 +181,8 @@ def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, .
     told = [flaw for flaw in flaws if device is None or flaw.device == device]
     if told:
         message = "the file says what no allocator can have done, so read its figures with care"
+        if all(flaw.kind == SEGMENTS_MISSING for flaw in told):
+            message = "the file has a history and no segments: its figures are the history's"
         notes = tuple(Note(f"{flaw.message}.") for flaw in told)
         found.append(Finding(_BROKEN, Severity.SEVERE, 0, message, notes))
     found += [snap.window.finding(snap.origin) for snap in snaps if snap.window]

@@ -128,17 +128,18 @@ nt_replay_restore(replay *r, const nt_program_step *step, uint32_t *block)
     return NT_OK;
 }
 
-/* Whether row `i` of the model's blocks is row `k` of the snapshot's. */
+/* Whether row `i` of the model's blocks is row `k` of the snapshot's, which may not say
+ * what was requested. */
 static bool
 replay_is_same_block(const nt_layout *model, size_t i, const nt_layout *recorded,
-                     size_t k)
+                     size_t k, bool says_requested)
 {
     const nt_block_columns *a = &model->blocks, *b = &recorded->blocks;
     const nt_segment_columns *s = &model->segments, *z = &recorded->segments;
     const uint32_t m = a->segment[i], n = b->segment[k];
     return a->address[i] == b->address[k] && a->size[i] == b->size[k] &&
            a->state[i] == b->state[k] &&
-           (a->state[i] == NT_BLOCK_INACTIVE ||
+           (a->state[i] == NT_BLOCK_INACTIVE || !says_requested ||
             a->requested_size[i] == b->requested_size[k]) &&
            s->address[m] == z->address[n] && s->total_size[m] == z->total_size[n] &&
            s->stream[m] == z->stream[n] && s->kind[m] == z->kind[n] &&
@@ -148,16 +149,18 @@ replay_is_same_block(const nt_layout *model, size_t i, const nt_layout *recorded
 /* Each block of the snapshot's device has its like in the model, and no other is there;
  * the snapshot's are in any order. */
 static bool
-replay_is_same_end(const nt_layout *model, const nt_layout *recorded, int32_t device,
+replay_is_same_end(const nt_layout *model, const nt_snapshot *snapshot, int32_t device,
                    const nt_map *rows)
 {
+    const nt_layout *recorded = nt_snapshot_layout(snapshot);
+    const bool says = (nt_snapshot_keys(snapshot) & NT_HAS_BLOCK_REQUESTED) != 0;
     size_t count = 0;
     for (size_t k = 0; k < recorded->blocks.count; k++) {
         if (recorded->segments.device[recorded->blocks.segment[k]] != device) {
             continue;
         }
         const uint32_t row = nt_map_find(rows, recorded->blocks.address[k]);
-        if (row == NT_NONE || !replay_is_same_block(model, row, recorded, k)) {
+        if (row == NT_NONE || !replay_is_same_block(model, row, recorded, k, says)) {
             return false;
         }
         count++;
@@ -179,9 +182,8 @@ nt_replay_compare_end(replay *r)
         status = nt_map_set(&rows, layout->blocks.address[i], i, r->err);
     }
     r->check->fidelity.is_end_same =
-        status == NT_OK &&
-        replay_is_same_end(layout, nt_snapshot_layout(nt_timeline_snapshot(timeline)),
-                           nt_timeline_device(timeline), &rows);
+        status == NT_OK && replay_is_same_end(layout, nt_timeline_snapshot(timeline),
+                                              nt_timeline_device(timeline), &rows);
     nt_map_clear(&rows);
     nt_allocator_layout_free(r->model, layout);
     return status;

@@ -14,11 +14,9 @@
 #define TREND_UNIT_ROOT_STEP 3.0
 
 /* What single points have besides the level hides how long this stays off its line:
- * Schwert, J. of Business and Economic Statistics 7, 1989. So of more points than two
- * times this that remember more than TREND_LITTLE, means of several are looked at as
- * well, which have less of it. */
-#define TREND_LITTLE 0.5
-enum { TREND_BLOCKS = 40 };
+ * Schwert, J. of Business and Economic Statistics 7, 1989. So what remembers more than
+ * this is held against a walk in any case. */
+#define TREND_LITTLE 0.4
 
 /* Changes remember each other over this share of all of them. */
 #define TREND_REACH 0.15
@@ -146,36 +144,13 @@ trend_walk_changes(trend_work *w, const double *y, const double *raw, size_t n,
     return count;
 }
 
-/*
- * Whether y[0 .. n - 1] comes back to a line with steps at cuts too soon for a walk;
- * `memory` is its own.
- */
+/* Whether n points that remember so much of each other, with the steps at `level` taken
+ * off, come back to their line too soon for a walk. */
 static bool
-trend_comes_back(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
-                 double memory)
+trend_comes_back(double memory, size_t n, const trend_cuts *level)
 {
-    const double apart = TREND_UNIT_ROOT + TREND_UNIT_ROOT_STEP * (double)cuts->count;
-    const size_t wide = n / TREND_BLOCKS;
-    if (memory >= 1.0 - apart / (double)n || memory < TREND_LITTLE || wide < 2) {
-        return memory < 1.0 - apart / (double)n;
-    }
-    const size_t blocks = n / wide, first = n - blocks * wide;
-    trend_cuts among = {0};
-    for (size_t k = 0; k < blocks; k++) {
-        double mean = 0.0;
-        for (size_t i = 0; i < wide; i++) {
-            mean += y[first + k * wide + i] / (double)wide;
-        }
-        w->scratch[k] = mean;
-    }
-    for (size_t k = 0; k < cuts->count; k++) {
-        const size_t at = cuts->at[k] < first ? 0 : (cuts->at[k] - first) / wide;
-        const size_t before = among.count == 0 ? 0 : among.at[among.count - 1];
-        if (at > before) {
-            among.at[among.count++] = at;
-        }
-    }
-    return nt_trend_memory(w->scratch, blocks, &among) < 1.0 - apart / (double)blocks;
+    const double apart = TREND_UNIT_ROOT + TREND_UNIT_ROOT_STEP * (double)level->count;
+    return memory < TREND_LITTLE && memory < 1.0 - apart / (double)n;
 }
 
 double
@@ -185,7 +160,7 @@ nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
     const double *seen = w->goes_both_ways ? raw : y;
     const double memory =
         w->goes_both_ways ? nt_trend_memory(raw, n, of->level) : of->memory;
-    if (n < NT_TREND_FEW || trend_comes_back(w, seen, n, of->level, memory)) {
+    if (n < NT_TREND_FEW || trend_comes_back(memory, n, of->level)) {
         return score;
     }
     double squares;

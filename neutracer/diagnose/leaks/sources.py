@@ -18,6 +18,7 @@ from neutracer.diagnose.leaks.steps import (
     time_steps,
     trace_steps,
 )
+from neutracer.trace.flaws import SEGMENTS_MISSING
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
 
@@ -246,6 +247,12 @@ def _of_trace(
         starts, end = [at for at in starts if at < failed], min(end, failed)
         if unit == "window":
             starts = windows(failed)
+    lacks = any(
+        one.kind == SEGMENTS_MISSING and one.device == timeline.device for one in snap.flaws
+    )
+    if lacks and starts[-1] < len(timeline) - 1:
+        # What the trace leaves in use ends with its last event in the replay alone.
+        end = min(end, len(timeline) - 1)
     edges = (*starts, end)
     times = timeline.time_us
     timed = times[0] > 0

@@ -122,7 +122,8 @@ def _was_given_back(trend: Trend) -> bool:
 def _not_growing(live: Trend, seen: Observed) -> Verdict:
     if live.steps < (_PROVABLE if seen.unit == "window" else _FEWEST):
         verb = "is" if live.steps == 1 else "are"
-        text = f"Only {format_count(live.steps, seen.unit)} {verb} left after the warm-up."
+        where = "left after the warm-up" if live.warmup else "there"
+        text = f"Only {format_count(live.steps, seen.unit)} {verb} {where}."
         return Verdict("unknown", live, text)
     rises = live.interval[0] > 0 and live.growth > _MATERIAL * live.level
     if live.steps < _PROVABLE and rises:

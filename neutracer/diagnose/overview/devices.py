@@ -10,6 +10,7 @@ from neutracer.diagnose.fragmentation.report import FragmentationReport, band, f
 from neutracer.diagnose.holds.by_module import module_tables
 from neutracer.render.document import Figure, Table
 from neutracer.render.row import PlacedRow, PlainRow
+from neutracer.trace.flaws import SEGMENTS_MISSING
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count
 
@@ -26,6 +27,9 @@ __all__ = [
 # Holders on the printed page; all of them are in the JSON up to a bound.
 _SHOWN_HOLDERS = 6
 _MOST_HOLDERS = 50
+
+# Stands for a figure that the file does not have.
+_NOT_KNOWN = Figure("", "not known")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class DeviceOverview(PlainRow):
         events: The number of events.
         duration_us: From the first event to the last; None where unknown.
         history_complete: As `Snapshot.history_complete`.
+        end_known: False where the file has a history and lacks the segments: then
+            `memory_stats` says nothing.
     """
 
     device: int
@@ -94,6 +100,7 @@ class DeviceOverview(PlainRow):
     events: int
     duration_us: int | None
     history_complete: bool | None
+    end_known: bool = True
 
 
 def device_overview(snap: Snapshot, device: int) -> DeviceOverview:
@@ -133,6 +140,9 @@ def device_overview(snap: Snapshot, device: int) -> DeviceOverview:
         events=len(timeline),
         duration_us=duration,
         history_complete=snap.history_complete(device),
+        end_known=not any(
+            flaw.kind == SEGMENTS_MISSING and flaw.device == device for flaw in snap.flaws
+        ),
     )
 
 
@@ -162,6 +172,9 @@ def totals_table(device: DeviceOverview) -> Table:
     at_peak = device.fragmentation.fragmentation_history
     then = at_peak[most["event"]] if most["event"] >= 0 else now.ratio
     words = ", ".join(filter(None, (f"{now.judged} now", _judged_peak(now, then))))
+    if not device.end_known:
+        allocated = reserved = unused = _NOT_KNOWN
+        words = _judged_peak(now, then)
     full = (
         ("allocated", allocated, Figure.bytes(peak["allocated_bytes"]), _when(peak["event"])),
         ("reserved", reserved, Figure.bytes(most["reserved_bytes"]), _when(most["event"])),

@@ -41,6 +41,8 @@ class OverviewReport(Report):
         partial: Why only a part was read, or None.
         ignored_keys: Keys of the file that are not read.
         settings: The PYTORCH_CUDA_ALLOC_CONF in force; "" is PyTorch's default.
+        settings_recorded: Whether the file states its settings. If not, `settings` is what its
+            trace shows of them.
         rehearsed: Whether it is of a run that has not happened.
         window: Which events were read, where that is a part of the trace; else "".
         is_host: Whether it is of the host's pinned memory, not of a device's.
@@ -53,6 +55,7 @@ class OverviewReport(Report):
     partial: str | None
     ignored_keys: tuple[str, ...]
     settings: str
+    settings_recorded: bool = True
     rehearsed: bool = False
     window: str = ""
     is_host: bool = False
@@ -80,6 +83,13 @@ class OverviewReport(Report):
         if device is None and len(self.devices) == 1:
             device = self.devices[0].device
         return peak_tree(self.snapshot, device)
+
+    @property
+    def settings_told(self) -> str:
+        """The settings in words."""
+        if self.settings_recorded:
+            return self.settings or "default settings"
+        return f"{self.settings}, as its trace shows" if self.settings else "settings not recorded"
 
     def findings_of(self, device: int) -> tuple[Finding, ...]:
         """What is worth reporting of one device, without its name; the worst first."""
@@ -113,7 +123,7 @@ class OverviewReport(Report):
             *(() if self.is_host else (format_count(len(self.devices), "device"),)),
             format_count(events, "event") + length,
             *((history,) if known else ("no history recorded",)),
-            *(() if self.is_host else (self.settings or "default settings",)),
+            *(() if self.is_host else (self.settings_told,)),
         )
 
     def _kind(self) -> str:
@@ -206,6 +216,7 @@ def overview(
         partial=snap.partial,
         ignored_keys=snap.ignored_keys,
         settings=str(snap.settings_in_force["text"]),
+        settings_recorded=bool(snap.settings),
         rehearsed=snap.rehearsed is not None,
         window=str(snap.window or ""),
         is_host=snap.is_pinned,

@@ -178,9 +178,11 @@ def _note_lines(panel: _Panel) -> list[str]:
 def _heading(figure: Any, panel: _Panel, palette: Palette) -> None:
     scene = panel.scene
     top = figure.get_size_inches()[1]
+    # A peak is known from events alone.
+    peak = "peak " if len(scene.timeline) else ""
     facts = [
-        f"peak allocated {size_text(scene.peak(scene.allocated)[1])}",
-        f"peak reserved {size_text(scene.peak(scene.reserved)[1])}",
+        f"{peak}allocated {size_text(scene.peak(scene.allocated)[1])}",
+        f"{peak}reserved {size_text(scene.peak(scene.reserved)[1])}",
         _unused_text(scene),
     ]
     room = int(panel.width / 0.115)

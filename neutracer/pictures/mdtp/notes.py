@@ -52,7 +52,8 @@ def hole_notes(scene: Scene, most: int = 2) -> list[HoleNote]:
     unused = np.where(scene.settled, scene.reserved - scene.active, -1)
     least = max(1, int(scene.reserved[first:end].max() * _LEAST_SHARE))
     emptiest = first + int(np.argmax(unused[first:end]))
-    moments = [(emptiest, False, "when the most was unused")]
+    when = "when the most was unused" if len(scene.timeline) else "at the moment of the snapshot"
+    moments = [(emptiest, False, when)]
     if scene.ooms:
         moments.append((max(scene.ooms[-1].state - 1, first), True, "when memory ran out"))
     elif end - 1 != emptiest:

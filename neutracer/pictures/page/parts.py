@@ -103,7 +103,7 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     span = report.window or history[complete]
     facts = [*marks, name, format_count(events, "event") + length, span]
     if not report.is_host:
-        facts.append(report.settings or "default settings")
+        facts.append(report.settings_told)
     if report.partial:
         facts.append(f"only a part was read: {report.partial}")
     return " · ".join(map(sentence, facts))
@@ -114,9 +114,12 @@ def _figures(mine: DeviceOverview | None) -> list[tuple[str, str, str]]:
     if mine is None:
         return []
     stats = mine.memory_stats
-    figures = [
+    at_end = [
         ("allocated", stats["allocated_bytes.all.current"], ""),
         ("reserved", stats["reserved_bytes.all.current"], ""),
+    ]
+    figures = [
+        *(at_end if mine.end_known else ()),
         ("peak allocated", mine.peak["allocated_bytes"], ""),
         ("peak reserved", mine.reserved_peak["reserved_bytes"], "worst" if mine.oom else ""),
     ]

@@ -490,6 +490,20 @@ def test_walks_without_drift_are_no_leak(momentum: float, around: float) -> None
     assert leaks <= 5
 
 
+def test_walks_that_go_down_little_by_little_are_no_garbage() -> None:
+    alarms = 0
+    for seed in range(200):
+        rng = random.Random(f"gradual {seed}")
+        value, change, series = 1e9, 0.0, []
+        for _ in range(300):
+            change = 0.5 * change + rng.gauss(0.0, 1e6)
+            value += change
+            series.append(round(value))
+        alarms += neutracer.leak_trend(series).verdict == "cycle_garbage"
+    # One of 200 by chance.
+    assert alarms <= 2
+
+
 def test_walks_with_drift_are_leaks() -> None:
     rng = random.Random("drift")
     found = 0
