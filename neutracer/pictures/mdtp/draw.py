@@ -180,15 +180,13 @@ def _heading(figure: Any, panel: _Panel, palette: Palette) -> None:
     top = figure.get_size_inches()[1]
     # A peak is known from events alone.
     peak = "peak " if len(scene.timeline) else ""
-    facts = [
-        f"{peak}allocated {size_text(scene.peak(scene.allocated)[1])}",
-        f"{peak}reserved {size_text(scene.peak(scene.reserved)[1])}",
-        _unused_text(scene),
-    ]
+    pairs = (("allocated", scene.allocated), ("reserved", scene.reserved))
+    facts = [f"{peak}{word} {size_text(scene.peak(series)[1])}" for word, series in pairs]
     room = int(panel.width / 0.115)
     title = sentence(scene.title, room)
     _text(figure, panel.left, top - 0.16, title, palette.ink, 13, fontweight="bold")
-    _text(figure, panel.left, top - 0.45, " · ".join(facts), palette.grey, 9.5)
+    words = " · ".join((*facts, _unused_text(scene)))
+    _text(figure, panel.left, top - 0.45, words, palette.grey, 9.5)
 
 
 def _unused_text(scene: Scene) -> str:
