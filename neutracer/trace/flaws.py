@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
@@ -20,7 +20,7 @@ from neutracer.trace.rehearsed import KEY, Rehearsed
 from neutracer.trace.window import WINDOW, Window
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["FIRST", "SEGMENTS_MISSING", "Flaw", "first_findings", "flaws_of", "without_segments"]
+__all__ = ["FIRST", "SEGMENTS_MISSING", "Flaw", "first_findings", "flaws_of", "trace_flaws"]
 
 _PARTIAL, _BROKEN = "partial_file", "broken_file"
 
@@ -135,14 +135,28 @@ def flaws_of(notes: Iterable[tuple[int, int, int, int]]) -> tuple[Flaw, ...]:
     return tuple(found)
 
 
-def without_segments(found: tuple[Flaw, ...]) -> tuple[Flaw, ...]:
-    """The flaws of a trace whose device has no segment in the file.
+class _Replayed(Protocol):
+    """What is asked of a timeline."""
 
-    Where the trace leaves nothing in use, that is how it ended. Else the file lacks them, and
-    that is told in place of what follows from it.
+    device: int
+
+    @property
+    def native(self) -> Any: ...
+
+
+def trace_flaws(timeline: _Replayed, devices: Iterable[object]) -> tuple[Flaw, ...]:
+    """The flaws of a trace.
+
+    Where the file lists no segments and the trace leaves something in use, that is told in
+    place of what follows from it.
+
+    Args:
+        timeline: The trace, replayed.
+        devices: That of each segment of the file.
     """
+    found = flaws_of(timeline.native.broken())
     left = next((one for one in found if one.kind == "live_set"), None)
-    if left is None:
+    if left is None or timeline.device in devices:
         return found
     blocks = format_count(left.count, "block")
     text = (

@@ -14,7 +14,7 @@ from neutracer.errors import HistoryWarning
 from neutracer.trace.bounds import memory_bound
 from neutracer.trace.devices import chosen_device
 from neutracer.trace.events import annotation_table, event_table, said_of_trace
-from neutracer.trace.flaws import Flaw, first_findings, flaws_of, without_segments
+from neutracer.trace.flaws import Flaw, first_findings, flaws_of, trace_flaws
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source, source_path
@@ -302,9 +302,7 @@ class Snapshot(Written, Stated):
 
     def _traced(self, device: int) -> tuple[Flaw, ...]:
         if device not in self._trace_flaws:
-            found = flaws_of(self.timeline(device).native.broken())
-            is_listed = device in set(self.segments["device"])
-            self._trace_flaws[device] = found if is_listed else without_segments(found)
+            self._trace_flaws[device] = trace_flaws(self.timeline(device), self.segments["device"])
         return self._trace_flaws[device]
 
     @property
