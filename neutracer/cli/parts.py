@@ -107,7 +107,7 @@ def within_memory(options: argparse.Namespace) -> int:
 
 
 def add_window(parser: argparse.ArgumentParser) -> None:
-    """Add the part of the trace that is read, which `window_of` gives to `load`."""
+    """Add the part of the trace that is read, which `window_of` gives to `load_part`."""
     parser.add_argument(
         "--host",
         action="store_true",
@@ -147,12 +147,11 @@ def _seconds(text: str) -> tuple[float | None, float | None]:
 
 
 def window_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `load` for what `add_window` asks for; none for a file's devices, whole."""
-    memory = {"memory": "host"} if getattr(options, "host", False) else {}
+    """The arguments of `load_part` for what `add_window` asks for; none for the whole file."""
     if options.events is None and options.seconds is None:
-        return memory
+        return {"is_host": True} if options.host else {}
     part = {"events": options.events, "seconds": options.seconds, "device": options.device}
-    return {**part, **memory}
+    return {**part, "is_host": options.host}
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from neutracer import units
 from neutracer._native import core
@@ -19,14 +19,13 @@ from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
 from neutracer.trace.source import SnapshotSource, open_source, source_path
 from neutracer.trace.stacks import Stacks
-from neutracer.trace.stated import Stated
 from neutracer.trace.table import Table
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.told import told_beside
 from neutracer.trace.window import EventWindow, SecondWindow, Window, window_of
 from neutracer.trace.written import Written, written
 
-__all__ = ["Snapshot", "load"]
+__all__ = ["Snapshot", "load", "part_of", "read_whole"]
 
 
 def load(
@@ -35,7 +34,6 @@ def load(
     events: EventWindow | None = None,
     seconds: SecondWindow | None = None,
     device: int | None = None,
-    memory: Literal["device", "host"] = "device",
     max_memory: int | str | None = None,
     progress: Callable[[int], object] | bool | None = None,
 ) -> Snapshot:
@@ -51,7 +49,6 @@ def load(
             devices: two numbers, of which None is the beginning or the end.
         device: With `events` or `seconds`, only this device; None is all, or for `events` the
             only one.
-        memory: "host" gives the host's pinned memory (`Snapshot.host`) in place of the devices'.
         max_memory: The most memory that reading may take: bytes, or a text like "4GiB".
             None is what this machine, or the container, has free.
         progress: Called with the number of bytes read so far, some 20 times a second;
@@ -63,7 +60,7 @@ def load(
         `.window` says which one, and what nobody can know of it.
 
     Raises:
-        ValueError: There are no such events, seconds or device, or no pinned memory.
+        ValueError: There are no such events, seconds or device.
         SnapshotError: It is no snapshot, damaged, or holds what no allocator can have
             written; `.offset` is the byte where that is known.
         LimitError: It would take more than `max_memory`, or unpacks without end.
@@ -80,28 +77,31 @@ def load(
     """
     if events is not None and seconds is not None:
         raise ValueError("a part is chosen by events or by seconds, not by both")
-    if memory not in ("device", "host"):
-        raise ValueError(f'memory must be "device" or "host", not {memory!r}')
+    return part_of(read_whole(source, max_memory, progress), events, seconds, device)
+
+
+def read_whole(
+    source: SnapshotSource,
+    max_memory: int | str | None,
+    progress: Callable[[int], object] | bool | None,
+) -> Snapshot:
+    """All of a file, as `load` reads it."""
     limit = memory_bound() if max_memory is None else units.parse_bytes(max_memory)
     limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
         native = core.load(opened, limit, report)
     if native.partial is not None:
-        warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
-    whole = Snapshot(native, origin=source_path(source))
-    whole = whole if memory == "device" else _host_of(whole)
+        warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=3)
+    return Snapshot(native, origin=source_path(source))
+
+
+def part_of(
+    whole: Snapshot, events: EventWindow | None, seconds: SecondWindow | None, device: int | None
+) -> Snapshot:
+    """The part of it that was asked for."""
     if events is None and seconds is None:
         return whole
     return _part(whole, window_of(whole, events, seconds, device))
-
-
-def _host_of(snap: Snapshot) -> Snapshot:
-    if snap.host is None:
-        raise ValueError(
-            "no pinned memory of the host is recorded in it: PyTorch 2.14 and later do that with "
-            "torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)"
-        )
-    return snap.host
 
 
 def _part(whole: Snapshot, window: Window) -> Snapshot:
@@ -121,7 +121,7 @@ def _restored(saved: bytes, renamed: Mapping[str, str] | None, *rest: Any) -> Sn
     return snap
 
 
-class Snapshot(Written, Stated):
+class Snapshot(Written):
     """What the allocator held, and the trace of how it came to that.
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.

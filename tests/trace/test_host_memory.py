@@ -15,6 +15,7 @@ import pytest
 
 import neutracer
 from neutracer.cli.main import main
+from neutracer.trace.host import load_part
 from tests.helpers.bundle import DATA
 from tests.helpers.small_snapshots import BASE, MIB, block, event, one_program, segment
 
@@ -57,7 +58,7 @@ def test_what_pytorch_wrote_is_there() -> None:
 
 
 def test_series_are_the_traces_sums() -> None:
-    host = neutracer.load(LOADER, memory="host")
+    host = load_part(LOADER, is_host=True)
     allocated = reserved = 0
     signs = {"alloc": 1, "free_requested": -1}
     kept = {"segment_alloc": 1, "segment_free": -1}
@@ -72,7 +73,7 @@ def test_series_are_the_traces_sums() -> None:
 
 
 def test_sizes_below_512_bytes_are_exact() -> None:
-    rows = neutracer.load(LOADER, memory="host").timeline().allocations
+    rows = load_part(LOADER, is_host=True).timeline().allocations
     assert {row.size for row in rows if row.requested_size == 64} == {64}
 
 
@@ -111,7 +112,7 @@ def test_host_by_itself_opens_where_a_snapshot_does(tmp_path: Path) -> None:
 
 def test_part_of_it() -> None:
     data = pickle.dumps(_with_host())
-    part = neutracer.load(data, memory="host", events=range(2, 6))
+    part = load_part(data, is_host=True, events=range(2, 6))
     assert len(part.events) == 4
     assert part.is_pinned
     assert neutracer.load(data, events=range(1, 3)).host is None
@@ -139,12 +140,7 @@ def test_without_it(empty: dict[str, Any]) -> None:
     data = pickle.dumps({**one_program(), **empty})
     assert neutracer.load(data).host is None
     with pytest.raises(ValueError, match="record_pinned_host_memory=True"):
-        neutracer.load(data, memory="host")
-
-
-def test_other_words_are_refused() -> None:
-    with pytest.raises(ValueError, match='must be "device" or "host", not \'gpu\''):
-        neutracer.load(LOADER, memory="gpu")  # type: ignore[arg-type]
+        load_part(data, is_host=True)
 
 
 @pytest.mark.parametrize(
