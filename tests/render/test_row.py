@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +29,11 @@ def answers() -> Iterator[object]:
     yield from (neutracer.explain(frag), neutracer.fragmentation_report(frag))
     yield from (neutracer.leak_trend(snap), neutracer.diff(frag, leak))
     yield from (neutracer.recommend(frag), neutracer.what_if(frag, "expandable_segments:True"))
-    yield from (neutracer.find_tensor_cycles("cpu"), neutracer.notebook_holders())
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401  tensors are looked for where it has been imported
+
+        yield neutracer.find_tensor_cycles("cpu")
+    yield neutracer.notebook_holders()
     for by in ("place", "line", "function", "stack", "module", "category"):
         yield timeline.holders(by=by)
     yield from (timeline.churn()[:5], timeline.peak(), timeline.steps, timeline.alive()[:5])
