@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     add_recording,
     complain,
     complain_of,
@@ -36,18 +37,18 @@ def add_attach(commands: Any, summary: str) -> None:
         "attach",
         help=summary,
         description=(
-            "Has a process of yours that runs already, on Python 3.14 or later, do what "
+            "Makes one of your processes that is already running, on Python 3.14 or later, do what "
             "'neutracer run' would have done in it. Its main thread starts another one between "
-            "two steps of Python, and that does the work. What is recorded begins at that "
-            "moment: who allocated what was there before is not known. neutracer's modules stay "
-            "imported there, and nothing is left on that was not asked for."
+            "two steps of Python, and that one does the work. Recording begins at that moment: "
+            "who allocated what was there before is unknown. neutracer's modules stay imported "
+            "in the process; nothing else stays that you did not ask for."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("pid", type=_number, metavar="PID", help="the process")
     parser.add_argument(
-        "--report", action="store_true", help="a report now; it is what is done if nothing is named"
+        "--report", action="store_true", help="a report now (the default)"
     )
     parser.add_argument(
         "--watch",
@@ -55,13 +56,13 @@ def add_attach(commands: Any, summary: str) -> None:
         help="record from now on; reports of out-of-memory errors and at SIGUSR2",
     )
     parser.add_argument(
-        "--record", type=float, metavar="SECONDS", help="record for so long, and report that"
+        "--record", type=float, metavar="SECONDS", help="record for that long, and report on it"
     )
     parser.add_argument(
         "--metrics", type=int, metavar="PORT", help="serve metrics from it; 0 is any free port"
     )
     parser.add_argument(
-        "--detach", action="store_true", help="end what --watch and --metrics have begun in it"
+        "--detach", action="store_true", help="end what --watch and --metrics began in it"
     )
     add_recording(parser)
     parser.add_argument(
@@ -77,7 +78,7 @@ def add_attach(commands: Any, summary: str) -> None:
 
 def _number(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no process's number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a process ID")
     return int(text)
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from neutracer.cli.parts import complain
+from neutracer.cli.parts import HelpPage, complain
 from neutracer.errors import NeutracerError
 from neutracer.process.hooks.build import build, find, target
 from neutracer.render.escape import clean
@@ -37,7 +37,7 @@ def add_build_hooks(commands: Any, summary: str) -> None:
             "needs a C++ compiler, but no CUDA compiler, and does not import torch."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", help="the folder, instead of the cache")
     parser.add_argument("--again", action="store_true", help="compile even if they exist")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from neutracer.cli.parts import FAILED, complain, written
+from neutracer.cli.parts import FAILED, HelpPage, complain, written
 from neutracer.errors import UnavailableError
 
 __all__ = ["add_completion"]
@@ -35,7 +35,7 @@ def add_completion(commands: Any, summary: str) -> None:
         help=summary,
         description="Prints what a shell reads to complete neutracer's commands; shtab makes it.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("shell", choices=_SHELLS, help="the shell")
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")

@@ -11,6 +11,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
+    HelpPage,
     add_program,
     complain,
     complain_of,
@@ -48,7 +49,7 @@ def add_cycles(commands: Any, summary: str) -> None:
             "reference cycles kept tensors until the garbage collector ran."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")

@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from neutracer.cli.parts import check_written, complain_of, without_history_warning
+from neutracer.cli.parts import HelpPage, check_written, complain_of, without_history_warning
 from neutracer.diagnose.overview.report import overview
 from neutracer.errors import NeutracerError
 from neutracer.pictures.page.view import view
@@ -38,7 +38,7 @@ def add_demo(commands: Any, summary: str) -> None:
         help=summary,
         description="Reports on a recording that comes with neutracer, and writes its page.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument(
         "-o",

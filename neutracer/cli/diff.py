@@ -8,6 +8,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
+    HelpPage,
     add_max_memory,
     add_output,
     check_written,
@@ -41,7 +42,7 @@ def add_diff(commands: Any, summary: str) -> None:
         help=summary,
         description="Says what two snapshots hold and how it differs: new, gone, grown.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("before", metavar="BEFORE", help="a snapshot, or what report --json wrote")
     parser.add_argument("after", metavar="AFTER", help='a later one; "-" is standard input')

@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 import neutracer
-from neutracer.cli.parts import add_output, give
+from neutracer.cli.parts import HelpPage, add_output, give
 from neutracer.diagnose.overview.environment import environment
 
 __all__ = ["add_env"]
@@ -20,7 +20,7 @@ def add_env(commands: Any, summary: str) -> None:
         help=summary,
         description="Says what neutracer can use here, what is missing, and how to get it.",
         epilog="example:\n  neutracer env",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     add_output(parser)
     parser.set_defaults(run=_env)

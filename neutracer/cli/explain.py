@@ -8,6 +8,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
+    HelpPage,
     add_max_memory,
     add_output,
     check_written,
@@ -51,7 +52,7 @@ def add_explain(commands: Any, summary: str) -> None:
             "have let it succeed, what else was in the way, who held the memory, what to do."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
     parser.add_argument(

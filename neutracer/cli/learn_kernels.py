@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from neutracer.cli.parts import complain, written
+from neutracer.cli.parts import HelpPage, complain, written
 
 __all__ = ["add_learn_kernels"]
 
@@ -32,7 +32,7 @@ def add_learn_kernels(commands: Any, summary: str) -> None:
             "GiB of the card's memory; what is too large for it is left out."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument(
         "-o",
@@ -42,7 +42,7 @@ def add_learn_kernels(commands: Any, summary: str) -> None:
         help="where the facts go (default: kernels.json)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=300.0, metavar="N", help="at most about (default: 300)"
+        "--seconds", type=float, default=300.0, metavar="N", help="about the most that it takes (default: 300)"
     )
     parser.set_defaults(run=_learn)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 
 import neutracer
-from neutracer.cli.parts import complain_of, within_memory
+from neutracer.cli.parts import HelpPage, complain_of, within_memory
 from neutracer.process.recording.streams import can_be_restored
 
 __all__ = ["main"]
@@ -21,14 +21,14 @@ __all__ = ["main"]
 # that of the command called is imported.
 _COMMANDS = {
     "run": "run a program, record its GPU memory and say what it did",
-    "attach": "the same of a program that runs already (Python 3.14 on)",
-    "rehearse": "what a program would take on a card, without running it there",
+    "attach": "the same for a program that is already running (Python 3.14 or later)",
+    "rehearse": "the memory that a program would need on a card, without running it there",
     "report": "what a snapshot shows, on one page",
     "explain": "why a program ran out of memory, and what would have helped",
     "what-if": "the same program under other allocator settings, and the best of them",
     "recommend": "the allocator settings to use, and the least memory the program fits in",
     "diff": "what one snapshot holds that another did not, by line, category and size",
-    "ranks": "the ranks of a job compared: who is odd and why, who ran out first",
+    "ranks": "compare the ranks of a job: which one is odd and why, which ran out first",
     "view": "write a snapshot as one offline page",
     "mdtp": "memory over time as a picture: each block at its address",
     "plot": "a picture: who held how much, fragmentation, categories, ranks",
@@ -44,7 +44,7 @@ _COMMANDS = {
 _ALONE = frozenset(("-h", "--help", "--version"))
 
 _EXAMPLE = """where to begin:
-  neutracer demo                       # what it says of a real run, with nothing of yours
+  neutracer demo                       # what it says about a real run that comes with it
   neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
   neutracer report snapshot.pickle     # an existing snapshot: what it shows
   neutracer explain oom.pickle         # one with an out-of-memory error: why
@@ -60,7 +60,7 @@ def _options(words: list[str]) -> argparse.Namespace:
         prog="neutracer",
         description="Explains the GPU memory of PyTorch programs.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     add_max_memory,
     add_window,
     complain,
@@ -39,7 +40,7 @@ def add_mdtp(commands: Any, summary: str) -> None:
         help=summary,
         description="Draws which address held what, when; two files side by side on one scale.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     plot.add_argument("files", nargs="+", metavar="FILE", help="a snapshot, or two to compare")
     plot.add_argument(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAILED",
+    "HelpPage",
     "add_max_memory",
     "add_output",
     "add_program",
@@ -52,6 +53,16 @@ _RECORD = re.compile(rb'"(neutracer\.(sidecar|oom_report)/|oom")')
 _HEAD_BYTES = 4096
 
 
+class HelpPage(argparse.RawDescriptionHelpFormatter):
+    """The page of `--help`: paragraphs follow the terminal's width, examples stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        # A paragraph is one line of the source, examples are several.
+        if "\n" in text.strip():
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
 def complain(text: str) -> int:
     """Say something on standard error, in one line; returns `FAILED`."""
     from neutracer.render.terminal import write
@@ -79,7 +90,7 @@ def add_max_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-memory",
         metavar="SIZE",
-        help='the most memory the command may take, like "4GiB"; else what is free',
+        help='the most memory the command may take, like "4GiB" (default: what is free)',
     )
 
 
@@ -118,7 +129,7 @@ def add_window(parser: argparse.ArgumentParser) -> None:
         "--events",
         type=_events,
         metavar="A:B",
-        help="read only events A to B-1 of the trace; --events=-1000: are the last thousand",
+        help="read only events A to B-1 of the trace; --events=-1000: is the last thousand",
     )
     group.add_argument(
         "--seconds",

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     add_max_memory,
     add_window,
     complain,
@@ -46,7 +47,7 @@ def add_plot(commands: Any, summary: str) -> None:
         help=summary,
         description="Draws a snapshot, or the ranks of a job.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     plot.add_argument("kind", choices=_KINDS, help=f"what is drawn: {', '.join(_KINDS)}")
     plot.add_argument(

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from neutracer.cli.parts import FAILED, complain, complain_of, print_report, written
+from neutracer.cli.parts import FAILED, HelpPage, complain, complain_of, print_report, written
 from neutracer.diagnose.ranks.ranks import ranks
 from neutracer.diagnose.ranks.report import RanksReport
 from neutracer.diagnose.ranks.stored import stored_ranks
@@ -42,7 +42,7 @@ def add_ranks(commands: Any, summary: str) -> None:
             "by as many processes as there are cores, one file at a time each."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument(
         "sources", nargs="*", metavar="DIR|FILE", help="a folder with snapshots, or snapshots"

@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     check_written,
     complain_of,
     device_size,
@@ -41,7 +42,7 @@ def add_recommend(commands: Any, summary: str) -> None:
             "with each, and the least that any allocator could do with."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
     add_objective(parser)

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     add_program,
     complain,
     complain_of,
@@ -29,7 +30,7 @@ _EXAMPLE = """example:
   neutracer what-if before.pickle                         # the same under other settings
 
 exit code: 0; 1 if it runs out of memory on that card; 2 where the program can't be rehearsed
-The snapshot opens in every command. No file that the program would write is written.
+The snapshot opens in every command. Files that the program would write are not written.
 """
 
 
@@ -47,7 +48,7 @@ def add_rehearse(commands: Any, summary: str) -> None:
             "compiles a small library, which takes some seconds and a C++ compiler."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("-m", dest="module", action="store_true", help="rehearse a module")
     parser.add_argument(

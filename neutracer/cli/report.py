@@ -9,6 +9,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
+    HelpPage,
     add_max_memory,
     add_output,
     add_window,
@@ -45,7 +46,7 @@ def add_report(commands: Any, summary: str) -> None:
         help=summary,
         description="Says what each snapshot shows: totals, peak and who holds it, findings.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     add_program,
     add_recording,
     complain,
@@ -50,7 +51,7 @@ def add_run(commands: Any, summary: str) -> None:
             "PyTorch's recorder."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     add_recording(parser, hooks=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from neutracer.cli.parts import complain
+from neutracer.cli.parts import HelpPage, complain
 from neutracer.diagnose.overview.top_page import top_lines
 from neutracer.errors import NeutracerError
 from neutracer.process.exporter.page import SCHEMA
@@ -58,18 +58,18 @@ def add_top(commands: Any, summary: str) -> None:
         help=summary,
         description="Shows what the exporter of a running job reports: curves, alerts, holders.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument(
         "urls", nargs="+", metavar="URL", help="an exporter's address; ':9435' is on this machine"
     )
     parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="S", help="seconds between two looks"
+        "--interval", type=float, default=2.0, metavar="S", help="seconds between updates"
     )
     parser.add_argument(
         "--seconds", type=float, default=300.0, metavar="S", help="seconds that the curves show"
     )
-    parser.add_argument("--once", action="store_true", help="look once and exit")
+    parser.add_argument("--once", action="store_true", help="show it once and exit")
     parser.add_argument("--json", action="store_true", help="what the exporters report, as JSON")
     parser.set_defaults(run=_top)
 

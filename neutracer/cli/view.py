@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     add_max_memory,
     add_window,
     check_written,
@@ -43,7 +44,7 @@ def add_view(commands: Any, summary: str) -> None:
         help=summary,
         description="Writes a page that shows a snapshot: findings, timeline, address map, tables.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument(
         "file",

@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from neutracer.cli.parts import (
+    HelpPage,
     add_max_memory,
     add_output,
     check_written,
@@ -58,7 +59,7 @@ def add_what_if(commands: Any, summary: str) -> None:
             "given with --set. Without --set it tries a few dozen and shows the best."
         ),
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpPage,
     )
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
     _add_questions(parser)
@@ -76,7 +77,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         metavar="CONF",
         action="append",
         default=[],
-        help='a PYTORCH_CUDA_ALLOC_CONF to replay; may come several times; "" is the default',
+        help='a PYTORCH_CUDA_ALLOC_CONF to replay; may be given several times; "" is the default',
     )
     how.add_argument(
         "--check",
@@ -104,7 +105,7 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
         metavar="EVENT",
         action="append",
         default=[],
-        help="with a call of empty_cache() after this event; may come several times",
+        help="with a call of empty_cache() after this event; may be given several times",
     )
     parser.add_argument(
         "--no-cycles",

@@ -3,7 +3,8 @@
 
 Figures are aligned at the decimal point and units below units; places take two columns,
 function and location; among plain texts only the last column wraps. What is to be copied is
-never cut: where a last column of such texts has no room, they have lines of their own.
+never cut: where a last column of such texts, or of places, has no room, they have lines of their
+own.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _MOST_TEXT = 40
 _MOST_PLACE = 56
 _LEAST_FLOW = 16
 _LEAST_NAME = 8
+
+# The column at which a last column without room begins, on lines of its own.
+_HUNG = 2 * GAP
 
 
 def place_text(place: Place, function_width: int, width: int) -> str:
@@ -75,6 +79,13 @@ def function_width(places: Sequence[Place], width: int) -> int:
     return min(names, max(width - GAP - location_width(named), _LEAST_NAME))
 
 
+def _least_width(places: Sequence[Place]) -> int:
+    """The columns that some places need with their functions' names cut and their files not."""
+    bare = [display_width(clean(place.function)) for place in places if not place.location]
+    located = [place for place in places if place.location]
+    return max([*bare, _LEAST_NAME + GAP + location_width(located) if located else 0])
+
+
 class _Column:
     """One column: its cells as texts, and where they begin.
 
@@ -87,7 +98,8 @@ class _Column:
         self.heading = sentence(heading, _MOST_TEXT)
         self.is_figures = any(isinstance(cell, Figure) for cell in cells)
         copied = (display_width(clean(cell)) for cell in cells if isinstance(cell, Copyable))
-        self.copied_width = max(copied, default=0)
+        places = [cell for cell in cells if isinstance(cell, Place)]
+        self.whole_width = max([*copied, _least_width(places)])
         self.texts = _figure_texts(cells) if self.is_figures else []
         self.width = max(map(display_width, [*self.texts, self.heading]), default=0)
         self.inset = 0
@@ -168,10 +180,11 @@ def table_lines(
     if columns and not columns[-1].heading and not any(columns[-1].cells):
         columns.pop()
     begins = _place_columns(columns, headed=bool(headings), width=width)
-    hangs = len(columns) > 1 and begins[-1] + columns[-1].copied_width > width
+    hangs = len(columns) > 1 and begins[-1] + columns[-1].whole_width > width
     hung = columns.pop() if hangs else None
     if hung is not None:
         begins = _place_columns(columns, headed=bool(headings), width=width)
+        hung.fit(max(width - _HUNG, _LEAST_FLOW), flows=True)
     heads = [
         (begin + column.inset, column.heading)
         for begin, column in zip(begins, columns, strict=True)
@@ -199,9 +212,13 @@ def _place_columns(columns: Sequence[_Column], *, headed: bool, width: int) -> l
 
 def _hung_lines(column: _Column, row: int, width: int) -> list[str]:
     """The cell of a last column without room, below its row."""
-    indent, text = " " * (2 * GAP), column.texts[row]
+    indent, text = " " * _HUNG, column.texts[row]
+    if not text:
+        return []
     if isinstance(column.cells[row], Copyable):
         return [Copyable(indent + text)]
+    if isinstance(column.cells[row], Place):
+        return [indent + text]
     return [indent + line for line in wrap(text, max(width - len(indent), _LEAST_FLOW)) if line]
 
 
@@ -215,7 +232,7 @@ def _row_lines(
     begin = begins[-1]
     last = columns[-1].texts[row]
     if isinstance(columns[-1].cells[row], Copyable):
-        return [Copyable(pad(line, begin) + last)]
+        return [Copyable(pad(line, begin) + last) if last else line]
     flowing = isinstance(columns[-1].cells[row], str) and not columns[-1].is_figures
     texts = wrap(last, max(width - begin, _LEAST_FLOW)) if flowing else [last]
     return [(pad(line, begin) + texts[0]).rstrip(), *(" " * begin + more for more in texts[1:])]

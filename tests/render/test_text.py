@@ -232,3 +232,33 @@ def test_a_location_is_cut_after_the_function() -> None:
     assert text.count("torch/nn/modules/linear.py:134") == 2
     table = Table("", ((Figure.bytes(1), place),))
     assert "torch/nn/modules/linear.py:134" in render_text(Document("", blocks=(table,)), 60)
+
+
+def test_places_without_room_have_lines_of_their_own() -> None:
+    places = (
+        Place("forward", "resnet.py", 154, package="torchvision", caller="train.py:76"),
+        Place("(no Python stack)", ""),
+    )
+    rows = tuple(
+        (Figure.bytes(1 << 30), Figure.bytes(1 << 30), Figure.bytes(1 << 20), "13 → 17", place)
+        for place in places
+    )
+    page = Document("", blocks=(Table("", rows, ("before", "after", "difference", "blocks", "")),))
+    text = render_text(page, 80)
+    assert "\n      forward   torchvision resnet.py:154, from train.py:76\n" in text
+    assert text.endswith("\n      (no Python stack)")
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_rows_without_what_is_to_be_copied_have_no_empty_lines() -> None:
+    rows = (
+        ("torch", "here", Copyable("")),
+        ("rich", "missing", Copyable("pip install " + "x" * 70)),
+    )
+    page = Document("", blocks=(Table("", rows),))
+    assert render_text(page, 80).splitlines() == [
+        "   torch   here",
+        "   rich    missing",
+        "      pip install " + "x" * 70,
+    ]

@@ -83,7 +83,7 @@ def _said(
 
 
 def _rank(rank: int | None) -> str:
-    return "a rank of an unknown number" if rank is None else f"rank {rank}"
+    return "a rank without a number" if rank is None else f"rank {rank}"
 
 
 def named_ranks(ranks: Sequence[int | None]) -> str:

@@ -207,10 +207,11 @@ def _cells(row: RankRow, with_shape: bool) -> tuple[Cell, ...]:
 
 
 def _name(row: RankRow) -> str:
-    """The rank, or where nothing tells it the end of the file's name."""
+    """The rank, or where nothing tells it the end of the file's name, without what it ends in."""
     if row.rank is not None:
         return f"rank {row.rank}"
-    name = row.source.replace(os.sep, "/").rpartition("/")[2]
+    whole = row.source.replace(os.sep, "/").rpartition("/")[2]
+    name = whole.partition(".")[0] or whole
     return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
