@@ -37,7 +37,7 @@ def load_hooks(path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None:
-        raise ImportError(f"{path} is no compiled module", name=name, path=str(path))
+        raise ImportError(f"{path} is not a compiled module", name=name, path=str(path))
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     sys.modules[name] = module

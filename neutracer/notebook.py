@@ -74,7 +74,7 @@ def _loaded(path: str) -> Snapshot:
     try:
         return load(path)
     except FileNotFoundError:
-        raise _wrong(f"{path!r} is no file, and no variable with a snapshot") from None
+        raise _wrong(f"{path!r} is neither a file nor a variable with a snapshot") from None
     except (NeutracerError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _wrong(f"{path}: {reason}") from None

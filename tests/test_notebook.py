@@ -131,7 +131,9 @@ def test_what_is_wrong_is_said_in_one_line(plain: list[dict[str, Any]]) -> None:
     no_torch = "UsageError: torch in this process is not available: import torch first"
     assert wrong[1] == no_torch
     assert wrong[5] == "UsageError: usage: %neutracer_report [FILE]"
-    assert wrong[6] == "UsageError: 'nothing.pickle' is no file, and no variable with a snapshot"
+    assert (
+        wrong[6] == "UsageError: 'nothing.pickle' is neither a file nor a variable with a snapshot"
+    )
     assert wrong[7].startswith("UsageError: torch")
     assert wrong[9] == "UsageError: usage: %neutracer_holders [--release]"
     # Taken off again, the magic is unknown.

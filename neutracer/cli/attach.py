@@ -47,9 +47,7 @@ def add_attach(commands: Any, summary: str) -> None:
         formatter_class=HelpPage,
     )
     parser.add_argument("pid", type=_number, metavar="PID", help="the process")
-    parser.add_argument(
-        "--report", action="store_true", help="a report now (the default)"
-    )
+    parser.add_argument("--report", action="store_true", help="a report now (the default)")
     parser.add_argument(
         "--watch",
         action="store_true",

@@ -42,7 +42,11 @@ def add_learn_kernels(commands: Any, summary: str) -> None:
         help="where the facts go (default: kernels.json)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=300.0, metavar="N", help="about the most that it takes (default: 300)"
+        "--seconds",
+        type=float,
+        default=300.0,
+        metavar="N",
+        help="about the most that it takes (default: 300)",
     )
     parser.set_defaults(run=_learn)
 

@@ -111,7 +111,7 @@ def read_baseline(path: Path) -> Baseline:
             for name, tests in plain["devices"].items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NeutracerError(f"{path} is no baseline of neutracer: {error}") from error
+        raise NeutracerError(f"{path} is not a baseline of neutracer: {error}") from error
     return Baseline(path, devices, exists=True)
 
 

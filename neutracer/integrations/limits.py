@@ -53,7 +53,7 @@ def value(item: pytest.Item, marker: str, argument: str) -> Any:
     except (TypeError, ValueError) as error:
         raise pytest.UsageError(f"{marker} of {item.nodeid}: {error}") from error
     if not good:
-        raise pytest.UsageError(f"{marker} of {item.nodeid}: {value!r} is no share of 0 to 1")
+        raise pytest.UsageError(f"{marker} of {item.nodeid}: {value!r} is not a share from 0 to 1")
     return value
 
 

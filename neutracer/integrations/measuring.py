@@ -41,7 +41,7 @@ def _share(text: object) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < float("inf"):
-        raise pytest.UsageError(f"{number!r} is no share: write it like '2 %' or 0.02")
+        raise pytest.UsageError(f"{number!r} is not a share: write it like '2 %' or 0.02")
     return share
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -88,10 +89,12 @@ def palette_of(dark: bool | None) -> Palette:
 
 
 def source_name(source: object) -> str:
-    """A file's name without its endings, or an outcome's settings; empty where the source
-    has no name."""
+    """A file's name without its endings, a snapshot's the file that it was read from, or an
+    outcome's settings; empty where the source has no name."""
     if isinstance(source, Outcome):
         return source.settings or "default settings"
+    if isinstance(source, Snapshot):
+        source = source.origin
     if not isinstance(source, (str, os.PathLike)) or source == "-":
         return ""
     name = Path(os.fspath(source)).name
@@ -141,8 +144,17 @@ def _other_formats() -> list[str]:
     return sorted(set(Figure().canvas.get_supported_filetypes()).difference(_USUAL))
 
 
-def save_picture(figure: Any, target: str | BinaryIO | None) -> Any:
-    """Write a figure where `picture_file` said; a named file appears whole or not at all.
+def save_picture(
+    draw: Callable[[Palette], Any], target: str | BinaryIO | None, dark: bool | None
+) -> Any:
+    """Draw a figure, and write it where `picture_file` said; a named file appears whole or not
+    at all.
+
+    Args:
+        draw: Makes a `Picture` in these colours.
+        target: Where to; None is nowhere.
+        dark: As for `palette_of`; a light figure of which nothing is said follows the theme of a
+            notebook.
 
     Returns:
         The figure.
@@ -151,6 +163,10 @@ def save_picture(figure: Any, target: str | BinaryIO | None) -> Any:
         OSError: It can't be written.
         UnavailableError: matplotlib writes this format with a program that is not here.
     """
+    palette = palette_of(dark)
+    figure = draw(palette)
+    if dark is None and palette is LIGHT:
+        figure.follow_theme(lambda: draw(DARK))
     if target is None:
         return figure
     drawn, ending = io.BytesIO(), _format(target) if isinstance(target, str) else "png"

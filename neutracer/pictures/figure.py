@@ -6,6 +6,8 @@ from __future__ import annotations
 import base64
 import io
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,20 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from neutracer import units
 from neutracer.arguments import path_name
+from neutracer.render.html import theme_rules
 from neutracer.render.inline import MOST_INLINE
 from neutracer.render.palette import Palette
 from neutracer.saving import atomic_file
 
 __all__ = ["Picture", "byte_axis", "plain_axes", "power_name", "size_text", "time_axis"]
 
+
+# In a light theme the first of two pictures is shown, in a dark one the second.
+_STYLE = (
+    ".neutracer-dark{display:none}"
+    + theme_rules(".neutracer-dark", "display:inline")
+    + theme_rules(".neutracer-light", "display:none")
+)
 
 # A text with escapes in it grows to at most so many characters, or twice what it had.
 _MOST_ESCAPED = 60
@@ -48,11 +58,43 @@ class Picture(Figure):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         FigureCanvasAgg(self)
+        self._dark: Callable[[], Picture] | None = None
+        self._is_drawn = 0
+
+    def follow_theme(self, dark: Callable[[], Picture]) -> None:
+        """Have a notebook show another picture where its theme is dark, also when that changes.
+
+        It does so until the figure is changed: what it shows is then this figure alone.
+
+        Args:
+            dark: Makes the same picture for a dark page.
+        """
+        self._dark = dark
+        self.stale_callback = Picture._changed
+
+    def _changed(self, _: bool) -> None:
+        # Drawing changes a figure too.
+        if not self._is_drawn:
+            self._dark = None
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        self._is_drawn += 1
+        try:
+            yield
+        finally:
+            self._is_drawn -= 1
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure."""
-        self.escape_texts()
-        super().draw(renderer)
+        with self._drawing():
+            self.escape_texts()
+            super().draw(renderer)
+
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """Write the figure, as matplotlib's figures do."""
+        with self._drawing():
+            super().savefig(*arguments, **options)
 
     def escape_texts(self) -> None:
         """Make all texts drawable; before anything measures them."""
@@ -90,6 +132,22 @@ class Picture(Figure):  # type: ignore[misc]
             if out.tell() <= MOST_INLINE or dots < 20:
                 return out.getvalue()
             dots *= 0.7
+
+    def _repr_html_(self) -> str | None:
+        """The picture and its twin for a dark theme; None where it has none, or both are too
+        large for a notebook."""
+        if self._dark is None:
+            return None
+        pictures = "".join(
+            f'<img class="neutracer-{scheme}" alt="" style="max-width:100%" '
+            f'src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
+            for scheme, png in (
+                ("light", self._repr_png_()),
+                ("dark", self._dark()._repr_png_()),
+            )
+        )
+        page = f"<style>{_STYLE}</style>{pictures}"
+        return page if len(page) <= MOST_INLINE else None
 
 
 def _page(png: bytes) -> bytes:

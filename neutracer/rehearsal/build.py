@@ -20,7 +20,7 @@ __all__ = ["load"]
 #: The releases of torch whose interface to CUDA is the one that the source was written for.
 _RUN_ON = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))
 _WHAT = "rehearsals"
-_COMPILING = "neutracer: compiling a CUDA device to pretend for torch {} (once)"
+_COMPILING = "neutracer: compiling a pretended CUDA device for torch {} (once)"
 
 _loaded: list[Any] = []
 

@@ -76,7 +76,7 @@ def _sizes(name: str, part: Any) -> tuple[int, int, int]:
     both = part if isinstance(part, tuple) else (part, part)
     if len(both) != 2 or not all(isinstance(n, int) and n >= 0 for n in both) or both[0] > both[1]:
         raise ValueError(
-            f"what was registered for {name} gave {part!r}, which is no number of bytes and no "
+            f"what was registered for {name} gave {part!r}, which is neither a number of bytes nor "
             "(least, most)"
         )
     return (both[0] + both[1]) // 2, both[0], both[1]

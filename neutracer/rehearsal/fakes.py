@@ -132,7 +132,7 @@ def _bounded(tracing: Tracing, plain: Any) -> Any:
             if number >= _BATCHES and tracing.backwards == before:
                 tracing.notes.add(
                     f"{{line}} is given {_BATCHES} batches of a DataLoader, without a backward "
-                    "pass: others would be as these."
+                    "pass: others would be like these."
                 )
                 return
             yield batch

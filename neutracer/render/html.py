@@ -29,7 +29,7 @@ from neutracer.render.document import (
 from neutracer.render.escape import clean, sentence, shorten_left
 from neutracer.render.palette import DARK, LIGHT, Palette
 
-__all__ = ["page_shell", "render_html", "render_page"]
+__all__ = ["page_shell", "render_html", "render_page", "theme_rules"]
 
 # A fragment stays small whatever the names in a file are.
 _MOST_NAME = 120
@@ -43,18 +43,32 @@ def _variables(palette: Palette) -> str:
     )
 
 
-# Notebooks and sites of documents show their theme in attributes of the page, browsers in a
-# media query. The notebooks' own rules for tables name two classes: `.neutracer` three times
-# over takes precedence.
+def theme_rules(selector: str, dark: str) -> str:
+    """CSS for what is shown inside of a page whose theme is dark: in a notebook, on a site of
+    documents, or where neither says anything and the browser prefers it.
+
+    Args:
+        selector: Whose.
+        dark: Its declarations there.
+    """
+    # Notebooks and such sites show their theme in attributes of the page.
+    return (
+        "@media (prefers-color-scheme:dark){"
+        "body:not([data-jp-theme-light]):not(.vscode-light):not([data-theme=light]) "
+        f"{selector}{{{dark}}}}}"
+        f"[data-jp-theme-light=false] {selector},.vscode-dark {selector},"
+        f".vscode-high-contrast:not(.vscode-high-contrast-light) {selector},"
+        f"[data-theme=dark] {selector}{{{dark}}}"
+    )
+
+
+# The notebooks' own rules for tables name two classes: `.neutracer` three times over takes
+# precedence.
 _STYLE = (
     f".neutracer{{{_variables(LIGHT)};color:var(--nt-ink);background:var(--nt-page);"
-    "font:13px/1.45 system-ui,sans-serif;padding:.6em .8em;max-width:64em}"
-    "@media (prefers-color-scheme:dark){"
-    "body:not([data-jp-theme-light]):not(.vscode-light):not([data-theme=light]) .neutracer"
-    f"{{{_variables(DARK)}}}}}"
-    "[data-jp-theme-light=false] .neutracer,.vscode-dark .neutracer,"
-    ".vscode-high-contrast:not(.vscode-high-contrast-light) .neutracer,"
-    f"[data-theme=dark] .neutracer{{{_variables(DARK)}}}"
+    "font:13px/1.45 system-ui,sans-serif;padding:.6em .8em;max-width:64em;"
+    "overflow-x:auto}"
+    f"{theme_rules('.neutracer', _variables(DARK))}"
     ".neutracer h2{font-size:1.15em;margin:0 .8em 0 0;display:inline}"
     ".neutracer h3,.neutracer caption{font-size:1em;font-weight:600;text-align:left;"
     "margin:1em 0 .2em;caption-side:top}"
@@ -62,8 +76,8 @@ _STYLE = (
     ".neutracer table{border-collapse:collapse;margin:1em 0 0;background:none;font-size:1em}"
     ".neutracer.neutracer.neutracer tr{background:none}"
     ".neutracer.neutracer.neutracer td,.neutracer.neutracer.neutracer th"
-    "{padding:.1em 1.2em .1em 0;text-align:left;vertical-align:top;"
-    "unicode-bidi:isolate;overflow-wrap:anywhere}"
+    "{padding:.1em .8em .1em 0;text-align:left;vertical-align:top;"
+    "unicode-bidi:isolate;overflow-wrap:break-word;word-break:normal}"
     ".neutracer.neutracer.neutracer th{overflow-wrap:normal;word-break:normal}"
     ".neutracer.neutracer.neutracer .nt-figure{text-align:right;white-space:nowrap;"
     "font-variant-numeric:tabular-nums}"

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from neutracer.render.document import Place
+from neutracer.render.document import Figure, Place
 from neutracer.render.escape import sentence
 from neutracer.render.json import to_plain
 
-__all__ = ["PlacedRow", "PlainRow", "brief"]
+__all__ = ["PlacedRow", "PlainRow", "brief", "shown"]
 
 # What is longer is counted, or cut.
 _MOST_ITEMS = 4
@@ -75,6 +75,17 @@ class PlacedRow(PlainRow):
     def place(self) -> Place:
         """The place."""
         return Place(self.function, self.filename, self.line, self.package, self.caller)
+
+
+def shown(value: object) -> str | Figure:
+    """A value of a row as the cell of a table, which has numbers below each other.
+
+    Example:
+        >>> shown(3), shown(True), shown("frag")
+        (Figure(number='3', unit=''), 'True', 'frag')
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return Figure(str(value)) if is_number else str(value)
 
 
 def brief(value: object) -> str:

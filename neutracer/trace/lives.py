@@ -106,7 +106,7 @@ def int_address(text: str) -> int:
     """
     found = _NAME.fullmatch(text.strip()) or _ADDRESS.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no address and no block of PyTorch's viewer")
+        raise ValueError(f"{text!r} is neither an address nor a block as PyTorch's viewer names it")
     return int(found[1], 16)
 
 

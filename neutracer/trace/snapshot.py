@@ -347,4 +347,4 @@ class Snapshot(Written):
             (self.device_name(one), self.memory_stats(one), self.trace_length(one))
             for one in self.devices
         ]
-        return summary_html(stats, first_findings(self))
+        return summary_html(stats, first_findings(self), self.origin)

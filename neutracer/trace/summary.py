@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 from neutracer.render.document import Block, Document, Figure, Findings, KeyValues, Paragraph
@@ -15,22 +16,27 @@ _HINT = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() an
 
 
 def summary_html(
-    devices: Iterable[tuple[str, Mapping[str, int], int]], findings: Iterable[Finding]
+    devices: Iterable[tuple[str, Mapping[str, int], int]],
+    findings: Iterable[Finding],
+    origin: str = "",
 ) -> str:
     """The totals of a snapshot as HTML that is safe.
 
     Args:
         devices: Of each, its name, its `memory_stats` and the number of its events.
         findings: What comes before them.
+        origin: The file that it was read from; empty where there is none.
     """
     entries = tuple(finding.entry() for finding in findings)
     blocks: list[Block] = [Findings(entries)] if entries else []
-    for name, stats, events in devices:
+    for device, stats, events in devices:
         figures = (
             ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
             ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
             ("events", Figure.count(events)),
         )
-        blocks.append(KeyValues(name, figures))
+        blocks.append(KeyValues(device, figures))
     blocks.append(Paragraph(_HINT))
-    return inline_html(Document("PyTorch snapshot", blocks=tuple(blocks)))
+    name, kind = os.path.basename(origin), "PyTorch snapshot"
+    page = Document(name or kind, (kind,) if name else (), tuple(blocks))
+    return inline_html(page)

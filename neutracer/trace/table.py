@@ -16,7 +16,7 @@ from neutracer.pickling import Unchanging
 from neutracer.render.document import Document
 from neutracer.render.document import Table as TableBlock
 from neutracer.render.escape import clean
-from neutracer.render.row import brief
+from neutracer.render.row import brief, shown
 from neutracer.trace.frames import Series, pandas_frame, polars_frame
 from neutracer.trace.stacks import Frame, Stacks
 
@@ -340,6 +340,8 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         from neutracer.render.inline import inline_html
 
         names = [name for name in self._row_names() if name != "stack"]
-        rows = tuple(tuple(str(getattr(row, name)) for name in names) for row in self[:_SHOWN_ROWS])
+        rows = tuple(
+            tuple(shown(getattr(row, name)) for name in names) for row in self[:_SHOWN_ROWS]
+        )
         title = f"{self._count:,} {self.name}s, the first {len(rows)}"
         return inline_html(Document(title, blocks=(TableBlock("", rows, tuple(names)),)))

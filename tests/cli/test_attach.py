@@ -225,7 +225,7 @@ def test_recording_begins_in_the_middle_and_ends(start, attach):
     plain = json.loads(done.stdout)
     assert (plain["schema"], plain["pid"]) == ("neutracer.attach/1", target.pid)
     assert (plain["recorded_s"], plain["watching"], plain["metrics"]) == (0.3, "", "")
-    assert "who allocated what was there before is not known" in plain["notes"][0]
+    assert "who allocated what was there before is unknown" in plain["notes"][0]
     (device,) = plain["overview"]["devices"]
     assert device["events"] > 0
     assert device["history_complete"] is False
@@ -555,9 +555,7 @@ def test_another_users_process_is_told(start, attach):
 def test_thread_is_told(start, attach):
     target = start()
     thread = target.ask("[one.native_id for one in threading.enumerate()][1]")
-    assert (
-        refused(attach(thread)) == f"{thread} is a thread of process {target.pid}, and no process"
-    )
+    assert refused(attach(thread)) == f"{thread} is a thread of process {target.pid}, not a process"
 
 
 @needs_remote_exec
@@ -565,7 +563,7 @@ def test_program_that_is_not_python_is_told(attach, start):
     sleeping = subprocess.Popen(["sleep", "1000"])
     try:
         assert refused(attach(sleeping.pid)) == (
-            f"process {sleeping.pid} is no Python program, or one of a Python before 3.14"
+            f"process {sleeping.pid} is not a Python program, or runs a Python before 3.14"
         )
     finally:
         sleeping.kill()

@@ -92,7 +92,9 @@ def test_bad_input_gives_two_and_a_reason(tmp_path: Path, capsys: Capture) -> No
     assert main(["explain", "no/such/file"]) == 2
     assert "No such file" in capsys.readouterr().err
     assert main(["explain", FRAG, "--event", "3"]) == 2
-    assert "event 3 is not an out-of-memory event; these are: 2374" in capsys.readouterr().err
+    assert (
+        "event 3 is not an out-of-memory event; this file has one: 2374" in capsys.readouterr().err
+    )
     assert main(["explain", FRAG, "--capacity", "much"]) == 2
     assert "not a size" in capsys.readouterr().err
 

@@ -273,7 +273,7 @@ def test_a_file_that_is_no_baseline_is_refused(suite):
     (suite.path / "gpu.json").write_text("{}")
     result = suite("--neutracer-baseline", "gpu.json", test_it=BASELINE)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: *gpu.json is no baseline of neutracer: *"])
+    result.stderr.fnmatch_lines(["ERROR: *gpu.json is not a baseline of neutracer: *"])
 
 
 def test_heaviest_tests_are_shown(suite):

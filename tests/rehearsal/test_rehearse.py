@@ -499,7 +499,7 @@ def test_a_program_s_own_operators_say_what_they_allocate() -> None:
         assert told is not None
         assert told.operators == {"neutracer_scratch.double": (3 * MIB, 11 * MIB)}
         neutracer.register_scratch("neutracer_scratch::double", lambda *_: -1)
-        with pytest.raises(neutracer.RehearsalError, match="no number of bytes"):
+        with pytest.raises(neutracer.RehearsalError, match="neither a number of bytes"):
             neutracer.rehearse(step, steps=1)
     finally:
         neutracer.register_scratch("neutracer_scratch::double", None)

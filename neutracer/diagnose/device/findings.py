@@ -169,7 +169,7 @@ def _limits(one: VisibleDevice, memory: DeviceMemory, process_list: str) -> tupl
         message = "this device is divided into MIG instances, or is one: it is left as it is"
         found.append(Finding("mig", Severity.INFO, 0, message))
     if not one.is_certain:
-        message = "the device was guessed: CUDA, which sorts the devices, has not started"
+        message = "the device was guessed: CUDA, which orders the devices, is not initialised"
         hint = (Note("set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use the device first"),)
         found.append(Finding("uncertain_device", Severity.INFO, 0, message, (), hint))
     return tuple(found)

@@ -200,7 +200,7 @@ def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
     of = f"of {named[0]}" if len(named) == 1 else f"of {format_count(len(named), 'stream')}"
     message = f"{format_bytes(now.pending)} is freed and waits for another stream to be done"
     evidence = Note(
-        f"{blocks} {of}, which record_stream() has another stream use. Allocated by",
+        f"{blocks} {of}, which another stream uses by record_stream(). Allocated by",
         now.pending_by,
     )
     advice = (
@@ -208,7 +208,7 @@ def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
             "synchronize the two streams before the tensors are freed, and drop record_stream(): "
             "then a block can be used again at once"
         ),
-        Note("or let the host not run so far ahead of the device: a synchronize() every few steps"),
+        Note("or keep the host from running so far ahead: call synchronize() every few steps"),
     )
     return (Finding("pending_frees", severity, now.pending, message, (evidence,), advice),)
 

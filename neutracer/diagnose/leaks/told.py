@@ -87,7 +87,7 @@ def told_report(source: object) -> ToldReport | None:
         try:
             plain = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise SnapshotError(f"this is no JSON: {error}") from None
+            raise SnapshotError(f"this is not JSON: {error}") from None
     return _checked(plain, os.path.basename(os.fspath(source)))
 
 

@@ -16,7 +16,7 @@ VERDICTS = {
     "leak": "live memory grows step after step",
     "cycle_garbage": "live memory grows until something lets go of it all at once",
     "non_torch_growth": "memory on the device that is not PyTorch's grows",
-    "fragmentation_growth": "live blocks keep ever more free memory apart",
+    "fragmentation_growth": "live blocks split up ever more free memory",
     "cache_growth": "the cache grows while live memory does not",
     "steady": "nothing grows",
     "unknown": "no verdict is possible",

@@ -84,7 +84,7 @@ def too_large_a_step(case: Case) -> Verdict | None:
     evidence = [
         Note(
             f"{format_bytes(demand.floor)} were in use when it began; the largest of "
-            f"{demand.steps} before it needed {most} more, one in the middle "
+            f"{demand.steps} before it needed {most} more, the median "
             f"{format_bytes(demand.typical)}."
         ),
         Note("Needed at the same point by those before it, and so scaled to its end."),
@@ -92,7 +92,7 @@ def too_large_a_step(case: Case) -> Verdict | None:
     advice = (
         Note(
             f"make the largest {demand.unit} smaller: {part} of this one should fit ({fitted} of "
-            "it has)",
+            "it did)",
             case.place,
         ),
         Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
@@ -177,7 +177,7 @@ def too_little(case: Case) -> Verdict:
     twice = _held_twice(case)
     evidence, advice, remedy = _by_category(case)
     if twice is not None:
-        evidence.insert(1, Note(f"{format_bytes(twice.bytes)} are there twice, by", twice.place))
+        evidence.insert(1, Note(f"{format_bytes(twice.bytes)} is held twice, by", twice.place))
         advice.insert(0, Note("load on the CPU, or free this copy first:", twice.place))
         remedy = Remedy("release", place=twice.place)
     total = f" of {format_bytes(budget.total)}" if budget.total else ""

@@ -174,8 +174,10 @@ def _failed(
         ValueError: There is none, or none at this event.
     """
     if event is not None and event not in ooms:
-        there = ", ".join(map(str, ooms[:8])) or "none"
-        raise ValueError(f"event {event} is not an out-of-memory event; these are: {there}")
+        those = ", ".join(map(str, ooms[:8])) + (", …" if len(ooms) > 8 else "")
+        count = "one" if len(ooms) == 1 else f"{len(ooms):,}"
+        has = f"this file has {count}: {those}" if ooms else "this file has none"
+        raise ValueError(f"event {event} is not an out-of-memory event; {has}")
     if ooms:
         number = ooms[-1] if event is None else event
         row = snap.timeline(device).events[number]
@@ -262,8 +264,7 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         )
     if budget.device_free is None and failure.happened:
         notes.append(
-            "What the device had left is not known and counts as nothing; give capacity= "
-            "(--capacity)."
+            "What the device had left is unknown and counted as zero; give capacity= (--capacity)."
         )
     elif budget.total is not None and budget.non_torch is None:
         notes.append(

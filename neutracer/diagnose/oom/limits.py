@@ -100,7 +100,7 @@ def non_torch(case: Case) -> Verdict | None:
         )
     if budget.others:
         advice.insert(0, Note("end other programs on this device, or use another device"))
-    message = f"{format_bytes(avoidable)} of the device are taken, but not by PyTorch"
+    message = f"{format_bytes(avoidable)} of the device is taken, but not by PyTorch"
     remedy = Remedy("end_others")
     return Verdict(
         "non_torch", avoidable, tuple(evidence), tuple(advice), message, suffices, remedy
@@ -124,7 +124,7 @@ def had_room(case: Case) -> Verdict:
     size = format_bytes(free)
     evidence = (Note(f"The device had {size} free just after, and no limit stood in the way."),)
     advice = (Note("find who else allocates on this device: neutracer.device_report()"),)
-    message = f"others had the {size} that were free a moment later"
+    message = f"others held the {size} that was free a moment later"
     return Verdict("non_torch", free, evidence, advice, message, True, Remedy("end_others"))
 
 

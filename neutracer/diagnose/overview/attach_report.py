@@ -171,7 +171,7 @@ def _report(
             notes.append(f"{os.path.basename(files[-1])}: {error}")
     if record_s is not None:
         length = format_duration_us(record_s * 1e6)
-        notes.append(f"recorded for {length}: who allocated what was there before is not known")
+        notes.append(f"recorded for {length}: who allocated what was there before is unknown")
     return AttachReport(
         program=str(told["program"]),
         pid=pid,

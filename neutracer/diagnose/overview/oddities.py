@@ -11,7 +11,7 @@ from neutracer.units import format_bytes, format_count
 
 __all__ = ["oddities"]
 
-_UNKNOWN = "nothing is known of before"
+_UNKNOWN = "nothing earlier is known"
 
 _BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_history(), begins one"
 
@@ -89,5 +89,5 @@ def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:
         odd.append(("pending", f"{format_bytes(pending)} freed, waiting for another stream"))
     streams = {pool.stream for pool in pools}
     if len(streams) > 1:
-        odd.append(("streams", f"{len(streams)}: free blocks of one never serve another"))
+        odd.append(("streams", f"{len(streams)}: a free block of one is never used for another"))
     return odd

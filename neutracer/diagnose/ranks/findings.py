@@ -27,8 +27,8 @@ _SOON_STEPS = 1000
 _ADVICE = {
     "leak": "find what keeps it: neutracer report FILE of this rank names the line",
     "larger_blocks": "give the ranks batches of equal size, or cap the length of a sequence",
-    "more_blocks": "look what this rank does there that the others do not",
-    "own_line": "look why only this rank gets to that line: a gather to one rank, a log, a save",
+    "more_blocks": "see what this rank does there that the others do not",
+    "own_line": "see why only this rank reaches that line: a gather to one rank, a log, a save",
     "cache": "neutracer what-if FILE of this rank shows settings that fragment less",
     "not_torch": "neutracer.attribute_device_memory() in the program names the library",
     "stage": "move layers, or microbatches, to the stages that hold less",

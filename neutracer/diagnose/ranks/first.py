@@ -74,7 +74,7 @@ def _said(
         parts.append(f"{ran} ran out too, {whose}{when}")
     if ended:
         whom = "it" if len(ended) == 1 else "them"
-        parts.append(f"{named_ranks(ended)} did not: the launcher ended {whom} for that")
+        parts.append(f"{named_ranks(ended)} did not: the launcher then ended {whom}")
     if lost:
         parts.append(f"{named_ranks(lost)} left nothing that can be read")
     if not certain:

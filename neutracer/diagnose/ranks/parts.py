@@ -29,8 +29,8 @@ CAUSES: Mapping[str, str] = {
     "not_torch": "in use on its device and not PyTorch's",
     "stage": "a shape of its own, as a pipeline's stage or an expert has",
     "waits_elsewhere": "it is at another line than the others, which wait",
-    "silent": "it has stopped telling how it is",
-    "unknown": "nothing that was recorded tells why",
+    "silent": "it has stopped reporting",
+    "unknown": "nothing that was recorded says why",
 }
 
 

@@ -166,7 +166,9 @@ class RanksReport(Report):
         if self.passed_over:
             count = len(self.passed_over)
             what = (
-                "1 file that is no snapshot" if count == 1 else f"{count:,} that are no snapshots"
+                "1 file that is not a snapshot"
+                if count == 1
+                else f"{count:,} files that are not snapshots"
             )
             names = ", ".join(self.passed_over[:_NAMED]) + (", ..." if count > _NAMED else "")
             pairs.append(("passed over", f"{what}: {names}"))

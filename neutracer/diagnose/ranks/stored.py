@@ -36,7 +36,7 @@ def parsed_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{text!r} is no address of a store: write it like 'node7:29500'")
+        raise ValueError(f"{text!r} is not the address of a store: write it like 'node7:29500'")
     return host.strip("[]") or "localhost", int(port)
 
 
@@ -63,7 +63,7 @@ def running_ranks(host: str, port: int) -> RanksReport:
     digests = read_digests(host, port)
     if not digests:
         raise ValueError(
-            f"{host}:{port}: no rank has told anything there; "
+            f"{host}:{port}: no rank has reported there; "
             "call neutracer.watch_ranks() in the program"
         )
     return report_of(digests, time.time())
@@ -85,7 +85,7 @@ def report_of(digests: Sequence[RankDigest], now_s: float) -> RanksReport:
     interval = max((one.interval_s or 0.0 for one in digests), default=0.0)
     if age <= _SILENT * interval + 1:
         return report
-    said = f"the last word of any rank is {format_duration_us(age * 1e6)} old"
+    said = f"the latest report of any rank is {format_duration_us(age * 1e6)} old"
     return replace(report, clocks=f"{report.clocks} {said}".strip())
 
 
@@ -99,7 +99,7 @@ def _state(one: RankDigest, newest: float) -> str:
 
 def _silent(one: RankDigest, age_s: float) -> Odd:
     at = f"; it was at {one.where} then" if one.where else ""
-    why = f"nothing was heard of it for {format_duration_us(age_s * 1e6)}{at}"
+    why = f"it has not reported for {format_duration_us(age_s * 1e6)}{at}"
     return Odd(one.rank, 0, why, "silent", one.where)
 
 

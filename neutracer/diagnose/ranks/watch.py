@@ -144,7 +144,7 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
         try:
             self._ends.append(listen(self._teller.ran_out))
         except UnavailableError:
-            _LOGGER.debug("this torch has no CUDA: nothing tells of out-of-memory errors")
+            _LOGGER.debug("this torch has no CUDA: it reports no out-of-memory errors")
         self._teller.start()
         self._ends.append(self._teller.stop)
         if self._signals:
@@ -174,7 +174,9 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
         """
         address = self.address
         if address is None:
-            raise UnavailableError("the store of this job", f"nothing is told so far ({self.why})")
+            raise UnavailableError(
+                "the store of this job", f"nothing has been reported so far ({self.why})"
+            )
         return running_ranks(*address)
 
     def end_soon(self) -> None:
@@ -203,7 +205,7 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
 
     def __repr__(self) -> str:
         state = "on" if self.active else "removed"
-        return f"<RanksWatch: {state}, {self.why or f'{self.written} digests told'}>"
+        return f"<RanksWatch: {state}, {self.why or f'{self.written} digests written'}>"
 
 
 _current: RanksWatch | None = None

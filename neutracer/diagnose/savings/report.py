@@ -119,7 +119,7 @@ def savings(
     number = snap.device(device)
     timeline = snap.timeline(number)
     if not len(timeline):
-        raise ValueError("the snapshot has no history to tell from")
+        raise ValueError("the snapshot has no history to judge from")
     settings = str(snap.settings_in_force["text"])
     before = _peaks(timeline.program.run(settings))
     found = [_saved(timeline, settings, before, one) for one in changes_of(timeline, count)]

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text
@@ -13,7 +14,6 @@ from neutracer.diagnose.settings.what_if_parts import Outcome
 from neutracer.pictures.extra import (
     marked,
     opened,
-    palette_of,
     picture_file,
     save_picture,
     source_name,
@@ -102,17 +102,16 @@ def mdtp(
 
     request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
     titled = zip(sources, _titles(sources, title), strict=True)
-    figure = _drawn(titled, request, style, holes, palette_of(dark))
-    return cast("Figure", save_picture(figure, target))
+    return cast("Figure", save_picture(_drawer(titled, request, style, holes), target, dark))
 
 
-def _drawn(
+def _drawer(
     titled: Iterable[tuple[Snapshot | SnapshotSource | Outcome, str]],
     request: Request,
     style: str,
     holes: bool,
-    palette: Palette,
-) -> Figure:
+) -> Callable[[Palette], Figure]:
+    """What draws them in some colours."""
     from neutracer.pictures.mdtp.classic import draw_classic
     from neutracer.pictures.mdtp.draw import draw_scenes
     from neutracer.pictures.mdtp.scene import Scene
@@ -124,8 +123,8 @@ def _drawn(
         by_event = replace(request, x="event")
         scenes = [Scene(scene.snapshot, by_event, scene.title) for scene in scenes]
     if style == "classic":
-        return cast("Figure", draw_classic(scenes, palette))
-    return cast("Figure", draw_scenes(scenes, palette, holes))
+        return partial(draw_classic, scenes)
+    return partial(draw_scenes, scenes, labels=holes)
 
 
 def _sources(

@@ -248,7 +248,7 @@ def _named(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Sna
         settings = source.settings or "default settings"
         return source.snapshot(), title or f"What if: {settings}", ""
     if isinstance(source, Snapshot):
-        return source, title or "PyTorch snapshot", ""
+        return source, title or os.path.basename(source.origin) or "PyTorch snapshot", ""
     if isinstance(source, (str, os.PathLike)) and source != "-":
         path = os.fspath(source)
         return load(source), title or os.path.basename(path), path

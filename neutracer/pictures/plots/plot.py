@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text, whole_number
 from neutracer.pictures.extra import (
     marked,
     opened,
-    palette_of,
     picture_file,
     save_picture,
     source_name,
@@ -80,8 +80,8 @@ def plot_timeline(
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     snap = opened(source)
     scene = Scene(snap, Request(device, x), marked(name, snap))
-    figure = draw_stacked(scene, by, top, palette_of(dark))
-    return cast("Figure", save_picture(figure, target))
+    draw = partial(draw_stacked, scene, by, top)
+    return cast("Figure", save_picture(draw, target, dark))
 
 
 def plot_fragmentation(
@@ -131,5 +131,5 @@ def plot_fragmentation(
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     snap = opened(source)
     scene = Scene(snap, Request(device, x), marked(name, snap))
-    figure = draw_fragmentation(scene, event, palette_of(dark))
-    return cast("Figure", save_picture(figure, target))
+    draw = partial(draw_fragmentation, scene, event)
+    return cast("Figure", save_picture(draw, target, dark))

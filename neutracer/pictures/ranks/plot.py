@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text
 from neutracer.diagnose.ranks.ranks import ranks
 from neutracer.diagnose.ranks.report import RanksReport
 from neutracer.errors import UnavailableError
-from neutracer.pictures.extra import palette_of, picture_file, save_picture
+from neutracer.pictures.extra import picture_file, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,5 +86,5 @@ def plot_ranks(
         raise ValueError("no trace of these ranks has times: there is nothing to draw")
     from neutracer.pictures.ranks.draw import draw_ranks
 
-    figure = draw_ranks(report, report.heat, named, palette_of(dark))
-    return cast("Figure", save_picture(figure, target))
+    draw = partial(draw_ranks, report, report.heat, named)
+    return cast("Figure", save_picture(draw, target, dark))

@@ -161,7 +161,7 @@ def _reason(pid: int, error: Exception) -> str:
             "-X disable-remote-debug, or its Python was built without remote debugging"
         )
     if "PyRuntime" in words:
-        return f"process {pid} is no Python program, or one of a Python before 3.14"
+        return f"process {pid} is not a Python program, or runs a Python before 3.14"
     return f"process {pid} can't be reached: {error}"
 
 

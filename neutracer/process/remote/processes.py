@@ -39,7 +39,7 @@ def check_reachable(pid: int) -> None:
     status = _status(pid)
     group = status.get("Tgid", str(pid))
     if group != str(pid):
-        raise NeutracerError(f"{pid} is a thread of process {group}, and no process")
+        raise NeutracerError(f"{pid} is a thread of process {group}, not a process")
     # Of a process that may not be looked into /proc itself belongs to root; this line does not.
     owner = status.get("Uid", "").split()
     if owner and int(owner[1]) != os.geteuid():

@@ -83,7 +83,7 @@ def test_other_json_is_refused(plain: dict, message: str, tmp_path: Path) -> Non
 def test_damaged_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text('{"schema": "neutracer.report/1", "devices": [')
-    with pytest.raises(SnapshotError, match="no JSON"):
+    with pytest.raises(SnapshotError, match="not JSON"):
         neutracer.diff(path, path)
 
 

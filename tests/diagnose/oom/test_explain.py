@@ -343,7 +343,7 @@ def test_last_failure_is_explained_unless_asked() -> None:
     assert (report.event, report.ooms) == (last, (first, last))
     assert "failure 2 of 2" in words(report)
     assert neutracer.explain(data, 24 * GIB, event=first).verdicts[0].kind == "unreasonable_request"
-    with pytest.raises(ValueError, match=f"these are: {first}, {last}"):
+    with pytest.raises(ValueError, match=f"this file has 2: {first}, {last}"):
         neutracer.explain(data, event=0)
 
 

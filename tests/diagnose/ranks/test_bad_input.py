@@ -45,7 +45,7 @@ def test_what_is_no_rank_is_passed_over_and_counted(tmp_path: Path) -> None:
     assert [row.rank for row in found.rows] == [0, 1]
     assert names(found.passed_over) == ["empty.pickle", "vocabulary.pkl", "notes.txt"]
     assert found.findings == ()
-    assert "3 that are no snapshots" in str(found)
+    assert "3 files that are not snapshots" in str(found)
     # Who names a file wants to know why it is not among the figures.
     named = neutracer.ranks([tmp_path, tmp_path / "vocabulary.pkl"])
     assert [row.state for row in named.rows] == ["exit", "exit", "can't be read"]

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stacked live bytes over time, and the plot of fragmentation."""
 
+import base64
+import io
 import pickle
+import re
 from pathlib import Path
 
 import bundle
@@ -19,6 +22,8 @@ from neutracer.pictures import extra  # noqa: E402
 from neutracer.pictures.mdtp.scene import Request, Scene  # noqa: E402
 from neutracer.pictures.plots.segments import unused_shares  # noqa: E402
 from neutracer.pictures.plots.stacked import stacked_bands  # noqa: E402
+
+FRAG = str(Path(__file__).parents[2] / "data" / "frag_default.pickle")
 
 
 def scene(name, **options):
@@ -254,3 +259,29 @@ def test_matplotlib_that_is_not_there_is_to_be_installed(monkeypatch):
     with pytest.raises(neutracer.UnavailableError) as raised:
         extra.require_matplotlib()
     assert "pip install 'neutracer[plot]'" in raised.value.install
+
+
+def test_notebook_shows_a_twin_in_a_dark_theme_until_the_figure_changes():
+    figure = neutracer.plot_timeline(FRAG)
+    page = figure._repr_html_()
+    light, dark = re.findall(r'<img class="neutracer-(?:light|dark)"[^>]*base64,([^"]*)"', page)
+    assert base64.b64decode(light) == figure._repr_png_()
+    assert base64.b64decode(dark) == neutracer.plot_timeline(FRAG, dark=True)._repr_png_()
+    figure.savefig(io.BytesIO())
+    figure.canvas.draw()
+    assert figure._repr_html_() == page
+    # Nobody knows how a change would look in the other.
+    figure.axes[0].set_title("mine")
+    assert figure._repr_html_() is None
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_scheme_that_was_asked_for_has_no_twin(dark):
+    assert neutracer.plot_fragmentation(FRAG, dark=dark)._repr_html_() is None
+
+
+def test_title_of_a_snapshot_is_its_file():
+    figure = neutracer.plot_timeline(neutracer.load(FRAG))
+    assert "frag_default" in [text.get_text() for text in figure.texts]
+    assert ">frag_default.pickle<" in neutracer.load(FRAG)._repr_html_()
+    assert neutracer.view(neutracer.load(FRAG)).title == "frag_default.pickle"
