@@ -57,10 +57,8 @@ class HelpPage(argparse.RawDescriptionHelpFormatter):
     """The page of `--help`: paragraphs follow the terminal's width, examples stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        # A paragraph is one line of the source, examples are several.
-        if "\n" in text.strip():
-            return super()._fill_text(text, width, indent)
-        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+        kind = argparse.RawDescriptionHelpFormatter if "\n" in text else argparse.HelpFormatter
+        return kind._fill_text(self, text, width, indent)
 
 
 def complain(text: str) -> int:
@@ -152,9 +150,8 @@ def _events(text: str) -> slice:
     return slice(*_ends(text, int, "two event numbers, like 1000:2000"))
 
 
-def _seconds(text: str) -> tuple[float | None, float | None]:
-    low, high = _ends(text, float, "two numbers of seconds, like 0.5:1.5")
-    return low, high
+def _seconds(text: str) -> tuple[Any, ...]:
+    return tuple(_ends(text, float, "two numbers of seconds, like 0.5:1.5"))
 
 
 def window_of(options: argparse.Namespace) -> dict[str, Any]:
