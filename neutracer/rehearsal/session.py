@@ -16,6 +16,7 @@ from neutracer.rehearsal import attention, device, fakes, packing, recurrent
 from neutracer.rehearsal.build import load
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.kernels import Kernels
+from neutracer.rehearsal.libraries import as_real
 from neutracer.rehearsal.ranks import ranks
 from neutracer.rehearsal.requests import Requests
 from neutracer.rehearsal.tracing import Tracing
@@ -114,6 +115,7 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         found += [(torch.nn.RNNBase, "flatten_parameters", recurrent.flatten)]
         found += stack.enter_context(ranks(devices))
         stack.enter_context(replaced(found))
+        stack.enter_context(as_real())
         stack.enter_context(_attention(tracing.attention))
         # Autograd's own threads belong to devices that were there when it began.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -125,5 +127,6 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         stack.callback(setattr, log, "disabled", log.disabled)
         log.disabled = True
         stack.enter_context(fake)
+        tracing.gathering.look()
         stack.enter_context(tracing)
         yield tracing

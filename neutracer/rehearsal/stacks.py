@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 
 from neutracer.cells import reader_name
 
-__all__ = ["CallStacks"]
+__all__ = ["CallStacks", "is_between"]
 
 #: What stands between a line that calls an operator and whoever rehearses it. A real operator
 #: has none of these frames.
@@ -43,7 +43,7 @@ class CallStacks:
             code = frame.f_code
             is_hidden = hidden.get(code)
             if is_hidden is None:
-                is_hidden = hidden[code] = _is_hidden(frame)
+                is_hidden = hidden[code] = is_between(frame)
             if not is_hidden:
                 key = (code, frame.f_lineno)
                 number = frames.get(key)
@@ -66,7 +66,8 @@ class CallStacks:
         return [[frames[number] for number in stack] for stack in self._numbers]
 
 
-def _is_hidden(frame: FrameType) -> bool:
+def is_between(frame: FrameType) -> bool:
+    """Whether a frame stands between a program's line and its operator."""
     name = frame.f_globals.get("__name__") or ""
     if isinstance(name, str) and (name == _OURS or name.startswith(f"{_OURS}.")):
         return True

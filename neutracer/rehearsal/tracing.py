@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     FakeTensor,
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neutracer.rehearsal.attention import Attention
+from neutracer.rehearsal.gathering import Gathering
 from neutracer.rehearsal.kernels import Kernels
 from neutracer.rehearsal.notes import Notes
 from neutracer.rehearsal.operators import REPLACED
@@ -23,6 +25,9 @@ from neutracer.rehearsal.requests import Requests
 from neutracer.rehearsal.values import Values
 
 __all__ = ["Tracing", "tensors_in"]
+
+#: Operators whose kernels make their results from the last to the first: of dropout the mask.
+_LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -51,6 +56,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self.attention = Attention(kernels.card)
         self.notes = Notes()
         self.values = Values(self.notes)
+        self.gathering = Gathering()
         self.stream = self.backwards = 0
         self.is_closed = False
         self._handles: dict[int, tuple[int, Any]] = {}
@@ -65,6 +71,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         if self.is_closed:
             return func(*args, **kwargs)
         replaced = REPLACED.get(func)
+        is_in_place = self.gathering.is_in_place(func, args)
         try:
             if replaced is not None:
                 result = replaced(self, func, args, kwargs)
@@ -76,12 +83,17 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
             if "'aten::empty_strided'" in str(error) or str(error).startswith("CUDA error"):
                 raise UnsupportedOperatorException(func) from error
             raise
+        if is_in_place:
+            self._pass_on(args[0].untyped_storage(), result.untyped_storage())
         self.note(func, args, kwargs, result)
         return result
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """What the operator has asked for: results, then what its kernel takes meanwhile."""
-        fresh = [tensor for tensor in tensors_in(result) if self._is_fresh(tensor)]
+        results = list(tensors_in(result))
+        if func in _LAST_FIRST:
+            results.reverse()
+        fresh = [tensor for tensor in results if self._is_fresh(tensor)]
         takes = self.kernels.takes(func, args, kwargs, result, self.stream)
         if not fresh and not takes:
             return
@@ -118,6 +130,13 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         handle = self.requests.alloc(nbytes, stack, self.stream, bounds=self._bounds.pop(key, None))
         # PyTorch keeps a storage's Python object as long as the storage itself.
         self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
+
+    def _pass_on(self, one: Any, other: Any) -> None:
+        """A storage that is about to go is another one from now on."""
+        found = self._handles.pop(one._cdata, None)
+        if found is not None:
+            key, handle = other._cdata, found[0]
+            self._handles[key] = handle, weakref.ref(other, self._ending(key, handle))
 
     def _ending(self, key: int, handle: int) -> Callable[[Any], None]:
         def end(_: Any) -> None:

@@ -17,8 +17,9 @@ __all__ = ["Known", "Values"]
 
 aten = torch.ops.aten
 
-#: The most elements of a tensor whose values are computed beside it.
-_MOST = 1 << 16
+#: The most elements of a tensor whose values are computed beside it: of floating-point numbers,
+#: and of whole ones and truth values, on which programs decide.
+_MOST, _MOST_WHOLE = 1 << 16, 1 << 20
 _NAME = "_neutracer_known"
 
 #: Operators whose results say nothing: memory that nobody has written to.
@@ -84,6 +85,12 @@ def known_of(value: Tensor) -> Known | None:
     return found if found is not None and found.validity.is_good else None
 
 
+def _is_few(tensor: Tensor) -> bool:
+    """Whether a tensor's values are computed."""
+    is_number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return bool(tensor.numel() <= (_MOST if is_number else _MOST_WHOLE))
+
+
 def _arguments(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
@@ -122,7 +129,7 @@ class Values:
             # Fake tensors' own constants would be computed on the device.
             if isinstance(out, FakeTensor) and out.constant is not None:
                 out.constant = None
-        if self._is_small(result) and all(k is None or k.real.numel() <= _MOST for k in known):
+        if self._is_small(result) and all(k is None or _is_few(k.real) for k in known):
             self._compute(func, args, kwargs, result, [k for k in known if k is not None])
         elif mutates:
             self.forget(func, args, kwargs)
@@ -131,7 +138,7 @@ class Values:
     def _blank(self, result: Any) -> Any:
         """Memory that nobody has written to: what stands there is made up."""
         for out in _arguments(result):
-            if isinstance(out, FakeTensor) and out.numel() <= _MOST:
+            if isinstance(out, FakeTensor) and _is_few(out):
                 with torch._C._DisableTorchDispatch():
                     value = torch.zeros(tuple(out.shape), dtype=out.dtype)
                 self.make_up(out, value)
@@ -143,7 +150,7 @@ class Values:
         found = truth_of(func, args) if is_truth else counted(func, args)
         if found is None:
             return
-        if result.numel() > _MOST:
+        if not _is_few(result):
             keep_truth(result, bool(found))
             return
         with torch._C._DisableTorchDispatch():
@@ -152,7 +159,7 @@ class Values:
 
     def _is_small(self, result: Any) -> bool:
         outputs = _arguments(result)
-        return all(isinstance(out, FakeTensor) and out.numel() <= _MOST for out in outputs)
+        return all(isinstance(out, FakeTensor) and _is_few(out) for out in outputs)
 
     def forget(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """What the operator writes to is no longer known."""
@@ -201,7 +208,7 @@ class Values:
         """Make up indices: each of what there is to choose from comes as often as others."""
         source = args[0]
         for out in _arguments(result):
-            if out.dtype is not torch.int64 or out.numel() > _MOST or not source.dim():
+            if out.dtype is not torch.int64 or not _is_few(out) or not source.dim():
                 continue
             dim = self._dimension(func, args)
             most = source.shape[dim] if dim is not None else source.numel()

@@ -358,6 +358,55 @@ def test_packed_sequences() -> None:
     assert snap.rehearsed.notes == ()
 
 
+def test_optimizers_and_clipping_use_operators_on_lists() -> None:
+    """As on a card by default: all square roots at once, of every parameter."""
+
+    def program(**options: Any) -> Any:
+        def build() -> Any:
+            layers = [torch.nn.Linear(1024, 1024, bias=False, device="cuda") for _ in range(4)]
+            model = torch.nn.Sequential(*layers)
+            optimizer = torch.optim.AdamW(model.parameters(), **options)
+
+            def step() -> None:
+                model(torch.randn(8, 1024, device="cuda")).sum().backward()
+                optimizer.step()
+
+            return step
+
+        return build
+
+    peaks = [
+        neutracer.rehearse(program(**options), steps=2).timeline().peak("allocated").bytes
+        for options in ({}, {"foreach": True}, {"foreach": False}, {"fused": True})
+    ]
+    assert peaks[0] == peaks[1]
+    # All four square roots; or one, its quotient, and the one before.
+    assert peaks[0] - peaks[2] == (4 - 3) * 4 * MIB
+    assert peaks[3] < peaks[2]
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_gradients_that_meet_are_added_in_place(hooked: bool) -> None:
+    def program() -> Any:
+        layers = [torch.nn.Linear(1024, 1024, device="cuda") for _ in range(2)]
+        x = torch.randn(1024, 1024, device="cuda")
+
+        def step() -> None:
+            both = x.clone().requires_grad_() * 2
+            if hooked:
+                both.register_hook(lambda gradient: gradient + x)
+            (layers[0](both) + layers[1](both)).sum().backward()
+
+        return step
+
+    events = neutracer.rehearse(program, steps=1).events
+    made = sum(event.action == "alloc" and event.size == 4 * MIB for event in events)
+    # Weights, x, its clone and twice that, two products and their sum. Then gradients: of the
+    # inputs, of the weights, and of the clone; the second input's is added to the first one's.
+    # What the program adds itself is new memory.
+    assert made == (2 + 1 + 2 + 3) + (2 + 2 + 1) + hooked
+
+
 def test_cells_and_fused_optimizers() -> None:
     def program() -> Any:
         cells = torch.nn.ModuleList([torch.nn.LSTMCell(32, 64), torch.nn.GRUCell(32, 64)]).cuda()
