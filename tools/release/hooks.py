@@ -6,7 +6,8 @@
 
 `get` puts of each torch what a compiler and a linker need into FOLDER, with the headers of its
 CUDA and of this machine's C++ library. `build` compiles for the Python that runs it, and for each
-torch there that was released for it; PYTHONPATH names the tree with the sources. Zig's compiler
+torch there that was released for it; PYTHONPATH and NEUTRACER_TREE name the tree with the sources,
+NEUTRACER_HEADERS a folder with headers of a Python that has some elsewhere. Zig's compiler
 links with the symbols of TARGET's C library, and with GNU's C++ library, which torch has: its own
 can't take over torch's objects. The module's place under OUTPUT is its key, by which neutracer
 finds it: torch's version, its commit and its CUDA, the interpreter's ABI, and the sources.
@@ -139,11 +140,11 @@ def get(folder: Path, versions: list[str]) -> None:
 def compiler(folder: Path, zig: str, target: str) -> Path:
     """A script that compiles C++ as g++ does, with what `get_library` has put there."""
     headers, script = folder / "c++", folder / "compiler"
-    before = f"-nostdinc++ -I{headers} -w -s -Wl,--gc-sections"
-    maps = f'-ffile-prefix-map={folder}=. "-ffile-prefix-map=$NEUTRACER_TREE=."'
+    before = f"-nostdinc++ -I{headers} -w -s -Wl,--gc-sections -ffile-prefix-map={folder}=."
+    of_build = '"-ffile-prefix-map=$NEUTRACER_TREE=." "-I${NEUTRACER_HEADERS:-.}"'
     libraries = f"-x none {headers}/libstdc++.so.6 {headers}/libgcc_s.so.1"
     script.write_text(
-        f'#!/bin/sh\nexec {zig} cc -target {target} {before} {maps} -x c++ "$@" {libraries}\n'
+        f'#!/bin/sh\nexec {zig} cc -target {target} {before} {of_build} -x c++ "$@" {libraries}\n'
     )
     script.chmod(0o755)
     return script
