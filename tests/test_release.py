@@ -134,7 +134,7 @@ def test_hooks_lie_where_neutracer_looks_for_those_of_the_installed_torch(tmp_pa
     compiler.chmod(0o755)
     words = [sys.executable, ROOT / "tools/release/hooks.py", "build", tmp_path / "torches"]
     subprocess.run(
-        [*words, tmp_path / "made", compiler, "x86_64-linux-gnu.2.28"],
+        [*words, tmp_path / "made", compiler, "x86_64-linux-gnu.2.28", ROOT, tmp_path],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=True,
     )

@@ -2,14 +2,14 @@
 """Compiles the hooks on PyTorch's allocators that go into wheels, for releases of torch.
 
     python tools/release/hooks.py get FOLDER VERSION...
-    python tools/release/hooks.py build FOLDER OUTPUT ZIG TARGET
+    python tools/release/hooks.py build FOLDER OUTPUT ZIG TARGET TREE HEADERS
 
 `get` puts of each torch what a compiler and a linker need into FOLDER, with the headers of its
 CUDA and of this machine's C++ library. `build` compiles for the Python that runs it, and for each
-torch there that was released for it; PYTHONPATH and NEUTRACER_TREE name the tree with the sources,
-NEUTRACER_HEADERS a folder with headers of a Python that has some elsewhere. Zig's compiler
-links with the symbols of TARGET's C library, and with GNU's C++ library, which torch has: its own
-can't take over torch's objects. The module's place under OUTPUT is its key, by which neutracer
+torch there that was released for it. TREE has the sources, and is in PYTHONPATH; HEADERS has what
+a Python has of its headers in a place of its machine's. Zig's compiler links with the symbols of
+TARGET's C library, and with GNU's C++ library, which torch has: its own can't take over torch's
+objects. The module's place under OUTPUT is its key, by which neutracer
 finds it: torch's version, its commit and its CUDA, the interpreter's ABI, and the sources.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -137,15 +138,15 @@ def get(folder: Path, versions: list[str]) -> None:
             shutil.rmtree(one)
 
 
-def compiler(folder: Path, zig: str, target: str) -> Path:
+def compiler(folder: Path, zig: str, target: str, tree: Path, headers: Path) -> Path:
     """A script that compiles C++ as g++ does, with what `get_library` has put there."""
-    headers, script = folder / "c++", folder / "compiler"
-    before = f"-nostdinc++ -I{headers} -w -s -Wl,--gc-sections -ffile-prefix-map={folder}=."
-    of_build = '"-ffile-prefix-map=$NEUTRACER_TREE=." "-I${NEUTRACER_HEADERS:-.}"'
-    libraries = f"-x none {headers}/libstdc++.so.6 {headers}/libgcc_s.so.1"
-    script.write_text(
-        f'#!/bin/sh\nexec {zig} cc -target {target} {before} {of_build} -x c++ "$@" {libraries}\n'
-    )
+    library, script = folder / "c++", folder / "compiler"
+    words = [zig, "cc", "-target", target, "-nostdinc++", f"-I{library}", "-w", "-s"]
+    words += ["-Wl,--gc-sections", *(f"-ffile-prefix-map={one}=." for one in (folder, tree))]
+    words += [f"-I{headers}"] * any(headers.iterdir())
+    libraries = [f"{library}/libstdc++.so.6", f"{library}/libgcc_s.so.1"]
+    line = f'{shlex.join(words)} -x c++ "$@" -x none {shlex.join(libraries)}'
+    script.write_text(f"#!/bin/sh\nexec {line}\n")
     script.chmod(0o755)
     return script
 
@@ -183,8 +184,8 @@ def main(arguments: list[str]) -> None:
     if verb == "get":
         get(place, rest)
         return
-    output, zig, target = rest
-    os.environ["CXX"] = str(compiler(place, zig, target))
+    output, zig, target, tree, headers = rest
+    os.environ["CXX"] = str(compiler(place, zig, target, Path(tree), Path(headers)))
     build(place, Path(output).absolute())
 
 
