@@ -39,7 +39,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "as-many-as-gradients": (
         "parameter",
         "There before the trace, never freed, and as many of each size as one backward pass "
-        "leaves gradients.",
+        "leaves gradients, without those whose stack says what they are.",
     ),
     "kept-by-optimizer": (
         "optimizer_state",

@@ -58,17 +58,21 @@ def read_truth(folder: Path, name: str) -> dict[str, Any]:
     return json.loads(lzma.decompress((folder / (name + ENDING)).read_bytes()))
 
 
-def agreement(folder: Path, name: str, step: int = -1, late: bool = False) -> Agreement:
+def agreement(
+    folder: Path, name: str, step: int = -1, late: bool = False, bare: bool = False
+) -> Agreement:
     """How the categories agree over one step of a model.
 
     Args:
         folder: Where the model's snapshot and truth are.
         name: The model.
         step: The number of the step among those that were profiled.
-        late: Leave out of the trace what was before the profiled steps.
+        late: Leave out of the trace what was before the profiled steps, as a ring that has
+            wrapped does.
+        bare: Leave out the stacks of the blocks from before, too, as where recording began then.
     """
     truth = read_truth(folder, name)
-    timeline, skipped = _timeline(folder / f"{name}.snapshot.xz", truth, late)
+    timeline, skipped = _timeline(folder / f"{name}.snapshot.xz", truth, late, bare)
     rows = timeline.allocations
     codes = rows["category"]
     times = timeline.time_us
@@ -103,7 +107,7 @@ def agreement(folder: Path, name: str, step: int = -1, late: bool = False) -> Ag
     return found
 
 
-def _timeline(path: Path, truth: dict[str, Any], late: bool) -> tuple[Timeline, int]:
+def _timeline(path: Path, truth: dict[str, Any], late: bool, bare: bool) -> tuple[Timeline, int]:
     """The timeline, and how many events were left out at its beginning."""
     if not late:
         return neutracer.load(path).timeline(), 0
@@ -111,6 +115,11 @@ def _timeline(path: Path, truth: dict[str, Any], late: bool) -> tuple[Timeline, 
     trace = source["device_traces"][0]
     kept = [entry for entry in trace if entry["time_us"] >= truth["steps"][0][0]]
     source["device_traces"][0] = kept
+    made = {entry["addr"] for entry in kept if entry["action"] == "alloc"}
+    for segment in source["segments"] if bare else ():
+        for block in segment["blocks"]:
+            if block["address"] not in made:
+                block["frames"] = []
     return neutracer.load(pickle.dumps(source)).timeline(), len(trace) - len(kept)
 
 

@@ -196,8 +196,15 @@ def test_late_recording_tells_gradients_by_their_end() -> None:
     source["device_traces"][0] = source["device_traces"][0][begin:]
     late = neutracer.load(pickle.dumps(source)).timeline()
     assert late.categories.counts()["freed-by-zero-grad"] == RESNET_PARAMETERS
-    # Two copies of each parameter's size: which one is the parameter is not told.
-    assert counts(late)["parameter"] == 0
+    # Of two copies of each parameter's size one has the optimizer's stack: as in the whole trace.
+    assert counts(late)["parameter"] == counts(tl)["parameter"]
+    assert counts(late)["optimizer_state"] == RESNET_PARAMETERS
+    for segment in source["segments"]:
+        for block in segment["blocks"]:
+            block["frames"] = []
+    # Without stacks nobody knows which one is the parameter.
+    bare = neutracer.load(pickle.dumps(source)).timeline()
+    assert counts(bare)["parameter"] == counts(bare)["optimizer_state"] == 0
 
 
 def test_series_of_the_run_are_as_recorded() -> None:

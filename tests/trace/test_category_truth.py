@@ -57,9 +57,17 @@ def worst(found: Agreement) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_late_recordings_are_not_guessed(name: str) -> None:
-    # The same step where the trace begins two steps before: less is known, nothing wrong.
+def test_blocks_keep_their_stacks_when_the_ring_has_wrapped(name: str) -> None:
+    # Gradients that are kept from step to step were made by threads without Python stacks.
     found = agreement(FOLDER, name, late=True)
+    assert found.agreement >= (0.80 if name == "vae_rows" else 0.94), worst(found)
+    assert found.precision >= 0.97, worst(found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_late_recordings_are_not_guessed(name: str) -> None:
+    # Where nothing was recorded of what was there before: less is known, nothing wrong.
+    found = agreement(FOLDER, name, late=True, bare=True)
     assert found.precision >= 0.97, worst(found)
 
 

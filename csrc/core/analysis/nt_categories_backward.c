@@ -16,7 +16,7 @@ backward_known(categories *c)
             continue;
         }
         const bool before = row < c->first;
-        const bool made = !before && categories_role(c, row) == NT_ROLE_BUILD;
+        const bool made = categories_role(c, row) == NT_ROLE_BUILD;
         if (made) {
             NT_TRY(nt_categories_count(c, &c->built, a->requested_size[row]));
         }
@@ -177,10 +177,34 @@ backward_copies(const categories *c, const nt_map *there)
     return agreeing[most] / CATEGORIES_AGREEING >= total / 20 ? most : 0;
 }
 
+/* The rule for a block from before the trace that is kept, by its own stack. */
+static uint8_t
+backward_by_stack(const categories *c, size_t row)
+{
+    switch (categories_role(c, row)) {
+    case NT_ROLE_BUILD: return NT_RULE_MODULE_MADE;
+    case NT_ROLE_OPTIMIZER:
+    case NT_ROLE_STATE: return NT_RULE_OPTIMIZER_KEPT;
+    case NT_ROLE_BUCKET: return NT_RULE_BUCKET;
+    case NT_ROLE_WORKSPACE: return NT_RULE_WORKSPACE;
+    default: return NT_RULE_NONE;
+    }
+}
+
+/* Whether a block from before the trace is kept, and made by a line of the program's or
+ * nobody knows by what. */
+static bool
+backward_may_be_parameter(const categories *c, size_t row)
+{
+    const uint8_t role = categories_role(c, row);
+    return c->a->free_event[row] == NT_EVENT_NEVER && c->rules[row] == NT_RULE_NONE &&
+           (role == NT_ROLE_EMPTY || role == NT_ROLE_USER);
+}
+
 /*
- * What was there before the trace began: its end and its sizes tell. With two or three
- * a gradient the rest is the optimizer's state, and nothing in the file tells a
- * parameter from a state of its size.
+ * What was there before the trace began: its stack tells, its end, or its size. With
+ * two or three of which nobody knows more for each gradient, most are the optimizer's
+ * state, and nothing in the file tells a parameter from a state of its size.
  */
 static nt_status
 backward_preexisting(categories *c)
@@ -196,13 +220,18 @@ backward_preexisting(categories *c)
         } else if (freed >= 0 && c->role[freed] == NT_ROLE_BACKWARD) {
             c->rules[row] = NT_RULE_FREED_IN_BACKWARD;
         } else if (freed == NT_EVENT_NEVER) {
-            NT_TRY_DONE(nt_categories_count(c, &there, a->requested_size[row]));
+            c->rules[row] = backward_by_stack(c, row);
+            if (backward_may_be_parameter(c, row)) {
+                NT_TRY_DONE(nt_categories_count(c, &there, a->requested_size[row]));
+            }
         }
     }
     if (backward_copies(c, &there) == 1) {
         for (size_t row = 0; row < c->first; row++) {
-            if (a->free_event[row] == NT_EVENT_NEVER &&
-                nt_map_find(&c->largest, a->requested_size[row]) != NT_NONE) {
+            const uint64_t asked = a->requested_size[row];
+            if (backward_may_be_parameter(c, row) &&
+                nt_categories_counted(&c->built, asked) <
+                    nt_categories_counted(&c->largest, asked)) {
                 c->rules[row] = NT_RULE_AS_GRADIENTS;
             }
         }

@@ -27,11 +27,13 @@ typedef struct categories {
     nt_error *err;
 } categories;
 
-/* The nt_role of a row that the trace allocates. */
+/* The nt_role of a row: that of the event that allocates it. Of one from before the
+ * trace, that of its stack, which a block keeps when the ring has lost its event. */
 static inline uint8_t
 categories_role(const categories *c, size_t row)
 {
-    return c->role[c->a->alloc_event[row]];
+    return row < c->first ? (uint8_t)nt_passes_stack_role(c->passes, c->a->stack[row])
+                          : c->role[c->a->alloc_event[row]];
 }
 
 /* Adds 1 to what `map` has under `key`. */

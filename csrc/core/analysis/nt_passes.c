@@ -326,6 +326,12 @@ nt_passes_timeline(const nt_passes *passes)
     return passes->timeline;
 }
 
+nt_role
+nt_passes_stack_role(const nt_passes *passes, uint32_t stack)
+{
+    return (nt_role)passes_role_of(passes, stack);
+}
+
 const uint8_t *
 nt_passes_roles(const nt_passes *passes)
 {

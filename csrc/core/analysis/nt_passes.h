@@ -73,6 +73,9 @@ nt_passes_timeline(const nt_passes *passes);
  */
 const uint8_t *
 nt_passes_roles(const nt_passes *passes);
+/* The nt_role of a stack of the snapshot; of NT_NO_STACK NT_ROLE_EMPTY. */
+nt_role
+nt_passes_stack_role(const nt_passes *passes, uint32_t stack);
 /* The backward passes, rising. */
 const nt_span *
 nt_passes_backward(const nt_passes *passes, size_t *count);
