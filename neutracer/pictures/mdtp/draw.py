@@ -16,6 +16,7 @@ from neutracer.pictures.extra import picture
 from neutracer.pictures.figure import byte_axis, plain_axes, power_name, size_text, time_axis
 from neutracer.pictures.mdtp.colours import block_scale, blues, extra_colours, pixel_colours
 from neutracer.pictures.mdtp.marks import (
+    draw_difference,
     draw_gaps,
     draw_groups,
     draw_key,
@@ -105,7 +106,7 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
         strip = _strip(figure, panel, foot + _AXIS + _MAP + _GAP, most, palette, first)
         axes = _map(figure, panel, foot + _AXIS, max(heights), scale, palette, first)
         if not first:
-            _difference(strip, scenes[0], panel.scene, palette)
+            draw_difference(strip, scenes[0], panel.scene, palette)
         draw_ooms(panel.scene, strip, axes, palette)
         _heading(figure, panel, palette)
         base = foot - 0.1
@@ -242,26 +243,6 @@ def _strip(
             _text(figure, x + 0.24, y, name, palette.ink, 8.5)
             x += 0.38 + len(name) * _CHARACTER
     return axes
-
-
-def _difference(strip: Any, before: Scene, after: Scene, palette: Palette) -> None:
-    """A line at the first run's peak of reserved bytes, and how far the second is from it."""
-    level, own = before.peak(before.reserved)[1], after.peak(after.reserved)[1]
-    if level == own:
-        return
-    strip.axhline(level, color=palette.ink, linewidth=0.9, linestyle="--", zorder=5)
-    word = "less" if own < level else "more"
-    strip.annotate(
-        f"peak at the left; {size_text(abs(own - level))} {word} here",
-        (0.995, level),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, -4),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        size=8,
-        color=palette.ink,
-    )
 
 
 def _map(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is on and beside a map: moments of OOM, markers of holes, gaps between ranges,
-streams and pools. Importing this imports matplotlib."""
+streams and pools, how two runs differ. Importing this imports matplotlib."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import blended_transform_factory
 
 from neutracer import units
+from neutracer.pictures.figure import size_text
 from neutracer.pictures.mdtp.notes import HoleNote
 from neutracer.pictures.mdtp.scene import SEEN_BLOCK, SEEN_RESERVED, Planes, Scene
 from neutracer.render.palette import Palette
 
 __all__ = [
+    "draw_difference",
     "draw_gaps",
     "draw_groups",
     "draw_key",
@@ -267,3 +269,30 @@ def _group_text(scene: Scene, group: tuple[int, int, int]) -> str:
     stream, first, second = group
     name = f"stream {scene.streams[stream]} ({stream:#x})" if stream else "default stream"
     return f"{name}, pool ({first}, {second})" if first or second else name
+
+
+def draw_difference(strip: Any, before: Scene, after: Scene, palette: Palette) -> None:
+    """A line at the first run's peak, and how far the second is from it: of reserved bytes, or
+    where these are as many of allocated ones."""
+    level, own = before.peak(before.reserved)[1], after.peak(after.reserved)[1]
+    of = ""
+    if level == own:
+        level, own = before.peak(before.allocated)[1], after.peak(after.allocated)[1]
+        of = " allocated"
+    if level == own:
+        return
+    strip.axhline(level, color=palette.ink, linewidth=0.9, linestyle="--", zorder=5)
+    word = "less" if own < level else "more"
+    strip.annotate(
+        f"peak{of} at the left; {size_text(abs(own - level))} {word} here",
+        (0.995, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(-4, -4),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        size=8,
+        color=palette.ink,
+        bbox={"facecolor": palette.page, "alpha": 0.85, "linewidth": 0, "pad": 1.0},
+        zorder=6,
+    )

@@ -84,13 +84,17 @@ def _name_rows(axes: Any, report: RanksReport, heat: HeatMap, palette: Palette) 
     axes.yaxis.set_major_locator(MaxNLocator(min(count, _NAMED), integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(name))
     axes.set_ylim(count - 0.5, -0.5)
-    odd = {one.rank for one in report.odd} | {heat.ranks[row] for row, _ in heat.ooms_us}
+    odd, failed = {one.rank for one in report.odd}, {row for row, _ in heat.ooms_us}
     peaks = {row.rank: row.peak_allocated_bytes for row in report.rows}
+    # Those without a number are in both in one order.
+    known = (row.peak_allocated_bytes for row in report.rows if row.rank is None)
+    nameless = (nbytes for nbytes in known if nbytes is not None)
     for at, rank in enumerate(heat.ranks):
-        is_odd = rank in odd
+        is_odd = at in failed or (rank is not None and rank in odd)
+        peak = next(nameless, None) if rank is None else peaks.get(rank)
         if count > _NAMED and not is_odd:
             continue
-        words = format_bytes(peaks.get(rank) or 0)
+        words = format_bytes(peak or 0)
         axes.annotate(
             words,
             (1.01, at),

@@ -23,6 +23,7 @@ import neutracer
 from neutracer.cli.main import main
 from neutracer.diagnose.ranks import pool, reduce
 from neutracer.diagnose.ranks.report import RanksReport
+from neutracer.units import format_bytes
 
 
 def job(folder: Path, *ranks: dict[str, Any]) -> RanksReport:
@@ -333,6 +334,24 @@ def test_plot_shows_a_row_a_rank(tmp_path: Path) -> None:
     figure = neutracer.plot_ranks(found, output=tmp_path / "ranks.png")
     assert figure.axes[0].images[0].get_array().shape == (3, 96)
     assert (tmp_path / "ranks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_gives_ranks_without_a_number_their_own_peaks() -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    data = Path(__file__).parents[2] / "data"
+    files = [data / f"{name}.pickle.xz" for name in ("leak_list", "multi_stream", "frag_default")]
+    found = neutracer.ranks(files)
+    assert {row.rank for row in found.rows} == {None}
+    texts = neutracer.plot_ranks(found).axes[0].texts
+    assert [text.get_text() for text in texts] == [
+        format_bytes(row.peak_allocated_bytes) for row in found.rows
+    ]
+    # Only one of them ran out of memory.
+    assert (
+        len({text.get_color() for text in texts[:2]})
+        == 1
+        != len({text.get_color() for text in texts})
+    )
 
 
 def test_command_prints_writes_and_fails_on(

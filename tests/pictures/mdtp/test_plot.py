@@ -608,3 +608,15 @@ def test_raster_refuses_bad_views():
         core.Raster(bundle.snapshot("foreign_memory").timeline().native, False, pool=3)
     with pytest.raises(ValueError):
         raster.series(3)
+
+
+def test_pair_that_reserved_alike_is_told_apart_by_what_it_allocated():
+    runs = [bundle.snapshot(f"train_resnet_{name}") for name in ("healthy", "late_zero_grad")]
+    reserved, allocated = (
+        [run.timeline().peak(name).bytes for run in runs] for name in ("reserved", "allocated")
+    )
+    assert reserved[0] == reserved[1]
+    (strip,) = axes_of(neutracer.mdtp(*runs), "strip")[1:]
+    (words,) = [text.get_text() for text in strip.texts]
+    more = (allocated[1] - allocated[0]) / 2**20
+    assert words == f"peak allocated at the left; {more:.1f} MiB more here"
