@@ -48,8 +48,10 @@ def _card(name: str, capability: tuple[int, int], processors: int, mib: int) -> 
     return Card(name, capability, processors, _THREADS[capability], mib << 20, context)
 
 
-#: Capability and processors are NVIDIA's; memory in MiB is the total that the driver reports,
-#: with ECC where the card has it on when it is delivered.
+#: Capability and processors are NVIDIA's. Memory in MiB is what the driver gives CUDA as the total
+#: (`cudaMemGetInfo`): PyTorch's out-of-memory errors say it as "has a total capacity of". It is
+#: less than nvidia-smi shows and differs by some 100 MiB from driver to driver; ECC is on where the
+#: card is delivered so.
 CARDS = (
     _card("NVIDIA H200", (9, 0), 132, 143156),
     _card("NVIDIA H100 80GB HBM3", (9, 0), 132, 81079),
@@ -103,7 +105,7 @@ def find_card(name: str) -> Card:
         >>> find_card("rtx 4090").capability
         (8, 9)
     """
-    words = [_short(word) for word in name.split()]
+    words = [_short(word) for word in re.split(r"[\s_-]+", name)]
     wanted = "".join(words)
     exact = [card for card in CARDS if _short(card.name) == wanted]
     # "L4" is no part of "L40S": a number does not go on.

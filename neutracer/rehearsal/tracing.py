@@ -29,6 +29,11 @@ __all__ = ["Tracing", "tensors_in"]
 #: Operators whose kernels make their results from the last to the first: of dropout the mask.
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 
+#: Operators that copy arguments, to lay them out one after the other, before they make results.
+_COPIES_FIRST = frozenset(
+    {torch.ops.aten.embedding.default, torch.ops.aten.native_layer_norm.default}
+)
+
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of an operator's results or arguments."""
@@ -99,17 +104,19 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
             return
         requests = self.requests
         stack = requests.stacks.here()
-        for tensor in fresh:
-            self._hold(tensor, stack)
+        if func not in _COPIES_FIRST:
+            for tensor in fresh:
+                self._hold(tensor, stack)
+        taken: list[int] = []
         if takes:
             for nbytes in takes.kept:
                 requests.alloc(nbytes, stack, self.stream, takes.note)
-            taken = [
-                requests.alloc(n, stack, self.stream, takes.note, bounds)
-                for n, *bounds in takes.freed
-            ]
-            for handle in reversed(taken):
-                requests.free(handle, stack)
+            for likely, *bounds in takes.freed:
+                taken.append(requests.alloc(likely, stack, self.stream, takes.note, bounds))
+        for tensor in fresh:
+            self._hold(tensor, stack)
+        for handle in reversed(taken):
+            requests.free(handle, stack)
 
     def _is_fresh(self, tensor: Tensor) -> bool:
         """Whether a result's memory is new: on the device, and not known."""

@@ -465,6 +465,7 @@ def test_wrong_arguments(wrong: dict[str, Any], message: str) -> None:
 def test_cards_by_parts_of_their_names() -> None:
     assert find_card("a100").total_bytes > 79 << 30
     assert find_card("A100 40GB").total_bytes < 40 << 30
+    assert find_card("a100-40gb") is find_card("A100 40GB")
     assert find_card("L4").capability == (8, 9)
     assert find_card("L4").processors == 58
     assert find_card("rtx 4090").processors == 128
