@@ -179,7 +179,8 @@ snapshot_strings(PyObject *self, PyObject *unused)
 
 PyDoc_STRVAR(frames_doc,
              "frames()\n--\n\n"
-             "The frames by id: tuples (string id of the name, of the file, line).");
+             "The frames by id: tuples (string id of the name, of the file, line,\n"
+             "number of the node in fx() from 1, or 0).");
 
 static PyObject *
 snapshot_frames(PyObject *self, PyObject *unused)
@@ -190,12 +191,36 @@ snapshot_frames(PyObject *self, PyObject *unused)
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t id = 0; list != NULL && id < count; id++) {
         const nt_frame *frame = &nt_stacks_frames(stacks)[id];
-        PyObject *item =
-            Py_BuildValue("IIL", frame->name, frame->filename, (long long)frame->line);
+        PyObject *item = Py_BuildValue("IILI", frame->name, frame->filename,
+                                       (long long)frame->line, frame->fx);
         if (item == NULL) {
             Py_CLEAR(list);
         } else {
             PyList_SET_ITEM(list, (Py_ssize_t)id, item);
+        }
+    }
+    return list;
+}
+
+PyDoc_STRVAR(fx_doc, "fx()\n--\n\n"
+                     "What torch.fx knows of frames: tuples of string ids, of the op,\n"
+                     "name, target and original trace.");
+
+static PyObject *
+snapshot_fx(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    size_t count;
+    const nt_fx_node *nodes =
+        nt_stacks_fx(nt_snapshot_stacks(snapshot_of(self)), &count);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *item = Py_BuildValue("IIII", nodes[i].op, nodes[i].name,
+                                       nodes[i].target, nodes[i].trace);
+        if (item == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, (Py_ssize_t)i, item);
         }
     }
     return list;
@@ -499,6 +524,7 @@ static PyMethodDef snapshot_methods[] = {
     {"tables", snapshot_tables, METH_NOARGS, tables_doc},
     {"strings", snapshot_strings, METH_NOARGS, strings_doc},
     {"frames", snapshot_frames, METH_NOARGS, frames_doc},
+    {"fx", snapshot_fx, METH_NOARGS, fx_doc},
     {"stacks", snapshot_stacks, METH_NOARGS, stacks_doc},
     {"actions", snapshot_actions, METH_NOARGS, actions_doc},
     {"traces", snapshot_traces, METH_NOARGS, traces_doc},

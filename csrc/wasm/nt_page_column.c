@@ -121,9 +121,13 @@ column_find_other(const char *name, nt_page_column *out)
     } else if (strcmp(name, "stack.parent") == 0) {
         column_set(out, nt_stacks_parent(stacks), stack_count, NT_PAGE_U32);
     } else if (strcmp(name, "frame") == 0) {
-        /* Four numbers a frame: name, file, and a line of 64 bits. */
-        column_set(out, nt_stacks_frames(stacks), 4 * nt_stacks_frame_count(stacks),
+        /* Six numbers a frame: name, file, a line of 64 bits, its node, nothing. */
+        column_set(out, nt_stacks_frames(stacks), 6 * nt_stacks_frame_count(stacks),
                    NT_PAGE_U32);
+    } else if (strcmp(name, "fx") == 0) {
+        /* Four strings a node: op, name, target, the model's own stack. */
+        const nt_fx_node *nodes = nt_stacks_fx(stacks, &count);
+        column_set(out, nodes, 4 * count, NT_PAGE_U32);
     } else if (strcmp(name, "event.row") == 0 && page->timeline != NULL) {
         column_set(out, nt_timeline_event_allocations(page->timeline),
                    nt_timeline_event_count(page->timeline), NT_PAGE_U32);

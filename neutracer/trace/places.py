@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from neutracer.render.document import Place
 from neutracer.trace.origins import Origin, Owner, base_name, origin_of
-from neutracer.trace.stacks import NONE, Frame, Stacks
+from neutracer.trace.stacks import NONE, Frame, GeneratedFrame, Stacks
 
 __all__ = [
     "PLACE_RULES",
@@ -76,8 +76,19 @@ class _Seen(NamedTuple):
 _NOTHING = _Seen()
 
 
+def _of_model(seen: _Seen, frame: GeneratedFrame) -> _Seen:
+    """What generated code stands for: the line of the model, with the node's name."""
+    for line in reversed(frame.model):
+        seen = _further_in(seen, line, origin_of(line.filename))
+    if seen.own is None or not frame.fx_node_name:
+        return seen
+    return seen._replace(own=seen.own._replace(name=f"{frame.fx_node_name} in {seen.own.name}"))
+
+
 def _further_in(seen: _Seen, frame: Frame, origin: Origin) -> _Seen:
     """What is known one call further in."""
+    if isinstance(frame, GeneratedFrame) and frame.model:
+        return _of_model(seen, frame)
     owner = origin.owner if frame.line > 0 or frame.filename else Owner.NATIVE
     if owner is Owner.NATIVE or frame.line <= 0:
         node = _NODE.match(frame.name)

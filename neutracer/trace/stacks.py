@@ -9,13 +9,23 @@ from typing import NamedTuple, overload
 
 from neutracer._native import core
 
-__all__ = ["MODULE_MARK", "NONE", "ForwardTexts", "Frame", "Stacks", "forward_stack"]
+__all__ = [
+    "MODULE_MARK",
+    "NONE",
+    "ForwardTexts",
+    "Frame",
+    "GeneratedFrame",
+    "Stacks",
+    "forward_stack",
+]
 
 # The id of "no string" and "no stack" in the core.
 NONE = 0xFFFFFFFF
 
 #: What `record(modules=model)` writes before the path of a module into user_metadata.
 MODULE_MARK = "nn.Module: "
+
+_FX_KEYS = ("fx_node_op", "fx_node_name", "fx_node_target", "fx_original_trace")
 
 
 class Frame(NamedTuple):
@@ -36,14 +46,51 @@ class Frame(NamedTuple):
         return self._asdict()
 
 
+class GeneratedFrame(Frame):
+    """A frame of code that torch.fx generated, with what PyTorch knows of its line
+    (`_dump_snapshot(augment_with_fx_traces=True)`, torch 2.10).
+
+    Attributes:
+        fx_node_op: What the node does: "call_function", "output".
+        fx_node_name: The node's name: "linear_1".
+        fx_node_target: What it calls.
+        fx_original_trace: The model's own stack, as Python's traceback module writes it.
+    """
+
+    fx_node_op: str | None = None
+    fx_node_name: str | None = None
+    fx_node_target: str | None = None
+    fx_original_trace: str | None = None
+
+    def to_dict(self) -> dict[str, str | int]:
+        """The frame as a dict with PyTorch's own keys."""
+        return {**super().to_dict(), **vars(self)}
+
+    @property
+    def model(self) -> tuple[Frame, ...]:
+        """The model's own frames that the line was generated from, innermost first."""
+        return forward_stack(self.fx_original_trace or "")
+
+
+def _frames(snapshot: core.Snapshot, strings: Sequence[str]) -> list[Frame]:
+    """The frames of a snapshot by their ids."""
+    nodes = snapshot.fx()
+    found = []
+    for name, filename, line, fx in snapshot.frames():
+        frame = Frame(strings[filename], line, strings[name])
+        if fx:
+            frame = GeneratedFrame(*frame)
+            texts = zip(_FX_KEYS, nodes[fx - 1], strict=True)
+            vars(frame).update({key: strings[text] for key, text in texts if text != NONE})
+        found.append(frame)
+    return found
+
+
 class Stacks:
     """The stacks of one snapshot: spelt out when needed, and then kept."""
 
     def __init__(self, snapshot: core.Snapshot, strings: Sequence[str]) -> None:
-        self._frames = [
-            Frame(strings[filename], line, strings[name])
-            for name, filename, line in snapshot.frames()
-        ]
+        self._frames = _frames(snapshot, strings)
         innermost, parent = snapshot.stacks()
         self._innermost = memoryview(innermost)
         self._parent = memoryview(parent)

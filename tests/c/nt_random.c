@@ -28,11 +28,22 @@ random_stack(nt_test *t, nt_snapshot *snapshot, uint64_t *seed)
         return NT_NO_STACK;
     }
     for (size_t i = 0; i < count; i++) {
-        const nt_frame frame = {
+        nt_frame frame = {
             .name = random_string(t, snapshot, seed),
             .filename = random_string(t, snapshot, seed),
             .line = (int64_t)random_number(seed),
         };
+        if (nt_test_random(seed) % 3 == 0) {
+            const nt_fx_node node = {
+                .op = random_string(t, snapshot, seed),
+                .name = random_string(t, snapshot, seed),
+                .target = NT_NONE,
+                .trace = random_string(t, snapshot, seed),
+            };
+            (void)NT_CHECK_OK(nt_stacks_intern_fx(nt_snapshot_stacks(snapshot), node,
+                                                  &frame.fx, NULL),
+                              NULL);
+        }
         (void)NT_CHECK_OK(nt_stacks_intern_frame(nt_snapshot_stacks(snapshot), frame,
                                                  &frames[i], NULL),
                           NULL);

@@ -66,12 +66,25 @@ same_string(same *s, uint32_t in_a, uint32_t in_b)
 }
 
 static bool
+same_fx(same *s, uint32_t in_a, uint32_t in_b)
+{
+    if (in_a == 0 || in_b == 0) {
+        return in_a == in_b;
+    }
+    size_t count;
+    const nt_fx_node *a = &nt_stacks_fx(nt_snapshot_stacks(s->a), &count)[in_a - 1];
+    const nt_fx_node *b = &nt_stacks_fx(nt_snapshot_stacks(s->b), &count)[in_b - 1];
+    return same_string(s, a->op, b->op) && same_string(s, a->name, b->name) &&
+           same_string(s, a->target, b->target) && same_string(s, a->trace, b->trace);
+}
+
+static bool
 same_frame(same *s, uint32_t in_a, uint32_t in_b)
 {
     const nt_frame *a = &nt_stacks_frames(nt_snapshot_stacks(s->a))[in_a];
     const nt_frame *b = &nt_stacks_frames(nt_snapshot_stacks(s->b))[in_b];
     return a->line == b->line && same_string(s, a->name, b->name) &&
-           same_string(s, a->filename, b->filename);
+           same_string(s, a->filename, b->filename) && same_fx(s, a->fx, b->fx);
 }
 
 /* Both tables hold each stack once, so equal stacks are one id on either side. */

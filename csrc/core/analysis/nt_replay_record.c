@@ -31,6 +31,11 @@ record_copy_stacks(const nt_snapshot *from, nt_snapshot *to, nt_error *err)
     const nt_stacks *stacks = nt_snapshot_stacks(from);
     nt_stacks *copies = nt_snapshot_stacks(to);
     uint32_t id;
+    size_t nodes;
+    const nt_fx_node *fx = nt_stacks_fx(stacks, &nodes);
+    for (size_t i = 0; i < nodes; i++) {
+        NT_TRY(nt_stacks_intern_fx(copies, fx[i], &id, err));
+    }
     for (size_t i = 0; i < nt_stacks_frame_count(stacks); i++) {
         NT_TRY(nt_stacks_intern_frame(copies, nt_stacks_frames(stacks)[i], &id, err));
     }

@@ -150,7 +150,7 @@ drain_frame(nt_live_mark *mark, nt_live_builder *b, uint32_t id, uint32_t *out)
 {
     if (mark->frames[id] == NT_NONE) {
         nt_ring_code code;
-        nt_frame frame;
+        nt_frame frame = {.fx = 0};
         const uint32_t lasti = nt_ring_frame_lasti(mark->ring, id, &code);
         NT_TRY(drain_text(b, &code.name, &frame.name));
         NT_TRY(drain_text(b, &code.filename, &frame.filename));

@@ -76,6 +76,41 @@ strings_get(nt_pack_in *in)
 /* Frames, stacks, actions -------------------------------------------------- */
 
 static size_t
+fx_count(const nt_snapshot *s)
+{
+    size_t count;
+    (void)nt_stacks_fx(nt_snapshot_stacks(s), &count);
+    return count;
+}
+
+static void
+fx_give(const nt_snapshot *s, size_t row, uint64_t *v)
+{
+    size_t count;
+    const nt_fx_node node = nt_stacks_fx(nt_snapshot_stacks(s), &count)[row];
+    v[0] = node.op;
+    v[1] = node.name;
+    v[2] = node.target;
+    v[3] = node.trace;
+}
+
+static nt_status
+fx_take(nt_pack_in *in, size_t row, const uint64_t *v)
+{
+    uint32_t number = 0;
+    for (size_t i = 0; i < 4; i++) {
+        if (!nt_pack_is_string(in, v[i]) && v[i] != NT_NONE) {
+            return nt_pack_odd(in);
+        }
+    }
+    const nt_fx_node node = {(uint32_t)v[0], (uint32_t)v[1], (uint32_t)v[2],
+                             (uint32_t)v[3]};
+    NT_TRY(
+        nt_stacks_intern_fx(nt_snapshot_stacks(in->snapshot), node, &number, in->err));
+    return number == row + 1 ? NT_OK : nt_pack_odd(in);
+}
+
+static size_t
 frames_count(const nt_snapshot *s)
 {
     return nt_stacks_frame_count(nt_snapshot_stacks(s));
@@ -88,16 +123,19 @@ frames_give(const nt_snapshot *s, size_t row, uint64_t *v)
     v[0] = frame->name;
     v[1] = frame->filename;
     v[2] = (uint64_t)frame->line;
+    v[3] = frame->fx;
 }
 
 static nt_status
 frames_take(nt_pack_in *in, size_t row, const uint64_t *v)
 {
     uint32_t id = NT_NONE;
-    if (!nt_pack_is_string(in, v[0]) || !nt_pack_is_string(in, v[1])) {
+    if (!nt_pack_is_string(in, v[0]) || !nt_pack_is_string(in, v[1]) ||
+        v[3] > fx_count(in->snapshot)) {
         return nt_pack_odd(in);
     }
-    const nt_frame frame = {(uint32_t)v[0], (uint32_t)v[1], (int64_t)v[2]};
+    const nt_frame frame = {(uint32_t)v[0], (uint32_t)v[1], (int64_t)v[2],
+                            (uint32_t)v[3]};
     NT_TRY(
         nt_stacks_intern_frame(nt_snapshot_stacks(in->snapshot), frame, &id, in->err));
     return id == row ? NT_OK : nt_pack_odd(in);
@@ -217,7 +255,8 @@ settings_take(nt_pack_in *in, size_t row, const uint64_t *v)
 }
 
 static const nt_pack_table texts_tables[] = {
-    {3, {PLAIN, PLAIN, PLAIN}, frames_count, frames_give, frames_take},
+    {4, {IDS, IDS, IDS, IDS}, fx_count, fx_give, fx_take},
+    {4, {PLAIN, PLAIN, PLAIN, PLAIN}, frames_count, frames_give, frames_take},
     {2, {PLAIN, STEPS}, stacks_count, stacks_give, stacks_take},
     {1, {PLAIN}, actions_count, actions_give, actions_take},
     {6,

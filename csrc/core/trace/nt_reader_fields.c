@@ -24,6 +24,10 @@ const char *const nt_reader_words[WORDS] = {
     "filename",
     "name",
     "line",
+    "fx_node_op",
+    "fx_node_name",
+    "fx_node_target",
+    "fx_original_trace",
     "segments",
     "device_traces",
     "allocator_settings",
@@ -181,8 +185,25 @@ nt_reader_pool(nt_reader *r, nt_reader_place place, uint32_t key, nt_value value
     return NT_OK;
 }
 
+/* What PyTorch adds to frames of generated code under augment_with_fx_traces, 2.10. */
 static nt_status
-reader_make_frame(nt_reader *r, const nt_value fields[3], uint32_t *id)
+reader_fx(nt_reader *r, nt_reader_place place, const nt_value fields[4], uint32_t *out)
+{
+    nt_fx_node node;
+    uint32_t *const into[4] = {&node.op, &node.name, &node.target, &node.trace};
+    bool is_known = false;
+    for (size_t i = 0; i < 4; i++) {
+        *into[i] = NT_NONE;
+        NT_TRY(nt_reader_string(r, place, KEY_FX_NODE_OP + (uint32_t)i, fields[i],
+                                into[i]));
+        is_known = is_known || *into[i] != NT_NONE;
+    }
+    return is_known ? nt_stacks_intern_fx(r->stacks, node, out, r->err) : NT_OK;
+}
+
+/* `fields`: the file, the name, the line, and the four of reader_fx. */
+static nt_status
+reader_make_frame(nt_reader *r, const nt_value fields[7], uint32_t *id)
 {
     const nt_reader_place place = {"frame", nt_stacks_frame_count(r->stacks)};
     nt_frame frame = {.name = NT_NONE, .filename = NT_NONE};
@@ -199,6 +220,7 @@ reader_make_frame(nt_reader *r, const nt_value fields[3], uint32_t *id)
         frame.filename = frame.filename == NT_NONE ? empty : frame.filename;
     }
     frame.line = (int64_t)line;
+    NT_TRY(reader_fx(r, place, fields + 3, &frame.fx));
     return nt_stacks_intern_frame(r->stacks, frame, id, r->err);
 }
 
@@ -223,10 +245,14 @@ reader_odd_stack(nt_reader *r, nt_reader_place place, const nt_value_pair *items
             if (nt_value_tag_of(item) != NT_VALUE_DICT) {
                 return reader_wrong_type(r, place, KEY_FRAMES, "a list of frames");
             }
-            const nt_value fields[3] = {
+            const nt_value fields[7] = {
                 NT_VALUE_ABSENT,
                 nt_values_lookup(r->values, item, KEY_NAME),
                 nt_values_lookup(r->values, item, KEY_LINE),
+                NT_VALUE_ABSENT,
+                NT_VALUE_ABSENT,
+                NT_VALUE_ABSENT,
+                NT_VALUE_ABSENT,
             };
             NT_TRY(reader_make_frame(r, fields, &r->frames[filled++]));
         }
@@ -411,10 +437,14 @@ nt_reader_on_record(void *ctx, uint32_t kind, const nt_value *fields, uint32_t p
     if (kind == KIND_EVENT) {
         return reader_add_event(r, fields, present, id);
     }
-    const nt_value frame[3] = {
+    const nt_value frame[7] = {
         fields[KEY_FILENAME],
         fields[KEY_NAME],
         fields[KEY_LINE],
+        fields[KEY_FX_NODE_OP],
+        fields[KEY_FX_NODE_NAME],
+        fields[KEY_FX_NODE_TARGET],
+        fields[KEY_FX_ORIGINAL_TRACE],
     };
     return reader_make_frame(r, frame, id);
 }

@@ -7,6 +7,9 @@ struct nt_stacks {
     nt_alloc alloc;
     nt_frame *frames; /* by frame id */
     size_t frame_count, frame_capacity;
+    nt_fx_node *fx; /* of frames */
+    size_t fx_count, fx_capacity;
+    nt_map fx_numbers;     /* a key made of the node -> its number */
     uint32_t *frame_slots; /* frame ids by hash, NT_NONE where empty */
     size_t frame_slot_count;
     uint32_t *innermost; /* by stack id */
@@ -24,6 +27,7 @@ nt_stacks_new(const nt_alloc *alloc, nt_stacks **out, nt_error *err)
     }
     *stacks = (nt_stacks){.alloc = *alloc};
     nt_map_init(&stacks->children, *alloc);
+    nt_map_init(&stacks->fx_numbers, *alloc);
     nt_status status = nt_grow(alloc, (void **)&stacks->innermost,
                                &stacks->innermost_capacity, 1, sizeof(uint32_t), err);
     if (status == NT_OK) {
@@ -49,6 +53,8 @@ nt_stacks_free(nt_stacks *stacks)
     }
     const nt_alloc alloc = stacks->alloc;
     nt_map_clear(&stacks->children);
+    nt_map_clear(&stacks->fx_numbers);
+    nt_release(&alloc, stacks->fx, stacks->fx_capacity * sizeof(nt_fx_node));
     nt_release(&alloc, stacks->frames, stacks->frame_capacity * sizeof(nt_frame));
     nt_release(&alloc, stacks->frame_slots,
                stacks->frame_slot_count * sizeof(uint32_t));
@@ -58,12 +64,44 @@ nt_stacks_free(nt_stacks *stacks)
     nt_release(&alloc, stacks, sizeof *stacks);
 }
 
+static bool
+stack_same_fx(nt_fx_node a, nt_fx_node b)
+{
+    return a.op == b.op && a.name == b.name && a.target == b.target &&
+           a.trace == b.trace;
+}
+
+nt_status
+nt_stacks_intern_fx(nt_stacks *stacks, nt_fx_node node, uint32_t *out, nt_error *err)
+{
+    const uint64_t seed = (uint64_t)(uintptr_t)stacks;
+    uint64_t key = nt_mix64(((uint64_t)node.op << 32 | node.name) ^ seed);
+    key = nt_mix64(key ^ ((uint64_t)node.target << 32 | node.trace));
+    uint32_t known = nt_map_find(&stacks->fx_numbers, key);
+    while (known != NT_NONE && !stack_same_fx(stacks->fx[known - 1], node)) {
+        known = nt_map_find(&stacks->fx_numbers, ++key);
+    }
+    if (known == NT_NONE) {
+        if (stacks->fx_count >= NT_NONE - 1) {
+            return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 fx nodes");
+        }
+        NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->fx, &stacks->fx_capacity,
+                       stacks->fx_count + 1, sizeof(nt_fx_node), err));
+        known = (uint32_t)stacks->fx_count + 1;
+        NT_TRY(nt_map_set(&stacks->fx_numbers, key, known, err));
+        stacks->fx[stacks->fx_count++] = node;
+    }
+    *out = known;
+    return NT_OK;
+}
+
 static uint64_t
 stack_frame_hash(const nt_stacks *stacks, nt_frame frame)
 {
     const uint64_t seed = (uint64_t)(uintptr_t)stacks;
     const uint64_t names = (uint64_t)frame.name << 32 | frame.filename;
-    return nt_mix64(nt_mix64(names ^ seed) ^ (uint64_t)frame.line);
+    const uint64_t place = (uint64_t)frame.line ^ (uint64_t)frame.fx << 32;
+    return nt_mix64(nt_mix64(names ^ seed) ^ place);
 }
 
 /* The slot that holds `frame`, or the empty one where it belongs. */
@@ -79,7 +117,7 @@ stack_frame_slot(const nt_stacks *stacks, nt_frame frame)
         }
         const nt_frame *known = &stacks->frames[id];
         if (known->name == frame.name && known->filename == frame.filename &&
-            known->line == frame.line) {
+            known->line == frame.line && known->fx == frame.fx) {
             return slot;
         }
         slot = (slot + 1) & mask;
@@ -191,6 +229,13 @@ const uint32_t *
 nt_stacks_parent(const nt_stacks *stacks)
 {
     return stacks->parent;
+}
+
+const nt_fx_node *
+nt_stacks_fx(const nt_stacks *stacks, size_t *count)
+{
+    *count = stacks->fx_count;
+    return stacks->fx;
 }
 
 const nt_frame *

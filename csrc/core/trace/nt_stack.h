@@ -18,7 +18,14 @@ typedef struct nt_frame {
     uint32_t name;
     uint32_t filename;
     int64_t line;
+    uint32_t fx; /* number of its nt_fx_node, from 1; 0: none */
 } nt_frame;
+
+/* What torch.fx knows of a line of code that it generated: string ids, or NT_NONE. */
+typedef struct nt_fx_node {
+    uint32_t op, name, target;
+    uint32_t trace; /* the model's own stack, as Python's traceback module writes it */
+} nt_fx_node;
 
 typedef struct nt_stacks nt_stacks;
 
@@ -26,6 +33,11 @@ nt_status
 nt_stacks_new(const nt_alloc *alloc, nt_stacks **out, nt_error *err) NT_CHECKED;
 void
 nt_stacks_free(nt_stacks *stacks);
+
+/* The number of `node` for an nt_frame, added at first sight. */
+nt_status
+nt_stacks_intern_fx(nt_stacks *stacks, nt_fx_node node, uint32_t *out,
+                    nt_error *err) NT_CHECKED;
 
 /* The id of `frame`, added at first sight. */
 nt_status
@@ -59,6 +71,10 @@ nt_stacks_parent(const nt_stacks *stacks);
  * the function `name` (a string id), else 0. */
 void
 nt_stacks_mark(const nt_stacks *stacks, uint32_t name, uint8_t *marks);
+
+/* The nodes of frames; number n is entry n - 1. */
+const nt_fx_node *
+nt_stacks_fx(const nt_stacks *stacks, size_t *count);
 
 /* The frames, indexed by frame id. */
 const nt_frame *

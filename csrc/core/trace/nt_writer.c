@@ -101,6 +101,23 @@ writer_pool(writer *w, uint32_t key, uint64_t first, uint64_t second)
 }
 
 static void
+writer_fx(writer *w, uint32_t number)
+{
+    if (number == 0) {
+        return;
+    }
+    size_t count;
+    const nt_fx_node node =
+        nt_stacks_fx(nt_snapshot_stacks(w->snapshot), &count)[number - 1];
+    const uint32_t texts[4] = {node.op, node.name, node.target, node.trace};
+    for (uint32_t i = 0; i < 4; i++) {
+        if (texts[i] != NT_NONE) {
+            writer_text(w, KEY_FX_NODE_OP + i, texts[i]);
+        }
+    }
+}
+
+static void
 writer_frame(writer *w, uint32_t id)
 {
     if (nt_writer_fetch(&w->out, w->frames[id])) {
@@ -111,6 +128,7 @@ writer_frame(writer *w, uint32_t id)
     writer_text(w, KEY_NAME, frame->name);
     writer_text(w, KEY_FILENAME, frame->filename);
     writer_signed(w, KEY_LINE, frame->line);
+    writer_fx(w, frame->fx);
     writer_end_dict(w);
 }
 

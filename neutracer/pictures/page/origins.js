@@ -126,6 +126,13 @@ export const makeOrigins = (rules) => {
     if (owner === "library") return { ...seen, library: frame, package: from };
     return owner === "torch" ? { ...seen, torch: frame } : seen;
   };
+  // The same of generated code: the line of the model that it stands for, with its node's name.
+  const inner = (seen, frame) => {
+    if (!frame.fx?.model.length) return furtherIn(seen, frame);
+    const found = frame.fx.model.reduce(furtherIn, seen);
+    if (!found.own || !frame.fx.node) return found;
+    return { ...found, own: { ...found.own, name: `${frame.fx.node} in ${found.own.name}` } };
+  };
   const short = (name) => name.replaceAll("(anonymous namespace)::", "").split("(")[0] || name;
   // Function, file with its package, line, and who called it from the program.
   const placeOf = ({ own, library, package: from, torch, native, node }) => {
@@ -137,5 +144,5 @@ export const makeOrigins = (rules) => {
     if (!frame) return [rules.unknown_place, "", 0, ""];
     return [frame === own ? frame.name : short(frame.name), baseName(frame.file), frame.line, ""];
   };
-  return { originOf, says, nothing, furtherIn, placeOf };
+  return { originOf, says, nothing, furtherIn, inner, placeOf };
 };

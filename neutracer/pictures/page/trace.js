@@ -17,6 +17,9 @@ const EVENT = ["action", "addr", "size", "stream", "stack", "time_us", "device_f
 // A frame as Python's traceback module writes it.
 const TRACEBACK = /File "([^"\n]+)", line (\d+)(?:, in ([^\n]+))?/g;
 
+const tracebackOf = (written) => [...written.matchAll(TRACEBACK)].map(
+  ([, file, line, name]) => ({ file, line: Number(line.slice(0, 18)), name: name ?? "" }));
+
 export const whereOf = (file, line) => (line > 0 ? `${baseName(file)}:${line}` : baseName(file));
 
 // Texts of a file, its frames, and the places that stand for its stacks.
@@ -29,13 +32,21 @@ export const makeTexts = (core, rules, renamed = {}) => {
     return raws[id];
   };
   const text = (id) => (texts[id] ??= clean(raw(id)));
-  const frameCount = (core.column("frame")?.length ?? 0) / 4;
+  const frameCount = (core.column("frame")?.length ?? 0) / 6;
+  const nodes = core.column("fx")?.view.slice() ?? new Uint32Array(0);
   const lines = core.column("frame")?.view.slice() ?? new Uint32Array(0);
-  const lineOf = (i) => lines[4 * i + 2] + (lines[4 * i + 3] | 0) * 4294967296;
+  const lineOf = (i) => lines[6 * i + 2] + (lines[6 * i + 3] | 0) * 4294967296;
+  // What torch.fx knows of generated code: the node's name, and the model's frames, outermost first.
+  const generated = (i) => {
+    const number = lines[6 * i + 4];
+    if (!number) return null;
+    const [, name, , trace] = nodes.subarray(4 * (number - 1), 4 * number);
+    return { node: name === NONE ? "" : raw(name), model: trace === NONE ? [] : tracebackOf(raw(trace)) };
+  };
   const frames = [];
   const frame = (i) => (frames[i] ??= {
-    name: raw(lines[4 * i]), file: raw(lines[4 * i + 1]), line: lineOf(i),
-    shown: [text(lines[4 * i]), text(lines[4 * i + 1]), lineOf(i), origins.originOf(raw(lines[4 * i + 1])).owner],
+    name: raw(lines[6 * i]), file: raw(lines[6 * i + 1]), line: lineOf(i), fx: generated(i),
+    shown: [text(lines[6 * i]), text(lines[6 * i + 1]), lineOf(i), origins.originOf(raw(lines[6 * i + 1])).owner],
   });
   const innermost = core.column("stack.innermost").view.slice();
   const parent = core.column("stack.parent").view.slice();
@@ -52,7 +63,7 @@ export const makeTexts = (core, rules, renamed = {}) => {
   // A stack's id is above that of the stack that it was called from.
   const seen = [origins.nothing];
   for (let id = 1; id < innermost.length; id++) {
-    seen[id] = origins.furtherIn(seen[parent[id]], frame(innermost[id]));
+    seen[id] = origins.inner(seen[parent[id]], frame(innermost[id]));
     const [name, file, line, caller] = origins.placeOf(seen[id]);
     placeOfStack[id] = number([clean(name), clean(file), line, clean(caller)]);
   }
@@ -64,9 +75,7 @@ export const makeTexts = (core, rules, renamed = {}) => {
     let written = "";
     for (let id = stack; id; id = parent[id]) written += frame(innermost[id]).name;
     let at = origins.nothing;
-    for (const [, file, line, name] of written.matchAll(TRACEBACK)) {
-      at = origins.furtherIn(at, { file, line: Number(line.slice(0, 18)), name: name ?? "" });
-    }
+    for (const one of tracebackOf(written)) at = origins.furtherIn(at, one);
     const [name, file, line, caller] = origins.placeOf(at);
     const place = file ? number([clean(`backward of ${name}`.trimEnd()), clean(file), line, clean(caller)]) : unknown;
     forwards.set(stack, place);
@@ -84,7 +93,14 @@ export const makeTexts = (core, rules, renamed = {}) => {
   };
   const framesOf = (stack) => {
     const found = [];
-    for (let id = stack === NONE ? 0 : stack; id; id = parent[id]) found.push(frame(innermost[id]).shown);
+    for (let id = stack === NONE ? 0 : stack; id; id = parent[id]) {
+      const { shown, fx } = frame(innermost[id]);
+      found.push(shown);
+      // The model's lines that the generated one stands for, below it.
+      for (const { name, file, line } of fx ? fx.model.toReversed() : []) {
+        found.push([clean(`${fx.node ? `${fx.node}: ` : ""}${name}`), clean(file), line, origins.originOf(file).owner]);
+      }
+    }
     return found;
   };
   // By stack, whether a text is in its frames or in the name of its place.

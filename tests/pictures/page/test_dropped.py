@@ -419,6 +419,29 @@ def test_backward_blocks_have_the_line_of_their_forward(core, tmp_path):
     assert [entry["name"] for entry in places] == ["backward of forward model.py:12"]
 
 
+def test_generated_code_has_the_models_line(core, tmp_path):
+    program = one_program()
+    trace = '  File "/srv/model.py", line 12, in forward\n    return self.linear(x)\n'
+    generated = {"name": "forward", "filename": "/tmp/fx_generated_a.py", "line": 7}
+    fx = {"fx_node_op": "call_function", "fx_node_name": "addmm", "fx_original_trace": trace}
+    for entry in next(trace for trace in program["device_traces"] if trace):
+        if entry["action"] == "alloc":
+            entry["frames"] = [{**generated, **fx}]
+    snap = neutracer.load(pickle.dumps(program))
+    (tmp_path / "packed").write_bytes(gzip.compress(packed_columns(snap)))
+    core.choose("#own", tmp_path / "packed")
+    core.answer("openOwn({ isOwn: true })")
+    assert saved(core) == snap.to_bytes()
+    (device,) = (number for number in snap.devices if snap.trace_length(number))
+    check_device(core, snap, device)
+    event = snap.timeline(device).peak("allocated").event
+    (place,) = asked(core, "moment", event=event, all=True)["places"]
+    assert place["name"] == "addmm in forward model.py:12"
+    frames = asked(core, "block", row=0)["frames"]
+    assert [frame[0] for frame in frames] == ["forward", "addmm: forward"]
+    assert frames[1][1:3] == ["/srv/model.py", 12]
+
+
 def with_pinned_memory():
     """A small program of a device, and the pinned memory of a real recording."""
     recorded = pickle.loads((DATA / "pinned/loader_2_15.pickle").read_bytes())

@@ -71,7 +71,7 @@ def recorded_frames():
     for path in sorted(DATA.glob("*.pickle.xz")):
         snap = neutracer.load(path)
         strings = snap.native.strings()
-        found |= {(strings[file], strings[name]) for name, file, _ in snap.native.frames()}
+        found |= {(strings[file], strings[name]) for name, file, *_ in snap.native.frames()}
     return sorted(found)
 
 
