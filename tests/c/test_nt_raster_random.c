@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/nt_columns.h"
 #include "nt_model.h"
 #include "nt_trace.h"
 
@@ -179,6 +180,34 @@ random_check_view(nt_trace *r, const nt_raster *raster, const nt_raster_view *v)
     (void)random_compare(t, v, &found, &truth);
 }
 
+/* The largest blocks of one state are all that stand in it, found by looking at all. */
+static void
+random_check_top(nt_trace *r, const nt_raster *raster, const nt_raster_view *v)
+{
+    static uint32_t rows[4096];
+    static uint64_t rest[RANDOM_SIDE];
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    const int32_t event = (int32_t)v->x_first - 1;
+    nt_test *t = r->test;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    size_t count = 0, standing = 0;
+    NT_REQUIRE(NT_CHECK(a->count < NT_LENGTH(rows)));
+    NT_REQUIRE(NT_CHECK_OK(
+        nt_raster_top(raster, v, NT_LENGTH(rows), rows, &count, rest, &err), &err));
+    for (size_t row = 0; row < a->count; row++) {
+        const int32_t ended = a->completed_event[row];
+        standing +=
+            a->alloc_event[row] <= event && (ended == NT_EVENT_NEVER || ended > event);
+    }
+    NT_CHECK_UINT(count, standing);
+    for (size_t i = 0; i < count; i++) {
+        const int32_t ended = a->completed_event[rows[i]];
+        NT_CHECK(a->alloc_event[rows[i]] <= event);
+        NT_CHECK(ended == NT_EVENT_NEVER || ended > event);
+        NT_CHECK(i == 0 || a->size[rows[i - 1]] >= a->size[rows[i]]);
+    }
+}
+
 static void
 random_check_program(nt_model *m)
 {
@@ -193,6 +222,13 @@ random_check_program(nt_model *m)
         for (int i = 0; i < 4 && t->failures == 0; i++) {
             const nt_raster_view v = random_view(m, raster, i == 0);
             random_check_view(&r, raster, &v);
+        }
+        for (int i = 0; i < 20 && t->failures == 0; i++) {
+            nt_raster_view v = random_view(m, raster, true);
+            v.x_first = nt_model_below(m, v.x_end);
+            v.x_end = v.x_first + 1;
+            random_check_view(&r, raster, &v);
+            random_check_top(&r, raster, &v);
         }
     }
     nt_raster_free(raster);

@@ -94,6 +94,28 @@ raster_make_changes(nt_raster *r, nt_error *err)
 }
 
 static nt_status
+raster_make_chunks(nt_raster *r, nt_error *err)
+{
+    r->chunk_count = r->item_count / NT_RASTER_CHUNK + 1;
+    r->chunks = nt_allocate(&r->alloc, r->chunk_count * sizeof *r->chunks);
+    if (r->chunks == NULL) {
+        return nt_fail_nomem(err);
+    }
+    for (size_t i = 0; i < r->chunk_count; i++) {
+        r->chunks[i] = (nt_raster_chunk){UINT32_MAX, 0};
+    }
+    for (size_t i = 0; i < r->item_count; i++) {
+        nt_raster_chunk *chunk = &r->chunks[i / NT_RASTER_CHUNK];
+        const nt_raster_item *item = &r->items[i];
+        if (item->begin < item->end) {
+            chunk->begin = item->begin < chunk->begin ? item->begin : chunk->begin;
+            chunk->end = item->end > chunk->end ? item->end : chunk->end;
+        }
+    }
+    return NT_OK;
+}
+
+static nt_status
 raster_make(nt_raster *r, nt_error *err)
 {
     NT_TRY(raster_make_positions(r, err));
@@ -105,6 +127,7 @@ raster_make(nt_raster *r, nt_error *err)
                        "an axis would be longer than 2^50: its times or addresses make "
                        "no sense");
     }
+    NT_TRY(raster_make_chunks(r, err));
     return raster_make_changes(r, err);
 }
 
@@ -136,6 +159,7 @@ nt_raster_free(nt_raster *r)
     nt_release(&alloc, r->positions, (r->states + 1) * sizeof(uint64_t));
     nt_release(&alloc, r->ranges, r->range_capacity * sizeof(nt_raster_range));
     nt_release(&alloc, r->items, r->item_capacity * sizeof(nt_raster_item));
+    nt_release(&alloc, r->chunks, r->chunk_count * sizeof(nt_raster_chunk));
     nt_release(&alloc, r->changes, r->change_count * sizeof(uint32_t));
     nt_release(&alloc, r->change_first, (r->states + 1) * sizeof(uint32_t));
     nt_release(&alloc, r, sizeof *r);

@@ -116,9 +116,9 @@ nt_raster_series(const nt_raster *raster, nt_metric metric, uint64_t *out,
                  nt_error *err) NT_CHECKED;
 
 /*
- * Draws a view, whose ends must lie on the axes, into `planes`. Time is linear in
- * blocks and in the events of the view, in the rows of pixels that blocks touch, and in
- * the pixels that they fill.
+ * Draws a view, whose ends must lie on the axes, into `planes`. Time is linear in the
+ * events of the view and in the blocks around them (of others one in 32 is looked at),
+ * in the rows of pixels that blocks touch, and in the pixels that they fill.
  */
 nt_status
 nt_raster_draw(const nt_raster *raster, const nt_raster_view *view,

@@ -100,7 +100,8 @@ draw_begin(draw_sweep *d)
 {
     const nt_raster *r = d->raster;
     const uint32_t first = d->columns.first;
-    for (size_t i = 0; i < r->item_count; i++) {
+    for (size_t i = nt_raster_next(r, 0, first, first + 1); i < r->item_count;
+         i = nt_raster_next(r, i + 1, first, first + 1)) {
         const nt_raster_item *item = &r->items[i];
         nt_raster_rows rows;
         if (item->begin > first || item->end <= first ||
@@ -172,7 +173,9 @@ static void
 draw_largest(const draw_sweep *d, uint64_t *largest)
 {
     const nt_raster *r = d->raster;
-    for (size_t i = 0; i < r->block_count; i++) {
+    const uint32_t first = d->columns.first, end = d->columns.end;
+    for (size_t i = nt_raster_next(r, 0, first, end); i < r->block_count;
+         i = nt_raster_next(r, i + 1, first, end)) {
         draw_box box;
         if (!draw_box_of(d, &r->items[i], &box)) {
             continue;

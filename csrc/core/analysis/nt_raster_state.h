@@ -19,6 +19,14 @@ typedef struct nt_raster_item {
     uint32_t row;        /* of the timeline's allocations or segments */
 } nt_raster_item;
 
+/* Items that follow each other in r->items: a view that sees none of their states need
+ * not look at them. */
+#define NT_RASTER_CHUNK 32
+
+typedef struct nt_raster_chunk {
+    uint32_t begin, end; /* all of their states are among begin .. end - 1 */
+} nt_raster_chunk;
+
 struct nt_raster {
     nt_alloc alloc;
     const nt_timeline *timeline; /* the caller's, outlives this */
@@ -30,6 +38,8 @@ struct nt_raster {
     uint64_t height;
     nt_raster_item *items; /* blocks first, then segments */
     size_t item_count, block_count, item_capacity;
+    nt_raster_chunk *chunks; /* of items 0 .. NT_RASTER_CHUNK - 1, and so on */
+    size_t chunk_count;
     /* The items that begin or end with each state, as item * 2 + (1 at its end):
      * those of state s stand at change_first[s] .. change_first[s + 1] - 1. */
     uint32_t *changes;
@@ -45,6 +55,21 @@ nt_raster_end_state(const nt_raster *r, int32_t event)
         return (uint32_t)r->states;
     }
     return event < 0 ? 0 : (uint32_t)(event + 1);
+}
+
+/* The first item from number `i` on that may stand in states first .. end - 1; a number
+ * from r->item_count on if there is none. */
+static inline size_t
+nt_raster_next(const nt_raster *r, size_t i, uint32_t first, uint32_t end)
+{
+    while (i % NT_RASTER_CHUNK == 0 && i < r->item_count) {
+        const nt_raster_chunk chunk = r->chunks[i / NT_RASTER_CHUNK];
+        if (chunk.begin < end && chunk.end > first) {
+            break;
+        }
+        i += NT_RASTER_CHUNK;
+    }
+    return i;
 }
 
 /* Fills r->ranges and r->height from the segments that pass the filter. */

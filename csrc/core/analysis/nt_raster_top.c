@@ -59,7 +59,8 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
     }
     /* Items follow the rows unless a filter has ordered them by their beginnings, which
      * is the order of the rows as well. */
-    for (size_t i = 0; i < r->block_count; i++) {
+    for (size_t i = nt_raster_next(r, 0, c.first, c.end); i < r->block_count;
+         i = nt_raster_next(r, i + 1, c.first, c.end)) {
         if (top_is_seen(view, &c, &r->items[i])) {
             seen[found++] = (nt_sort_item){~r->items[i].size, (uint32_t)i};
         }
