@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ _seen: tuple[float, int] = (float("-inf"), 0)
 
 # The interpreter's own needs, and those of threads that a library starts.
 _SLACK = 64 << 20
+
+# How many threads NumPy's OpenBLAS starts when it is loaded; else one a core.
+_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def memory_bound() -> int:
@@ -74,10 +78,16 @@ def bounded_process(limit: int) -> Iterator[None]:
     wanted = _own_data() + limit + _SLACK
     most = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(wanted, *most, sys.maxsize), hard))
+    # Where there is no room for a thread, OpenBLAS ends the process as Ctrl-C does. Nothing
+    # here computes with it.
+    is_set = _THREADS in os.environ
+    os.environ.setdefault(_THREADS, "1")
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        if not is_set:
+            os.environ.pop(_THREADS, None)
 
 
 def _read(path: Path) -> str:

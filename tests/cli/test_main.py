@@ -101,6 +101,19 @@ def test_memory_limit_is_kept(capsys):
     assert "max_memory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bound", ["10MB", "40MB"])
+def test_picture_that_has_no_room_is_refused_in_words(bound, tmp_path):
+    # With a thread a core, OpenBLAS ended such a process by the signal of Ctrl-C.
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "-m", "neutracer", "mdtp", "--max-memory", bound]
+    made = subprocess.run(
+        [*command, FRAG, "-o", tmp_path / "picture.png"], capture_output=True, text=True
+    )
+    assert made.returncode == 2
+    assert made.stderr.startswith("neutracer: this takes more memory than")
+    assert made.stderr.count("\n") == 1
+
+
 def test_truncated_file_is_reported_as_partial(capsys, tmp_path):
     whole = (DATA / "frag_default.pickle").read_bytes()
     (tmp_path / "cut.pickle").write_bytes(whole[: len(whole) // 2])
