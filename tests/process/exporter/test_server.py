@@ -105,22 +105,26 @@ def test_failure_is_not_the_programs_to_see(
     assert capfd.readouterr() == ("", "")
 
 
-def test_slow_clients_hold_few_threads_for_a_bounded_time(server: Server) -> None:
+def test_slow_clients_hold_few_threads_for_a_bounded_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All of them come while the first are still answered, on a busy machine too.
+    monkeypatch.setattr(exporter, "_REQUEST_S", 4.0)
     clients = [connect(server) for _ in range(30)]
     stop = threading.Event()
     trickling = threading.Thread(target=trickle, args=(clients, stop))
     trickling.start()
     try:
-        begin = time.monotonic()
-        most = 0
+        assert wait_for(lambda: answering() == exporter._MOST_AT_ONCE)
         # Whoever gets no turn is refused at once, and an honest client with them.
         said = ask(server, "/")
         assert said[:12] in (b"HTTP/1.0 503", b"")
-        while time.monotonic() < begin + 0.8:
+        most = 0
+        for _ in range(80):
             most = max(most, answering())
             time.sleep(0.01)
-        assert most == exporter._MOST_AT_ONCE
-        assert wait_for(lambda: not answering(), 3)
+        assert most <= exporter._MOST_AT_ONCE
+        assert wait_for(lambda: not answering())
         assert ask(server, "/").endswith(exporter._INDEX)
     finally:
         stop.set()
@@ -134,7 +138,7 @@ def test_client_that_does_not_read_is_left(server: Server) -> None:
         client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         begin = time.monotonic()
         assert wait_for(lambda: answering() == 1)
-        assert wait_for(lambda: not answering(), 3)
+        assert wait_for(lambda: not answering())
         assert time.monotonic() - begin >= 0.9
         assert len(read(client)) < 64 << 20
 
