@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cell in a real JupyterLab: the page inside of it runs, in a frame that can reach nothing.
+"""A cell in a real JupyterLab: the page inside of it runs, in a frame that can reach nothing,
+and follows the theme as plots do.
 
 Left out of the ordinary run. Needs jupyterlab, ipykernel, playwright and Debian's Chromium:
 `pytest -m slow tests/test_jupyterlab.py`.
@@ -39,6 +40,9 @@ CELLS = [
     "%neutracer_holders",
 ]
 
+
+SHOWN_PLOTS = """[...document.querySelectorAll('.neutracer-light, .neutracer-dark')]
+    .filter((plot) => plot.checkVisibility()).map((plot) => plot.className)"""
 
 KERNEL_IS_IDLE = (
     "globalThis.jupyterapp?.shell.currentWidget?.context?.sessionContext"
@@ -184,6 +188,9 @@ def test_page_follows_the_theme_while_it_is_shown(address: str, tmp_path: Path) 
             asked = "matchMedia('(prefers-color-scheme: dark)').matches"
             wait_inside(inside, f"{asked} === {json.dumps(is_dark)}")
             assert (brightness(inside) < 100) is is_dark
+            # Of a plot and its twin one is shown.
+            page.wait_for_selector(".neutracer-dark", state="attached")
+            assert page.evaluate(SHOWN_PLOTS) == [f"neutracer-{'dark' if is_dark else 'light'}"]
             page.query_selector("iframe[srcdoc]").scroll_into_view_if_needed()
             page.screenshot(path=tmp_path / f"{theme.split()[1].lower()}.png")
         browser.close()

@@ -27,12 +27,17 @@ from neutracer.saving import atomic_file
 __all__ = ["Picture", "byte_axis", "plain_axes", "power_name", "size_text", "time_axis"]
 
 
-# In a light theme the first of two pictures is shown, in a dark one the second.
+# In a light theme the first of two pictures is shown, in a dark one the second. Where a page has
+# rules for pictures these are stronger; where it drops all of these, the second has no size.
 _STYLE = (
-    ".neutracer-dark{display:none}"
-    + theme_rules(".neutracer-dark", "display:inline")
-    + theme_rules(".neutracer-light", "display:none")
+    ".neutracer-dark{display:none!important}"
+    + theme_rules(
+        ".neutracer-dark",
+        "display:inline!important;width:auto!important;height:auto!important",
+    )
+    + theme_rules(".neutracer-light", "display:none!important")
 )
+_SHOWN = {"light": "", "dark": 'hidden width="0" height="0" '}
 
 # A text with escapes in it grows to at most so many characters, or twice what it had.
 _MOST_ESCAPED = 60
@@ -139,7 +144,7 @@ class Picture(Figure):  # type: ignore[misc]
         if self._dark is None:
             return None
         pictures = "".join(
-            f'<img class="neutracer-{scheme}" alt="" style="max-width:100%" '
+            f'<img class="neutracer-{scheme}" alt="" {_SHOWN[scheme]}style="max-width:100%" '
             f'src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
             for scheme, png in (
                 ("light", self._repr_png_()),

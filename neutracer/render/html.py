@@ -66,8 +66,8 @@ def theme_rules(selector: str, dark: str) -> str:
 # precedence.
 _STYLE = (
     f".neutracer{{{_variables(LIGHT)};color:var(--nt-ink);background:var(--nt-page);"
-    "font:13px/1.45 system-ui,sans-serif;padding:.6em .8em;max-width:64em;"
-    "overflow-x:auto}"
+    "font:13px/1.45 system-ui,sans-serif;padding:.6em .8em;overflow-x:auto}"
+    ".neutracer p,.neutracer article{max-width:64em}"
     f"{theme_rules('.neutracer', _variables(DARK))}"
     ".neutracer h2{font-size:1.15em;margin:0 .8em 0 0;display:inline}"
     ".neutracer h3,.neutracer caption{font-size:1em;font-weight:600;text-align:left;"
