@@ -180,6 +180,20 @@ def table(rows: list[Row]) -> str:
     return text
 
 
+def write(rows: list[Row], wheels: list[Path]) -> int:
+    """Writes the table of what was tried, and of the wheels that were not; how many were."""
+    tried = {row.wheel for row in rows}
+    others = [Row(one.name, one.stat().st_size) for one in wheels if one.name not in tried]
+    platforms, order = list(dict.fromkeys(ROOTS.values())), list(ROOTS)
+
+    def place(row: Row) -> tuple[int, int, int]:
+        root = order.index(row.root) if row.root else len(order)
+        return platforms.index(platform_of(row)), minor(row), root
+
+    TABLE.write_text(table(sorted(rows + others, key=place)))
+    return len(tried)
+
+
 def main(chosen: list[str]) -> None:
     """Tries all wheels, or those of the roots that are named, and writes the table."""
     unknown = [name for name in chosen if name not in ROOTS]
@@ -189,20 +203,13 @@ def main(chosen: list[str]) -> None:
     if not wheels:
         raise SystemExit("there are no wheels in dist/: tools/dist makes them")
     rows = [row for row in kept() if chosen and row.root and row.root not in chosen]
+    tried = 0
     for root in chosen or ROOTS:
         if chosen or root != "here" or not rows:
             rows += try_root(root)
-    tried = {row.wheel for row in rows}
-    rows += [Row(one.name, one.stat().st_size) for one in wheels if one.name not in tried]
-    platforms = list(dict.fromkeys(ROOTS.values()))
-    order = list(ROOTS)
-
-    def place(row: Row) -> tuple[int, int, int]:
-        root = order.index(row.root) if row.root else len(order)
-        return platforms.index(platform_of(row)), minor(row), root
-
-    TABLE.write_text(table(sorted(rows, key=place)))
-    print(f"{len(wheels)} wheels, {len(tried)} of them tried: {TABLE.relative_to(ROOT)}")
+            # After each: what was tried stays on record where a later one fails.
+            tried = write(rows, wheels)
+    print(f"{len(wheels)} wheels, {tried} of them tried: {TABLE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
