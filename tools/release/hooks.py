@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = ["build", "get", "main"]
@@ -161,6 +162,7 @@ def build(folder: Path, output: Path) -> None:
 
     known = json.loads((folder / "released.json").read_text())
     mine = known["{}.{}".format(*sys.version_info)]
+    commands = {}
     for one in sorted(path.parents[1] for path in folder.glob("*/torch/version.py")):
         # A build for the CPU is often in another index than the list was made from.
         if one.name.partition("+")[0] not in mine:
@@ -171,10 +173,17 @@ def build(folder: Path, output: Path) -> None:
         goal = target()
         made = output / goal.key / goal.file
         made.parent.mkdir(parents=True)
-        done = subprocess.run(command(goal, made), capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"the hooks for torch {torch.version}: {done.stderr}")
+        commands[torch.version] = command(goal, made)
         sys.path.remove(str(one))
+
+    def compile_one(version: str) -> str:
+        done = subprocess.run(commands[version], capture_output=True, text=True)
+        return f"the hooks for torch {version}: {done.stderr}" if done.returncode != 0 else ""
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        failed = [said for said in pool.map(compile_one, commands) if said]
+    if failed:
+        raise SystemExit(failed[0])
 
 
 def main(arguments: list[str]) -> None:
