@@ -122,7 +122,8 @@ const drawLanes = (app, g, pen) => {
     const top = g.laneTop + k * g.laneHeight;
     pen.fillStyle = app.colours.grey;
     pen.textAlign = "right";
-    pen.fillText(kind, g.left - 7, top + 11);
+    // Narrow pages have room for a short word.
+    pen.fillText(g.narrow && kind === "annotations" ? "ranges" : kind, g.left - 7, top + 11);
     pen.save();
     pen.beginPath();
     pen.rect(g.left, top, g.plotWidth, g.laneHeight);

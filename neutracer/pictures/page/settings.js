@@ -131,7 +131,9 @@ export const settings = (app) => {
     if (prepared === app.serial) return;
     prepared = app.serial;
     const { settings: inForce } = app.about;
-    if (!inForce.isNative || inForce.isCpu || !app.trace.events || app.trace.isHost) {
+    const isRefused = !inForce.isNative || inForce.isCpu || !app.trace.events || app.trace.isHost;
+    document.querySelector(".pair").hidden = isRefused;
+    if (isRefused) {
       complain(new Error(app.trace.isHost ? "no setting of the CUDA allocator changes the host's pinned memory"
         : !app.trace.events ? "the snapshot has no history to replay" : "this program ran under another allocator than PyTorch's native one, which records nothing that could be replayed"));
       return;

@@ -475,6 +475,7 @@ def test_pinned_memory_has_a_view_of_its_own(chromium, page, tmp_path):
     chromium.until("document.getElementById('panel').innerText.includes('keep_result')")
     chromium.click("[data-tab=settings]")
     chromium.until("document.getElementById('what-if-words').innerText.includes('pinned memory')")
+    assert chromium.value("document.querySelector('.pair').hidden")
     (tmp_path / "host.pickle").write_bytes(
         pickle.dumps({**program, "segments": [], "device_traces": [[]]})
     )
