@@ -174,7 +174,7 @@ def table(rows: list[Row]) -> str:
         if row.root:
             cells += [words_of(row.root), row.python, f"{row.seconds:.1f}"]
         else:
-            cells += ["not run: no such Python for it here", "", ""]
+            cells += ["not run", "", ""]
         cells += ["yes" if name in row.ran else "" for name in every]
         text += f"| {' | '.join(cells)} |\n"
     return text
