@@ -153,7 +153,7 @@ def test_blocks_are_found_by_the_names_of_pytorchs_viewer() -> None:
             assert set(found["address"]) == {address}
             assert row in list(found)
     assert len(timeline.named("b1_0")) == 0
-    with pytest.raises(ValueError, match="no address"):
+    with pytest.raises(ValueError, match="neither an address nor a block"):
         timeline.named("frag")
     with pytest.raises(TypeError, match="block"):
         timeline.named(1.5)  # type: ignore[arg-type]
