@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from places import TESTS
 
 import neutracer
 
-DATA = "tests/data/train_resnet_healthy.pickle.xz"
+DATA = str(TESTS / "data" / "train_resnet_healthy.pickle.xz")
 
 
 def test_each_saving_is_what_the_peak_falls_by() -> None:
