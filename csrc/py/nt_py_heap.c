@@ -46,10 +46,12 @@ heap_walk(int extent)
 }
 
 /* The ids and the names of the types of some nodes. No object is touched but for its
- * type, which a dead object keeps alive. */
+ * type, which a dead object keeps alive: so no collection may begin for what is made.
+ */
 static PyObject *
 heap_members(const ph_heap *heap, const nt_bitset *set, uint32_t count)
 {
+    const int enabled = PyGC_Disable();
     PyObject *list = PyList_New(count);
     Py_ssize_t used = 0;
     for (size_t n = nt_bitset_next(set, 0); list != NULL && n != NT_NO_MEMBER;
@@ -62,6 +64,9 @@ heap_members(const ph_heap *heap, const nt_bitset *set, uint32_t count)
         } else {
             PyList_SET_ITEM(list, used++, member);
         }
+    }
+    if (enabled) {
+        PyGC_Enable();
     }
     return list;
 }

@@ -9,7 +9,7 @@
 #include "nt_py.h"
 
 /* Of a thread that is in a model: the numbers of nodes that set a text, what was set
- * before, then the texts of the modules that run, the innermost last. */
+ * before, then a tuple (id, text) of each module that runs, the innermost last. */
 enum { MARKS_SEEN, MARKS_BEFORE, MARKS_FIRST };
 
 typedef struct py_marks {
@@ -179,6 +179,35 @@ marks_begin(py_marks *self)
     return running;
 }
 
+/* The text of the module that is `at` among those that run, or what was set before all
+ * of them; borrowed. */
+static PyObject *
+marks_text_at(PyObject *running, Py_ssize_t at)
+{
+    PyObject *item = PyList_GET_ITEM(running, at);
+    return at < MARKS_FIRST ? item : PyTuple_GET_ITEM(item, 1);
+}
+
+/* A module begins, in a thread that is in the model of `running` or in none. */
+static int
+marks_open(py_marks *self, PyObject *running, PyObject *entry, PyObject *args)
+{
+    int status = 0;
+    if (running == NULL) {
+        running = marks_begin(self);
+    } else {
+        PyObject *seen = PyList_GET_ITEM(running, MARKS_SEEN);
+        const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
+        status = marks_tensors(self, seen, args, marks_text_at(running, last));
+    }
+    if (running == NULL || PyList_Append(running, entry) < 0) {
+        return -1;
+    }
+    PyObject *done = marks_write(self->writer, PyTuple_GET_ITEM(entry, 1));
+    Py_XDECREF(done);
+    return done == NULL ? -1 : status;
+}
+
 static int
 marks_enter(py_marks *self, PyObject *module, PyObject *args)
 {
@@ -191,20 +220,11 @@ marks_enter(py_marks *self, PyObject *module, PyObject *args)
     if (text == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
-    int status = 0;
-    if (running == NULL) {
-        running = marks_begin(self);
-    } else {
-        PyObject *seen = PyList_GET_ITEM(running, MARKS_SEEN);
-        const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
-        status = marks_tensors(self, seen, args, PyList_GET_ITEM(running, last));
-    }
-    if (running == NULL || PyList_Append(running, text) < 0) {
-        return -1;
-    }
-    PyObject *done = marks_write(self->writer, text);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : status;
+    /* While Python runs, another thread may give the module another text. */
+    PyObject *entry = Py_BuildValue("NN", marks_id(module), Py_NewRef(text));
+    const int status = entry == NULL ? -1 : marks_open(self, running, entry, args);
+    Py_XDECREF(entry);
+    return status;
 }
 
 static int
@@ -221,21 +241,28 @@ marks_end(py_marks *self, PyObject *running, PyObject *output)
     return done == NULL ? -1 : 0;
 }
 
+/* Whether the innermost module that runs is this one. */
+static bool
+marks_is_inside(PyObject *running, PyObject *module)
+{
+    const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
+    return last >= MARKS_FIRST &&
+           PyLong_AsVoidPtr(PyTuple_GET_ITEM(PyList_GET_ITEM(running, last), 0)) ==
+               (void *)module;
+}
+
 static int
 marks_leave(py_marks *self, PyObject *module, PyObject *output)
 {
-    PyObject *running = marks_running(self), *text = marks_text(self, module);
-    if (running == NULL || text == NULL) {
+    PyObject *running = marks_running(self);
+    if (running == NULL || !marks_is_inside(running, module)) {
         return PyErr_Occurred() ? -1 : 0;
     }
     const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
-    if (PyList_GET_ITEM(running, last) != text) {
-        return 0;
-    }
     Py_INCREF(running);
-    Py_INCREF(text);
+    PyObject *text = Py_NewRef(marks_text_at(running, last));
     PyObject *outer =
-        PyList_GET_ITEM(running, last == MARKS_FIRST ? MARKS_BEFORE : last - 1);
+        marks_text_at(running, last == MARKS_FIRST ? MARKS_BEFORE : last - 1);
     PyObject *done = marks_write(self->writer, outer);
     int status = done == NULL ? -1 : PyList_SetSlice(running, last, last + 1, NULL);
     Py_XDECREF(done);

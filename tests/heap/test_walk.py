@@ -296,6 +296,27 @@ def test_function_tells_what_is_unreachable(quiet: None) -> None:
     assert [name for _, name in found].count("Node") == 2
 
 
+def test_what_is_unreachable_stays_while_it_is_told(quiet: None) -> None:
+    class Ring:
+        """Garbage by itself."""
+
+        def __init__(self) -> None:
+            self.me = self
+
+    rings = [Ring() for _ in range(3000)]
+    gc.collect(YOUNG)  # so that the young ones are few, and the rings are collected with them
+    rings.clear()
+    before = gc.get_threshold()
+    gc.set_threshold(700, 0, 1000)
+    gc.enable()
+    try:
+        found = core.heap_unreachable(FULL)
+    finally:
+        gc.set_threshold(*before)
+    assert [name for _, name in found].count("Ring") == 3000
+    assert gc.isenabled()
+
+
 def test_nothing_is_found_where_nothing_is(quiet: None) -> None:
     assert core.heap_unreachable(FULL) == []
     assert core.heap_facts(FULL)["unreachable"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -190,6 +191,36 @@ def test_every_model_that_is_called_is_known_by_its_class() -> None:
     finally:
         marks.detach()
     assert text.said == ["Sequential", "Sequential.0", "Sequential", "", "Linear", ""]
+
+
+def test_a_model_may_become_part_of_another_in_another_thread_meanwhile() -> None:
+    part, text = nn.Linear(2, 2), Text()
+    whole = nn.Sequential(part)
+    others: list[threading.Thread] = []
+
+    def run_whole() -> None:
+        with torch.no_grad():
+            whole(torch.ones(1, 2))
+
+    def read() -> str:
+        """What `part` is called changes between the look for it and its use."""
+        if not others:
+            others.append(threading.Thread(target=run_whole))
+            others[0].start()
+            others[0].join()
+        return ""
+
+    marks = ModuleMarks(True, text.write, read)
+    marks.attach()
+    try:
+        with torch.no_grad():
+            part(torch.ones(1, 2))
+            part(torch.ones(1, 2))
+    finally:
+        marks.detach()
+    whole_said = ["Sequential", "Sequential.0", "Sequential", ""]
+    assert text.said[:5] == [*whole_said, "Linear"]
+    assert text.said[-2:] == ["Sequential.0", ""]
 
 
 class Compiled(nn.Module):
