@@ -50,7 +50,8 @@ def test_pandas_makes_columns_of_a_table(snap: neutracer.Snapshot) -> None:
     timeline = snap.timeline()
     for table in (timeline.alive(), timeline.by_category()):
         frame = pandas.DataFrame(table)
-        assert list(frame.columns) == list(table.columns)
+        # Before 3.0 pandas puts the columns of such rows into the order of the alphabet.
+        assert sorted(frame.columns) == sorted(table.columns)
         assert frame.iloc[-1].to_dict() == dict(table[-1])
 
 
