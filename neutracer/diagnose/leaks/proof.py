@@ -13,6 +13,7 @@ from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.diagnose.leaks.verdict import Verdict
 from neutracer.trace.roles import Role, role_of
+from neutracer.trace.timeline import Timeline
 
 __all__ = ["held_against", "proved_by_blocks"]
 
@@ -90,7 +91,8 @@ def proved_by_blocks(seen: Observed, verdict: Verdict) -> Verdict:
 def _may_be_layers(seen: Observed, kept: Sequence[Growth]) -> bool:
     """Whether most of what is left may be what the layers of one pass keep for backward.
 
-    Where each step begins with something outside of modules, a program's loop makes them.
+    Where most steps make something outside of modules, a program's loop makes them: what recurs
+    may begin anywhere in the loop.
     """
     inside = [one for one in kept if role_of(one.stack) in (Role.MODULE, Role.EMPTY)]
     if 2 * sum(one.bytes for one in inside) < sum(one.bytes for one in kept):
@@ -99,9 +101,23 @@ def _may_be_layers(seen: Observed, kept: Sequence[Growth]) -> bool:
         return False
     if seen.timeline is None or seen.unit == "window":
         return True
-    events = seen.timeline.events
-    roles = [role_of(events[at].stack) for at in seen.starts[:-1]]
-    return 2 * roles.count(Role.USER) < len(roles)
+    return 2 * sum(_makes_its_own(seen.timeline, seen.starts)) < len(seen.starts) - 1
+
+
+def _makes_its_own(timeline: Timeline, starts: Sequence[int]) -> list[bool]:
+    """Of each step whether it allocates outside of modules."""
+    events = timeline.events
+    stacks, roles = events.codes("stack"), dict[int, Role]()
+    actions = cast("list[str]", events["action"])
+    made = [False] * (len(starts) - 1)
+    for step, (begin, end) in enumerate(pairwise(starts)):
+        for at in range(begin, end):
+            if actions[at] != "alloc":
+                continue
+            if stacks[at] not in roles:
+                roles[stacks[at]] = role_of(events[at].stack)
+            made[step] |= roles[stacks[at]] is Role.USER
+    return made
 
 
 def _is_loading(seen: Observed) -> bool:

@@ -102,6 +102,20 @@ def test_pass_recorded_without_stacks_is_no_leak() -> None:
     assert leak_trend(layers(48)).verdict == "unknown"
 
 
+def test_rounds_that_begin_inside_of_a_module_leak() -> None:
+    trace = Trace()
+    for size in range(1, 200):
+        trace.alloc(size * KIB, at(3, "build", "model.py"), at(30))
+    inside = at(4, "forward", "model.py"), MODULE, at(9, "serve"), at(31)
+    for _ in range(30):
+        trace.alloc(16 * KIB, *inside)
+        trace.free(trace.alloc(4 * KIB, *inside), *inside)
+        trace.free(trace.alloc(2 * KIB, at(8, "serve"), at(31)), at(8, "serve"), at(31))
+    trend = leak_trend(trace.snapshot())
+    assert "same allocations and frees" in trend.how
+    assert trend.verdict == "leak"
+
+
 def test_lines_of_a_loop_are_steps() -> None:
     trace = Trace()
     for round_ in range(12):
