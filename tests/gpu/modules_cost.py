@@ -3,18 +3,20 @@
 
     python tests/gpu/modules_cost.py      # some two minutes on a GPU
 
-For each program: the time of a step with the recording alone and with modules as well, in turns,
-and by module the bytes that forward and backward allocated, beside what hooks on the modules count
-for themselves by PyTorch's running total of allocated bytes (each without what is inside of it).
+For each program: the time of a step with the recording alone, with PyTorch's hooks on modules that
+do nothing, and with modules, in turns; and by module the bytes that forward and backward allocated,
+beside what hooks on the modules count for themselves by PyTorch's running total of allocated bytes
+(each without what is inside of it).
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +24,73 @@ import categories_programs as programs
 
 NAMES = ("gpt2_adamw", "vit_sgd", "llama_lora", "unet_ema_amp", "mixtral_sgd")
 
+ROUNDS = 12
+MEASURED = 0.25  # seconds that a time is taken over, at least
 
-ROUNDS, STEPS = 8, 10
 
-
-def seconds(step: Callable[[], None]) -> float:
+def seconds(step: Callable[[], None], steps: int) -> float:
     """The time of a step."""
     import torch
 
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         step()
     torch.cuda.synchronize()
-    return (time.perf_counter() - began) / STEPS
+    return (time.perf_counter() - began) / steps
 
 
-def cost(model: Any, step: Callable[[], None]) -> tuple[float, float]:
-    """The middle of the times of a step, without and with modules."""
+@contextlib.contextmanager
+def empty_hooks() -> Iterator[None]:
+    """PyTorch's own hooks before and after each module's forward, which do nothing."""
+    from torch.nn.modules import module
+
+    before = module.register_module_forward_pre_hook(lambda one, args: None)
+    after = module.register_module_forward_hook(lambda one, args, output: None)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def cost(model: Any, step: Callable[[], None]) -> list[list[float]]:
+    """The times of a step: with the recording alone, with empty hooks, and with modules; one of
+    each a round, in turns."""
     import neutracer
 
-    found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
-        for times, modules in zip(found, (None, model), strict=True):
-            with neutracer.record(modules=modules):
+    found: list[list[float]] = [[], [], []]
+    steps = max(round(MEASURED / seconds(step, 5)), 5)
+    ways = ((None, False), (None, True), (model, False))
+    for round_ in range(ROUNDS):
+        for at in ((round_ + turn) % len(ways) for turn in range(len(ways))):
+            modules, is_empty = ways[at]
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(neutracer.record(modules=modules))
+                if is_empty:
+                    stack.enter_context(empty_hooks())
                 step()
-                times.append(seconds(step))
-    return statistics.median(found[0]), statistics.median(found[1])
+                found[at].append(seconds(step, steps))
+    return found
+
+
+def calls_of(step: Callable[[], None]) -> int:
+    """How many modules a step calls."""
+    from torch.nn.modules import module
+
+    called: list[type] = []
+    hook = module.register_module_forward_pre_hook(lambda one, args: called.append(type(one)))
+    step()
+    hook.remove()
+    return len(called)
+
+
+def told(plain: list[float], more: list[float], calls: int) -> str:
+    """What something adds to a step, from the rounds: the middle half of them, and by call."""
+    rounds = sorted(b / a - 1 for a, b in zip(plain, more, strict=True))
+    low, middle, high = statistics.quantiles(rounds, n=4)
+    each = middle * statistics.median(plain) / calls * 1e6
+    return f"{middle:+.1%} ({low:+.1%} to {high:+.1%}), {each:.1f} us a call"
 
 
 def allocated() -> int:
@@ -103,9 +145,11 @@ def one(name: str) -> None:
 
     for _ in range(3):
         step()
-    plain, marked = cost(model, step)
-    print(f"{name}: {plain * 1e3:.1f} ms, with modules {marked * 1e3:.1f} ms", end="")
-    print(f" ({marked / plain - 1:+.1%}, {len(list(model.modules()))} modules)")
+    plain, empty, marked = cost(model, step)
+    calls = calls_of(step)
+    print(f"{name}: {statistics.median(plain) * 1e3:.2f} ms, {calls} calls of modules")
+    print(f"   hooks of PyTorch's that do nothing {told(plain, empty, calls)}")
+    print(f"   modules=model                      {told(plain, marked, calls)}")
     with neutracer.record(modules=model) as recording:
         at: list[int] = []
 
@@ -128,8 +172,8 @@ def one(name: str) -> None:
             later[bool(text)] += size
     theirs = counted(model, program.step)
     for path, nbytes in theirs.most_common(6):
-        told = ours[path]
-        print(f"   {path:48} hooks {nbytes / 2**20:9.2f} MiB   ours {told / 2**20:9.2f} MiB")
+        found = ours[path]
+        print(f"   {path:48} hooks {nbytes / 2**20:9.2f} MiB   ours {found / 2**20:9.2f} MiB")
     right = sum(min(nbytes, ours[path]) for path, nbytes in theirs.items())
     print(f"   of the hooks' bytes ours has {right / theirs.total():.1%}", end="")
     print(f"; a module is known of {later[True] / max(later.total(), 1):.1%} of what came after")
