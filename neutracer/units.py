@@ -17,6 +17,7 @@ Example:
 from __future__ import annotations
 
 import math
+import operator
 import re
 from fractions import Fraction
 
@@ -86,6 +87,26 @@ def format_bytes(nbytes: int, unit: str | None = None, *, decimals: int | None =
     return " ".join(split_bytes(nbytes, unit, decimals=decimals))
 
 
+def format_span(
+    low: int, high: int, unit: str | None = None, *, decimals: int | None = None
+) -> str:
+    """Write a range of sizes, its unit once where both ends have the same.
+
+    Args:
+        low: The lowest, in bytes.
+        high: The highest.
+        unit: As `format_bytes` takes it.
+        decimals: As `format_bytes` takes them.
+
+    Example:
+        >>> format_span(130 << 20, 762 << 20), format_span(9_900 << 20, 12 << 30)
+        ('130 to 762 MiB', '9,900 MiB to 12 GiB')
+    """
+    least, least_unit = split_bytes(low, unit, decimals=decimals)
+    most, most_unit = split_bytes(high, unit, decimals=decimals)
+    return f"{least}{'' if least_unit == most_unit else ' ' + least_unit} to {most} {most_unit}"
+
+
 def _fitting_unit(size: int, decimals: int | None) -> str:
     """The unit whose written number stays below 1,024 (MiB: 10,000) after rounding."""
     limits = {"B": 1024, "KiB": 1024, "MiB": _MOST_MIB, "GiB": 1024}
@@ -123,7 +144,7 @@ def parse_bytes(text: str | int) -> int:
     Upper and lower case mean the same. A part of a byte is rounded to the nearest byte.
 
     Args:
-        text: The size; an int is bytes and comes back as it is.
+        text: The size; a whole number (also one of NumPy's) is bytes.
 
     Returns:
         Bytes, not negative.
@@ -136,10 +157,11 @@ def parse_bytes(text: str | int) -> int:
         >>> parse_bytes("1.5 KiB"), parse_bytes("1kB")
         (1536, 1000)
     """
-    if isinstance(text, int):
-        if text < 0:
-            raise ValueError(f"a size is not negative: {text}")
-        return text
+    if hasattr(text, "__index__") and not isinstance(text, (bool, type)):
+        nbytes = operator.index(text)
+        if nbytes < 0:
+            raise ValueError(f"a size is not negative: {nbytes}")
+        return nbytes
     if not isinstance(text, str):
         raise TypeError(f"a size must be an int of bytes or a text like '24GiB', not {_type(text)}")
     match = _SIZE.fullmatch(text)

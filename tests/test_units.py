@@ -88,6 +88,28 @@ def test_whole_units_read_back_exactly(count: int, unit: str) -> None:
     assert units.parse_bytes(units.format_bytes(size)) == size
 
 
+@given(SIZES, SIZES)
+def test_a_range_says_what_its_ends_say(low: int, high: int) -> None:
+    least, most = (units.format_bytes(nbytes) for nbytes in (low, high))
+    written = units.format_span(low, high).split(" to ")
+    assert written[1] == most
+    if least.split(" ")[1] == most.split(" ")[1]:
+        assert written[0] == least.split(" ")[0]
+    else:
+        assert written[0] == least
+
+
+def test_sizes_may_be_integers_of_another_kind() -> None:
+    class Whole:
+        def __index__(self) -> int:
+            return 5
+
+    assert units.parse_bytes(Whole()) == 5  # type: ignore[arg-type]
+    for wrong in (True, int, 1.5, None):
+        with pytest.raises(TypeError, match="a size must be an int of bytes or a text"):
+            units.parse_bytes(wrong)  # type: ignore[arg-type]
+
+
 @given(SIZES)
 def test_written_sizes_have_three_digits(nbytes: int) -> None:
     number, unit = units.format_bytes(nbytes).split(" ")

@@ -122,6 +122,14 @@ def test_fragmentation_report_names_arguments(snap, ask, kind, words) -> None:
     refused(lambda: ask(report), kind, words)
 
 
+@pytest.mark.parametrize("beyond", [0, 1 << 70, "2000000TiB"])
+def test_sizes_of_no_device_are_refused(snap, beyond) -> None:
+    words = r"must be above 0 bytes and at most 2\^60"
+    refused(lambda: neutracer.explain(snap, request=beyond), ValueError, "a request " + words)
+    for ask in (neutracer.explain, neutracer.leak_trend, neutracer.what_if, neutracer.recommend):
+        refused(lambda ask=ask: ask(snap, capacity=beyond), ValueError, "a capacity " + words)
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -162,10 +163,18 @@ def _within(seconds: SecondWindow, times: Sequence[int], begin: int) -> tuple[in
     if isinstance(seconds, (str, bytes)) or not hasattr(seconds, "__len__") or len(seconds) != 2:
         raise TypeError("seconds must be two numbers, from and to")
     low, high = (None if one is None else number("seconds", one) for one in seconds)
+    if low != low or high != high:
+        raise ValueError("seconds must be two numbers, not nan")
     if low is not None and high is not None and not low <= high:
         raise ValueError(f"seconds {low} to {high} end before they begin")
     if len(times) and not times[-1]:
         raise ValueError("the events of this snapshot have no times: use events=")
-    first = 0 if low is None else bisect_left(times, begin + round(low * 1e6))
-    end = len(times) if high is None else bisect_left(times, begin + round(high * 1e6))
+    first = 0 if low is None else _first_at(times, begin, low)
+    end = len(times) if high is None else _first_at(times, begin, high)
     return first, max(first, end)
+
+
+def _first_at(times: Sequence[int], begin: int, seconds: float) -> int:
+    if math.isinf(seconds):
+        return 0 if seconds < 0 else len(times)
+    return bisect_left(times, begin + round(seconds * 1e6))

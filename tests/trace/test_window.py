@@ -119,6 +119,8 @@ def test_seconds_are_since_the_first_event_of_all_devices() -> None:
     assert [part.trace_length(device) for device in (0, 1, 2)] == [3, 0, 2]
     assert part.timeline(2).allocated.tolist() == [0, 4 << 20]
     assert str(part.window) == "cuda:0 events 2 to 4 of 5; cuda:2 events 0 to 1 of 5"
+    ends = (float("-inf"), float("inf"))
+    assert len(neutracer.load(data, seconds=ends).events) == len(neutracer.load(data).events)
     late = neutracer.load(data, seconds=(1, None))
     assert (late.trace_length(0), late.trace_length(2)) == (0, 5)
     only = neutracer.load(data, seconds=(None, 0.00001), device=0)
@@ -144,6 +146,8 @@ def test_what_a_sidecar_tells_is_of_the_end_only(tmp_path: Path) -> None:
         ({"events": (0, 2), "seconds": (0, 1)}, "not by both"),
         ({"seconds": (5, 6)}, "no events in these seconds; the trace lasts 40 us"),
         ({"seconds": (2, 1)}, "before they begin"),
+        ({"seconds": (float("nan"), None)}, "seconds must be two numbers, not nan"),
+        ({"seconds": (float("inf"), None)}, "no events in these seconds"),
         ({"seconds": (0, 1), "device": 7}, "no device 7"),
     ],
 )

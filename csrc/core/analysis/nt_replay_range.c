@@ -111,7 +111,8 @@ range_extend(nt_replay_range *range)
 }
 
 /* What a program that goes on may still do: anything that its limit allows, from what
- * it has done on. What it holds at its end may be nothing. */
+ * it has done on, which is more than that where it began with more. What it holds at
+ * its end may be nothing. */
 static void
 range_open(nt_replay_range *range, const nt_replay_options *options)
 {
@@ -125,7 +126,8 @@ range_open(nt_replay_range *range, const nt_replay_options *options)
         most = options->device_total - options->device_other;
     }
     for (size_t i = 0; i < NT_LENGTH(range_bytes); i++) {
-        *range_figure(&range->high, range_bytes[i]) = most;
+        uint64_t *high = range_figure(&range->high, range_bytes[i]);
+        *high = *high < most ? most : *high;
     }
     for (size_t i = 0; i < NT_LENGTH(range_counts); i++) {
         *range_figure(&range->high, range_counts[i]) = UINT64_MAX;

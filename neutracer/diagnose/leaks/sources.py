@@ -256,6 +256,7 @@ def _of_trace(
     edges = (*starts, end)
     times = timeline.time_us
     timed = times[0] > 0
+    is_given = steps is not None or step_us is not None
     return Observed(
         allocated=floors(timeline.allocated[:end], starts),
         how=how,
@@ -269,7 +270,7 @@ def _of_trace(
         capacity=capacity,
         timeline=timeline,
         starts=edges,
-        is_named=unit == "step" and (bool(steps or step_us) or is_named(timeline)),
+        is_named=unit == "step" and (is_given or is_named(timeline)),
         failed=failed,
     )
 

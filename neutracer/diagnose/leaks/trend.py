@@ -15,12 +15,13 @@ from neutracer.diagnose.leaks.proof import held_against, proved_by_blocks
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.diagnose.leaks.sources import observe
 from neutracer.diagnose.leaks.verdict import VERDICTS, Verdict, forecast, judge
+from neutracer.diagnose.settings.capacity import capacity_bytes
 from neutracer.render.document import Block, Document, Figure, Paragraph, Table
 from neutracer.render.report import Report
 from neutracer.render.row import PlainRow
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot
-from neutracer.units import format_count, parse_bytes, split_bytes
+from neutracer.units import format_count, split_bytes
 
 __all__ = ["ChangePoint", "LeakTrendReport", "leak_trend"]
 
@@ -227,7 +228,7 @@ def leak_trend(
         >>> trend.verdict, round(trend.bytes_per_step / 2**20), trend.suspect
         ('leak', 8, 'create_graph')
     """
-    most = None if capacity is None else parse_bytes(capacity)
+    most = capacity_bytes(capacity)
     if step_us is not None and not _is_duration(step_us):
         raise ValueError(f"step_us is {step_us!r}: it must be a step's length in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)

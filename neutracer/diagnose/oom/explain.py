@@ -15,6 +15,7 @@ from neutracer.diagnose.oom.report import ExplainReport, unknown_finding
 from neutracer.diagnose.oom.room import Room
 from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
+from neutracer.diagnose.settings.capacity import MOST_BYTES, capacity_bytes
 from neutracer.process.recording.sidecar import DeviceRoom, room_beside, room_now
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import Layout
@@ -78,6 +79,7 @@ def explain(
         True
     """
     notes: list[str] = []
+    limit = capacity_bytes(capacity)
     known = _known(facts, source, request is not None, notes)
     snap = _opened(source)
     number = _device(snap, device, known)
@@ -89,7 +91,6 @@ def explain(
         failure = _failed(snap, number, ooms, event, known)
     known = _matching(snap, failure, known, notes)
     known = with_room(known, _room(source, snap, number))
-    limit = None if capacity is None else parse_bytes(capacity)
     case = _case(snap, number, timeline, failure, known, limit, thorough, event)
     fits = request is not None and case.room.holds
     notes += _notes(snap, case)
@@ -157,8 +158,8 @@ def _asked(
     snap: Snapshot, timeline: Timeline | None, event: int | None, request: int | str
 ) -> Failure:
     nbytes = parse_bytes(request)
-    if nbytes <= 0:
-        raise ValueError("a request must be above 0 bytes")
+    if not 0 < nbytes <= MOST_BYTES:
+        raise ValueError("a request must be above 0 bytes and at most 2^60")
     if event is not None and (timeline is None or not 0 <= event < len(timeline)):
         raise ValueError(f"there is no event {event} in the trace")
     size = core.round_size(nbytes, str(snap.settings_in_force["text"]))

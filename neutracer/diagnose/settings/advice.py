@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.trace.snapshot import Snapshot
-from neutracer.units import format_bytes
+from neutracer.units import format_bytes, format_span, split_bytes
 
 if TYPE_CHECKING:
     from neutracer.diagnose.settings.replaying import Replayer
@@ -122,8 +122,10 @@ class Replayed:
         unit = "MiB"
         span = format_bytes(low, unit, decimals=0)
         if low != high:
-            span = f"{span.split(' ')[0]} to {format_bytes(high, unit, decimals=0)}"
-        was = format_bytes(recorded, unit, decimals=0).split(" ")[0]
+            span = format_span(low, high, unit, decimals=0)
+        was, was_unit = split_bytes(recorded, unit, decimals=0)
+        if not span.endswith(f" {was_unit}"):
+            was = f"{was} {was_unit}"
         return f"{span} instead of {was} ({self._trust()})"
 
     def _trust(self) -> str:

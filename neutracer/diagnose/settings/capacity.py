@@ -11,10 +11,10 @@ from neutracer.arguments import number
 from neutracer.process.recording.sidecar import DeviceRoom
 from neutracer.units import format_bytes, parse_bytes
 
-__all__ = ["Asked", "asked_capacity", "limit_notes", "roundest"]
+__all__ = ["MOST_BYTES", "Asked", "asked_capacity", "capacity_bytes", "limit_notes", "roundest"]
 
 # More than any device has; the core counts in 64 bits.
-_MOST_BYTES = 1 << 60
+MOST_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,19 @@ class Asked:
         return self.fraction is not None and self.fraction < 1.0
 
 
+def capacity_bytes(capacity: int | str | None) -> int | None:
+    """The bytes of a `capacity=`; None where none is given.
+
+    Raises:
+        ValueError: It is no size, or out of range.
+        TypeError: It is neither a number nor a text.
+    """
+    most = None if capacity is None else parse_bytes(capacity)
+    if most is not None and not 0 < most <= MOST_BYTES:
+        raise ValueError("a capacity must be above 0 bytes and at most 2^60")
+    return most
+
+
 def asked_capacity(
     capacity: int | str | None, fraction: float | None, room: DeviceRoom | None
 ) -> Asked | None:
@@ -50,9 +63,7 @@ def asked_capacity(
     Raises:
         ValueError: One is out of range, or nothing says how large the device is.
     """
-    total = None if capacity is None else parse_bytes(capacity)
-    if total is not None and not 0 < total <= _MOST_BYTES:
-        raise ValueError("a capacity must be above 0 bytes and at most 2^60")
+    total = capacity_bytes(capacity)
     if fraction is None:
         return None if total is None else Asked(total)
     share = number("fraction", fraction)

@@ -11,7 +11,7 @@ from neutracer.render.document import Cell, Figure
 from neutracer.render.row import PlainRow
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot
-from neutracer.units import format_bytes, format_count
+from neutracer.units import format_bytes, format_count, format_span
 
 __all__ = [
     "CAUSES",
@@ -247,7 +247,7 @@ def _span(outcome: Outcome) -> str:
     low, high = outcome.ranges["peak_reserved_bytes"]
     if high is None:
         return f"{format_bytes(low)} or more"
-    return f"{format_bytes(low).split(' ')[0]} to {format_bytes(high)}"
+    return format_span(low, high)
 
 
 def stop_of(outcome: Outcome) -> str | None:

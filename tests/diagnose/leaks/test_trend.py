@@ -78,6 +78,14 @@ def test_create_graph_is_the_suspect() -> None:
     assert 110 <= trend.oom_step <= 130
 
 
+def test_beginnings_of_steps_may_be_an_array() -> None:
+    numpy = pytest.importorskip("numpy")
+    snap = snapshot("create_graph_leak")
+    starts = range(0, snap.trace_length(), 200)
+    told = leak_trend(snap, steps=numpy.array(starts))
+    assert told.to_dict() == leak_trend(snap, steps=starts).to_dict()
+
+
 def test_garbage_names_both_lines() -> None:
     trend = leak_trend(snapshot("cycle_nodes"))
     assert trend.resets >= 2

@@ -70,6 +70,17 @@ def test_silent_calls_make_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.startswith("1,542 MiB instead of 1,696")
 
 
+def test_sizes_of_several_units_have_each_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed = Replayed(snapshot("frag_default"), 0)
+    told = {
+        (9_000, 9_000): "9,000 MiB instead of 12 GiB (",
+        (9_000, 10_240): "9,000 MiB to 10 GiB instead of 12 (",
+        (10_240, 11_264): "10 to 11 GiB instead of 12 (",
+    }
+    for (low, high), begin in told.items():
+        assert replayed._saved([low << 20, high << 20], 12 << 30).startswith(begin)
+
+
 def test_nothing_is_saved_of_nothing() -> None:
     # It gives all back at its end.
     replayed = Replayed(program("7-0"), 0)

@@ -170,6 +170,9 @@ def test_capacity_says_whether_it_fits() -> None:
     # Less than what was there before the trace began.
     tiny = neutracer.what_if(snap, capacity="100MiB").recorded
     assert not tiny.fits
+    for figure in RANGED:
+        low, high = tiny.range(figure)
+        assert low <= getattr(tiny, figure) <= (getattr(tiny, figure) if high is None else high)
 
 
 def test_failures_under_a_setting_are_found() -> None:
