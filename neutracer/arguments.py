@@ -61,7 +61,11 @@ def whole_number(
     """
     if isinstance(value, (bool, type)) or not hasattr(value, "__index__"):
         raise _no(name, wanted, value)
-    found = operator.index(value)
+    try:
+        found = operator.index(value)
+    except TypeError:
+        # An array of several has the method too.
+        raise _no(name, wanted, value) from None
     if least is not None and found < least:
         wrong = f"it must be {least} or more" if least else "it must not be negative"
         raise ValueError(f"{name} is {found}: {wrong}")

@@ -18,6 +18,13 @@ from neutracer import MemoryMonitor
 NAN = float("nan")
 
 
+class Array:
+    """Has the method of an index, as arrays of any length do."""
+
+    def __index__(self) -> int:
+        raise TypeError("only integer scalar arrays can be converted to a scalar index")
+
+
 @pytest.fixture(scope="module")
 def snap() -> neutracer.Snapshot:
     return neutracer.load(DATA / "frag_default.pickle")
@@ -76,6 +83,8 @@ def test_snapshot_refuses_what_it_lacks(
         (lambda tl: tl.events.codes("x"), KeyError, "no column 'x'; there are device"),
         (lambda tl: tl.events.find([], "x"), KeyError, "no column"),
         (lambda tl: tl.events[0.5], TypeError, "a row of a table must be its number"),
+        (lambda tl: tl.events.take(5), TypeError, "rows must be a list of numbers of rows"),
+        (lambda tl: tl.at(Array()), TypeError, "event must be a whole number, not Array"),
         (lambda tl: tl.events[0].x, AttributeError, "an event has no 'x'"),
     ],
 )
@@ -209,6 +218,8 @@ def test_monitor_never_started_says_so(look: str) -> None:
         (lambda: neutracer.OomFacts(device="x"), TypeError, "device must be a whole number"),
         (lambda: neutracer.OomFacts.from_dict(3), ValueError, "have the schema"),
         (lambda: neutracer.OomFacts.from_message(3), TypeError, "PyTorch's text"),
+        (lambda: neutracer.ranks(DATA, executor=3), TypeError, "executor must be an Executor"),
+        (lambda: neutracer.ranks(DATA, progress=3), TypeError, "progress is called with each file"),
         (lambda: neutracer.serve_metrics(3), TypeError, "monitor must be a MemoryMonitor"),
         (lambda: neutracer.serve_metrics(port=True), ValueError, "port is True"),
         (lambda: neutracer.serve_metrics(host=None), TypeError, "host must be an address"),
@@ -252,6 +263,7 @@ def test_address_that_is_none_is_told() -> None:
         ("plot_timeline", {"output": "x.txt"}, ValueError, r"\.png, \.svg or \.pdf; .* \.jpg"),
         ("plot_fragmentation", {"event": "x"}, TypeError, "event must be a whole number"),
         ("plot_fragmentation", {"output": 3}, TypeError, "output must be a path"),
+        ("plot_fragmentation", {"output": io.StringIO()}, TypeError, "not open in binary mode"),
         ("view", {"path": 3}, TypeError, "path must be a path"),
         ("view", {"focus": "ab"}, TypeError, "focus must be two whole numbers"),
     ],

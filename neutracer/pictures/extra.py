@@ -120,6 +120,8 @@ def picture_file(
     require_matplotlib()
     if output is None:
         return None
+    if isinstance(output, io.TextIOBase):
+        raise TypeError("output is not open in binary mode: open it with 'wb'")
     if not isinstance(output, (str, os.PathLike)) and hasattr(output, "write"):
         return output
     name = path_name(cast(str, output), "output")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, cast, overload
 
 from neutracer._native import core
-from neutracer.arguments import whole_number
+from neutracer.arguments import several, whole_number
 from neutracer.pickling import Unchanging
 from neutracer.render.document import Document
 from neutracer.render.document import Table as TableBlock
@@ -223,6 +223,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
 
         Raises:
             IndexError: There is no such row.
+            TypeError: They are no numbers.
 
         Example:
             >>> import neutracer
@@ -230,7 +231,8 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
             >>> [row.size for row in blocks.take([2, 0])]
             [9192960, 11267072]
         """
-        numbers = array("I", (self._first + self._checked(row) for row in rows))
+        chosen_rows = several("rows", rows, "numbers of rows")
+        numbers = array("I", (self._first + self._checked(row) for row in chosen_rows))
         chosen = numbers.tobytes()
 
         def picked(column: Column) -> memoryview:

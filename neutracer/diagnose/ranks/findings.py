@@ -44,8 +44,10 @@ def findings_of(
     found = [] if first is None else [_out(first, clocks)]
     found += [_odd(one) for one in odd[:_MOST_ODD]]
     if len(odd) > _MOST_ODD:
-        rest = named_ranks(sorted({one.rank for one in odd[_MOST_ODD:] if one.rank is not None}))
-        message = f"{format_count(len(odd) - _MOST_ODD, 'more deviation')} of {rest}"
+        message = format_count(len(odd) - _MOST_ODD, "more deviation")
+        known = {one.rank for one in odd[_MOST_ODD:] if one.rank is not None}
+        if known:
+            message += f" of {named_ranks(sorted(known))}"
         found.append(Finding("odd_ranks", Severity.INFO, 0, message))
     found += _soon(rows)
     found += _gaps(job, rows)

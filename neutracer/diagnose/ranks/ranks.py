@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 
-from neutracer.arguments import several
+from neutracer.arguments import callback, several
 from neutracer.diagnose.ranks.files import listed
 from neutracer.diagnose.ranks.jobs import jobs_of
 from neutracer.diagnose.ranks.pool import digests
@@ -46,6 +46,7 @@ def ranks(
 
     Raises:
         ValueError: There is no snapshot.
+        TypeError: An argument is of another kind.
         UnavailableError: A URL needs a library that is not here.
         OSError: A folder can't be read.
 
@@ -55,6 +56,9 @@ def ranks(
         >>> job.rows[0].peak_allocated_bytes, job.rows[0].ooms, job.odd
         (619585536, 1, ())
     """
+    callback("progress", progress, "file")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise TypeError(f"executor must be an Executor or None, not {type(executor).__name__}")
     single = isinstance(sources, (str, os.PathLike))
     paths = [sources] if single else several("sources", sources, "paths")
     files, others = listed(paths)  # type: ignore[arg-type]

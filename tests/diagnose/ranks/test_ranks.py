@@ -206,6 +206,15 @@ def test_rank_is_taken_from_the_name_where_there_is_no_sidecar(tmp_path: Path) -
     assert [row.rank for row in neutracer.ranks(tmp_path).rows] == [0, 1, 2]
 
 
+def test_many_odd_ranks_without_a_number_are_counted(tmp_path: Path) -> None:
+    leaking, equal = (pickle.dumps(trained(**how), protocol=4) for how in ({"leak": 3 * MIB}, {}))
+    for at, letter in enumerate("abcdefghijklmnopqrstuvwxyz"):
+        (tmp_path / f"{letter}.pickle").write_bytes(leaking if at < 10 else equal)
+    found = neutracer.ranks(tmp_path)
+    assert [one.rank for one in found.odd] == [None] * 10
+    assert found.findings[-1].message == "2 more deviations"
+
+
 def test_releases_that_differ_are_a_finding(tmp_path: Path) -> None:
     found = job(tmp_path, {}, {"facts": {"torch": "2.9.1"}})
     assert [one.kind for one in found.findings] == ["versions"]
