@@ -39,8 +39,9 @@ _MOST_AT_ONCE = 16
 # all held by slow clients none waits.
 _TURN_S = 0.25
 
-# Connections that the system keeps until they are accepted.
-_BACKLOG = 128
+# Connections that the system keeps until they are accepted, where it keeps so many. Whoever comes
+# on top of them is not heard, and tries again by itself after one second, and after three.
+_BACKLOG = 1024
 
 # How far back curves may go, in seconds.
 _MOST_SECONDS = 1e9

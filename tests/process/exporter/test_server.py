@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +198,20 @@ def test_thousand_connections_are_answered_or_refused(
     for client in [*clients, *holding]:
         client.close()
     waiting.close()
+
+
+def test_thousand_connections_are_heard_at_once(descriptors: None) -> None:
+    kept = Path("/proc/sys/net/core/somaxconn")
+    most = int(kept.read_text(encoding="utf-8")) if kept.exists() else 128
+    # Nobody takes them: what the system keeps is all that there is.
+    server = Server("127.0.0.1", 0, Application(metrics, page))
+    clients = [connect(server) for _ in range(min(1000, most))]
+    server.start()
+    clients[0].sendall(GET)
+    assert read(clients[0]).endswith(exporter._INDEX)
+    server.stop()
+    for client in clients:
+        client.close()
 
 
 def test_accept_without_descriptors_does_not_spin(
