@@ -7,8 +7,9 @@
 #include "nt_test.h"
 
 /* Dicts with "x" are records of kind 0 (their ids count up, their sum is kept), those
- * with "f" of kind 1, of which lists are sequences. */
-static const char *const words[] = {"x", "y", "f"};
+ * with "f" of kind 1, of which lists are sequences. Of those with "w" a list may hold
+ * two. */
+static const char *const words[] = {"x", "y", "f", "w"};
 static const uint8_t tags[] = {0, 2};
 
 typedef struct pickle_log {
@@ -67,11 +68,12 @@ pickle_run(pickle_read *r, const nt_alloc *alloc, const void *bytes, size_t size
     const nt_pickle_visitor visitor = {
         .ctx = &r->log,
         .words = words,
-        .word_count = 3,
+        .word_count = 4,
         .key_count = 3,
         .tags = tags,
         .kind_count = 2,
         .sequence_kind = 1,
+        .bound = {3, 2, "wide dicts"},
         .record = log_record,
         .sequence = log_sequence,
     };
@@ -210,6 +212,43 @@ NT_TEST(depth_is_bounded)
     pickle_clear(&r);
 }
 
+NT_TEST(bounded_dicts_are_refused_as_they_come)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    static const struct {
+        const char *bytes;
+        size_t size, offset; /* 0: within the bound */
+    } cases[] = {
+#define CASE(literal, offset) {literal, sizeof(literal) - 1, offset}
+#define W "}(\x8c\x01wK\x01u" /* {"w": 1}, 8 bytes */
+#define Z "}(\x8c\x01zK\x01u"
+        CASE("\x80\x04](" W W "e.", 0),
+        CASE("\x80\x04](" W W Z Z Z "e.", 0),
+        CASE("\x80\x04](](" W W "e](" W W "ee.", 0),
+        /* All behind one mark: nothing that follows is waited for. */
+        CASE("\x80\x04](" W Z W "}}}}}", 2 + 2 + 3 * 8 - 1),
+        CASE("\x80\x04](" W W "e(" W "}XXX", 2 + 2 + 2 * 8 + 2 + 8 - 1),
+        CASE("\x80\x04]" W "a" W "a" W "aXXX", 2 + 1 + 3 * 9 - 1),
+        /* One that is put in again and again. */
+        CASE("\x80\x04](}\x94(\x8c\x01wK\x01uh\x00h\x00"
+             "eXXX",
+             2 + 2 + 9 + 4),
+#undef CASE
+#undef W
+#undef Z
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pickle_read r;
+        const nt_status status = pickle_run(&r, &alloc, cases[i].bytes, cases[i].size);
+        NT_CHECK_STATUS(status, cases[i].offset == 0 ? NT_OK : NT_LIMIT, &r.err);
+        if (cases[i].offset != 0) {
+            NT_CHECK_UINT(r.err.offset, cases[i].offset);
+            NT_CHECK_STR(r.err.message, "more than 2 wide dicts");
+        }
+        pickle_clear(&r);
+    }
+}
+
 NT_TEST(truncated_lists_keep_whole_items)
 {
     static const char whole[] =
@@ -267,6 +306,7 @@ const nt_test_case nt_pickle_tests[] = {
     NT_CASE(malformed_pickles_are_told_where),
     NT_CASE(lengths_are_not_believed),
     NT_CASE(depth_is_bounded),
+    NT_CASE(bounded_dicts_are_refused_as_they_come),
     NT_CASE(truncated_lists_keep_whole_items),
     NT_CASE(reading_survives_running_out_of_memory),
     NT_CASES_END,

@@ -129,6 +129,13 @@ def test_more_devices_than_there_can_be() -> None:
         load({**sound(), "device_traces": [[] for _ in range(1025)]})
 
 
+def test_more_segments_than_there_can_be() -> None:
+    plain = sound()
+    segment = plain["segments"][0]
+    with pytest.raises(neutracer.LimitError, match="more than 524288 segments"):
+        load({**plain, "segments": [segment] * ((1 << 19) + 1)})
+
+
 @pytest.mark.parametrize("kind", SAID)
 def test_flaw_is_said_first(kind: str) -> None:
     plain = sound()

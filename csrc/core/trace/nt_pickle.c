@@ -182,6 +182,7 @@ nt_pickle_append_from(nt_pickle *p, size_t first)
             i++;
         }
         NT_TRY(nt_values_append(p->values, p->stack[first - 1], item, count, p->err));
+        NT_TRY(nt_pickle_check_bound(p, p->stack[first - 1], 0, item));
     }
     p->stack_count = first;
     return NT_OK;

@@ -23,6 +23,14 @@
 /* How deep containers may be nested; snapshots need eight levels. */
 #define NT_PICKLE_MOST_DEPTH 256
 
+/* The most dicts with word number `key` among their keys that one list may hold: one
+ * more is NT_LIMIT, as soon as its bytes are there. `most` 0 bounds nothing. */
+typedef struct nt_pickle_bound {
+    uint32_t key;
+    size_t most;
+    const char *name; /* what these dicts are, for the message */
+} nt_pickle_bound;
+
 /*
  * What is said about records. A dict whose keys include word number tags[k]
  * is a record of kind k (the lowest k counts). A list of nothing but records of
@@ -36,6 +44,7 @@ typedef struct nt_pickle_visitor {
     const uint8_t *tags; /* kind_count key numbers */
     size_t kind_count;
     uint32_t sequence_kind;
+    nt_pickle_bound bound;
 
     /* fields[i] is the value under key i, resolved, where bit i of `present` is set,
      * else NT_VALUE_ABSENT. Gives the record's id. An error without offset gets the

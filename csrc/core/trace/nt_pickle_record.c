@@ -127,6 +127,25 @@ nt_pickle_place(nt_pickle *p, nt_value value, nt_value *out)
                                 : record_place_list(p, value, out);
 }
 
+nt_status
+nt_pickle_check_bound(nt_pickle *p, nt_value list, size_t waiting, nt_value item)
+{
+    const nt_pickle_bound *bound = &p->visitor->bound;
+    size_t count;
+    list = nt_values_resolve(p->values, list);
+    if (bound->most == 0 || nt_value_tag_of(item) != NT_VALUE_DICT ||
+        nt_value_tag_of(list) != NT_VALUE_LIST) {
+        return NT_OK;
+    }
+    (void)nt_values_pairs(p->values, list, &count);
+    if (count + waiting <= bound->most ||
+        nt_values_lookup(p->values, item, bound->key) == NT_VALUE_ABSENT) {
+        return NT_OK;
+    }
+    return nt_fail(p->err, NT_LIMIT, p->opcode_offset, "more than %zu %s", bound->most,
+                   bound->name);
+}
+
 /* Whether what comes next is another dict or the end of a list, a frame's head
  * aside: then the dict on top of the stack is whole. */
 static nt_status
@@ -150,5 +169,13 @@ nt_pickle_settle(nt_pickle *p)
     bool ends;
     NT_TRY(record_peek_item_end(p, &ends));
     nt_value *const top = &p->stack[p->stack_count - 1];
-    return ends ? nt_pickle_place(p, *top, top) : NT_OK;
+    if (!ends) {
+        return NT_OK;
+    }
+    NT_TRY(nt_pickle_place(p, *top, top));
+    /* All items of a list may stand behind one mark. */
+    const size_t floor = nt_pickle_floor(p);
+    return floor == 0 ? NT_OK
+                      : nt_pickle_check_bound(p, p->stack[floor - 1],
+                                              p->stack_count - floor, *top);
 }

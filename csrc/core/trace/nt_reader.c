@@ -521,6 +521,7 @@ reader_run(nt_reader *r, nt_source *source)
         .tags = reader_tags,
         .kind_count = KINDS,
         .sequence_kind = KIND_FRAME,
+        .bound = {KEY_TOTAL_SIZE, MOST_SEGMENTS, "segments"},
         .record = nt_reader_on_record,
         .sequence = nt_reader_on_sequence,
     };
