@@ -11,13 +11,18 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, TextIO, cast
 
+from neutracer.render.document import Place
+
 __all__ = ["dump", "dumps", "to_plain"]
+
+# Places whose texts are kept while a report is written.
+_MOST_PLACES = 4096
 
 
 def to_plain(value: object, where: str = "value") -> Any:
@@ -80,28 +85,82 @@ def dump(report: object, out: TextIO) -> None:
         TypeError: A field holds what JSON can't express.
         ValueError: A number is not finite.
     """
-    _write(report, "\n", out.write)
+    _Writer(out.write).write(report, "\n")
     out.write("\n")
 
 
-def _write(value: object, line: str, put: Callable[[str], object]) -> None:
-    """Put the text of a value piece by piece; `line` begins a new line at its level."""
-    kind = type(value)
-    if kind is int:
-        put(repr(value))
-    elif isinstance(value, str) and kind is str:
-        put(encode_basestring_ascii(value))
-    elif kind is tuple or kind is list or kind is memoryview:
-        _write_array(cast("Iterable[object]", value), line, put)
-    elif isinstance(value, Mapping):
-        _write_object(((_key(key, "value"), item) for key, item in value.items()), line, put)
-    elif (items := getattr(value, "json_items", None)) is not None:
-        _write_object(items(), line, put)
-    elif is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "to_dict"):
-        named = _shown_fields(type(value))
-        _write_object(((name, getattr(value, name)) for name in named), line, put)
-    else:
-        put(json.dumps(to_plain(value), indent=2, allow_nan=False).replace("\n", line))
+class _Writer:
+    """Puts the text of values piece by piece. `line` begins a new line at a value's level."""
+
+    def __init__(self, put: Callable[[str], object]) -> None:
+        self._put = put
+        # The texts of places, which repeat from row to row, by the place's identity; the place
+        # is kept so that it stays its own.
+        self._places: dict[tuple[int, str], tuple[Place, str]] = {}
+
+    def write(self, value: object, line: str) -> None:
+        text = self._text(value, line)
+        if text is not None:
+            self._put(text)
+        elif isinstance(value, Mapping):
+            self._object(((_key(key, "value"), item) for key, item in value.items()), line)
+        elif isinstance(value, (tuple, list, memoryview)):
+            self._array(cast("Iterable[object]", value), line)
+        elif (items := getattr(value, "json_items", None)) is not None:
+            self._object(items(), line)
+        elif is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "to_dict"):
+            self._object(_shown_items(value), line)
+        else:
+            self._put(json.dumps(to_plain(value), indent=2, allow_nan=False).replace("\n", line))
+
+    def _text(self, value: object, line: str) -> str | None:
+        """The whole text of what is short; None: it is put piece by piece."""
+        kind = type(value)
+        if kind is int:
+            return repr(value)
+        if isinstance(value, str) and kind is str:
+            return encode_basestring_ascii(value)
+        if value is None:
+            return "null"
+        if kind is bool:
+            return "true" if value else "false"
+        return self._place(value, line) if isinstance(value, Place) and kind is Place else None
+
+    def _place(self, place: Place, line: str) -> str:
+        known = self._places.get((id(place), line))
+        if known is not None:
+            return known[1]
+        if len(self._places) >= _MOST_PLACES:
+            self._places.clear()
+        parts: list[str] = []
+        _Writer(parts.append)._object(_shown_items(place), line)
+        text = "".join(parts)
+        self._places[id(place), line] = (place, text)
+        return text
+
+    def _object(self, items: Iterable[tuple[str, object]], line: str) -> None:
+        inner = line + "  "
+        begin, between = "{" + inner, "," + inner
+        parts: list[str] = []
+        for name, item in items:
+            text = self._text(item, inner)
+            parts.append(f"{begin}{encode_basestring_ascii(name)}: {text or ''}")
+            begin = between
+            if text is None:
+                self._put("".join(parts))
+                parts.clear()
+                self.write(item, inner)
+        parts.append(f"{line}}}" if begin == between else "{}")
+        self._put("".join(parts))
+
+    def _array(self, items: Iterable[object], line: str) -> None:
+        inner = line + "  "
+        begin, between = "[" + inner, "," + inner
+        for item in items:
+            self._put(begin)
+            self.write(item, inner)
+            begin = between
+        self._put(f"{line}]" if begin == between else "[]")
 
 
 @lru_cache(maxsize=256)
@@ -109,24 +168,10 @@ def _shown_fields(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if not field.name.startswith("_"))
 
 
-def _write_object(
-    items: Iterable[tuple[str, object]], line: str, put: Callable[[str], object]
-) -> None:
-    begin, inner = "{", line + "  "
-    for name, item in items:
-        put(f"{begin}{inner}{encode_basestring_ascii(name)}: ")
-        _write(item, inner, put)
-        begin = ","
-    put("{}" if begin == "{" else f"{line}}}")
-
-
-def _write_array(items: Iterable[object], line: str, put: Callable[[str], object]) -> None:
-    begin, inner = "[", line + "  "
-    for item in items:
-        put(begin + inner)
-        _write(item, inner, put)
-        begin = ","
-    put("[]" if begin == "[" else f"{line}]")
+def _shown_items(value: object) -> Iterator[tuple[str, object]]:
+    """The fields of a dataclass that go into JSON."""
+    kind: Any = type(value)
+    return ((name, getattr(value, name)) for name in _shown_fields(kind))
 
 
 def _key(key: object, where: str) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 from neutracer.render.document import Figure, Place
@@ -29,6 +30,13 @@ __all__ = ["PlacedRow", "PlainRow", "brief", "shown"]
 # What is longer is counted, or cut.
 _MOST_ITEMS = 4
 _MOST_TEXT = 80
+
+
+@lru_cache(maxsize=256)
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a row that are told."""
+    told = (field for field in fields(kind) if field.repr)
+    return tuple(field.name for field in told if not field.name.startswith("_"))
 
 
 class PlainRow:
@@ -51,9 +59,8 @@ class PlainRow:
 
     def json_items(self) -> Iterator[tuple[str, Any]]:
         """What `to_dict` has, one after the other, and as it is."""
-        for field in fields(self):  # type: ignore[arg-type]
-            if field.repr and not field.name.startswith("_"):
-                yield field.name, getattr(self, field.name)
+        kind: Any = type(self)
+        return ((name, getattr(self, name)) for name in _names(kind))
 
     def __repr__(self) -> str:
         cells = (f"{name}={brief(value)}" for name, value in self.json_items())

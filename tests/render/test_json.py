@@ -148,6 +148,22 @@ def test_what_is_streamed_is_what_dumps_writes():
     assert written.getvalue() == dumps(plain) + "\n"
 
 
+def test_places_of_each_level_are_written_there() -> None:
+    place = Place("frag", "train.py", 159)
+    row = {"by": place, "other": Place("step", 'a"b.py'), "within": [place, {"by": place}, None]}
+    report = {"schema": "s/1", "rows": [row, row, {}], "flags": [True, 1.5, ()], "none": {}}
+    written = io.StringIO()
+    dump(report, written)
+    assert written.getvalue() == dumps(report) + "\n"
+
+
+def test_more_places_than_are_kept_are_written() -> None:
+    report = {"schema": "s/1", "rows": [Place(str(number), "a.py") for number in range(10_000)]}
+    written = io.StringIO()
+    dump(report, written)
+    assert written.getvalue() == dumps(report) + "\n"
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_streams_refuse_what_is_no_json(value):
     with pytest.raises(ValueError, match="JSON has no"):

@@ -94,7 +94,8 @@ def segments_of(
     # The trace knows who opened a segment also where the segment itself does not.
     lives = timeline.segments
     stays = [row for row, event in enumerate(lives.codes("free_event")) if event == -1]
-    opened = {lives.codes("address")[row]: lives.codes("stack")[row] for row in stays}
+    bases, stacks = lives.codes("address"), lives.codes("stack")
+    opened = {bases[row]: stacks[row] for row in stays}
     rows = []
     for row, holes, free, largest, reclaimable, pin in fragment.segments():
         known = bool(snap.stacks[openers[row]])
