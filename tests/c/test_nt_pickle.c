@@ -227,11 +227,11 @@ NT_TEST(bounded_dicts_are_refused_as_they_come)
         CASE("\x80\x04](](" W W "e](" W W "ee.", 0),
         /* All behind one mark: nothing that follows is waited for. */
         CASE("\x80\x04](" W Z W "}}}}}", 2 + 2 + 3 * 8 - 1),
-        CASE("\x80\x04](" W W "e(" W "}XXX", 2 + 2 + 2 * 8 + 2 + 8 - 1),
-        CASE("\x80\x04]" W "a" W "a" W "aXXX", 2 + 1 + 3 * 9 - 1),
+        CASE("\x80\x04](" W W "e(" W "}zzz", 2 + 2 + 2 * 8 + 2 + 8 - 1),
+        CASE("\x80\x04]" W "a" W "a" W "azzz", 2 + 1 + 3 * 9 - 1),
         /* One that is put in again and again. */
         CASE("\x80\x04](}\x94(\x8c\x01wK\x01uh\x00h\x00"
-             "eXXX",
+             "ezzz",
              2 + 2 + 9 + 4),
 #undef CASE
 #undef W
