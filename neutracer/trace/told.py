@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["TOLD_CATEGORIES", "Told", "rules_told", "sidecar_paths", "told_beside", "told_plain"]
+__all__ = [
+    "TOLD_CATEGORIES",
+    "Told",
+    "rules_told",
+    "sidecar_paths",
+    "sidecars",
+    "told_beside",
+    "told_plain",
+]
 
 #: By device and address what a block is.
 Told = Mapping[int, Mapping[int, str]]
@@ -43,6 +51,21 @@ def sidecar_paths(path: str | os.PathLike[str]) -> tuple[str, ...]:
         found.append(name + ".json")
 
 
+def sidecars(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """What the JSON files beside a snapshot say, one by one; one that is damaged, too large or
+    no file is passed over."""
+    for beside in sidecar_paths(path):
+        try:
+            if not os.path.isfile(beside) or os.path.getsize(beside) > _MOST_BYTES:
+                continue
+            with open(beside, encoding="utf-8") as file:
+                plain = json.load(file)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(plain, dict):
+            yield plain
+
+
 def told_plain(told: Told) -> dict[str, dict[str, list[int]]]:
     """It as JSON has it: addresses by device and category."""
     plain: dict[str, dict[str, list[int]]] = {}
@@ -55,18 +78,10 @@ def told_plain(told: Told) -> dict[str, dict[str, list[int]]]:
 
 def told_beside(path: str) -> Told:
     """What the JSON beside a file says; empty where it says nothing, or nothing that is sound."""
-    for beside in sidecar_paths(path) if path else ():
-        try:
-            if os.path.getsize(beside) > _MOST_BYTES:
-                continue
-            with open(beside, encoding="utf-8") as file:
-                plain = json.load(file)
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(plain, dict):
-            # The JSON of an out-of-memory report has the process's facts in a part of it.
-            process = plain.get("process", plain)
-            return _read(process.get("tensors") if isinstance(process, dict) else None)
+    for plain in sidecars(path) if path else ():
+        # The JSON of an out-of-memory report has the process's facts in a part of it.
+        process = plain.get("process", plain)
+        return _read(process.get("tensors") if isinstance(process, dict) else None)
     return {}
 
 

@@ -180,7 +180,17 @@ def test_a_tracker_that_fails_ends_nothing(device, tmp_path):
     assert run.warned == ["a tracker failed: no route to host"]
 
 
-@pytest.mark.parametrize("options", [{"every": 0}, {"every": "1"}, {"trackers": 3}, {"name": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 0},
+        {"every": "1"},
+        {"trackers": 3},
+        {"trackers": [print]},
+        {"name": 3},
+        {"configuration": 3},
+    ],
+)
 def test_wrong_arguments_are_refused(options):
     with pytest.raises((TypeError, ValueError)):
         neutracer.training(**options)

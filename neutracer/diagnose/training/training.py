@@ -96,6 +96,13 @@ def training(
     if every < 1:
         raise ValueError(f"every is {every}: it must be 1 or more")
     found = several("trackers", trackers, "trackers")
+    for one in found:
+        for method in ("scalars", "out_of_memory", "finish"):
+            if not callable(getattr(one, method, None)):
+                kind = type(one).__name__
+                raise TypeError(f"trackers must have a method {method}(): {kind} has none")
+    if configuration is not None and not isinstance(configuration, Mapping):
+        raise TypeError(f"configuration must be a dict, not {type(configuration).__name__}")
     run = Training(folder, found, every, max_entries, text("name", name))
     run.configuration = dict(configuration or {})
     return run

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 from neutracer.render.json import dumps
 from neutracer.saving import atomic_file
-from neutracer.trace.told import Told, sidecar_paths, told_plain
+from neutracer.trace.told import Told, sidecar_paths, sidecars, told_plain
 
 __all__ = [
     "DeviceRoom",
@@ -33,9 +32,6 @@ __all__ = [
 ]
 
 _SCHEMA = "neutracer.sidecar/1"
-
-# A sidecar has a few kilobytes.
-_MOST_BYTES = 16 << 20
 
 # What launchers put into the environment, as rank, world size, local rank: torchrun, Open MPI,
 # MPICH, Slurm. The last is often what another one was started by, and the same in all its ranks.
@@ -242,15 +238,8 @@ def room_now(device: int) -> DeviceRoom | None:
 
 def room_beside(path: str | os.PathLike[str], device: int) -> DeviceRoom | None:
     """What the sidecar of a snapshot says of a device's limits; None where it says nothing."""
-    for beside in sidecar_paths(path):
-        try:
-            if os.path.getsize(beside) > _MOST_BYTES:
-                continue
-            with open(beside, encoding="utf-8") as file:
-                plain = json.load(file)
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(plain, dict) and plain.get("schema") == _SCHEMA:
+    for plain in sidecars(path):
+        if plain.get("schema") == _SCHEMA:
             devices = plain.get("devices")
             said = devices.get(str(device)) if isinstance(devices, dict) else None
             return _room_of(said) if isinstance(said, dict) else None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from neutracer.process.recording import sidecar
+from neutracer.trace.told import told_beside
 
 
 @pytest.fixture(autouse=True)
@@ -179,6 +180,12 @@ def test_what_is_no_sidecar_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.pickle.json").write_text(text)
     assert sidecar.room_beside(tmp_path / "a.pickle.xz", 0) is None
     assert sidecar.room_beside(tmp_path / "none.pickle", 0) is None
+
+
+def test_pipe_beside_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.pickle.json")
+    assert sidecar.room_beside(tmp_path / "a.pickle", 0) is None
+    assert told_beside(str(tmp_path / "a.pickle")) == {}
 
 
 def test_room_is_read_again(tmp_path: Path) -> None:
