@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CPython binding: parse, call, convert. One file a type; what they share is
- * declared here. Types are made from specs into the module's state; none of them
- * can be part of a reference cycle, because they only own one another downwards
+ * declared here. Types are made from specs into the module's state; none of them but
+ * Around can be part of a reference cycle, because they only own one another downwards
  * (column -> layout -> timeline -> snapshot).
  */
 #ifndef NT_PY_H
@@ -29,6 +29,7 @@ typedef struct nt_py_state {
     PyTypeObject *devices_type;
     PyTypeObject *attribution_type;
     PyTypeObject *marks_type;
+    PyTypeObject *around_type;
 } nt_py_state;
 
 /* The state of the module that made `type`; NULL with an exception otherwise. */
@@ -181,6 +182,9 @@ nt_py_device_of(PyObject *devices);
 
 /* nt_py_modules.c: the hooks of modules. */
 extern PyType_Spec nt_py_marks_spec;
+
+/* nt_py_around.c: a function with something done around its calls. */
+extern PyType_Spec nt_py_around_spec;
 
 /* nt_py_save.c */
 PyObject *

@@ -242,6 +242,8 @@ module_exec(PyObject *module)
                    module_add_type(module, &nt_py_attribution_spec,
                                    &state->attribution_type) < 0 ||
                    module_add_type(module, &nt_py_marks_spec, &state->marks_type) < 0 ||
+                   module_add_type(module, &nt_py_around_spec, &state->around_type) <
+                       0 ||
                    module_add_functions(module) < 0 || nt_py_live_add(module) < 0
                ? -1
                : 0;
@@ -263,6 +265,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->devices_type);
     Py_VISIT(state->attribution_type);
     Py_VISIT(state->marks_type);
+    Py_VISIT(state->around_type);
     return 0;
 }
 
@@ -282,6 +285,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->devices_type);
     Py_CLEAR(state->attribution_type);
     Py_CLEAR(state->marks_type);
+    Py_CLEAR(state->around_type);
     return 0;
 }
 

@@ -98,8 +98,8 @@ program_facts(PyObject *self, PyObject *unused)
         calls += p->steps[i].kind == NT_PROGRAM_EMPTY_CACHE;
     }
     return Py_BuildValue(
-        "{snsnsnsnsnsnsNsNsOsKsKsKsOsOsO}", "steps", (Py_ssize_t)p->step_count, "lanes",
-        (Py_ssize_t)p->lane_count, "pools", (Py_ssize_t)p->pool_count, "areas",
+        "{snsnsnsnsnsnsNsNsOsKsKsKsOsOsOsO}", "steps", (Py_ssize_t)p->step_count,
+        "lanes", (Py_ssize_t)p->lane_count, "pools", (Py_ssize_t)p->pool_count, "areas",
         (Py_ssize_t)p->area_count, "calls", calls, "segments_without_pool",
         program_count_unknown(p), "limit_low", nt_py_replay_number(p->bounds.low),
         "limit_high", nt_py_replay_number(p->bounds.high), "is_device",
@@ -108,7 +108,8 @@ program_facts(PyObject *self, PyObject *unused)
         (unsigned long long)o.device_other, "has_later",
         p->has_later ? Py_True : Py_False, "has_rough_sizes",
         p->has_rough_sizes ? Py_True : Py_False, "calls_known",
-        p->calls_known ? Py_True : Py_False);
+        p->calls_known ? Py_True : Py_False, "calls_noted",
+        p->calls_noted ? Py_True : Py_False);
 }
 
 PyDoc_STRVAR(

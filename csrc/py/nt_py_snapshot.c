@@ -519,6 +519,31 @@ snapshot_get_nbytes(PyObject *self, void *unused)
     return PyLong_FromSize_t(((nt_py_snapshot *)self)->budget.used);
 }
 
+PyDoc_STRVAR(note_calls_doc,
+             "note_calls(device, events, /)\n--\n\n"
+             "Notes after which events of a device's trace (32 bits each, rising)\n"
+             "the program called empty_cache(). For who has just made the snapshot,\n"
+             "and before anybody else has it; of each device once.");
+
+static PyObject *
+snapshot_note_calls(PyObject *self, PyObject *args)
+{
+    Py_ssize_t device;
+    Py_buffer events;
+    if (!PyArg_ParseTuple(args, "ny*:note_calls", &device, &events)) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    const nt_status status =
+        nt_snapshot_note_calls(((nt_py_snapshot *)self)->snapshot, (size_t)device,
+                               events.buf, (size_t)events.len / sizeof(int32_t), &err);
+    PyBuffer_Release(&events);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef snapshot_methods[] = {
     {"host", snapshot_host, METH_NOARGS, host_doc},
     {"tables", snapshot_tables, METH_NOARGS, tables_doc},
@@ -530,6 +555,7 @@ static PyMethodDef snapshot_methods[] = {
     {"traces", snapshot_traces, METH_NOARGS, traces_doc},
     {"settings", snapshot_settings, METH_NOARGS, settings_doc},
     {"settings_in_force", snapshot_in_force, METH_NOARGS, in_force_doc},
+    {"note_calls", snapshot_note_calls, METH_VARARGS, note_calls_doc},
     {"ignored", snapshot_ignored, METH_NOARGS, ignored_doc},
     {"broken", snapshot_broken, METH_NOARGS, broken_doc},
     {"pool_stats", snapshot_pool_stats, METH_O, stats_doc},

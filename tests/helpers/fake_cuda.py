@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -40,6 +42,9 @@ class FakeTorch:
         self.observers: list[Any] = []
         self.queued: list[Any] = []
         self.snapshots = 0
+        #: By action, how many the allocator has done, recorded or not; and calls of empty_cache().
+        self.done: Counter[str] = Counter()
+        self.real_times = False
         self.held = [(BASE, 4 * MIB)]
         self.peak = self.allocated()
         self.module = self._module()
@@ -77,6 +82,9 @@ class FakeTorch:
             _cuda_memorySnapshot=lambda key: {**self.snapshot(), "device_traces": []},
             _cuda_isHistoryEnabled=lambda: self.enabled,
             _cuda_attach_out_of_memory_observer=self.attach,
+            _cuda_memoryStats=lambda device: self.counts(),
+            _cuda_emptyCache=self.empty_cache,
+            _accelerator_emptyCache=self.empty_cache,
         )
         memory = SimpleNamespace(
             _snapshot=self.snapshot,
@@ -92,7 +100,7 @@ class FakeTorch:
             memory_stats_as_nested_dict=lambda device=0: self.nested_stats(),
             reset_peak_memory_stats=lambda device=0: setattr(self, "peak", self.allocated()),
             current_device=lambda: 0,
-            empty_cache=lambda: None,
+            empty_cache=lambda: torch._C._cuda_emptyCache(),
             get_device_properties=lambda device: SimpleNamespace(
                 name="fake", total_memory=self.total
             ),
@@ -143,6 +151,19 @@ class FakeTorch:
             nested.setdefault(metric, {}).setdefault(pool, {})[kind] = value
         return nested
 
+    def counts(self) -> dict[str, Any]:
+        """What the allocator has served, as PyTorch's C++ gives it."""
+        served = {"allocated": self.done["alloc"], "freed": self.done["free_requested"]}
+        return {
+            "allocation": {"all": served},
+            "num_ooms": self.done["oom"],
+            "num_alloc_retries": 0,
+            "num_sync_all_streams": self.done["empty_cache"],
+        }
+
+    def empty_cache(self) -> None:
+        self.done["empty_cache"] += 1
+
     def hold(self, nbytes: int, line: int = 7) -> None:
         """Allocate, in the line of model.py, and keep it."""
         address = BASE + self.allocated()
@@ -159,6 +180,9 @@ class FakeTorch:
 
     def push(self, entry: dict[str, Any]) -> None:
         """An event, into PyTorch's ring."""
+        self.done[entry["action"]] += 1
+        if self.real_times:
+            entry["time_us"] = time.time_ns() // 1000
         if self.enabled:
             self.ring = [*self.ring, entry][-self.max_entries :]
 

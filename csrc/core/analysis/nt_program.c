@@ -314,7 +314,8 @@ program_add_releases(program_maker *m, size_t i, size_t *end)
         .event = (int32_t)(last - 1),
         .kind = NT_PROGRAM_EMPTY_CACHE,
     };
-    if (pool != 0 && pool != NT_NONE && nt_program_is_quiet(m, i)) {
+    if (pool != 0 && pool != NT_NONE && nt_program_is_quiet(m, i) &&
+        !m->noted_released) {
         step.kind = NT_PROGRAM_EMPTY_POOL;
         step.lane = pool;
     }
@@ -361,6 +362,20 @@ program_add_event(program_maker *m, size_t i, size_t *next)
     }
 }
 
+/* A noted call before event `i` that released nothing. */
+static nt_status
+program_add_noted(program_maker *m, size_t i)
+{
+    bool is_silent;
+    nt_program_pass_noted(m, i, &is_silent);
+    const nt_program_step step = {
+        .slot = NT_NONE,
+        .event = (int32_t)i - 1,
+        .kind = NT_PROGRAM_EMPTY_CACHE,
+    };
+    return is_silent ? program_add_step(m, &step) : NT_OK;
+}
+
 static nt_status
 program_add_events(program_maker *m)
 {
@@ -373,6 +388,7 @@ program_add_events(program_maker *m)
         if (m->late_count != 0 && nt_program_ends_wait(m, i)) {
             NT_TRY(program_add_late(m, i - 1));
         }
+        NT_TRY(program_add_noted(m, i));
         NT_TRY(program_add_event(m, i, &next));
         const uint8_t action = m->events->action[m->first + i];
         if (action == NT_ACTION_ALLOC || action == NT_ACTION_OOM) {
@@ -380,7 +396,8 @@ program_add_events(program_maker *m)
         }
         i = next;
     }
-    return program_add_late(m, m->count - 1);
+    NT_TRY(program_add_late(m, m->count - 1));
+    return program_add_noted(m, m->count);
 }
 
 /* Prepares to know at every event which segments are there. */

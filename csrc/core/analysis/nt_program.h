@@ -87,6 +87,8 @@ typedef struct nt_program {
     bool has_later;       /* some block waited for another stream */
     bool has_rough_sizes; /* some OOM's request is not known to 512 bytes */
     bool calls_known; /* false: some release may be a call of empty_cache() or not */
+    bool calls_noted; /* all calls of empty_cache() are there: the recording noted them
+                       */
 } nt_program;
 
 /* From the timeline, which must outlive the program. Time is linear in events. */

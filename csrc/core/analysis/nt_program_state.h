@@ -44,7 +44,10 @@ typedef struct program_maker {
     nt_sort_item *begins, *ends; /* event -> segment row */
     size_t life_count, next_begin, next_end;
     bool has_private_pools;
-    uint8_t *is_users; /* by stack: empty_cache is in it; may be NULL */
+    uint8_t *is_users;       /* by stack: empty_cache is in it; may be NULL */
+    const nt_setting *noted; /* calls that the recording noted */
+    size_t noted_count, next_noted;
+    bool noted_released; /* the next of them gave memory back, and is a step already */
     size_t stack_count;
     uint32_t last_lane; /* of the last request that went through; NT_NONE: none yet */
     uint32_t pending;   /* blocks that are freed and not complete */
@@ -100,6 +103,15 @@ nt_program_note_shortage(program_maker *m, size_t first, size_t end);
 /* Which stacks have a frame called empty_cache. */
 nt_status
 nt_program_find_calls(program_maker *m) NT_CHECKED;
+
+/* Whether a noted call comes before event `i`, behind all that was passed. */
+bool
+nt_program_has_noted(const program_maker *m, size_t i);
+
+/* Passes the noted calls before event `i`, unless what that event does may be theirs.
+ * *is_silent: one of them left no trace, and is still to become a step. */
+void
+nt_program_pass_noted(program_maker *m, size_t i, bool *is_silent);
 
 /* Whether the run of releases, events first .. end - 1, is a call of empty_cache(). */
 bool

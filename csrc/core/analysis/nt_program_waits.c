@@ -131,7 +131,7 @@ nt_program_defer(program_maker *m, size_t i, bool *deferred)
         return NT_OK;
     }
     if (i >= m->wait_end) {
-        m->is_waiting = program_waits_at(m, i);
+        m->is_waiting = program_waits_at(m, i) && !nt_program_has_noted(m, i);
     }
     if (m->is_waiting) {
         NT_TRY(nt_grow(&m->p->alloc, (void **)&m->late, &m->late_capacity,

@@ -42,11 +42,11 @@ typedef enum nt_replay_begin {
 } nt_replay_begin;
 
 /*
- * A call of empty_cache() that finds nothing to give back leaves no trace, nor does the
- * end of a private pool with nothing cached in it; under other settings there may be
- * something. These are the places where that may have been, and how many of them are
- * assumed to be calls. Besides, where PyTorch put the pool of a captured graph back as
- * it was: its blocks are then not where they fit best.
+ * A call of empty_cache() that finds nothing to give back leaves no trace, unless the
+ * recording noted it, nor does the end of a private pool with nothing cached in it;
+ * under other settings there may be something. These are the places where that may have
+ * been, and how many of them are assumed to be calls. Besides, where PyTorch put the
+ * pool of a captured graph back as it was: its blocks are then not where they fit best.
  */
 enum {
     NT_MARK_SILENT = 1 << 0,   /* a call of empty_cache() after it would be silent */

@@ -270,7 +270,8 @@ nt_replay_pass_silence(replay *r, size_t i)
         } else if (step->kind == NT_PROGRAM_FREE) {
             silence_note_free(r, step);
         }
-        if (is_last && nt_allocator_is_lean(r->model, NT_DEFAULT_POOL)) {
+        if (is_last && !program->calls_noted &&
+            nt_allocator_is_lean(r->model, NT_DEFAULT_POOL)) {
             r->quiet->marks[event] |= NT_MARK_SILENT;
         }
         return NT_OK;

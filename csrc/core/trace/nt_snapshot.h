@@ -179,6 +179,18 @@ void
 nt_snapshot_set_partial(nt_snapshot *snapshot, const char *reason);
 
 /*
+ * Notes after which events of a device's trace, rising, the program called
+ * empty_cache(): all of its calls, and none is another device's. It goes into
+ * allocator_settings under NT_SNAPSHOT_CALLS, where PyTorch writes nothing. Of each
+ * device once, one after the other, when all other settings are there: in a sealed
+ * snapshot too, as long as nobody else has it. NT_ARGUMENT for anything else.
+ */
+#define NT_SNAPSHOT_CALLS "trace_empty_cache_calls"
+nt_status
+nt_snapshot_note_calls(nt_snapshot *snapshot, size_t device, const int32_t *events,
+                       size_t count, nt_error *err) NT_CHECKED;
+
+/*
  * Ends the filling: arrays are cut to size, optional columns without a key are
  * dropped, settings are parsed. NT_LIMIT when a device has 2^31 events or more.
  */
@@ -216,6 +228,12 @@ const nt_annotation_columns *
 nt_snapshot_annotations(const nt_snapshot *snapshot);
 const nt_setting *
 nt_snapshot_setting_rows(const nt_snapshot *snapshot, size_t *count);
+/* Whether the calls of empty_cache() on a device were noted: *rows has them, `count`
+ * rows whose integers rise and are events of its trace. False as well where the file
+ * says anything else there. */
+bool
+nt_snapshot_noted_calls(const nt_snapshot *snapshot, size_t device,
+                        const nt_setting **rows, size_t *count);
 const uint32_t *
 nt_snapshot_ignored(const nt_snapshot *snapshot, size_t *count);
 /* By kind, then by device; none of those that only the replay finds. */

@@ -10,28 +10,8 @@
 /* Events between two calls of the progress function. */
 #define WRITER_TICK ((size_t)1 << 16)
 
-/* The first failure stays in out.status; from then on nothing more is written. */
-typedef struct writer {
-    nt_writer_out out;
-    nt_alloc alloc;
-    const nt_snapshot *snapshot; /* or, while it is written, the one of the host */
-    bool is_host;
-    const nt_progress *progress;
-    uint32_t keys;
-    uint64_t done; /* events written */
-
-    /* Memo indexes by id, NT_NONE for what was not written yet. */
-    uint32_t *strings, *frames, *stacks;
-    size_t string_count, frame_count, stack_count;
-
-    /* Of words and actions: the string's own place above, or the spare one of a
-     * word that is none of the snapshot's strings. */
-    uint32_t *words[WORDS], spare_words[WORDS];
-    uint32_t *actions[UINT8_MAX + 1], spare_actions[UINT8_MAX + 1];
-} writer;
-
-static void
-writer_word(writer *w, uint32_t word)
+void
+nt_writer_word(nt_writer *w, uint32_t word)
 {
     uint32_t *slot = w->words[word];
     if (!nt_writer_fetch(&w->out, *slot)) {
@@ -40,9 +20,8 @@ writer_word(writer *w, uint32_t word)
     }
 }
 
-/* The string `id`; None where the file had no string. */
-static void
-writer_string(writer *w, uint32_t id)
+void
+nt_writer_string(nt_writer *w, uint32_t id)
 {
     if (id == NT_NONE) {
         nt_writer_none(&w->out);
@@ -58,42 +37,42 @@ writer_string(writer *w, uint32_t id)
 /* A number of 64 bits; from 2^63 on as the negative one with the same bits, because
  * PyTorch's viewer takes no integer of nine bytes. */
 static void
-writer_unsigned(writer *w, uint32_t key, uint64_t number)
+writer_unsigned(nt_writer *w, uint32_t key, uint64_t number)
 {
-    writer_word(w, key);
+    nt_writer_word(w, key);
     nt_writer_integer(&w->out, (int64_t)number);
 }
 
 static void
-writer_signed(writer *w, uint32_t key, int64_t number)
+writer_signed(nt_writer *w, uint32_t key, int64_t number)
 {
-    writer_word(w, key);
+    nt_writer_word(w, key);
     nt_writer_integer(&w->out, number);
 }
 
 static void
-writer_text(writer *w, uint32_t key, uint32_t id)
+writer_text(nt_writer *w, uint32_t key, uint32_t id)
 {
-    writer_word(w, key);
-    writer_string(w, id);
+    nt_writer_word(w, key);
+    nt_writer_string(w, id);
 }
 
 /* A dict of fewer keys than a batch, from here to writer_end_dict. */
 static void
-writer_begin_dict(writer *w, uint32_t *slot)
+writer_begin_dict(nt_writer *w, uint32_t *slot)
 {
     nt_writer_dict(&w->out, slot);
     nt_writer_opcode(&w->out, '(');
 }
 
 static void
-writer_end_dict(writer *w)
+writer_end_dict(nt_writer *w)
 {
     nt_writer_opcode(&w->out, 'u');
 }
 
 static void
-writer_pool(writer *w, uint32_t key, uint64_t first, uint64_t second)
+writer_pool(nt_writer *w, uint32_t key, uint64_t first, uint64_t second)
 {
     writer_unsigned(w, key, first);
     nt_writer_integer(&w->out, (int64_t)second);
@@ -101,7 +80,7 @@ writer_pool(writer *w, uint32_t key, uint64_t first, uint64_t second)
 }
 
 static void
-writer_fx(writer *w, uint32_t number)
+writer_fx(nt_writer *w, uint32_t number)
 {
     if (number == 0) {
         return;
@@ -118,7 +97,7 @@ writer_fx(writer *w, uint32_t number)
 }
 
 static void
-writer_frame(writer *w, uint32_t id)
+writer_frame(nt_writer *w, uint32_t id)
 {
     if (nt_writer_fetch(&w->out, w->frames[id])) {
         return;
@@ -134,12 +113,12 @@ writer_frame(writer *w, uint32_t id)
 
 /* The key `frames` with the stack, where one was recorded. */
 static void
-writer_stack(writer *w, uint32_t stack)
+writer_stack(nt_writer *w, uint32_t stack)
 {
     if (stack == NT_NO_STACK) {
         return;
     }
-    writer_word(w, KEY_FRAMES);
+    nt_writer_word(w, KEY_FRAMES);
     if (nt_writer_fetch(&w->out, w->stacks[stack])) {
         return;
     }
@@ -154,7 +133,7 @@ writer_stack(writer *w, uint32_t stack)
 }
 
 static void
-writer_block(writer *w, const nt_block_columns *b, size_t row)
+writer_block(nt_writer *w, const nt_block_columns *b, size_t row)
 {
     static const uint32_t states[NT_BLOCK_STATE_COUNT] = {
         [NT_BLOCK_INACTIVE] = WORD_INACTIVE,
@@ -169,16 +148,16 @@ writer_block(writer *w, const nt_block_columns *b, size_t row)
     if ((w->keys & NT_HAS_BLOCK_REQUESTED) != 0) {
         writer_unsigned(w, KEY_REQUESTED_SIZE, b->requested_size[row]);
     }
-    writer_word(w, KEY_STATE);
-    writer_word(w, states[b->state[row]]);
+    nt_writer_word(w, KEY_STATE);
+    nt_writer_word(w, states[b->state[row]]);
     writer_stack(w, b->stack[row]);
     writer_end_dict(w);
 }
 
 static void
-writer_blocks(writer *w, const nt_block_columns *b, size_t first, size_t count)
+writer_blocks(nt_writer *w, const nt_block_columns *b, size_t first, size_t count)
 {
-    writer_word(w, KEY_BLOCKS);
+    nt_writer_word(w, KEY_BLOCKS);
     nt_writer_list(&w->out, NULL);
     for (size_t i = 0; i < count && w->out.status == NT_OK; i++) {
         nt_writer_item(&w->out, i);
@@ -188,7 +167,7 @@ writer_blocks(writer *w, const nt_block_columns *b, size_t first, size_t count)
 }
 
 static void
-writer_segment(writer *w, const nt_layout *layout, size_t row)
+writer_segment(nt_writer *w, const nt_layout *layout, size_t row)
 {
     const nt_segment_columns *s = &layout->segments;
     writer_begin_dict(w, NULL);
@@ -201,13 +180,13 @@ writer_segment(writer *w, const nt_layout *layout, size_t row)
         writer_unsigned(w, KEY_REQUESTED_SIZE, s->requested_size[row]);
     }
     writer_unsigned(w, KEY_STREAM, s->stream[row]);
-    writer_word(w, KEY_SEGMENT_TYPE);
-    writer_word(w, s->kind[row] == NT_POOL_SMALL ? WORD_SMALL : WORD_LARGE);
+    nt_writer_word(w, KEY_SEGMENT_TYPE);
+    nt_writer_word(w, s->kind[row] == NT_POOL_SMALL ? WORD_SMALL : WORD_LARGE);
     if ((w->keys & NT_HAS_SEGMENT_POOL) != 0) {
         writer_pool(w, KEY_SEGMENT_POOL_ID, s->pool_first[row], s->pool_second[row]);
     }
     if ((w->keys & NT_HAS_SEGMENT_EXPANDABLE) != 0) {
-        writer_word(w, KEY_IS_EXPANDABLE);
+        nt_writer_word(w, KEY_IS_EXPANDABLE);
         nt_writer_bool(&w->out, s->is_expandable[row] != 0);
     }
     writer_stack(w, s->stack[row]);
@@ -217,7 +196,7 @@ writer_segment(writer *w, const nt_layout *layout, size_t row)
 
 /* The segments of a layout as items of a list that has *count of them. */
 static void
-writer_segments(writer *w, const nt_layout *layout, size_t *count)
+writer_segments(nt_writer *w, const nt_layout *layout, size_t *count)
 {
     const size_t rows = layout->segments.count;
     for (size_t row = 0; row < rows && w->out.status == NT_OK; row++) {
@@ -227,9 +206,9 @@ writer_segments(writer *w, const nt_layout *layout, size_t *count)
 }
 
 static void
-writer_action(writer *w, uint8_t action)
+writer_action(nt_writer *w, uint8_t action)
 {
-    writer_word(w, KEY_ACTION);
+    nt_writer_word(w, KEY_ACTION);
     uint32_t *slot = w->actions[action];
     if (!nt_writer_fetch(&w->out, *slot)) {
         size_t length;
@@ -242,7 +221,7 @@ writer_action(writer *w, uint8_t action)
 /* An oom event has `device_free` in place of `addr`; what else a file put into
  * either is kept. */
 static void
-writer_event_place(writer *w, const nt_event_columns *e, size_t row)
+writer_event_place(nt_writer *w, const nt_event_columns *e, size_t row)
 {
     const uint64_t device_free = e->device_free == NULL ? 0 : e->device_free[row];
     const bool is_oom = e->action[row] == NT_ACTION_OOM && e->device_free != NULL;
@@ -256,22 +235,22 @@ writer_event_place(writer *w, const nt_event_columns *e, size_t row)
 
 /* The texts that are the names of a stack's frames, as a list. */
 static void
-writer_forward(writer *w, uint32_t stack)
+writer_forward(nt_writer *w, uint32_t stack)
 {
     const nt_stacks *stacks = nt_snapshot_stacks(w->snapshot);
     size_t count = 0;
-    writer_word(w, KEY_FORWARD_FRAMES);
+    nt_writer_word(w, KEY_FORWARD_FRAMES);
     nt_writer_list(&w->out, NULL);
     for (uint32_t s = stack; s != NT_EMPTY_STACK; s = nt_stacks_parent(stacks)[s]) {
         const uint32_t frame = nt_stacks_innermost(stacks)[s];
         nt_writer_item(&w->out, count++);
-        writer_string(w, nt_stacks_frames(stacks)[frame].name);
+        nt_writer_string(w, nt_stacks_frames(stacks)[frame].name);
     }
     nt_writer_items_end(&w->out, count);
 }
 
 static void
-writer_event(writer *w, const nt_event_columns *e, size_t row)
+writer_event(nt_writer *w, const nt_event_columns *e, size_t row)
 {
     writer_begin_dict(w, NULL);
     writer_action(w, nt_events_as_written(e->action[row]));
@@ -302,7 +281,7 @@ writer_event(writer *w, const nt_event_columns *e, size_t row)
 
 /* Tells how far it has come; sets the status when the caller wants to stop. */
 static void
-writer_report(writer *w)
+writer_report(nt_writer *w)
 {
     if (w->progress != NULL && w->done % WRITER_TICK == 0 && w->out.status == NT_OK &&
         w->progress->report(w->progress->ctx, w->done) != 0) {
@@ -313,7 +292,7 @@ writer_report(writer *w)
 
 /* The list of the events first .. end - 1, as rows of the snapshot. */
 static void
-writer_trace(writer *w, size_t first, size_t end)
+writer_trace(nt_writer *w, size_t first, size_t end)
 {
     const nt_event_columns *e = nt_snapshot_events(w->snapshot);
     nt_writer_list(&w->out, NULL);
@@ -325,82 +304,17 @@ writer_trace(writer *w, size_t first, size_t end)
     nt_writer_items_end(&w->out, end - first);
 }
 
-/* The rows of allocator_settings, depth first: what is in a dict or list follows
- * its own row. `next` is the row to be written next. */
-typedef struct writer_tree {
-    const nt_setting *rows;
-    size_t count, next;
-} writer_tree;
-
 static void
-writer_setting(writer *w, writer_tree *tree);
-
-/* The rows of one parent, of which the first is tree->next. */
-static void
-writer_children(writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
-{
-    size_t done = 0;
-    while (tree->next < tree->count && tree->rows[tree->next].parent == parent) {
-        if (is_dict) {
-            nt_writer_key(&w->out, done++);
-            writer_string(w, tree->rows[tree->next].key);
-        } else {
-            nt_writer_item(&w->out, done++);
-        }
-        writer_setting(w, tree);
-    }
-    if (is_dict) {
-        nt_writer_keys_end(&w->out, done);
-    } else {
-        nt_writer_items_end(&w->out, done);
-    }
-}
-
-/* One row's value with all that is in it. The reader bounds the depth, so the
- * recursion is bounded as well. */
-static void
-writer_setting(writer *w, writer_tree *tree)
-{
-    const uint32_t row = (uint32_t)tree->next++;
-    const nt_setting *setting = &tree->rows[row];
-    switch (setting->kind) {
-    case NT_SETTING_BOOL: nt_writer_bool(&w->out, setting->integer != 0); break;
-    case NT_SETTING_INT: nt_writer_integer(&w->out, setting->integer); break;
-    case NT_SETTING_FLOAT: nt_writer_float(&w->out, setting->real); break;
-    case NT_SETTING_STRING: writer_string(w, setting->string); break;
-    case NT_SETTING_DICT:
-        nt_writer_dict(&w->out, NULL);
-        writer_children(w, tree, row, true);
-        break;
-    case NT_SETTING_LIST:
-        nt_writer_list(&w->out, NULL);
-        writer_children(w, tree, row, false);
-        break;
-    default: nt_writer_none(&w->out); break;
-    }
-}
-
-static void
-writer_settings(writer *w)
-{
-    writer_tree tree = {.next = 0};
-    tree.rows = nt_snapshot_setting_rows(w->snapshot, &tree.count);
-    writer_word(w, KEY_ALLOCATOR_SETTINGS);
-    nt_writer_dict(&w->out, NULL);
-    writer_children(w, &tree, NT_NONE, true);
-}
-
-static void
-writer_annotations(writer *w)
+writer_annotations(nt_writer *w)
 {
     const nt_annotation_columns *a = nt_snapshot_annotations(w->snapshot);
-    writer_word(w, KEY_EXTERNAL_ANNOTATIONS);
+    nt_writer_word(w, KEY_EXTERNAL_ANNOTATIONS);
     nt_writer_list(&w->out, NULL);
     for (size_t row = 0; row < a->count && w->out.status == NT_OK; row++) {
         nt_writer_item(&w->out, row);
         writer_begin_dict(w, NULL);
-        writer_word(w, KEY_STAGE);
-        writer_word(w, a->stage[row] == NT_STAGE_START ? WORD_START : WORD_END);
+        nt_writer_word(w, KEY_STAGE);
+        nt_writer_word(w, a->stage[row] == NT_STAGE_START ? WORD_START : WORD_END);
         writer_text(w, KEY_NAME, a->name[row]);
         writer_signed(w, KEY_DEVICE, a->device[row]);
         writer_signed(w, KEY_TIME_US, a->time_us[row]);
@@ -410,10 +324,10 @@ writer_annotations(writer *w)
 }
 
 static void
-writer_traces(writer *w, nt_writer_parts parts)
+writer_traces(nt_writer *w, nt_writer_parts parts)
 {
     const size_t count = nt_snapshot_trace_count(w->snapshot);
-    writer_word(w, KEY_DEVICE_TRACES);
+    nt_writer_word(w, KEY_DEVICE_TRACES);
     nt_writer_list(&w->out, NULL);
     for (size_t device = 0; device < count; device++) {
         size_t first, events;
@@ -436,7 +350,7 @@ writer_traces(writer *w, nt_writer_parts parts)
 
 /* The segments at the end, or before, of all parts. */
 static void
-writer_layouts(writer *w, nt_writer_parts parts, bool before)
+writer_layouts(nt_writer *w, nt_writer_parts parts, bool before)
 {
     size_t count = 0;
     nt_writer_list(&w->out, NULL);
@@ -452,7 +366,7 @@ writer_layouts(writer *w, nt_writer_parts parts, bool before)
 
 /* The pinned memory of the host: its segments, and its trace as one list. */
 static void
-writer_host(writer *w, const nt_snapshot *host)
+writer_host(nt_writer *w, const nt_snapshot *host)
 {
     const nt_snapshot *device = w->snapshot;
     const uint32_t keys = w->keys;
@@ -460,11 +374,11 @@ writer_host(writer *w, const nt_snapshot *host)
     w->is_host = true;
     w->keys = nt_snapshot_keys(host);
     size_t count = 0;
-    writer_word(w, KEY_HOST_SEGMENTS);
+    nt_writer_word(w, KEY_HOST_SEGMENTS);
     nt_writer_list(&w->out, NULL);
     writer_segments(w, nt_snapshot_layout(host), &count);
     nt_writer_items_end(&w->out, count);
-    writer_word(w, KEY_HOST_TRACES);
+    nt_writer_word(w, KEY_HOST_TRACES);
     writer_trace(w, 0, nt_snapshot_events(host)->count);
     w->snapshot = device;
     w->is_host = false;
@@ -472,7 +386,7 @@ writer_host(writer *w, const nt_snapshot *host)
 }
 
 static void
-writer_run(writer *w, nt_writer_parts parts)
+writer_run(nt_writer *w, nt_writer_parts parts)
 {
     nt_writer_begin(&w->out);
     if ((w->keys & NT_SEGMENTS_ONLY) != 0) {
@@ -481,13 +395,13 @@ writer_run(writer *w, nt_writer_parts parts)
         return;
     }
     writer_begin_dict(w, NULL);
-    writer_word(w, KEY_SEGMENTS);
+    nt_writer_word(w, KEY_SEGMENTS);
     writer_layouts(w, parts, false);
     if ((w->keys & NT_HAS_TRACES) != 0) {
         writer_traces(w, parts);
     }
     if ((w->keys & NT_HAS_SETTINGS) != 0) {
-        writer_settings(w);
+        nt_writer_settings(w, parts);
     }
     if ((w->keys & NT_HAS_ANNOTATIONS) != 0) {
         writer_annotations(w);
@@ -497,7 +411,7 @@ writer_run(writer *w, nt_writer_parts parts)
         writer_host(w, host);
     }
     if ((w->keys & NT_HAS_BEFORE) != 0) {
-        writer_word(w, KEY_SEGMENTS_BEFORE);
+        nt_writer_word(w, KEY_SEGMENTS_BEFORE);
         writer_layouts(w, parts, true);
     }
     writer_end_dict(w);
@@ -506,7 +420,7 @@ writer_run(writer *w, nt_writer_parts parts)
 
 /* The place of the string with these bytes, or `spare` where it is none. */
 static uint32_t *
-writer_find_slot(writer *w, const char *text, size_t length, uint32_t *spare)
+writer_find_slot(nt_writer *w, const char *text, size_t length, uint32_t *spare)
 {
     const nt_strings *strings = nt_snapshot_strings(w->snapshot);
     const uint32_t id = nt_strings_find(strings, text, length);
@@ -516,7 +430,7 @@ writer_find_slot(writer *w, const char *text, size_t length, uint32_t *spare)
 
 /* `count` memo indexes, none of them set. */
 static nt_status
-writer_make_slots(writer *w, size_t count, uint32_t **slots)
+writer_make_slots(nt_writer *w, size_t count, uint32_t **slots)
 {
     size_t bytes;
     *slots = nt_size_mul(count, sizeof **slots, &bytes) ? nt_allocate(&w->alloc, bytes)
@@ -529,7 +443,7 @@ writer_make_slots(writer *w, size_t count, uint32_t **slots)
 }
 
 static nt_status
-writer_prepare(writer *w)
+writer_prepare(nt_writer *w)
 {
     w->out.frame = nt_allocate(&w->alloc, NT_WRITER_FRAME);
     if (w->out.frame == NULL) {
@@ -551,7 +465,7 @@ writer_prepare(writer *w)
 }
 
 static nt_status
-writer_save(writer *w, nt_writer_parts parts)
+writer_save(nt_writer *w, nt_writer_parts parts)
 {
     const nt_stacks *stacks = nt_snapshot_stacks(w->snapshot);
     w->string_count = nt_strings_count(nt_snapshot_strings(w->snapshot));
@@ -574,7 +488,7 @@ nt_writer_save_parts(const nt_alloc *alloc, const nt_snapshot *snapshot, uint32_
                      nt_writer_parts parts, const nt_sink *sink,
                      const nt_progress *progress, nt_error *err)
 {
-    writer w = {
+    nt_writer w = {
         .out = {.sink = sink, .err = err},
         .alloc = *alloc,
         .snapshot = snapshot,

@@ -27,6 +27,7 @@ from neutracer.process.hooks.oom import (
     oom_facts,
 )
 from neutracer.process.hooks.shim import call, load, loaded, loaded_path, try_load, why_none
+from neutracer.process.recording.cache_calls import CACHE_CALLS
 
 __all__ = [
     "HookState",
@@ -142,6 +143,26 @@ def _begin(events: int, frames: int) -> None:
     module = load()
     if module.backend == "cpu":
         watch_here(module)
+    _note_calls(module)
+    try:
+        _record(module, events, frames)
+    finally:
+        _note_no_calls(module)
+
+
+def _note_calls(module: Any) -> None:
+    """Note the calls of empty_cache() too, before events are pushed."""
+    if module.backend == "cuda":
+        CACHE_CALLS.begin(sys.modules["torch"], _wanted)
+
+
+def _note_no_calls(module: Any) -> None:
+    """Note them no longer where no events are pushed."""
+    if not module.state()["active"]:
+        CACHE_CALLS.end(_wanted)
+
+
+def _record(module: Any, events: int, frames: int) -> None:
     now = module.state()
     frames = _wanted.frames(frames)
     if now["active"] and _capacity(now) >= events:
@@ -195,6 +216,7 @@ def silence() -> None:
 def _stop() -> None:
     if not _wanted.followers and loaded() is not None and loaded().state()["active"]:
         call(loaded().stop)
+        _note_no_calls(loaded())
 
 
 def resume(frames: int | None = None) -> None:
@@ -210,7 +232,11 @@ def resume(frames: int | None = None) -> None:
     if module is None or not module.state()["attached"]:
         raise UnavailableError("an attached tracker", "call attach() first")
     if not module.state()["active"]:
-        call(module.start, _wanted.frames(frames or 0))
+        _note_calls(module)
+        try:
+            call(module.start, _wanted.frames(frames or 0))
+        finally:
+            _note_no_calls(module)
 
 
 def state() -> HookState | None:

@@ -11,6 +11,7 @@ from neutracer._native import core
 from neutracer.arguments import whole_number
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.process.hooks import attach as hooks
+from neutracer.process.recording.cache_calls import CACHE_CALLS, note_in_snapshot
 from neutracer.process.recording.modules import ModuleMarks, check_model, marks_by
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
@@ -152,7 +153,9 @@ def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
         UnavailableError: The allocator gave no layout.
     """
     try:
+        before = CACHE_CALLS.now() if backend == "cuda" else {}
         native, tails = core.live_snapshot(_DEVICE_TYPES[backend], max_events)
+        note_in_snapshot(native, before)
     except (OSError, RuntimeError) as error:
         if isinstance(error, NeutracerError):
             raise

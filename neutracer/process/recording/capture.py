@@ -11,6 +11,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
+from neutracer.process.recording.cache_calls import CACHE_CALLS, note_in_dump
 from neutracer.process.recording.living import ask_tensors
 from neutracer.process.recording.symbols import light_symbols
 from neutracer.trace.snapshot import Snapshot, load
@@ -42,7 +43,9 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
     """
     with light_symbols():
         if traces:
+            before = CACHE_CALLS.now()
             plain = cuda.memory._snapshot()
+            note_in_dump(plain, before)
         else:
             plain = sys.modules["torch"]._C._cuda_memorySnapshot((0, 0, False))
     try:

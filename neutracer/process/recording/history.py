@@ -16,6 +16,7 @@ from functools import reduce
 from typing import Any
 
 from neutracer.errors import UnavailableError
+from neutracer.process.recording.cache_calls import CACHE_CALLS
 from neutracer.trace.snapshot import Snapshot
 
 __all__ = ["HISTORY", "History", "Wish", "wrapped_ring"]
@@ -77,9 +78,11 @@ class History:
                 self._in_force = None
             before = self._in_force
             self._wishes.append(wish)
+            CACHE_CALLS.begin(torch, wish)
             try:
                 self._apply(torch)
             except BaseException:
+                CACHE_CALLS.end(wish)
                 self._wishes.pop()
                 self._in_force = before
                 raise
@@ -94,6 +97,7 @@ class History:
             # In the child of a fork nothing is on, and CUDA is not to be touched.
             if not any(one is wish for one in self._wishes):
                 return True
+            CACHE_CALLS.end(wish)
             self._wishes = [one for one in self._wishes if one is not wish]
             if not torch._C._cuda_isHistoryEnabled():
                 self._in_force = None
