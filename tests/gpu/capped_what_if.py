@@ -2,23 +2,28 @@
 """Random programs under a cap: what `what_if(fraction=...)` says, and what PyTorch then does.
 
 usage: python tests/gpu/capped_what_if.py [--pairs 200] [--seed N] [--processes 12] [--keep FOLDER]
+                                          [--recorder live|record|pytorch]
 
-Each program runs once without a cap and is recorded. For four settings and caps it is asked
+Each program runs once without a cap and is recorded: by `neutracer.live()` through our hooks, by
+`neutracer.record()` through PyTorch's own recorder, or by that alone (`--recorder pytorch`). The
+first two note calls of empty_cache() that leave no trace; for the third, programs with a single
+call are left out, of which there may be no trace at all. For four settings and caps it is asked
 what would come of them, and it runs again with these, in a process of its own that calls
 `set_per_process_memory_fraction` first and ends at the first request that fails. Seven figures
 of PyTorch's `memory_stats()` are compared with the prediction. Half of the settings collect
-garbage. Where a pair is not exact, and calls of empty_cache() that left no trace can be why, the
-plan is asked again, told of these calls. Prints a line for each pair with its seed, and exits with
-1 where a prediction of whether it fits is wrong, or fewer than 95 % are exact or 99 % within their
-ranges. --seed repeats a run. With --keep, second runs are recorded too, and FOLDER gets what is
-needed to find out why a pair is not exact: SEED.xz, the first recording; SEED-N.xz, that of pair N;
-SEED-N.json, what was asked, predicted and so.
+garbage. Where a pair of a recording of PyTorch's is not exact, and calls of empty_cache() that left
+no trace can be why, the plan is asked again, told of these calls. Prints a line for each pair with
+its seed, and exits with 1 where a prediction of whether it fits is wrong, or fewer than 95 % are
+exact or 99 % within their ranges. --seed repeats a run. With --keep, second runs are recorded too,
+and FOLDER gets what is needed to find out why a pair is not exact: SEED.xz, the first recording;
+SEED-N.xz, that of pair N; SEED-N.json, what was asked, predicted and so.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
 import lzma
 import os
@@ -76,6 +81,12 @@ FIGURES = {
     "retries": "num_alloc_retries",
 }
 
+#: Who records the first runs.
+RECORDERS = ("live", "record", "pytorch")
+
+#: Events of a device that are kept: more than any program has.
+MOST_EVENTS = 200_000
+
 PAIRS_A_PROGRAM = 4
 
 
@@ -93,14 +104,14 @@ def operations(seed: int) -> list[tuple[Any, ...]]:
     return [op for op in programs.program(seed) if op[0] != "cap"]
 
 
-def seeds(first: int) -> Iterator[int]:
-    """Seeds of programs whose trace shows all that they ask for."""
+def seeds(first: int, recorder: str) -> Iterator[int]:
+    """Seeds of programs whose recording shows all that they ask for."""
     seed = first
     while True:
         seed += 1
-        # A single call of empty_cache() may have left no trace at all.
+        # A single call of empty_cache() may have left no trace at all in PyTorch's.
         calls = sum(op[0] == "empty" for op in programs.program(seed))
-        if programs.sort_of(seed) in SORTS and calls != 1:
+        if programs.sort_of(seed) in SORTS and (calls != 1 or recorder != "pytorch"):
             yield seed
 
 
@@ -116,13 +127,34 @@ def pairs_of(seed: int) -> list[Pair]:
 class Stopping(Runner):
     """Ends the program at the first request that fails, as one that catches nothing."""
 
+    recorder = "pytorch"
+
+    def record(self) -> None:
+        if self.recorder == "live":
+            neutracer.live(max_events=MOST_EVENTS)
+        elif self.recorder == "record":
+            self.recording = neutracer.record(max_entries=MOST_EVENTS).start()
+        else:
+            super().record()
+
+    def save(self, target: str) -> None:
+        """What was recorded, into a file."""
+        if self.recorder == "live":
+            neutracer.live().save(target)
+        elif self.recorder == "record":
+            self.recording.save(target)
+        else:
+            snapshot = self.torch.cuda.memory._snapshot()
+            short_names(snapshot)
+            pathlib.Path(target).write_bytes(lzma.compress(pickle.dumps(snapshot, 4), preset=0))
+
     def alloc(self, slot: int, size: int, stream: int) -> None:
         super().alloc(slot, size, stream)
         if slot not in self.tensors:
             raise MemoryError(slot)
 
 
-def run_here(seed: int, conf: str, fraction: float, target: str) -> None:
+def run_here(seed: int, conf: str, fraction: float, target: str, recorder: str) -> None:
     """One program in this process; recorded if there is a file for that."""
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = conf
     import torch
@@ -132,6 +164,7 @@ def run_here(seed: int, conf: str, fraction: float, target: str) -> None:
     if fraction:
         torch.cuda.set_per_process_memory_fraction(fraction)
     runner = Stopping(torch, conf)
+    runner.recorder = recorder
     said: dict[str, Any] = {"total": total, "torch": torch.__version__}
     for name, *values in operations(seed):
         if name == "record" and not target:
@@ -143,17 +176,18 @@ def run_here(seed: int, conf: str, fraction: float, target: str) -> None:
     torch.cuda.synchronize()
     said["stats"] = figures(torch)
     if target:
-        snapshot = torch.cuda.memory._snapshot()
-        short_names(snapshot)
-        pathlib.Path(target).write_bytes(lzma.compress(pickle.dumps(snapshot, 4), preset=0))
+        runner.save(target)
     print(json.dumps(said))
     sys.stdout.flush()
     os._exit(0)
 
 
-def run(seed: int, conf: str, fraction: float, target: str = "") -> dict[str, Any]:
+def run(
+    seed: int, conf: str, fraction: float, target: str = "", recorder: str = "pytorch"
+) -> dict[str, Any]:
     """The same in a process of its own: what it said."""
-    words = [sys.executable, str(HERE), "--run", str(seed), conf, repr(fraction), target]
+    words = [sys.executable, str(HERE), "--recorder", recorder]
+    words += ["--run", str(seed), conf, repr(fraction), target]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200)
     if done.returncode != 0:
         raise RuntimeError(f"seed {seed}, {conf!r}: {done.stderr[-800:]}")
@@ -210,10 +244,12 @@ def told_verdict(
     return judge(plan[pair.conf], stats)[1]
 
 
-def compare(seed: int, folder: str, keeps: bool) -> list[tuple[Pair, bool, str, str]]:
+def compare(
+    seed: int, folder: str, keeps: bool, recorder: str
+) -> list[tuple[Pair, bool, str, str]]:
     """A program's verdicts; recordings remain only of what is not exact, where that is kept."""
     path = pathlib.Path(folder) / f"{seed}.xz"
-    source = run(seed, "", 0.0, str(path))
+    source = run(seed, "", 0.0, str(path), recorder)
     snap = neutracer.load(path)
     peak, total, found = source["stats"]["reserved_bytes.all.peak"], source["total"], []
     for number, pair in enumerate(pairs_of(seed)):
@@ -228,6 +264,8 @@ def compare(seed: int, folder: str, keeps: bool) -> list[tuple[Pair, bool, str, 
         elif keeps:
             said = explained(pair, fraction, total, outcome, real)
             second.with_suffix(".json").write_text(said)
+        if recorder != "pytorch" and "trace_empty_cache_calls" not in snap.settings:
+            wrong += " (calls not noted)"
         if plan.fidelity != 1.0:
             wrong += f" (fidelity {plan.fidelity:.4f})"
         if verdict != "exact" and "silent" in outcome.causes:
@@ -245,23 +283,32 @@ def compare(seed: int, folder: str, keeps: bool) -> list[tuple[Pair, bool, str, 
 
 
 def drive(options: argparse.Namespace) -> int:
-    began, source = time.monotonic(), seeds(options.seed)
+    recorder = options.recorder
+    if recorder == "live":
+        # Once, and not in each process that needs them.
+        subprocess.run([sys.executable, "-m", "neutracer", "build-hooks"], check=True)
+    began, source = time.monotonic(), seeds(options.seed, recorder)
     chosen = [next(source) for _ in range(-(-options.pairs // PAIRS_A_PROGRAM))]
-    print(f"--seed {options.seed}: programs {chosen[0]} to {chosen[-1]}")
+    print(f"--seed {options.seed} --recorder {recorder}: programs {chosen[0]} to {chosen[-1]}")
     found: list[tuple[Pair, bool, str, str]] = []
     keep = options.keep
     if keep:
         pathlib.Path(keep).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(options.processes) as pool:
-        for result in pool.map(lambda seed: compare(seed, keep or made, bool(keep)), chosen):
+        compared = functools.partial(
+            compare, folder=keep or made, keeps=bool(keep), recorder=recorder
+        )
+        for result in pool.map(compared, chosen):
             found += result
     counts = collections.Counter(verdict for _, _, verdict, _ in found)
     right = sum(is_right for _, is_right, _, _ in found)
     inside = counts["exact"] + counts["inside"]
     told = sum("(exact when told" in wrong for _, _, _, wrong in found)
+    noted = sum("(calls not noted)" not in wrong for _, _, _, wrong in found)
     gc = [verdict for pair, _, verdict, _ in found if "garbage" in pair.conf]
     print(
-        f"{len(found)} pairs: fits right in {right}, exact {counts['exact']} (and {told} when "
+        f"{len(found)} pairs ({recorder}; {noted if recorder != 'pytorch' else 0} with calls "
+        f"noted): fits right in {right}, exact {counts['exact']} (and {told} when "
         f"told of calls that left no trace), within range {inside}; of {len(gc)} that collect "
         f"garbage {gc.count('exact')} exact; {time.monotonic() - began:.0f} s"
     )
@@ -277,11 +324,12 @@ def main() -> int:
     )
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--keep", metavar="FOLDER", help="what shows why pairs are not exact")
+    parser.add_argument("--recorder", choices=RECORDERS, default="live")
     parser.add_argument("--run", nargs=4, metavar=("SEED", "CONF", "FRACTION", "TARGET"))
     options = parser.parse_args()
     if options.run:
         seed, conf, fraction, target = options.run
-        run_here(int(seed), conf, float(fraction), target)
+        run_here(int(seed), conf, float(fraction), target, options.recorder)
     return drive(options)
 
 
