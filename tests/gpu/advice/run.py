@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows neutracer's first advice: each program runs until memory runs out, then as advised.
 
-usage: python run.py FOLDER [--dev|--held-out|--group held_out_2] [--jobs N] [NAME ...]
+usage: python run.py FOLDER [--dev|--held-out|--group held_out_3] [--jobs N] [NAME ...]
        python run.py --one NAME FOLDER [ADVICE.json]
 
 Each run is a process of its own, below a cap that stands for a card of that size. The table at
@@ -24,12 +24,12 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from gpu.advice import held_out, held_out_2, library, plain  # noqa: E402
+from gpu.advice import held_out, held_out_2, held_out_3, library, plain  # noqa: E402
 from gpu.advice.job import MIB, PROGRAMS, Job, Program  # noqa: E402
 
 import neutracer  # noqa: E402
 
-__all__ = ["held_out", "held_out_2", "library", "plain"]
+__all__ = ["held_out", "held_out_2", "held_out_3", "library", "plain"]
 
 # A run that is given so many seconds does not end.
 _SECONDS = 150
@@ -165,7 +165,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--dev", action="store_true")
     parser.add_argument("--held-out", action="store_true")
-    parser.add_argument("--group", default="", help="only programs of this file: held_out_2")
+    parser.add_argument("--group", default="", help="only programs of this file, as held_out_3")
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--record", action="store_true", help="run them as they are, no more")
     told = parser.parse_args()
