@@ -6,8 +6,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import random_programs
 from places import TESTS
-from program_truth import Run, differences, verdict
+from program_truth import Run, differences, noted, verdict
 
 FOLDER = TESTS / "data" / "programs"
 NAMES = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.snapshot.xz"))
@@ -39,3 +40,36 @@ def test_prediction_holds_for_recorded_program(source, target):
     found, causes, wrong = verdict(run(source), run(target))
     assert found != "outside", wrong
     assert found == "exact" or causes
+
+
+# The bit of calls that may have been silent.
+_SILENT = 16
+
+# The programs that do nothing but ask, free and call, and call at least once.
+_CALLING = [name for name in NAMES if name.partition("-")[0] in ("7", "25", "35", "50", "59")]
+
+
+@cache
+def noted_run(name: str) -> Run | None:
+    return noted(run(name), random_programs.program(int(name.partition("-")[0])))
+
+
+@pytest.mark.parametrize("name", _CALLING)
+def test_recorded_program_replays_exactly_with_its_calls(name):
+    found = noted_run(name)
+    assert found is not None
+    assert differences(found) == []
+    made = found.snapshot.settings["trace_empty_cache_calls"]["0"]
+    assert found.program.facts()["calls"] == len(made) > 0
+    assert found.program.find_silence() == 0
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in pairs() if pair[0] in _CALLING])
+def test_prediction_with_noted_calls_holds_and_has_no_silent_ones(source, target):
+    known = noted_run(source)
+    assert known is not None
+    found, causes, wrong = verdict(known, run(target))
+    assert found != "outside", wrong
+    assert not causes & _SILENT
+    if verdict(run(source), run(target))[0] == "exact":
+        assert found == "exact"

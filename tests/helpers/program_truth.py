@@ -10,11 +10,14 @@ import json
 import lzma
 import pathlib
 import re
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import neutracer
+from neutracer._native import core
+from neutracer.trace.snapshot import Snapshot
 
 #: The figures compared: the model's name, and PyTorch's.
 FIGURES = (
@@ -87,6 +90,39 @@ class Run:
         if self.meta["sort"] == "late":
             names = [name for name in names if name not in ("peak", "device_allocs")]
         return names
+
+
+def noted(run: Run, operations: list[tuple[Any, ...]]) -> Run | None:
+    """The same run with its calls of empty_cache() noted where its program made them.
+
+    None where the trace has what the program's own requests and frees are not all of.
+    """
+    actions = [str(action) for action in run.snapshot.timeline().events["action"]]
+    counted = [i for i, each in enumerate(actions) if each in ("alloc", "free_requested", "oom")]
+    alive: set[int] = set()
+    is_on, passed, calls = False, 0, array("i")
+    for name, *values in operations:
+        is_on |= name == "record"
+        if name == "empty" and is_on and passed:
+            event = counted[passed - 1]
+            event += actions[event : event + 2] == ["free_requested", "free_completed"]
+            if not calls or event > calls[-1]:
+                calls.append(event)
+        if name not in ("alloc", "free") or (name == "free" and values[0] not in alive):
+            continue
+        wanted = ("alloc", "oom") if name == "alloc" else ("free_requested",)
+        happened = actions[counted[passed]] if is_on and passed < len(counted) else wanted[0]
+        if happened not in wanted:
+            return None
+        (alive.add if happened == "alloc" else alive.discard)(values[0])
+        passed += is_on
+    if passed != len(counted):
+        return None
+    native = core.load(run.snapshot.to_bytes(), 1 << 40, None)
+    native.note_calls(0, calls)
+    made = Run(run.path)
+    made.__dict__["snapshot"] = Snapshot(native)
+    return made
 
 
 def flat(figures: dict[str, Any]) -> dict[str, Any]:
