@@ -87,6 +87,37 @@ def test_phases_have_their_own_peaks(monkeypatch):
     assert str(inner) == "<Phase inner: 7 MiB at its peak, 7 MiB at its end>"
 
 
+def test_a_phase_stays_with_the_device_on_which_it_began(monkeypatch):
+    held, peaks, current = [100, 900], [100, 900], [0]
+
+    def read(device=None):
+        at = current[0] if device is None else device
+        return counters.Counters(at, held[at], peaks[at], held[at], peaks[at], 0, 0)
+
+    monkeypatch.setattr(counters, "read", read)
+    monkeypatch.setattr(
+        counters, "reset_peak", lambda now: peaks.__setitem__(now.device, now.allocated)
+    )
+    with neutracer.phase("outer") as outer:
+        peaks[0] = 150
+        current[0] = 1
+        with neutracer.phase("inner") as inner:
+            peaks[:] = 170, 1000
+        held[0] = 120
+    assert (outer.device, outer.start_bytes, outer.peak_bytes, outer.end_bytes) == (
+        0,
+        100,
+        170,
+        120,
+    )
+    assert (inner.device, inner.start_bytes, inner.peak_bytes, inner.end_bytes) == (
+        1,
+        900,
+        1000,
+        900,
+    )
+
+
 def test_figures_of_a_step_have_one_naming(monkeypatch, tmp_path):
     fake = fake_cuda.install(monkeypatch)
     kept = Kept()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's counters of the current CUDA device, read where CUDA is in use."""
+"""PyTorch's counters of a CUDA device, read where CUDA is in use."""
 
 from __future__ import annotations
 
@@ -45,15 +45,19 @@ def prefer_hooks() -> None:
         return
 
 
-def read() -> Counters | None:
+def read(device: int | None = None) -> Counters | None:
     """The counters now; None before CUDA is in use. Nothing is initialised.
+
+    Args:
+        device: The device; None is the calling thread's current one.
 
     They come from the hooks where these are loaded: PyTorch's own are a dict of all figures.
     """
     cuda = _cuda()
     if cuda is None:
         return None
-    device = cuda.current_device()
+    if device is None:
+        device = cuda.current_device()
     brief = core.live_counters(device)
     if brief is not None:
         return Counters(device, *brief)

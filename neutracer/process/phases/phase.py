@@ -92,6 +92,9 @@ class Phase(StaysHere, instead="it measures this process: send its .peak_bytes")
             if self not in _open:
                 return
             now = _fold()
+            if now is not None and self.device not in (None, now.device):
+                # Another device has become the current one meanwhile.
+                now = counters.read(self.device)
             if now is not None:
                 self.device, self.end_bytes = now.device, now.allocated
             place = _open.index(self)
@@ -109,12 +112,18 @@ _open: list[Phase] = []
 
 
 def _fold() -> counters.Counters | None:
-    """Give the peak since the last boundary to all phases that are open, and begin a new one."""
+    """Give the peak since the last boundary to all phases that are open, and begin a new one:
+    on the current device and on theirs. Returns the current device's counters."""
     now = counters.read()
     if now is None:
         return None
-    for one in _open:
-        one.peak_bytes = max(one.peak_bytes, now.allocated_peak)
-        one.reserved_peak_bytes = max(one.reserved_peak_bytes, now.reserved_peak)
-    counters.reset_peak(now)
+    others = {one.device for one in _open} - {None, now.device}
+    for seen in (now, *map(counters.read, others)):
+        if seen is None:
+            continue
+        for one in _open:
+            if one.device == seen.device or (one.device is None and seen is now):
+                one.peak_bytes = max(one.peak_bytes, seen.allocated_peak)
+                one.reserved_peak_bytes = max(one.reserved_peak_bytes, seen.reserved_peak)
+        counters.reset_peak(seen)
     return now
