@@ -78,6 +78,8 @@ def test_random_walks_are_left_alone() -> None:
         [400 - 10 * (at % 10) for at in range(40)],
         # It levels off above the request.
         [200 + round(200 * 0.8**at) for at in range(40)],
+        # What had been lost comes back once, most of it.
+        [400 - 8 * at + (120 if at >= 15 else 0) for at in range(40)],
         # One fall, once.
         [400] * 20 + [200] * 20,
         # Too few steps.
@@ -125,6 +127,15 @@ def test_trace_whose_holes_shrink_says_when() -> None:
     assert "fragmentation_forecast" in [
         one.kind for one in neutracer.report(dumped(pinned(30, 2))).findings
     ]
+
+
+def test_request_of_the_last_step_is_not_the_usual_one() -> None:
+    plain = pinned(30, 2)
+    for one in plain["device_traces"][0][-4:-1]:
+        one["size"] = MIB
+    report = neutracer.fragmentation_report(dumped(plain))
+    found = [one for one in report.findings if one.kind == "fragmentation_forecast"]
+    assert [one.message.rpartition(" ")[2] for one in found] == ["55"]
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(30, 0), (8, 2)])

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 from bundle import DATA, NAMES, expected, snapshot
+from small_snapshots import BASE, MIB, block, dumped, one_program, segment
 
 import neutracer
 from neutracer.diagnose.fragmentation.parts import band
@@ -81,6 +82,33 @@ def test_ratio_history_matches_pytorch_at_every_step():
     assert found["max_fragmentation"] == max(history)
     assert found["avg_fragmentation"] == pytest.approx(sum(history) / len(history))
     assert found["current_fragmentation"] == found.ratio
+
+
+def test_a_new_segment_is_half_a_call_and_no_moment_of_its_own():
+    found = neutracer.fragmentation_report(neutracer.load(dumped(one_program())))
+    # 4 of 20 MiB are in use, for one event 10; of the segment alone nothing ever is.
+    assert found["max_fragmentation"] == pytest.approx(0.8)
+    assert found.max_event == 1
+    assert found["avg_fragmentation"] == pytest.approx((4 * 0.8 + 0.5) / 5)
+
+
+def test_what_the_cache_holds_is_no_part_of_what_the_rest_is_judged_by():
+    held = [
+        block(BASE, 300 * MIB, "active_allocated", 300 * MIB),
+        block(BASE + 300 * MIB, 100 * MIB),
+    ]
+    plain = {
+        "segments": [
+            segment(BASE, held),
+            segment(BASE + (1 << 33), [block(BASE + (1 << 33), 600 * MIB)]),
+        ],
+        "device_traces": [],
+    }
+    found = neutracer.fragmentation_report(neutracer.load(dumped(plain)))
+    finding = next(one for one in found.findings if one.kind == "fragmentation")
+    # A quarter of the 400 MiB that empty_cache() leaves, and a tenth of all.
+    assert finding.severity == "moderate"
+    assert finding.message.startswith("70.0 % of the 1,000 MiB reserved")
 
 
 def test_bands_are_the_usual_ones():
