@@ -15,12 +15,13 @@ NT_PAGE_EXPORT(axes) int32_t page_axes(uint32_t by_time, uint32_t raw_addresses)
     page->raster = NULL;
     const nt_raster_options options = {.by_time = by_time != 0,
                                        .raw_addresses = raw_addresses != 0};
-    NT_TRY(nt_raster_new(&nt_page_memory, page->timeline, &options, &page->raster,
-                         &nt_page_err));
+    /* The strip first: the raster takes the room that it gives back. */
     if (page->strip == NULL) {
         NT_TRY(
             nt_strip_new(&nt_page_memory, page->timeline, &page->strip, &nt_page_err));
     }
+    NT_TRY(nt_raster_new(&nt_page_memory, page->timeline, &options, &page->raster,
+                         &nt_page_err));
     nt_page_figures[0] = (double)nt_raster_width(page->raster);
     nt_page_figures[1] = (double)nt_raster_height(page->raster);
     return NT_OK;

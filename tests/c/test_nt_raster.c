@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "analysis/nt_raster.h"
 
+#include "base/nt_columns.h"
 #include "nt_trace.h"
 
 #define BASE UINT64_C(0x7f0000000000)
@@ -260,6 +261,50 @@ NT_TEST(view_off_the_axes_is_refused)
     nt_trace_close(&r);
 }
 
+#define GIB (1024 * MIB)
+
+/* Blocks of sizes that have no low bit in common and need more than 32. */
+static bool
+raster_odd_trace(nt_trace *r)
+{
+    static const uint64_t sizes[] = {5 * GIB + 1, 5 * GIB + 2, 5 * GIB + 2, 513};
+    nt_trace_event(r, NT_ACTION_SEGMENT_ALLOC, BASE, 24 * GIB);
+    nt_trace_segment(r, BASE, 24 * GIB, NT_POOL_LARGE, false);
+    for (uint64_t i = 0; i < NT_LENGTH(sizes); i++) {
+        nt_trace_event(r, NT_ACTION_ALLOC, BASE + i * 6 * GIB, sizes[i]);
+        nt_trace_block(r, BASE + i * 6 * GIB, sizes[i], sizes[i],
+                       NT_BLOCK_ACTIVE_ALLOCATED);
+        nt_trace_block(r, BASE + i * 6 * GIB + sizes[i], 6 * GIB - sizes[i], 0,
+                       NT_BLOCK_INACTIVE);
+    }
+    return nt_trace_replay(r);
+}
+
+NT_TEST(sizes_of_any_bits_are_compared)
+{
+    nt_trace r;
+    nt_raster *raster = NULL;
+    raster_image image;
+    nt_trace_open(&r, t, NULL);
+    if (raster_odd_trace(&r) &&
+        raster_open(&r, &(nt_raster_options){.by_time = false}, &raster)) {
+        /* In one pixel, in halves of the addresses, and each in its own. */
+        if (raster_image_draw(&r, raster, 1, 1, &image)) {
+            NT_CHECK_UINT(image.row[0], 1);
+        }
+        if (raster_image_draw(&r, raster, 1, 2, &image)) {
+            NT_CHECK_UINT(image.row[0], 1);
+            NT_CHECK_UINT(image.row[1], 2);
+        }
+        for (uint32_t i = 0; raster_image_draw(&r, raster, 6, 4, &image) && i < 4;
+             i++) {
+            NT_CHECK_UINT(image.row[i * 6 + 5], i);
+        }
+    }
+    nt_raster_free(raster);
+    nt_trace_close(&r);
+}
+
 static nt_status
 raster_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
@@ -286,12 +331,28 @@ raster_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
     return status;
 }
 
+static nt_status
+raster_odd_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
+{
+    nt_raster *raster = NULL;
+    const nt_status status = nt_raster_new(
+        alloc, ctx, &(nt_raster_options){.by_time = false}, &raster, NULL);
+    NT_CHECK((status == NT_OK) == (raster != NULL));
+    nt_raster_free(raster);
+    return status;
+}
+
 NT_TEST(raster_survives_every_refused_allocation)
 {
     nt_trace r;
     nt_trace_open(&r, t, NULL);
     if (raster_small_trace(&r)) {
         nt_test_sweep(t, raster_sweep, r.timeline);
+    }
+    nt_trace_close(&r);
+    nt_trace_open(&r, t, NULL);
+    if (raster_odd_trace(&r)) {
+        nt_test_sweep(t, raster_odd_sweep, r.timeline);
     }
     nt_trace_close(&r);
 }
@@ -302,6 +363,7 @@ const nt_test_case nt_raster_tests[] = {
     NT_CASE(block_ends_as_it_was_asked),
     NT_CASE(filter_keeps_one_stream_only),
     NT_CASE(largest_blocks_leave_a_band),
+    NT_CASE(sizes_of_any_bits_are_compared),
     NT_CASE(view_off_the_axes_is_refused),
     NT_CASE(raster_survives_every_refused_allocation),
     NT_CASES_END,

@@ -2,6 +2,7 @@
 #include "analysis/nt_raster.h"
 
 #include "analysis/nt_raster_state.h"
+#include "base/nt_sort.h"
 
 /* Positions of the states by time, from the events' own times. */
 static nt_status
@@ -56,43 +57,6 @@ raster_make_positions(nt_raster *r, nt_error *err)
     return raster_place_by_time(r, times == NULL ? NULL : times + first, err);
 }
 
-/* Sorts the items' beginnings and ends by state, by counting them. */
-static nt_status
-raster_make_changes(nt_raster *r, nt_error *err)
-{
-    r->change_count = 2 * r->item_count; /* at most: some stand in no state */
-    r->change_first = nt_allocate(&r->alloc, (r->states + 1) * sizeof(uint32_t));
-    r->changes = nt_allocate(&r->alloc, r->change_count * sizeof(uint32_t));
-    if (r->change_first == NULL || (r->changes == NULL && r->change_count != 0)) {
-        return nt_fail_nomem(err);
-    }
-    for (size_t s = 0; s <= r->states; s++) {
-        r->change_first[s] = 0;
-    }
-    for (size_t i = 0; i < r->item_count; i++) {
-        const nt_raster_item *item = &r->items[i];
-        if (item->begin < item->end) {
-            r->change_first[item->begin]++;
-            /* What never ends counts behind the last state, and is not visited. */
-            r->change_first[item->end]++;
-        }
-    }
-    uint32_t sum = 0;
-    for (size_t s = 0; s <= r->states; s++) {
-        sum += r->change_first[s];
-        r->change_first[s] = sum;
-    }
-    /* From the ends downwards, so that each count turns into where its state begins. */
-    for (size_t i = r->item_count; i-- > 0;) {
-        const nt_raster_item *item = &r->items[i];
-        if (item->begin < item->end) {
-            r->changes[--r->change_first[item->end]] = (uint32_t)(2 * i + 1);
-            r->changes[--r->change_first[item->begin]] = (uint32_t)(2 * i);
-        }
-    }
-    return NT_OK;
-}
-
 static nt_status
 raster_make_chunks(nt_raster *r, nt_error *err)
 {
@@ -115,6 +79,44 @@ raster_make_chunks(nt_raster *r, nt_error *err)
     return NT_OK;
 }
 
+/* Numbers the sizes of the blocks from 1 upwards, where they don't fit into keys. */
+static nt_status
+raster_make_ranks(nt_raster *r, nt_error *err)
+{
+    const size_t bytes = r->block_count * sizeof(nt_sort_item);
+    nt_sort_item *sorted = nt_allocate(&r->alloc, bytes);
+    r->ranks = nt_allocate(&r->alloc, r->block_count * sizeof(uint32_t));
+    if (sorted == NULL || r->ranks == NULL) {
+        nt_release(&r->alloc, sorted, sorted == NULL ? 0 : bytes);
+        return nt_fail_nomem(err);
+    }
+    for (size_t i = 0; i < r->block_count; i++) {
+        const uint64_t size = nt_raster_block_size(r, &r->items[i]);
+        sorted[i] = (nt_sort_item){size, (uint32_t)i};
+    }
+    nt_sort(sorted, r->block_count);
+    uint32_t rank = 0;
+    for (size_t i = 0; i < r->block_count; i++) {
+        rank += i == 0 || sorted[i].key != sorted[i - 1].key;
+        r->ranks[sorted[i].value] = rank;
+    }
+    nt_release(&r->alloc, sorted, bytes);
+    return NT_OK;
+}
+
+/* Sizes are rounded by the allocator: without the bits that all of them lack, they
+ * hardly ever need more than 32. */
+static nt_status
+raster_make_keys(nt_raster *r, nt_error *err)
+{
+    uint64_t bits = 0;
+    for (size_t i = 0; i < r->block_count; i++) {
+        bits |= nt_raster_block_size(r, &r->items[i]);
+    }
+    r->size_shift = bits == 0 ? 0 : (uint32_t)__builtin_ctzll(bits);
+    return bits >> r->size_shift > UINT32_MAX ? raster_make_ranks(r, err) : NT_OK;
+}
+
 static nt_status
 raster_make(nt_raster *r, nt_error *err)
 {
@@ -127,8 +129,8 @@ raster_make(nt_raster *r, nt_error *err)
                        "an axis would be longer than 2^50: its times or addresses make "
                        "no sense");
     }
-    NT_TRY(raster_make_chunks(r, err));
-    return raster_make_changes(r, err);
+    NT_TRY(raster_make_keys(r, err));
+    return raster_make_chunks(r, err);
 }
 
 nt_status
@@ -159,9 +161,9 @@ nt_raster_free(nt_raster *r)
     nt_release(&alloc, r->positions, (r->states + 1) * sizeof(uint64_t));
     nt_release(&alloc, r->ranges, r->range_capacity * sizeof(nt_raster_range));
     nt_release(&alloc, r->items, r->item_capacity * sizeof(nt_raster_item));
+    nt_release(&alloc, r->ranks,
+               r->ranks == NULL ? 0 : r->block_count * sizeof(uint32_t));
     nt_release(&alloc, r->chunks, r->chunk_count * sizeof(nt_raster_chunk));
-    nt_release(&alloc, r->changes, r->change_count * sizeof(uint32_t));
-    nt_release(&alloc, r->change_first, (r->states + 1) * sizeof(uint32_t));
     nt_release(&alloc, r, sizeof *r);
 }
 
@@ -191,14 +193,38 @@ nt_raster_states(const nt_raster *r, size_t *count)
     return r->positions;
 }
 
-/* Adds the bytes of what begins, and takes those of what ends, with each state. */
+/* Adds `size` with a state, and takes it with another. */
 static void
-raster_count_item(const nt_raster *r, const nt_raster_item *item, uint32_t end,
-                  uint64_t *out)
+raster_count(const nt_raster *r, uint32_t begin, uint32_t end, uint64_t size,
+             uint64_t *out)
 {
-    out[item->begin] += item->size;
-    if (end < r->states) {
-        out[end] -= item->size;
+    if (begin < end) {
+        out[begin] += size;
+        if (end < r->states) {
+            out[end] -= size;
+        }
+    }
+}
+
+static void
+raster_count_blocks(const nt_raster *r, bool until_freed, uint64_t *out)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    for (size_t i = 0; i < r->block_count; i++) {
+        const uint32_t row = r->items[i].row;
+        const int32_t last = until_freed ? a->free_event[row] : a->completed_event[row];
+        raster_count(r, r->items[i].begin, nt_raster_end_state(r, last), a->size[row],
+                     out);
+    }
+}
+
+static void
+raster_count_segments(const nt_raster *r, uint64_t *out)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    for (size_t i = r->block_count; i < r->item_count; i++) {
+        const nt_raster_item *item = &r->items[i];
+        raster_count(r, item->begin, item->end, s->size[item->row], out);
     }
 }
 
@@ -209,23 +235,13 @@ nt_raster_series(const nt_raster *r, nt_metric metric, uint64_t *out, nt_error *
         metric != NT_METRIC_RESERVED) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "no picture has that series");
     }
-    const bool reserved = metric == NT_METRIC_RESERVED;
-    const size_t end = reserved ? r->item_count : r->block_count;
     for (size_t s = 0; s < r->states; s++) {
         out[s] = 0;
     }
-    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
-    for (size_t i = reserved ? r->block_count : 0; i < end; i++) {
-        const nt_raster_item *item = &r->items[i];
-        uint32_t last = item->end;
-        if (metric == NT_METRIC_ALLOCATED) {
-            last = item->freed;
-        } else if (metric == NT_METRIC_ACTIVE) {
-            last = nt_raster_end_state(r, a->completed_event[item->row]);
-        }
-        if (item->begin < last) {
-            raster_count_item(r, item, last, out);
-        }
+    if (metric == NT_METRIC_RESERVED) {
+        raster_count_segments(r, out);
+    } else {
+        raster_count_blocks(r, metric == NT_METRIC_ALLOCATED, out);
     }
     for (size_t s = 1; s < r->states; s++) {
         out[s] += out[s - 1];

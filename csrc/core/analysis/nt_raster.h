@@ -83,7 +83,7 @@ typedef struct nt_raster nt_raster;
  * segment that its address lies in when it is allocated; what was never reserved holds
  * no block. NT_ARGUMENT by time where the file has no times, and where an axis would be
  * longer than NT_RASTER_MOST_EXTENT. Time is n log n in allocations and segments,
- * memory about 60 bytes for each.
+ * memory about 33 bytes for each, and 8 for each event.
  */
 nt_status
 nt_raster_new(const nt_alloc *alloc, const nt_timeline *timeline,
@@ -117,8 +117,8 @@ nt_raster_series(const nt_raster *raster, nt_metric metric, uint64_t *out,
 
 /*
  * Draws a view, whose ends must lie on the axes, into `planes`. Time is linear in the
- * events of the view and in the blocks around them (of others one in 32 is looked at),
- * in the rows of pixels that blocks touch, and in the pixels that they fill.
+ * blocks of the view and around it (of others one in 32 is looked at) and in the pixels
+ * that they fill; for `seen` and `used` also in its events.
  */
 nt_status
 nt_raster_draw(const nt_raster *raster, const nt_raster_view *view,

@@ -107,7 +107,7 @@ map_place(const nt_raster *r, uint64_t address, uint64_t size, nt_raster_item *i
     const uint64_t inside = address - range->address, room = range->size - inside;
     item->from = range->position + inside;
     item->to = item->from + (size < room ? size : room);
-    item->size = size;
+    item->is_cut = size > room;
     return size != 0;
 }
 
@@ -119,8 +119,8 @@ map_add_block(nt_raster *r, uint32_t row)
     nt_raster_item item = {.row = row};
     const uint32_t completed = nt_raster_end_state(r, a->completed_event[row]);
     item.begin = (uint32_t)(a->alloc_event[row] + 1);
-    item.freed = nt_raster_end_state(r, a->free_event[row]);
-    item.end = r->options.until_freed ? item.freed : completed;
+    item.end =
+        r->options.until_freed ? nt_raster_end_state(r, a->free_event[row]) : completed;
     const bool stands = item.begin < completed || item.begin < item.end;
     if (stands && map_place(r, a->address[row], a->size[row], &item)) {
         r->items[r->item_count++] = item;
@@ -236,7 +236,7 @@ map_add_segments(nt_raster *r, const nt_sort_item *segments, size_t count)
         const uint32_t row = segments[i].value;
         nt_raster_item item = {.row = row};
         item.begin = (uint32_t)(s->alloc_event[row] + 1);
-        item.end = item.freed = nt_raster_end_state(r, s->free_event[row]);
+        item.end = nt_raster_end_state(r, s->free_event[row]);
         if (item.begin < item.end &&
             map_place(r, s->address[row], s->size[row], &item)) {
             r->items[r->item_count++] = item;
@@ -254,8 +254,11 @@ nt_raster_make_items(nt_raster *r, nt_error *err)
     if (most > INT32_MAX) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "too many blocks for a picture");
     }
-    NT_TRY(nt_grow(&r->alloc, (void **)&r->items, &r->item_capacity, most,
-                   sizeof(nt_raster_item), err));
+    r->items = nt_allocate(&r->alloc, most * sizeof(nt_raster_item));
+    if (r->items == NULL && most != 0) {
+        return nt_fail_nomem(err);
+    }
+    r->item_capacity = most;
     NT_TRY(map_segments(r, &segments, &count, err));
     const nt_status status = map_add_blocks(r, segments, count, err);
     if (status == NT_OK) {

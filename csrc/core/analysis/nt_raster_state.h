@@ -2,8 +2,8 @@
 /*
  * What a raster holds, shared by its files and by nobody else: nt_raster.c (making it,
  * series), nt_raster_map.c (the address axis and which segment a block lies in),
- * nt_raster_view.c (states and addresses as pixels), nt_raster_draw.c (the planes)
- * and nt_raster_top.c (the largest blocks).
+ * nt_raster_view.c (states and addresses as pixels), nt_raster_sums.c and
+ * nt_raster_draw.c (the planes) and nt_raster_top.c (the largest blocks).
  */
 #ifndef NT_RASTER_STATE_H
 #define NT_RASTER_STATE_H
@@ -13,10 +13,9 @@
 /* A block or a segment, on the axes: it stands in states begin .. end - 1. */
 typedef struct nt_raster_item {
     uint64_t from, to;   /* positions; to > from */
-    uint64_t size;       /* bytes, also where `to` was cut at the end of a range */
     uint32_t begin, end; /* none where end <= begin: only a series counts it then */
-    uint32_t freed;      /* of a block: the first state in which it is not allocated */
     uint32_t row;        /* of the timeline's allocations or segments */
+    bool is_cut;         /* `to` is the end of a range: of its bytes more than that */
 } nt_raster_item;
 
 /* Items that follow each other in r->items: a view that sees none of their states need
@@ -40,11 +39,9 @@ struct nt_raster {
     size_t item_count, block_count, item_capacity;
     nt_raster_chunk *chunks; /* of items 0 .. NT_RASTER_CHUNK - 1, and so on */
     size_t chunk_count;
-    /* The items that begin or end with each state, as item * 2 + (1 at its end):
-     * those of state s stand at change_first[s] .. change_first[s + 1] - 1. */
-    uint32_t *changes;
-    uint32_t *change_first; /* states + 1 of them */
-    size_t change_count;
+    /* What blocks are compared by: the rank of each one's size, or if NULL its bytes
+     * without the `size_shift` lowest bits. */
+    uint32_t *ranks, size_shift;
 };
 
 /* The first state without what ends with `event`, which may be NT_EVENT_NEVER. */
@@ -80,33 +77,84 @@ nt_raster_make_map(nt_raster *r, nt_error *err);
 nt_status
 nt_raster_make_items(nt_raster *r, nt_error *err);
 
-/* A view's time axis: where each of its states begins, in pixels and in fractions. */
-typedef struct nt_raster_columns {
+/* In bytes. */
+static inline uint64_t
+nt_raster_block_size(const nt_raster *r, const nt_raster_item *block)
+{
+    return block->is_cut ? nt_timeline_allocations(r->timeline)->size[block->row]
+                         : block->to - block->from;
+}
+
+/* A view's time axis. */
+typedef struct nt_raster_time {
+    const uint64_t *positions; /* of the raster's states */
+    uint64_t x_first, x_end;
+    uint32_t first, end; /* the states that the view sees */
+    uint32_t width;
+    uint64_t span; /* positions of the view: a pixel is `span` fractions wide */
+} nt_raster_time;
+
+/* NT_ARGUMENT unless the view is on the axes. */
+nt_status
+nt_raster_time_init(nt_raster_time *time, const nt_raster *r,
+                    const nt_raster_view *view, nt_error *err) NT_CHECKED;
+
+/* Where a state from time->first to time->end begins. */
+typedef struct nt_raster_place {
+    uint32_t state;
+    uint32_t column;
+    uint32_t last;   /* the last column that sees one of the view's states before it:
+                      * where its time ends, or that of a last one without width */
+    uint64_t offset; /* in its column, in fractions */
+} nt_raster_place;
+
+/* That of the first state, and of the state after `place`. */
+nt_raster_place
+nt_raster_time_start(const nt_raster_time *time);
+void
+nt_raster_time_step(const nt_raster_time *time, nt_raster_place *place);
+
+/* The states with which columns begin, and the first ends that a later one sees. */
+typedef struct nt_raster_edges {
     nt_alloc alloc;
     uint32_t first, end; /* the states that the view sees */
     uint32_t width;
-    uint64_t span;    /* positions of the view: a pixel is `span` fractions wide */
-    size_t count;     /* end - first + 1: one more than states, for the end */
-    uint16_t *column; /* in which state first + i begins */
-    uint16_t *last; /* the last one that sees one of the states before first + i: where
-                     * its time ends, or that of a last state without width */
-    uint64_t *offset; /* where state first + i begins in its column, in fractions; NULL
-                       * unless asked for */
-} nt_raster_columns;
+    uint32_t *begin; /* width + 1: the first state in a column or behind it */
+    uint32_t *after; /* width: an item that ends before it is in no later column */
+    uint16_t *hints; /* the last column of ends in stretches of 2^hint_shift states */
+    uint32_t hint_shift;
+} nt_raster_edges;
 
-/* NT_ARGUMENT unless the view is on the axes. On failure there is nothing to clear. */
+/* On failure there is nothing to clear. */
 nt_status
-nt_raster_columns_init(nt_raster_columns *columns, const nt_raster *r,
-                       const nt_raster_view *view, bool has_offsets, nt_error *err);
+nt_raster_edges_init(nt_raster_edges *edges, const nt_alloc *alloc,
+                     const nt_raster_time *time, nt_error *err) NT_CHECKED;
 void
-nt_raster_columns_clear(nt_raster_columns *columns);
+nt_raster_edges_clear(nt_raster_edges *edges);
 
-/* The last column that sees one of the view's states before state `to`, which is above
- * c->first. */
-static inline uint32_t
-nt_raster_last_column(const nt_raster_columns *c, uint32_t to)
+/* The column in which a state of the view begins, and the last that sees an item which
+ * ends with `to`, from `column` on. */
+uint32_t
+nt_raster_column_of(const nt_raster_edges *edges, uint32_t state);
+uint32_t
+nt_raster_last_of(const nt_raster_edges *edges, uint32_t to, uint32_t column);
+
+/* The columns that see an item; false if it does not stand in the view. *first comes in
+ * as a guess: items that follow each other mostly begin in the same column. */
+static inline bool
+nt_raster_columns_of(const nt_raster_edges *e, const nt_raster_item *item,
+                     uint32_t *first, uint32_t *last)
 {
-    return c->last[to - c->first];
+    const uint32_t from = item->begin < e->first ? e->first : item->begin;
+    const uint32_t to = item->end > e->end ? e->end : item->end;
+    if (from >= to) {
+        return false;
+    }
+    if (from < e->begin[*first] || from >= e->begin[*first + 1]) {
+        *first = nt_raster_column_of(e, from);
+    }
+    *last = to < e->after[*first] ? *first : nt_raster_last_of(e, to, *first);
+    return true;
 }
 
 /* A view's address axis. */
@@ -127,10 +175,49 @@ typedef struct nt_raster_rows {
     uint64_t span;
 } nt_raster_rows;
 
+/* fractions / span, and what is left over. The estimate is off by one at most: a view
+ * has fewer pixels than a double tells apart. */
+static inline uint32_t
+nt_raster_divide(const nt_raster_scale *scale, uint64_t fractions, uint64_t *rest)
+{
+    /* Below 2^63: signed numbers turn into doubles in one instruction. */
+    uint32_t pixel =
+        (uint32_t)(int32_t)((double)(int64_t)fractions * scale->per_fraction);
+    uint64_t below = pixel * scale->span;
+    if (below > fractions) {
+        pixel--;
+        below -= scale->span;
+    } else if (fractions - below >= scale->span) {
+        pixel++;
+        below += scale->span;
+    }
+    *rest = fractions - below;
+    return pixel;
+}
+
 /* False if the item is outside the view. */
-bool
+static inline bool
 nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
-                  nt_raster_rows *out);
+                  nt_raster_rows *out)
+{
+    if (item->to <= scale->first || item->from >= scale->end) {
+        return false;
+    }
+    const uint64_t from = item->from < scale->first ? scale->first : item->from;
+    const uint64_t to = item->to > scale->end ? scale->end : item->to;
+    const uint64_t low = (from - scale->first) * scale->height;
+    const uint64_t high = (to - scale->first) * scale->height;
+    uint64_t before, behind;
+    out->span = scale->span;
+    out->first = out->last = nt_raster_divide(scale, low, &before);
+    out->in_first = out->in_last = high - low;
+    if (high - low > scale->span - before) {
+        out->last = nt_raster_divide(scale, high - 1, &behind);
+        out->in_first = scale->span - before;
+        out->in_last = behind + 1;
+    }
+    return true;
+}
 
 static inline uint64_t
 nt_raster_row_share(const nt_raster_rows *rows, uint32_t row)
@@ -139,5 +226,11 @@ nt_raster_row_share(const nt_raster_rows *rows, uint32_t row)
            : row == rows->last ? rows->in_last
                                : rows->span;
 }
+
+/* Fills planes->used, ->reserved and ->seen, those that there are, which are zero. */
+nt_status
+nt_raster_sums(const nt_raster *r, const nt_raster_view *view,
+               const nt_raster_time *time, const nt_raster_planes *planes,
+               nt_error *err) NT_CHECKED;
 
 #endif

@@ -6,37 +6,42 @@
 
 /* Whether a view sees a block in one of its states. */
 static bool
-top_is_seen(const nt_raster_view *view, const nt_raster_columns *c,
+top_is_seen(const nt_raster_view *view, const nt_raster_time *time,
             const nt_raster_item *item)
 {
-    return item->begin < item->end && item->begin < c->end && item->end > c->first &&
-           item->from < view->y_end && item->to > view->y_first;
+    return item->begin < item->end && item->begin < time->end &&
+           item->end > time->first && item->from < view->y_end &&
+           item->to > view->y_first;
 }
 
 /* Adds each block's bytes to the columns' largest sums of the states they see. */
 static void
-top_sum_rest(const nt_raster *r, const nt_raster_columns *c, const nt_sort_item *seen,
+top_sum_rest(const nt_raster *r, const nt_raster_time *time, const nt_sort_item *seen,
              size_t kept, size_t found, uint64_t *delta, uint64_t *out)
 {
-    const size_t states = c->end - c->first;
+    const uint32_t first = time->first;
+    const size_t states = time->end - first;
     for (size_t i = 0; i < states; i++) {
         delta[i] = 0;
     }
     for (size_t i = kept; i < found; i++) {
         const nt_raster_item *item = &r->items[seen[i].value];
-        delta[item->begin < c->first ? 0 : item->begin - c->first] += item->size;
-        if (item->end < c->end) {
-            delta[item->end - c->first] -= item->size;
+        const uint64_t size = nt_raster_block_size(r, item);
+        delta[item->begin < first ? 0 : item->begin - first] += size;
+        if (item->end < time->end) {
+            delta[item->end - first] -= size;
         }
     }
-    for (uint32_t column = 0; column < c->width; column++) {
+    for (uint32_t column = 0; column < time->width; column++) {
         out[column] = 0;
     }
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < states; i++) {
-        sum += delta[i];
-        const uint32_t last = nt_raster_last_column(c, c->first + i + 1);
-        for (uint32_t column = c->column[i]; column <= last; column++) {
+    nt_raster_place place = nt_raster_time_start(time);
+    while (place.state < time->end) {
+        sum += delta[place.state - first];
+        uint32_t column = place.column;
+        nt_raster_time_step(time, &place);
+        for (; column <= place.last; column++) {
             out[column] = out[column] < sum ? sum : out[column];
         }
     }
@@ -46,10 +51,10 @@ nt_status
 nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
               uint32_t *rows, size_t *count, uint64_t *rest, nt_error *err)
 {
-    nt_raster_columns c;
-    NT_TRY(nt_raster_columns_init(&c, r, view, false, err));
+    nt_raster_time time;
+    NT_TRY(nt_raster_time_init(&time, r, view, err));
     nt_status status = NT_OK;
-    const size_t states = c.end - c.first;
+    const size_t states = time.end - time.first;
     uint64_t *delta = nt_allocate(&r->alloc, states * sizeof *delta);
     nt_sort_item *seen = nt_allocate(&r->alloc, r->block_count * sizeof *seen);
     size_t found = 0;
@@ -59,15 +64,16 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
     }
     /* Items follow the rows unless a filter has ordered them by their beginnings, which
      * is the order of the rows as well. */
-    for (size_t i = nt_raster_next(r, 0, c.first, c.end); i < r->block_count;
-         i = nt_raster_next(r, i + 1, c.first, c.end)) {
-        if (top_is_seen(view, &c, &r->items[i])) {
-            seen[found++] = (nt_sort_item){~r->items[i].size, (uint32_t)i};
+    for (size_t i = nt_raster_next(r, 0, time.first, time.end); i < r->block_count;
+         i = nt_raster_next(r, i + 1, time.first, time.end)) {
+        if (top_is_seen(view, &time, &r->items[i])) {
+            seen[found++] =
+                (nt_sort_item){~nt_raster_block_size(r, &r->items[i]), (uint32_t)i};
         }
     }
     nt_sort(seen, found);
     const size_t kept = found < most ? found : most;
-    top_sum_rest(r, &c, seen, kept, found, delta, rest);
+    top_sum_rest(r, &time, seen, kept, found, delta, rest);
     for (size_t i = 0; i < kept; i++) {
         rows[i] = r->items[seen[i].value].row;
     }
@@ -75,6 +81,5 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
 done:
     nt_release(&r->alloc, delta, states * sizeof *delta);
     nt_release(&r->alloc, seen, r->block_count * sizeof *seen);
-    nt_raster_columns_clear(&c);
     return status;
 }

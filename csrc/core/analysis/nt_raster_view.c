@@ -6,6 +6,10 @@
  */
 #include "analysis/nt_raster_state.h"
 
+/* Stretches of states whose columns are known, for a search to begin with: few enough
+ * to stay in the processor's nearest cache. */
+#define VIEW_HINTS 4096
+
 static nt_status
 view_check(const nt_raster *r, const nt_raster_view *v, nt_error *err)
 {
@@ -22,14 +26,13 @@ view_check(const nt_raster *r, const nt_raster_view *v, nt_error *err)
     return NT_OK;
 }
 
-/* The first state at `position` or behind it; r->states where there is none. */
+/* The first state from `low` on at `position` or behind it; `high` if none is below. */
 static size_t
-view_first_at(const nt_raster *r, uint64_t position)
+view_first_at(const uint64_t *positions, size_t low, size_t high, uint64_t position)
 {
-    size_t low = 0, high = r->states;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        if (r->positions[middle] < position) {
+        if (positions[middle] < position) {
             low = middle + 1;
         } else {
             high = middle;
@@ -38,90 +41,159 @@ view_first_at(const nt_raster *r, uint64_t position)
     return low;
 }
 
-/* Positions rise, and most states are narrower than a pixel: it rarely takes a
- * division to see how far the next one is from the last. */
-static void
-view_place_states(nt_raster_columns *c, const nt_raster *r, const nt_raster_view *v)
-{
-    uint64_t last = v->x_first, offset = 0;
-    uint32_t column = 0;
-    for (size_t i = 0; i < c->count; i++) {
-        uint64_t at = r->positions[c->first + i];
-        at = at < v->x_first ? v->x_first : at > v->x_end ? v->x_end : at;
-        offset += (at - last) * v->width;
-        last = at;
-        if (offset >= c->span) {
-            column += (uint32_t)(offset / c->span);
-            offset %= c->span;
-        }
-        const uint32_t open = column - (offset == 0 && column != 0);
-        const uint32_t before = i == 0 ? 0 : c->column[i - 1];
-        c->column[i] = (uint16_t)column;
-        c->last[i] = (uint16_t)(open > before ? open : before);
-        if (c->offset != NULL) {
-            c->offset[i] = offset;
-        }
-    }
-}
-
 nt_status
-nt_raster_columns_init(nt_raster_columns *c, const nt_raster *r,
-                       const nt_raster_view *v, bool has_offsets, nt_error *err)
+nt_raster_time_init(nt_raster_time *time, const nt_raster *r, const nt_raster_view *v,
+                    nt_error *err)
 {
     NT_TRY(view_check(r, v, err));
-    size_t first = view_first_at(r, v->x_first);
+    size_t first = view_first_at(r->positions, 0, r->states, v->x_first);
     /* The state before lasts into the view where its successor begins inside of it. */
     if (first > 0 && r->positions[first] > v->x_first) {
         first--;
     }
-    *c = (nt_raster_columns){
-        .alloc = r->alloc,
+    *time = (nt_raster_time){
+        .positions = r->positions,
+        .x_first = v->x_first,
+        .x_end = v->x_end,
         .first = (uint32_t)first,
-        .end = (uint32_t)view_first_at(r, v->x_end),
+        .end = (uint32_t)view_first_at(r->positions, first, r->states, v->x_end),
         .width = v->width,
         .span = v->x_end - v->x_first,
     };
-    c->count = c->end - c->first + 1;
-    c->column = nt_allocate(&c->alloc, c->count * sizeof(uint16_t));
-    c->last = nt_allocate(&c->alloc, c->count * sizeof(uint16_t));
-    if (has_offsets) {
-        c->offset = nt_allocate(&c->alloc, c->count * sizeof(uint64_t));
+    return NT_OK;
+}
+
+nt_raster_place
+nt_raster_time_start(const nt_raster_time *time)
+{
+    return (nt_raster_place){.state = time->first};
+}
+
+static uint64_t
+view_clamp(const nt_raster_time *time, uint64_t at)
+{
+    return at < time->x_first ? time->x_first : at > time->x_end ? time->x_end : at;
+}
+
+/* Positions rise, and most states are narrower than a pixel: it rarely takes a
+ * division to see how far the next one is from the last. */
+void
+nt_raster_time_step(const nt_raster_time *time, nt_raster_place *place)
+{
+    const uint64_t *at = time->positions + place->state;
+    const uint32_t before = place->column;
+    place->offset += (view_clamp(time, at[1]) - view_clamp(time, at[0])) * time->width;
+    if (place->offset >= time->span) {
+        place->column += (uint32_t)(place->offset / time->span);
+        place->offset %= time->span;
     }
-    if (c->column == NULL || c->last == NULL || (has_offsets && c->offset == NULL)) {
-        nt_raster_columns_clear(c);
+    const uint32_t open = place->column - (place->offset == 0 && place->column != 0);
+    place->last = open > before ? open : before;
+    place->state++;
+}
+
+/* The state at which a column ends is seen by the next one; an item that ends with it
+ * is as well if some of its time lies behind the border. */
+static void
+view_find_edges(nt_raster_edges *e, const nt_raster_time *time)
+{
+    e->begin[0] = e->first;
+    for (uint32_t c = 0; c < e->width; c++) {
+        const uint64_t border = (c + UINT64_C(1)) * time->span;
+        const uint64_t low = time->x_first + border / e->width;
+        const bool is_whole = border % e->width == 0;
+        const uint32_t next = (uint32_t)view_first_at(time->positions, e->begin[c],
+                                                      e->end, low + !is_whole);
+        e->begin[c + 1] = next;
+        e->after[c] = next + (is_whole && time->positions[next] == low);
+    }
+    e->begin[e->width] = e->end;
+    e->after[e->width - 1] = UINT32_MAX;
+}
+
+static void
+view_make_hints(nt_raster_edges *e)
+{
+    while ((e->end - e->first) >> e->hint_shift >= VIEW_HINTS) {
+        e->hint_shift++;
+    }
+    uint32_t column = 0;
+    for (uint64_t k = 0; k <= VIEW_HINTS; k++) {
+        const uint64_t to = e->first + (k << e->hint_shift);
+        while (column < e->width - 1 && to >= e->after[column]) {
+            column++;
+        }
+        e->hints[k] = (uint16_t)column;
+    }
+}
+
+/* Bytes of the arrays of edges, which are one block. */
+static size_t
+view_edge_bytes(uint32_t width)
+{
+    return (2 * (size_t)width + 1) * sizeof(uint32_t) +
+           (VIEW_HINTS + 1) * sizeof(uint16_t);
+}
+
+nt_status
+nt_raster_edges_init(nt_raster_edges *e, const nt_alloc *alloc,
+                     const nt_raster_time *time, nt_error *err)
+{
+    *e = (nt_raster_edges){
+        .alloc = *alloc,
+        .first = time->first,
+        .end = time->end,
+        .width = time->width,
+        .begin = nt_allocate(alloc, view_edge_bytes(time->width)),
+    };
+    if (e->begin == NULL) {
         return nt_fail_nomem(err);
     }
-    view_place_states(c, r, v);
+    e->after = e->begin + e->width + 1;
+    e->hints = (uint16_t *)(e->after + e->width);
+    view_find_edges(e, time);
+    view_make_hints(e);
     return NT_OK;
 }
 
 void
-nt_raster_columns_clear(nt_raster_columns *c)
+nt_raster_edges_clear(nt_raster_edges *e)
 {
-    nt_release(&c->alloc, c->column, c->count * sizeof(uint16_t));
-    nt_release(&c->alloc, c->last, c->count * sizeof(uint16_t));
-    nt_release(&c->alloc, c->offset,
-               c->offset == NULL ? 0 : c->count * sizeof(uint64_t));
-    c->column = c->last = NULL;
-    c->offset = NULL;
+    nt_release(&e->alloc, e->begin, view_edge_bytes(e->width));
+    e->begin = e->after = NULL;
+    e->hints = NULL;
 }
 
-/* fractions / span, and what is left over. The estimate is off by one at most: a view
- * has fewer pixels than a double tells apart. */
-static uint32_t
-view_divide(const nt_raster_scale *scale, uint64_t fractions, uint64_t *rest)
+uint32_t
+nt_raster_column_of(const nt_raster_edges *e, uint32_t state)
 {
-    uint32_t pixel = (uint32_t)((double)fractions * scale->per_fraction);
-    uint64_t below = pixel * scale->span;
-    if (below > fractions) {
-        pixel--;
-        below -= scale->span;
-    } else if (fractions - below >= scale->span) {
-        pixel++;
-        below += scale->span;
+    uint32_t low = 0, high = e->width;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (e->begin[middle] <= state) {
+            low = middle;
+        } else {
+            high = middle;
+        }
     }
-    *rest = fractions - below;
-    return pixel;
+    return low;
+}
+
+uint32_t
+nt_raster_last_of(const nt_raster_edges *e, uint32_t to, uint32_t column)
+{
+    const uint16_t *hint = e->hints + ((to - e->first) >> e->hint_shift);
+    uint32_t low = hint[0] < column ? column : hint[0];
+    uint32_t high = hint[1] < column ? column : hint[1];
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (to < e->after[middle]) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
 }
 
 nt_raster_scale
@@ -135,28 +207,4 @@ nt_raster_scale_of(const nt_raster_view *view)
         .span = span,
         .per_fraction = 1.0 / (double)span,
     };
-}
-
-bool
-nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
-                  nt_raster_rows *out)
-{
-    if (item->to <= scale->first || item->from >= scale->end) {
-        return false;
-    }
-    const uint64_t from = item->from < scale->first ? scale->first : item->from;
-    const uint64_t to = item->to > scale->end ? scale->end : item->to;
-    const uint64_t low = (from - scale->first) * scale->height;
-    const uint64_t high = (to - scale->first) * scale->height;
-    uint64_t before, behind;
-    out->span = scale->span;
-    out->first = view_divide(scale, low, &before);
-    out->last = view_divide(scale, high - 1, &behind);
-    if (out->first == out->last) {
-        out->in_first = out->in_last = high - low;
-    } else {
-        out->in_first = scale->span - before;
-        out->in_last = behind + 1;
-    }
-    return true;
 }

@@ -3,136 +3,38 @@
 
 #include <string.h>
 
-/* Entries of a level that one entry of the next level stands for. */
-#define FANOUT 16
+#include "analysis/nt_strip_series.h"
+#include "base/nt_sort.h"
 
 /* States between two that the bands are known of. */
-#define CHECKPOINT 256
-
-#define LEVELS 8 /* 16^8 states are more than there can be */
-
-/* A series over the states, and where it is highest in each stretch of it. */
-typedef struct strip_series {
-    uint64_t *values;
-    uint32_t *levels[LEVELS]; /* states; level k has an entry for 16^(k+1) of them */
-    size_t counts[LEVELS];
-    size_t level_count;
-} strip_series;
-
-/* An allocation that begins or ends with an event that is another one's. */
-typedef struct strip_extra {
-    uint32_t row;
-    int32_t event;
-    bool ends;
-} strip_extra;
+#define CHECKPOINT 64
 
 struct nt_strip {
     nt_alloc alloc;
     const nt_timeline *timeline;
     size_t states;
-    strip_series allocated, reserved;
+    nt_strip_series allocated, reserved;
     const uint8_t *codes; /* the caller's */
     size_t band_count;
     uint64_t *checkpoints; /* bytes by band, after each CHECKPOINT-th state */
     size_t checkpoint_count;
-    strip_extra *extras;
+    /* The allocations that begin or end with an event that is another one's, by event:
+     * the key is event * 2 + (1 at the end), the value the row. */
+    nt_sort_item *extras;
     size_t extra_count, extra_capacity;
 };
-
-/* ---- the highest of a range ---------------------------------------------------------
- */
-
-static uint32_t
-series_highest_of(const strip_series *s, const uint32_t *below, size_t first,
-                  size_t end)
-{
-    uint32_t best = below == NULL ? (uint32_t)first : below[first];
-    for (size_t i = first + 1; i < end; i++) {
-        const uint32_t at = below == NULL ? (uint32_t)i : below[i];
-        best = s->values[at] > s->values[best] ? at : best;
-    }
-    return best;
-}
-
-static nt_status
-series_make(const nt_alloc *alloc, const nt_timeline *timeline, nt_metric metric,
-            size_t states, strip_series *s, nt_error *err)
-{
-    s->values = nt_allocate(alloc, states * sizeof(uint64_t));
-    if (s->values == NULL) {
-        return nt_fail_nomem(err);
-    }
-    s->values[0] = nt_timeline_facts(timeline)->start_bytes[metric];
-    nt_timeline_series(timeline, metric, s->values + 1);
-    const uint32_t *below = NULL;
-    for (size_t count = states; count > FANOUT; count = s->counts[s->level_count - 1]) {
-        const size_t entries = (count + FANOUT - 1) / FANOUT;
-        uint32_t *level = nt_allocate(alloc, entries * sizeof *level);
-        if (level == NULL) {
-            return nt_fail_nomem(err);
-        }
-        s->levels[s->level_count] = level;
-        s->counts[s->level_count++] = entries;
-        for (size_t k = 0; k < entries; k++) {
-            const size_t stop = (k + 1) * FANOUT < count ? (k + 1) * FANOUT : count;
-            level[k] = series_highest_of(s, below, k * FANOUT, stop);
-        }
-        below = level;
-    }
-    return NT_OK;
-}
-
-static void
-series_clear(const nt_alloc *alloc, strip_series *s, size_t states)
-{
-    nt_release(alloc, s->values, states * sizeof(uint64_t));
-    for (size_t k = 0; k < s->level_count; k++) {
-        nt_release(alloc, s->levels[k], s->counts[k] * sizeof(uint32_t));
-    }
-}
-
-/* Of two states the one with more, of equal ones the earlier. */
-static uint32_t
-series_better(const strip_series *s, uint32_t best, uint32_t at)
-{
-    if (s->values[at] != s->values[best]) {
-        return s->values[at] > s->values[best] ? at : best;
-    }
-    return at < best ? at : best;
-}
-
-static uint32_t
-series_highest(const strip_series *s, size_t first, size_t end)
-{
-    uint32_t best = (uint32_t)first;
-    /* What does not fill an entry of the next level is looked at in this one. */
-    for (size_t level = 0; first < end; level++) {
-        const uint32_t *entries = level == 0 ? NULL : s->levels[level - 1];
-        const bool last = level == s->level_count;
-        while (first < end && (first % FANOUT != 0 || last)) {
-            best = series_better(s, best, entries ? entries[first] : (uint32_t)first);
-            first++;
-        }
-        while (first < end && end % FANOUT != 0) {
-            end--;
-            best = series_better(s, best, entries ? entries[end] : (uint32_t)end);
-        }
-        first /= FANOUT;
-        end /= FANOUT;
-    }
-    return best;
-}
 
 size_t
 nt_strip_highest(const nt_strip *strip, bool reserved, size_t first, size_t end)
 {
-    return series_highest(reserved ? &strip->reserved : &strip->allocated, first, end);
+    return nt_strip_series_highest(reserved ? &strip->reserved : &strip->allocated,
+                                   first, end);
 }
 
 uint64_t
 nt_strip_bytes(const nt_strip *strip, bool reserved, size_t state)
 {
-    return (reserved ? &strip->reserved : &strip->allocated)->values[state];
+    return nt_strip_series_at(reserved ? &strip->reserved : &strip->allocated, state);
 }
 
 /* ---- bands --------------------------------------------------------------------------
@@ -144,7 +46,7 @@ strip_add_extra(nt_strip *strip, uint32_t row, int32_t event, bool ends, nt_erro
     NT_TRY(nt_grow(&strip->alloc, (void **)&strip->extras, &strip->extra_capacity,
                    strip->extra_count + 1, sizeof *strip->extras, err));
     strip->extras[strip->extra_count++] =
-        (strip_extra){.row = row, .event = event, .ends = ends};
+        (nt_sort_item){.key = (uint64_t)event * 2 + ends, .value = row};
     return NT_OK;
 }
 
@@ -164,6 +66,7 @@ strip_find_extras(nt_strip *strip, nt_error *err)
             NT_TRY(strip_add_extra(strip, (uint32_t)row, freed, true, err));
         }
     }
+    nt_sort(strip->extras, strip->extra_count);
     return NT_OK;
 }
 
@@ -187,14 +90,21 @@ strip_step(const nt_strip *strip, size_t event, uint64_t *bands)
 static void
 strip_step_extras(const nt_strip *strip, size_t first, size_t end, uint64_t *bands)
 {
-    const nt_allocation_columns *a = nt_timeline_allocations(strip->timeline);
-    for (size_t i = 0; i < strip->extra_count; i++) {
-        const strip_extra *extra = &strip->extras[i];
-        if ((size_t)extra->event >= first && (size_t)extra->event < end) {
-            uint64_t *band = &bands[strip->codes[extra->row]];
-            *band =
-                extra->ends ? *band - a->size[extra->row] : *band + a->size[extra->row];
+    const uint64_t *sizes = nt_timeline_allocations(strip->timeline)->size;
+    size_t low = 0, high = strip->extra_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (strip->extras[middle].key / 2 < first) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
+    }
+    for (; low < strip->extra_count && strip->extras[low].key / 2 < end; low++) {
+        const uint32_t row = strip->extras[low].value;
+        uint64_t *band = &bands[strip->codes[row]];
+        *band =
+            strip->extras[low].key % 2 != 0 ? *band - sizes[row] : *band + sizes[row];
     }
 }
 
@@ -278,10 +188,10 @@ nt_strip_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_strip **out,
                         .timeline = timeline,
                         .states = nt_timeline_event_count(timeline) + 1};
     nt_status status;
-    NT_TRY_DONE(series_make(alloc, timeline, NT_METRIC_ALLOCATED, strip->states,
-                            &strip->allocated, err));
-    NT_TRY_DONE(series_make(alloc, timeline, NT_METRIC_RESERVED, strip->states,
-                            &strip->reserved, err));
+    NT_TRY_DONE(nt_strip_series_make(alloc, timeline, NT_METRIC_ALLOCATED,
+                                     strip->states, &strip->allocated, err));
+    NT_TRY_DONE(nt_strip_series_make(alloc, timeline, NT_METRIC_RESERVED, strip->states,
+                                     &strip->reserved, err));
     NT_TRY_DONE(strip_find_extras(strip, err));
     *out = strip;
     return NT_OK;
@@ -298,17 +208,18 @@ nt_strip_free(nt_strip *strip)
     }
     const nt_alloc alloc = strip->alloc;
     strip_release_bands(strip);
-    series_clear(&alloc, &strip->allocated, strip->states);
-    series_clear(&alloc, &strip->reserved, strip->states);
+    nt_strip_series_clear(&alloc, &strip->allocated, strip->states);
+    nt_strip_series_clear(&alloc, &strip->reserved, strip->states);
     nt_release(&alloc, strip->extras, strip->extra_capacity * sizeof *strip->extras);
     nt_release(&alloc, strip, sizeof *strip);
 }
 
-/* The first state at `position` or behind it, or the number of states. */
+/* The first state from `low` on at `position` or behind it, or the number of states. */
 static size_t
-strip_first_at(const nt_strip *strip, const uint64_t *positions, uint64_t position)
+strip_first_at(const nt_strip *strip, const uint64_t *positions, size_t low,
+               uint64_t position)
 {
-    size_t low = 0, high = strip->states;
+    size_t high = strip->states;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         if (positions[middle] < position) {
@@ -343,25 +254,25 @@ nt_strip_draw(const nt_strip *strip, const nt_strip_view *view,
         return nt_fail_nomem(err);
     }
     size_t known = SIZE_MAX;
+    size_t next = strip_first_at(strip, view->positions, 0, view->first);
     for (uint32_t c = 0; c < view->width; c++) {
         /* Column c begins at c * span / width: the positions in it are those from
          * there, rounded up, and the state before them lasts into it. */
         const uint64_t from = c * span, to = (c + UINT64_C(1)) * span;
-        const uint64_t low = view->first + (from + view->width - 1) / view->width;
         const uint64_t high = view->first + (to + view->width - 1) / view->width;
-        size_t first = strip_first_at(strip, view->positions, low);
+        size_t first = next;
         if (first > 0 &&
             (first == strip->states ||
              (view->positions[first] - view->first) * view->width > from)) {
             first--;
         }
-        size_t end = strip_first_at(strip, view->positions, high);
-        end = end > first ? end : first + 1;
+        next = strip_first_at(strip, view->positions, next, high);
+        const size_t end = next > first ? next : first + 1;
         const size_t state = nt_strip_highest(strip, false, first, end);
         out->event[c] = (int32_t)state - 1;
-        out->allocated[c] = strip->allocated.values[state];
-        out->reserved[c] =
-            strip->reserved.values[nt_strip_highest(strip, true, first, end)];
+        out->allocated[c] = nt_strip_series_at(&strip->allocated, state);
+        out->reserved[c] = nt_strip_series_at(
+            &strip->reserved, nt_strip_highest(strip, true, first, end));
         if (strip->band_count != 0) {
             strip_bands_at(strip, state, &known, bands);
             memcpy(out->bands + c * strip->band_count, bands,

@@ -158,6 +158,8 @@ const turnTo = async (device, isShown = true) => {
   parts.lists.reset();
   if (isShown) parts.overview.now();
   await askMoment();
+  // Pictures that waited for the rest of a file are no measure of zooming and panning.
+  Object.assign(app, { redraws: [], exact: [] });
 };
 
 const showFile = async (index, device, isShown = true) => {

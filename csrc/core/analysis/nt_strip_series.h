@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A series of a strip: bytes in each state, and where most are in each stretch of
+ * states. For nt_strip.c only. */
+#ifndef NT_STRIP_SERIES_H
+#define NT_STRIP_SERIES_H
+
+#include "trace/nt_timeline.h"
+
+#define NT_STRIP_LEVELS 8 /* 16^8 states are more than there can be */
+
+/* Bytes are (high << 32 | low) << shift: what the allocator gives is rounded, so that
+ * there is hardly ever anything to keep in `high`. */
+typedef struct nt_strip_series {
+    uint32_t *low;
+    uint32_t *high; /* NULL if all are 0 */
+    unsigned shift;
+    uint32_t *levels[NT_STRIP_LEVELS]; /* states; level k has one for 16^(k+1) states */
+    size_t counts[NT_STRIP_LEVELS];
+    size_t level_count;
+} nt_strip_series;
+
+/* On failure nt_strip_series_clear gives back what is there. */
+nt_status
+nt_strip_series_make(const nt_alloc *alloc, const nt_timeline *timeline,
+                     nt_metric metric, size_t states, nt_strip_series *out,
+                     nt_error *err) NT_CHECKED;
+void
+nt_strip_series_clear(const nt_alloc *alloc, nt_strip_series *series, size_t states);
+
+/* Of states first .. end - 1 the one with most, the first of several. */
+uint32_t
+nt_strip_series_highest(const nt_strip_series *series, size_t first, size_t end);
+
+static inline uint64_t
+nt_strip_series_at(const nt_strip_series *s, size_t state)
+{
+    const uint64_t high = s->high == NULL ? 0 : s->high[state];
+    return (high << 32 | s->low[state]) << s->shift;
+}
+
+#endif
