@@ -41,7 +41,17 @@ nt_device_fail_nvml(const nt_device *device, nt_status status, const char *what,
                    words != NULL ? words : "an unknown error", (int)code);
 }
 
-/* The slot of `handle`, added where there is none; `*slot` is written on success. */
+device_slot *
+nt_device_slot(const nt_device *device, size_t number)
+{
+    device_slot *at = __atomic_load_n(&device->slots, __ATOMIC_ACQUIRE);
+    while (at != NULL && number-- > 0) {
+        at = __atomic_load_n(&at->next, __ATOMIC_ACQUIRE);
+    }
+    return at;
+}
+
+/* Adds a slot for `handle`; `*slot` is written on success. */
 static nt_status
 device_add(nt_device *d, nt_nvml_device handle, size_t *slot, nt_error *err)
 {
@@ -60,10 +70,17 @@ device_add(nt_device *d, nt_nvml_device handle, size_t *slot, nt_error *err)
         made.info.name[0] = '\0';
     }
     made.info.uuid[NT_DEVICE_TEXT - 1] = made.info.name[NT_DEVICE_TEXT - 1] = '\0';
-    NT_TRY(nt_grow(&d->alloc, (void **)&d->slots, &d->slot_room, d->slot_count + 1,
-                   sizeof *d->slots, err));
-    d->slots[d->slot_count] = made;
-    *slot = d->slot_count++;
+    device_slot *kept = nt_allocate(&d->alloc, sizeof *kept), **place = &d->slots;
+    if (kept == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *kept = made;
+    size_t number = 0;
+    for (; *place != NULL; number++) {
+        place = &(*place)->next;
+    }
+    __atomic_store_n(place, kept, __ATOMIC_RELEASE);
+    *slot = number;
     return NT_OK;
 }
 
@@ -135,9 +152,11 @@ device_stop_nvml(nt_device *d)
     }
     d->has_nvml = false;
     nt_library_close(&d->nvml_library);
-    nt_release(&d->alloc, d->slots, d->slot_room * sizeof *d->slots);
-    d->slots = NULL;
-    d->slot_count = d->slot_room = 0;
+    while (d->slots != NULL) {
+        device_slot *next = d->slots->next;
+        nt_release(&d->alloc, d->slots, sizeof *d->slots);
+        d->slots = next;
+    }
 }
 
 nt_status
@@ -193,21 +212,26 @@ nt_device_driver_version(const nt_device *device)
 size_t
 nt_device_count(const nt_device *device)
 {
-    return device->slot_count;
+    size_t count = 0;
+    while (nt_device_slot(device, count) != NULL) {
+        count++;
+    }
+    return count;
 }
 
 const nt_device_info *
 nt_device_get(const nt_device *device, size_t slot)
 {
-    return &device->slots[slot].info;
+    return &nt_device_slot(device, slot)->info;
 }
 
 bool
 nt_device_find(nt_device *device, const char *uuid, size_t *slot)
 {
-    for (size_t i = 0; i < device->slot_count; i++) {
-        if (strcmp(device->slots[i].info.uuid, uuid) == 0) {
-            *slot = i;
+    size_t number = 0;
+    for (const device_slot *at = device->slots; at != NULL; at = at->next, number++) {
+        if (strcmp(at->info.uuid, uuid) == 0) {
+            *slot = number;
             return true;
         }
     }

@@ -71,11 +71,13 @@ nt_device_driver_version(const nt_device *device);
 size_t
 nt_device_count(const nt_device *device);
 
+/* Of a slot that there is; valid as long as the object. */
 const nt_device_info *
 nt_device_get(const nt_device *device, size_t slot);
 
 /* The slot of the device with exactly this UUID; false where there is none. Adds a slot
- * for an instance of a MIG device, so two threads must not call it at once. */
+ * for an instance of a MIG device, so two threads must not call it at once; others may
+ * read slots meanwhile. */
 bool
 nt_device_find(nt_device *device, const char *uuid, size_t *slot);
 

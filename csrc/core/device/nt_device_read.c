@@ -3,12 +3,19 @@
 
 #include "device/nt_device_state.h"
 
+static nt_status
+device_fail_slot(size_t slot, nt_error *err)
+{
+    return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "NVML has no device %zu", slot);
+}
+
 /* NVML's first form of the figures: what the driver keeps for itself is in `used`. */
 static nt_status
-device_read_old(const nt_device *d, size_t slot, nt_device_memory *out, nt_error *err)
+device_read_old(const nt_device *d, nt_nvml_device handle, nt_device_memory *out,
+                nt_error *err)
 {
     nt_nvml_memory m = {0};
-    const nt_nvml_status code = d->nvml.memory(d->slots[slot].handle, &m);
+    const nt_nvml_status code = d->nvml.memory(handle, &m);
     if (code != NT_NVML_SUCCESS) {
         return nt_device_fail_nvml(d, NT_IO, "nvmlDeviceGetMemoryInfo", code, err);
     }
@@ -20,13 +27,14 @@ nt_status
 nt_device_read_memory(const nt_device *device, size_t slot, nt_device_memory *out,
                       nt_error *err)
 {
-    if (slot >= device->slot_count) {
-        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "NVML has no device %zu", slot);
+    const device_slot *at = nt_device_slot(device, slot);
+    if (at == NULL) {
+        return device_fail_slot(slot, err);
     }
     nt_nvml_memory_v2 m = {.version = NT_NVML_MEMORY_VERSION};
     if (device->nvml.memory_v2 == NULL ||
-        device->nvml.memory_v2(device->slots[slot].handle, &m) != NT_NVML_SUCCESS) {
-        return device_read_old(device, slot, out, err);
+        device->nvml.memory_v2(at->handle, &m) != NT_NVML_SUCCESS) {
+        return device_read_old(device, at->handle, out, err);
     }
     *out = (nt_device_memory){m.free + m.used, m.free, m.used, m.reserved};
     return NT_OK;
@@ -34,8 +42,8 @@ nt_device_read_memory(const nt_device *device, size_t slot, nt_device_memory *ou
 
 /* The rows of one call of NVML; *count is the room, and then the number of them. */
 static nt_nvml_status
-device_ask(const nt_device *d, size_t slot, nt_nvml_processes_fn *v2,
-           nt_nvml_processes_fn *v3, nt_nvml_process *rows, unsigned int *count)
+device_ask(nt_nvml_device handle, nt_nvml_processes_fn *v2, nt_nvml_processes_fn *v3,
+           nt_nvml_process *rows, unsigned int *count)
 {
     const unsigned int room = *count;
     nt_nvml_processes_fn *const forms[] = {v2, v3};
@@ -45,7 +53,7 @@ device_ask(const nt_device *d, size_t slot, nt_nvml_processes_fn *v2,
             continue;
         }
         *count = room;
-        code = forms[i](d->slots[slot].handle, count, rows);
+        code = forms[i](handle, count, rows);
         if (code == NT_NVML_SUCCESS || code == NT_NVML_INSUFFICIENT_SIZE) {
             return code;
         }
@@ -84,8 +92,9 @@ nt_status
 nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process *rows,
                          size_t capacity, size_t *count, nt_error *err)
 {
-    if (slot >= device->slot_count) {
-        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "NVML has no device %zu", slot);
+    const device_slot *at = nt_device_slot(device, slot);
+    if (at == NULL) {
+        return device_fail_slot(slot, err);
     }
     const device_nvml *nvml = &device->nvml;
     nt_nvml_processes_fn *const kinds[][2] = {{nvml->compute_v2, nvml->compute_v3},
@@ -102,7 +111,7 @@ nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process
         nt_nvml_process part[NT_DEVICE_MOST_PROCESSES];
         unsigned int part_count = NT_DEVICE_MOST_PROCESSES;
         const nt_nvml_status answer =
-            device_ask(device, slot, kinds[i][0], kinds[i][1], part, &part_count);
+            device_ask(at->handle, kinds[i][0], kinds[i][1], part, &part_count);
         if (answer == NT_NVML_INSUFFICIENT_SIZE) {
             return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than %d processes",
                            NT_DEVICE_MOST_PROCESSES);

@@ -41,9 +41,11 @@ typedef struct device_cuda {
     nt_cuda_memory_fn *memory;
 } device_cuda;
 
+/* A slot never moves, so that others may read slots while one is added. */
 typedef struct device_slot {
     nt_nvml_device handle;
     nt_device_info info;
+    struct device_slot *next; /* written once, when the slot after it is whole */
 } device_slot;
 
 struct nt_device {
@@ -57,10 +59,12 @@ struct nt_device {
     bool has_nvml;
     nt_error nvml_reason;
     char version[NT_NVML_VERSION_SIZE];
-    device_slot *slots; /* `slot_count` of them, room for `slot_room` */
-    size_t slot_count;
-    size_t slot_room;
+    device_slot *slots; /* the first */
 };
+
+/* The slot with this number; NULL where there is none. Any thread. */
+device_slot *
+nt_device_slot(const nt_device *device, size_t number);
 
 /* `err` says that `what` failed and how NVML calls it. */
 nt_status

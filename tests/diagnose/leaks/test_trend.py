@@ -300,6 +300,15 @@ def test_end_of_memory_is_forecast() -> None:
     assert leak_trend(rising(41)).oom_step is None
 
 
+@pytest.mark.parametrize("steps", [20, 40, 60])
+@pytest.mark.parametrize("left", [0.93, 0.97])
+def test_growth_that_slows_down_is_no_leak_yet(steps: int, left: float) -> None:
+    trend = leak_trend([round(10 * LEVEL - 4 * LEVEL * left**step) for step in range(steps)])
+    assert trend.verdict == "unknown"
+    assert trend.oom_step is None
+    assert "It grew ever more slowly and may level off." in str(trend)
+
+
 def test_floor_of_each_step_counts() -> None:
     values, starts = [], []
     for step in range(40):
