@@ -9,7 +9,16 @@ import os
 import sys
 from typing import Any
 
-from neutracer.cli.parts import FAILED, HelpPage, complain, complain_of, print_report, written
+from neutracer.cli.parts import (
+    FAILED,
+    HelpPage,
+    check_written,
+    complain,
+    complain_of,
+    print_report,
+    written,
+)
+from neutracer.diagnose.ranks.files import listed
 from neutracer.diagnose.ranks.ranks import ranks
 from neutracer.diagnose.ranks.report import RanksReport
 from neutracer.diagnose.ranks.stored import stored_ranks
@@ -91,6 +100,8 @@ def _ranks(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> RanksReport:
     if options.store:
         return stored_ranks(options.store)
+    if options.output is not None and os.path.exists(options.output):
+        check_written(options.output, *listed(options.sources)[0])
     return ranks(options.sources, progress=_progress() if sys.stderr.isatty() else None)
 
 

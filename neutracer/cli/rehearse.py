@@ -19,6 +19,7 @@ from neutracer.cli.parts import (
 from neutracer.diagnose.overview.report import overview
 from neutracer.errors import NeutracerError, RehearsalError
 from neutracer.rehearsal.rehearse import rehearse_program
+from neutracer.saving import check_output
 from neutracer.trace.snapshot import Snapshot
 
 __all__ = ["add_rehearse"]
@@ -85,6 +86,7 @@ def _rehearse(options: argparse.Namespace) -> int:
     command = program_of(options)
     failure = ""
     try:
+        check_output(options.output, *([] if options.module else command[:1]))
         snap = rehearse_program(
             command,
             module=options.module,

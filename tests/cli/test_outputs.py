@@ -188,6 +188,9 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ["mdtp", FRAG, "in.pickle"],
         ["mdtp", "in.pickle", "--set", "expandable_segments:True"],
         ["cycles", "in.pickle"],
+        ["ranks", "in.pickle"],
+        ["ranks", "."],
+        ["rehearse", "in.pickle"],
     ],
 )
 def test_output_is_never_the_input(
@@ -200,7 +203,7 @@ def test_output_is_never_the_input(
         pytest.importorskip("matplotlib")
         # The others have no picture's ending.
         names = names[2:]
-    if command[0] == "cycles":
+    if command[0] in ("cycles", "rehearse"):
         pytest.importorskip("torch")
     before = Path("in.pickle").read_bytes()
     for name in names:
