@@ -160,7 +160,7 @@ def why_not(folder: Path | None, key: str) -> str:
         return error.install
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else str(there)
-        shown = os.path.dirname(name) if name.startswith(f"{there}/") else name
+        shown = str(there) if Path(name).parent == there else name
         problem = f"nothing can be written to {shown} ({error.strerror})"
     return f"{problem}; {_hint(folder)}" if problem else ""
 

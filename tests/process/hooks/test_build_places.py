@@ -4,6 +4,7 @@ build works or says what to do, and `neutracer env` says the same."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -257,6 +258,18 @@ def test_home_of_others_is_told(open_folder: Path, monkeypatch: pytest.MonkeyPat
     assert f"{open_folder / 'theirs'}" in told
     assert "belongs to another user" in told
     assert told in text
+
+
+@pytest.mark.parametrize("there", ["/", "/usr"])
+def test_folder_that_nobody_may_write_to_is_named(
+    there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", f"{dir / 'tmp1234'}")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
+    said = hooks_folder.why_not(Path(there, "missing", "hooks"), "key")
+    assert said.startswith(f"nothing can be written to {there} (Permission denied); ")
 
 
 def test_full_disk_is_told(open_folder: Path) -> None:
