@@ -177,6 +177,15 @@ def test_growth_beside_live_bytes_is_told(kind: str) -> None:
     assert verdicts[kind] >= 37
 
 
+def test_cache_of_which_little_lies_between_blocks_is_a_cache() -> None:
+    grown = {"reserved": rising(60, 10 * MIB), "inactive_split": rising(60, 2 * MIB)}
+    trend = leak_trend({"allocated": [LEVEL // 2] * 60, **grown})
+    assert trend.verdict == "cache_growth"
+    assert "empty_cache() can give it back" in str(trend)
+    most = {**grown, "inactive_split": rising(60, 6 * MIB)}
+    assert leak_trend({"allocated": [LEVEL // 2] * 60, **most}).verdict == "fragmentation_growth"
+
+
 def test_sawtooth_of_garbage_is_told() -> None:
     rng = random.Random("garbage")
     verdicts = Counter(
@@ -321,6 +330,16 @@ def test_floor_of_each_step_counts() -> None:
     # What a step takes above its floor must fit too.
     assert trend.oom_step is not None
     assert trend.oom_step <= 110
+
+
+def test_highest_of_the_last_steps_must_fit_too() -> None:
+    values, starts = [], []
+    for step in range(40):
+        starts.append(len(values))
+        values += [LEVEL + step * MIB, LEVEL + step * MIB + (100 if step == 37 else 10) * MIB]
+    # Of 150 MiB above the median of the last five floors 100 are for what step 37 took more.
+    trend = leak_trend(values, steps=starts, capacity=LEVEL + (37 + 150) * MIB)
+    assert trend.oom_step == 39 + 50
 
 
 @pytest.mark.parametrize("make", [list, tuple, lambda v: array("Q", v), lambda v: array("d", v)])
