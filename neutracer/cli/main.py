@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,7 +53,10 @@ each command lists its options and examples with --help
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    """The arguments; the parser is whole only for the chosen command, or for `completion`."""
+    """The arguments; the parser is whole only for the chosen command, or for `completion`.
+
+    The other commands have no parser where none of their names can be printed.
+    """
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="neutracer",
@@ -64,7 +66,10 @@ def _options(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    only = chosen if chosen in _COMMANDS and words[0] == chosen != "completion" else None
     for command, summary in _COMMANDS.items():
+        if only not in (None, command):
+            continue
         if chosen in (command, "completion"):
             name = command.replace("-", "_")
             getattr(import_module(f"neutracer.cli.{name}"), f"add_{name}")(commands, summary)
@@ -88,6 +93,8 @@ def _no_command(word: str) -> str:
     if os.path.isfile(word):
         command = "run" if word.endswith(".py") else "report"
         return f"{word!r} is a file, not a command; did you mean 'neutracer {command} FILE'?"
+    import difflib
+
     near = difflib.get_close_matches(word, _COMMANDS, 1)
     if near:
         return f"there is no command {word!r}; did you mean {near[0]!r}?"

@@ -87,10 +87,25 @@ def nccl_bytes(world_size: int) -> tuple[int, int]:
 
 
 _BRANDS = re.compile(r"nvidia|geforce|tesla|\s|-", re.I)
+_MEMORY = re.compile(r"[0-9]+gb")
 
 
 def _short(name: str) -> str:
     return _BRANDS.sub("", name).lower()
+
+
+def _fits(words: list[str], name: str) -> bool:
+    """Whether each word begins a part of a card's name, and one the number of its model."""
+    parts = [part for part in map(_short, re.split(r"[\s-]+", name)) if part]
+    # "L4" does not begin "L40S", and "40" no "4090": a number does not go on.
+    begun = {
+        word: [part for part in parts if re.match(rf"{re.escape(word)}(?!(?<=[0-9])[0-9])", part)]
+        for word in words
+    }
+    models = [word for word in words if re.search("[0-9]", word)]
+    return all(begun.values()) and any(
+        not _MEMORY.fullmatch(part) for word in models for part in begun[word]
+    )
 
 
 def find_card(name: str) -> Card:
@@ -105,16 +120,13 @@ def find_card(name: str) -> Card:
         >>> find_card("rtx 4090").capability
         (8, 9)
     """
-    words = [_short(word) for word in re.split(r"[\s_-]+", name)]
+    words = [word for word in map(_short, re.split(r"[\s_-]+", name)) if word]
     wanted = "".join(words)
     exact = [card for card in CARDS if _short(card.name) == wanted]
     # "L4" is no part of "L40S": a number does not go on.
     whole = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![0-9])|^{re.escape(wanted)}(?![0-9])")
     found = exact or [card for card in CARDS if wanted and whole.search(_short(card.name))]
-    if not found:
-        found = [
-            c for c in CARDS if words and all(word and word in _short(c.name) for word in words)
-        ]
+    found = found or [card for card in CARDS if _fits(words, card.name)]
     if not found:
         known = ", ".join(card.name for card in CARDS)
         raise ValueError(f"there is no card {name!r} in the table: it has {known}")

@@ -469,6 +469,15 @@ def test_cards_by_parts_of_their_names() -> None:
     assert find_card("L4").capability == (8, 9)
     assert find_card("L4").processors == 58
     assert find_card("rtx 4090").processors == 128
+    assert find_card("4090").processors == 128
+    assert find_card("H100 80GB") is find_card("H100")
+    assert find_card("A100 SXM").processors == 108
+
+
+@pytest.mark.parametrize("name", ["40", "90", "00", "80GB", "40gb", "rtx", "a", "4", "", " "])
+def test_a_number_or_a_letter_is_no_card(name: str) -> None:
+    with pytest.raises(ValueError, match="there is no card"):
+        find_card(name)
 
 
 def test_the_mark_is_plain_data() -> None:

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neutracer._native import core
 from neutracer.arguments import text as checked_text
 from neutracer.errors import SettingsError
 from neutracer.render.document import Copyable
 
+if TYPE_CHECKING:
+    from neutracer.trace.snapshot import Snapshot
+
 __all__ = [
     "canonical",
     "expandable_advice",
+    "refuse_others",
     "takes_share",
     "version_number",
     "wanted_settings",
@@ -106,3 +110,17 @@ def wanted_settings(settings: tuple[str, ...], is_size_given: bool) -> list[str]
         asked = f"{shares[0]!r} asks for a share of the device"
         raise ValueError(f"{asked}: capacity= (or --capacity) says how large it is")
     return list(wanted.values())
+
+
+def refuse_others(snap: Snapshot) -> None:
+    """Raises a ValueError for what is not the work of PyTorch's native CUDA allocator."""
+    if not snap.settings_in_force["native_backend"]:
+        raise ValueError(
+            "this program ran under another allocator than PyTorch's native one, which "
+            "records nothing that could be replayed"
+        )
+    if snap.is_cpu:
+        raise ValueError(
+            "this is the memory of the CPU, which PyTorch takes from the system block by "
+            "block: it has no cache, and no setting of the CUDA allocator would change it"
+        )

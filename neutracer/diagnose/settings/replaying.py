@@ -7,20 +7,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, partial
 from threading import Event
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from neutracer._native import core
 from neutracer.diagnose.settings.capacity import asked_capacity, limit_notes, roundest
 from neutracer.diagnose.settings.fidelity import Fidelity, fidelity_of
-from neutracer.diagnose.settings.program_changes import Edits
 from neutracer.diagnose.settings.replay_notes import event_notes, start_notes
-from neutracer.diagnose.settings.replay_settings import canonical, takes_share, version_number
-from neutracer.diagnose.settings.variants import Each, Plan, run_plans, side_by_side
-from neutracer.diagnose.settings.what_if_parts import Outcome, outcome_of, widened
+from neutracer.diagnose.settings.replay_settings import (
+    canonical,
+    refuse_others,
+    takes_share,
+    version_number,
+)
 from neutracer.process.recording.sidecar import DeviceRoom, room_beside
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 
+if TYPE_CHECKING:
+    from neutracer.diagnose.settings.program_changes import Edits
+    from neutracer.diagnose.settings.variants import Each, Plan
+    from neutracer.diagnose.settings.what_if_parts import Outcome
+
+# A report only replays: what else it takes to compare settings, its functions import.
 __all__ = ["Replayer", "canonical", "takes_share", "version_number"]
 
 Item = TypeVar("Item")
@@ -29,20 +37,6 @@ Result = TypeVar("Result")
 
 class _StoppedError(Exception):
     """Another run has failed: the rest is no longer needed."""
-
-
-def _refuse_others(snap: Snapshot) -> None:
-    """Raises a ValueError for what is not the work of PyTorch's native CUDA allocator."""
-    if not snap.settings_in_force["native_backend"]:
-        raise ValueError(
-            "this program ran under another allocator than PyTorch's native one, which "
-            "records nothing that could be replayed"
-        )
-    if snap.is_cpu:
-        raise ValueError(
-            "this is the memory of the CPU, which PyTorch takes from the system block by "
-            "block: it has no cache, and no setting of the CUDA allocator would change it"
-        )
 
 
 class Replayer:
@@ -81,7 +75,7 @@ class Replayer:
             room = room_beside(snap.origin, device)
         self.room = room
         self.asked = asked_capacity(capacity, fraction, room)
-        _refuse_others(snap)
+        refuse_others(snap)
         if not self.facts["steps"]:
             raise ValueError(
                 f"the snapshot has no history of cuda:{device} to replay; it is recorded "
@@ -240,6 +234,8 @@ class Replayer:
             is_share: As `options` has it.
             changes: Other keywords of the core's `run`.
         """
+        from neutracer.diagnose.settings.what_if_parts import outcome_of
+
         assumed = self.limits[0] if limit is None else limit
         options = {**self.options(assumed, is_share=is_share), **changes}
         found = self._asked(settings).run(settings, progress=self._look, **options)
@@ -259,6 +255,8 @@ class Replayer:
         return self._outcomes(list(settings), 0, self.map)
 
     def _outcomes(self, listed: list[str | None], runs: int, each: Each) -> list[Outcome]:
+        from neutracer.diagnose.settings.variants import run_plans
+
         plans = [self._plans(settings, runs) for settings in listed]
         found = iter(run_plans([plan for own in plans for plan in own], each))
         return [
@@ -268,6 +266,8 @@ class Replayer:
 
     def _plans(self, settings: str | None, runs: int) -> list[Plan]:
         """The runs of some settings at each limit that they may have had."""
+        from neutracer.diagnose.settings.variants import Plan
+
         # Under its own settings the program ran as recorded whatever its limit was.
         limits = self.limits[:1] if settings is None else self.limits
         silent = min(self._silence, 1 if settings is None else 2)
@@ -283,6 +283,8 @@ class Replayer:
         return self._checked[0]["variant"], self.check.is_exact
 
     def _finished(self, settings: str | None, found: list[Outcome]) -> Outcome:
+        from neutracer.diagnose.settings.what_if_parts import widened
+
         outcome = replace(
             widened(found[0], found[1:]),
             _recorded=self.snap,
@@ -329,6 +331,8 @@ class Replayer:
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """`work` on each item, in one thread per core; results in order."""
+        from neutracer.diagnose.settings.variants import side_by_side
+
         return side_by_side(work, items, self._stop)
 
     def _look(self, done: int) -> None:
