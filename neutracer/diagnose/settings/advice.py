@@ -119,11 +119,8 @@ class Replayed:
         low, high = min(simulated), max(simulated)
         if high >= recorded * (1 - _WORTH):
             return ""
-        unit = "MiB"
-        span = format_bytes(low, unit, decimals=0)
-        if low != high:
-            span = format_span(low, high, unit, decimals=0)
-        was, was_unit = split_bytes(recorded, unit, decimals=0)
+        span = format_span(low, high, "MiB") if low != high else format_bytes(low, "MiB")
+        was, was_unit = split_bytes(recorded, "MiB")
         if not span.endswith(f" {was_unit}"):
             was = f"{was} {was_unit}"
         return f"{span} instead of {was} ({self._trust()})"
