@@ -7,7 +7,7 @@
 #define BLOCKS 64
 
 /* What the frames of a trace say, by frame id; each is a stack of its own. */
-enum { LOAD, CALL, LINE, STEP, ZERO, MASTER, BUCKET, CACHE, SPACE, FRAMES };
+enum { LOAD, CALL, LINE, STEP, ZERO, MASTER, BUCKET, CACHE, SPACE, SCALE, FRAMES };
 
 static const uint16_t says[FRAMES] = {
     NT_ROLE_BUILD | NT_FRAME_TORCH,
@@ -19,6 +19,7 @@ static const uint16_t says[FRAMES] = {
     NT_ROLE_BUCKET | NT_FRAME_TORCH,
     NT_ROLE_CACHE | NT_FRAME_OUTSIDE,
     NT_ROLE_WORKSPACE,
+    NT_ROLE_SCALER | NT_FRAME_TORCH,
 };
 
 /* A trace in the making: blocks of 2 MiB or more, each where none was before. */
@@ -96,6 +97,8 @@ enum {
     BUCKETS,
     KEYS,
     KEPT_SPACE,
+    SCALED,
+    KEPT_SCALE,
 };
 
 static bool
@@ -125,6 +128,9 @@ categories_trace(nt_trace *r)
     (void)made_alloc(&m, BUCKET, 9 * MIB); /* BUCKETS */
     (void)made_alloc(&m, CACHE, 6 * MIB);  /* KEYS */
     (void)made_alloc(&m, SPACE, 8519680);  /* KEPT_SPACE */
+    (void)made_alloc(&m, SCALE, 2 * MIB);  /* SCALED */
+    made_free(&m, SCALE, SCALED);
+    (void)made_alloc(&m, SCALE, 2 * MIB); /* KEPT_SCALE */
     return made_end(&m);
 }
 
@@ -142,11 +148,23 @@ categories_decide(const nt_alloc *alloc, const nt_timeline *timeline, uint8_t *r
 NT_TEST(a_training_step_has_its_categories)
 {
     static const uint8_t expected[] = {
-        NT_RULE_MODULE_MADE,     NT_RULE_LINE_MADE,         NT_RULE_PARAMETER_COPY,
-        NT_RULE_BEFORE_MODULE,   NT_RULE_MODULE_OUTPUT,     NT_RULE_AFTER_MODULE,
-        NT_RULE_INSIDE_BACKWARD, NT_RULE_SURVIVES_BACKWARD, NT_RULE_SURVIVES_BACKWARD,
-        NT_RULE_GRADIENT_COPY,   NT_RULE_OPTIMIZER_KEPT,    NT_RULE_OPTIMIZER_SCRATCH,
-        NT_RULE_BUCKET,          NT_RULE_KV_CACHE,          NT_RULE_WORKSPACE,
+        NT_RULE_MODULE_MADE,
+        NT_RULE_LINE_MADE,
+        NT_RULE_PARAMETER_COPY,
+        NT_RULE_BEFORE_MODULE,
+        NT_RULE_MODULE_OUTPUT,
+        NT_RULE_AFTER_MODULE,
+        NT_RULE_INSIDE_BACKWARD,
+        NT_RULE_SURVIVES_BACKWARD,
+        NT_RULE_SURVIVES_BACKWARD,
+        NT_RULE_GRADIENT_COPY,
+        NT_RULE_OPTIMIZER_KEPT,
+        NT_RULE_OPTIMIZER_SCRATCH,
+        NT_RULE_BUCKET,
+        NT_RULE_KV_CACHE,
+        NT_RULE_WORKSPACE,
+        NT_RULE_SCALER_SCRATCH,
+        NT_RULE_NONE,
     };
     nt_trace r;
     nt_trace_open(&r, t, NULL);
@@ -160,6 +178,48 @@ NT_TEST(a_training_step_has_its_categories)
         }
     }
     nt_trace_close(&r);
+}
+
+/* Rounds of training; the first leaves `odd` behind, and each a `twice` that a line
+ * frees. */
+static bool
+categories_rounds(nt_trace *r, int rounds, size_t *odd, size_t *twice)
+{
+    made m;
+    made_begin(&m, r);
+    (void)made_alloc(&m, LOAD, 8 * MIB);
+    for (int i = 0; i < rounds; i++) {
+        const size_t output = made_alloc(&m, CALL, 5 * MIB);
+        const size_t loss = made_alloc(&m, LINE, 2 * MIB);
+        const size_t gradient = made_alloc(&m, FRAMES, 8 * MIB);
+        *odd = i == 0 ? made_alloc(&m, FRAMES, 12 * MIB) : *odd;
+        *twice = made_alloc(&m, FRAMES, 20 * MIB);
+        made_free(&m, FRAMES, output);
+        (void)made_alloc(&m, STEP, 16 * MIB);
+        made_free(&m, ZERO, gradient);
+        made_free(&m, LINE, *twice);
+        made_free(&m, LINE, loss);
+    }
+    return made_end(&m);
+}
+
+NT_TEST(what_one_of_several_passes_leaves_is_no_gradient)
+{
+    for (int rounds = 1; rounds <= 3; rounds++) {
+        nt_trace r;
+        nt_trace_open(&r, t, NULL);
+        uint8_t rules[BLOCKS];
+        nt_error err = {0};
+        size_t odd = 0, twice = 0;
+        if (categories_rounds(&r, rounds, &odd, &twice) &&
+            NT_CHECK_OK(categories_decide(&r.alloc, r.timeline, rules, &err), &err)) {
+            /* A single pass has nothing to be compared with. */
+            NT_CHECK_UINT(rules[odd],
+                          rounds == 1 ? NT_RULE_SURVIVES_BACKWARD : NT_RULE_NONE);
+            NT_CHECK_UINT(rules[twice], NT_RULE_SURVIVES_BACKWARD);
+        }
+        nt_trace_close(&r);
+    }
 }
 
 NT_TEST(codes_add_up)
@@ -221,6 +281,7 @@ NT_TEST(categories_survive_every_refused_allocation)
 
 const nt_test_case nt_categories_tests[] = {
     NT_CASE(a_training_step_has_its_categories),
+    NT_CASE(what_one_of_several_passes_leaves_is_no_gradient),
     NT_CASE(codes_add_up),
     NT_CASE(categories_survive_every_refused_allocation),
     NT_CASES_END,
