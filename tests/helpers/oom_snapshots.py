@@ -41,6 +41,22 @@ STACKS: dict[str, Frames] = {
         frame("step", "train.py", 22),
         *MAIN,
     ],
+    "seed": [
+        frame("_make_grads", f"{SITE}/autograd/__init__.py", 120),
+        frame("backward", f"{SITE}/autograd/__init__.py", 300),
+        frame("sharpness", "work.py", 61),
+        *MAIN,
+    ],
+    "build": [
+        frame("__init__", f"{SITE}/nn/modules/linear.py", 108),
+        frame("make_model", "work.py", 50),
+        *MAIN,
+    ],
+    "gather": [
+        frame("unshard", f"{SITE}/distributed/fsdp/_fully_shard/_fsdp_param_group.py", 250),
+        frame("step", "train.py", 20),
+        *MAIN,
+    ],
     "optimizer": [
         frame("_init_group", f"{SITE}/optim/adam.py", 178),
         frame("step", f"{SITE}/optim/adam.py", 235),

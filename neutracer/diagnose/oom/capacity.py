@@ -62,6 +62,18 @@ _BY_CATEGORY = {
 }
 
 
+# Gradients of more than so many times the bytes of all parameters are not one for each: that has
+# as many elements, of four bytes for two at the most.
+_ONE_EACH = 2
+
+_SHARDED = (Role.GATHER, Role.REDUCE)
+
+_OF_EACH_SAMPLE = (
+    "this is more than one gradient for each parameter: of each sample, or of each output. Fewer "
+    "at a time: a smaller batch, or chunk_size= of torch.func.vmap and jacrev"
+)
+
+
 def too_large_a_step(case: Case) -> Verdict | None:
     """The step that failed needs more than any before it, and more than there is."""
     demand = case.demand
@@ -203,8 +215,10 @@ def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
     for name, held in shares[:2]:
         part = format_share(held / known)
         evidence.append(Note(f"{format_bytes(held)} ({part}) of it: {name.replace('_', ' ')}"))
-        if name in _BY_CATEGORY:
-            text, action = _BY_CATEGORY[name]
+        text, action = _BY_CATEGORY.get(name, ("", ""))
+        if name == "gradient" and _has_several_each(case, held):
+            text, action = _OF_EACH_SAMPLE, "smaller_step"
+        if text:
             advice.append(Note(text))
             remedy = remedy or _remedy(case, action)
     if case.holdings:
@@ -220,6 +234,15 @@ def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
         advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
         remedy = _remedy(case, "smaller_step")
     return evidence, advice, remedy
+
+
+def _has_several_each(case: Case, gradients: int) -> bool:
+    """Whether gradients are more than one for each parameter: then the batch decides."""
+    if case.timeline is None or any(role in case.timeline.passes.role for role in _SHARDED):
+        # Of a sharded model a process has a part of the parameters, and for a while all gradients.
+        return False
+    parameters = case.categories.get("parameter", 0) + case.categories.get("unknown", 0)
+    return 0 < _ONE_EACH * parameters < gradients
 
 
 def _remedy(case: Case, action: str) -> Remedy:

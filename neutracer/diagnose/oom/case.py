@@ -91,7 +91,8 @@ class Case:
         """What was piled up step after step; None where nothing was, or it is not known."""
         if self.timeline is None:
             return None
-        return growth_of(self.snap, self.timeline, self.rounds, self.at)
+        knows_garbage = self.facts.garbage_bytes is not None
+        return growth_of(self.snap, self.timeline, self.rounds, self.at, falls=knows_garbage)
 
     @property
     def usable(self) -> int:

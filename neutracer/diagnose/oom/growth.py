@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from neutracer.diagnose.leaks.trend import leak_trend
+from neutracer.diagnose.oom.kept_graph import graph_keeper
 from neutracer.diagnose.oom.rounds import FEWEST, Rounds, rounds_before
 from neutracer.render.document import Place
 from neutracer.trace.places import UNKNOWN_PLACE, callers_of, place_of
@@ -36,6 +37,12 @@ _STILL = 0.6
 # This share of the steps frees something; a batch may be two rounds, of which one frees.
 _CHURNING = 0.4
 
+# What is let go of leaves less than this share behind. What piled up since has to be higher than
+# ever before by so much, and over as many steps, to be what was in the way.
+_LET_GO = 0.25
+_HIGHER = 1.1
+_FEWEST_SINCE = 8
+
 # What grows by size keeps about as many blocks: fewer more than one in so many steps.
 _STEPS_A_BLOCK = 5
 
@@ -54,6 +61,8 @@ class Grower:
         in_module: A module's forward made them.
         builds: They are what a module got when it was made.
         callers: The lines that called that line, innermost first.
+        steps: Over how many steps it piled up; 0: over all of them.
+        falls: How often it was let go of before, as at the end of an epoch.
     """
 
     place: Place
@@ -64,6 +73,8 @@ class Grower:
     in_module: bool = False
     builds: bool = False
     callers: tuple[Place, ...] = ()
+    steps: int = 0
+    falls: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,8 @@ class Growth:
         addresses: Where these blocks begin.
         rounds: The steps over which it piled up.
         create_graph: The line whose backward(create_graph=True) keeps its gradients, as the
-            first gradient of the pass shows, which any other pass frees; None: none does.
+            first gradient of the pass shows, which any other pass frees, or the others, of
+            which any other keeps one for each parameter; None: none does.
     """
 
     growers: tuple[Grower, ...]
@@ -88,7 +100,12 @@ class Growth:
     @property
     def steps(self) -> int:
         """Over how many steps it piled up."""
-        return len(self.rounds.begins)
+        return max(one.steps for one in self.growers) or len(self.rounds.begins)
+
+    @property
+    def falls(self) -> int:
+        """How often it was let go of before; 0: never, or not of all of it."""
+        return min(one.falls for one in self.growers)
 
     @property
     def bytes_per_step(self) -> int:
@@ -117,7 +134,7 @@ class SawTooth:
 
 
 def growth_of(
-    snap: Snapshot, timeline: Timeline, rounds: Rounds | None, event: int
+    snap: Snapshot, timeline: Timeline, rounds: Rounds | None, event: int, *, falls: bool = False
 ) -> Growth | None:
     """Of which stacks more was in use at the beginning of each step, and still is.
 
@@ -126,6 +143,8 @@ def growth_of(
         timeline: Of the device.
         rounds: Its steps up to the event; None: there are too few.
         event: The event that is asked about.
+        falls: Whether to look for what falls now and then too, as a list that is kept until an
+            epoch ends. Garbage does so as well: only where it is known what that holds.
 
     Returns:
         The growth, or None where there is none.
@@ -136,15 +155,20 @@ def growth_of(
     addresses: set[int] = set()
     seed: Place | None = None
     begins = [*rounds.begins, event]
-    for code, rows in _lasting_rows(timeline, begins).items():
-        grower, at = _grower(snap, timeline, code, rows, begins)
-        if grower is not None:
-            found.append(grower)
-            addresses.update(at)
-            if role_of(snap.stacks[code]) is Role.SEED:
-                seed = grower.place
+    lasting = _lasting_rows(timeline, begins)
+    for at_once in (True, False) if falls else (True,):
+        for code, rows in lasting.items():
+            grower, at = _grower(snap, timeline, code, rows, begins, at_once)
+            if grower is not None:
+                found.append(grower)
+                addresses.update(at)
+                if role_of(snap.stacks[code]) is Role.SEED:
+                    seed = grower.place
+        if found:
+            break
     if not found:
         return None
+    seed = seed or graph_keeper(snap, timeline, rounds, event)
     # Without a line nobody can act: such come last, whatever they hold.
     found.sort(key=lambda one: (one.place == UNKNOWN_PLACE, -one.bytes))
     total = sum(one.bytes for one in found)
@@ -202,9 +226,10 @@ def _grower(
     code: int,
     rows: list[tuple[int, ...]],
     begins: Sequence[int],
+    all_along: bool,
 ) -> tuple[Grower | None, list[int]]:
-    """What one stack holds more of in every step; and where that is. The last moment is the one
-    that is asked about."""
+    """What one stack holds more of in every step, or in every one since it was let go of last;
+    and where that is. The last moment is the one that is asked about."""
     c = timeline.allocations
     sizes, addresses = c.codes("size"), c.codes("address")
     bytes_by, blocks_by = [0] * (len(begins) + 1), [0] * (len(begins) + 1)
@@ -215,7 +240,13 @@ def _grower(
         blocks_by[high] -= 1
     *held, now = accumulate(bytes_by[:-1])
     *blocks, _ = accumulate(blocks_by[:-1])
-    if not rises(held) or now < _STILL * held[-1]:
+    ends = [] if all_along else _ends(held)
+    fewest = FEWEST if all_along else _FEWEST_SINCE
+    if not all_along:
+        if not ends or max(held[: ends[-1]]) * _HIGHER > held[-1]:
+            return None, []
+        held, blocks = held[ends[-1] :], blocks[ends[-1] :]
+    if not rises(held) or now < _STILL * held[-1] or len(held) < fewest:
         return None, []
     stack = snap.stacks[code]
     role = role_of(stack)
@@ -228,8 +259,17 @@ def _grower(
         role is Role.MODULE,
         role is Role.BUILD,
         callers_of(stack),
+        len(held) if ends else 0,
+        len(ends),
     )
+    if ends and grower.by_size:
+        return None, []
     return grower, [addresses[row] for row, _, high in rows if high == len(begins)]
+
+
+def _ends(held: Sequence[int]) -> list[int]:
+    """The steps at whose beginning a series has lost most of what it had."""
+    return [at for at, (a, b) in enumerate(pairwise(held), 1) if b < _LET_GO * a]
 
 
 def saw_tooth(timeline: Timeline, event: int) -> SawTooth | None:

@@ -81,7 +81,8 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     if growth.create_graph is not None:
         notes = (
             Note(
-                "backward(create_graph=True) makes parameter and gradient keep each other alive:",
+                "the graph of a backward pass is kept, as by backward(create_graph=True), which "
+                "makes parameter and gradient keep each other alive:",
                 growth.create_graph,
             ),
             Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
@@ -96,6 +97,13 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
             Note("or keep numbers, not tensors with their graph (loss.item(), x.detach())"),
         )
         return notes, Remedy("no_grad", place=first, callers=grower.callers)
+    if growth.falls:
+        times = format_count(growth.falls, "time")
+        notes = (
+            Note("move each to the CPU, or reduce it to what is needed, as it comes:", first),
+            Note(f"it was let go of {times} before, after less of it"),
+        )
+        return notes, Remedy("release", place=first, callers=grower.callers)
     text = "drop what is no longer needed, or move it to the CPU:"
     if case.timeline is not None and case.timeline.passes.backward:
         text = "keep numbers, not tensors with their graph (loss.item(), x.detach()):"

@@ -18,6 +18,9 @@ FEWEST = 5
 # A step is at most this many times as long as the middle one, in events.
 _UNLIKE = 4
 
+# So many blocks a line makes in a round, at most.
+_MOST_TIMES = 3
+
 # Stacks tried for what comes round where the trace has no steps.
 _MOST_ANCHORS = 64
 
@@ -46,7 +49,8 @@ class Rounds:
 def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
     """The steps up to an event, or else the rounds.
 
-    A round begins where a line of the program outside of modules comes again: the layers of
+    A round begins where a line of the program outside of modules comes again, once or a few times
+    in each: the layers of
     one forward pass are no steps. Where what follows the last backward pass is longer than a
     step, the program does something else there, and the rounds of that are taken.
 
@@ -92,9 +96,30 @@ def _rounds(timeline: Timeline, first: int, event: int) -> tuple[int, ...]:
     for number in range(first, event):
         if passes.allocates[number] and passes.role[number] == Role.USER:
             at.setdefault(passes.stack[number], []).append(number)
-    several = [found for found in at.values() if len(found) >= FEWEST]
-    for found in sorted(several)[:_MOST_ANCHORS]:
-        lengths = [end - begin for begin, end in pairwise([*found, event])]
-        if max(lengths) <= _UNLIKE * sorted(lengths)[len(lengths) // 2]:
+    several = sorted(found for found in at.values() if len(found) >= FEWEST)[:_MOST_ANCHORS]
+    for found in several:
+        if _are_alike([*found, event]):
             return tuple(found)
+    # A line may make several blocks in each round, with the same others in between.
+    for times in range(2, _MOST_TIMES + 1):
+        for found in several:
+            begins = found[::times]
+            if len(begins) >= FEWEST and _are_alike([*begins, event]) and _repeat(timeline, begins):
+                return tuple(begins)
     return ()
+
+
+def _are_alike(edges: Sequence[int]) -> bool:
+    """Whether what lies between these events is about as long each time."""
+    lengths = [end - begin for begin, end in pairwise(edges)]
+    return max(lengths) <= _UNLIKE * sorted(lengths)[len(lengths) // 2]
+
+
+def _repeat(timeline: Timeline, begins: Sequence[int]) -> bool:
+    """Whether all whole rounds are made by the same stacks in the same order, and by several."""
+    passes = timeline.passes
+    made = [
+        tuple(passes.stack[at] for at in range(begin, end) if passes.allocates[at])
+        for begin, end in pairwise(begins)
+    ]
+    return len(set(made)) == 1 and len(set(made[0])) > 1
