@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "trace/nt_reader.h"
@@ -153,6 +154,18 @@ load_buffer(nt_py_snapshot *object, PyObject *from, PyObject *callback)
     return result;
 }
 
+/* Bytes that are left of a file; 0 where that is not known. */
+static uint64_t
+load_total(int fd)
+{
+    struct stat status;
+    if (fd < 0 || fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+        return 0;
+    }
+    const off_t at = lseek(fd, 0, SEEK_CUR);
+    return at < 0 || at > status.st_size ? 0 : (uint64_t)(status.st_size - at);
+}
+
 PyObject *
 nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs)
 {
@@ -190,5 +203,6 @@ nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     nt_source source;
     nt_source_init_input(&source, nt_budget_alloc(&object->budget), read, NULL);
+    source.total = load_total(input.fd);
     return load_run(object, &source, &progress, callback);
 }

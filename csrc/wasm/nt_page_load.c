@@ -129,10 +129,10 @@ load_read(void *ctx, void *buffer, size_t capacity, size_t *count)
     return got < 0;
 }
 
-/* Reads a snapshot in at most `limit` bytes of memory; what was read before is gone,
+/* Reads a snapshot of `total` bytes in at most `limit` bytes of memory; what was read before is gone,
  * and no room that an answer had is kept. `is_packed`: not a pickle, but what nt_pack
  * wrote. */
-NT_PAGE_EXPORT(load) int32_t page_load(double limit, uint32_t is_packed)
+NT_PAGE_EXPORT(load) int32_t page_load(double limit, double total, uint32_t is_packed)
 {
     nt_page_clear_program();
     nt_page_clear(&nt_pages[NT_PAGE_WHAT_IF]);
@@ -147,6 +147,7 @@ NT_PAGE_EXPORT(load) int32_t page_load(double limit, uint32_t is_packed)
     nt_page_err = (nt_error){.offset = NT_NO_OFFSET};
     nt_source source;
     nt_source_init_input(&source, nt_page_memory, (nt_input){.read = load_read}, NULL);
+    source.total = (uint64_t)total;
     nt_status (*const load)(const nt_alloc *, nt_source *, nt_snapshot **, nt_error *) =
         is_packed ? nt_pack_load : nt_reader_load;
     nt_page *page = &nt_pages[NT_PAGE_FILE];

@@ -74,6 +74,24 @@ NT_TEST(sealed_columns_are_those_of_keys)
     nt_events_clear(&events);
 }
 
+NT_TEST(columns_get_room_for_what_is_expected)
+{
+    nt_budget budget;
+    nt_budget_init(&budget, nt_alloc_system(), (size_t)64 << 10);
+    const nt_event event = event_of(1);
+    nt_events events = {.alloc = nt_budget_alloc(&budget), .expected = 1000};
+    NT_CHECK_OK(nt_events_add(&events, &event, NULL), NULL);
+    NT_CHECK_UINT(events.room, 1000);
+    /* For more there is no memory: columns grow as far as there is. */
+    events.expected = 1 << 20;
+    for (size_t i = 1; i < 1200; i++) {
+        NT_CHECK_OK(nt_events_add(&events, &event, NULL), NULL);
+    }
+    NT_CHECK(events.room >= 1200 && events.room < 4000);
+    nt_events_clear(&events);
+    NT_CHECK_UINT(budget.used, 0);
+}
+
 static nt_status
 events_body(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
@@ -109,6 +127,7 @@ const nt_test_case nt_events_tests[] = {
     NT_CASE(late_columns_begin_with_absent_values),
     NT_CASE(picked_runs_are_put_in_order),
     NT_CASE(sealed_columns_are_those_of_keys),
+    NT_CASE(columns_get_room_for_what_is_expected),
     NT_CASE(events_survive_running_out_of_memory),
     NT_CASES_END,
 };

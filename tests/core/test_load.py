@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -106,6 +107,19 @@ def test_memory_stays_within_its_limit():
     assert 0 < needed < 10 * len(data)
     with pytest.raises(LimitError, match=rf"{needed // 2} bytes that max_memory allows"):
         _core.load(data, needed // 2)
+
+
+def test_room_for_events_is_foreseen(tmp_path):
+    # A little more than fit into columns that double: twice the room would not do.
+    event = {"action": "alloc", "size": 512, "stream": 0, "frames": [], "time_us": 5}
+    trace = [{**event, "addr": 512 * row} for row in range(270_000)]
+    data = pickle.dumps({"segments": [], "device_traces": [trace]})
+    needed = _core.load(data, LIMIT).nbytes
+    assert _core.load(data, int(1.6 * needed)).nbytes == needed
+    path = tmp_path / "long.pickle"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        assert _core.load(file.fileno(), int(1.6 * needed)).nbytes == needed
 
 
 def test_progress_rises_to_the_end():

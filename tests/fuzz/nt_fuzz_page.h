@@ -21,7 +21,7 @@ page_memory_used(void);
 void
 page_use(uint32_t which);
 int32_t
-page_load(double limit, uint32_t is_packed);
+page_load(double limit, double total, uint32_t is_packed);
 int32_t
 page_save(void);
 uint32_t

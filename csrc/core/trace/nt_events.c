@@ -45,13 +45,35 @@ nt_events_clear(nt_events *events)
     *events = (nt_events){.alloc = events->alloc};
 }
 
-/* Room for one more event in column `i`. */
+/* Room for what is expected in column `i`; NULL where there is none. */
+static void *
+events_expand(const nt_events *events, size_t i, void *data)
+{
+    const size_t element = event_specs[i].element;
+    size_t bytes;
+    if (!nt_size_mul(events->expected, element, &bytes)) {
+        return NULL;
+    }
+    return events->alloc.resize(events->alloc.ctx, data, events->capacity[i] * element,
+                                bytes);
+}
+
+/* Room for `need` rows in column `i`. */
 static nt_status
 events_grow_column(nt_events *events, size_t i, size_t need, nt_error *err)
 {
+    if (need <= events->capacity[i]) {
+        return NT_OK;
+    }
     void *data = nt_column_get(&events->columns, event_specs[i]);
-    NT_TRY(nt_grow(&events->alloc, &data, &events->capacity[i], need,
-                   event_specs[i].element, err));
+    void *grown = need <= events->expected ? events_expand(events, i, data) : NULL;
+    if (grown != NULL) {
+        data = grown;
+        events->capacity[i] = events->expected;
+    } else {
+        NT_TRY(nt_grow(&events->alloc, &data, &events->capacity[i], need,
+                       event_specs[i].element, err));
+    }
     nt_column_put(&events->columns, event_specs[i], data);
     return NT_OK;
 }

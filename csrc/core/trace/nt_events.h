@@ -133,6 +133,8 @@ typedef struct nt_events {
     nt_event_columns columns;
     size_t capacity[NT_EVENT_COLUMNS]; /* a column at a time; 0: not in use */
     size_t room;        /* rows that every column in use has room for, or fewer */
+    size_t expected;    /* rows that are likely to come in all; 0: not known. Columns
+                         * that grow get room for so many, if there is memory for it */
     nt_event_run *runs; /* kept by nt_events_pick */
     size_t run_count, run_capacity;
     size_t picked; /* events in the runs */

@@ -356,6 +356,30 @@ reader_forward(nt_reader *r, nt_reader_place place, nt_value value, uint32_t *ou
     return nt_stacks_intern(r->stacks, r->frames, count, out, r->err);
 }
 
+/* Events from which on their density in the file says how many more there are. */
+#define READER_SAMPLE ((size_t)1 << 16)
+
+/* The columns of events are full: how many are likely to come in all, if the rest of the
+ * input has as many a byte as what came since they were full last. */
+static void
+reader_expect_events(nt_reader *r, nt_events *events)
+{
+    const uint64_t offset = nt_source_offset(r->source), total = r->source->total;
+    const size_t count = events->columns.count;
+    events->expected = 0;
+    if (count >= READER_SAMPLE && total > offset && offset > r->full_offset) {
+        const double density =
+            (double)(count - r->full_count) / (double)(offset - r->full_offset);
+        const double more = density * (double)(total - offset) * (1 + 1.0 / 64);
+        /* By an eighth at least, so that guesses that are too low stay few. */
+        const double least = (double)count / 8;
+        const double expected = (double)count + (more > least ? more : least);
+        events->expected = expected < (double)UINT32_MAX ? (size_t)expected : 0;
+    }
+    r->full_count = count;
+    r->full_offset = offset;
+}
+
 /* What few events have, or what nearly all have that have it. */
 static nt_status
 reader_event_extras(nt_reader *r, nt_reader_place place, const nt_value *fields,
@@ -425,6 +449,9 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
         r->keys |= reader_event_keys(present);
     }
     *id = (uint32_t)place.row;
+    if (NT_UNLIKELY(events->columns.count >= events->room)) {
+        reader_expect_events(r, events);
+    }
     return nt_events_add(events, &event, r->err);
 }
 

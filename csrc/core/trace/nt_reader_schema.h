@@ -96,6 +96,9 @@ typedef struct nt_reader {
     uint32_t event_present; /* the keys of the last event, which are in `keys` */
     uint8_t action_codes[ACTION_CACHE];
     const nt_source *source; /* how far it has come bounds `work` */
+    /* Events and bytes when the columns of events were last full. */
+    size_t full_count;
+    uint64_t full_offset;
     uint64_t work;           /* pairs and items looked at so far */
     uint32_t *frames;        /* ids of a stack that holds plain dicts */
     size_t frames_capacity;

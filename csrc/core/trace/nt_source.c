@@ -15,6 +15,7 @@ nt_source_init_memory(nt_source *source, const void *bytes, size_t count,
         .next = bytes,
         .end = bytes,
         .memory_left = count,
+        .total = count,
         .progress = progress,
     };
 }

@@ -30,6 +30,7 @@ typedef struct nt_source {
     uint64_t end_offset;         /* offset in the input of `end` */
     size_t memory_left;          /* bytes after `end` when reading from memory */
     bool exhausted;              /* the input has no more bytes after `end` */
+    uint64_t total; /* bytes of the input, for estimates; 0 if they are not known */
     const nt_progress *progress; /* NULL, or called at every refill */
 } nt_source;
 

@@ -62,6 +62,7 @@ const plain = (blob, most) => {
       return taken;
     },
     allowance: () => 0,
+    total: end,
   };
 };
 
@@ -95,6 +96,7 @@ const gunzip = async (blob, bound, rules, most) => {
 const fromChunks = (chunks, allowance) => {
   let [next, from] = [0, 0];
   return {
+    total: chunks.reduce((sum, chunk) => sum + (chunk.length ?? 0), 0),
     read: (room) => {
       let written = 0;
       while (written < room.length && next < chunks.length) {

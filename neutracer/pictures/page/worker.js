@@ -36,7 +36,7 @@ const open = async ({ rules, blob, limit, most = Infinity, isOwn = false, rename
   };
   host.allowance = fed.allowance;
   try {
-    core.call("load", limit, isOwn ? 1 : 0);
+    core.call("load", limit, fed.total, isOwn ? 1 : 0);
   } catch (error) {
     throw refused(error, limit);
   } finally {
