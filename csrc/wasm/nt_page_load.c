@@ -129,9 +129,9 @@ load_read(void *ctx, void *buffer, size_t capacity, size_t *count)
     return got < 0;
 }
 
-/* Reads a snapshot of `total` bytes in at most `limit` bytes of memory; what was read before is gone,
- * and no room that an answer had is kept. `is_packed`: not a pickle, but what nt_pack
- * wrote. */
+/* Reads a snapshot of `total` bytes in at most `limit` bytes of memory; what was read
+ * before is gone, and no room that an answer had is kept. `is_packed`: not a pickle,
+ * but what nt_pack wrote. */
 NT_PAGE_EXPORT(load) int32_t page_load(double limit, double total, uint32_t is_packed)
 {
     nt_page_clear_program();

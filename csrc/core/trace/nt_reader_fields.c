@@ -359,8 +359,8 @@ reader_forward(nt_reader *r, nt_reader_place place, nt_value value, uint32_t *ou
 /* Events from which on their density in the file says how many more there are. */
 #define READER_SAMPLE ((size_t)1 << 16)
 
-/* The columns of events are full: how many are likely to come in all, if the rest of the
- * input has as many a byte as what came since they were full last. */
+/* The columns of events are full: how many are likely to come in all, if the rest of
+ * the input has as many a byte as what came since they were full last. */
 static void
 reader_expect_events(nt_reader *r, nt_events *events)
 {

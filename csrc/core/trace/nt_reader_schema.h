@@ -99,8 +99,8 @@ typedef struct nt_reader {
     /* Events and bytes when the columns of events were last full. */
     size_t full_count;
     uint64_t full_offset;
-    uint64_t work;           /* pairs and items looked at so far */
-    uint32_t *frames;        /* ids of a stack that holds plain dicts */
+    uint64_t work;    /* pairs and items looked at so far */
+    uint32_t *frames; /* ids of a stack that holds plain dicts */
     size_t frames_capacity;
     nt_alloc alloc;
     nt_error *err; /* never NULL */

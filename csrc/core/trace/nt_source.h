@@ -22,14 +22,14 @@ typedef struct nt_input {
 /* The window. `next` .. `end` are bytes at hand; both move on refill. */
 typedef struct nt_source {
     nt_alloc alloc;
-    nt_input input;              /* read == NULL: reading from memory */
-    uint8_t *buffer;             /* owned; NULL when reading from memory */
-    size_t capacity;             /* bytes of `buffer` */
-    const uint8_t *next;         /* first byte not yet consumed */
-    const uint8_t *end;          /* one past the last available byte */
-    uint64_t end_offset;         /* offset in the input of `end` */
-    size_t memory_left;          /* bytes after `end` when reading from memory */
-    bool exhausted;              /* the input has no more bytes after `end` */
+    nt_input input;      /* read == NULL: reading from memory */
+    uint8_t *buffer;     /* owned; NULL when reading from memory */
+    size_t capacity;     /* bytes of `buffer` */
+    const uint8_t *next; /* first byte not yet consumed */
+    const uint8_t *end;  /* one past the last available byte */
+    uint64_t end_offset; /* offset in the input of `end` */
+    size_t memory_left;  /* bytes after `end` when reading from memory */
+    bool exhausted;      /* the input has no more bytes after `end` */
     uint64_t total; /* bytes of the input, for estimates; 0 if they are not known */
     const nt_progress *progress; /* NULL, or called at every refill */
 } nt_source;
