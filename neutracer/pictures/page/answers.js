@@ -138,8 +138,16 @@ export const makeAnswers = (core, rules, about) => {
     return { ...axis, borders: starts, ooms: [], x0: x.at(0) };
   };
 
-  // The strip and the map at a view, in pixels.
-  const draw = ({ x0, x1, y0, y1, width, height }) => {
+  // A copy of what lies in the core's memory, in `room`, a buffer, where that has its size.
+  const copied = (view, room) => {
+    if (room?.byteLength !== view.byteLength) return view.slice();
+    const copy = new view.constructor(room);
+    copy.set(view);
+    return copy;
+  };
+
+  // The strip and the map at a view, in pixels. `spare`: buffers of an earlier map.
+  const draw = ({ x0, x1, y0, y1, width, height, spare = [] }) => {
     const answer = { x0, x1, y0, y1, width, height };
     const count = ctx.bands.count();
     core.call("strip", x0, x1, width, count);
@@ -150,8 +158,8 @@ export const makeAnswers = (core, rules, about) => {
     }
     if (height) {
       core.call("map", x0, x1, y0, y1, width, height);
-      answer.pixels = core.answer(0).view.slice();
-      answer.rows = core.answer(1).view.slice();
+      answer.pixels = copied(core.answer(0).view, spare[0]);
+      answer.rows = copied(core.answer(1).view, spare[1]);
     }
     return answer;
   };

@@ -71,9 +71,9 @@ export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
     for (const { fail } of waiting.values()) fail(new Error(event.message || "the worker stopped"));
     waiting.clear();
   };
-  const ask = (name, given) => new Promise((done, fail) => {
+  const ask = (name, given, handed = []) => new Promise((done, fail) => {
     waiting.set(next, { done, fail });
-    worker.postMessage({ id: next++, name, given });
+    worker.postMessage({ id: next++, name, given }, handed);
   });
   try {
     const about = await ask("open", { rules, blob, limit: MOST_MEMORY, ...more });

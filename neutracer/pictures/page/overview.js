@@ -52,15 +52,22 @@ export const overview = (app) => {
     paintStrip(app.stripCanvas, shot, Math.round(g.stripHeight * scale), shot.top, colours, bands);
     if (shot.pixels) paintMap(app.mapCanvas, shot, colours, bands);
   };
-  // Pictures of the range on the screen; while one is made, only the last range waits.
+  // Pictures of the range on the screen; while one is made, only the last range waits. The
+  // buffers of the picture before the last are filled again: they would pile up otherwise.
+  let spare = [];
   const picture = latest(
-    ({ ask: from, ...wanted }) => from("draw", wanted).catch((error) => {
-      // What belongs to another file by now is no matter.
-      if (wanted.serial === app.serial) throw error;
-      return null;
-    }),
+    ({ ask: from, ...wanted }) => {
+      const handed = spare;
+      spare = [];
+      return from("draw", { ...wanted, spare: handed }, handed).catch((error) => {
+        // What belongs to another file by now is no matter.
+        if (wanted.serial === app.serial) throw error;
+        return null;
+      });
+    },
     (shot, wanted) => {
       if (!shot || wanted.serial !== app.serial) return;
+      if (app.shot?.pixels) spare = [app.shot.pixels.buffer, app.shot.rows.buffer];
       app.shot = shot;
       app.exact.push(performance.now() - wanted.asked);
       if (app.exact.length > 500) app.exact.shift();

@@ -10,11 +10,17 @@ export const bandColours = (colours, bands) => [
   mixed(colours.line, colours.page, 0.3),
 ];
 
+// The pixels of a canvas, kept from one picture to the next of the same size.
+const images = new WeakMap();
 const imageOf = (canvas, width, height) => {
+  const held = images.get(canvas);
+  if (held && held.image.width === width && held.image.height === height) return held;
   canvas.width = width;
   canvas.height = height;
   const image = new ImageData(width, height);
-  return { image, words: new Uint32Array(image.data.buffer) };
+  const fresh = { image, words: new Uint32Array(image.data.buffer) };
+  images.set(canvas, fresh);
+  return fresh;
 };
 
 // Paints the codes of the map into a canvas of their own.
