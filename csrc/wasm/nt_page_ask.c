@@ -190,8 +190,25 @@ NT_PAGE_EXPORT(role) uint32_t page_role(const uint16_t *frames, uint32_t count)
     return (uint32_t)nt_role_of(frames, count);
 }
 
-/* The settings in force, in PyTorch's syntax; their length is the first figure. NULL
- * where there is no memory. */
+/* Whether the file is the host's pinned memory by itself, as neutracer saves it. */
+static bool
+ask_is_pinned(const nt_setting *rows, size_t count)
+{
+    const uint32_t key = nt_strings_find(nt_snapshot_strings(nt_page_now->snapshot),
+                                         "pinned", strlen("pinned"));
+    bool found = false;
+    for (size_t i = 0; key != NT_NONE && i < count; i++) {
+        found |= rows[i].key == key && rows[i].parent == NT_NONE &&
+                 rows[i].kind == NT_SETTING_BOOL && rows[i].integer != 0;
+    }
+    return found;
+}
+
+/*
+ * The settings in force, in PyTorch's syntax; NULL where there is no memory. Figures
+ * are their length, whether the native backend runs, whether sizes are exact, whether
+ * the file states any settings, and whether it is pinned memory.
+ */
 NT_PAGE_EXPORT(settings) const char *page_settings(void)
 {
     const nt_settings *settings = nt_snapshot_settings(nt_page_now->snapshot);
@@ -199,6 +216,10 @@ NT_PAGE_EXPORT(settings) const char *page_settings(void)
     nt_page_figures[0] = (double)length;
     nt_page_figures[1] = settings->native_backend;
     nt_page_figures[2] = settings->exact_sizes;
+    size_t stated;
+    const nt_setting *rows = nt_snapshot_setting_rows(nt_page_now->snapshot, &stated);
+    nt_page_figures[3] = stated != 0;
+    nt_page_figures[4] = ask_is_pinned(rows, stated);
     nt_page_room *room = &nt_page_rooms[NT_ROOM_SETTINGS];
     if (nt_page_reserve(room, length + 1) != NT_OK) {
         return NULL;

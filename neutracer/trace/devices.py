@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device of a snapshot is meant."""
+"""Which device of a snapshot is meant, and what devices are called."""
 
 from __future__ import annotations
 
 from neutracer.arguments import whole_number
 
-__all__ = ["chosen_device"]
+__all__ = ["CPU", "PINNED", "chosen_device", "device_name"]
+
+#: What reports have as their device where it is none of CUDA's: the CPU, and the host's pinned
+#: memory.
+CPU, PINNED = -1, -2
 
 
 def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> int:
@@ -32,3 +36,8 @@ def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> 
         others = f"only {devices}" if devices else "nor any other"
         raise ValueError(f"the snapshot has no device {device}, {others}")
     return device
+
+
+def device_name(device: int) -> str:
+    """What a report calls its device: "cuda:0", "cpu" or "pinned host memory"."""
+    return {CPU: "cpu", PINNED: "pinned host memory"}.get(device, f"cuda:{device}")

@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from neutracer._native import core
+from neutracer.trace.devices import CPU, PINNED, device_name
 from neutracer.trace.events import event_range
 from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Written", "written"]
+__all__ = ["Written", "settings_words", "shown_device", "written"]
 
 
 def written(source: core.Snapshot | tuple[tuple[core.Timeline, int, int], ...]) -> bytes:
@@ -43,8 +44,8 @@ class Written:
         return self._native.settings().get("exact_sizes") is True
 
     def device_name(self, device: int) -> str:
-        """What a device is called: "cuda:0", or "cpu"."""
-        return "cpu" if self.is_cpu else f"cuda:{device}"
+        """What a device is called: "cuda:0", "cpu" or "pinned host memory"."""
+        return device_name(shown_device(self, device))
 
     @property
     def is_pinned(self) -> bool:
@@ -113,3 +114,20 @@ class Written:
 
         # Our own bytes, in which no opcode names a class.
         return pickle.loads(self.to_bytes())
+
+
+def shown_device(snap: Written, number: int) -> int:
+    """The device that a report of a snapshot has for its device `number`."""
+    return PINNED if snap.is_pinned else CPU if snap.is_cpu else number
+
+
+def settings_words(settings: str, *, is_stated: bool) -> str:
+    """The allocator's settings for a reader.
+
+    Args:
+        settings: The text for PYTORCH_CUDA_ALLOC_CONF; "" is PyTorch's default.
+        is_stated: Whether the file states its settings; else they are what its trace shows.
+    """
+    if is_stated:
+        return settings or "default settings"
+    return f"{settings}, as its trace shows" if settings else "settings not recorded"

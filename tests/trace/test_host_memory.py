@@ -105,7 +105,7 @@ def test_host_by_itself_opens_where_a_snapshot_does(tmp_path: Path) -> None:
     host.save(tmp_path / "host.pickle")
     alone = neutracer.load(tmp_path / "host.pickle")
     assert alone.is_pinned
-    assert alone.device_name(0) == "cpu"
+    assert alone.device_name(0) == "pinned host memory"
     assert alone.timeline().peak("reserved").bytes == 3 * MIB
     assert alone.timeline().peak("allocated").bytes == 3 * MIB
 
@@ -125,10 +125,25 @@ def test_report_has_a_line_of_it() -> None:
     assert "pinned" not in str(neutracer.report(pickle.dumps(one_program())))
 
 
+def test_reports_name_it() -> None:
+    host = neutracer.load(LOADER).host
+    assert host is not None
+    unused, change = neutracer.fragmentation_report(host), neutracer.diff(host, host)
+    for one in (neutracer.report(host), unused, change):
+        assert "pinned host memory" in str(one)
+        assert "cpu " not in str(one)
+    assert [unused.device, change.device, change.before_device] == [-2, -2, -2]
+    assert "pinned host memory" in str(neutracer.report(host).tree())
+    assert "pinned host memory" in repr(host.timeline())
+    for ask in (neutracer.what_if, neutracer.savings):
+        with pytest.raises(ValueError, match="host's pinned memory, which has an allocator"):
+            ask(host)
+
+
 def test_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--host", str(LOADER)]) == 0
     page = capsys.readouterr().out
-    assert "pinned memory of the host" in page
+    assert "pinned host memory" in page
     assert "keep_result" in page
     # What these commands say of the file is of its devices.
     assert "neutracer.leak_trend" not in page

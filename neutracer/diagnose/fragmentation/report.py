@@ -22,11 +22,13 @@ from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Document, Figure, Severity, Table
 from neutracer.render.report import Report
+from neutracer.trace.devices import device_name
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline
+from neutracer.trace.written import shown_device
 from neutracer.units import format_share
 
 __all__ = [
@@ -56,7 +58,7 @@ class FragmentationReport(Report):
     `["avg_fragmentation"]`, `["current_fragmentation"]`, `["fragmentation_history"]`.
 
     Attributes:
-        device: The device; -1 is the CPU.
+        device: The device; -1 is the CPU, -2 the host's pinned memory.
         reserved_bytes: Taken from the device: PyTorch's reserved_bytes.all.current.
         allocated_bytes: In allocated blocks: allocated_bytes.all.current.
         active_bytes: And in those waiting for a stream: active_bytes.all.current.
@@ -164,7 +166,7 @@ class FragmentationReport(Report):
     def document(self) -> Document:
         """The report as a page."""
         facts = (
-            "cpu" if self.device < 0 else f"cuda:{self.device}",
+            device_name(self.device),
             f"{format_share(self.ratio)} unused, {self.judged}",
         )
         return Document(
@@ -252,7 +254,7 @@ def fragmentation_report(
     now = unused_share(figures["reserved_bytes"], figures["allocated_bytes"])
     is_now = at < 0 or now > largest
     return FragmentationReport(
-        device=-1 if snap.is_cpu else number,
+        device=shown_device(snap, number),
         **figures,
         max_fragmentation=max(largest, now),
         max_event=None if is_now else at,

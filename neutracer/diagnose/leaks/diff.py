@@ -28,9 +28,11 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
+from neutracer.trace.devices import device_name
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
+from neutracer.trace.written import shown_device
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["Change", "DiffReport", "diff"]
@@ -56,7 +58,7 @@ class DiffReport(Report):
     """How what two snapshots hold differs.
 
     Attributes:
-        device: The device; -1 is the CPU.
+        device: The device; -1 is the CPU, -2 the host's pinned memory.
         before_device: The device before: another one where two ranks are compared.
         before_allocated_bytes: allocated_bytes.all.current before.
         after_allocated_bytes: And after.
@@ -149,9 +151,9 @@ class DiffReport(Report):
             blocks += (Paragraph(text),)
         elif not any(one.kind != "same" for one in self.by_line):
             blocks += (Paragraph("At the end every line holds as many bytes as before."),)
-        name = _device_name(self.device)
+        name = device_name(self.device)
         if self.before_device != self.device:
-            name = f"{_device_name(self.before_device)} → {name}"
+            name = f"{device_name(self.before_device)} → {name}"
         facts = [name, f"{_signed(self.allocated_bytes)} allocated at the end"]
         if self.peak_allocated_bytes is not None:
             facts.append(f"{_signed(self.peak_allocated_bytes)} at the peak")
@@ -177,10 +179,6 @@ def _less(after: int | None, before: int | None) -> int | None:
 def _total(name: str, before: int | None, after: int | None) -> tuple[Cell, ...]:
     figures = (before, after, _less(after, before))
     return name, *("unknown" if one is None else Figure.bytes(one) for one in figures)
-
-
-def _device_name(device: int) -> str:
-    return "cpu" if device < 0 else f"cuda:{device}"
 
 
 def _signed(nbytes: int) -> str:
@@ -281,8 +279,8 @@ def diff(
     known = all(peak.allocated is not None for peak in peaks)
     at_peak = changes(peaks[0].held, peaks[1].held) if known else ()
     return DiffReport(
-        device=-1 if second.is_cpu else number,
-        before_device=-1 if first.is_cpu else earlier,
+        device=shown_device(second, number),
+        before_device=shown_device(first, earlier),
         before_allocated_bytes=total,
         after_allocated_bytes=now["allocated_bytes.all.current"],
         before_reserved_bytes=was["reserved_bytes.all.current"],

@@ -24,6 +24,7 @@ from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
+from neutracer.trace.written import shown_device
 from neutracer.units import format_count, parse_bytes
 
 __all__ = ["ExplainReport", "Verdict", "explain"]
@@ -294,7 +295,7 @@ def _report(
     if case.is_unknown:
         findings, fits = [unknown_finding(failure.size, room.segment, room.own_hole)], None
     return ExplainReport(
-        device=-1 if case.snap.is_cpu else room.device,
+        device=shown_device(case.snap, room.device),
         event=event,
         time_us=failure.time_us,
         request_bytes=failure.size,

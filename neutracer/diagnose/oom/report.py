@@ -22,6 +22,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report
+from neutracer.trace.devices import device_name
 from neutracer.trace.stacks import Frame
 from neutracer.units import format_bytes, format_count
 
@@ -37,7 +38,7 @@ class ExplainReport(Report):
     """Why a request failed, or whether one would fit. Sizes in bytes.
 
     Attributes:
-        device: The device; -1 is the CPU.
+        device: The device; -1 is the CPU, -2 the host's pinned memory.
         event: The out-of-memory event in its trace; None where it has none.
         time_us: When it was, in microseconds since the epoch; None where unknown.
         request_bytes: The request, as the allocator rounded it.
@@ -142,7 +143,7 @@ class ExplainReport(Report):
         blocks.append(_where(self))
         blocks += _holders(self)
         blocks += [Paragraph(note) for note in self.notes]
-        facts = ["cpu" if self.device < 0 else f"cuda:{self.device}"]
+        facts = [device_name(self.device)]
         if self.event is not None:
             facts.append(f"event {format_count(self.event)} of {format_count(self._events)}")
         if self.phase != "unknown":

@@ -10,6 +10,7 @@ from neutracer.diagnose.fragmentation.report import FragmentationReport, band, f
 from neutracer.diagnose.holds.by_module import module_tables
 from neutracer.render.document import Figure, Table
 from neutracer.render.row import PlacedRow, PlainRow
+from neutracer.trace.devices import device_name as name_of
 from neutracer.trace.flaws import SEGMENTS_MISSING
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count
@@ -191,7 +192,8 @@ def _judged_peak(report: FragmentationReport, then: float) -> str:
 
 
 def device_name(device: DeviceOverview) -> str:
-    return "cpu" if device.fragmentation.device < 0 else f"cuda:{device.device}"
+    shown = device.fragmentation.device
+    return name_of(shown if shown < 0 else device.device)
 
 
 def _when(event: int) -> str:

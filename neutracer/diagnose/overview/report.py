@@ -22,9 +22,12 @@ from neutracer.diagnose.overview.late_gradients import late_gradients_finding
 from neutracer.diagnose.overview.oddities import oddities
 from neutracer.render.document import Block, Document, Findings, KeyValues
 from neutracer.render.report import Finding, Report, ranked
+from neutracer.trace.devices import PINNED
+from neutracer.trace.devices import device_name as name_of
 from neutracer.trace.flaws import FIRST, first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
+from neutracer.trace.written import settings_words
 from neutracer.units import format_count, format_duration_us
 
 if TYPE_CHECKING:
@@ -91,9 +94,7 @@ class OverviewReport(Report):
     @property
     def settings_told(self) -> str:
         """The settings in words."""
-        if self.settings_recorded:
-            return self.settings or "default settings"
-        return f"{self.settings}, as its trace shows" if self.settings else "settings not recorded"
+        return settings_words(self.settings, is_stated=self.settings_recorded)
 
     def findings_of(self, device: int) -> tuple[Finding, ...]:
         """What is worth reporting of one device, without its name; the worst first."""
@@ -132,7 +133,7 @@ class OverviewReport(Report):
 
     def _kind(self) -> str:
         if self.is_host:
-            return "pinned memory of the host"
+            return name_of(PINNED)
         return "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot"
 
 

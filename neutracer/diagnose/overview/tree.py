@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from neutracer.render.document import Document, Figure, Place, Table
 from neutracer.render.report import Report
 from neutracer.render.row import PlainRow
+from neutracer.trace.devices import device_name
 from neutracer.trace.origins import Owner, base_name, origin_of
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import Frame
+from neutracer.trace.written import shown_device
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["Branch", "PeakTreeReport", "peak_tree"]
@@ -50,7 +52,7 @@ class PeakTreeReport(Report):
     """What `neutracer report --tree` prints.
 
     Attributes:
-        device: The device; -1 is the CPU.
+        device: The device; -1 is the CPU, -2 the host's pinned memory.
         event: The event of the peak of allocated; -1 is before the first.
         peak_bytes: What was allocated then.
         branches: The tree from the top down, a branch before what it called, and of those
@@ -79,9 +81,8 @@ class PeakTreeReport(Report):
         )
         rest = format_count(self.left_out, "more branch", "more branches")
         notes = (f"and {rest}",) if self.left_out else ()
-        name = "cpu" if self.device < 0 else f"cuda:{self.device}"
         when = f"event {format_count(self.event)}" if self.event >= 0 else "before the trace"
-        facts = (name, format_bytes(self.peak_bytes), when)
+        facts = (device_name(self.device), format_bytes(self.peak_bytes), when)
         return Document("Peak by caller", facts, (Table("", rows, notes=notes),))
 
 
@@ -124,7 +125,7 @@ def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
     found = list(_branches(root, 0, peak.bytes))
     kept = [one for one in found if one.bytes >= least][:_MOST_BRANCHES]
     return PeakTreeReport(
-        device=-1 if snap.is_cpu else number,
+        device=shown_device(snap, number),
         event=peak.event,
         peak_bytes=peak.bytes,
         branches=tuple(kept),

@@ -8,6 +8,7 @@ from typing import Any
 
 from neutracer.arguments import whole_number
 from neutracer.diagnose.savings.changes import Wanted, changes_of
+from neutracer.diagnose.settings.replay_settings import refuse_others
 from neutracer.render.document import Block, Document, Figure, KeyValues, Table
 from neutracer.render.report import Report
 from neutracer.trace.flaws import first_findings
@@ -116,6 +117,7 @@ def savings(
     """
     count = whole_number("ranks", ranks, least=2)
     snap = source if isinstance(source, Snapshot) else load(source)
+    refuse_others(snap)
     number = snap.device(device)
     timeline = snap.timeline(number)
     if not len(timeline):

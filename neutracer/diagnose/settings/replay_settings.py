@@ -119,6 +119,11 @@ def refuse_others(snap: Snapshot) -> None:
             "this program ran under another allocator than PyTorch's native one, which "
             "records nothing that could be replayed"
         )
+    if snap.is_pinned:
+        raise ValueError(
+            "this is the host's pinned memory, which has an allocator of its own: no setting of "
+            "the CUDA allocator would change it"
+        )
     if snap.is_cpu:
         raise ValueError(
             "this is the memory of the CPU, which PyTorch takes from the system block by "

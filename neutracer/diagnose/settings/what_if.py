@@ -27,6 +27,7 @@ from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
+from neutracer.trace.written import settings_words
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = [
@@ -109,7 +110,9 @@ class WhatIfReport(Report):
             facts += (f"at most {format_bytes(self.capacity_bytes)}",)
         own = None if self.is_changed else self.recorded.settings
         others = [each for each in self.outcomes if each.settings != own]
-        rows = [outcome_cells(self.recorded, named(self.recorded, "as recorded"))]
+        stated = bool(self._replayer.snap.settings)
+        first = f"as recorded: {settings_words(self.recorded.settings, is_stated=stated)}"
+        rows = [outcome_cells(self.recorded, first)]
         rows += [outcome_cells(outcome, named(outcome)) for outcome in others]
         table = Table("", tuple(rows), OUTCOME_HEADS)
         blocks: list[Block] = [*self.finding_blocks(), table]

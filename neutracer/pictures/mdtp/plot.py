@@ -21,6 +21,7 @@ from neutracer.pictures.extra import (
 from neutracer.render.palette import Palette
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
+from neutracer.trace.written import settings_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,7 +150,8 @@ def _titles(
     names = [source_name(source) for source in sources]
     after = sources[-1]
     if isinstance(after, Outcome) and sources[0] is after.recorded:
-        settings = after.recorded.settings_in_force["text"] or "default settings"
+        stated = bool(after.recorded.settings)
+        settings = settings_words(after.recorded.settings_in_force["text"], is_stated=stated)
         names[0] = settings if after.recorded.rehearsed else f"recorded: {settings}"
     if len(sources) == 1:
         return [names[0] or "GPU memory"]

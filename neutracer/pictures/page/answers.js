@@ -41,8 +41,9 @@ export const makeAnswers = (core, rules, about) => {
 
   const settings = () => {
     const at = core.place("settings");
-    const [length, isNative, isExact] = core.figures(3);
-    return { text: core.text(at, length), isNative: isNative === 1, isCpu: isExact === 1 };
+    const [length, ...flags] = core.figures(5);
+    const [isNative, isCpu, isStated, isPinned] = flags.map((flag) => flag === 1);
+    return { text: core.text(at, length), isNative, isCpu, isStated, isPinned };
   };
 
   const devices = () => {

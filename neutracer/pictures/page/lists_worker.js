@@ -127,7 +127,7 @@ export const makeLists = (ctx) => {
       ["lived", (c, r) => (Number.isFinite(life(c, r)) ? duration(life(c, r)) : c.a.free_event.view[r] === -1 ? "to the end" : "–"),
         (c) => (r) => life(c, r)],
       ["stream", (c, r) => String(c.a.stream.big(r)), (c) => (r) => c.a.stream.at(r)],
-      ["category", (c, r) => rules.categories[ctx.bands.categoryOf(c, r)], (c) => (r) => ctx.bands.categoryOf(c, r)],
+      ["category", (c, r) => rules.categories[ctx.bands.categoryOf(c, r)].replaceAll("_", " "), (c) => (r) => ctx.bands.categoryOf(c, r)],
     ],
     events: [
       ["event", (c, e) => count(e), () => (e) => e],

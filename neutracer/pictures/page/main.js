@@ -15,7 +15,7 @@ import { drawPanel } from "./panel.js";
 import { segments } from "./segments.js";
 import { settings } from "./settings.js";
 import { TABS, read, write } from "./state.js";
-import { bytes, count, deviceName, duration, many } from "./units.js";
+import { HOST, bytes, count, deviceName, duration, many, settingsWords } from "./units.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const dataOf = (id) => JSON.parse(byId(id)?.textContent || "null");
@@ -116,9 +116,10 @@ const figures = () => {
   }
   const { settings: inForce, partial } = app.about;
   const history = !trace.events ? "no history" : trace.complete ? "history complete" : "history begins late";
-  const words = [inForce.isCpu ? "cpu" : deviceName(app.state.device),
+  const isHost = trace.isHost || inForce.isPinned;
+  const words = [isHost ? deviceName(HOST) : inForce.isCpu ? "cpu" : deviceName(app.state.device),
     many(trace.events, "event") + (trace.isTimed ? ` over ${duration(trace.duration)}` : ""), history,
-    ...(trace.isHost ? [] : [inForce.text || "default settings"])];
+    ...(isHost ? [] : [settingsWords(inForce)])];
   if (partial) words.push(`only a part was read: ${partial}`);
   byId("facts").textContent = toldOf(app.state.device)?.facts ?? clean(words.join(" · "));
 };
@@ -303,6 +304,8 @@ const fitSoon = perFrame(() => {
   const scroll = document.querySelector("section:not([hidden]) .scroll");
   if (scroll) tell("--above", scroll, 16);
 });
+// What stands above it comes with the answers.
+new ResizeObserver(fitSoon).observe(byId("main"));
 window.addEventListener("resize", () => {
   fitSoon();
   if (app.state.tab === "settings" || app.state.tab === "compare") app.render();

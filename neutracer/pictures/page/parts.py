@@ -13,12 +13,13 @@ from neutracer.render.document import Note
 from neutracer.render.escape import clean, sentence, shorten_left
 from neutracer.render.palette import DARK, LIGHT, Palette
 from neutracer.render.report import Finding
+from neutracer.trace.devices import PINNED, device_name
 from neutracer.units import format_bytes, format_count, format_duration_us
 
 __all__ = ["HOST_NUMBER", "page_style", "tabs", "told", "told_of_host"]
 
 #: The host's pinned memory among the devices of the page (`units.js`).
-HOST_NUMBER, HOST_NAME = 1024, "pinned host memory"
+HOST_NUMBER, HOST_NAME = 1024, device_name(PINNED)
 
 _TABS = ("Overview", "Segments", "Stacks", "Allocations", "Events", "Settings", "Compare")
 
@@ -97,8 +98,8 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     complete = mine.history_complete if mine else None
     history = {True: "history complete", False: "history begins late", None: "no history"}
     length = length.replace(" us", " \N{MICRO SIGN}s")
-    name = "cpu" if mine and mine.fragmentation.device < 0 else f"cuda:{number}"
-    name = HOST_NAME if report.is_host else name
+    shown = mine.fragmentation.device if mine else number
+    name = device_name(shown if shown < 0 else number)
     marks = ["Rehearsed, not recorded"] if report.rehearsed else []
     span = report.window or history[complete]
     facts = [*marks, name, format_count(events, "event") + length, span]

@@ -6,7 +6,7 @@ import { drawSmall } from "./chart.js";
 import { latest } from "./client.js";
 import { byId, facts, made } from "./dom.js";
 import { mostOf, paintMap, paintStrip } from "./strip.js";
-import { bytes, count, many, parseBytes } from "./units.js";
+import { bytes, count, many, parseBytes, settingsWords } from "./units.js";
 
 const SPLITS = ["", 20, 32, 64, 128, 256, 512, 1024];
 const ROUNDUPS = ["", 1, 2, 4, 8, 16];
@@ -134,7 +134,7 @@ export const settings = (app) => {
     const isRefused = !inForce.isNative || inForce.isCpu || !app.trace.events || app.trace.isHost;
     document.querySelector(".pair").hidden = isRefused;
     if (isRefused) {
-      complain(new Error(app.trace.isHost ? "no setting of the CUDA allocator changes the host's pinned memory"
+      complain(new Error(app.trace.isHost || inForce.isPinned ? "no setting of the CUDA allocator changes the host's pinned memory"
         : !app.trace.events ? "the snapshot has no history to replay" : "this program ran under another allocator than PyTorch's native one, which records nothing that could be replayed"));
       return;
     }
@@ -170,7 +170,7 @@ export const settings = (app) => {
     paint();
     const { settings: inForce } = app.about;
     byId("in-force").replaceChildren();
-    facts(byId("in-force"), [["PYTORCH_CUDA_ALLOC_CONF", inForce.text || "(default)"]]);
+    facts(byId("in-force"), [["PYTORCH_CUDA_ALLOC_CONF", settingsWords(inForce)]]);
   };
   return { draw, reset: () => { prepared = -1; pair = null; conf.value = ""; byId("what-if-words").replaceChildren(); byId("fidelity").textContent = ""; } };
 };

@@ -75,3 +75,7 @@ export const steps = (low, high, most, binary = false) => {
   for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
   return found;
 };
+
+// Settings for a reader; a file that states none may show one by what it has.
+export const settingsWords = ({ text, isStated }) => (isStated ? text || "default settings"
+  : text ? `${text}, as its trace shows` : "settings not recorded");

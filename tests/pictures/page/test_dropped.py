@@ -308,7 +308,9 @@ def test_gzip_is_unpacked(chromium, page, tmp_path):
     path.write_bytes(gzip.compress(pickle.dumps(one_program())))
     drop(chromium, page, path)
     assert chromium.value("document.title") == "small.pickle.gz"
-    assert "5 events" in chromium.value("document.getElementById('facts').textContent")
+    facts = chromium.value("document.getElementById('facts').textContent")
+    assert "5 events" in facts
+    assert facts.endswith("settings not recorded")
     assert chromium.complaints() == []
 
 
