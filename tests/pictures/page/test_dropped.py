@@ -308,9 +308,14 @@ def test_gzip_is_unpacked(chromium, page, tmp_path):
     path.write_bytes(gzip.compress(pickle.dumps(one_program())))
     drop(chromium, page, path)
     assert chromium.value("document.title") == "small.pickle.gz"
-    facts = chromium.value("document.getElementById('facts').textContent")
-    assert "5 events" in facts
-    assert facts.endswith("settings not recorded")
+    facts = "document.getElementById('facts').textContent"
+    assert "5 events" in chromium.value(facts)
+    assert chromium.value(facts).endswith("default settings")
+    (tmp_path / "plain.pickle").write_bytes(
+        pickle.dumps({**one_program(), "allocator_settings": {}})
+    )
+    drop(chromium, page, tmp_path / "plain.pickle")
+    assert chromium.value(facts).endswith("settings not recorded")
     assert chromium.complaints() == []
 
 
