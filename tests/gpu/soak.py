@@ -10,10 +10,11 @@ once a second, and a signal asks for a report every minute: of `neutracer run`, 
 `--device cpu`, of which it knows nothing, of the job itself. A line has the step's time, the
 job's memory, threads and open files, and what was lost or went wrong since the line before.
 
-It ends with 1 where something did: a scrape failed, a report did not come, an event's stack found
-no room, threads or files or memory kept growing after the first third. Memory may differ by 1 %
-and 8 MiB between the thirds. The slope of the memory after the first third is the median of those
-between any two lines (Theil and Sen), with bounds within which it lies 19 times in 20 (Sen 1968).
+It ends with 1 where something did: a scrape failed, a report did not come, a cycle was not told,
+an event's stack found no room, threads or files or memory kept growing after the first third.
+Memory may differ by 1 % and 8 MiB between the thirds. The slope of the memory after the first third
+is the median of those between any two lines (Theil and Sen), with bounds within which it lies 19
+times in 20 (Sen 1968).
 """
 
 from __future__ import annotations
@@ -56,9 +57,12 @@ REPORT_SIGNALS = {"cuda": signal.SIGUSR2, "cpu": signal.SIGUSR1}
 class Cycle:
     """Keeps a tensor until the collector runs."""
 
+    made = 0
+
     def __init__(self, tensor: Any) -> None:
         self.me = self
         self.tensor = tensor
+        Cycle.made += 1
 
 
 def trainer(device: str) -> Any:
@@ -158,7 +162,7 @@ def job(device: str, seconds: float, every: float, output: str | None) -> None:
     import neutracer
 
     warnings.simplefilter("ignore")
-    found: list[object] = []
+    found: list[neutracer.TensorCycle] = []
     # The hooks follow a device that is in use.
     torch.zeros(1, device=device)
     with contextlib.ExitStack() as on:
@@ -173,7 +177,7 @@ def job(device: str, seconds: float, every: float, output: str | None) -> None:
         say(url=server.url, pid=os.getpid())
         loop(device, seconds, every, watched=True)
         gc.collect()
-        say(cycles=len(found))
+        say(cycles=sum(cycle.count for cycle in found), made=Cycle.made)
 
 
 # ---- who looks at it -------------------------------------------------------------------
@@ -204,7 +208,7 @@ class Minute:
 
 
 HEADINGS = (
-    f"{'line':>6}{'steps':>8}{'median':>10}{'90 %':>10}{'memory':>11}{'threads':>8}{'files':>6}"
+    f"{'line':>6}{'steps':>8}{'median':>11}{'90 %':>11}{'memory':>11}{'threads':>8}{'files':>6}"
     f"{'events':>8}{'scrapes':>8}{'slowest':>9}{'report':>8}  lost or wrong"
 )
 
@@ -262,7 +266,7 @@ def minute_of(line: dict[str, Any], pid: int, number: int, seen: Seen) -> Minute
     )
     report = "-" if seen.report_seconds is None else f"{seen.report_seconds:.1f} s"
     print(
-        f"{number:>6}{found.steps:>8}{found.median * 1e3:>7.2f} ms{found.tenth * 1e3:>7.2f} ms"
+        f"{number:>6}{found.steps:>8}{found.median * 1e3:>8.2f} ms{found.tenth * 1e3:>8.2f} ms"
         f"{memory / 2**20:>7.0f} MiB{threads:>8}{files:>6}{line['events']:>8}{seen.scrapes:>8}"
         f"{seen.slowest:>7.2f} s{report:>8}  {'; '.join(found.wrong) or 'nothing'}",
         flush=True,
@@ -311,7 +315,10 @@ def follow(arguments: argparse.Namespace, output: Path) -> tuple[list[Minute], S
     for line in lines:
         if "cycles" in line:
             over.set()
-            print(f"{line['cycles']} cycles told, {seen.reports} reports by signal")
+            told, made = line["cycles"], line["made"]
+            print(f"{told} of {made} cycles told, {seen.reports} reports by signal")
+            if told != made:
+                seen.errors.append(f"{made - told} cycles were not told")
         elif line["steps"] > 0:
             minutes.append(minute_of(line, first["pid"], len(minutes) + 1, seen))
             if time.monotonic() - begun < 60 * arguments.minutes - arguments.every / 2:
@@ -371,8 +378,8 @@ def main() -> int:
         output = Path(arguments.output or made)
         output.mkdir(parents=True, exist_ok=True)
         plain(arguments)
-        minutes, _, code = follow(arguments, output)
-    wrong = judge(minutes, code)
+        minutes, seen, code = follow(arguments, output)
+    wrong = judge(minutes, code) + seen.errors
     print("\n".join(wrong) or f"{len(minutes)} lines: nothing lost, nothing grew")
     return 1 if wrong else 0
 
