@@ -216,6 +216,14 @@ def _counts_of(torch: Any, device: int) -> Counts | None:
 
 def note_in_dump(plain: Any, before: Mapping[int, Counts | None]) -> None:
     """Note the calls in PyTorch's own dump, which was taken since `before`."""
+    try:
+        _note_in_dump(plain, before)
+    except Exception:
+        # What a later torch may write there: the dump is worth more than the notes.
+        _LOGGER.debug("calls of empty_cache() could not be noted", exc_info=True)
+
+
+def _note_in_dump(plain: Any, before: Mapping[int, Counts | None]) -> None:
     settings = plain.get("allocator_settings") if before and isinstance(plain, dict) else None
     if isinstance(settings, dict):
         traces = {

@@ -148,6 +148,17 @@ def test_work_while_the_trace_is_taken(fake, monkeypatch):
         assert noted(recording.snapshot()) is None
 
 
+def test_dump_that_is_not_understood_has_no_notes(fake):
+    with neutracer.record():
+        fake.hold(MIB)
+        before = CACHE_CALLS.now()
+        settings = {}
+        cache_calls.note_in_dump(
+            {"allocator_settings": settings, "device_traces": [[{"what": 1}]]}, before
+        )
+        assert settings == {}
+
+
 def test_two_recordings_note_together(fake):
     function = fake.module._C._cuda_emptyCache
     first = neutracer.record().start()
