@@ -131,8 +131,8 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
     `table["size"]` is a memoryview of numbers, or a list of strings; `table[3]` a row with
     attributes; `table[3:9]` a table. pyarrow, polars and duckdb take a table as it is
     (`pyarrow.table(table)`), through the Arrow C stream interface, and so does
-    `pandas.DataFrame(table)`, row by row; `to_pandas()` is faster, and keeps their
-    order under pandas 2 as well.
+    `pandas.DataFrame(table)`, row by row; `to_pandas()` is faster, and has the
+    columns in their order under pandas 2 as well.
 
     Example:
         >>> import neutracer
