@@ -20,10 +20,10 @@ def take(nbytes):
     return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
 
 
-def program():
+def program(kept):
     """Calls behind the second and third request, the free, and the request that fails; where each
     is among the requests, frees and failures."""
-    kept = [take(3 * MIB), take(30 * MIB)]
+    kept += [take(3 * MIB), take(30 * MIB)]
     torch.cuda.empty_cache()
     kept.append(take(MIB))
     torch.accelerator.empty_cache()
@@ -68,20 +68,21 @@ def clean_device():
 @pytest.mark.parametrize("context", ["alloc", "all"])
 def test_recorder_of_pytorch_has_them_noted(context):
     with neutracer.record(context=context) as recording:
-        numbers = program()
+        numbers = program([])
     check(recording.snapshot(), numbers)
 
 
 def test_hooks_have_them_noted():
     neutracer.live()
-    numbers = program()
+    numbers = program([])
     check(neutracer.live(), numbers)
 
 
 def test_ring_that_lost_its_beginning_has_the_rest():
     with neutracer.record(max_entries=6) as recording:
         recording.quiet = True
-        program()
+        kept = []
+        program(kept)
         snap = recording.snapshot()
     actions = [str(action) for action in snap.events["action"]]
     noted = snap.settings[KEY]["0"]

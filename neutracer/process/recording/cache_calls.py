@@ -154,17 +154,14 @@ class CacheCalls:
                 known.note(before.get(device, UNUSED), after, time_us)
 
     def _counts(self) -> dict[int, Counts | None]:
-        """The counts of the devices in use; None where this torch does not tell."""
+        """The counts of the devices; None where this torch does not tell.
+
+        Also of those without a context: a call has made their allocators wait all the same.
+        """
         torch = self._torch
-        if torch is None:
+        if torch is None or not torch.cuda.is_initialized():
             return {}
-        in_use = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-        devices = range(torch.cuda.device_count())
-        return {
-            device: _counts_of(torch, device)
-            for device in devices
-            if in_use is None or in_use(device)
-        }
+        return {device: _counts_of(torch, device) for device in range(torch.cuda.device_count())}
 
     def now(self) -> dict[int, Counts | None]:
         """What `noted` is to be given: to be asked for before a trace is taken."""

@@ -246,6 +246,11 @@ def test_another_thread_in_between():
     notes.end("test")
 
 
+def started(devices):
+    """As much of torch.cuda as is asked."""
+    return SimpleNamespace(is_initialized=lambda: True, device_count=lambda: devices)
+
+
 def made_up_torch():
     done = {"alloc": 0, "waits": 0}
 
@@ -258,13 +263,13 @@ def made_up_torch():
         done["waits"] += 1
 
     functions = SimpleNamespace(_cuda_memoryStats=stats, _cuda_emptyCache=empty_cache)
-    return SimpleNamespace(_C=functions, cuda=SimpleNamespace(device_count=lambda: 1)), done
+    return SimpleNamespace(_C=functions, cuda=started(devices=1)), done
 
 
 def test_devices_are_counted_apart():
-    served = {0: 5, 2: 0}
-    waits = {0: 1, 2: 0}
-    used = {0}
+    # A call makes the allocators of all devices wait, those without a context too.
+    served = [5, 0, 0]
+    waits = [1, 1, 1]
 
     def stats(device):
         return {
@@ -275,20 +280,14 @@ def test_devices_are_counted_apart():
         }
 
     def empty_cache():
-        for device in used:
-            waits[device] += 1
+        waits[:] = [count + 1 for count in waits]
 
-    functions = SimpleNamespace(
-        _cuda_memoryStats=stats,
-        _cuda_emptyCache=empty_cache,
-        _cuda_hasPrimaryContext=lambda device: device in used,
-    )
-    torch = SimpleNamespace(_C=functions, cuda=SimpleNamespace(device_count=lambda: 3))
+    functions = SimpleNamespace(_cuda_memoryStats=stats, _cuda_emptyCache=empty_cache)
+    torch = SimpleNamespace(_C=functions, cuda=started(devices=3))
     notes = CacheCalls()
     notes.begin(torch, "test")
     served[0] += 1
     functions._cuda_emptyCache()
-    used.add(2)
     served[2] += 2
     functions._cuda_emptyCache()
     served[2] += 1
@@ -298,7 +297,7 @@ def test_devices_are_counted_apart():
         2: lambda: Trace(bytes([1, 0, 1, 0, 1]), lambda i: 0, lambda i: 0),
     }
     found = notes.noted(notes.now(), traces)
-    assert {device: list(events) for device, events in found.items()} == {0: [0], 2: [2]}
+    assert {device: list(events) for device, events in found.items()} == {0: [0], 1: [], 2: [2]}
     notes.end("test")
 
 
