@@ -52,7 +52,7 @@ const ready = async () => {
 export const prepare = () => { spare = ready(); spare.catch(() => { spare = null; }); };
 
 // Bytes that a page can have: the core counts in 32 bits.
-const MOST_MEMORY = 4096 * 2 ** 20 - 2 ** 26;
+export const MOST_MEMORY = 4096 * 2 ** 20 - 2 ** 26;
 
 export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
   const made = spare ?? ready();
@@ -75,9 +75,14 @@ export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
     waiting.set(next, { done, fail });
     worker.postMessage({ id: next++, name, given }, handed);
   });
+  const close = () => {
+    worker.terminate();
+    for (const { fail } of waiting.values()) fail(Object.assign(new Error("the file was closed"), { isClosed: true }));
+    waiting.clear();
+  };
   try {
     const about = await ask("open", { rules, blob, limit: MOST_MEMORY, ...more });
-    return { about, ask, close: () => worker.terminate(), isBusy: () => waiting.size > 0 };
+    return { about, ask, close, isBusy: () => waiting.size > 0 };
   } catch (error) {
     worker.terminate();
     throw error;

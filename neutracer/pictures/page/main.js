@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page: opens files, keeps its state, and draws the tab that is shown.
 
-import { latest, openFile, packedBlob, prepare } from "./client.js";
+import { MOST_MEMORY, latest, openFile, packedBlob, prepare } from "./client.js";
 import { clean } from "./clean.js";
 import { compare } from "./compare.js";
 import { byId, made, palette, perFrame } from "./dom.js";
@@ -36,8 +36,11 @@ const parts = {};
 app.ask = (name, given) => app.files[app.fileIndex].ask(name, given);
 app.complain = (error) => {
   const box = byId("trouble");
+  const words = clean(error.message);
+  // What was closed has no more to say, and once is enough for the rest.
+  if (error.isClosed || [...box.children].some(({ textContent }) => textContent === words)) return;
   box.hidden = false;
-  box.append(made(null, "p", clean(error.message)));
+  box.append(made(null, "p", words));
 };
 
 // ---- opening ------------------------------------------------------------------------------
@@ -193,14 +196,18 @@ const progress = (name) => (share) => {
   byId("progress").textContent = `reading ${name}: ${Math.round(share * 100)} %`;
 };
 
-// Offers what fits of a file for which a page has no memory.
-const offer = (blob, name, error) => {
-  app.complain(new Error(`${name}: ${error.message}`));
+// Bytes of a file of which a page holds everything: what is read of them, and what is made of
+// that, is at most twice as large.
+const FITS = MOST_MEMORY / 2;
+
+// Offers what fits of a file, or of its first `most` bytes, for which a page has no memory.
+const offer = ({ blob, name, most = Infinity }, error) => {
+  app.complain(new Error(`${clean(name)}: ${error.message}`));
   if (!error.isLimit) return;
-  for (const part of [1 / 2, 1 / 4]) {
-    const most = Math.floor(blob.size * part);
-    const button = made(byId("trouble"), "button", `read its first ${bytes(most)}`);
-    button.addEventListener("click", () => take([{ blob, name, most }]));
+  const tried = Math.min(blob.size, most);
+  for (const part of [tried > 1.1 * FITS ? FITS : tried / 2, tried / 4]) {
+    const button = made(byId("trouble"), "button", `read its first ${bytes(Math.floor(part))}`);
+    button.addEventListener("click", () => take([{ blob, name, most: Math.floor(part) }]));
   }
 };
 
@@ -210,7 +217,25 @@ const openOne = async ({ blob, name, isOwn, most = Infinity }) => {
   const more = { most, ...(isOwn ? { isOwn, renamed: app.told.renamed, told: app.told.rules } : {}) };
   const { about, ask, close } = await openFile(blob, app.rules, more, progress(name));
   if (!about.devices.length) { close(); throw new Error("the snapshot is empty: no device has segments or events"); }
-  return { about, ask, close, title: clean(name), isOwn: Boolean(isOwn), trace: null, device: null };
+  return { about, ask, close, title: clean(name), isOwn: Boolean(isOwn), trace: null, device: null, from: { blob, name, most } };
+};
+
+// Each of the files from number `before` on is replayed, so that they can be compared; the
+// first of them is shown. For what there is no memory, that goes.
+const replayAll = async (before) => {
+  for (let k = app.files.length - 1; k >= before; k--) {
+    try {
+      await showFile(k, undefined, k === before);
+    } catch (error) {
+      const [{ close, from, isOwn }] = app.files.splice(k, 1);
+      if (isOwn) throw error;
+      close();
+      Object.assign(app, { trace: null, axis: null });
+      offer(from, error);
+    }
+  }
+  if (app.trace || !app.files.length) return;
+  await showFile(Math.min(before, app.files.length - 1));
 };
 
 const openAll = async (list) => {
@@ -221,7 +246,7 @@ const openAll = async (list) => {
     try {
       opened.push(await openOne(one));
     } catch (error) {
-      offer(one.blob, clean(one.name), error);
+      offer(one, error);
     }
   }
   byId("progress").hidden = true;
@@ -230,13 +255,21 @@ const openAll = async (list) => {
     byId("empty").hidden = true;
     const before = app.files.length;
     app.files.push(...opened);
-    // Each is replayed, so that they can be compared; the first of them is shown.
-    for (let k = app.files.length - 1; k >= before; k--) await showFile(k, undefined, k === before);
-    if (opened.length > 1 && !location.hash) app.state.tab = "compare";
-    app.show();
-    parts.overview.now();
-    app.render();
-  } else if (!app.files.length) byId("empty").hidden = false;
+    await replayAll(before);
+  }
+  const isEmpty = !app.files.length;
+  for (const id of ["nav", "columns"]) byId(id).hidden = isEmpty;
+  byId("empty").hidden = !isEmpty;
+  if (isEmpty) {
+    for (const id of ["save", "device-choice", "file-choice"]) byId(id).hidden = true;
+    for (const id of ["facts", "figures"]) byId(id).replaceChildren();
+    byId("title").textContent = document.title = "neutracer";
+  }
+  if (!opened.length || isEmpty) return;
+  if (app.files.length > 1 && opened.length > 1 && !location.hash) app.state.tab = "compare";
+  app.show();
+  parts.overview.now();
+  app.render();
 };
 
 // What somebody chose or dropped.

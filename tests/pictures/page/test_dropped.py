@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from chromium import PROGRAM, Browser
 from places import TESTS
-from small_snapshots import one_program, two_devices
+from small_snapshots import BASE, one_program, two_devices
 
 import neutracer
 from neutracer.diagnose.settings.replaying import Replayer
@@ -257,6 +257,55 @@ def test_too_little_memory_is_said_at_each_question(core, tmp_path):
             assert not sentence.startswith("the core stopped"), (limit, sentence)
     # Refused, opened with a part of the questions answered, and with all of them.
     assert stages == {(False, True), (True, True), (True, False)}
+
+
+# Files that are opened from now on get so many bytes of memory.
+LESS_MEMORY = """(post => { Worker.prototype.postMessage = function(message, ...rest) {
+  if (message.name === "open") message.given.limit = %d;
+  return post.call(this, message, ...rest);
+}; })(Worker.prototype.postMessage)"""
+
+
+@pytest.fixture(scope="module")
+def long_trace(tmp_path_factory):
+    """150,000 events, whose columns are larger than the room for a picture."""
+    keys = {"size": 512, "stream": 0, "frames": []}
+    events = [
+        {**keys, "action": action, "addr": BASE + 512 * (row % 4096), "time_us": 1 + row}
+        for row in range(0, 150_000, 3)
+        for action in ("alloc", "free_requested", "free_completed")
+    ]
+    path = tmp_path_factory.mktemp("long") / "long.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [(6_000_000, "that a page can have"), (9_000_000, "memory"), (60_000_000, "")],
+)
+def test_what_does_not_fit_is_offered_in_part(chromium, page, long_trace, limit, said):
+    """Where reading a file takes too much, where showing it does, and neither."""
+    chromium.open(page)
+    chromium.until("document.documentElement.dataset.ready", "1")
+    chromium.value(LESS_MEMORY % limit)
+    chromium.value("document.documentElement.dataset.ready = ''")
+    chromium.choose("#pick", long_trace)
+    chromium.until("document.documentElement.dataset.ready", "1")
+    trouble = chromium.value("document.getElementById('trouble').innerText")
+    assert chromium.value("document.getElementById('nav').hidden") == bool(said)
+    assert chromium.value("document.getElementById('empty').hidden") != bool(said)
+    if said:
+        assert trouble.startswith("long.pickle: ")
+        assert said in trouble
+        assert trouble.count("read its first") == 2
+        chromium.value("document.documentElement.dataset.ready = ''")
+        chromium.click("#trouble button:last-child")
+        chromium.until("document.documentElement.dataset.ready", "1")
+        facts = chromium.value("document.getElementById('facts').textContent")
+        assert "only a part was read: " in facts
+    assert chromium.value("document.title") == "long.pickle"
+    assert chromium.complaints() == []
 
 
 def said_by_load(path):
