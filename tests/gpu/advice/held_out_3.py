@@ -384,7 +384,7 @@ def lightning_keeps_masks_and_pictures_grow(torch: Any, job: Job) -> None:
 # ---- torchvision ---------------------------------------------------------------------------------
 
 
-@program("smaller_step", sort="torchvision, detection", cap=3500)
+@program("smaller_step", sort="torchvision, detection", cap=3000)
 def detection_with_one_panorama(torch: Any, job: Job) -> None:
     import torchvision
 
@@ -394,7 +394,7 @@ def detection_with_one_panorama(torch: Any, job: Job) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     chance = random.Random(7)
     for number in job.steps():
-        side = 800 if number == 32 else chance.randrange(128, 256)
+        side = 1600 if number == 32 else chance.randrange(128, 256)
         side = max(job.size(side), 64)
         model.transform.min_size = (side,)
         pictures = [torch.rand(3, side, side + 32 * i, device="cuda") for i in range(4)]
@@ -428,7 +428,7 @@ class Recorder:
         return float(sum(found.values()))
 
 
-@program("release", sort="torchvision, hooks", cap=1700)
+@program("release", sort="torchvision, hooks", cap=1050)
 def hooks_that_record_activations(torch: Any, job: Job) -> None:
     import torchvision
 
