@@ -16,7 +16,8 @@ try:
 except ImportError as error:  # pragma: no cover - only in a broken installation
     raise ImportError(
         "neutracer's compiled core is missing or does not fit this Python "
-        f"({error}); reinstall neutracer, or run `make build` in a source checkout"
+        f"({error}); reinstall neutracer; in a source checkout, whose folder hides an installed "
+        "one, build it with `pip install -e .` or `make build`"
     ) from error
 
 

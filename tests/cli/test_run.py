@@ -81,6 +81,7 @@ def test_program_sees_itself_alone(run):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mine\n"
     assert "never used CUDA" in done.stderr
+    assert "neutracer rehearse" in done.stderr
     assert written(run, "*") == []
 
 

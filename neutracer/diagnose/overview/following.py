@@ -30,8 +30,9 @@ DEFAULT_DIRECTORY = "neutracer-run"
 _SOON_S = 1.8
 
 _UNUSED = (
-    "This program never used CUDA. Programs that it started are not followed: "
-    "'torchrun -m neutracer run train.py' follows each rank."
+    "This program never used CUDA. 'neutracer rehearse train.py' says what it would need on a "
+    "card. Programs that it started are not followed: 'torchrun -m neutracer run train.py' follows "
+    "each rank."
 )
 
 

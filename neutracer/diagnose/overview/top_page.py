@@ -80,7 +80,7 @@ def _device_table(device: Mapping[str, Any]) -> Table:
         else row("reserved", "reserved_bytes"),
     ]
     if known("device_used_bytes"):
-        rows.append(row("not PyTorch's", "non_torch_bytes", "of this process"))
+        rows.append(row("not PyTorch's", "non_torch_bytes", "contexts, libraries, others"))
     if known("largest_free_bytes"):
         rows.append(row("largest free", "largest_free_bytes", "block"))
     if known("garbage_bytes"):

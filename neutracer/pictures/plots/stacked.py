@@ -112,7 +112,8 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
         # Columns are wider than pixels, so that without blurred edges none of them is lost.
         colour = _colour(name, number, palette)
         style = {"step": "post", "color": colour, "linewidth": 0, "antialiased": False}
-        axes.fill_between(edges, low, high, label=name, **style)
+        label = name.replace("_", " ") if by == "category" else name
+        axes.fill_between(edges, low, high, label=label, **style)
         low = high
     _, reserved = scene.column_extremes(scene.reserved, len(states))
     steps = np.append(reserved, reserved[-1:]).astype(float)

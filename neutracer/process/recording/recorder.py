@@ -311,10 +311,9 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         if self._taken is not None:
             return self._taken
         if not self.active or self._begun is None:
-            raise UnavailableError(
-                "a recording with CUDA in it",
-                "start it, and use a CUDA device; neutracer does not initialise CUDA",
-            )
+            unused = "the program has not used CUDA so far, and neutracer does not initialise it"
+            why = unused if self.active else "it has not been started"
+            raise UnavailableError("a recording with CUDA in it", why)
         return self._take()
 
     def _take(self) -> tuple[Snapshot, dict[str, Any]]:

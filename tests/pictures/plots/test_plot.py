@@ -65,7 +65,7 @@ def test_timeline_plot_takes_categories():
     figure = neutracer.plot_timeline(snap, by="category", x="event")
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert names[0] == "reserved"
-    assert {"activation", "parameter"} <= set(names)
+    assert {"activation", "parameter", "optimizer state"} <= set(names)
     with pytest.raises(ValueError, match="'line', 'stack' or 'category'"):
         neutracer.plot_timeline(snap, by="mood")
 

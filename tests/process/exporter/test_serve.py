@@ -424,6 +424,7 @@ def test_top_shows_a_running_job(
     assert "phase step 1" in out
     assert re.search(r"allocated +600\.0 MiB +60\.0 %", out)
     assert "25.0 % of it unused" in out
+    assert re.search(r"not PyTorch's .* contexts, libraries, others", out)
     assert "70.0 % of 1,000 MiB is taken" in out
     assert "█" in out
 

@@ -89,7 +89,7 @@ def test_recording_waits_for_cuda(idle):
     assert recording.active
     assert recording.waiting
     assert idle.calls == []
-    with pytest.raises(UnavailableError, match="CUDA"):
+    with pytest.raises(UnavailableError, match="has not used CUDA so far"):
         recording.snapshot()
     idle.init()
     assert not recording.waiting
