@@ -185,14 +185,18 @@ BUILD_IN = $(BIN)/python setup.py -q build --build-base build/$@ --build-lib bui
 PYTEST_IN = cd build/$@ && PYTHONPATH=$(CURDIR)/build/$@/lib $(1) \
     ../../$(BIN)/pytest $(PARALLEL) -p no:cacheprovider ../../tests
 
-# Fewer of the examples that compare columns: wrong accesses are what `make fuzz` looks for.
+# Fewer of the examples that compare columns: wrong accesses are what `make fuzz` looks for. And
+# nothing that reads sources or compiles them by itself: none of what was built here runs in it.
+NOT_SANITIZED := test_source.py test_package.py test_release.py pictures/page/test_wasm.py \
+    core/test_fuzz_corpus.py::test_targets_hold_on_the_corpus
+
 sanitize: setup-test  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@NEUTRACER_SELFTEST=1 NEUTRACER_SANITIZE=1 NEUTRACER_DEBUG=1 NEUTRACER_WERROR=1 \
 	    $(BUILD_IN)
 	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)"; \
 	$(call PYTEST_IN,LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc \
 	    NEUTRACER_EXAMPLES=0.2 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	    UBSAN_OPTIONS=print_stacktrace=1)
+	    UBSAN_OPTIONS=print_stacktrace=1) $(NOT_SANITIZED:%=--deselect tests/%)
 
 coverage: setup-test  ## the lines that the tests reach, in Python and in C: 90 % at least
 	@$(PIP) install 'gcovr>=8'

@@ -206,8 +206,12 @@ class Runs:
         return done.returncode, done.stdout, plain_error(done.stderr, how)
 
 
-# What we say on standard error: the notes of exceptions, and the page at the end of `run`.
-_NOTE = re.compile(r"^(neutracer: |  next step: |  report: ).*\n?", re.M)
+# What we say on standard error: the notes of exceptions, and the page at the end of `run`. And
+# what AddressSanitizer says of the request that the hooks make to see it refused.
+_NOTE = re.compile(
+    r"^(neutracer: |  next step: |  report: |==\d+==WARNING: AddressSanitizer failed to ).*\n?",
+    re.M,
+)
 # The page begins with the program's name and how it ended; what is said at exit comes after it.
 _PAGE = re.compile(r"^\S+\.py +exit code.*?(?=\nException ignored|\Z)", re.M | re.S)
 _CHILD = re.compile(r'^  File "[^"]*ending_child\.py", line \d+, in <module>\n(    .*\n)*', re.M)
