@@ -16,7 +16,7 @@
 /* What single points have besides the level hides how long this stays off its line:
  * Schwert, J. of Business and Economic Statistics 7, 1989. So what remembers more than
  * this is held against a walk in any case. */
-#define TREND_LITTLE 0.4
+#define TREND_LITTLE 0.35
 
 /* Changes remember each other over this share of all of them. */
 #define TREND_REACH 0.15
@@ -28,16 +28,16 @@
 #define TREND_WIDER 0.74
 #define TREND_WIDER_OUTSIDE 0.19
 
-/* A walk reaches this deviate in one of 700 series. Where it was chosen from where on
+/* A walk reaches this deviate in one of 1,400 series. Where it was chosen from where on
  * it is looked at, or single changes were left out, more is asked for. */
-#define TREND_WALKS 3.0
+#define TREND_WALKS 3.2
 #define TREND_WALKS_CHOSEN 0.35
 
-/* What is asked for of sixty points, up to those of which TREND_WALKS is, rising
- * between them. A leak of a third of the noise of a change reaches it there in 96 of a
- * hundred, whatever that noise remembers. A series of fewer steps promises no leak so
- * small. */
-#define TREND_WALKS_SIXTY 1.6
+/* What is asked for of sixty points, rising to TREND_WALKS where a hundred are left. A
+ * leak of a third of the noise of a change reaches it there in 95 of a hundred,
+ * whatever that noise remembers; so does one walk in twenty. A series of fewer steps
+ * promises no leak so small, and one of a hundred and more has better proof of it. */
+#define TREND_WALKS_SIXTY 1.65
 enum { TREND_SIXTY = 60, TREND_HUNDRED = 100, TREND_PROMISED = 54 };
 
 /* Fewer rises say nothing of when they come. */
@@ -109,7 +109,7 @@ trend_drift(double *z, size_t m)
 static double
 trend_asked(size_t n, size_t all, bool is_chosen)
 {
-    if (all < TREND_PROMISED || n >= TREND_HUNDRED) {
+    if (all < TREND_PROMISED || all >= TREND_HUNDRED) {
         return TREND_WALKS + (is_chosen ? TREND_WALKS_CHOSEN : 0.0);
     }
     const double more = n < TREND_SIXTY ? 0.0 : (double)(n - TREND_SIXTY);

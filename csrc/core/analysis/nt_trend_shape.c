@@ -9,6 +9,18 @@
 #define TREND_JUMP 6.0
 #define TREND_FALL 8.0
 
+/* The two changes that begin and end a burst are so large: noise seldom has two such,
+ * one taking the other back, and bursts widen what is taken for the noise. */
+#define TREND_BURST 4.5
+
+/* A level is as wide as so many standard deviations of its changes at most, where it
+ * remembers 0.9. */
+#define TREND_WIDE 2.2
+
+/* Before it falls, what piles up goes back by at most this share of the rise: noise
+ * that a fall stands out of is no wider. A walk goes back and forth. */
+#define TREND_BACK 0.45
+
 /* A fall of a saw-tooth is at least so much of the range that the series has, and the
  * rise before it at least so much of the fall. */
 #define TREND_FALL_SHARE 0.25
@@ -53,7 +65,7 @@ trend_returns(const trend_work *w, const double *y, size_t at, size_t end,
     const double jump = w->change[at - 1] - centre, back = w->change[end - 1] - centre;
     const double size = trend_size(jump);
     const double off = trend_size(y[end] - y[at - 1] - centre * (double)(end - at + 1));
-    return size > TREND_JUMP * noise && trend_size(back) > TREND_JUMP * noise &&
+    return size > TREND_BURST * noise && trend_size(back) > TREND_BURST * noise &&
            back * jump < 0.0 && trend_size(back) >= 0.5 * size &&
            off <= 0.3 * size + 4.0 * noise;
 }
@@ -94,6 +106,34 @@ nt_trend_bridge(trend_work *w, double *y, size_t n, double noise)
     return bursts;
 }
 
+/* Whether no other cut is within two points of cut k. */
+static bool
+trend_is_alone(const trend_cuts *cuts, size_t k)
+{
+    return (k == 0 || cuts->at[k] > cuts->at[k - 1] + 2) &&
+           (k + 1 == cuts->count || cuts->at[k + 1] > cuts->at[k] + 2);
+}
+
+/* Fills w->z with y without its jumps that have some points before them and none of
+ * their like nearby: what is before such a jump is moved to the level behind it. */
+static void
+trend_level(trend_work *w, const double *y, size_t n)
+{
+    trend_cuts cuts;
+    double centre, off = 0.0;
+    nt_trend_find_jumps(w, y, n, nt_trend_noise(w, y, n, &centre), &cuts);
+    size_t k = cuts.count;
+    for (size_t i = n; i-- > 0;) {
+        w->z[i] = y[i] + off;
+        if (k > 0 && i == cuts.at[k - 1]) {
+            k--;
+            if (i >= NT_TREND_FEW && trend_is_alone(&cuts, k)) {
+                off += w->change[i - 1] - centre;
+            }
+        }
+    }
+}
+
 size_t
 nt_trend_warmup(trend_work *w, const double *y, size_t n)
 {
@@ -102,25 +142,28 @@ nt_trend_warmup(trend_work *w, const double *y, size_t n)
         return 0;
     }
     const size_t rest = n - from;
-    const double slope = nt_trend_slope(w, y + from, rest);
+    const double *z = w->z;
+    double centre;
+    trend_level(w, y, n);
+    const double noise = nt_trend_noise(w, z + from, rest, &centre);
+    const double slope = nt_trend_slope(w, z + from, rest);
     for (size_t i = 0; i < rest; i++) {
-        w->z[i] = y[from + i] - slope * (double)(from + i);
+        w->change[i] = z[from + i] - slope * (double)(from + i);
     }
-    const double base = nt_trend_median(w->z, rest, w->scratch);
-    double centre, spread = nt_trend_spread(w->z, rest, base, w->scratch);
-    const double noise = nt_trend_noise(w, y + from, rest, &centre);
-    spread = spread < noise ? noise : spread;
+    const double base = nt_trend_median(w->change, rest, w->scratch);
+    double spread = nt_trend_spread(w->change, rest, base, w->scratch);
+    spread = spread < TREND_WIDE * noise ? TREND_WIDE * noise : spread;
     /* Half a byte, where nothing but what is exact is left. What is far off the line is
      * set aside together with the way from there to it. */
     double tolerance = TREND_FALL * spread + 0.5;
     size_t warmup = 0;
     while (warmup < from &&
-           trend_size(y[warmup] - base - slope * (double)warmup) > tolerance) {
+           trend_size(z[warmup] - base - slope * (double)warmup) > tolerance) {
         warmup++;
         tolerance = spread + 0.5;
     }
     if (warmup > 0) {
-        const double last = trend_size(y[warmup] - y[warmup - 1]);
+        const double last = trend_size(z[warmup] - z[warmup - 1]);
         const bool is_abrupt =
             last > TREND_ABRUPT * spread && last > TREND_JUMP * noise;
         w->doubt = is_abrupt ? 1.0 : NT_TREND_DOUBT;
@@ -148,11 +191,14 @@ trend_climbs(const double *y, size_t from, size_t top, double depth)
         return false;
     }
     const double climb = y[top] - y[from];
-    double largest = 0.0;
+    double largest = 0.0, high = y[from], back = 0.0;
     for (size_t i = from + 1; i <= top; i++) {
         largest = y[i] - y[i - 1] > largest ? y[i] - y[i - 1] : largest;
+        high = y[i] > high ? y[i] : high;
+        back = high - y[i] > back ? high - y[i] : back;
     }
-    return climb >= TREND_RISE_SHARE * depth && largest <= 0.6 * climb;
+    return climb >= TREND_RISE_SHARE * depth && largest <= 0.6 * climb &&
+           back <= TREND_BACK * climb;
 }
 
 /* Slope, interval and score of the points after the falls. */

@@ -540,6 +540,25 @@ def test_walks_that_go_down_little_by_little_are_no_garbage() -> None:
     assert alarms <= 2
 
 
+@pytest.mark.parametrize(("turns", "verdict"), [(3, "cycle_garbage"), (9, "steady")])
+def test_what_piles_up_seldom_goes_back(turns: int, verdict: str) -> None:
+    """Rises to 40 MiB that end with a fall; on the way they go back by 2 MiB so many times."""
+    rise = list(range(25))
+    for _ in range(turns):
+        rise += [rise[-1] - 3, rise[-1] - 2]
+    rise += range(rise[-1] + 1, 41)
+    assert leak_trend([LEVEL + at * MIB for at in rise * 4]).verdict == verdict
+
+
+@pytest.mark.parametrize("at", [12, 25])
+def test_one_change_of_the_level_is_no_warmup(at: int) -> None:
+    rng = random.Random("jump")
+    steps = [8 * step + 1024 * (step >= at) + rng.gauss(0.0, 20.0) for step in range(60)]
+    trend = leak_trend([LEVEL + round(step * MIB) for step in steps])
+    assert (trend.verdict, trend.warmup_steps) == ("leak", 0)
+    assert [point.step for point in trend.change_points] == [at]
+
+
 def test_walks_with_drift_are_leaks() -> None:
     rng = random.Random("drift")
     found = 0
