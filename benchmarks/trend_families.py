@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of series of a program's live memory, one value a step, each with its truth.
 
-A family makes a series from a seed. Half of the families are held out: they are counted, and
-no constant of neutracer is chosen by them.
+A family makes a series from a seed. Half of the families are held out: neutracer's method was
+chosen without them. What is asked of walks was set on other seeds than are counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Family(NamedTuple):
 
     Attributes:
         truth: "steady" or "leak".
-        held_out: Whether nothing may be tuned by it.
+        held_out: Whether the method was chosen without it.
         make: Makes a series, in bytes.
     """
 

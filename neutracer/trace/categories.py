@@ -104,6 +104,12 @@ RULES: Mapping[str, tuple[str, str]] = {
         "Made by a line of the program before the first backward pass, kept to the end, and as "
         "large as a gradient for which there is no other parameter.",
     ),
+    "one-of-several": (
+        "unknown",
+        "There before the trace, never freed, and of its size there are several for each gradient "
+        "that a backward pass leaves: most likely a parameter, or what an optimizer or an average "
+        "keeps of it. Nothing in the file says which.",
+    ),
     "held-as-parameter": (
         "parameter",
         "At the end a module's parameter or buffer, or among an optimizer's parameters: the "

@@ -205,6 +205,13 @@ def test_late_recording_tells_gradients_by_their_end() -> None:
     # Without stacks nobody knows which one is the parameter.
     bare = neutracer.load(pickle.dumps(source)).timeline()
     assert counts(bare)["parameter"] == counts(bare)["optimizer_state"] == 0
+    rows = range(len(bare.allocations))
+    several = [row for row in rows if bare.categories.rule(row)[0] == "one-of-several"]
+    kept = 2 * RESNET_PARAMETERS + RESNET_STATISTICS
+    # Something else may have the size of a parameter.
+    assert kept <= len(several) <= kept + 2
+    ends = {(row.alloc_event, row.free_event) for row in map(bare.allocations.__getitem__, several)}
+    assert ends == {(-1, -1)}
 
 
 def test_series_of_the_run_are_as_recorded() -> None:

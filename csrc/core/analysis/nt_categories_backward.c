@@ -201,10 +201,27 @@ backward_may_be_parameter(const categories *c, size_t row)
            (role == NT_ROLE_EMPTY || role == NT_ROLE_USER);
 }
 
+/* The rule for such a block, by its size; `copies` of them are there a gradient. */
+static uint8_t
+backward_of_size(const categories *c, const nt_map *there, size_t copies, size_t row)
+{
+    const uint64_t asked = c->a->requested_size[row];
+    const uint32_t gradients = nt_categories_counted(&c->largest, asked);
+    if (copies == 1) {
+        return nt_categories_counted(&c->built, asked) < gradients
+                   ? NT_RULE_AS_GRADIENTS
+                   : NT_RULE_NONE;
+    }
+    return gradients != 0 && nt_categories_counted(there, asked) / gradients >= copies
+               ? NT_RULE_ONE_OF_SEVERAL
+               : NT_RULE_NONE;
+}
+
 /*
  * What was there before the trace began: its stack tells, its end, or its size. With
  * two or three of which nobody knows more for each gradient, most are the optimizer's
- * state, and nothing in the file tells a parameter from a state of its size.
+ * state, and nothing in the file tells a parameter from a state of its size: in some
+ * programs the parameters have the lowest addresses, in others the highest.
  */
 static nt_status
 backward_preexisting(categories *c)
@@ -226,14 +243,10 @@ backward_preexisting(categories *c)
             }
         }
     }
-    if (backward_copies(c, &there) == 1) {
-        for (size_t row = 0; row < c->first; row++) {
-            const uint64_t asked = a->requested_size[row];
-            if (backward_may_be_parameter(c, row) &&
-                nt_categories_counted(&c->built, asked) <
-                    nt_categories_counted(&c->largest, asked)) {
-                c->rules[row] = NT_RULE_AS_GRADIENTS;
-            }
+    const size_t copies = backward_copies(c, &there);
+    for (size_t row = 0; row < c->first && copies != 0; row++) {
+        if (backward_may_be_parameter(c, row)) {
+            c->rules[row] = backward_of_size(c, &there, copies, row);
         }
     }
 done:
