@@ -108,6 +108,14 @@ text_set(const char *text, size_t length) noexcept;
 const char *
 text_now(size_t *length) noexcept;
 
+/*
+ * Lets the child of a fork go on, without recording: the forking thread has every lock
+ * of the hooks while the process is copied, so that none stays with a thread that is
+ * not there. Once, when the module is imported.
+ */
+void
+fork_begin();
+
 /* A device's ring: events ever pushed, and how many it keeps. */
 struct ring_fact {
     int device;
@@ -194,6 +202,12 @@ backend_watch_thread();
 /* Whether the calling thread was watched. */
 bool
 backend_unwatch_thread();
+
+/* Takes and gives back what a backend locks while it notes an event. */
+void
+backend_lock() noexcept;
+void
+backend_unlock() noexcept;
 
 /* Fills the rest of it. */
 void

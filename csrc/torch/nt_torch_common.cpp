@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -174,6 +175,34 @@ call_listener(const oom_fact &fact) noexcept
     PyGILState_Release(gil);
 }
 
+/* ---- forks ---------------------------------------------------------------------- */
+
+/* In the order in which they are taken elsewhere. */
+void
+fork_lock() noexcept
+{
+    backend_lock();
+    rings().lock.lock();
+    oom().lock.lock();
+}
+
+void
+fork_unlock() noexcept
+{
+    oom().lock.unlock();
+    rings().lock.unlock();
+    backend_unlock();
+}
+
+/* The child does not record: c10 takes a lock of its own for every report, which may
+ * have stayed with a thread that is not there. */
+void
+fork_child() noexcept
+{
+    mode_word.store(0);
+    fork_unlock();
+}
+
 /* ---- the source: what native threads call --------------------------------------- */
 
 uint64_t
@@ -232,6 +261,15 @@ clock_us(uint64_t ticks) noexcept
     const auto apart = static_cast<int64_t>(ticks - line.ticks);
     const double ns = static_cast<double>(apart) * line.ns_per_tick;
     return line.ns_per_tick == 0.0 ? 0 : (line.ns + static_cast<int64_t>(ns)) / 1000;
+}
+
+void
+fork_begin()
+{
+    static const int failed = pthread_atfork(fork_lock, fork_unlock, fork_child);
+    if (failed != 0) {
+        throw std::runtime_error("the system keeps no note of what to do at a fork");
+    }
 }
 
 uint64_t

@@ -322,6 +322,18 @@ backend_stop()
 }
 
 void
+backend_lock() noexcept
+{
+    state().lock.lock();
+}
+
+void
+backend_unlock() noexcept
+{
+    state().lock.unlock();
+}
+
+void
 backend_attach_oom()
 {
     /* The watch tells of OOMs in any case, as long as it is recording. */

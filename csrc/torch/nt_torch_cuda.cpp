@@ -487,6 +487,17 @@ backend_stop()
     restart_rings(state());
 }
 
+/* Events come under the allocator's locks, and a fork's child has no CUDA. */
+void
+backend_lock() noexcept
+{
+}
+
+void
+backend_unlock() noexcept
+{
+}
+
 void
 backend_attach_oom()
 {

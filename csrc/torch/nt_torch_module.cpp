@@ -476,6 +476,12 @@ module_exec(PyObject *module)
     if (!torch_fits() || !core_fits()) {
         return -1;
     }
+    try {
+        fork_begin();
+    } catch (const std::exception &error) {
+        PyErr_SetString(PyExc_ImportError, error.what());
+        return -1;
+    }
     live_source.version = NT_LIVE_API_VERSION;
     live_source.size = sizeof(nt_live_source);
     live_source.ctx = nullptr;

@@ -187,7 +187,8 @@ def _cxx_abi() -> int:
 def flags(torch: Torch) -> list[str]:
     """What does not depend on where things are."""
     standard = "c++20" if torch.release >= (2, 12) else "c++17"
-    words = [f"-std={standard}", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden"]
+    words = [f"-std={standard}", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-pthread"]
+    words += ["-fvisibility=hidden"]
     words += [f"-D_GLIBCXX_USE_CXX11_ABI={_cxx_abi()}"]
     return [*words, f'-DNT_TORCH_BUILT_FOR="{torch.version}"']
 

@@ -445,6 +445,50 @@ def test_modules_mark_what_they_allocate() -> None:
     assert told["hooks"] == 0
 
 
+FORKING_PROGRAM = textwrap.dedent("""
+    import json, os, signal, threading, torch, neutracer
+    from neutracer.process.hooks import attach as hooks
+    neutracer.live(10_000)
+    over = threading.Event()
+
+    def allocate():
+        hooks.watch_thread()
+        while not over.is_set():
+            for _ in range(100):
+                torch.empty(1000)
+
+    threads = [threading.Thread(target=allocate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    ended = []
+    for _ in range(25):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            for _ in range(20):
+                torch.empty(1000)
+            os._exit(3 if hooks.state().active else 0)
+        ended.append(os.waitpid(child, 0)[1])
+        if ended[-1]:
+            break
+    over.set()
+    for thread in threads:
+        thread.join()
+    print(json.dumps({"ended": ended, "active": hooks.state().active}))
+""")
+
+
+def test_child_of_a_fork_waits_for_no_lock() -> None:
+    """Threads that allocate are not there in the child; what they had locked would stay so."""
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", FORKING_PROGRAM], capture_output=True, text=True)
+    if "UnavailableError" in done.stderr:
+        without_hooks(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told == {"ended": [0] * 25, "active": True}
+
+
 # ---- races ------------------------------------------------------------------------------
 
 MAIN = """
