@@ -6,8 +6,6 @@
  */
 #include "nt_py.h"
 
-#include <structmember.h>
-
 typedef struct py_around {
     PyObject_HEAD PyObject *function;
     PyObject *before; /* called without arguments */
