@@ -76,6 +76,13 @@ def _evidence(growth: Growth) -> tuple[Note, ...]:
     return tuple(notes)
 
 
+def _let_go(case: Case, of_modules: bool) -> str:
+    """What to do with what is kept: activations of a program that trains hang on a graph."""
+    if of_modules and case.timeline is not None and case.timeline.passes.backward:
+        return "keep numbers, not tensors with their graph (loss.item(), x.detach()):"
+    return "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item()):"
+
+
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     notes: tuple[Note, ...]
     if growth.create_graph is not None:
@@ -104,13 +111,15 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
             Note(f"it was let go of {times} before, after less of it"),
         )
         return notes, Remedy("release", place=first, callers=grower.callers)
-    text = "drop what is no longer needed, or move it to the CPU:"
-    if case.timeline is not None and case.timeline.passes.backward:
-        text = "keep numbers, not tensors with their graph (loss.item(), x.detach()):"
-    notes = (Note(text, first),)
-    if grower.builds:
+    builder = next((one for one in growth.growers[:_TOLD] if one.builds), None)
+    if builder is not None:
         notes = (
-            Note("let go of the models that are made here, and of their gradients:", first),
+            Note(
+                "let go of the models that are made here, their gradients and optimizers:",
+                builder.place,
+            ),
             Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
         )
+    else:
+        notes = (Note(_let_go(case, 2 * of_modules > growth.bytes), first),)
     return notes, Remedy("release", place=first, callers=grower.callers)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from oom_snapshots import MIB, Recording
@@ -176,3 +177,18 @@ def test_without_steps_nothing_is_promised() -> None:
     assert report.step is None
     assert {verdict.finishes for verdict in report.verdicts} == {None}
     assert "leak" not in report.looked_at
+
+
+# ---- what to do with it ------------------------------------------------------------------
+
+
+def test_only_activations_of_a_training_are_said_to_hang_on_a_graph() -> None:
+    folder = Path(__file__).parents[2] / "data" / "oom"
+    kept = neutracer.explain(folder / "hook_that_keeps_activations.pickle.xz").verdicts[0]
+    assert kept.advice[0].text.startswith("keep numbers, not tensors with their graph")
+    recording = Recording()
+    steps_of(recording, [30] * 20, keep=8)
+    recording.oom(30, device_free=10, stack="forward")
+    blocks = explained(recording).verdicts[0]
+    assert blocks.kind == "leak"
+    assert blocks.advice[0].text.startswith("drop what is no longer needed, move it to the CPU")
