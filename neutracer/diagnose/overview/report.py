@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from neutracer.diagnose.oom.facts import OomFacts, facts_beside
 from neutracer.diagnose.overview.devices import (
@@ -20,6 +20,7 @@ from neutracer.diagnose.overview.devices import (
 from neutracer.diagnose.overview.findings import failure_findings, trend_findings
 from neutracer.diagnose.overview.late_gradients import late_gradients_finding
 from neutracer.diagnose.overview.oddities import oddities
+from neutracer.diagnose.overview.tree import PeakTreeReport, peak_tree
 from neutracer.render.document import Block, Document, Findings, KeyValues
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.devices import PINNED
@@ -29,9 +30,6 @@ from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.written import settings_words
 from neutracer.units import format_count, format_duration_us
-
-if TYPE_CHECKING:
-    from neutracer.diagnose.overview.tree import PeakTreeReport
 
 __all__ = ["DeviceOverview", "Holding", "OutOfMemory", "OverviewReport", "overview", "report"]
 
@@ -83,8 +81,6 @@ class OverviewReport(Report):
             ValueError: There is no such device, or this is a copy from another process, which
                 has no snapshot.
         """
-        from neutracer.diagnose.overview.tree import peak_tree
-
         if self.snapshot is None:
             raise ValueError("this report has no snapshot: ask the one that it was made of")
         if device is None and len(self.devices) == 1:
