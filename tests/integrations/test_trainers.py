@@ -187,6 +187,21 @@ def test_an_evaluation_that_leaves_memory_is_named_once(device, tmp_path, caplog
     assert ".cpu()" in caplog.text
 
 
+def test_steps_without_cuda_are_said_once_to_have_no_figures(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(counters, "read", lambda device=None: None)
+    kept = Kept()
+    with neutracer.training(tmp_path, trackers=[kept], max_entries=0) as run:
+        for _ in range(3):
+            with run.step():
+                pass
+    assert (kept.rows, run.warned) == ([], [])
+    assert [line for line in caplog.messages if "has not used CUDA" in line] == [
+        "no step is measured: this program has not used CUDA so far"
+    ]
+
+
 @pytest.mark.parametrize(("more", "verdict"), [(0, "steady"), (2 * MIB, "leak")])
 def test_growth_is_told_at_the_end_of_an_epoch(device, tmp_path, more, verdict):
     run = neutracer.training(tmp_path, max_entries=0)

@@ -223,6 +223,8 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         now = counters.read()
         ended, self._ended = self._ended, []
         if now is None:
+            if self._count == 1:
+                _LOGGER.warning("no step is measured: this program has not used CUDA so far")
             return
         self._ends.append(now.allocated)
         if self._count % self._every == 0:
