@@ -232,6 +232,18 @@ def cross_stream() -> dict[str, Any]:
     return {"segments": [segment], "device_traces": [trace]}
 
 
+def pinned() -> dict[str, Any]:
+    """Pinned memory of the host, cut out of a recording of torch 2.15, beside a device's."""
+    written = pickle.loads((TESTS / "data" / "pinned" / "loader_2_15.pickle").read_bytes())
+    return {
+        **cross_stream(),
+        "host_segments": written["host_segments"][:3],
+        "host_traces": [
+            {**entry, "frames": entry["frames"][:1]} for entry in written["host_traces"][:8]
+        ],
+    }
+
+
 def samples() -> dict[str, Any]:
     """The values of all seeds, by name."""
     return {
@@ -247,6 +259,7 @@ def samples() -> dict[str, Any]:
         "expandable": expandable(),
         "odd_keys": odd_keys(),
         "cross_stream": cross_stream(),
+        "pinned": pinned(),
         "bare_list": old_schema()["segments"],
         "nothing": {"segments": [], "device_traces": []},
     }

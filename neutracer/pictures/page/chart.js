@@ -88,7 +88,10 @@ const drawTime = (app, g, pen) => {
   for (const at of trace.events ? steps(view.x0 - shift, view.x1 - shift, most) : []) {
     if (at < 0) continue;
     pen.fillRect(Math.round(toX(at + shift)), base + 1, 1, 4);
-    pen.fillText(axis.byTime ? timeTick(at, view) : count(at), toX(at + shift), base + 17);
+    const text = axis.byTime ? timeTick(at, view) : count(at);
+    // The last one ends with the chart, not behind it.
+    const half = pen.measureText(text).width / 2;
+    pen.fillText(text, Math.min(toX(at + shift), g.width - half - 2), base + 17);
   }
   pen.fillText(timeName(app), g.left + g.plotWidth / 2, base + 33);
   // Out of memory: a line through all plots, and its words in a line of their own above.

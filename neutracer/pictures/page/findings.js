@@ -56,15 +56,17 @@ export const ownFindings = (app, moments = []) => {
   }
   if (about.partial) found.push({ severity: "moderate", message: `only a part was read: ${about.partial}`, notes: [] });
   if (trace.events && !trace.complete) {
-    found.push({ severity: "info", message: "the history begins late: what was allocated before is known from what is left of it", notes: [] });
+    found.push({ severity: "info", message: "the history begins late: what was allocated before is known from what is left of it",
+      notes: ["Who allocated that is seen where recording begins with the program, with room for all of its events (max_entries)."] });
   }
   return found;
 };
 
 const article = (app, box, { severity, message, notes, event }) => {
   const part = made(box, "article", "", severity);
-  const details = made(part, "details");
-  const line = made(details, "summary");
+  // What has no detail does not look as if it had.
+  const details = notes.length ? made(part, "details") : part;
+  const line = made(details, notes.length ? "summary" : "div", "", "line");
   made(line, "span", severity, "word");
   made(line, "strong", message);
   if (event !== null && event !== undefined) {
@@ -74,6 +76,7 @@ const article = (app, box, { severity, message, notes, event }) => {
       app.set({ event: Math.min(event, app.trace.events - 1), held: true, pin: -1 });
     });
   }
+  if (!notes.length) return;
   const list = made(details, "div", "", "notes");
   for (const note of notes) made(list, "p", note);
 };

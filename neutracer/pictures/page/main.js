@@ -197,8 +197,8 @@ const progress = (name) => (share) => {
 };
 
 // Bytes of a file of which a page holds everything: what is read of them, and what is made of
-// that, is at most twice as large.
-const FITS = MOST_MEMORY / 2;
+// that, is less than three times as large.
+const FITS = MOST_MEMORY / 3;
 
 // Offers what fits of a file, or of its first `most` bytes, for which a page has no memory.
 const offer = ({ blob, name, most = Infinity }, error) => {
@@ -231,7 +231,8 @@ const replayAll = async (before) => {
       if (isOwn) throw error;
       close();
       Object.assign(app, { trace: null, axis: null });
-      offer(from, error);
+      const words = `showing it takes more than the ${bytes(MOST_MEMORY)} that a page can have`;
+      offer(from, error.isLimit ? Object.assign(new Error(words), { isLimit: true }) : error);
     }
   }
   if (app.trace || !app.files.length) return;

@@ -68,7 +68,7 @@ export const settings = (app) => {
       made(peak, "span", ` (${by > 0 ? "+" : "−"}${bytes(Math.abs(by))})`, by > 0 ? "bad" : "");
     }
     made(line, "span", `peak allocated ${bytes(outcome.peakAllocated)}`);
-    made(line, "span", `${count(outcome.deviceAllocs + outcome.deviceFrees)} calls to the device`);
+    made(line, "span", `${many(outcome.deviceAllocs + outcome.deviceFrees, "call")} to the device`);
     if (outcome.retries) made(line, "span", outcome.retries === 1 ? "1 retry" : `${count(outcome.retries)} retries`);
     made(line, "span", ...oomWords(outcome).reverse());
   };

@@ -64,9 +64,13 @@ self.onmessage = async ({ data: { id, name, given } }) => {
     const answer = name === "open" ? await open(given) : answers.answer(name, given);
     postMessage({ id, answer }, buffersOf(answer));
   } catch (error) {
+    // The browser's, for a file that is no longer what was chosen.
+    const isGone = /^Not(Readable|Found)Error$/.test(error.name);
     const isMemory = !error.sentence && (error instanceof RangeError || /memory/i.test(error.message ?? ""));
+    const words = isGone ? "the file can't be read: it was changed, moved or deleted since it was chosen"
+      : isMemory ? "there is not enough memory for this" : `the core stopped: ${error.message}`;
     postMessage({
-      id, error: error.sentence ? error.message : isMemory ? "there is not enough memory for this" : `the core stopped: ${error.message}`,
+      id, error: error.sentence ? error.message : words,
       isLimit: error.status === NOMEM || isMemory,
     });
   }

@@ -282,7 +282,7 @@ def long_trace(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("limit", "said"),
-    [(6_000_000, "that a page can have"), (9_000_000, "memory"), (60_000_000, "")],
+    [(6_000_000, "reading it takes more"), (9_000_000, "showing it takes"), (60_000_000, "")],
 )
 def test_what_does_not_fit_is_offered_in_part(chromium, page, long_trace, limit, said):
     """Where reading a file takes too much, where showing it does, and neither."""
