@@ -84,7 +84,10 @@ def _options(words: list[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(words)
     if unknown:
         # With the usage of that command, whose own parser passes over them.
-        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        what = f"unrecognized arguments: {' '.join(unknown)}"
+        if hasattr(options, "file") and all(os.path.isfile(word) for word in unknown):
+            what = f"{options.command} takes one file; diff, mdtp and ranks compare several"
+        commands.choices[options.command].error(what)
     return options
 
 

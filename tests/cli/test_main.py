@@ -171,6 +171,8 @@ def test_help_says_where_to_begin(capsys):
         (["mdtp", FRAG, "-o", "x.png", "--set", "a=1"], "neutracer: --set: unknown key"),
         (["what-if", FRAG, "--check", "--capacity", "24GiB"], "--check looks at the recording"),
         (["run", "python", "train.py"], "without 'python' before it"),
+        (["view", FRAG, __file__], "view takes one file; diff, mdtp and ranks compare several"),
+        (["env", FRAG], "unrecognized arguments: "),
     ],
 )
 def test_likely_slips_are_told(words, hint, capsys):
