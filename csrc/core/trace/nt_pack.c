@@ -6,7 +6,7 @@
 #include "trace/nt_invariants.h"
 #include "trace/nt_pack_numbers.h"
 
-static const char pack_magic[8] = "ntpack1\n";
+static const char pack_magic[8] = {'n', 't', 'p', 'a', 'c', 'k', '1', '\n'};
 
 /* Room for the numbers of a chunk. */
 #define PACK_ROOM (NT_PACK_COLUMNS * NT_PACK_ROWS * sizeof(uint64_t))
