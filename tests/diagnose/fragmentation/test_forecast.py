@@ -78,8 +78,8 @@ def test_random_walks_are_left_alone() -> None:
         [400 - 10 * (at % 10) for at in range(40)],
         # It levels off above the request.
         [200 + round(200 * 0.8**at) for at in range(40)],
-        # What had been lost comes back once, most of it.
-        [400 - 8 * at + (120 if at >= 15 else 0) for at in range(40)],
+        # What had been lost comes back once, all of it.
+        [400 - 8 * at + (200 if at >= 25 else 0) for at in range(40)],
         # One fall, once.
         [400] * 20 + [200] * 20,
         # Too few steps.

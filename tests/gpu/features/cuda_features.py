@@ -64,9 +64,10 @@ def streams_and_events(device: str) -> Any:
         with torch.cuda.stream(stream):
             y = x * number
             x.record_stream(stream)
+            total = y.sum()
             event = torch.cuda.Event()
             event.record()
-            done.append((event, y.sum()))
+            done.append((event, total))
     del x
     for event, _ in done:
         event.synchronize()
