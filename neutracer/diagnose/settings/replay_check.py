@@ -12,6 +12,7 @@ from neutracer.render.report import Report
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
+from neutracer.trace.written import settings_words
 from neutracer.units import format_count
 
 __all__ = ["CheckReport", "check_replay"]
@@ -25,6 +26,7 @@ class CheckReport(Report):
         device: The device.
         events: Events of its trace.
         settings: The file's own settings.
+        settings_recorded: Whether the file states them. If not, they are what its trace shows.
         check: What was compared, and what was the same.
         notes: What the trace can't tell.
     """
@@ -36,10 +38,11 @@ class CheckReport(Report):
     settings: str
     check: Fidelity
     notes: tuple[str, ...]
+    settings_recorded: bool = True
 
     def document(self) -> Document:
         """The report as a page."""
-        name = self.settings or "default settings"
+        name = settings_words(self.settings, is_stated=self.settings_recorded)
         facts = (f"cuda:{self.device}", format_count(self.events, "event"), name)
         blocks = (*self.finding_blocks(), *trust_blocks(self.check, (), self.notes))
         return Document("Replay check", facts, blocks)
@@ -57,6 +60,7 @@ def check_replay(
         device=replayer.device,
         events=len(replayer.timeline),
         settings=replayer.recorded_settings,
+        settings_recorded=bool(replayer.snap.settings),
         check=replayer.check,
         notes=replayer.notes(),
         findings=first_findings(replayer.snap, device=replayer.device),

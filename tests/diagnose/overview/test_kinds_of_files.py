@@ -13,6 +13,7 @@ import pytest
 from bundle import DATA
 
 import neutracer
+from neutracer.diagnose.settings.replay_check import check_replay
 
 NAME = "train_resnet_healthy"
 # The first event of the first backward pass.
@@ -132,6 +133,9 @@ def test_settings_that_are_not_stated_are_not_said_to_be_defaults(tmp_path: Path
     assert found.to_dict()["settings_recorded"] is False
     plan = neutracer.what_if(path, "expandable_segments:True")
     assert "the default is assumed, with which the model reproduces it" in str(plan)
+    check = check_replay(path)
+    assert "settings not recorded" in str(check)
+    assert "default settings" not in str(check)
 
 
 def test_settings_that_the_trace_shows_are_said_to_be_its(tmp_path: Path) -> None:
