@@ -49,6 +49,7 @@ class Part(PlainRow):
         use: What it is good for.
         install: How to get it.
         note: What to know about the one that is installed.
+        absent: What stands in place of a version where there is none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Part(PlainRow):
     use: str
     install: str
     note: str = ""
+    absent: str = "missing"
 
     @property
     def how_to_get(self) -> Copyable:
@@ -84,7 +86,8 @@ class EnvironmentReport(Report):
     def document(self) -> Document:
         """The report as a page."""
         rows = tuple(
-            (part.name, part.version or "missing", part.use, part.how_to_get) for part in self.parts
+            (part.name, part.version or part.absent, part.use, part.how_to_get)
+            for part in self.parts
         )
         facts = (self.python, self.machine)
         notes = (Paragraph(f"{part.name}: {part.note}.") for part in self.parts if part.note)
@@ -169,7 +172,9 @@ def _hooks() -> list[Part]:
     note = "; ".join(f"passed over: {reason}" for reason in passed_over(goal))
     if path is None:
         install = f"compiled at first use for torch {goal.torch.version}, or by build-hooks"
-        return [Part("Hooks", "", use, obstacle(goal) or install, note)]
+        hindered = obstacle(goal)
+        absent = "missing" if hindered else "not built yet"
+        return [Part("Hooks", "", use, hindered or install, note, absent)]
     place = str(path.parent.parent).replace(os.path.expanduser("~"), "~", 1)
     place = "part of this wheel" if path.is_relative_to(PREBUILT.resolve()) else f"built in {place}"
     parts = [Part("Hooks", f"for torch {goal.torch.version}", use, "", place)]

@@ -384,6 +384,7 @@ def test_env_says_why_there_are_no_hooks(home: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NEUTRACER_HOOKS", str(image))
     (part,) = env_module._hooks()
     assert part.install.startswith("compiled at first use")
+    assert part.absent == "not built yet"
     assert part.note.startswith(f"passed over: {image / 'key' / '_torch.so'} can be written by")
     (home / ".cache").mkdir()
     (home / ".cache").chmod(0o777)
