@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,28 +152,22 @@ def growth_of(
     """
     if rounds is None or not _churns(timeline, rounds.begins):
         return None
-    found: list[Grower] = []
-    addresses: set[int] = set()
-    seed: Place | None = None
     begins = [*rounds.begins, event]
     lasting = _lasting_rows(timeline, begins)
-    for at_once in (True, False) if falls else (True,):
-        for code, rows in lasting.items():
-            grower, at = _grower(snap, timeline, code, rows, begins, at_once)
-            if grower is not None:
-                found.append(grower)
-                addresses.update(at)
-                if role_of(snap.stacks[code]) is Role.SEED:
-                    seed = grower.place
-        if found:
-            break
+    found = _growers(snap, timeline, lasting, begins, since_fall=False)
+    if not found and falls:
+        found = _growers(snap, timeline, lasting, begins, since_fall=True)
     if not found:
         return None
-    seed = seed or graph_keeper(snap, timeline, rounds, event)
+    seeds = [grower.place for role, grower, _ in found if role is Role.SEED]
+    seed = seeds[-1] if seeds else graph_keeper(snap, timeline, rounds, event)
     # Without a line nobody can act: such come last, whatever they hold.
-    found.sort(key=lambda one: (one.place == UNKNOWN_PLACE, -one.bytes))
-    total = sum(one.bytes for one in found)
-    return Growth(tuple(found), total, frozenset(addresses), rounds, seed)
+    growers = sorted(
+        (grower for _, grower, _ in found),
+        key=lambda one: (one.place == UNKNOWN_PLACE, -one.bytes),
+    )
+    addresses = frozenset(address for _, _, at in found for address in at)
+    return Growth(tuple(growers), sum(one.bytes for one in growers), addresses, rounds, seed)
 
 
 def rises(values: Sequence[int]) -> bool:
@@ -220,13 +215,30 @@ def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[t
     return found
 
 
+def _growers(
+    snap: Snapshot,
+    timeline: Timeline,
+    lasting: dict[int, list[tuple[int, ...]]],
+    begins: Sequence[int],
+    *,
+    since_fall: bool,
+) -> list[tuple[Role, Grower, list[int]]]:
+    """The stacks that hold more and more, with what they do, and where that is."""
+    found = []
+    for code, rows in lasting.items():
+        grower, at = _grower(snap, timeline, code, rows, begins, since_fall)
+        if grower is not None:
+            found.append((role_of(snap.stacks[code]), grower, at))
+    return found
+
+
 def _grower(
     snap: Snapshot,
     timeline: Timeline,
     code: int,
     rows: list[tuple[int, ...]],
     begins: Sequence[int],
-    all_along: bool,
+    since_fall: bool,
 ) -> tuple[Grower | None, list[int]]:
     """What one stack holds more of in every step, or in every one since it was let go of last;
     and where that is. The last moment is the one that is asked about."""
@@ -240,13 +252,14 @@ def _grower(
         blocks_by[high] -= 1
     *held, now = accumulate(bytes_by[:-1])
     *blocks, _ = accumulate(blocks_by[:-1])
-    ends = [] if all_along else _ends(held)
-    fewest = FEWEST if all_along else _FEWEST_SINCE
-    if not all_along:
-        if not ends or max(held[: ends[-1]]) * _HIGHER > held[-1]:
+    ends = _ends(held) if since_fall else []
+    if since_fall:
+        begin = ends[-1] if ends else 0
+        is_highest = max(held[:begin], default=math.inf) * _HIGHER <= held[-1]
+        if not is_highest or len(held) - begin < _FEWEST_SINCE:
             return None, []
-        held, blocks = held[ends[-1] :], blocks[ends[-1] :]
-    if not rises(held) or now < _STILL * held[-1] or len(held) < fewest:
+        held, blocks = held[begin:], blocks[begin:]
+    if not rises(held) or now < _STILL * held[-1]:
         return None, []
     stack = snap.stacks[code]
     role = role_of(stack)

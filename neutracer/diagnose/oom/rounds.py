@@ -50,9 +50,9 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
     """The steps up to an event, or else the rounds.
 
     A round begins where a line of the program outside of modules comes again, once or a few times
-    in each: the layers of
-    one forward pass are no steps. Where what follows the last backward pass is longer than a
-    step, the program does something else there, and the rounds of that are taken.
+    in each: the layers of one forward pass are no steps. Where what follows the last backward
+    pass is longer than a step, the program does something else there, and the rounds of that are
+    taken.
 
     Args:
         timeline: Of the device.
