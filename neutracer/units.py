@@ -20,6 +20,7 @@ import math
 import operator
 import re
 from fractions import Fraction
+from typing import Any
 
 BYTE_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -157,8 +158,8 @@ def parse_bytes(text: str | int) -> int:
         >>> parse_bytes("1.5 KiB"), parse_bytes("1kB")
         (1536, 1000)
     """
-    if hasattr(text, "__index__") and not isinstance(text, (bool, type)):
-        nbytes = operator.index(text)
+    nbytes = None if isinstance(text, (bool, type)) else _index(text)
+    if nbytes is not None:
         if nbytes < 0:
             raise ValueError(f"a size is not negative: {nbytes}")
         return nbytes
@@ -169,6 +170,14 @@ def parse_bytes(text: str | int) -> int:
     if match is None or factor is None:
         raise ValueError(f"not a size: {text[:40]!r}; write it like '24GiB' or '512 MiB'")
     return round(_parsed_number(match[1]) * factor)
+
+
+def _index(value: Any) -> int | None:
+    """A whole number; None of anything else, also of an array of several."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _type(value: object) -> str:

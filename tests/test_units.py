@@ -105,7 +105,12 @@ def test_sizes_may_be_integers_of_another_kind() -> None:
             return 5
 
     assert units.parse_bytes(Whole()) == 5  # type: ignore[arg-type]
-    for wrong in (True, int, 1.5, None):
+
+    class Array:
+        def __index__(self) -> int:
+            raise TypeError("only integer scalar arrays can be converted to a scalar index")
+
+    for wrong in (True, int, 1.5, None, Array()):
         with pytest.raises(TypeError, match="a size must be an int of bytes or a text"):
             units.parse_bytes(wrong)  # type: ignore[arg-type]
 

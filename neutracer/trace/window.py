@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -175,6 +174,9 @@ def _within(seconds: SecondWindow, times: Sequence[int], begin: int) -> tuple[in
 
 
 def _first_at(times: Sequence[int], begin: int, seconds: float) -> int:
-    if math.isinf(seconds):
+    try:
+        at = begin + round(seconds * 1e6)
+    except OverflowError:
+        # Beyond all times, infinite or not.
         return 0 if seconds < 0 else len(times)
-    return bisect_left(times, begin + round(seconds * 1e6))
+    return bisect_left(times, at)
