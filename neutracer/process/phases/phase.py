@@ -47,8 +47,8 @@ class Phase(StaysHere, instead="it measures this process: send its .peak_bytes")
 
     Attributes:
         name: Its name.
-        device: The CUDA device that was current when it began; None where CUDA was not in use
-            when it ended.
+        device: The CUDA device that was current when it began, or at the first boundary at which
+            CUDA was in use; None where it was not in use when it ended.
         start_bytes: Allocated there when it began; 0 before CUDA was in use.
         peak_bytes: The most that was allocated, until now or until its end.
         reserved_peak_bytes: The most that was reserved.
@@ -117,12 +117,15 @@ def _fold() -> counters.Counters | None:
     now = counters.read()
     if now is None:
         return None
-    others = {one.device for one in _open} - {None, now.device}
+    for one in _open:
+        if one.device is None:
+            one.device = now.device
+    others = {one.device for one in _open} - {now.device}
     for seen in (now, *map(counters.read, others)):
         if seen is None:
             continue
         for one in _open:
-            if one.device == seen.device or (one.device is None and seen is now):
+            if one.device == seen.device:
                 one.peak_bytes = max(one.peak_bytes, seen.allocated_peak)
                 one.reserved_peak_bytes = max(one.reserved_peak_bytes, seen.reserved_peak)
         counters.reset_peak(seen)
