@@ -152,14 +152,14 @@ def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
     Raises:
         UnavailableError: The allocator gave no layout.
     """
+    before = CACHE_CALLS.now() if backend == "cuda" else {}
     try:
-        before = CACHE_CALLS.now() if backend == "cuda" else {}
         native, tails = core.live_snapshot(_DEVICE_TYPES[backend], max_events)
-        note_in_snapshot(native, before)
     except (OSError, RuntimeError) as error:
         if isinstance(error, NeutracerError):
             raise
         raise UnavailableError("the layout of PyTorch's allocator", str(error)) from error
+    note_in_snapshot(native, before)
     for key, noun, said in _LOST:
         lost = sum(tail[key] for tail in tails)
         if lost and not quiet:

@@ -183,7 +183,17 @@ class CacheCalls:
             before: `now()`, from before the traces were taken.
             traces: The traces, by device.
         """
-        after = self.now() if before else {}
+        try:
+            return self._noted(before, traces) if before else {}
+        except Exception:
+            # What a later torch may write or tell: the snapshot is worth more than the notes.
+            _LOGGER.debug("calls of empty_cache() could not be noted", exc_info=True)
+            return {}
+
+    def _noted(
+        self, before: Mapping[int, Counts | None], traces: Mapping[int, Callable[[], Trace]]
+    ) -> dict[int, array[int]]:
+        after = self.now()
         found = {}
         for device, trace in traces.items():
             counts = after.get(device)
@@ -213,21 +223,11 @@ def _counts_of(torch: Any, device: int) -> Counts | None:
 
 def note_in_dump(plain: Any, before: Mapping[int, Counts | None]) -> None:
     """Note the calls in PyTorch's own dump, which was taken since `before`."""
-    try:
-        _note_in_dump(plain, before)
-    except Exception:
-        # What a later torch may write there: the dump is worth more than the notes.
-        _LOGGER.debug("calls of empty_cache() could not be noted", exc_info=True)
-
-
-def _note_in_dump(plain: Any, before: Mapping[int, Counts | None]) -> None:
     settings = plain.get("allocator_settings") if before and isinstance(plain, dict) else None
-    if isinstance(settings, dict):
-        traces = {
-            device: partial(dumped_trace, events)
-            for device, events in enumerate(plain.get("device_traces", ()))
-        }
-        calls = CACHE_CALLS.noted(before, traces)
+    traces = plain.get("device_traces") if isinstance(settings, dict) else None
+    if isinstance(settings, dict) and isinstance(traces, (list, tuple)):
+        by_device = {device: partial(dumped_trace, events) for device, events in enumerate(traces)}
+        calls = CACHE_CALLS.noted(before, by_device)
         if calls:
             settings[KEY] = {str(device): list(events) for device, events in calls.items()}
 
