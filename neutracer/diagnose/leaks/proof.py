@@ -13,7 +13,6 @@ from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.diagnose.leaks.verdict import Verdict
 from neutracer.trace.roles import Role, role_of
-from neutracer.trace.timeline import Timeline
 
 __all__ = ["held_against", "proved_by_blocks"]
 
@@ -101,23 +100,12 @@ def _may_be_layers(seen: Observed, kept: Sequence[Growth]) -> bool:
         return False
     if seen.timeline is None or seen.unit == "window":
         return True
-    return 2 * sum(_makes_its_own(seen.timeline, seen.starts)) < len(seen.starts) - 1
-
-
-def _makes_its_own(timeline: Timeline, starts: Sequence[int]) -> list[bool]:
-    """Of each step whether it allocates outside of modules."""
-    events = timeline.events
-    stacks, roles = events.codes("stack"), dict[int, Role]()
-    actions = cast("list[str]", events["action"])
-    made = [False] * (len(starts) - 1)
-    for step, (begin, end) in enumerate(pairwise(starts)):
-        for at in range(begin, end):
-            if actions[at] != "alloc":
-                continue
-            if stacks[at] not in roles:
-                roles[stacks[at]] = role_of(events[at].stack)
-            made[step] |= roles[stacks[at]] is Role.USER
-    return made
+    passes = seen.timeline.passes
+    own = sum(
+        any(passes.allocates[at] and passes.role[at] == Role.USER for at in range(begin, end))
+        for begin, end in pairwise(seen.starts)
+    )
+    return 2 * own < len(seen.starts) - 1
 
 
 def _is_loading(seen: Observed) -> bool:

@@ -192,8 +192,7 @@ def _judged_peak(report: FragmentationReport, then: float) -> str:
 
 
 def device_name(device: DeviceOverview) -> str:
-    shown = device.fragmentation.device
-    return name_of(shown if shown < 0 else device.device)
+    return name_of(device.fragmentation.device)
 
 
 def _when(event: int) -> str:

@@ -107,7 +107,8 @@ def savings(
         The report; `.savings` has the changes, those that save most first.
 
     Raises:
-        ValueError: It has no trace, or `ranks` is below 2.
+        ValueError: It has no trace, `ranks` is below 2, or it is not of PyTorch's native CUDA
+            allocator, and so can't be replayed.
 
     Example:
         >>> import neutracer

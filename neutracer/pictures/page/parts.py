@@ -98,8 +98,7 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     complete = mine.history_complete if mine else None
     history = {True: "history complete", False: "history begins late", None: "no history"}
     length = length.replace(" us", " \N{MICRO SIGN}s")
-    shown = mine.fragmentation.device if mine else number
-    name = device_name(shown if shown < 0 else number)
+    name = device_name(mine.fragmentation.device if mine else number)
     marks = ["Rehearsed, not recorded"] if report.rehearsed else []
     span = report.window or history[complete]
     facts = [*marks, name, format_count(events, "event") + length, span]

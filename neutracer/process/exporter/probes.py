@@ -19,9 +19,9 @@ from neutracer.errors import HistoryWarning, NeutracerError
 from neutracer.heap.cycles import device_filter
 from neutracer.process.cycles.watch import prepare_heap
 from neutracer.process.hooks.tail import take
-from neutracer.process.monitor.alerts import device_name
 from neutracer.process.recording.capture import torch_with_cuda
 from neutracer.process.recording.symbols import light_symbols
+from neutracer.trace.devices import device_name
 from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot, load
 
@@ -106,7 +106,7 @@ class Probes:
         prepare_heap()
         garbage: dict[int, int] = {}
         for device in devices:
-            wanted = device_filter("cpu" if device < 0 else device_name(device))
+            wanted = device_filter(device_name(device))
             found = core.find_cycles(*wanted, 0, 0, False)["garbage"]
             garbage[device] = 0 if found is None else found["bytes"] + found["loose_bytes"]
         self._garbage = garbage

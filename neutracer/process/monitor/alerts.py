@@ -24,9 +24,10 @@ from neutracer.process.recording.sidecar import (
     write_text,
 )
 from neutracer.render.row import PlainRow
+from neutracer.trace.devices import device_name
 from neutracer.units import format_bytes, format_duration_us, format_share
 
-__all__ = ["ACTIONS", "KINDS", "Alert", "AlertDesk", "alert_rules", "device_name"]
+__all__ = ["ACTIONS", "KINDS", "Alert", "AlertDesk", "alert_rules"]
 
 _LOGGER = logging.getLogger("neutracer")
 
@@ -45,14 +46,6 @@ os.register_at_fork(
 
 # Alerts that are remembered.
 _MOST_ALERTS = 1000
-
-# The core's number of the CPU.
-_CPU = -1
-
-
-def device_name(device: int) -> str:
-    """ "cuda:0", or "cpu" for -1."""
-    return "cpu" if device == _CPU else f"cuda:{device}"
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ import neutracer.process.hooks.attach as hooks
 from neutracer._native import core
 from neutracer.arguments import number, whole_number
 from neutracer.pickling import StaysHere
-from neutracer.process.monitor.alerts import Alert, AlertDesk, alert_rules, device_name
+from neutracer.process.monitor.alerts import Alert, AlertDesk, alert_rules
 from neutracer.process.monitor.source import Poller, Road, find_road, parse_devices, read_total
 from neutracer.process.monitor.views import MonitorViews
+from neutracer.trace.devices import device_name
 from neutracer.units import format_count
 
 __all__ = ["MemoryMonitor"]

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from neutracer._native import core
 from neutracer.errors import NeutracerError
-from neutracer.process.monitor.alerts import KINDS, device_name
+from neutracer.process.monitor.alerts import KINDS
 from neutracer.process.monitor.source import Road, parse_devices
+from neutracer.trace.devices import device_name
 from neutracer.trace.table import Column, Table
 
 __all__ = ["MonitorViews"]

@@ -19,6 +19,7 @@ from neutracer.process.monitor.memory_monitor import MemoryMonitor
 from neutracer.process.ranks.digest import MOST_BINS, Held, RankDigest
 from neutracer.process.ranks.standing import Standing
 from neutracer.process.recording.sidecar import job_facts, rank_facts, running_program
+from neutracer.trace.devices import device_name
 from neutracer.units import format_count
 
 __all__ = ["Reading", "Trend"]
@@ -137,7 +138,7 @@ class Reading:
         device = max(devices, key=lambda one: int(stats[one]["peak_reserved_bytes"]))
         mine = stats[device]
         self._probes.look(devices)
-        name = "cpu" if device < 0 else f"cuda:{device}"
+        name = device_name(device)
         places = [one for one in self._probes.holders() if one["device"] == name]
         return {
             "device": name,
