@@ -130,7 +130,11 @@ def forecast_of(
 
 
 def _comes_back(found: dict[str, Any], lost: float) -> bool:
-    """Whether the holes grew at once by half of what they had lost."""
+    """Whether jumps gave back more than half of what was lost over all steps.
+
+    A hole that came back early and fell further since is below where it came back from: what
+    once ended the fall does so no longer.
+    """
     return bool(-sum(nbytes for _, nbytes in found["jumps"] if nbytes < 0) > lost / 2)
 
 

@@ -78,8 +78,10 @@ def test_random_walks_are_left_alone() -> None:
         [400 - 10 * (at % 10) for at in range(40)],
         # It levels off above the request.
         [200 + round(200 * 0.8**at) for at in range(40)],
-        # What had been lost comes back once, all of it.
+        # All that had been lost comes back once, and they are still above where they were then.
         [400 - 8 * at + (200 if at >= 25 else 0) for at in range(40)],
+        # It was most of it.
+        [400 - 8 * at + (170 if at >= 25 else 0) for at in range(40)],
         # One fall, once.
         [400] * 20 + [200] * 20,
         # Too few steps.
@@ -92,6 +94,17 @@ def test_random_walks_are_left_alone() -> None:
 )
 def test_other_series_are_left_alone(holes: list[int]) -> None:
     assert forecast_of([hole * MIB for hole in holes], 100 * MIB) is None
+
+
+@pytest.mark.parametrize(("back", "start"), [(120, 15), (150, 20), (64, 15)])
+def test_holes_now_below_where_they_came_back_from_are_forecast(back: int, start: int) -> None:
+    # From 400 MiB by 8 MiB a step: 100 MiB are passed (300 + back) / 8 steps after the first.
+    holes = [400 - 8 * at + (back if at >= start else 0) for at in range(40)]
+    assert holes[-1] < holes[start - 1]
+    found = forecast_of([hole * MIB for hole in holes], 100 * MIB)
+    assert found is not None
+    assert found.step == (300 + back) // 8 + 1
+    assert found.bytes_per_step == pytest.approx(8 * MIB)
 
 
 def pinned(steps: int, kept: int) -> dict[str, Any]:
