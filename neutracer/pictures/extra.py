@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
-from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.diagnose.settings.what_if_parts import Outcome, named
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence
@@ -90,9 +90,9 @@ def palette_of(dark: bool | None) -> Palette:
 
 def source_name(source: object) -> str:
     """A file's name without its endings, a snapshot's the file that it was read from, or an
-    outcome's settings; empty where the source has no name."""
+    outcome's settings and what was changed; empty where the source has no name."""
     if isinstance(source, Outcome):
-        return source.settings or "default settings"
+        return named(source)
     if isinstance(source, Snapshot):
         source = source.origin
     if not isinstance(source, (str, os.PathLike)) or source == "-":

@@ -58,6 +58,11 @@ class Written:
         return MappingProxyType(self._native.settings())
 
     @property
+    def settings_stated(self) -> bool:
+        """Whether the file states its settings; else `settings_in_force` are what it shows."""
+        return bool(self._native.settings())
+
+    @property
     def settings_in_force(self) -> Mapping[str, Any]:
         """The settings as neutracer understands them, defaults filled in; sizes in bytes.
 

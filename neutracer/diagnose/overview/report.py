@@ -217,7 +217,7 @@ def overview(
         partial=snap.partial,
         ignored_keys=snap.ignored_keys,
         settings=str(snap.settings_in_force["text"]),
-        settings_recorded=bool(snap.settings),
+        settings_recorded=snap.settings_stated,
         rehearsed=snap.rehearsed is not None,
         window=str(snap.window or ""),
         is_host=snap.is_pinned,

@@ -18,9 +18,15 @@ from neutracer.diagnose.settings.search import (
     smallest_capacities,
     survey,
 )
-from neutracer.diagnose.settings.what_if import doubt, named, open_replayer, trust_blocks
-from neutracer.diagnose.settings.what_if_parts import OUTCOME_HEADS, Outcome, outcome_cells
-from neutracer.diagnose.settings.words import cost, gain, near_least, stops
+from neutracer.diagnose.settings.what_if import doubt, open_replayer, trust_blocks
+from neutracer.diagnose.settings.what_if_parts import (
+    OUTCOME_HEADS,
+    Outcome,
+    named,
+    named_recorded,
+    outcome_cells,
+)
+from neutracer.diagnose.settings.words import above, bound_sentence, cost, gain, near_least, stops
 from neutracer.render.document import (
     Block,
     Copyable,
@@ -36,7 +42,8 @@ from neutracer.render.row import PlainRow
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
-from neutracer.units import format_bytes, format_count, format_share
+from neutracer.trace.written import settings_words
+from neutracer.units import format_bytes, format_count
 
 __all__ = ["Choice", "RecommendReport", "recommend"]
 
@@ -88,6 +95,7 @@ class RecommendReport(Report):
         capacity_bytes: The most that the process may have, or None: as when recorded.
         tried: How many settings were tried.
         recorded: The outcome of the file's own settings.
+        settings_recorded: Whether the file states them. If not, they are what its trace shows.
         recorded_capacity_bytes: The least memory that those would have needed.
         choices: The best, at most three; empty where nothing does better.
         bound: The least that any allocator needs.
@@ -109,6 +117,7 @@ class RecommendReport(Report):
     bound: Bound
     check: Fidelity
     notes: tuple[str, ...]
+    settings_recorded: bool = True
 
     @property
     def fidelity(self) -> float:
@@ -132,52 +141,27 @@ class RecommendReport(Report):
             facts = (*facts, f"at most {format_bytes(self.capacity_bytes)}")
         outcomes = (self.recorded, *(choice.outcome for choice in self.choices))
         blocks: list[Block] = [*self.finding_blocks(), self._table(), self._needs()]
-        blocks.append(Paragraph(self._bound_sentence()))
+        best = None if self.best is None else self.best.outcome
+        blocks.append(Paragraph(bound_sentence(self.bound, self.recorded, best)))
         blocks += trust_blocks(self.check, outcomes, self.notes)
         return Document("Recommended settings", facts, tuple(blocks))
 
+    def _named_recorded(self) -> str:
+        return named_recorded(self.recorded, is_stated=self.settings_recorded)
+
     def _table(self) -> Table:
-        rows = [outcome_cells(self.recorded, named(self.recorded, "as recorded"))]
+        rows = [outcome_cells(self.recorded, self._named_recorded())]
         rows += [outcome_cells(choice.outcome, named(choice.outcome)) for choice in self.choices]
         return Table("", tuple(rows), OUTCOME_HEADS)
 
     def _needs(self) -> Table:
-        shown = [(self.recorded_capacity_bytes, named(self.recorded, "as recorded"))]
+        shown = [(self.recorded_capacity_bytes, self._named_recorded())]
         shown += [(each.smallest_capacity_bytes, named(each.outcome)) for each in self.choices]
         rows = tuple(
             ("none found" if nbytes is None else Figure.bytes(nbytes), name)
             for nbytes, name in shown
         )
         return Table("Smallest memory in which every request succeeds", rows)
-
-    def _bound_sentence(self) -> str:
-        bound = self.bound
-        where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
-        text = (
-            f"No allocator could manage with less than {format_bytes(bound.bytes)}, live at {where}"
-        )
-        if bound.with_failed_bytes > bound.bytes:
-            text += f", or {format_bytes(bound.with_failed_bytes)} with the failed requests"
-        if self.recorded.stopped_event is not None or not bound.bytes:
-            return f"{text}."
-        shown = [(self.recorded, "as recorded")]
-        if self.best and self.best.outcome.stopped_event is None:
-            shown.append((self.best.outcome, f"with {named(self.best.outcome)}"))
-        parts: list[str] = []
-        told = 0
-        for outcome, words in shown:
-            least = bound.of(outcome)
-            base = "it" if least == bound.with_failed_bytes == bound.bytes else format_bytes(least)
-            above = "" if least == told else f" above {base}"
-            parts.append(f"{format_share(_above(outcome, bound))}{above} {words}")
-            told = least
-        return f"{text}. Reserved at its peak: {', '.join(parts)}."
-
-
-def _above(outcome: Outcome, bound: Bound) -> float:
-    """The peak of an outcome above the least that it could have, as a share of that."""
-    least = bound.of(outcome)
-    return outcome.peak_reserved_bytes / least - 1 if least else 0.0
 
 
 def recommend(
@@ -246,6 +230,7 @@ def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> Re
         bound=found.bound,
         check=replayer.check,
         notes=replayer.notes(),
+        settings_recorded=replayer.snap.settings_stated,
         findings=(
             *first_findings(replayer.snap, device=replayer.device),
             *_findings(objective, choices, least, found, replayer),
@@ -292,7 +277,7 @@ def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bo
         smallest,
         recorded.peak_reserved_bytes - outcome.peak_reserved_bytes,
         outcome.device_calls - recorded.device_calls,
-        None if outcome.stopped_event is not None else _above(outcome, bound),
+        None if outcome.stopped_event is not None else above(outcome, bound),
     )
 
 
@@ -305,7 +290,8 @@ def _findings(
 ) -> tuple[Finding, ...]:
     own, recorded = found.smallest, found.recorded
     if not choices:
-        message = f"nothing that was tried does better than {named(recorded)}"
+        words = settings_words(recorded.settings, is_stated=replayer.snap.settings_stated)
+        message = f"nothing that was tried does better than the program's own settings: {words}"
         verdict = _verdict(None, least, found, replayer)
         return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
     best = choices[0]

@@ -60,7 +60,7 @@ def check_replay(
         device=replayer.device,
         events=len(replayer.timeline),
         settings=replayer.recorded_settings,
-        settings_recorded=bool(replayer.snap.settings),
+        settings_recorded=replayer.snap.settings_stated,
         check=replayer.check,
         notes=replayer.notes(),
         findings=first_findings(replayer.snap, device=replayer.device),

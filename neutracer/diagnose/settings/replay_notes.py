@@ -30,7 +30,7 @@ def start_notes(snap: Snapshot, timeline: Timeline, is_exact: bool) -> list[str]
         is_exact: Whether the model reproduces the recording exactly.
     """
     facts, notes = timeline.facts, []
-    if not snap.settings:
+    if not snap.settings_stated:
         notes.append(_unstated(str(snap.settings_in_force["text"]), is_exact))
     if snap.history_overflowed(timeline.device):
         notes.append(

@@ -10,12 +10,18 @@ from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.program_changes import Change, change_program
 from neutracer.diagnose.settings.replay_settings import canonical, wanted_settings
 from neutracer.diagnose.settings.replaying import Replayer
-from neutracer.diagnose.settings.what_if_parts import CAUSES, OUTCOME_HEADS, Outcome, outcome_cells
+from neutracer.diagnose.settings.what_if_parts import (
+    CAUSES,
+    OUTCOME_HEADS,
+    Outcome,
+    named,
+    named_recorded,
+    outcome_cells,
+)
 from neutracer.process.recording.capture import snapshot
 from neutracer.process.recording.sidecar import room_now
 from neutracer.render.document import (
     Block,
-    Copyable,
     Document,
     KeyValues,
     Note,
@@ -27,7 +33,6 @@ from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.written import settings_words
 from neutracer.units import format_bytes, format_count, format_share
 
 __all__ = [
@@ -35,7 +40,6 @@ __all__ = [
     "Outcome",
     "WhatIfReport",
     "doubt",
-    "named",
     "open_replayer",
     "trust_blocks",
     "what_if",
@@ -54,6 +58,7 @@ class WhatIfReport(Report):
         events: Events of its trace.
         capacity_bytes: The most that the process may have, or None: as when recorded.
         recorded: The outcome of the file's own settings.
+        settings_recorded: Whether the file states them. If not, they are what its trace shows.
         outcomes: The default and the given settings, in that order.
         check: How faithfully the model replays the file's own settings.
         notes: What the trace can't tell, and what was changed in the program.
@@ -71,6 +76,7 @@ class WhatIfReport(Report):
     check: Fidelity
     notes: tuple[str, ...]
     is_changed: bool
+    settings_recorded: bool = True
     _replayer: Replayer = field(compare=False)
 
     @property
@@ -110,23 +116,13 @@ class WhatIfReport(Report):
             facts += (f"at most {format_bytes(self.capacity_bytes)}",)
         own = None if self.is_changed else self.recorded.settings
         others = [each for each in self.outcomes if each.settings != own]
-        stated = bool(self._replayer.snap.settings)
-        first = f"as recorded: {settings_words(self.recorded.settings, is_stated=stated)}"
+        first = named_recorded(self.recorded, is_stated=self.settings_recorded)
         rows = [outcome_cells(self.recorded, first)]
         rows += [outcome_cells(outcome, named(outcome)) for outcome in others]
         table = Table("", tuple(rows), OUTCOME_HEADS)
         blocks: list[Block] = [*self.finding_blocks(), table]
         shown = (self.recorded, *others)
         return Document("What if", facts, (*blocks, *trust_blocks(self.check, shown, self.notes)))
-
-
-def named(outcome: Outcome, prefix: str = "") -> str:
-    """The settings of an outcome as a reader knows them, with what was changed."""
-    prefix = prefix or outcome.change
-    if not prefix and outcome.settings:
-        return Copyable(outcome.settings)
-    name = outcome.settings or "default settings"
-    return f"{prefix}: {name}" if prefix else name
 
 
 def trust_blocks(
@@ -298,6 +294,7 @@ def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> W
         check=check,
         notes=(*(change.notes if change else ()), *replayer.notes()),
         is_changed=change is not None,
+        settings_recorded=replayer.snap.settings_stated,
         findings=(*_flaws(replayer), *_findings(recorded, tuple(outcomes), check)),
         _replayer=replayer,
     )

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neutracer.render.document import Cell, Figure
+from neutracer.render.document import Cell, Copyable, Figure
 from neutracer.render.row import PlainRow
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.written import settings_words
 from neutracer.units import format_bytes, format_count, format_span
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "OUTCOME_HEADS",
     "RANGED",
     "Outcome",
+    "named",
+    "named_recorded",
     "outcome_cells",
     "outcome_of",
     "stop_of",
@@ -248,6 +251,19 @@ def _span(outcome: Outcome) -> str:
     if high is None:
         return f"{format_bytes(low)} or more"
     return format_span(low, high)
+
+
+def named(outcome: Outcome) -> str:
+    """The settings of an outcome as a reader knows them, with what was changed."""
+    if not outcome.change and outcome.settings:
+        return Copyable(outcome.settings)
+    name = settings_words(outcome.settings, is_stated=True)
+    return f"{outcome.change}: {name}" if outcome.change else name
+
+
+def named_recorded(outcome: Outcome, *, is_stated: bool) -> str:
+    """The same of the recorded outcome; `is_stated` as `settings_words` takes it."""
+    return f"as recorded: {settings_words(outcome.settings, is_stated=is_stated)}"
 
 
 def stop_of(outcome: Outcome) -> str | None:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+from neutracer.diagnose.settings.bound import Bound
 from neutracer.diagnose.settings.rank import ALIKE, Row
-from neutracer.diagnose.settings.what_if import named
-from neutracer.diagnose.settings.what_if_parts import Outcome, stop_of
+from neutracer.diagnose.settings.what_if_parts import Outcome, named, stop_of
 from neutracer.render.document import Note
 from neutracer.units import format_bytes, format_count, format_share
 
-__all__ = ["cost", "gain", "near_least", "stops"]
+__all__ = ["above", "bound_sentence", "cost", "gain", "near_least", "stops"]
 
 
 def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
@@ -71,3 +71,37 @@ def near_least(
         return ()
     share = format_share(ALIKE, decimals=0)
     return (Note(f"within {share} of the least, {format_bytes(least[0])} with {least[1]}"),)
+
+
+def above(outcome: Outcome, bound: Bound) -> float:
+    """The peak of an outcome above the least that it could have, as a share of that."""
+    least = bound.of(outcome)
+    return outcome.peak_reserved_bytes / least - 1 if least else 0.0
+
+
+def bound_sentence(bound: Bound, recorded: Outcome, best: Outcome | None) -> str:
+    """The least that any allocator needs, and how far above it the peaks are.
+
+    Args:
+        bound: That least.
+        recorded: What came of the recorded settings.
+        best: And of the best; None where nothing does better.
+    """
+    where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
+    text = f"No allocator could manage with less than {format_bytes(bound.bytes)}, live at {where}"
+    if bound.with_failed_bytes > bound.bytes:
+        text += f", or {format_bytes(bound.with_failed_bytes)} with the failed requests"
+    if recorded.stopped_event is not None or not bound.bytes:
+        return f"{text}."
+    shown = [(recorded, "as recorded")]
+    if best is not None and best.stopped_event is None:
+        shown.append((best, f"with {named(best)}"))
+    parts: list[str] = []
+    told = 0
+    for outcome, words in shown:
+        least = bound.of(outcome)
+        base = "it" if least == bound.with_failed_bytes == bound.bytes else format_bytes(least)
+        over = "" if least == told else f" above {base}"
+        parts.append(f"{format_share(above(outcome, bound))}{over} {words}")
+        told = least
+    return f"{text}. Reserved at its peak: {', '.join(parts)}."

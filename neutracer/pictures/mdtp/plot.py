@@ -150,9 +150,9 @@ def _titles(
     names = [source_name(source) for source in sources]
     after = sources[-1]
     if isinstance(after, Outcome) and sources[0] is after.recorded:
-        stated = bool(after.recorded.settings)
-        settings = settings_words(after.recorded.settings_in_force["text"], is_stated=stated)
-        names[0] = settings if after.recorded.rehearsed else f"recorded: {settings}"
+        own = after.recorded
+        settings = settings_words(own.settings_in_force["text"], is_stated=own.settings_stated)
+        names[0] = settings if own.rehearsed else f"recorded: {settings}"
     if len(sources) == 1:
         return [names[0] or "GPU memory"]
     names = [name or word for name, word in zip(names, ("before", "after"), strict=True)]

@@ -22,7 +22,7 @@ from typing import Any, overload
 from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
 from neutracer.diagnose.overview.report import OverviewReport, overview
-from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.diagnose.settings.what_if_parts import Outcome, named
 from neutracer.pictures.extra import marked
 from neutracer.pictures.page.bundle import bundle, part
 from neutracer.pictures.page.inline import PageView
@@ -245,8 +245,7 @@ def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Sn
 
 def _named(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
     if isinstance(source, Outcome):
-        settings = source.settings or "default settings"
-        return source.snapshot(), title or f"What if: {settings}", ""
+        return source.snapshot(), title or f"What if: {named(source)}", ""
     if isinstance(source, Snapshot):
         return source, title or os.path.basename(source.origin) or "PyTorch snapshot", ""
     if isinstance(source, (str, os.PathLike)) and source != "-":

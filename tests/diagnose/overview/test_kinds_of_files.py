@@ -98,13 +98,17 @@ def test_end_of_a_history_without_segments_is_no_fall(tmp_path: Path) -> None:
     assert not trend.change_points
 
 
-def test_history_that_freed_everything_needs_no_segments(tmp_path: Path) -> None:
+def one_allocation() -> list[dict[str, Any]]:
+    """The trace of a block in a segment of its own, both of which go again."""
     frames = [{"filename": "train.py", "line": 7, "name": "step"}]
-    trace = [
+    return [
         {"action": action, "addr": 4096, "size": 1 << 21, "stream": 0, "frames": frames}
         for action in ("segment_alloc", "alloc", "free_requested", "free_completed", "segment_free")
     ]
-    path = written(tmp_path, {"segments": [], "device_traces": [trace]})
+
+
+def test_history_that_freed_everything_needs_no_segments(tmp_path: Path) -> None:
+    path = written(tmp_path, {"segments": [], "device_traces": [one_allocation()]})
     assert not neutracer.load(path).flaws
     assert "not known" not in str(neutracer.report(path))
 
@@ -133,9 +137,20 @@ def test_settings_that_are_not_stated_are_not_said_to_be_defaults(tmp_path: Path
     assert found.to_dict()["settings_recorded"] is False
     plan = neutracer.what_if(path, "expandable_segments:True")
     assert "the default is assumed, with which the model reproduces it" in str(plan)
-    check = check_replay(path)
-    assert "settings not recorded" in str(check)
-    assert "default settings" not in str(check)
+    for told in (plan, check_replay(path), neutracer.recommend(path)):
+        assert "settings not recorded" in str(told)
+        assert "default settings" not in str(told)
+        assert told.to_dict()["settings_recorded"] is False
+        assert str(pickle.loads(pickle.dumps(told))) == str(told)
+
+
+def test_a_recommendation_of_nothing_names_no_settings_that_are_not_stated(tmp_path: Path) -> None:
+    plain = {"segments": [], "device_traces": [one_allocation()]}
+    stated = {**plain, "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}
+    nothing = "nothing that was tried does better than the program's own settings: "
+    for file, words in ((plain, "settings not recorded"), (stated, "default settings")):
+        (found,) = neutracer.recommend(written(tmp_path, file)).findings
+        assert found.message == nothing + words
 
 
 def test_settings_that_the_trace_shows_are_said_to_be_its(tmp_path: Path) -> None:

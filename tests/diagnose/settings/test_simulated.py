@@ -16,6 +16,7 @@ from neutracer.diagnose.settings.replay_check import check_replay
 from neutracer.diagnose.settings.replaying import Replayer, version_number
 from neutracer.diagnose.settings.search import candidates
 from neutracer.diagnose.settings.what_if_parts import Outcome
+from neutracer.pictures.extra import source_name
 
 PROGRAMS = TESTS / "data" / "programs"
 EXPANDABLE = "expandable_segments:True"
@@ -90,6 +91,14 @@ def test_page_of_outcome_names_its_settings(tmp_path: Path) -> None:
     outcome = neutracer.what_if(snapshot("frag_default"), EXPANDABLE)[EXPANDABLE]
     page = neutracer.view(outcome, tmp_path / "page.html").read_text()
     assert f"What if: {EXPANDABLE}" in page
+
+
+def test_pictures_of_a_changed_program_say_what_was_changed(tmp_path: Path) -> None:
+    plan = neutracer.what_if(snapshot("frag_default"), EXPANDABLE, batch=2)
+    assert source_name(plan[""]) == "batch x 2: default settings"
+    assert source_name(plan[EXPANDABLE]) == f"batch x 2: {EXPANDABLE}"
+    page = neutracer.view(plan[EXPANDABLE], tmp_path / "page.html").read_text()
+    assert f"What if: batch x 2: {EXPANDABLE}" in page
 
 
 def test_silent_calls_are_a_cause() -> None:
