@@ -76,6 +76,21 @@ NT_TEST(last_of_equal_keys_counts)
     nt_values_free(values);
 }
 
+NT_TEST(counted_containers_stay_so)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    nt_values *values = values_new(t, &alloc);
+    const nt_value key = nt_value_make(NT_VALUE_STRING, 4);
+    nt_value dict = 0;
+    NT_CHECK_OK(nt_values_container(values, NT_VALUE_DICT, &dict, NULL), NULL);
+    NT_CHECK(!nt_values_is_counted(values, dict));
+    nt_values_set_counted(values, dict);
+    NT_CHECK_OK(nt_values_set(values, dict, key, key, NULL), NULL);
+    nt_values_set_judged(values, dict);
+    NT_CHECK(nt_values_is_counted(values, dict));
+    nt_values_free(values);
+}
+
 NT_TEST(exchanged_containers_can_not_change)
 {
     const nt_alloc alloc = nt_alloc_system();
@@ -136,6 +151,7 @@ const nt_test_case nt_value_tests[] = {
     NT_CASE(integers_come_back_as_they_were),
     NT_CASE(records_counting_up_are_one_run),
     NT_CASE(last_of_equal_keys_counts),
+    NT_CASE(counted_containers_stay_so),
     NT_CASE(exchanged_containers_can_not_change),
     NT_CASE(values_survive_running_out_of_memory),
     NT_CASES_END,

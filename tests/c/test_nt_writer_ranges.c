@@ -243,7 +243,7 @@ ranges_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
     return status;
 }
 
-/* Reading a part, replaying it and cutting it again. */
+/* Reading a part with a noted call, replaying it and cutting it again. */
 NT_TEST(parts_survive_refused_memory)
 {
     const nt_alloc alloc = nt_alloc_system();
@@ -252,9 +252,11 @@ NT_TEST(parts_survive_refused_memory)
     NT_REQUIRE(snapshot != NULL);
     (void)NT_CHECK_OK(nt_timeline_new(&alloc, snapshot, 0, NULL, &whole, NULL), NULL);
     const size_t count = nt_timeline_event_count(whole);
+    const int32_t call = (int32_t)(count / 2);
     nt_file file = {.size = 0};
     const nt_sink sink = {.write = nt_file_collect, .ctx = &file};
     const nt_writer_range range = {whole, count / 2, count};
+    (void)NT_CHECK_OK(nt_snapshot_note_calls(snapshot, 0, &call, 1, NULL), NULL);
     (void)NT_CHECK_OK(nt_writer_save_ranges(&alloc, &range, 1, &sink, NULL, NULL),
                       NULL);
     nt_test_sweep(t, ranges_sweep, &file);

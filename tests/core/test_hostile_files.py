@@ -253,6 +253,24 @@ def test_shared_wide_dict_is_limited() -> None:
     assert "over and over" in error.reason
 
 
+def test_wide_dict_in_a_long_list_is_cheap() -> None:
+    # Twenty thousand keys, and more references to it than there may be segments.
+    wide = dict.fromkeys(range(20_000))
+    data = snapshot_with(x=[wide] * ((1 << 19) + 1_000_000))
+    with bounded():
+        neutracer.load(data, max_memory=MOST_MEMORY)
+
+
+def test_part_of_many_settings_is_cheap() -> None:
+    trace = [event(size=512, addr=512 * i) for i in range(10)]
+    settings = {"x": [[] for _ in range(200_000)], "trace_empty_cache_calls": {"0": [3, 5]}}
+    data = snapshot_with(device_traces=[trace], allocator_settings=settings)
+    with bounded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", HistoryWarning)
+        part = neutracer.load(data, events=range(4, 10))
+    assert part.settings["trace_empty_cache_calls"] == {"0": [1]}
+
+
 def test_honestly_shared_frames_are_cheap() -> None:
     # What PyTorch does: one list of frames under a hundred thousand events.
     frames = [{"name": f"f{i}", "filename": "f.py", "line": i} for i in range(100)]

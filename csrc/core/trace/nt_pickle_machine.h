@@ -306,8 +306,8 @@ nt_pickle_place(nt_pickle *p, nt_value value, nt_value *out);
 nt_status
 nt_pickle_settle(nt_pickle *p);
 
-/* NT_LIMIT if `item` is one of the dicts that are bounded, and the list holds too many
- * with the `waiting` items that are still to be appended. */
+/* NT_LIMIT if `item`, which was placed, is one of the dicts that are bounded, and the
+ * list holds too many with the `waiting` items that are still to be appended. */
 nt_status
 nt_pickle_check_bound(nt_pickle *p, nt_value list, size_t waiting, nt_value item);
 

@@ -28,17 +28,27 @@ nt_pickle_record_kind(const nt_pickle *p, uint32_t present)
     return NT_NONE;
 }
 
+/* Whether one of the pairs from number `first` on has this word for a key. */
+static bool
+record_has_key(const nt_value_pair *pairs, size_t first, size_t count, uint32_t word)
+{
+    const nt_value wanted = nt_value_make(NT_VALUE_STRING, word);
+    for (size_t i = first; i < count; i++) {
+        if (pairs[i].first == wanted) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether one of the pairs from number `first` on has a key that makes a record. */
 static bool
 record_has_tag(const nt_pickle *p, const nt_value_pair *pairs, size_t first,
                size_t count)
 {
-    for (size_t i = first; i < count; i++) {
-        for (size_t kind = 0; kind < p->visitor->kind_count; kind++) {
-            const uint32_t tag = p->visitor->tags[kind];
-            if (pairs[i].first == nt_value_make(NT_VALUE_STRING, tag)) {
-                return true;
-            }
+    for (size_t kind = 0; kind < p->visitor->kind_count; kind++) {
+        if (record_has_key(pairs, first, count, p->visitor->tags[kind])) {
+            return true;
         }
     }
     return false;
@@ -51,7 +61,11 @@ record_place_dict(nt_pickle *p, nt_value dict, nt_value *out)
     uint32_t present = 0;
     size_t count;
     const nt_value_pair *pairs = nt_values_pairs(p->values, dict, &count);
-    if (!record_has_tag(p, pairs, nt_values_judged_count(p->values, dict), count)) {
+    const size_t judged = nt_values_judged_count(p->values, dict);
+    if (!record_has_tag(p, pairs, judged, count)) {
+        if (record_has_key(pairs, judged, count, p->visitor->bound.key)) {
+            nt_values_set_counted(p->values, dict);
+        }
         nt_values_set_judged(p->values, dict);
         return NT_OK;
     }
@@ -138,8 +152,7 @@ nt_pickle_check_bound(nt_pickle *p, nt_value list, size_t waiting, nt_value item
         return NT_OK;
     }
     (void)nt_values_pairs(p->values, list, &count);
-    if (count + waiting <= bound->most ||
-        nt_values_lookup(p->values, item, bound->key) == NT_VALUE_ABSENT) {
+    if (count + waiting <= bound->most || !nt_values_is_counted(p->values, item)) {
         return NT_OK;
     }
     return nt_fail(p->err, NT_LIMIT, p->opcode_offset, "more than %zu %s", bound->most,

@@ -8,6 +8,7 @@ typedef struct value_node {
     nt_value_pair *pairs;
     uint32_t count, capacity;
     uint32_t judged; /* pairs from the first on that were looked at */
+    bool is_counted;
 } value_node;
 
 typedef struct value_big {
@@ -240,6 +241,18 @@ nt_values_set_judged(nt_values *values, nt_value container)
 {
     value_node *node = value_node_of(values, container);
     node->judged = node->count;
+}
+
+void
+nt_values_set_counted(nt_values *values, nt_value container)
+{
+    value_node_of(values, container)->is_counted = true;
+}
+
+bool
+nt_values_is_counted(const nt_values *values, nt_value container)
+{
+    return value_node_of(values, container)->is_counted;
 }
 
 const nt_value_pair *

@@ -126,6 +126,13 @@ nt_values_is_judged(const nt_values *values, nt_value container);
 size_t
 nt_values_judged_count(const nt_values *values, nt_value container);
 
+/* A mark on the container itself, which stays whatever comes into it: it is one of
+ * those of which only so many may be. */
+void
+nt_values_set_counted(nt_values *values, nt_value container);
+bool
+nt_values_is_counted(const nt_values *values, nt_value container);
+
 /* The contents of a container that was not exchanged; valid until it changes. */
 const nt_value_pair *
 nt_values_pairs(const nt_values *values, nt_value container, size_t *count);
