@@ -148,6 +148,50 @@ def test_models_that_are_kept_have_one_gradient_each() -> None:
     assert str(first.remedy.place) == "make_model (work.py:50)"
 
 
+def of_one_model(*, model: float, gradients: float, evaluates: bool = False) -> Recording:
+    """Steps of a model that stays, which keep all that its modules make, and so many MiB of what
+    each backward pass makes."""
+    recording = Recording()
+    scratch = recording.segment(10)
+    if model:
+        recording.own(model, "build")
+    for number in range(24):
+        recording.metadata = f"step {number}"
+        recording.free(recording.alloc(scratch, 10))
+        for _ in range(3):
+            recording.own(4, "forward")
+        if evaluates and number % 3:
+            continue
+        seed = recording.own(2, "seed")
+        recording.own(gradients, "")
+        recording.free(seed)
+        recording.release(seed)
+    recording.metadata = "step 24"
+    recording.oom(30, device_free=0, stack="forward")
+    return recording
+
+
+@pytest.mark.parametrize(
+    ("model", "gradients", "evaluates", "is_graph"),
+    [
+        (8, 20, False, True),
+        # Steps that only run forward say nothing of it.
+        (8, 20, True, True),
+        # One gradient for each parameter.
+        (8, 8, False, False),
+        # What would be one for each is not known.
+        (0, 20, False, False),
+    ],
+)
+def test_what_backward_leaves_is_compared_with_the_parameters(
+    model: float, gradients: float, evaluates: bool, is_graph: bool
+) -> None:
+    recording = of_one_model(model=model, gradients=gradients, evaluates=evaluates)
+    first = explained(recording, facts=CLEAN).verdicts[0]
+    assert first.kind == "leak"
+    assert ("create_graph" in advice_of(first)) == is_graph
+
+
 # ---- gradients of each sample ------------------------------------------------------------------
 
 

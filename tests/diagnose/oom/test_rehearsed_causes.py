@@ -43,6 +43,46 @@ def measure(one: Any, inputs: Any) -> None:
     one(inputs).square().mean().backward(create_graph=True)
 
 
+def sharpness_of_one_model() -> None:
+    one, head = model(), torch.nn.Linear(512, 1024).cuda()
+    for _ in range(STEPS):
+        measure_classes(one, head)
+
+
+def measure_classes(one: Any, head: Any) -> None:
+    logits = head(one(batch(2048)))
+    wanted = torch.randint(0, 1024, (2048,), device="cuda")
+    torch.nn.functional.cross_entropy(logits, wanted).backward(create_graph=True)
+
+
+def logits_and_gradients() -> None:
+    one, head = model(), torch.nn.Linear(512, 4096).cuda()
+    kept = []
+    for _ in range(STEPS):
+        kept.append(influence(one, head))
+
+
+def influence(one: Any, head: Any) -> Any:
+    """What is kept of a step: its logits, and a gradient for each parameter."""
+    logits = head(one(batch(1024)))
+    parameters = [*one.parameters(), *head.parameters()]
+    return logits.detach(), torch.autograd.grad(logits.square().mean(), parameters)
+
+
+def saliency_of_a_layer() -> None:
+    conv = torch.nn.Conv2d
+    one = torch.nn.Sequential(conv(3, 16, 3), torch.nn.ReLU(), conv(16, 16, 3)).cuda()
+    maps: list[Any] = []
+    one[1].register_forward_hook(lambda module, inputs, output: maps.append(output.detach()))
+    one[1].register_full_backward_hook(lambda module, inputs, outputs: maps.append(outputs[0]))
+    for _ in range(STEPS):
+        explain_images(one)
+
+
+def explain_images(one: Any) -> None:
+    one(torch.randn(8, 3, 128, 128, device="cuda")).square().mean().backward()
+
+
 def trials_that_are_kept() -> None:
     kept = []
     for _ in range(60):
@@ -93,6 +133,9 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.Verdict:
     ("program", "mib", "kind", "action", "function", "said"),
     [
         (sharpness_of_new_models, 800, "leak", "release", "measure", "create_graph=True"),
+        (sharpness_of_one_model, 400, "leak", "release", "measure_classes", "create_graph=True"),
+        (logits_and_gradients, 300, "leak", "release", "influence", ""),
+        (saliency_of_a_layer, 200, "leak", "release", "explain_images", ""),
         (trials_that_are_kept, 150, "leak", "release", "trial", ""),
         (gradients_of_each_sample, 500, "capacity", "smaller_step", None, "chunk_size"),
         (predictions_of_an_epoch, 250, "leak", "release", "predict", ""),
