@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,23 +152,45 @@ NT_TEST(slots_stay_while_more_are_found)
     NT_CHECK_NO_LEAK(&hostile);
 }
 
+/* So many are added, and these of them once a round of reading has begun. */
+enum { DEVICE_ADDED = 300, DEVICE_A_ROUND = 10 };
+
 typedef struct device_reader {
     const nt_device *device;
-    int ends; /* __atomic */
+    int ends;      /* __atomic, as the next two */
+    size_t added;  /* by the other thread */
+    size_t rounds; /* that have begun */
+    size_t raced;  /* rounds at whose end there were more than at their begin */
     size_t wrong;
 } device_reader;
 
+static bool
+device_reads_on(const device_reader *reader)
+{
+    return __atomic_load_n(&reader->ends, __ATOMIC_ACQUIRE) == 0;
+}
+
+/* Reads all slots again and again, each time over an addition. */
 static void *
 device_read_on(void *ctx)
 {
     device_reader *reader = ctx;
-    while (__atomic_load_n(&reader->ends, __ATOMIC_ACQUIRE) == 0) {
+    while (device_reads_on(reader)) {
+        const size_t before = nt_device_count(reader->device);
+        const size_t added = __atomic_load_n(&reader->added, __ATOMIC_ACQUIRE);
+        __atomic_add_fetch(&reader->rounds, 1, __ATOMIC_RELEASE);
         nt_device_memory memory = {0};
-        for (size_t slot = 0;
-             nt_device_read_memory(reader->device, slot, &memory, NULL) == NT_OK;
+        size_t slot = 0;
+        for (; nt_device_read_memory(reader->device, slot, &memory, NULL) == NT_OK;
              slot++) {
             reader->wrong += memory.used != slot;
+            while (slot == 0 && device_reads_on(reader) &&
+                   __atomic_load_n(&reader->added, __ATOMIC_ACQUIRE) == added) {
+                (void)sched_yield();
+            }
         }
+        reader->wrong += slot < before;
+        reader->raced += slot > before;
     }
     return NULL;
 }
@@ -181,13 +204,20 @@ NT_TEST(slots_are_read_while_one_is_added)
     device_reader reader = {.device = device};
     pthread_t thread;
     NT_REQUIRE(NT_CHECK_INT(pthread_create(&thread, NULL, device_read_on, &reader), 0));
-    for (unsigned i = DEVICE_LISTED; i < 300; i++) {
+    for (unsigned i = 0; i < DEVICE_ADDED; i++) {
+        while (__atomic_load_n(&reader.rounds, __ATOMIC_ACQUIRE) <=
+               i / DEVICE_A_ROUND) {
+            (void)sched_yield();
+        }
         size_t slot;
-        NT_CHECK(device_find(device, i, &slot));
+        NT_CHECK(device_find(device, DEVICE_LISTED + i, &slot));
+        __atomic_add_fetch(&reader.added, 1, __ATOMIC_RELEASE);
     }
     __atomic_store_n(&reader.ends, 1, __ATOMIC_RELEASE);
     (void)pthread_join(thread, NULL);
+    NT_CHECK(reader.raced >= DEVICE_ADDED / DEVICE_A_ROUND);
     NT_CHECK_UINT(reader.wrong, 0);
+    NT_CHECK_UINT(nt_device_count(device), DEVICE_LISTED + DEVICE_ADDED);
     nt_device_close(device);
 }
 
