@@ -132,7 +132,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
     attributes; `table[3:9]` a table. pyarrow, polars and duckdb take a table as it is
     (`pyarrow.table(table)`), through the Arrow C stream interface, and so does
     `pandas.DataFrame(table)`, row by row; `to_pandas()` is faster, and has the
-    columns in their order under pandas 2 as well.
+    columns in their order under pandas before 3.0.1 as well.
 
     Example:
         >>> import neutracer

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import neutracer
+
 MIB = 1 << 20
 BASE = 0x7F0000000000
 
@@ -209,6 +211,14 @@ class Recording:
     def dumped(self) -> bytes:
         """The snapshot as a pickle."""
         return pickle.dumps(self.snapshot(), 4)
+
+
+def explained(
+    recording: Recording, capacity: int | None = None, **known: Any
+) -> neutracer.ExplainReport:
+    """Why it ran out; `known` is what else the process knew, the fields of `OomFacts`."""
+    facts = neutracer.OomFacts(**known) if known else None
+    return neutracer.explain(recording.dumped(), capacity, facts=facts)
 
 
 def full(live_mib: int = 200) -> Recording:

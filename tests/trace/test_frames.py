@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -48,10 +49,14 @@ def test_a_pandas_frame_is_a_copy_that_can_be_changed(snap: neutracer.Snapshot) 
 def test_pandas_makes_columns_of_a_table(snap: neutracer.Snapshot) -> None:
     pandas = pytest.importorskip("pandas")
     timeline = snap.timeline()
+    # Before 3.0.1 pandas puts the columns of rows that are no dicts into the order of the alphabet.
+    keeps_order = tuple(map(int, re.findall(r"\d+", pandas.__version__)[:3])) >= (3, 0, 1)
     for table in (timeline.alive(), timeline.by_category()):
+        assert list(table.columns) != sorted(table.columns)
         frame = pandas.DataFrame(table)
-        # Before 3.0 pandas puts the columns of such rows into the order of the alphabet.
-        assert sorted(frame.columns) == sorted(table.columns)
+        assert list(frame.columns) == (
+            list(table.columns) if keeps_order else sorted(table.columns)
+        )
         assert frame.iloc[-1].to_dict() == dict(table[-1])
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bundle import DATA, NAMES, OOMS, snapshot
 from gpu.oom_programs import PROGRAMS
 from oom_model import DEVICE, ended
-from oom_snapshots import BASE, MIB, Recording, checkered, full, looping
+from oom_snapshots import BASE, MIB, Recording, checkered, explained, full, looping
 from small_snapshots import dumped, event, two_devices
 
 import neutracer
@@ -20,11 +19,6 @@ from neutracer import ExplainReport, OomFacts
 
 GIB = 1 << 30
 FAILED = [name for name in NAMES if any(a == "oom" for a in snapshot(name).events["action"])]
-
-
-def explained(recording: Recording, capacity: int | None = None, **known: Any) -> ExplainReport:
-    facts = OomFacts(**known) if known else None
-    return neutracer.explain(recording.dumped(), capacity, facts=facts)
 
 
 def kinds(report: ExplainReport) -> list[str]:

@@ -7,17 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
-from oom_snapshots import MIB, Recording
+from oom_snapshots import MIB, Recording, explained
 
 import neutracer
 from neutracer.diagnose.oom.demand import demand_of
 from neutracer.diagnose.oom.growth import rises
 from neutracer.diagnose.oom.parts import ACTIONS, KINDS
 from neutracer.diagnose.oom.rounds import rounds_before
-
-
-def explained(recording: Recording, **keys: object) -> neutracer.ExplainReport:
-    return neutracer.explain(recording.dumped(), **keys)  # type: ignore[arg-type]
 
 
 def steps_of(recording: Recording, sizes: list[float], keep: float = 0) -> None:

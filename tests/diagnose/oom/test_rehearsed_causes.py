@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of torch that run out of memory in a rehearsal: whether the first advice helps them."""
+"""Programs of torch that run out of memory in a rehearsal: what the first advice is."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.Verdict:
         (predictions_of_an_epoch, 250, "leak", "release", "predict", ""),
     ],
 )
-def test_first_advice_is_what_helps(
+def test_first_verdict_has_the_remedy_of_its_cause(
     program: Callable[[], None],
     mib: int,
     kind: str,
