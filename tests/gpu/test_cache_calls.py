@@ -37,15 +37,21 @@ def program(kept):
     return [2, 3, 4, 5]
 
 
+def noted(snap, device):
+    """The events behind which calls were made, and what all events are."""
+    events = snap.timeline(device).events
+    return snap.settings[KEY][str(device)], [str(action) for action in events["action"]]
+
+
 def check(snap, numbers):
     device = torch.cuda.current_device()
-    actions = [str(action) for action in snap.timeline(device).events["action"]]
+    calls, actions = noted(snap, device)
     counted = [
         i for i, action in enumerate(actions) if action in ("alloc", "free_requested", "oom")
     ]
     expected = [counted[number - 1] for number in numbers]
     expected = [i + (actions[i] == "free_requested") for i in expected]
-    assert snap.settings[KEY][str(device)] == expected
+    assert calls == expected
     plan = neutracer.what_if(snap, "expandable_segments:True", device=device)
     assert plan.fidelity == 1.0
     assert "silent" not in plan["expandable_segments:True"].causes
@@ -84,7 +90,6 @@ def test_ring_that_lost_its_beginning_has_the_rest():
         kept = []
         program(kept)
         snap = recording.snapshot()
-    actions = [str(action) for action in snap.events["action"]]
-    noted = snap.settings[KEY]["0"]
-    assert noted
-    assert actions[noted[-1]] == "oom"
+    calls, actions = noted(snap, torch.cuda.current_device())
+    assert calls
+    assert actions[calls[-1]] == "oom"
