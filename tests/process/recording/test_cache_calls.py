@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import pickle
+import signal
 import threading
 import traceback
 import weakref
@@ -203,106 +205,140 @@ def test_errors_of_the_call_are_the_programs(fake):
     assert "neutracer" not in with_note.replace(__file__, "")
 
 
-def test_calls_from_threads_and_handlers():
-    lock = threading.Lock()
-    torch, done = made_up_torch()
+class MadeUpTorch:
+    """As much of torch as is asked: what its devices have served, and how often they waited."""
+
+    def __init__(self, *served):
+        self.served = list(served) or [0]
+        self.waits = 0
+        self._C = SimpleNamespace(_cuda_memoryStats=self.stats, _cuda_emptyCache=self.empty_cache)
+        self.cuda = SimpleNamespace(
+            is_initialized=lambda: True, device_count=lambda: len(self.served)
+        )
+
+    def stats(self, device):
+        served = {"allocated": self.served[device], "freed": 0}
+        # A call makes the allocators of all devices wait, those without a context too.
+        waits = {"num_sync_all_streams": self.waits, "num_alloc_retries": 0}
+        return {"allocation": {"all": served}, "num_ooms": 0, **waits}
+
+    def empty_cache(self):
+        self.waits += 1
+
+
+@contextlib.contextmanager
+def noting(torch):
     notes = CacheCalls()
+    notes.begin(torch, "test")
+    yield notes
+    notes.end("test")
+
+
+def trace_of(*marks, begin_us=0):
+    return Trace(bytes(marks), lambda i: 0, lambda i: begin_us and begin_us + i)
+
+
+def found_in(notes, *traces):
+    """By device, the events after which calls were noted."""
+    by_device = {device: lambda trace=trace: trace for device, trace in enumerate(traces)}
+    return {device: list(at) for device, at in notes.noted(notes.now(), by_device).items()}
+
+
+def test_calls_from_threads():
+    lock = threading.Lock()
+    torch = MadeUpTorch()
 
     def work():
         for _ in range(200):
             with lock:
-                done["alloc"] += 1
+                torch.served[0] += 1
                 torch._C._cuda_emptyCache()
 
-    notes.begin(torch, "test")
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    trace = Trace(bytes([1]) * 800, lambda i: 0, lambda i: 0)
-    found = notes.noted(notes.now(), {0: lambda: trace})
-    assert list(found[0]) == list(range(800))
-    notes.end("test")
+    with noting(torch) as notes:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found_in(notes, trace_of(*[1] * 800)) == {0: list(range(800))}
+
+
+@pytest.mark.parametrize(
+    ("points", "whole"),
+    [
+        (["stats"], {0: [0, 1]}),
+        # A call inside of another is not told from one that nobody noted.
+        (["call"], {}),
+        (["call", "stats"], {}),
+    ],
+    ids=["before", "inside", "after"],
+)
+def test_call_from_a_signals_handler_while_one_is_noted(points, whole):
+    torch = MadeUpTorch()
+    left = []
+
+    def reached(point):
+        if left[:1] == [point]:
+            del left[0]
+            if not left:
+                signal.raise_signal(signal.SIGUSR1)
+
+    def stats(device):
+        reached("stats")
+        return torch.stats(device)
+
+    def empty_cache():
+        reached("call")
+        torch.empty_cache()
+
+    torch._C = SimpleNamespace(_cuda_memoryStats=stats, _cuda_emptyCache=empty_cache)
+    before = signal.signal(signal.SIGUSR1, lambda *_: torch._C._cuda_emptyCache())
+    try:
+        with noting(torch) as notes:
+            torch.served[0] += 1
+            left += points
+            torch._C._cuda_emptyCache()
+            assert (torch.waits, left) == (2, [])
+            torch.served[0] += 1
+            torch._C._cuda_emptyCache()
+            assert found_in(notes, trace_of(1, 1)) == whole
+            # What comes later is known in any case.
+            assert found_in(notes, trace_of(1)) == {0: [0]}
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_another_thread_in_between():
-    torch, done = made_up_torch()
-    notes = CacheCalls()
-    inner = torch._C._cuda_emptyCache
+    torch = MadeUpTorch()
 
     def slow():
-        inner()
-        done["alloc"] += 1
+        torch.empty_cache()
+        torch.served[0] += 1
 
     torch._C._cuda_emptyCache = slow
-    notes.begin(torch, "test")
-    torch._C._cuda_emptyCache()
-    trace = Trace(bytes([1]), lambda i: 0, lambda i: 0)
-    assert notes.noted(notes.now(), {0: lambda: trace}) == {}
-    # What comes later is known again.
-    done["alloc"] += 1
-    assert list(notes.noted(notes.now(), {0: lambda: trace})[0]) == []
-    notes.end("test")
-
-
-def started(devices):
-    """As much of torch.cuda as is asked."""
-    return SimpleNamespace(is_initialized=lambda: True, device_count=lambda: devices)
-
-
-def made_up_torch():
-    done = {"alloc": 0, "waits": 0}
-
-    def stats(device):
-        served = {"allocated": done["alloc"], "freed": 0}
-        waits = {"num_sync_all_streams": done["waits"], "num_alloc_retries": 0}
-        return {"allocation": {"all": served}, "num_ooms": 0, **waits}
-
-    def empty_cache():
-        done["waits"] += 1
-
-    functions = SimpleNamespace(_cuda_memoryStats=stats, _cuda_emptyCache=empty_cache)
-    return SimpleNamespace(_C=functions, cuda=started(devices=1)), done
+    with noting(torch) as notes:
+        torch._C._cuda_emptyCache()
+        assert found_in(notes, trace_of(1)) == {}
+        # What comes later is known again.
+        torch.served[0] += 1
+        assert found_in(notes, trace_of(1)) == {0: []}
 
 
 def test_devices_are_counted_apart():
-    # A call makes the allocators of all devices wait, those without a context too.
-    served = [5, 0, 0]
-    waits = [1, 1, 1]
-
-    def stats(device):
-        return {
-            "allocation": {"all": {"allocated": served[device], "freed": 0}},
-            "num_ooms": 0,
-            "num_alloc_retries": 0,
-            "num_sync_all_streams": waits[device],
-        }
-
-    def empty_cache():
-        waits[:] = [count + 1 for count in waits]
-
-    functions = SimpleNamespace(_cuda_memoryStats=stats, _cuda_emptyCache=empty_cache)
-    torch = SimpleNamespace(_C=functions, cuda=started(devices=3))
-    notes = CacheCalls()
-    notes.begin(torch, "test")
-    served[0] += 1
-    functions._cuda_emptyCache()
-    served[2] += 2
-    functions._cuda_emptyCache()
-    served[2] += 1
-    traces = {
-        0: lambda: Trace(bytes([1]), lambda i: 0, lambda i: 0),
-        1: lambda: Trace(b"", lambda i: 0, lambda i: 0),
-        2: lambda: Trace(bytes([1, 0, 1, 0, 1]), lambda i: 0, lambda i: 0),
-    }
-    found = notes.noted(notes.now(), traces)
-    assert {device: list(events) for device, events in found.items()} == {0: [0], 1: [], 2: [2]}
-    notes.end("test")
+    torch = MadeUpTorch(5, 0, 0)
+    torch.waits = 1
+    with noting(torch) as notes:
+        torch.served[0] += 1
+        torch._C._cuda_emptyCache()
+        torch.served[2] += 2
+        torch._C._cuda_emptyCache()
+        torch.served[2] += 1
+        found = found_in(notes, trace_of(1), trace_of(), trace_of(1, 0, 1, 0, 1))
+        assert found == {0: [0], 1: [], 2: [2]}
 
 
 def test_places_that_contradict_are_none():
-    trace = Trace(bytes([1, 2, 1]), lambda i: 0, lambda i: 10**15 + i)
+    trace = trace_of(1, 2, 1, begin_us=10**15)
     end = Counts(12, 4, 0, 1)
     at = Counts(11, 4, 0, 0)
     assert list(places(trace, end, Counts(0, 0, 0, 0), [(at, 10**15)])) == [1]
@@ -392,14 +428,10 @@ def test_around_is_collected():
 
 def test_most_calls_are_bounded(monkeypatch):
     monkeypatch.setattr(cache_calls, "_MOST_CALLS", 3)
-    torch, done = made_up_torch()
-    notes = CacheCalls()
-    notes.begin(torch, "test")
-    for _ in range(6):
-        done["alloc"] += 1
-        torch._C._cuda_emptyCache()
-    trace = Trace(bytes([1]) * 6, lambda i: 0, lambda i: 0)
-    assert notes.noted(notes.now(), {0: lambda: trace}) == {}
-    last = Trace(bytes([1]) * 3, lambda i: 0, lambda i: 0)
-    assert list(notes.noted(notes.now(), {0: lambda: last})[0]) == [0, 1, 2]
-    notes.end("test")
+    torch = MadeUpTorch()
+    with noting(torch) as notes:
+        for _ in range(6):
+            torch.served[0] += 1
+            torch._C._cuda_emptyCache()
+        assert found_in(notes, trace_of(*[1] * 6)) == {}
+        assert found_in(notes, trace_of(*[1] * 3)) == {0: [0, 1, 2]}
