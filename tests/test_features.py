@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from gpu.features.table import plain_error
 from places import TESTS
 
 pytest.importorskip("torch")
@@ -19,3 +20,35 @@ def test_watched_programs_come_to_the_same(tmp_path):
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "under 2 watchers: 0 differences" in done.stdout
     assert " comes to " not in done.stdout
+
+
+REFUSED = "==7==WARNING: AddressSanitizer failed to allocate 0x1000000000000000 bytes"
+
+
+@pytest.mark.parametrize("how", ["none", "run", "live"])
+def test_only_what_is_ours_is_left_out_of_standard_error(how):
+    mine = "Traceback (most recent call last):\nValueError: mine\nException ignored in: <C>"
+    ours = f"neutracer: a note\n  next step: another\n  report: a file\n{REFUSED}\n"
+    assert plain_error(ours + mine, how) == mine
+    assert plain_error(f"{mine}\n{ours}", how) == mine
+    page = "program.py   exit code 1 · 2.07 s\n\nNothing was recorded.\n"
+    assert ("Nothing" in plain_error(page + mine, how)) == (how != "run")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        REFUSED.replace("0x1000000000000000", "0x2000000000000000"),
+        REFUSED.replace("0x1000000000000000", "0x10000000000000000"),
+        REFUSED.replace("allocate", "deallocate"),
+        REFUSED + " more",
+        "==7==ERROR: AddressSanitizer: heap-use-after-free on address 0x602000000010",
+        " neutracer: mine",
+        "report: mine",
+    ],
+)
+def test_other_lines_are_compared(line):
+    # A process's number and an address are other ones in each run.
+    assert plain_error(f"before\n{line}\nafter", "run") != "before\nafter"
+    again = line.replace("==7==", "==8==").replace("0x602000000010", "0x602000000020")
+    assert plain_error(line, "run") == plain_error(again, "run")

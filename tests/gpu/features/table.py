@@ -28,7 +28,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path.insert(0, str(HERE))
 
 # Seconds for one feature or one failing program, and for all.
 _FEATURE_S = 100.0
@@ -206,25 +205,27 @@ class Runs:
         return done.returncode, done.stdout, plain_error(done.stderr, how)
 
 
-# What we say on standard error: the notes of exceptions, and the page at the end of `run`. And
-# what AddressSanitizer says of the request that the hooks make to see it refused.
-_NOTE = re.compile(
-    r"^(neutracer: |  next step: |  report: |==\d+==WARNING: AddressSanitizer failed to ).*\n?",
-    re.M,
+# What we say on standard error: the notes of exceptions, and the page at the end of `run`.
+_NOTE = re.compile(r"^(neutracer: |  next step: |  report: ).*\n?", re.M)
+# What AddressSanitizer says of the request that the hooks make to see it refused (TOO_MUCH in
+# nt_torch_cpu_check.cpp), and of no other.
+_REFUSED = re.compile(
+    r"^==\d+==WARNING: AddressSanitizer failed to allocate 0x1000000000000000 bytes\n?", re.M
 )
 # The page begins with the program's name and how it ended; what is said at exit comes after it.
 _PAGE = re.compile(r"^\S+\.py +exit code.*?(?=\nException ignored|\Z)", re.M | re.S)
 _CHILD = re.compile(r'^  File "[^"]*ending_child\.py", line \d+, in <module>\n(    .*\n)*', re.M)
 # Hooks on modules let a call take another way through PyTorch's own frames.
 _MODULE = re.compile(r'^  File "[^"]*torch/nn/modules/module\.py", line .*\n(    .*\n)*', re.M)
-_CHANGES = re.compile(r"0x[0-9a-f]+|GPU \d has a total.*|Process \d+ .*")
+_CHANGES = re.compile(r"\b0x[0-9a-f]+|^==\d+==|GPU \d has a total.*|Process \d+ .*", re.M)
 
 
 def plain_error(text: str, how: str) -> str:
     """Standard error of a program without what is ours, or differs from run to run."""
     if how.startswith("run"):
         text = _PAGE.sub("", text)
-    text = _CHANGES.sub("", _MODULE.sub("", _CHILD.sub("", _NOTE.sub("", text))))
+    for ours in (_NOTE, _REFUSED, _CHILD, _MODULE, _CHANGES):
+        text = ours.sub("", text)
     return text.strip()
 
 
