@@ -199,9 +199,9 @@ def test_what_backward_leaves_is_compared_with_the_parameters(
     model: float, gradients: float, evaluates: bool, is_graph: bool
 ) -> None:
     recording = of_one_model(model=model, gradients=gradients, evaluates=evaluates)
-    first = explained(recording, facts=CLEAN).verdicts[0]
+    first = explained(recording, garbage_bytes=0).verdicts[0]
     assert first.kind == "leak"
-    assert ("create_graph" in advice_of(first)) == is_graph
+    assert any("create_graph" in words for words in advice_of(first)) == is_graph
 
 
 # ---- gradients of each sample ------------------------------------------------------------------
