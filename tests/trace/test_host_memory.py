@@ -15,6 +15,7 @@ import pytest
 
 import neutracer
 from neutracer.cli.main import main
+from neutracer.diagnose.settings.replay_check import check_replay
 from neutracer.trace.host import load_part
 from tests.helpers.bundle import DATA
 from tests.helpers.small_snapshots import BASE, MIB, block, event, one_program, segment
@@ -135,9 +136,25 @@ def test_reports_name_it() -> None:
     assert [unused.device, change.device, change.before_device] == [-2, -2, -2]
     assert "pinned host memory" in str(neutracer.report(host).tree())
     assert "pinned host memory" in repr(host.timeline())
-    for ask in (neutracer.what_if, neutracer.savings):
-        with pytest.raises(ValueError, match="host's pinned memory, which has an allocator"):
-            ask(host)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("pinned", "host's pinned memory, which has an allocator of its own: only what"),
+        ("exact_sizes", "memory of the CPU, which PyTorch takes from the system block by block"),
+    ],
+)
+def test_what_replays_says_what_can_be(kind: str, words: str) -> None:
+    plain = one_program()
+    plain["allocator_settings"] = {**plain["allocator_settings"], kind: True}
+    askers = (neutracer.what_if, neutracer.recommend, neutracer.savings, check_replay)
+    for ask in askers:
+        with pytest.raises(ValueError, match=words) as refused:
+            ask(_loaded(plain))  # type: ignore[operator]
+        assert str(refused.value).endswith("native CUDA allocator did can be replayed")
+        # Not all of them ask for settings.
+        assert "setting" not in str(refused.value)
 
 
 def test_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,11 +121,11 @@ def refuse_others(snap: Snapshot) -> None:
         )
     if snap.is_pinned:
         raise ValueError(
-            "this is the host's pinned memory, which has an allocator of its own: no setting of "
-            "the CUDA allocator would change it"
+            "this is the host's pinned memory, which has an allocator of its own: only what "
+            "PyTorch's native CUDA allocator did can be replayed"
         )
     if snap.is_cpu:
         raise ValueError(
-            "this is the memory of the CPU, which PyTorch takes from the system block by "
-            "block: it has no cache, and no setting of the CUDA allocator would change it"
+            "this is the memory of the CPU, which PyTorch takes from the system block by block, "
+            "without a cache: only what its native CUDA allocator did can be replayed"
         )

@@ -131,11 +131,13 @@ export const settings = (app) => {
     if (prepared === app.serial) return;
     prepared = app.serial;
     const { settings: inForce } = app.about;
-    const isRefused = !inForce.isNative || inForce.isCpu || !app.trace.events || app.trace.isHost;
-    document.querySelector(".pair").hidden = isRefused;
-    if (isRefused) {
-      complain(new Error(app.trace.isHost || inForce.isPinned ? "no setting of the CUDA allocator changes the host's pinned memory"
-        : !app.trace.events ? "the snapshot has no history to replay" : "this program ran under another allocator than PyTorch's native one, which records nothing that could be replayed"));
+    const refused = app.trace.isHost || inForce.isPinned ? "no setting of the CUDA allocator changes the host's pinned memory"
+      : inForce.isCpu ? "no setting of the CUDA allocator changes the memory of the CPU, which has no cache"
+        : !inForce.isNative ? "this program ran under another allocator than PyTorch's native one, which records nothing that could be replayed"
+          : !app.trace.events ? "the snapshot has no history to replay" : "";
+    document.querySelector(".pair").hidden = refused !== "";
+    if (refused) {
+      complain(new Error(refused));
       return;
     }
     try {

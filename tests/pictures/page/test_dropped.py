@@ -368,6 +368,26 @@ def test_gzip_is_unpacked(chromium, page, tmp_path):
     assert chromium.complaints() == []
 
 
+def test_settings_that_nothing_is_replayed_under_say_why(chromium, page, tmp_path):
+    settings = one_program()["allocator_settings"]
+    for kind, words in (
+        ("exact_sizes", "the memory of the CPU, which has no cache"),
+        ("pinned", "changes the host's pinned memory"),
+    ):
+        path = tmp_path / f"{kind}.pickle"
+        path.write_bytes(
+            pickle.dumps({**one_program(), "allocator_settings": {**settings, kind: True}})
+        )
+        drop(chromium, page, path)
+        chromium.click("[data-tab=settings]")
+        assert words in chromium.answer(
+            "new Promise((done) => { const look = () => { const said ="
+            " document.getElementById('settings').innerText;"
+            " if (said.includes('CUDA allocator')) done(said); else setTimeout(look, 20); };"
+            " look(); })"
+        )
+
+
 def test_page_says_what_is_wrong_and_goes_on(chromium, page, tmp_path):
     wrong, right = tmp_path / "wrong.pickle", tmp_path / "right.pickle"
     wrong.write_bytes(b"<html>")
