@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = [
+    "MOST_SIDECAR_BYTES",
     "TOLD_CATEGORIES",
     "Told",
     "rules_told",
@@ -27,8 +28,8 @@ Told = Mapping[int, Mapping[int, str]]
 #: What tensors are asked for; the rules of `trace/categories.py` follow in this order.
 TOLD_CATEGORIES = ("parameter", "gradient", "optimizer_state")
 
-# A sidecar has kilobytes, and 20 bytes a tensor.
-_MOST_BYTES = 16 << 20
+#: A sidecar has kilobytes, and 20 bytes a tensor: a longer file is not ours.
+MOST_SIDECAR_BYTES = 32 << 20
 
 # What a snapshot's name may end in, one after the other.
 _SUFFIXES = (".pickle", ".pkl", ".snapshot", ".gz", ".xz", ".zst")
@@ -56,7 +57,7 @@ def sidecars(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     no file is passed over."""
     for beside in sidecar_paths(path):
         try:
-            if not os.path.isfile(beside) or os.path.getsize(beside) > _MOST_BYTES:
+            if not os.path.isfile(beside) or os.path.getsize(beside) > MOST_SIDECAR_BYTES:
                 continue
             with open(beside, encoding="utf-8") as file:
                 plain = json.load(file)

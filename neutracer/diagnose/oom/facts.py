@@ -17,14 +17,11 @@ from typing import Any
 
 from neutracer.errors import SnapshotError
 from neutracer.process.recording.sidecar import DeviceRoom
-from neutracer.trace.told import sidecar_paths
+from neutracer.trace.told import MOST_SIDECAR_BYTES, sidecar_paths
 
 __all__ = ["OomFacts", "facts_beside", "read_sidecar", "sidecar_paths", "with_room"]
 
 _SCHEMA = "neutracer.oom/1"
-
-# A longer file is not ours, and is not read.
-_MOST_BYTES = 32 << 20
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
@@ -220,7 +217,7 @@ def read_sidecar(path: str | os.PathLike[str]) -> OomFacts | None:
         OSError: It can't be read.
     """
     for beside in sidecar_paths(path):
-        if not os.path.isfile(beside) or os.path.getsize(beside) > _MOST_BYTES:
+        if not os.path.isfile(beside) or os.path.getsize(beside) > MOST_SIDECAR_BYTES:
             continue
         try:
             with open(beside, encoding="utf-8") as file:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
 from neutracer.errors import UnavailableError
-from neutracer.process.recording.sidecar import sidecar_paths
+from neutracer.trace.told import MOST_SIDECAR_BYTES, sidecar_paths, sidecars
 
 __all__ = ["Named", "facts_of", "listed", "named", "opened_file", "size_of"]
 
@@ -26,9 +26,6 @@ _RANK = re.compile(r"(?<![a-z])rank[-_=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 
 # A file that neutracer has named: kind-day-time-host-rank-process-number-reason.
 _OWN = re.compile(r"^(\w+)-\d{8}-\d{6}-(.*?)-(?:rank\d+-)?(\d+)-\d+(?:-([a-z]+))?$")
-
-# A longer sidecar is not ours.
-_MOST_BYTES = 16 << 20
 
 
 class Named:
@@ -185,19 +182,20 @@ def size_of(path: str) -> int:
 
 def facts_of(path: str) -> dict[str, Any]:
     """What the JSON beside a snapshot says; nothing where there is none, or it is damaged."""
-    for beside in sidecar_paths(path):
-        try:
-            with opened_file(beside) as file:
-                plain = json.loads(_head(file))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(plain, dict) and str(plain.get("schema", "")).startswith("neutracer."):
+    for plain in _remote_sidecars(path) if _is_remote(path) else sidecars(path):
+        if str(plain.get("schema", "")).startswith("neutracer."):
             return plain
     return {}
 
 
-def _head(file: str | BinaryIO) -> bytes:
-    if not isinstance(file, str):
-        return file.read(_MOST_BYTES)
-    with open(file, "rb") as opened:
-        return opened.read(_MOST_BYTES)
+def _remote_sidecars(path: str) -> Iterator[dict[str, Any]]:
+    """What `sidecars` gives, of a URL."""
+    for beside in sidecar_paths(path):
+        try:
+            system, inner = _filesystem(beside)
+            with system.open(inner, "rb") as file:
+                plain = json.loads(file.read(MOST_SIDECAR_BYTES))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(plain, dict):
+            yield plain

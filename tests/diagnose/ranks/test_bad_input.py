@@ -61,6 +61,15 @@ def test_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     assert len(found.rows) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_pipe_in_place_of_a_sidecar_is_not_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path, 0, WHOLE, world=1)
+    Path(f"{path}.json").unlink()
+    os.mkfifo(f"{path}.json")
+    found = neutracer.ranks(tmp_path)
+    assert [row.peak_allocated_bytes is not None for row in found.rows] == [True]
+
+
 def test_file_that_vanishes_is_a_row_that_says_so(tmp_path: Path) -> None:
     write(tmp_path, 0, WHOLE, world=2)
     os.symlink(tmp_path / "gone", tmp_path / "rank1.pickle")
