@@ -19,7 +19,7 @@ from typing import Any, TextIO, cast
 
 from neutracer.render.document import Place
 
-__all__ = ["dump", "dumps", "to_plain"]
+__all__ = ["dump", "dumps", "shown_items", "to_plain"]
 
 # Places whose texts are kept while a report is written.
 _MOST_PLACES = 4096
@@ -62,11 +62,7 @@ def _plain_object(value: object, where: str) -> Any:
     if callable(to_dict) and not isinstance(value, type):
         return to_plain(to_dict(), where)
     if is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: to_plain(getattr(value, field.name), f"{where}.{field.name}")
-            for field in fields(value)
-            if not field.name.startswith("_")
-        }
+        return {name: to_plain(item, f"{where}.{name}") for name, item in shown_items(value)}
     if isinstance(value, memoryview):
         return to_plain(value.tolist(), where)
     raise TypeError(f"{where}: a {type(value).__name__} can't be written as JSON")
@@ -109,7 +105,7 @@ class _Writer:
         elif (items := getattr(value, "json_items", None)) is not None:
             self._object(items(), line)
         elif is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "to_dict"):
-            self._object(_shown_items(value), line)
+            self._object(shown_items(value), line)
         else:
             self._put(json.dumps(to_plain(value), indent=2, allow_nan=False).replace("\n", line))
 
@@ -133,7 +129,7 @@ class _Writer:
         if len(self._places) >= _MOST_PLACES:
             self._places.clear()
         parts: list[str] = []
-        _Writer(parts.append)._object(_shown_items(place), line)
+        _Writer(parts.append)._object(shown_items(place), line)
         text = "".join(parts)
         self._places[id(place), line] = (place, text)
         return text
@@ -165,11 +161,13 @@ class _Writer:
 
 @lru_cache(maxsize=256)
 def _shown_fields(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if not field.name.startswith("_"))
+    told = (field for field in fields(kind) if field.repr)
+    return tuple(field.name for field in told if not field.name.startswith("_"))
 
 
-def _shown_items(value: object) -> Iterator[tuple[str, object]]:
-    """The fields of a dataclass that go into JSON."""
+def shown_items(value: object) -> Iterator[tuple[str, Any]]:
+    """The fields of a dataclass that are told, in JSON as in its repr: all but those with
+    repr=False, and those whose names begin with an underscore."""
     kind: Any = type(value)
     return ((name, getattr(value, name)) for name in _shown_fields(kind))
 

@@ -17,26 +17,18 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from dataclasses import is_dataclass
 from typing import Any
 
 from neutracer.render.document import Figure, Place
 from neutracer.render.escape import sentence
-from neutracer.render.json import to_plain
+from neutracer.render.json import shown_items, to_plain
 
 __all__ = ["PlacedRow", "PlainRow", "brief", "shown"]
 
 # What is longer is counted, or cut.
 _MOST_ITEMS = 4
 _MOST_TEXT = 80
-
-
-@lru_cache(maxsize=256)
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a row that are told."""
-    told = (field for field in fields(kind) if field.repr)
-    return tuple(field.name for field in told if not field.name.startswith("_"))
 
 
 class PlainRow:
@@ -59,8 +51,7 @@ class PlainRow:
 
     def json_items(self) -> Iterator[tuple[str, Any]]:
         """What `to_dict` has, one after the other, and as it is."""
-        kind: Any = type(self)
-        return ((name, getattr(self, name)) for name in _names(kind))
+        return shown_items(self)
 
     def __repr__(self) -> str:
         cells = (f"{name}={brief(value)}" for name, value in self.json_items())

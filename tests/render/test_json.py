@@ -6,7 +6,7 @@ from __future__ import annotations
 import array
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,7 @@ import neutracer
 from neutracer.diagnose.overview.report import overview
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.json import dump, dumps, to_plain
+from neutracer.render.row import PlainRow
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -35,10 +36,30 @@ class _HasDict:
 
 
 @dataclass(frozen=True)
+class _Bare:
+    told: int
+    silent: int = field(default=1, repr=False)
+
+
+@dataclass(frozen=True)
 class _Pair:
     left: int
     right: tuple[int, ...]
     _hidden: object = object()
+
+
+@dataclass(frozen=True)
+class _Quiet(PlainRow):
+    told: int
+    silent: int = field(default=1, repr=False)
+
+
+def test_what_a_repr_leaves_out_is_not_in_json() -> None:
+    out = io.StringIO()
+    dump({"schema": "s/1", "row": _Quiet(2), "bare": _Bare(3)}, out)
+    assert json.loads(out.getvalue()) == {"schema": "s/1", "row": {"told": 2}, "bare": {"told": 3}}
+    assert to_plain([_Quiet(2), _Bare(3)]) == [{"told": 2}, {"told": 3}]
+    assert repr(_Quiet(2)) == "_Quiet(told=2)"
 
 
 @given(PLAIN)

@@ -92,7 +92,7 @@ class Case:
         if self.timeline is None:
             return None
         knows_garbage = self.facts.garbage_bytes is not None
-        return growth_of(self.snap, self.timeline, self.rounds, self.at, falls=knows_garbage)
+        return growth_of(self.snap, self.timeline, self.rounds, self.at, since_fall=knows_garbage)
 
     @property
     def usable(self) -> int:

@@ -38,11 +38,15 @@ _STILL = 0.6
 # This share of the steps frees something; a batch may be two rounds, of which one frees.
 _CHURNING = 0.4
 
-# What is let go of leaves less than this share behind. What piled up since has to be higher than
-# ever before by so much, and over as many steps, to be what was in the way.
+# What is let go of leaves less than this share behind: where the step that lets go of five or more
+# has made one again, as a list that is begun anew, that is a fifth at the most.
 _LET_GO = 0.25
+
+# What piled up since has to be higher than ever before, to be what was in the way: by a tenth,
+# which one step more does not make of an epoch of over ten. And each of the parts that `rises`
+# compares has two steps.
 _HIGHER = 1.1
-_FEWEST_SINCE = 8
+_FEWEST_SINCE = 2 * _PARTS
 
 # What grows by size keeps about as many blocks: fewer more than one in so many steps.
 _STEPS_A_BLOCK = 5
@@ -61,8 +65,8 @@ class Grower:
             little larger each time.
         in_module: A module's forward made them.
         builds: They are what a module got when it was made.
+        steps: Over how many steps it piled up: all, or those since it was let go of last.
         callers: The lines that called that line, innermost first.
-        steps: Over how many steps it piled up; 0: over all of them.
         falls: How often it was let go of before, as at the end of an epoch.
     """
 
@@ -70,11 +74,11 @@ class Grower:
     bytes: int
     count: int
     bytes_per_step: int
+    steps: int
     by_size: bool = False
     in_module: bool = False
     builds: bool = False
     callers: tuple[Place, ...] = ()
-    steps: int = 0
     falls: int = 0
 
 
@@ -86,7 +90,7 @@ class Growth:
         growers: Who, the most bytes first.
         bytes: All of it.
         addresses: Where these blocks begin.
-        rounds: The steps over which it piled up.
+        rounds: The program's steps up to the event that is asked about.
         create_graph: The line whose backward(create_graph=True) keeps its gradients, as the
             first gradient of the pass shows, which any other pass frees, or the others, of
             which any other keeps one for each parameter; None: none does.
@@ -101,7 +105,7 @@ class Growth:
     @property
     def steps(self) -> int:
         """Over how many steps it piled up."""
-        return max(one.steps for one in self.growers) or len(self.rounds.begins)
+        return max(one.steps for one in self.growers)
 
     @property
     def falls(self) -> int:
@@ -135,7 +139,12 @@ class SawTooth:
 
 
 def growth_of(
-    snap: Snapshot, timeline: Timeline, rounds: Rounds | None, event: int, *, falls: bool = False
+    snap: Snapshot,
+    timeline: Timeline,
+    rounds: Rounds | None,
+    event: int,
+    *,
+    since_fall: bool = False,
 ) -> Growth | None:
     """Of which stacks more was in use at the beginning of each step, and still is.
 
@@ -144,8 +153,9 @@ def growth_of(
         timeline: Of the device.
         rounds: Its steps up to the event; None: there are too few.
         event: The event that is asked about.
-        falls: Whether to look for what falls now and then too, as a list that is kept until an
-            epoch ends. Garbage does so as well: only where it is known what that holds.
+        since_fall: Whether to look too for what is let go of now and then and has piled up since,
+            as a list that is kept until an epoch ends. Garbage does so as well: only where it is
+            known what that holds.
 
     Returns:
         The growth, or None where there is none.
@@ -155,7 +165,7 @@ def growth_of(
     begins = [*rounds.begins, event]
     lasting = _lasting_rows(timeline, begins)
     found = _growers(snap, timeline, lasting, begins, since_fall=False)
-    if not found and falls:
+    if not found and since_fall:
         found = _growers(snap, timeline, lasting, begins, since_fall=True)
     if not found:
         return None
@@ -206,6 +216,7 @@ def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[t
     columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("stack"))
     found: dict[int, list[tuple[int, ...]]] = {}
     for row, (made, freed, stack) in enumerate(zip(*columns, strict=True)):
+        # What was freed before the trace (-2) still waits for a stream.
         if stack == NONE or freed == -2:
             continue
         low = bisect_right(begins, made)
@@ -268,11 +279,11 @@ def _grower(
         held[-1],
         blocks[-1],
         (held[-1] - held[0]) // (len(held) - 1),
+        len(held),
         (blocks[-1] - blocks[0]) * _STEPS_A_BLOCK < len(held),
         role is Role.MODULE,
         role is Role.BUILD,
         callers_of(stack),
-        len(held) if ends else 0,
         len(ends),
     )
     if ends and grower.by_size:

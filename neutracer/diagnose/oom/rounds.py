@@ -18,7 +18,8 @@ FEWEST = 5
 # A step is at most this many times as long as the middle one, in events.
 _UNLIKE = 4
 
-# So many blocks a line makes in a round, at most.
+# So many blocks a line makes in a round, at most, as of a query, a key and a value. For each number
+# the trace is looked through again from every anchor.
 _MOST_TIMES = 3
 
 # Stacks tried for what comes round where the trace has no steps.
@@ -30,7 +31,8 @@ class Rounds:
     """Where the steps of a program begin.
 
     Attributes:
-        begins: The first event of each, in order; the last of them is of the step that failed.
+        begins: The first event of each, in order; the last of them is of the step that failed, so
+            that one less has ended.
         are_steps: Whether the trace shows steps; else they are rounds of what repeats in it.
         is_after_training: The program trained, and then began to do something else, whose
             rounds these are.

@@ -37,7 +37,8 @@ _LOGGER = logging.getLogger("neutracer")
 # one of these has it noted, and they stay what they are.
 _FUNCTIONS = ("_cuda_emptyCache", "_accelerator_emptyCache")
 
-# Calls kept for each device; the last 800,000 events of a program hardly have as many.
+# Calls kept for each device: as many as one for every 48 of the events that the hooks keep
+# (HOOK_ENTRIES of process/hooks/long_history.py).
 _MOST_CALLS = 1 << 14
 
 # Where they are among allocator_settings: by the device's number, the events of its trace.
