@@ -4,13 +4,16 @@
 Each series is given as plain numbers, one a step, without a word of what it is. A steady one
 that gets any verdict but steady or unknown is a false alarm.
 
+With --walks, Gaussian random walks without drift of so many steps each, and no families.
+
 usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
-       [--only looked-at|held-out]
+       [--only looked-at|held-out] [--walks STEPS ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
 import time
@@ -20,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
-from trend_families import FAMILIES, Family  # noqa: E402
+from trend_families import FAMILIES, Family, gaussian_walk  # noqa: E402
 
 import neutracer  # noqa: E402
 
@@ -33,6 +36,12 @@ def verdicts(name: str, one: Family, count: int, seed: str) -> Counter[str]:
         whole = [max(round(value), 0) for value in series]
         found[neutracer.leak_trend(whole).verdict] += 1
     return found
+
+
+def walks(steps: int, count: int, seed: str) -> Counter[str]:
+    """The verdicts of so many walks of a GiB and this many steps."""
+    make = functools.partial(gaussian_walk, level=float(1 << 30), count=steps)
+    return verdicts(f"walk of {steps}", Family("steady", False, make), count, seed)
 
 
 def rate(counts: list[Counter[str]], *wanted: str) -> str:
@@ -61,12 +70,15 @@ def main() -> None:
     parser.add_argument("count", nargs="?", type=int, default=200)
     parser.add_argument("--seed", default="")
     parser.add_argument("--only", choices=("looked-at", "held-out"))
+    parser.add_argument("--walks", nargs="+", type=int, metavar="STEPS")
     args = parser.parse_args()
     start = time.perf_counter()
-    for is_held_out in (False, True):
+    for steps in args.walks or ():
+        print(f"  walks of {steps} steps: {rate([walks(steps, args.count, args.seed)], 'leak')}")
+    for is_held_out in (False, True) if args.walks is None else ():
         if args.only != ("looked-at" if is_held_out else "held-out"):
             show(is_held_out, args.count, args.seed)
-    print(f"{args.count} series a family in {time.perf_counter() - start:.1f} s")
+    print(f"{args.count} series of each kind in {time.perf_counter() - start:.1f} s")
 
 
 if __name__ == "__main__":

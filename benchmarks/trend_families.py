@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "Family", "gaussian_walk"]
 
 GIB = 1 << 30
 
@@ -73,15 +73,18 @@ def noise(rng: random.Random) -> Series:
     return _around(rng, rng.randint(24, 400), _level(rng))
 
 
-@family("steady", held_out=False)
-def random_walk(rng: random.Random) -> Series:
+def gaussian_walk(rng: random.Random, level: float, count: int) -> Series:
     """Gaussian changes that nothing takes back."""
-    level, count = _level(rng), rng.randint(30, 400)
     size, value, found = level * rng.choice((0.0005, 0.001, 0.003)), level, []
     for _ in range(count):
         value = max(value + rng.gauss(0.0, size), 0.0)
         found.append(value)
     return found
+
+
+@family("steady", held_out=False)
+def random_walk(rng: random.Random) -> Series:
+    return gaussian_walk(rng, _level(rng), rng.randint(30, 400))
 
 
 @family("steady", held_out=False)
