@@ -301,7 +301,7 @@ def check_written(output: str | None, *files: str) -> None:
     from neutracer.saving import check_output
 
     beside = [path for file in files if file != "-" for path in sidecar_paths(file)]
-    check_output(output, *files, *filter(_is_record, beside))
+    check_output(output, *files, *filter(_is_record, filter(os.path.isfile, beside)))
 
 
 def _is_record(path: str) -> bool:

@@ -19,7 +19,7 @@ from neutracer.cli.parts import (
     written,
 )
 from neutracer.diagnose.ranks.files import listed
-from neutracer.diagnose.ranks.ranks import ranks
+from neutracer.diagnose.ranks.ranks import ranks_of
 from neutracer.diagnose.ranks.report import RanksReport
 from neutracer.diagnose.ranks.stored import stored_ranks
 from neutracer.errors import NeutracerError
@@ -100,9 +100,10 @@ def _ranks(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> RanksReport:
     if options.store:
         return stored_ranks(options.store)
-    if options.output is not None and os.path.exists(options.output):
-        check_written(options.output, *listed(options.sources)[0])
-    return ranks(options.sources, progress=_progress() if sys.stderr.isatty() else None)
+    found = listed(options.sources)
+    check_written(options.output, *found[0])
+    progress = _progress() if sys.stderr.isatty() else None
+    return ranks_of(options.sources, found, progress=progress)
 
 
 def _progress() -> Any:

@@ -77,7 +77,7 @@ def add_run(commands: Any, summary: str) -> None:
         action="store_true",
         help=(
             "mark what each nn.Module's forward and backward allocate, for reports by module "
-            "(torch 2.10 or later; some 4 microseconds of the CPU a module and step)"
+            "(torch 2.10 or later; some ten microseconds of the CPU for each call of a module)"
         ),
     )
     parser.add_argument(

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from neutracer.arguments import whole_number
 
-__all__ = ["CPU", "PINNED", "chosen_device", "device_name"]
+__all__ = ["CPU", "PINNED", "chosen_device", "device_name", "shown_device"]
 
 #: What reports have as their device where it is none of CUDA's: the CPU, and the host's pinned
 #: memory.
@@ -36,6 +38,21 @@ def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> 
         others = f"only {devices}" if devices else "nor any other"
         raise ValueError(f"the snapshot has no device {device}, {others}")
     return device
+
+
+class _Placed(Protocol):
+    """What says whose memory it shows, as a Snapshot does."""
+
+    @property
+    def is_cpu(self) -> bool: ...
+
+    @property
+    def is_pinned(self) -> bool: ...
+
+
+def shown_device(snap: _Placed, number: int) -> int:
+    """The device that a report of a snapshot has for its device `number`."""
+    return PINNED if snap.is_pinned else CPU if snap.is_cpu else number
 
 
 def device_name(device: int) -> str:

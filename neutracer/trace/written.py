@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from neutracer._native import core
-from neutracer.trace.devices import CPU, PINNED, device_name
+from neutracer.trace.devices import device_name, shown_device
 from neutracer.trace.events import event_range
 from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Written", "settings_words", "shown_device", "written"]
+__all__ = ["Written", "settings_words", "written"]
 
 
 def written(source: core.Snapshot | tuple[tuple[core.Timeline, int, int], ...]) -> bytes:
@@ -119,11 +119,6 @@ class Written:
 
         # Our own bytes, in which no opcode names a class.
         return pickle.loads(self.to_bytes())
-
-
-def shown_device(snap: Written, number: int) -> int:
-    """The device that a report of a snapshot has for its device `number`."""
-    return PINNED if snap.is_pinned else CPU if snap.is_cpu else number
 
 
 def settings_words(settings: str, *, is_stated: bool) -> str:

@@ -22,13 +22,12 @@ from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Document, Figure, Severity, Table
 from neutracer.render.report import Report
-from neutracer.trace.devices import device_name
+from neutracer.trace.devices import device_name, shown_device
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline
-from neutracer.trace.written import shown_device
 from neutracer.units import format_share
 
 __all__ = [

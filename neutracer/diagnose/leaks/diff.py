@@ -28,11 +28,10 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
-from neutracer.trace.devices import device_name
+from neutracer.trace.devices import device_name, shown_device
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.written import shown_device
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["Change", "DiffReport", "diff"]

@@ -15,8 +15,9 @@ from neutracer.diagnose.oom.report import ExplainReport, unknown_finding
 from neutracer.diagnose.oom.room import Room
 from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
-from neutracer.diagnose.settings.capacity import MOST_BYTES, capacity_bytes
+from neutracer.diagnose.settings.capacity import asked_bytes, capacity_bytes
 from neutracer.process.recording.sidecar import DeviceRoom, room_beside, room_now
+from neutracer.trace.devices import shown_device
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
@@ -24,8 +25,7 @@ from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
-from neutracer.trace.written import shown_device
-from neutracer.units import format_count, parse_bytes
+from neutracer.units import format_count
 
 __all__ = ["ExplainReport", "Verdict", "explain"]
 
@@ -158,9 +158,7 @@ def _oom_events(timeline: Timeline | None) -> tuple[int, ...]:
 def _asked(
     snap: Snapshot, timeline: Timeline | None, event: int | None, request: int | str
 ) -> Failure:
-    nbytes = parse_bytes(request)
-    if not 0 < nbytes <= MOST_BYTES:
-        raise ValueError("a request must be above 0 bytes and at most 2^60")
+    nbytes = asked_bytes("request", request)
     if event is not None and (timeline is None or not 0 <= event < len(timeline)):
         raise ValueError(f"there is no event {event} in the trace")
     size = core.round_size(nbytes, str(snap.settings_in_force["text"]))

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from neutracer.render.document import Document, Figure, Place, Table
 from neutracer.render.report import Report
 from neutracer.render.row import PlainRow
-from neutracer.trace.devices import device_name
+from neutracer.trace.devices import device_name, shown_device
 from neutracer.trace.origins import Owner, base_name, origin_of
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import Frame
-from neutracer.trace.written import shown_device
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["Branch", "PeakTreeReport", "peak_tree"]

@@ -14,7 +14,7 @@ from neutracer.diagnose.ranks.pool import digests
 from neutracer.diagnose.ranks.report import RanksReport, ranks_report
 from neutracer.process.ranks.digest import RankDigest
 
-__all__ = ["ranks"]
+__all__ = ["ranks", "ranks_of"]
 
 
 def ranks(
@@ -61,9 +61,23 @@ def ranks(
         raise TypeError(f"executor must be an Executor or None, not {type(executor).__name__}")
     single = isinstance(sources, (str, os.PathLike))
     paths = [sources] if single else several("sources", sources, "paths")
-    files, others = listed(paths)  # type: ignore[arg-type]
+    return ranks_of(paths, listed(paths), executor, progress)  # type: ignore[arg-type]
+
+
+def ranks_of(
+    paths: Sequence[str | os.PathLike[str]],
+    found: tuple[dict[str, bool], list[str]],
+    executor: Executor | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> RanksReport:
+    """`ranks` of what `listed` has found in these paths.
+
+    Raises:
+        ValueError: There is no snapshot.
+    """
+    files, others = found
     if not files:
-        where = ", ".join(os.fspath(path) for path in paths[:3])  # type: ignore[arg-type]
+        where = ", ".join(os.fspath(path) for path in paths[:3])
         raise ValueError(f"{where or 'no sources'}: there are no snapshots (.pickle, .pkl)")
     read, strange = _parted(digests(list(files), executor, progress), files)
     return ranks_report(jobs_of(read), [*strange, *others])

@@ -11,10 +11,17 @@ from neutracer.arguments import number
 from neutracer.process.recording.sidecar import DeviceRoom
 from neutracer.units import format_bytes, parse_bytes
 
-__all__ = ["MOST_BYTES", "Asked", "asked_capacity", "capacity_bytes", "limit_notes", "roundest"]
+__all__ = [
+    "Asked",
+    "asked_bytes",
+    "asked_capacity",
+    "capacity_bytes",
+    "limit_notes",
+    "roundest",
+]
 
 # More than any device has; the core counts in 64 bits.
-MOST_BYTES = 1 << 60
+_MOST_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -37,17 +44,22 @@ class Asked:
         return self.fraction is not None and self.fraction < 1.0
 
 
-def capacity_bytes(capacity: int | str | None) -> int | None:
-    """The bytes of a `capacity=`; None where none is given.
+def asked_bytes(noun: str, size: int | str) -> int:
+    """The bytes of a size that a question is about; `noun` is what it is one of, for messages.
 
     Raises:
         ValueError: It is no size, or out of range.
         TypeError: It is neither a number nor a text.
     """
-    most = None if capacity is None else parse_bytes(capacity)
-    if most is not None and not 0 < most <= MOST_BYTES:
-        raise ValueError("a capacity must be above 0 bytes and at most 2^60")
-    return most
+    nbytes = parse_bytes(size)
+    if not 0 < nbytes <= _MOST_BYTES:
+        raise ValueError(f"a {noun} must be above 0 bytes and at most 2^60")
+    return nbytes
+
+
+def capacity_bytes(capacity: int | str | None) -> int | None:
+    """The bytes of a `capacity=`, as `asked_bytes` has them; None where none is given."""
+    return None if capacity is None else asked_bytes("capacity", capacity)
 
 
 def asked_capacity(

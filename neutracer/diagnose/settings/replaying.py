@@ -23,12 +23,12 @@ from neutracer.process.recording.sidecar import DeviceRoom, room_beside
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 
+# A report only replays: what else it takes to compare settings, the methods that do import.
 if TYPE_CHECKING:
     from neutracer.diagnose.settings.program_changes import Edits
     from neutracer.diagnose.settings.variants import Each, Plan
     from neutracer.diagnose.settings.what_if_parts import Outcome
 
-# A report only replays: what else it takes to compare settings, its functions import.
 __all__ = ["Replayer", "canonical", "takes_share", "version_number"]
 
 Item = TypeVar("Item")

@@ -16,9 +16,11 @@ __all__ = ["UNUSED", "Counts", "Trace", "dumped_trace", "native_traces", "places
 # How far the clock of a trace and Python's may be apart.
 _CLOCKS_US = 100_000
 
-# Marks of events that count, by the names of actions.
-_MARKS = {"alloc": 1, "free_requested": 2, "oom": 3, "free_completed": 4}
-_COMPLETED = 4
+# The marks of events, a byte each, and of which actions; the first three are counted in `Counts`.
+_NONE, _ALLOC, _FREE, _OOM, _COMPLETED = range(5)
+_MARKS = {"alloc": _ALLOC, "free_requested": _FREE, "oom": _OOM, "free_completed": _COMPLETED}
+_COUNTED = (_ALLOC, _FREE, _OOM)
+_IS_COUNTED = bytes(mark in _COUNTED for mark in range(256))
 
 
 class Counts(NamedTuple):
@@ -76,7 +78,7 @@ def places(
         >>> list(places(trace, Counts(9, 3, 0, 2), Counts(7, 0, 0, 0), [(Counts(8, 2, 0, 1), 0)]))
         [0]
     """
-    in_trace = tuple(trace.marks.count(mark) for mark in (1, 2, 3))
+    in_trace = tuple(trace.marks.count(mark) for mark in _COUNTED)
     begin = tuple(a - b for a, b in zip(end.events, in_trace, strict=True))
     if any(a < b for a, b in zip(begin, since.events, strict=True)):
         return None
@@ -109,15 +111,15 @@ class _Counted:
     def last_of(self, counts: tuple[int, ...]) -> int | None:
         """The last of the first so many of each; None where others come first."""
         if self._events is None:
-            counts_it = self._marks.translate(bytes([0, 1, 1, 1, 0]) + bytes(251))
-            self._events = array("i", compress(range(len(self._marks)), counts_it))
+            is_counted = self._marks.translate(_IS_COUNTED)
+            self._events = array("i", compress(range(len(self._marks)), is_counted))
         number = sum(counts)
         if min(counts) < 0 or number > len(self._events):
             return None
         event = self._events[number - 1]
         if event + 1 < self._passed:
             self._passed, self._so_far = 0, [0, 0, 0]
-        more = (self._marks.count(mark, self._passed, event + 1) for mark in (1, 2, 3))
+        more = (self._marks.count(mark, self._passed, event + 1) for mark in _COUNTED)
         self._so_far = [a + b for a, b in zip(self._so_far, more, strict=True)]
         self._passed = event + 1
         return event if tuple(self._so_far) == counts else None
@@ -125,7 +127,7 @@ class _Counted:
 
 def _completed(trace: Trace, event: int) -> int:
     """The event, or the next one, which completes the free that it asks for."""
-    follows = trace.marks[event : event + 2] == bytes([2, _COMPLETED])
+    follows = trace.marks[event : event + 2] == bytes([_FREE, _COMPLETED])
     return event + 1 if follows and trace.address(event) == trace.address(event + 1) else event
 
 
@@ -141,7 +143,7 @@ def _is_then(trace: Trace, event: int, time_us: int) -> bool:
 def dumped_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
     """A device's trace as PyTorch's own dump has it."""
     return Trace(
-        bytes([_MARKS.get(event["action"], 0) for event in events]),
+        bytes([_MARKS.get(event["action"], _NONE) for event in events]),
         lambda i: int(events[i].get("addr", 0)),
         lambda i: int(events[i].get("time_us", 0)),
     )
@@ -149,7 +151,7 @@ def dumped_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
 
 def native_traces(native: core.Snapshot) -> dict[int, Callable[[], Trace]]:
     """By device, what gives its trace in a snapshot of the core."""
-    marks = bytes(_MARKS.get(name, 0) for name in native.actions()).ljust(256, b"\0")
+    marks = bytes(_MARKS.get(name, _NONE) for name in native.actions()).ljust(256, b"\0")
     columns = native.tables()["events"]
 
     def trace(first: int, count: int) -> Trace:
