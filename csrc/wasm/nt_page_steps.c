@@ -3,6 +3,8 @@
  * of stacks itself. */
 #include "nt_page.h"
 
+#include <string.h>
+
 #include "analysis/nt_steps.h"
 
 /* Answer 0: 1 for each stack whose role is needed. */
@@ -12,6 +14,7 @@ NT_PAGE_EXPORT(step_stacks) int32_t page_step_stacks(void)
     const size_t count = nt_stacks_count(nt_snapshot_stacks(snapshot));
     nt_page_room *room = &nt_page_rooms[NT_ROOM_MARKS];
     NT_TRY(nt_page_reserve(room, count + 1));
+    memset(room->data, 0, count);
     (void)nt_steps_mark_stacks(
         snapshot, (size_t)nt_timeline_device(nt_page_now->timeline), room->data);
     nt_page_answers[0] = (nt_page_column){room->data, (uint32_t)count, NT_PAGE_U8};

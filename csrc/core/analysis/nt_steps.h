@@ -48,8 +48,8 @@ typedef struct nt_steps {
 } nt_steps;
 
 /*
- * Marks the stacks that the device's events name: `marks` has an entry for each stack
- * id, which becomes 1. Returns how many there are.
+ * Marks the stacks that the device's events name: `marks` has a 0 for each stack id,
+ * which becomes 1. Returns how many there are.
  */
 size_t
 nt_steps_mark_stacks(const nt_snapshot *snapshot, size_t device, uint8_t *marks);

@@ -213,6 +213,8 @@ export const makeAnswers = (core, rules, about) => {
       if (!asked[name]) throw coreError(7, `there is no question ${name}`);
       const isMissing = !ready && !WITHOUT_TRACE.includes(name) || !ctx.axis && ON_AXES.includes(name);
       if (isMissing) throw coreError(7, "there was not enough memory for this device's trace");
+      const { event } = given ?? {};
+      if (event !== undefined && !(event >= -1 && event < ctx.facts.events)) throw coreError(7, `the trace has no event ${event}`);
       return asked[name](given);
     },
   };

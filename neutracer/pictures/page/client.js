@@ -51,6 +51,9 @@ const ready = async () => {
 };
 export const prepare = () => { spare = ready(); spare.catch(() => { spare = null; }); };
 
+// What nobody waits for any longer: it is no matter that it failed, or what it came to.
+export const past = (words) => Object.assign(new Error(words), { isPast: true });
+
 // Bytes that a page can have: the core counts in 32 bits.
 export const MOST_MEMORY = 4096 * 2 ** 20 - 2 ** 26;
 
@@ -77,7 +80,7 @@ export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
   });
   const close = () => {
     worker.terminate();
-    for (const { fail } of waiting.values()) fail(Object.assign(new Error("the file was closed"), { isClosed: true }));
+    for (const { fail } of waiting.values()) fail(past("the file was closed"));
     waiting.clear();
   };
   try {
@@ -87,6 +90,16 @@ export const openFile = async (blob, rules, more = {}, progress = () => {}) => {
     worker.terminate();
     throw error;
   }
+};
+
+// Does one work after the other, whatever becomes of those before; gives the promise of each.
+export const inOrder = () => {
+  let last = Promise.resolve();
+  return (work) => {
+    const done = last.then(work);
+    last = done.catch(() => {});
+    return done;
+  };
 };
 
 // Asks the last of what is wanted: while an answer is under way, others only replace each
@@ -101,6 +114,9 @@ export const latest = (work, take) => {
       try {
         const answer = await work(mine);
         take(answer, mine);
+      } catch (error) {
+        // What is wanted by now may well be answered.
+        if (!wanted) throw error;
       } finally {
         busy = false;
       }

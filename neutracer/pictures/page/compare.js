@@ -63,7 +63,11 @@ const growth = (box, title, before, after, names) => {
 
 export const compare = (app) => {
   let mark = null;
-  const marked = () => { mark = { file: app.fileIndex, event: app.state.event }; };
+  const isMarked = () => mark?.file === app.files[app.fileIndex] && mark.device === app.state.device;
+  const marked = () => {
+    const { device, event } = app.state;
+    mark = { file: app.files[app.fileIndex], device, event };
+  };
 
   // A file at its peak, looked at once.
   const summaryOf = async (file) => {
@@ -194,9 +198,9 @@ export const compare = (app) => {
     const tools = byId("compare-moments");
     tools.replaceChildren();
     const button = made(tools, "button", "mark the cursor");
-    button.addEventListener("click", () => { marked(); draw(); });
+    button.addEventListener("click", () => { marked(); guarded(); });
     const here = `event ${count(app.state.event)}`;
-    if (!mark || mark.file !== app.fileIndex) {
+    if (!isMarked()) {
       made(tools, "span", `Mark a moment (now ${here}), move the cursor, and see here what changed.`, "muted");
       return;
     }
@@ -234,5 +238,10 @@ export const compare = (app) => {
     }
     if (mine === drawn) byId("compare-tables").replaceChildren(...box.childNodes);
   };
-  return { draw: () => draw().catch(app.complain), mark: () => { marked(); app.set({ tab: "compare" }); } };
+  // Of what another trace has replaced, nothing failed that matters.
+  const guarded = () => {
+    const { trace } = app;
+    return draw().catch((error) => { if (trace === app.trace) app.complain(error); });
+  };
+  return { draw: guarded, mark: () => { marked(); app.set({ tab: "compare" }); } };
 };

@@ -15,12 +15,8 @@ const stem = (app) => (app.title || "snapshot").replace(/\.(pickle|pkl|gz)+$/g, 
 
 export const savePng = (app) => byId("base").toBlob((blob) => give(blob, `${stem(app)}.png`));
 
-export const saveCsv = async (app) => {
-  const { text } = await app.ask("csv", { x0: app.view.x0, x1: app.view.x1 });
-  give(new Blob([text], { type: "text/csv" }), `${stem(app)}.csv`);
-};
+export const saveCsv = (app) => app.ask("csv", { x0: app.view.x0, x1: app.view.x1 })
+  .then(({ text }) => give(new Blob([text], { type: "text/csv" }), `${stem(app)}.csv`)).catch(app.complain);
 
-export const savePickle = async (app) => {
-  const { blob } = await app.ask("save");
-  give(blob, `${stem(app)}.pickle`);
-};
+export const savePickle = (app) => app.ask("save")
+  .then(({ blob }) => give(blob, `${stem(app)}.pickle`)).catch(app.complain);

@@ -19,7 +19,16 @@ export const flame = (app) => {
   let zoomed = null;
   let wide = 0;
 
-  const parents = (node, up = null) => { node.up = up; node.inner.forEach((one) => parents(one, node)); return node; };
+  // The outermost call, with what it called inside.
+  const treeOf = (calls) => {
+    const nodes = calls.map((call) => ({ ...call, up: null, inner: [] }));
+    calls.forEach(({ up }, k) => {
+      if (up < 0) return;
+      nodes[k].up = nodes[up];
+      nodes[up].inner.push(nodes[k]);
+    });
+    return nodes[0];
+  };
 
   const place = (node, left, width, depth) => {
     const button = made(box, "button", "", "box");
@@ -70,10 +79,10 @@ export const flame = (app) => {
     const key = `${app.serial} ${app.state.event}`;
     if (key === drawn) return;
     drawn = key;
-    const found = await app.ask("flame", { event: app.state.event });
+    const { calls } = await app.ask("flame", { event: app.state.event });
     if (key !== drawn) return;
     wide = box.clientWidth;
-    root = parents(found);
+    root = treeOf(calls);
     zoom = root;
     render();
   };
@@ -85,5 +94,5 @@ export const flame = (app) => {
   }).observe(box);
   byId("flame-peak").addEventListener("click", () => app.set({ event: app.trace.peak.allocated.event, held: true }));
   byId("flame-end").addEventListener("click", () => app.set({ event: app.trace.events - 1, held: true }));
-  return { draw };
+  return { draw: () => draw().catch(app.complain) };
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page: opens files, keeps its state, and draws the tab that is shown.
 
-import { MOST_MEMORY, latest, openFile, packedBlob, prepare } from "./client.js";
+import { MOST_MEMORY, inOrder, latest, openFile, packedBlob, past, prepare } from "./client.js";
 import { clean } from "./clean.js";
 import { compare } from "./compare.js";
 import { byId, made, palette, perFrame } from "./dom.js";
@@ -33,12 +33,22 @@ const app = {
 };
 const parts = {};
 
-app.ask = (name, given) => app.files[app.fileIndex].ask(name, given);
+// About the trace that is shown; of another one by then, no answer counts.
+app.ask = async (name, given) => {
+  const { trace } = app;
+  try {
+    const answer = await app.files[app.fileIndex].ask(name, given);
+    if (app.trace === trace) return answer;
+  } catch (error) {
+    if (app.trace === trace) throw error;
+  }
+  throw past("another trace is shown");
+};
 app.complain = (error) => {
   const box = byId("trouble");
   const words = clean(error.message);
-  // What was closed has no more to say, and once is enough for the rest.
-  if (error.isClosed || [...box.children].some(({ textContent }) => textContent === words)) return;
+  // Once is enough.
+  if (error.isPast || [...box.children].some(({ textContent }) => textContent === words)) return;
   box.hidden = false;
   box.append(made(null, "p", words));
 };
@@ -60,9 +70,11 @@ const momentSoon = latest(({ file, event }) => file.ask("moment", { event }), (m
   app.render();
 });
 const askMoment = () => {
+  const { trace } = app;
   const file = app.files[app.fileIndex];
   app.settled = false;
-  return momentSoon({ file, event: app.state.event, serial: app.serial }).catch(app.complain);
+  return momentSoon({ file, event: app.state.event, serial: app.serial })
+    .catch((error) => { if (trace === app.trace) app.complain(error); });
 };
 const followSoon = latest(({ x }) => app.ask("at", { x }), ({ event }) => {
   if (!app.state.held && event !== app.state.event) app.set({ event }, true);
@@ -127,12 +139,17 @@ const figures = () => {
   byId("facts").textContent = toldOf(app.state.device)?.facts ?? clean(words.join(" · "));
 };
 
+// What puts another file or device in place of the one that is shown, one after the other.
+const inTurn = inOrder();
+
 // Another device, or another file: everything is asked anew. `isShown`: drawn at once.
 const turnTo = async (device, isShown = true) => {
   const file = app.files[app.fileIndex];
   const known = file.device === device && file.trace;
   app.axis = null;
   app.serial += 1;
+  // Until it is there, the core has none.
+  file.device = null;
   app.trace = known ? file.trace : await file.ask("device", device);
   file.trace = app.trace;
   file.device = device;
@@ -192,6 +209,31 @@ const showFile = async (index, device, isShown = true) => {
   await turnTo(device ?? file.device ?? app.firstDevice, isShown);
 };
 
+// Another file or device, and if there is no memory for it, again what was shown before.
+const turned = async (index, device) => {
+  const before = [app.fileIndex, app.state.device];
+  try {
+    await (index === before[0] && device !== undefined ? turnTo(device) : showFile(index, device));
+  } catch (error) {
+    app.complain(error);
+    await showFile(...before);
+  }
+};
+
+let chosen = null;
+// What somebody chose; of several choices in a row, only the last is followed.
+const choose = (index, device) => {
+  const mine = { index, device };
+  chosen = mine;
+  return inTurn(async () => {
+    if (chosen !== mine) return;
+    await turned(index, device);
+    app.show();
+    parts.overview.now();
+    app.render();
+  }).catch(app.complain);
+};
+
 const progress = (name) => (share) => {
   byId("progress").textContent = `reading ${name}: ${Math.round(share * 100)} %`;
 };
@@ -240,8 +282,6 @@ const replayAll = async (before) => {
 };
 
 const openAll = async (list) => {
-  byId("trouble").hidden = true;
-  byId("trouble").replaceChildren();
   const opened = [];
   for (const one of list) {
     try {
@@ -274,10 +314,14 @@ const openAll = async (list) => {
 };
 
 // What somebody chose or dropped.
-const take = async (list) => {
-  root.dataset.ready = "";
-  await openAll(list);
-  root.dataset.ready = "1";
+const take = (list) => {
+  byId("trouble").hidden = true;
+  byId("trouble").replaceChildren();
+  return inTurn(async () => {
+    root.dataset.ready = "";
+    await openAll(list).catch(app.complain);
+    root.dataset.ready = "1";
+  });
 };
 
 // ---- state --------------------------------------------------------------------------------
@@ -401,6 +445,8 @@ app.set = async (change, quiet = false) => {
   if (!app.trace) return;
   const before = { ...app.state };
   Object.assign(app.state, change);
+  // The axes of a trace that is on its way come with it.
+  if (!app.axis) Object.assign(app.state, { axis: before.axis, raw: before.raw });
   const { state } = app;
   if (!quiet) app.moved();
   if (state.query !== before.query) {
@@ -435,16 +481,15 @@ app.set = async (change, quiet = false) => {
 app.step = (by) => app.set({ event: Math.min(Math.max(app.state.event + by, -1), app.trace.events - 1), held: true });
 app.search = (query) => app.set({ query, tab: "allocations" });
 
-const restore = async () => {
+const follow = async () => {
   // The link is written anew while it is followed.
   const { hash } = location;
   app.linked = hash;
   if (!app.trace) return;
-  root.dataset.ready = "";
   const found = read(hash, Infinity, Infinity);
   const { devices } = app.files[app.fileIndex];
   const device = devices.includes(found.device) ? found.device : app.firstDevice;
-  if (device !== app.state.device) await turnTo(device);
+  if (device !== app.state.device) await turned(app.fileIndex, device);
   const inside = read(hash, app.trace.events, app.trace.rows);
   // What a link does not say is as it was at first.
   const change = { ...app.start, tab: "overview" };
@@ -453,19 +498,24 @@ const restore = async () => {
   if (change.stacking === "categories" && !app.trace.isKnown) change.stacking = "stacks";
   if (inside.event !== null) change.held = true;
   await app.set({ ...change, raw: inside.raw }, true);
-  await app.set({ range: inside.range }, true);
   const { width, height } = app.axis;
+  const [from, to] = (inside.range ?? [0, 0]).map((x) => Math.min(Math.max(x, 0), width));
+  await app.set({ range: from < to ? [from, to] : null }, true);
   parts.overview.look(...(inside.x || [0, width]), ...(inside.y || [0, height]));
   const focus = !hash && isTold() && app.told.focus;
   if (focus) {
-    const [from, to] = await app.ask("place", { events: focus });
-    parts.overview.look(from, to, 0, height);
+    const [first, last] = await app.ask("place", { events: focus });
+    parts.overview.look(first, last, 0, height);
   }
   app.show();
   app.render();
+};
+const restore = () => inTurn(async () => {
+  root.dataset.ready = "";
+  await follow().catch(app.complain);
   root.dataset.ready = "1";
   root.dataset.links = String(Number(root.dataset.links || 0) + 1);
-};
+});
 
 // ---- wires --------------------------------------------------------------------------------
 
@@ -491,7 +541,7 @@ const keyWork = (event) => {
     s: () => app.set({ stacking: cycle(["stacks", ...(trace.isKnown ? ["categories"] : []), "sizes"], state.stacking) }),
     l: () => app.set({ legend: !state.legend }),
     a: alive, m: parts.compare.mark, g: () => savePng(app), c: () => saveCsv(app),
-    d: () => devices.length > 1 && turnTo(cycle(devices, state.device)).then(() => { app.show(); app.render(); }),
+    d: () => devices.length > 1 && choose(app.fileIndex, cycle(devices, state.device)),
   }[event.key];
   if (work) work();
   if (/^[1-7]$/.test(event.key)) app.set({ tab: TABS[Number(event.key) - 1] });
@@ -568,9 +618,8 @@ const wire = () => {
     "keys-switch": () => showKeys(byId("keys").hidden), "keys-close": () => showKeys(false),
   };
   for (const [id, work] of Object.entries(clicks)) byId(id).addEventListener("click", work);
-  const turned = () => { app.show(); parts.overview.now(); app.render(); };
-  byId("device").addEventListener("change", (event) => turnTo(Number(event.target.value)).then(turned));
-  byId("file").addEventListener("change", (event) => showFile(Number(event.target.value)).then(turned));
+  byId("device").addEventListener("change", (event) => choose(app.fileIndex, Number(event.target.value)));
+  byId("file").addEventListener("change", (event) => choose(Number(event.target.value)));
   byId("raw").addEventListener("change", (event) => app.set({ raw: event.target.checked }));
   const repaint = () => { app.recolour(); if (app.trace) { app.show(); parts.overview.now(); app.render(); } };
   byId("theme").addEventListener("change", (event) => { root.dataset.theme = event.target.value; repaint(); });
@@ -596,9 +645,8 @@ const start = async () => {
     prepare();
     return;
   }
-  await openAll([{ blob: packedBlob(own), name: app.told.title, isOwn: true }]);
+  await inTurn(() => openAll([{ blob: packedBlob(own), name: app.told.title, isOwn: true }]));
   await restore();
-  root.dataset.ready = "1";
 };
 
 start().catch((error) => {

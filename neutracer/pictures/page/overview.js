@@ -254,10 +254,11 @@ export const overview = (app) => {
     if (!clicked) return;
     const at = spots(event);
     const { row } = hit(at);
-    const { event: index } = await app.ask("at", { x: Math.floor(at.x) });
+    const found = await app.ask("at", { x: Math.floor(at.x) }).catch(app.complain);
+    if (!found) return;
     // On empty ground a click frees a frozen cursor; on the timeline it freezes one.
     const freezes = row >= 0 || ((at.inStrip || at.inLanes) && !app.state.held);
-    app.set({ event: index, pin: row, held: freezes, range: null });
+    app.set({ event: found.event, pin: row, held: freezes, range: null });
     overSoon();
   });
   box.addEventListener("dblclick", whole);

@@ -13,6 +13,8 @@ const ROUNDUPS = ["", 1, 2, 4, 8, 16];
 const THRESHOLDS = ["", 0.6, 0.7, 0.8, 0.9, 0.95];
 const HEIGHT = 260;
 const NONE = -2;
+// The largest device that the model takes.
+const MOST_CAPACITY = 2 ** 60;
 
 const options = (select, values) => {
   for (const value of values) {
@@ -110,10 +112,12 @@ export const settings = (app) => {
   const wanted = () => {
     const asked = capacity.value.trim();
     const size = asked ? parseBytes(asked) : 0;
-    if (size === null || size < 0) throw new Error(`${asked} is no size: 24GiB, 80000MiB`);
+    if (size === null) throw new Error(`${asked} is no size: 24GiB, 80000MiB`);
+    if (asked && !(size >= 1 && size <= MOST_CAPACITY)) throw new Error("a capacity must be above 0 bytes and at most 2^60");
     return { settings: conf.value.trim(), capacity: size };
   };
   const complain = (error) => {
+    if (error.isPast) return;
     const box = byId("what-if-words");
     box.replaceChildren();
     made(box, "p", error.message, "bad");

@@ -9,13 +9,18 @@ const NARROWEST = 0.002;
 
 const MOST_SEGMENTS = 20000;
 
-// Live bytes as a tree, outermost frames first: [name, where, file, isOwn, bytes, count, inner].
+// Calls below each other that have a box of their own.
+const DEEPEST = 1000;
+
+// Live bytes as a tree: a list of calls, the largest first, each behind the one that it was called
+// from, whose number is `up`. A message of objects inside each other must not be deep.
 export const flameOf = (ctx, event) => {
   const node = (name, where, file, owner) => ({ name, where, file, owner, bytes: 0, count: 0, inner: new Map() });
   const root = node("all live bytes", "", "", "");
   for (const [stack, size, count] of holdersAt(ctx, event)) {
     const frames = ctx.texts.framesOf(stack).reverse();
     if (!frames.length) frames.push([ctx.rules.unknown_place, "", 0, ""]);
+    if (frames.length > DEEPEST) frames.splice(DEEPEST, Infinity, ["deeper calls", "", 0, ""]);
     let at = root;
     root.bytes += size;
     root.count += count;
@@ -27,12 +32,14 @@ export const flameOf = (ctx, event) => {
       at.count += count;
     }
   }
-  const plain = (of) => ({
-    ...of,
-    inner: [...of.inner.values()].filter((one) => one.bytes >= NARROWEST * root.bytes)
-      .sort((a, b) => b.bytes - a.bytes).map(plain),
-  });
-  return plain(root);
+  const calls = [];
+  const put = ({ inner, ...facts }, up) => {
+    const at = calls.push({ ...facts, up }) - 1;
+    const shown = [...inner.values()].filter((one) => one.bytes >= NARROWEST * root.bytes);
+    for (const one of shown.sort((a, b) => b.bytes - a.bytes)) put(one, at);
+  };
+  put(root, -1);
+  return { calls };
 };
 
 const ORDERS = {

@@ -94,7 +94,9 @@ export const table = (box, { columns, label, choose, isChosen, rowsOf, sorted, d
     if (by) { event.preventDefault(); go((at < 0 ? first : at) + by); }
     if (event.key === "Home") { event.preventDefault(); go(0); }
     if (event.key === "End") { event.preventDefault(); go(total - 1); }
-    if (event.key === "Enter" && at >= 0) choose((await rowsOf(at, 1))[0]);
+    if (event.key !== "Enter" || at < 0) return;
+    const [entry] = await rowsOf(at, 1).catch(() => []);
+    if (entry) choose(entry);
   });
   const soon = perFrame(draw);
   scroll.addEventListener("scroll", soon);

@@ -25,10 +25,11 @@ export const whereOf = (file, line) => (line > 0 ? `${baseName(file)}:${line}` :
 // Texts of a file, its frames, and the places that stand for its stacks.
 export const makeTexts = (core, rules, renamed = {}) => {
   const origins = makeOrigins(rules);
+  const names = new Map(Object.entries(renamed));
   const raws = [];
   const texts = [];
   const raw = (id) => {
-    if (raws[id] === undefined) { const found = core.string(id); raws[id] = renamed[found] ?? found; }
+    if (raws[id] === undefined) { const found = core.string(id); raws[id] = names.get(found) ?? found; }
     return raws[id];
   };
   const text = (id) => (texts[id] ??= clean(raw(id)));

@@ -474,6 +474,134 @@ def test_two_files_and_two_moments_are_compared(chromium, page, tmp_path):
     assert chromium.complaints() == []
 
 
+TROUBLE = "document.getElementById('trouble').innerText"
+FACTS = "document.getElementById('facts').innerText"
+
+
+def choose_at_once(browser, name, *values):
+    """Somebody who makes up their mind anew before anything is there."""
+    browser.value(
+        f"(select => {json.dumps(values)}.forEach((value) => {{ select.value = value;"
+        f" select.dispatchEvent(new Event('change')); }}))(document.getElementById('{name}'))"
+    )
+
+
+def test_files_dropped_while_others_open_come_behind_them(chromium, page, tmp_path):
+    paths = [plain("frag_default", tmp_path)]
+    for name, program in {"two": two_devices(), "one": one_program()}.items():
+        paths.append(tmp_path / f"{name}.pickle")
+        paths[-1].write_bytes(pickle.dumps(program))
+    chromium.events.clear()
+    chromium.open(page)
+    chromium.until("document.documentElement.dataset.ready", "1")
+    for path in paths:
+        chromium.choose("#pick", path)
+    names = "[...document.getElementById('file').options].map((option) => option.textContent)"
+    chromium.until(names, [path.name for path in paths])
+    chromium.until("document.title", "one.pickle")
+    chromium.until("document.documentElement.dataset.ready", "1")
+    assert chromium.value(TROUBLE) == ""
+    # Of several choices in a row, the last one is shown.
+    choose_at_once(chromium, "file", "0", "2", "1")
+    chromium.until("document.title", "two.pickle")
+    chromium.calm(400)
+    assert chromium.value("[document.title, document.getElementById('file').value]") == [
+        "two.pickle",
+        "1",
+    ]
+    choose_at_once(chromium, "device", "2", "0", "2")
+    chromium.until(f"{FACTS}.startsWith('cuda:2 ')")
+    chromium.calm(400)
+    assert chromium.value(FACTS).startswith("cuda:2 ")
+    assert chromium.value("document.getElementById('device').value") == "2"
+    assert chromium.value(TROUBLE) == ""
+    assert chromium.complaints() == []
+
+
+def test_marked_moment_belongs_to_its_device(chromium, page, tmp_path):
+    path = tmp_path / "two.pickle"
+    path.write_bytes(pickle.dumps(two_devices()))
+    drop(chromium, page, path)
+    chromium.value("location.hash = 'tab=compare&e=1'")
+    chromium.until("document.getElementById('frozen').hidden", False)
+    chromium.calm()
+    chromium.click("#compare-moments button")
+    words = "document.getElementById('compare-moments').innerText"
+    chromium.until(f"{words}.includes('marked: event 1')")
+    choose_at_once(chromium, "device", "2")
+    chromium.until(f"{words}.includes('Mark a moment')")
+    choose_at_once(chromium, "device", "0")
+    chromium.until(f"{words}.includes('marked: event 1')")
+    assert chromium.complaints() == []
+
+
+def test_device_for_which_there_is_no_memory_leaves_the_other(chromium, page, long_trace, tmp_path):
+    program = one_program()
+    with long_trace.open("rb") as file:
+        program["device_traces"] += pickle.load(file)["device_traces"]
+    path = tmp_path / "both.pickle"
+    path.write_bytes(pickle.dumps(program))
+    chromium.events.clear()
+    chromium.open(page)
+    chromium.until("document.documentElement.dataset.ready", "1")
+    chromium.value(LESS_MEMORY % 9_000_000)
+    chromium.choose("#pick", path)
+    chromium.until("document.title", "both.pickle")
+    chromium.until("document.documentElement.dataset.ready", "1")
+    choose_at_once(chromium, "device", "1")
+    chromium.until(f"{TROUBLE}.includes('memory')")
+    chromium.until("document.getElementById('device').value", "0")
+    assert chromium.value(FACTS).startswith("cuda:0 ")
+    chromium.click("[data-tab=allocations]")
+    chromium.until("document.getElementById('allocation-words').innerText", "2 allocations")
+    assert chromium.complaints() == []
+
+
+def test_frames_may_have_the_names_of_javascript(chromium, page, tmp_path):
+    program = one_program()
+    names = ("constructor", "toString", "__proto__", "hasOwnProperty", "valueOf")
+    for name, entry in zip(names, program["device_traces"][0], strict=True):
+        entry["frames"] = [{"name": name, "filename": "constructor", "line": 3}]
+    path = tmp_path / "names.pickle"
+    path.write_bytes(pickle.dumps(program))
+    drop(chromium, page, path)
+    assert chromium.value(TROUBLE) == ""
+    chromium.until("document.getElementById('panel').innerText.includes('toString constructor:3')")
+
+
+def test_stacks_of_any_depth_have_a_picture(chromium, page, tmp_path):
+    program = one_program()
+    frames = [{"name": f"f{depth}", "filename": "m.py", "line": depth} for depth in range(9000)]
+    for entry in program["device_traces"][0]:
+        entry["frames"] = frames
+    path = tmp_path / "deep.pickle"
+    path.write_bytes(pickle.dumps(program))
+    drop(chromium, page, path)
+    chromium.click("[data-tab=stacks]")
+    chromium.until("document.getElementById('flame').children.length", 1002)
+    assert chromium.value("document.getElementById('flame').lastChild.innerText").startswith(
+        "deeper calls"
+    )
+    assert chromium.value(TROUBLE) == ""
+
+
+def test_capacities_that_no_device_has_are_refused(chromium, page, tmp_path):
+    drop(chromium, page, plain("frag_default", tmp_path))
+    chromium.click("[data-tab=settings]")
+    words = "document.getElementById('what-if-words').innerText"
+    chromium.until(f"{words}.includes('default settings')")
+    for size, said in {
+        "99999999999TiB": "a capacity must be above 0 bytes and at most 2^60",
+        "0": "a capacity must be above 0 bytes and at most 2^60",
+        "1,5GiB": "1,5GiB is no size: 24GiB, 80000MiB",
+    }.items():
+        chromium.value(
+            f"(box => {{ box.value = {json.dumps(size)}; box.dispatchEvent(new Event('input')); }})"
+            "(document.getElementById('capacity'))"
+        )
+        chromium.until(words, said)
+
+
 def test_backward_blocks_have_the_line_of_their_forward(core, tmp_path):
     """Also through the columns that a page of a file holds."""
     program = one_program()

@@ -628,6 +628,12 @@ def test_broken_links_and_no_history_are_fine(browser, tmp_path):
     assert "4 MiB" in browser.value(PANEL)
     for fragment in ("tab=none&e=99999&t=5,1&range=a,b&pin=-7", "e=-1&tab=stacks", "t=0,1e99"):
         go(browser, fragment)
+    go(browser, "range=-1e308,1e308")
+    browser.until(f"{PANEL}.includes('Selected range')")
+    assert "bytes on the mean" in browser.value(PANEL)
+    assert "NaN" not in browser.value(PANEL)
+    go(browser, "range=1e300,1e301")
+    assert "Selected range" not in browser.value(PANEL)
     for tab in TABS:
         browser.click(f"[data-tab={tab}]")
         until(browser, SHOWN, [tab])
@@ -643,8 +649,10 @@ def test_logic_of_the_modules(browser, tmp_path):
     sizes = [0, 512, 1023, 1024, 1_572_864, 37_500_000, 425_721_856, 2_126_512_128, 149_000_000_000]
     told = browser.value(f"{json.dumps(sizes)}.map(units.bytes)")
     assert told == [format_bytes(size) for size in sizes]
-    read = browser.value("['16MiB', '1,000', '2.5g', '8MB', '3x', ''].map(units.parseBytes)")
-    assert read == [16 << 20, 1000, 2.5 * (1 << 30), 8_000_000, None, None]
+    read = browser.value(
+        "['16MiB', '1,000', '2.5g', '8MB', '3x', '', '1,5GiB', '1,,000'].map(units.parseBytes)"
+    )
+    assert read == [16 << 20, 1000, 2.5 * (1 << 30), 8_000_000, None, None, None, None]
     assert browser.value("[950, 2500, 42600, 6.1e7 * 2].map(units.duration)") == [
         "950 µs", "2.50 ms", "42.6 ms", "2 min 2 s",
     ]  # fmt: skip
