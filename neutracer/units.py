@@ -35,8 +35,9 @@ _PARSED_UNITS: dict[str, int] = {
     "": 1,
 }
 
-# A number with or without commas; the bounds keep a hostile text from costing anything.
-_NUMBER = r"([0-9][0-9,]{0,30}(?:\.[0-9]{0,20})?)"
+# A number, with commas between its thousands or without; the bounds keep a hostile text from
+# costing anything.
+_NUMBER = r"((?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9]{1,31})(?:\.[0-9]{0,20})?)"
 _SIZE = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]{{0,3}})\s*", re.ASCII)
 _DURATION_PART = re.compile(rf"\s*{_NUMBER}\s*([A-Za-zµμ]+)\s*", re.ASCII)
 

@@ -52,8 +52,9 @@ const FACTORS = { "": 1, b: 1, k: 1024, kb: 1e3, kib: 1024 };
 
 const SECONDS = { us: 1, µs: 1, ms: 1e3, s: 1e6, min: 6e7, h: 3.6e9 };
 
+// Commas stand between thousands: "1,5" is a number to nobody.
 const read = (text, factors) => {
-  const match = /^([0-9][0-9,]*(?:\.[0-9]*)?)\s*([a-zµ]*)$/.exec(text.trim().toLowerCase());
+  const match = /^((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?)\s*([a-zµ]*)$/.exec(text.trim().toLowerCase());
   const factor = match ? factors[match[2]] : undefined;
   return factor === undefined ? null : Number(match[1].replaceAll(",", "")) * factor;
 };
