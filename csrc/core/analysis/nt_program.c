@@ -376,9 +376,28 @@ program_add_noted(program_maker *m, size_t i)
     return is_silent ? program_add_step(m, &step) : NT_OK;
 }
 
+/* Room for all steps at once: what grows needs its old and its new place at a time. The
+ * few steps that are no event's own are not counted. */
+static nt_status
+program_reserve_steps(program_maker *m)
+{
+    program *p = m->p;
+    size_t steps = 0;
+    for (size_t i = 0; i < m->count; i++) {
+        const uint8_t action = m->events->action[m->first + i];
+        steps += action == NT_ACTION_ALLOC || action == NT_ACTION_OOM ||
+                 action == NT_ACTION_FREE_REQUESTED ||
+                 action == NT_ACTION_FREE_COMPLETED || action == NT_ACTION_SEGMENT_FREE;
+        i += action == NT_ACTION_FREE_REQUESTED && nt_program_completes_next(m, i);
+    }
+    return nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity, steps,
+                   sizeof *p->steps, m->err);
+}
+
 static nt_status
 program_add_events(program_maker *m)
 {
+    NT_TRY(program_reserve_steps(m));
     for (size_t i = 0; i < m->count;) {
         size_t next;
         if (m->has_private_pools) {

@@ -161,6 +161,7 @@ nt_raster_free(nt_raster *r)
     nt_release(&alloc, r->positions, (r->states + 1) * sizeof(uint64_t));
     nt_release(&alloc, r->ranges, r->range_capacity * sizeof(nt_raster_range));
     nt_release(&alloc, r->items, r->item_capacity * sizeof(nt_raster_item));
+    nt_release(&alloc, r->wides, r->wide_capacity * sizeof(nt_raster_wide));
     nt_release(&alloc, r->ranks,
                r->ranks == NULL ? 0 : r->block_count * sizeof(uint32_t));
     nt_release(&alloc, r->chunks, r->chunk_count * sizeof(nt_raster_chunk));

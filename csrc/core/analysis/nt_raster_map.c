@@ -87,9 +87,9 @@ nt_raster_make_map(nt_raster *r, nt_error *err)
     return NT_OK;
 }
 
-/* Puts [address, address + size) on the axis; false where no range holds `address`. */
-static bool
-map_place(const nt_raster *r, uint64_t address, uint64_t size, nt_raster_item *item)
+/* The range that holds `address`, or NULL. */
+static const nt_raster_range *
+map_range_at(const nt_raster *r, uint64_t address)
 {
     size_t low = 0, high = r->range_count;
     while (low < high) {
@@ -101,19 +101,40 @@ map_place(const nt_raster *r, uint64_t address, uint64_t size, nt_raster_item *i
         }
     }
     if (low == 0 || address - r->ranges[low - 1].address >= r->ranges[low - 1].size) {
-        return false;
+        return NULL;
     }
-    const nt_raster_range *range = &r->ranges[low - 1];
+    return &r->ranges[low - 1];
+}
+
+/* Adds an item for which there is room, at [address, address + size) on the axis: none
+ * where no range holds `address`. */
+static nt_status
+map_add_item(nt_raster *r, uint64_t address, uint64_t size, nt_raster_item item,
+             nt_error *err)
+{
+    const nt_raster_range *range = map_range_at(r, address);
+    if (range == NULL || size == 0) {
+        return NT_OK;
+    }
     const uint64_t inside = address - range->address, room = range->size - inside;
-    item->from = range->position + inside;
-    item->to = item->from + (size < room ? size : room);
-    item->is_cut = size > room;
-    return size != 0;
+    const nt_raster_wide wide = {.length = size < room ? size : room,
+                                 .is_cut = size > room};
+    item.place = range->position + inside;
+    item.length = (uint32_t)wide.length;
+    if (wide.is_cut || wide.length > UINT32_MAX) {
+        NT_TRY(nt_grow(&r->alloc, (void **)&r->wides, &r->wide_capacity,
+                       r->wide_count + 1, sizeof wide, err));
+        item.place |= NT_RASTER_WIDE;
+        item.length = (uint32_t)r->wide_count;
+        r->wides[r->wide_count++] = wide;
+    }
+    r->items[r->item_count++] = item;
+    return NT_OK;
 }
 
 /* Adds a block's row, if it stands in any state and its address is on the axis. */
-static void
-map_add_block(nt_raster *r, uint32_t row)
+static nt_status
+map_add_block(nt_raster *r, uint32_t row, nt_error *err)
 {
     const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
     nt_raster_item item = {.row = row};
@@ -122,9 +143,7 @@ map_add_block(nt_raster *r, uint32_t row)
     item.end =
         r->options.until_freed ? nt_raster_end_state(r, a->free_event[row]) : completed;
     const bool stands = item.begin < completed || item.begin < item.end;
-    if (stands && map_place(r, a->address[row], a->size[row], &item)) {
-        r->items[r->item_count++] = item;
-    }
+    return stands ? map_add_item(r, a->address[row], a->size[row], item, err) : NT_OK;
 }
 
 /* What happens in a state, in this order. */
@@ -205,7 +224,7 @@ map_add_filtered(nt_raster *r, const nt_sort_item *segments, size_t count,
         case MAP_SEGMENT_BEGINS: nt_bitset_add(&m.standing, value); break;
         default:
             if (map_holds(r, &m, a->address[value])) {
-                map_add_block(r, value);
+                NT_TRY_DONE(map_add_block(r, value, err));
             }
         }
     }
@@ -223,13 +242,14 @@ map_add_blocks(nt_raster *r, const nt_sort_item *segments, size_t count, nt_erro
     }
     const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
     for (size_t row = 0; row < a->count; row++) {
-        map_add_block(r, (uint32_t)row);
+        NT_TRY(map_add_block(r, (uint32_t)row, err));
     }
     return NT_OK;
 }
 
-static void
-map_add_segments(nt_raster *r, const nt_sort_item *segments, size_t count)
+static nt_status
+map_add_segments(nt_raster *r, const nt_sort_item *segments, size_t count,
+                 nt_error *err)
 {
     const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
     for (size_t i = 0; i < count; i++) {
@@ -237,11 +257,11 @@ map_add_segments(nt_raster *r, const nt_sort_item *segments, size_t count)
         nt_raster_item item = {.row = row};
         item.begin = (uint32_t)(s->alloc_event[row] + 1);
         item.end = nt_raster_end_state(r, s->free_event[row]);
-        if (item.begin < item.end &&
-            map_place(r, s->address[row], s->size[row], &item)) {
-            r->items[r->item_count++] = item;
+        if (item.begin < item.end) {
+            NT_TRY(map_add_item(r, s->address[row], s->size[row], item, err));
         }
     }
+    return NT_OK;
 }
 
 nt_status
@@ -260,11 +280,11 @@ nt_raster_make_items(nt_raster *r, nt_error *err)
     }
     r->item_capacity = most;
     NT_TRY(map_segments(r, &segments, &count, err));
-    const nt_status status = map_add_blocks(r, segments, count, err);
-    if (status == NT_OK) {
-        r->block_count = r->item_count;
-        map_add_segments(r, segments, count);
-    }
+    nt_status status;
+    NT_TRY_DONE(map_add_blocks(r, segments, count, err));
+    r->block_count = r->item_count;
+    NT_TRY_DONE(map_add_segments(r, segments, count, err));
+done:
     nt_release(&r->alloc, segments, s->count * sizeof *segments);
     return status;
 }

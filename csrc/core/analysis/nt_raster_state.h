@@ -12,11 +12,20 @@
 
 /* A block or a segment, on the axes: it stands in states begin .. end - 1. */
 typedef struct nt_raster_item {
-    uint64_t from, to;   /* positions; to > from */
+    uint64_t place;      /* position of its first byte, below NT_RASTER_WIDE */
+    uint32_t length;     /* bytes, or where NT_RASTER_WIDE is in `place` a number of
+                          * r->wides */
     uint32_t begin, end; /* none where end <= begin: only a series counts it then */
     uint32_t row;        /* of the timeline's allocations or segments */
-    bool is_cut;         /* `to` is the end of a range: of its bytes more than that */
 } nt_raster_item;
+
+#define NT_RASTER_WIDE ((uint64_t)1 << 63)
+
+/* What does not fit into an item, of a few. */
+typedef struct nt_raster_wide {
+    uint64_t length; /* bytes on the axis */
+    bool is_cut;     /* it ends with its range: of its bytes more than that */
+} nt_raster_wide;
 
 /* Items that follow each other in r->items: a view that sees none of their states need
  * not look at them. */
@@ -37,6 +46,8 @@ struct nt_raster {
     uint64_t height;
     nt_raster_item *items; /* blocks first, then segments */
     size_t item_count, block_count, item_capacity;
+    nt_raster_wide *wides;
+    size_t wide_count, wide_capacity;
     nt_raster_chunk *chunks; /* of items 0 .. NT_RASTER_CHUNK - 1, and so on */
     size_t chunk_count;
     /* What blocks are compared by: the rank of each one's size, or if NULL its bytes
@@ -77,12 +88,26 @@ nt_raster_make_map(nt_raster *r, nt_error *err);
 nt_status
 nt_raster_make_items(nt_raster *r, nt_error *err);
 
+/* Positions from *from to *to, which is behind it. */
+static inline void
+nt_raster_extent(const nt_raster_wide *wides, const nt_raster_item *item,
+                 uint64_t *from, uint64_t *to)
+{
+    const bool is_wide = (item->place & NT_RASTER_WIDE) != 0;
+    *from = item->place & ~NT_RASTER_WIDE;
+    *to = *from + (is_wide ? wides[item->length].length : item->length);
+}
+
 /* In bytes. */
 static inline uint64_t
 nt_raster_block_size(const nt_raster *r, const nt_raster_item *block)
 {
-    return block->is_cut ? nt_timeline_allocations(r->timeline)->size[block->row]
-                         : block->to - block->from;
+    if ((block->place & NT_RASTER_WIDE) == 0) {
+        return block->length;
+    }
+    const nt_raster_wide *wide = &r->wides[block->length];
+    return wide->is_cut ? nt_timeline_allocations(r->timeline)->size[block->row]
+                        : wide->length;
 }
 
 /* A view's time axis. */
@@ -157,8 +182,24 @@ nt_raster_columns_of(const nt_raster_edges *e, const nt_raster_item *item,
     return true;
 }
 
+/* Whether all of a chunk's items are in one column and no later one sees them: which it
+ * is comes in as a guess, as above. */
+static inline bool
+nt_raster_is_in_column(const nt_raster_edges *e, const nt_raster_chunk *chunk,
+                       uint32_t *column)
+{
+    if (chunk->begin < e->first || chunk->begin >= chunk->end || chunk->end >= e->end) {
+        return false;
+    }
+    if (chunk->begin < e->begin[*column] || chunk->begin >= e->begin[*column + 1]) {
+        *column = nt_raster_column_of(e, chunk->begin);
+    }
+    return chunk->end < e->begin[*column + 1];
+}
+
 /* A view's address axis. */
 typedef struct nt_raster_scale {
+    const nt_raster_wide *wides; /* the raster's */
     uint64_t first, end;
     uint64_t height;     /* pixels */
     uint64_t span;       /* positions of the view: a pixel is `span` fractions high */
@@ -166,7 +207,7 @@ typedef struct nt_raster_scale {
 } nt_raster_scale;
 
 nt_raster_scale
-nt_raster_scale_of(const nt_raster_view *view);
+nt_raster_scale_of(const nt_raster *r, const nt_raster_view *view);
 
 /* An item's rows of pixels in a view, and how much of the outer ones it covers. */
 typedef struct nt_raster_rows {
@@ -200,11 +241,13 @@ static inline bool
 nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
                   nt_raster_rows *out)
 {
-    if (item->to <= scale->first || item->from >= scale->end) {
+    uint64_t from, to;
+    nt_raster_extent(scale->wides, item, &from, &to);
+    if (to <= scale->first || from >= scale->end) {
         return false;
     }
-    const uint64_t from = item->from < scale->first ? scale->first : item->from;
-    const uint64_t to = item->to > scale->end ? scale->end : item->to;
+    from = from < scale->first ? scale->first : from;
+    to = to > scale->end ? scale->end : to;
     const uint64_t low = (from - scale->first) * scale->height;
     const uint64_t high = (to - scale->first) * scale->height;
     uint64_t before, behind;

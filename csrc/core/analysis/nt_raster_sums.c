@@ -199,7 +199,7 @@ nt_raster_sums(const nt_raster *r, const nt_raster_view *view,
     sums_sweep d = {.raster = r, .view = view, .time = time, .planes = planes};
     const size_t bytes = view->height * sizeof(sums_row);
     nt_status status = NT_OK;
-    d.scale = nt_raster_scale_of(view);
+    d.scale = nt_raster_scale_of(r, view);
     d.per_area = 1.0 / ((double)d.scale.span * (double)time->span);
     d.now = nt_raster_time_start(time);
     d.rows = nt_allocate(&r->alloc, bytes);

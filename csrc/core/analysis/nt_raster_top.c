@@ -6,12 +6,13 @@
 
 /* Whether a view sees a block in one of its states. */
 static bool
-top_is_seen(const nt_raster_view *view, const nt_raster_time *time,
+top_is_seen(const nt_raster *r, const nt_raster_view *view, const nt_raster_time *time,
             const nt_raster_item *item)
 {
+    uint64_t from, to;
+    nt_raster_extent(r->wides, item, &from, &to);
     return item->begin < item->end && item->begin < time->end &&
-           item->end > time->first && item->from < view->y_end &&
-           item->to > view->y_first;
+           item->end > time->first && from < view->y_end && to > view->y_first;
 }
 
 /* Adds each block's bytes to the columns' largest sums of the states they see. */
@@ -66,7 +67,7 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
      * is the order of the rows as well. */
     for (size_t i = nt_raster_next(r, 0, time.first, time.end); i < r->block_count;
          i = nt_raster_next(r, i + 1, time.first, time.end)) {
-        if (top_is_seen(view, &time, &r->items[i])) {
+        if (top_is_seen(r, view, &time, &r->items[i])) {
             seen[found++] =
                 (nt_sort_item){~nt_raster_block_size(r, &r->items[i]), (uint32_t)i};
         }

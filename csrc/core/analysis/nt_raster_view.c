@@ -5,6 +5,7 @@
  * whole numbers, so that what lies on the border between two pixels is never in doubt.
  */
 #include "analysis/nt_raster_state.h"
+#include "base/nt_search.h"
 
 /* Stretches of states whose columns are known, for a search to begin with: few enough
  * to stay in the processor's nearest cache. */
@@ -26,27 +27,13 @@ view_check(const nt_raster *r, const nt_raster_view *v, nt_error *err)
     return NT_OK;
 }
 
-/* The first state from `low` on at `position` or behind it; `high` if none is below. */
-static size_t
-view_first_at(const uint64_t *positions, size_t low, size_t high, uint64_t position)
-{
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (positions[middle] < position) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 nt_status
 nt_raster_time_init(nt_raster_time *time, const nt_raster *r, const nt_raster_view *v,
                     nt_error *err)
 {
     NT_TRY(view_check(r, v, err));
-    size_t first = view_first_at(r->positions, 0, r->states, v->x_first);
+    size_t first =
+        nt_search_ahead(r->positions, 0, r->states, v->x_first, r->states / 2);
     /* The state before lasts into the view where its successor begins inside of it. */
     if (first > 0 && r->positions[first] > v->x_first) {
         first--;
@@ -56,7 +43,8 @@ nt_raster_time_init(nt_raster_time *time, const nt_raster *r, const nt_raster_vi
         .x_first = v->x_first,
         .x_end = v->x_end,
         .first = (uint32_t)first,
-        .end = (uint32_t)view_first_at(r->positions, first, r->states, v->x_end),
+        .end = (uint32_t)nt_search_ahead(r->positions, first, r->states, v->x_end,
+                                         (r->states - first) / 2),
         .width = v->width,
         .span = v->x_end - v->x_first,
     };
@@ -97,13 +85,15 @@ nt_raster_time_step(const nt_raster_time *time, nt_raster_place *place)
 static void
 view_find_edges(nt_raster_edges *e, const nt_raster_time *time)
 {
+    size_t ahead = (e->end - e->first) / e->width;
     e->begin[0] = e->first;
     for (uint32_t c = 0; c < e->width; c++) {
         const uint64_t border = (c + UINT64_C(1)) * time->span;
         const uint64_t low = time->x_first + border / e->width;
         const bool is_whole = border % e->width == 0;
-        const uint32_t next = (uint32_t)view_first_at(time->positions, e->begin[c],
-                                                      e->end, low + !is_whole);
+        const uint32_t next = (uint32_t)nt_search_ahead(time->positions, e->begin[c],
+                                                        e->end, low + !is_whole, ahead);
+        ahead = next - e->begin[c];
         e->begin[c + 1] = next;
         e->after[c] = next + (is_whole && time->positions[next] == low);
     }
@@ -197,10 +187,11 @@ nt_raster_last_of(const nt_raster_edges *e, uint32_t to, uint32_t column)
 }
 
 nt_raster_scale
-nt_raster_scale_of(const nt_raster_view *view)
+nt_raster_scale_of(const nt_raster *r, const nt_raster_view *view)
 {
     const uint64_t span = view->y_end - view->y_first;
     return (nt_raster_scale){
+        .wides = r->wides,
         .first = view->y_first,
         .end = view->y_end,
         .height = view->height,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "analysis/nt_strip_series.h"
+#include "base/nt_search.h"
 #include "base/nt_sort.h"
 
 /* States between two that the bands are known of. */
@@ -214,23 +215,6 @@ nt_strip_free(nt_strip *strip)
     nt_release(&alloc, strip, sizeof *strip);
 }
 
-/* The first state from `low` on at `position` or behind it, or the number of states. */
-static size_t
-strip_first_at(const nt_strip *strip, const uint64_t *positions, size_t low,
-               uint64_t position)
-{
-    size_t high = strip->states;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (positions[middle] < position) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 static nt_status
 strip_check(const nt_strip *strip, const nt_strip_view *view, nt_error *err)
 {
@@ -254,19 +238,21 @@ nt_strip_draw(const nt_strip *strip, const nt_strip_view *view,
         return nt_fail_nomem(err);
     }
     size_t known = SIZE_MAX;
-    size_t next = strip_first_at(strip, view->positions, 0, view->first);
+    const uint64_t *at = view->positions;
+    size_t next = nt_search_ahead(at, 0, strip->states, view->first, strip->states / 2);
+    size_t ahead = (strip->states - next) / view->width;
     for (uint32_t c = 0; c < view->width; c++) {
         /* Column c begins at c * span / width: the positions in it are those from
          * there, rounded up, and the state before them lasts into it. */
         const uint64_t from = c * span, to = (c + UINT64_C(1)) * span;
         const uint64_t high = view->first + (to + view->width - 1) / view->width;
         size_t first = next;
-        if (first > 0 &&
-            (first == strip->states ||
-             (view->positions[first] - view->first) * view->width > from)) {
+        if (first > 0 && (first == strip->states ||
+                          (at[first] - view->first) * view->width > from)) {
             first--;
         }
-        next = strip_first_at(strip, view->positions, next, high);
+        next = nt_search_ahead(at, next, strip->states, high, ahead);
+        ahead = next - first;
         const size_t end = next > first ? next : first + 1;
         const size_t state = nt_strip_highest(strip, false, first, end);
         out->event[c] = (int32_t)state - 1;

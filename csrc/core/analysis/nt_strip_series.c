@@ -4,16 +4,30 @@
 /* Entries of a level that one entry of the next level stands for. */
 #define FANOUT 16
 
-static uint32_t
-series_highest_of(const nt_strip_series *s, const uint32_t *below, size_t first,
-                  size_t end)
+/* Entry `i` of a level, `entries`, or of the series itself where that is NULL. */
+static inline nt_strip_most
+series_entry(const nt_strip_series *s, const nt_strip_most *entries, size_t i)
 {
-    uint32_t best = below == NULL ? (uint32_t)first : below[first];
-    for (size_t i = first + 1; i < end; i++) {
-        const uint32_t at = below == NULL ? (uint32_t)i : below[i];
-        best = nt_strip_series_at(s, at) > nt_strip_series_at(s, best) ? at : best;
+    if (entries != NULL) {
+        return entries[i];
     }
-    return best;
+    return (nt_strip_most){
+        .low = s->low[i],
+        .high = s->high == NULL ? 0 : s->high[i],
+        .state = (uint32_t)i,
+    };
+}
+
+/* Of two the one with more, of equal ones the earlier. */
+static inline nt_strip_most
+series_better(nt_strip_most one, nt_strip_most other)
+{
+    const uint64_t mine = (uint64_t)one.high << 32 | one.low;
+    const uint64_t others = (uint64_t)other.high << 32 | other.low;
+    if (mine != others) {
+        return mine > others ? one : other;
+    }
+    return one.state < other.state ? one : other;
 }
 
 /* Keeps values as two halves, of which the upper one is mostly not needed. */
@@ -45,10 +59,10 @@ static nt_status
 series_make_levels(const nt_alloc *alloc, nt_strip_series *s, size_t states,
                    nt_error *err)
 {
-    const uint32_t *below = NULL;
+    const nt_strip_most *below = NULL;
     for (size_t count = states; count > FANOUT; count = s->counts[s->level_count - 1]) {
         const size_t entries = (count + FANOUT - 1) / FANOUT;
-        uint32_t *level = nt_allocate(alloc, entries * sizeof *level);
+        nt_strip_most *level = nt_allocate(alloc, entries * sizeof *level);
         if (level == NULL) {
             return nt_fail_nomem(err);
         }
@@ -56,7 +70,10 @@ series_make_levels(const nt_alloc *alloc, nt_strip_series *s, size_t states,
         s->counts[s->level_count++] = entries;
         for (size_t k = 0; k < entries; k++) {
             const size_t stop = (k + 1) * FANOUT < count ? (k + 1) * FANOUT : count;
-            level[k] = series_highest_of(s, below, k * FANOUT, stop);
+            level[k] = series_entry(s, below, k * FANOUT);
+            for (size_t i = k * FANOUT + 1; i < stop; i++) {
+                level[k] = series_better(level[k], series_entry(s, below, i));
+            }
         }
         below = level;
     }
@@ -73,9 +90,13 @@ nt_strip_series_make(const nt_alloc *alloc, const nt_timeline *timeline,
     }
     values[0] = nt_timeline_facts(timeline)->start_bytes[metric];
     nt_timeline_series(timeline, metric, values + 1);
-    const nt_status status = series_keep(alloc, s, values, states, err);
+    nt_status status;
+    NT_TRY_DONE(series_keep(alloc, s, values, states, err));
+    NT_TRY_DONE(series_make_levels(alloc, s, states, err));
+done:
+    /* Last, so that nothing that stays lies in this room: something as large comes. */
     nt_release(alloc, values, states * sizeof *values);
-    return status == NT_OK ? series_make_levels(alloc, s, states, err) : status;
+    return status;
 }
 
 void
@@ -84,40 +105,26 @@ nt_strip_series_clear(const nt_alloc *alloc, nt_strip_series *s, size_t states)
     nt_release(alloc, s->low, s->low == NULL ? 0 : states * sizeof(uint32_t));
     nt_release(alloc, s->high, s->high == NULL ? 0 : states * sizeof(uint32_t));
     for (size_t k = 0; k < s->level_count; k++) {
-        nt_release(alloc, s->levels[k], s->counts[k] * sizeof(uint32_t));
+        nt_release(alloc, s->levels[k], s->counts[k] * sizeof(nt_strip_most));
     }
-}
-
-/* Of two states the one with more, of equal ones the earlier. */
-static uint32_t
-series_better(const nt_strip_series *s, uint32_t best, uint32_t at)
-{
-    const uint64_t mine = nt_strip_series_at(s, at),
-                   other = nt_strip_series_at(s, best);
-    if (mine != other) {
-        return mine > other ? at : best;
-    }
-    return at < best ? at : best;
 }
 
 uint32_t
 nt_strip_series_highest(const nt_strip_series *s, size_t first, size_t end)
 {
-    uint32_t best = (uint32_t)first;
+    nt_strip_most best = series_entry(s, NULL, first);
     /* What does not fill an entry of the next level is looked at in this one. */
     for (size_t level = 0; first < end; level++) {
-        const uint32_t *entries = level == 0 ? NULL : s->levels[level - 1];
+        const nt_strip_most *entries = level == 0 ? NULL : s->levels[level - 1];
         const bool last = level == s->level_count;
         while (first < end && (first % FANOUT != 0 || last)) {
-            best = series_better(s, best, entries ? entries[first] : (uint32_t)first);
-            first++;
+            best = series_better(best, series_entry(s, entries, first++));
         }
         while (first < end && end % FANOUT != 0) {
-            end--;
-            best = series_better(s, best, entries ? entries[end] : (uint32_t)end);
+            best = series_better(best, series_entry(s, entries, --end));
         }
         first /= FANOUT;
         end /= FANOUT;
     }
-    return best;
+    return best.state;
 }

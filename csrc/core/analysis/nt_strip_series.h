@@ -8,13 +8,21 @@
 
 #define NT_STRIP_LEVELS 8 /* 16^8 states are more than there can be */
 
+/* The state with most bytes of a stretch of them, the first of several. Its bytes are
+ * beside it: in the series they lie far from those of the next stretch. */
+typedef struct nt_strip_most {
+    uint32_t low, high;
+    uint32_t state;
+} nt_strip_most;
+
 /* Bytes are (high << 32 | low) << shift: what the allocator gives is rounded, so that
  * there is hardly ever anything to keep in `high`. */
+
 typedef struct nt_strip_series {
     uint32_t *low;
     uint32_t *high; /* NULL if all are 0 */
     unsigned shift;
-    uint32_t *levels[NT_STRIP_LEVELS]; /* states; level k has one for 16^(k+1) states */
+    nt_strip_most *levels[NT_STRIP_LEVELS]; /* level k: one for 16^(k+1) states */
     size_t counts[NT_STRIP_LEVELS];
     size_t level_count;
 } nt_strip_series;

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Searching what is sorted, near where it is expected. */
+#ifndef NT_SEARCH_H
+#define NT_SEARCH_H
+
+#include "base/nt_base.h"
+
+/*
+ * The first i of low .. high - 1 with values[i] >= `value`, or `high`; `values` never
+ * fall. It looks around low + `ahead` first and goes out from there in growing steps: a
+ * search by halves reads a page of memory at nearly every step, and each of them may be
+ * one that the processor has no address of.
+ */
+static inline size_t
+nt_search_ahead(const uint64_t *values, size_t low, size_t high, uint64_t value,
+                size_t ahead)
+{
+    size_t step = 16;
+    if (low < high) {
+        const size_t guess = ahead < high - low ? low + ahead : high - 1;
+        if (values[guess] < value) {
+            for (low = guess + 1; high - low > step && values[low + step] < value;
+                 step *= 4) {
+                low += step + 1;
+            }
+            high = high - low > step ? low + step : high;
+        } else {
+            for (high = guess; high - low > step && values[high - step] >= value;
+                 step *= 4) {
+                high -= step;
+            }
+            low = high - low > step ? high - step + 1 : low;
+        }
+    }
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (values[middle] < value) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+#endif

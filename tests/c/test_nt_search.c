@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/nt_search.h"
+
+#include "nt_test.h"
+
+#define MOST 700
+
+static size_t
+first_not_below(const uint64_t *values, size_t low, size_t high, uint64_t value)
+{
+    while (low < high && values[low] < value) {
+        low++;
+    }
+    return low;
+}
+
+NT_TEST(what_is_searched_is_found_from_anywhere)
+{
+    uint64_t seed = 41, values[MOST];
+    for (size_t count = 0; count < MOST; count += 23) {
+        uint64_t last = 0;
+        for (size_t i = 0; i < count; i++) {
+            /* Runs of equal ones, small steps and now and then a leap. */
+            const uint64_t by = nt_test_random(&seed) % 40;
+            last += by < 20 ? 0 : by < 39 ? by - 19 : 3000;
+            values[i] = last;
+        }
+        for (size_t k = 0; k < 400; k++) {
+            const size_t low = nt_test_random(&seed) % (count + 1);
+            const size_t high = low + nt_test_random(&seed) % (count - low + 1);
+            const size_t ahead = nt_test_random(&seed) % (2 * MOST);
+            const uint64_t value = nt_test_random(&seed) % (last + 3);
+            NT_CHECK_UINT(nt_search_ahead(values, low, high, value, ahead),
+                          first_not_below(values, low, high, value));
+        }
+    }
+}
+
+NT_TEST(largest_values_are_found_too)
+{
+    const uint64_t values[] = {0, UINT64_MAX - 1, UINT64_MAX, UINT64_MAX};
+    NT_CHECK_UINT(nt_search_ahead(values, 0, 4, UINT64_MAX, SIZE_MAX), 2);
+    NT_CHECK_UINT(nt_search_ahead(values, 0, 4, 0, 3), 0);
+    NT_CHECK_UINT(nt_search_ahead(values, 0, 2, UINT64_MAX, 0), 2);
+}
+
+const nt_test_case nt_search_tests[] = {
+    NT_CASE(what_is_searched_is_found_from_anywhere),
+    NT_CASE(largest_values_are_found_too),
+    NT_CASES_END,
+};
