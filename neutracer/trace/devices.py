@@ -7,7 +7,7 @@ from typing import Protocol
 
 from neutracer.arguments import whole_number
 
-__all__ = ["CPU", "PINNED", "chosen_device", "device_name", "shown_device"]
+__all__ = ["CPU", "PINNED", "cache_emptier", "chosen_device", "device_name", "shown_device"]
 
 #: What reports have as their device where it is none of CUDA's: the CPU, and the host's pinned
 #: memory.
@@ -53,6 +53,14 @@ class _Placed(Protocol):
 def shown_device(snap: _Placed, number: int) -> int:
     """The device that a report of a snapshot has for its device `number`."""
     return PINNED if snap.is_pinned else CPU if snap.is_cpu else number
+
+
+def cache_emptier(device: int) -> str:
+    """The call that gives back what is cached of a report's device."""
+    if device == PINNED:
+        # As old as the recording of this memory.
+        return "torch.accelerator.empty_host_cache()"
+    return "torch.cuda.empty_cache()"
 
 
 def device_name(device: int) -> str:

@@ -157,6 +157,48 @@ def test_what_replays_says_what_can_be(kind: str, words: str) -> None:
         assert "setting" not in str(refused.value)
 
 
+def _with_growing_cache() -> dict[str, Any]:
+    """Pinned blocks of ever other sizes, each of which stays in the cache."""
+    at, trace, segments = BASE, [], []
+    for number in range(40):
+        size, time = (number + 1) * MIB, 1000 + 10 * number
+        for action in ("segment_alloc", "alloc", "free_requested", "free_completed"):
+            trace.append(event(action, at, size, time))
+        segments.append(segment(at, [block(at, size)], device=-1))
+        at += size + MIB
+    return {**one_program(), "host_segments": segments, "host_traces": trace}
+
+
+def test_advice_is_of_its_own_allocator() -> None:
+    host = _loaded(_with_growing_cache()).host
+    assert host is not None
+    trend = neutracer.leak_trend(host, steps=[4 * number for number in range(40)])
+    assert trend.verdict == "cache_growth"
+    unused = neutracer.fragmentation_report(host)
+    pages = [str(one) for one in (trend, unused, neutracer.report(host))]
+    pages += [str(neutracer.leak_trend([host, host]))]
+    for page in pages:
+        # Neither would change it.
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in page
+        assert "roundup_power2_divisions" not in page
+        assert "what_if" not in page
+        assert "torch.cuda.empty_cache()" not in page
+        assert "device" not in page
+    assert "torch.accelerator.empty_host_cache() can give it back" in pages[0]
+    assert "torch.accelerator.empty_host_cache() gives 820 MiB back to the system" in pages[1]
+    assert "by empty_host_cache()" in pages[1]
+    # What is a device's own is told as before.
+    page = str(neutracer.leak_trend(_loaded(_device_with_growing_cache()), steps=range(0, 160, 4)))
+    assert "torch.cuda.empty_cache() can give it back" in page
+    assert "expandable_segments:True" in page
+
+
+def _device_with_growing_cache() -> dict[str, Any]:
+    plain = _with_growing_cache()
+    segments = [{**one, "device": 0} for one in plain.pop("host_segments")]
+    return {**plain, "segments": segments, "device_traces": [plain.pop("host_traces")]}
+
+
 def test_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--host", str(LOADER)]) == 0
     page = capsys.readouterr().out

@@ -18,6 +18,7 @@ from neutracer.diagnose.fragmentation.parts import band, severity_of
 from neutracer.diagnose.settings.advice import Replayed
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
+from neutracer.trace.devices import cache_emptier, shown_device
 from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame
@@ -214,7 +215,7 @@ def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
 
 
 def _now_finding(
-    now: _Unused, reclaimable: int, at_peak: float | None, replayed: Replayed
+    now: _Unused, reclaimable: int, at_peak: float | None, replayed: Replayed, shown: int
 ) -> tuple[Finding, ...]:
     """The state at the end.
 
@@ -234,8 +235,9 @@ def _now_finding(
     if severity is not Severity.INFO:
         advice += _expandable_advice(replayed, now, replayed.at_end())
     if reclaimable:
+        whom = "the device" if shown >= 0 else "the system"
         advice += (
-            Note(f"torch.cuda.empty_cache() gives {format_bytes(reclaimable)} back to the device"),
+            Note(f"{cache_emptier(shown)} gives {format_bytes(reclaimable)} back to {whom}"),
         )
     message = (
         f"{format_share(now.ratio)} of the {format_bytes(now.reserved)} reserved is unused now"
@@ -307,7 +309,7 @@ def findings_of(
             *_peak_finding(snap, timeline, now, replayed),
             *forecast_findings(snap, timeline, replayed),
             *_pending_finding(now),
-            *_now_finding(now, reclaimable, at_peak, replayed),
+            *_now_finding(now, reclaimable, at_peak, replayed, shown_device(snap, device)),
             *_pool_finding(snap, timeline),
         )
     )

@@ -22,7 +22,7 @@ from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Document, Figure, Severity, Table
 from neutracer.render.report import Report
-from neutracer.trace.devices import device_name, shown_device
+from neutracer.trace.devices import cache_emptier, device_name, shown_device
 from neutracer.trace.flaws import first_findings
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, load
@@ -65,7 +65,8 @@ class FragmentationReport(Report):
             requested_bytes.all.current.
         internal_bytes: Active beyond the requests: rounding and unsplit remainders.
         external_bytes: Reserved and not active: in holes and cached segments.
-        reclaimable_bytes: What torch.cuda.empty_cache() would give back now.
+        reclaimable_bytes: What torch.cuda.empty_cache() would give back now, or of pinned memory
+            torch.accelerator.empty_host_cache().
         largest_request: The largest request on any stream that succeeds without the
             device; each pool has its own in `pools`.
         max_fragmentation: The largest ratio after any event of the trace, and now.
@@ -175,13 +176,15 @@ class FragmentationReport(Report):
         )
 
     def _totals(self) -> Table:
+        taken = f"taken from the {'device' if self.device >= 0 else 'system'}"
+        emptier = cache_emptier(self.device).rpartition(".")[2]
         rows = (
-            ("reserved", Figure.bytes(self.reserved_bytes), "taken from the device"),
+            ("reserved", Figure.bytes(self.reserved_bytes), taken),
             ("allocated", Figure.bytes(self.allocated_bytes), "in live blocks"),
             ("requested", Figure.bytes(self.requested_bytes), "what the program asked for in them"),
             ("internal", Figure.bytes(self.internal_bytes), "rounding and unsplit remainders"),
             ("external", Figure.bytes(self.external_bytes), "in holes and cached segments"),
-            ("reclaimable", Figure.bytes(self.reclaimable_bytes), "by empty_cache()"),
+            ("reclaimable", Figure.bytes(self.reclaimable_bytes), f"by {emptier}"),
             ("largest request", Figure.bytes(self.largest_request), "that needs no new segment"),
         )
         return Table("Bytes", rows)

@@ -82,7 +82,7 @@ def findings_of(
     kind, severity = verdict.kind, _severity(seen, verdict, coming)
     nbytes = round(trend.tooth if kind == "cycle_garbage" else max(trend.growth, 0.0))
     message = f"{VERDICTS[kind]}: {_rate(trend, seen.unit, kind)}"
-    advice = _advice(kind, survivors, settings)
+    advice = _advice(kind, survivors, settings if seen.device >= 0 else None)
     return (Finding(kind, severity, nbytes, message, tuple(notes), advice),)
 
 
@@ -165,7 +165,10 @@ def _severity(seen: Observed, verdict: Verdict, coming: Forecast) -> Severity:
     return Severity.MODERATE if cost >= _NOTABLE else Severity.INFO
 
 
-def _advice(kind: str, survivors: Survivors, settings: Mapping[str, Any]) -> tuple[Note, ...]:
+def _advice(
+    kind: str, survivors: Survivors, settings: Mapping[str, Any] | None
+) -> tuple[Note, ...]:
+    """What to do; `settings` are those in force, None of memory that none of them is about."""
     if kind == "leak":
         return _leak_advice(survivors)
     if kind == "cycle_garbage":
@@ -180,6 +183,8 @@ def _advice(kind: str, survivors: Survivors, settings: Mapping[str, Any]) -> tup
             Note("neutracer.attribute_device_memory() says which library takes it"),
             Note("neutracer.device_report() says which process it is"),
         )
+    if settings is None:
+        return (Note("sizes that change from step to step are each cached: pad them to a few"),)
     notes = (
         []
         if settings.get("expandable_segments")

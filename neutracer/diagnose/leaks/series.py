@@ -118,6 +118,7 @@ class Observed(FieldsOnly):
         starts: Where in the trace the steps begin, and last the end of the last one.
         is_named: Whether the program says what its steps are, by its texts, its optimizer or
             its backward passes, or whoever asks did; else they were found by what recurs.
+        device: The device as reports have it: -1 is the CPU, -2 the host's pinned memory.
         failed: The event after an out-of-memory error that ended the program; what is freed
             from there on was alive to the end. None where there was none.
     """
@@ -136,6 +137,7 @@ class Observed(FieldsOnly):
     timeline: Timeline | None = None
     starts: tuple[int, ...] = ()
     is_named: bool = True
+    device: int = 0
     failed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:

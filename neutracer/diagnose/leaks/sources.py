@@ -18,6 +18,7 @@ from neutracer.diagnose.leaks.steps import (
     time_steps,
     trace_steps,
 )
+from neutracer.trace.devices import shown_device
 from neutracer.trace.flaws import SEGMENTS_MISSING
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
@@ -227,6 +228,7 @@ def _of_snapshots(
         make_stuck=stuck,
         step_us=step_us,
         capacity=capacity,
+        device=shown_device(shots[-1], numbers_of[-1]),
     )
 
 
@@ -271,6 +273,7 @@ def _of_trace(
         timeline=timeline,
         starts=edges,
         is_named=unit == "step" and (is_given or is_named(timeline)),
+        device=shown_device(snap, timeline.device),
         failed=failed,
     )
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from neutracer.diagnose.leaks.series import Observed, Trend
+from neutracer.trace.devices import cache_emptier
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["VERDICTS", "Forecast", "Verdict", "forecast", "judge"]
@@ -103,7 +104,7 @@ def _besides(seen: Observed) -> Verdict | None:
         return Verdict("cache_growth", cached, text)
     if stuck.p_value < ALPHA_BESIDES and stuck.slope >= 0.5 * cached.slope:
         return Verdict("fragmentation_growth", cached, "The free bytes lie between live blocks.")
-    return Verdict("cache_growth", cached, "empty_cache() can give it back.")
+    return Verdict("cache_growth", cached, f"{cache_emptier(seen.device)} can give it back.")
 
 
 def _grows(trend: Trend, alpha: float, whole: float, *, settled: bool = False) -> bool:

@@ -52,6 +52,8 @@ class Replayed:
         settings = self._snap.settings_in_force
         if settings["expandable_segments"] or not settings["native_backend"]:
             return False
+        if self._snap.is_cpu or self._snap.is_pinned:
+            return False
         segments = self._snap.native.tables()["segments"]
         return not any(memoryview(segments["is_expandable"]))
 

@@ -11,6 +11,7 @@ from neutracer import units
 from neutracer._native import core
 from neutracer.pictures.extra import place_text
 from neutracer.pictures.mdtp.scene import Scene
+from neutracer.trace.devices import cache_emptier, shown_device
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import UNKNOWN_PLACE, place_of
 from neutracer.trace.stacks import NONE
@@ -85,15 +86,19 @@ def _largest_hole(
         holes = sum(1 for hole in fragment.holes() if hole[3] == size)
         others = f", one of {holes}" if holes > 1 else ""
         head = f"{units.format_bytes(size)} free{others}, {when}"
-        tail = _pin_text(layout, pins.get(segment, NONE), before, after)
+        pin = pins.get(segment, NONE)
+        tail = _cached_text(scene) if pin == NONE else _pin_text(layout, pin, before, after)
         return HoleNote(state, position, position + size, size, f"{head}: {tail}")
     return None
 
 
+def _cached_text(scene: Scene) -> str:
+    emptier = cache_emptier(shown_device(scene.snapshot, scene.timeline.device))
+    return f"a whole cached segment; nothing pins it, {emptier.rpartition('.')[2]} gives it back"
+
+
 def _pin_text(layout: Layout, pin: int, before: int, after: int) -> str:
     """What keeps a hole's segment, and what bounds the hole."""
-    if pin == NONE:
-        return "a whole cached segment; nothing pins it, empty_cache() gives it back"
     block = layout.blocks[pin]
     size = units.format_bytes(block.size)
     place = place_of(block.stack)
