@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two moments, two files, or a file a rank: what grew, and which one is odd.
 
-import { blueAt, byId, fitCanvas, made, rgb } from "./dom.js";
+import { blueAt, byId, fitCanvas, fitted, made, rgb } from "./dom.js";
 import { bytes, count, duration, share, steps } from "./units.js";
 
 const ROWS = 25;
@@ -99,7 +99,7 @@ export const compare = (app) => {
     const canvas = byId("compare-canvas");
     const width = canvas.parentElement.clientWidth;
     const tall = Math.max(LEAST_ROW, Math.min(ROW, Math.floor(TALLEST / files.length)));
-    const [left, top, high] = [180, 22, tall * files.length];
+    const [left, top, high] = [Math.min(180, Math.round(width / 3)), 22, tall * files.length];
     const { pen } = fitCanvas(canvas, width, top + high + 26);
     const { colours } = app;
     pen.fillStyle = colours.page;
@@ -122,7 +122,7 @@ export const compare = (app) => {
       if (tall < 11) return;
       pen.fillStyle = odd[k] ? colours.red : colours.grey;
       pen.textAlign = "right";
-      pen.fillText(files[k].title, left - 6, y + tall - 3, left - 12);
+      pen.fillText(fitted(pen, files[k].title, left - 12), left - 6, y + tall - 3);
     });
     pen.fillStyle = colours.grey;
     pen.textAlign = "center";
@@ -169,7 +169,7 @@ export const compare = (app) => {
       pen.setLineDash([]);
       pen.textAlign = "left";
       pen.fillStyle = colours.hues[[2, 1][k]];
-      pen.fillText(`${files[k].title}: allocated, dashed reserved`, left + k * (wide / 2), 13, wide / 2 - 10);
+      pen.fillText(fitted(pen, files[k].title, wide / 2 - 10), left + k * (wide / 2), 13);
     });
   };
 
@@ -219,7 +219,9 @@ export const compare = (app) => {
     const canvas = byId("compare-canvas");
     const { files } = app;
     canvas.hidden = files.length < 2;
-    byId("compare-words").textContent = files.length > 1 ? `${files.length} files` : "two moments of this file; drop another file to compare files";
+    byId("compare-words").textContent = files.length > 2 ? `${files.length} files`
+      : files.length === 2 ? "2 files: allocated, and dashed what is reserved"
+        : "two moments of this file; drop another file to compare files";
     await moments(box);
     if (files.length > 1) {
       const summaries = [];

@@ -45,6 +45,21 @@ export const fitCanvas = (canvas, width, height) => {
   return { pen, scale, isNew };
 };
 
+// A text for so many pixels, cut in its middle: names of ranks differ at their ends.
+export const fitted = (pen, text, room) => {
+  const letters = [...text];
+  const cut = (kept) => [...letters.slice(0, Math.ceil(kept / 2)), "…",
+    ...letters.slice(letters.length - Math.floor(kept / 2))].join("");
+  const fits = (words) => pen.measureText(words).width <= room;
+  if (fits(text)) return text;
+  let [low, high] = [0, letters.length - 1];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (fits(cut(middle))) low = middle; else high = middle - 1;
+  }
+  return cut(low);
+};
+
 // The palette that is in force, out of the style sheet.
 export const palette = () => {
   const style = getComputedStyle(document.documentElement);

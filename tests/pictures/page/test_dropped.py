@@ -518,6 +518,22 @@ def test_files_dropped_while_others_open_come_behind_them(chromium, page, tmp_pa
     assert chromium.complaints() == []
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_long_names_fit_on_a_phone(chromium, page, tmp_path, count):
+    paths = [tmp_path / f"rank{rank}_{'x' * 90}.pickle" for rank in range(count)]
+    for path in paths:
+        path.write_bytes(pickle.dumps(one_program()))
+    drop(chromium, page, *paths)
+    size = {"width": 420, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    chromium.call("Emulation.setDeviceMetricsOverride", **size)
+    chromium.until("document.querySelectorAll('#compare-tables tbody tr').length > 1")
+    chromium.calm()
+    assert chromium.value("document.documentElement.scrollWidth") == 420
+    # The names are read in some lines, and not letter by letter.
+    name = "document.querySelector('#compare-tables td').getBoundingClientRect().width"
+    assert chromium.value(name) > 90
+
+
 def test_marked_moment_belongs_to_its_device(chromium, page, tmp_path):
     path = tmp_path / "two.pickle"
     path.write_bytes(pickle.dumps(two_devices()))
