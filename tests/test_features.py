@@ -10,10 +10,9 @@ import pytest
 from gpu.features.table import plain_error
 from places import TESTS
 
-pytest.importorskip("torch")
-
 
 def test_watched_programs_come_to_the_same(tmp_path):
+    pytest.importorskip("torch")
     table = str(TESTS / "gpu" / "features" / "table.py")
     command = [sys.executable, table, "--device", "cpu", "--quick", "--processes", "3"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
