@@ -66,29 +66,85 @@ const plain = (blob, most) => {
   };
 };
 
-// The pieces that are in `blob`, packed with gzip, of which at most `bound` bytes.
+// Bytes that are unpacked at once where the end of a member is looked for, and how much finer
+// each further look is.
+const COARSE = 1 << 16;
+const FINER = 4;
+// Members are found one after the other, each in some milliseconds.
+const MOST_MEMBERS = 100;
+
+// How far what is packed from `from` on goes: all up to `known`, and from there on in steps, as
+// many as a browser takes.
+const taken = async (blob, from, known, step) => {
+  const { readable, writable } = new DecompressionStream("gzip");
+  readable.pipeTo(new WritableStream()).catch(() => {});
+  const writer = writable.getWriter();
+  const put = async (at, end) => writer.write(await blob.slice(at, end).arrayBuffer());
+  let at = known;
+  try {
+    for (let early = from; early < known; early += SLICE) await put(early, Math.min(early + SLICE, known));
+    for (; at < blob.size; at = Math.min(at + step, blob.size)) await put(at, Math.min(at + step, blob.size));
+  } catch {
+    // That step was one too many.
+  }
+  writer.abort().catch(() => {});
+  return at;
+};
+
+// Where the member that begins at `from` ends, or is damaged. A browser refuses what stands
+// behind a member, together with what it unpacked last.
+const endOf = async (blob, from) => {
+  let known = from;
+  for (let step = COARSE; step >= 1; step >>= FINER) known = await taken(blob, from, known, step);
+  return known;
+};
+
+// The pieces that are in `blob`, packed with gzip in one member or several, of which at most
+// `bound` bytes. Behind the last member anything may stand.
 const gunzip = async (blob, bound, rules, most) => {
   const chunks = [];
-  let given = 0;
-  const reader = blob.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
-  for (;;) {
-    let step = null;
+  let [from, given] = [0, 0];
+  const unpack = async (end) => {
+    const pieces = [];
+    let size = given;
+    const reader = blob.slice(from, end).stream().pipeThrough(new DecompressionStream("gzip")).getReader();
     try {
-      step = await reader.read();
+      while (size < most) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        size += value.length;
+        if (size > bound) {
+          throw coreError(LIMIT, `the gzip data unpacks to over ${rules.most_ratio.toLocaleString("en-US")} times its size`);
+        }
+        pieces.push(value);
+      }
     } catch (error) {
-      // What breaks off ends there; behind the last member anything may stand.
-      if (/truncated|junk|unexpected end/i.test(error.message)) break;
-      if (given) chunks.push(new Error("damaged"));
-      else throw coreError(4, "the gzip data is damaged");
-      break;
+      if (error.sentence) throw error;
+      return { pieces, size, isWhole: false };
     }
-    if (step.done || given >= most) break;
-    given += step.value.length;
-    if (given > bound) {
-      throw coreError(LIMIT, `the gzip data unpacks to over ${rules.most_ratio.toLocaleString("en-US")} times its size`);
+    return { pieces, size, isWhole: true };
+  };
+  const isNext = async () => packedKind(new Uint8Array(await blob.slice(from, from + PEEK).arrayBuffer()), rules) === "gzip";
+  let members = 0;
+  do {
+    if (++members > MOST_MEMBERS) {
+      throw coreError(LIMIT, `the gzip data has more than ${MOST_MEMBERS} members: unpack the file first, or let neutracer view make a page of it`);
     }
-    chunks.push(step.value);
-  }
+    let end = blob.size;
+    let member = await unpack(end);
+    if (!member.isWhole) {
+      end = await endOf(blob, from);
+      if (end < blob.size) member = await unpack(end);
+    }
+    for (const piece of member.pieces) chunks.push(piece);
+    [from, given] = [end, member.size];
+    if (member.isWhole) continue;
+    // What breaks off ends there.
+    if (end === blob.size) break;
+    if (!given) throw coreError(4, "the gzip data is damaged");
+    chunks.push(new Error("damaged"));
+    break;
+  } while (given < most && await isNext());
   return chunks;
 };
 

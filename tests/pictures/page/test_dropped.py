@@ -368,6 +368,38 @@ def test_gzip_is_unpacked(chromium, page, tmp_path):
     assert chromium.complaints() == []
 
 
+def test_gzip_is_unpacked_to_its_last_member(core, tmp_path):
+    """A browser refuses what stands behind a member, with some of what it had unpacked."""
+    program = one_program()
+    trace = program["device_traces"][0]
+    for i in range(20_000):
+        trace += [{**one, "time_us": 2000 + i} for one in trace[2:5]]
+    data = pickle.dumps(program)
+    whole = gzip.compress(data)
+    path = tmp_path / "packed.pickle.gz"
+    for packed in (
+        whole,
+        whole + b"xyz",
+        whole + bytes(200_000),
+        gzip.compress(data[:5000]) + gzip.compress(data[5000:-9]) + gzip.compress(data[-9:]),
+        gzip.compress(data[:200_000]) + gzip.compress(data[200_000:]) + b"\0",
+        whole[: len(whole) // 2],
+        gzip.compress(data[:5000]) + gzip.compress(data[5000:])[:-900],
+    ):
+        path.write_bytes(packed)
+        core.choose("#own", path)
+        about = core.answer("openOwn()")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", neutracer.HistoryWarning)
+            snap = neutracer.load(path)
+        assert about["partial"] == (snap.partial or "")
+        assert core.answer("opened.ask('device', 0)")["events"] == len(snap.events)
+    path.write_bytes(gzip.compress(b"") * 101)
+    core.choose("#own", path)
+    with pytest.raises(AssertionError, match="more than 100 members"):
+        core.answer("openOwn()")
+
+
 def test_settings_that_nothing_is_replayed_under_say_why(chromium, page, tmp_path):
     settings = one_program()["allocator_settings"]
     for kind, words in (
