@@ -150,9 +150,10 @@ def checkpoints_written_slowly(rng: random.Random) -> Series:
     return found
 
 
-@family("steady", "held-out-2")
+@family("cycle_garbage", "held-out-2")
 def collected_garbage(rng: random.Random) -> Series:
-    """Garbage in cycles, by batch, until a collection at a threshold takes all of it."""
+    """Garbage in cycles, by batch, until a collection at a threshold takes all of it: steady is
+    right too."""
     level, count = some_level(rng), rng.randint(40, 430)
     each, steps = level * rng.uniform(0.001, 0.01), rng.uniform(4, count / 6)
     garbage = each * steps * rng.random()
