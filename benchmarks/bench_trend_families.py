@@ -63,7 +63,7 @@ def show(group: Group, count: int, seed: str) -> None:
     counts = {name: verdicts(name, one, count, seed) for name, one in chosen.items()}
     for name, found in counts.items():
         told = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
-        print(f"  {chosen[name].truth:7} {name.replace('_', ' '):26} {told}")
+        print(f"  {chosen[name].truth:13} {name.replace('_', ' '):26} {told}")
     steady = [found for name, found in counts.items() if chosen[name].truth != "leak"]
     leaks = [found for name, found in counts.items() if chosen[name].truth == "leak"]
     alarms = ("leak", "cycle_garbage", "non_torch_growth", "fragmentation_growth", "cache_growth")
