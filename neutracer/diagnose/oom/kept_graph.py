@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from neutracer.diagnose.oom.rounds import FEWEST, Rounds
@@ -18,7 +18,7 @@ from neutracer.trace.timeline import Timeline
 __all__ = ["graph_keeper"]
 
 # A pass leaves one gradient for each parameter behind, which take as much as these do; a tenth for
-# what the allocator rounds up. With a graph it was 9 to 290 times as much, in models of linear
+# what the allocator rounds up. With a graph it was 4 to 290 times as much, in models of linear
 # layers, convolutions and attention.
 _MORE = 1.1
 
@@ -26,61 +26,77 @@ _MORE = 1.1
 # (where most of it are logits, which nothing saves) to three quarters.
 _FORWARD = 0.1
 
-# So many of the steps that can be judged keep a graph: most, and not one of two.
-_STEPS = 0.6
+# So many of the steps that can be judged keep a graph; a batch may be two rounds, of which one
+# does.
+_STEPS = 0.4
 
 _PARAMETER = CATEGORIES.index("parameter")
 
 
 @dataclass
+class _Pass:
+    """What the modules made in a step for one of its backward passes, in bytes."""
+
+    made: int = 0
+    kept: int = 0
+    freed: int = 0
+
+    @property
+    def keeps_forward(self) -> bool:
+        """Whether some of it is still there, and no backward pass freed any: a graph that is kept
+        keeps what it saved."""
+        return self.made > 0 and not self.freed and self.kept >= _FORWARD * self.made
+
+
+@dataclass
 class _Step:
-    """What one step made that is still there, in bytes, by role; what it made; and what of its
-    forward passes its backward passes freed."""
+    """What one step did: by role the bytes that are still there, and its backward passes."""
 
     kept: Counter[int] = field(default_factory=Counter)
-    made: Counter[int] = field(default_factory=Counter)
-    freed_by_backward: int = 0
+    passes: defaultdict[int, _Pass] = field(default_factory=lambda: defaultdict(_Pass))
 
     def can_be_judged(self, parameters: int) -> bool:
         """Whether it ran forward and backward, and it is known what one gradient for each
         parameter takes."""
-        is_pass = self.made[Role.MODULE] > 0 and self.made[Role.BACKWARD] > 0
-        return is_pass and (self.kept[Role.BUILD] or parameters) > 0
+        return bool(self.passes) and (self.kept[Role.BUILD] or parameters) > 0
 
     def keeps_graph(self, parameters: int) -> bool:
-        """Whether its backward pass left more than one gradient for each parameter and its
-        forward pass something, of which the backward pass freed nothing: a graph that is kept
-        keeps what it saved.
+        """Whether it left more than one gradient for each parameter behind, and one of its
+        backward passes what had been made for it.
 
         Args:
             parameters: The bytes of those that were there before the steps.
         """
         one_each = self.kept[Role.BUILD] or parameters
         keeps_more = self.kept[Role.BACKWARD] > _MORE * one_each
-        keeps_forward = self.kept[Role.MODULE] >= _FORWARD * self.made[Role.MODULE]
-        return keeps_forward and keeps_more and not self.freed_by_backward
+        return keeps_more and any(one.keeps_forward for one in self.passes.values())
 
 
 class _Passes:
-    """The backward passes of a timeline, asked for what they free."""
+    """The backward passes of a timeline."""
 
     def __init__(self, timeline: Timeline) -> None:
         passes = timeline.passes
         self._spans = passes.backward
-        self._begins = [begin for begin, _ in passes.backward]
+        self.begins = [begin for begin, _ in passes.backward]
         made = (at for begin, end in passes.backward for at in range(begin, end))
         self._gradients = [
             at for at in made if passes.allocates[at] and passes.role[at] == Role.BACKWARD
         ]
 
+    def after(self, made: int, end: int) -> int | None:
+        """The number of the first one that begins after an event, and before another."""
+        number = bisect_right(self.begins, made)
+        return number if number < len(self.begins) and self.begins[number] < end else None
+
     def frees(self, made: int, freed: int) -> bool:
-        """Whether a pass frees what was made before it.
+        """Whether one frees what was made before it.
 
         Where frees have no stacks of their own, those right behind a pass count as in it: what is
         freed before its last gradient is made is sure to be.
         """
-        number = bisect_right(self._begins, freed) - 1
-        if number < 0 or made >= self._begins[number]:
+        number = bisect_right(self.begins, freed) - 1
+        if number < 0 or made >= self.begins[number]:
             return False
         later = bisect_right(self._gradients, freed)
         return later < len(self._gradients) and self._gradients[later] < self._spans[number][1]
@@ -100,20 +116,21 @@ def graph_keeper(snap: Snapshot, timeline: Timeline, rounds: Rounds, event: int)
     steps = [_Step() for _ in begins[:-1]]
     backward: list[tuple[int, int]] = []
     passes = _Passes(timeline)
-    columns = zip(
-        rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("size"), strict=True
-    )
-    for at, freed, size in columns:
-        if begins[0] <= at < begins[-1]:
-            number = bisect_right(begins, at)
-            step = steps[number - 1]
-            step.made[role[at]] += size
-            if freed == -1 or freed > event:
-                step.kept[role[at]] += size
-                if role[at] == Role.BACKWARD:
-                    backward.append((at, size))
-            elif role[at] == Role.MODULE and freed < begins[number]:
-                step.freed_by_backward += size * passes.frees(at, freed)
+    columns = [rows.codes(name) for name in ("alloc_event", "free_event", "size")]
+    for at, freed, size in zip(*columns, strict=True):
+        if not begins[0] <= at < begins[-1]:
+            continue
+        number = bisect_right(begins, at)
+        step, is_kept = steps[number - 1], freed == -1 or freed > event
+        step.kept[role[at]] += size * is_kept
+        if role[at] == Role.BACKWARD and is_kept:
+            backward.append((at, size))
+        its = passes.after(at, begins[number]) if role[at] == Role.MODULE else None
+        if its is not None:
+            one = step.passes[its]
+            one.made += size
+            one.kept += size * is_kept
+            one.freed += size * (freed < begins[number] and passes.frees(at, freed))
     parameters = _parameters(timeline, begins[0])
     votes = [one.keeps_graph(parameters) for one in steps if one.can_be_judged(parameters)]
     # The last of the fewest steps is the one that failed, which says nothing.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,22 @@ def sharpness_of_new_models() -> None:
         for _ in range(STEPS):
             one = model()
             measure(one, batch(4096))
+    finally:
+        gc.enable()
+
+
+def sharpness_beside_training() -> None:
+    """Each step has a backward pass that frees what its forward pass made, and one that does
+    not."""
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+    gc.disable()
+    try:
+        for _ in range(STEPS):
+            one(batch(8192)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            measure(copy.deepcopy(one), batch(1024))
     finally:
         gc.enable()
 
@@ -133,6 +150,7 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.Verdict:
     ("program", "mib", "kind", "action", "function", "said"),
     [
         (sharpness_of_new_models, 800, "leak", "release", "measure", "create_graph=True"),
+        (sharpness_beside_training, 300, "leak", "release", "measure", "create_graph=True"),
         (sharpness_of_one_model, 400, "leak", "release", "measure_classes", "create_graph=True"),
         (logits_and_gradients, 300, "leak", "release", "influence", ""),
         (saliency_of_a_layer, 200, "leak", "release", "explain_images", ""),
