@@ -193,6 +193,25 @@ def test_advice_is_of_its_own_allocator() -> None:
     assert "expandable_segments:True" in page
 
 
+def test_what_is_kept_is_not_advised_to_go_where_it_is() -> None:
+    host = neutracer.load(LOADER).host
+    assert host is not None
+    for report in (neutracer.leak_trend(host), neutracer.report(host)):
+        (leak,) = (one for one in report.findings if one.kind == "leak")
+        advice = " ".join(note.text for note in leak.advice)
+        assert "x.cpu()" not in advice
+        assert "keep x.item(), or x.clone(), which is not pinned" in advice
+
+
+def test_what_is_kept_on_the_cpu_is_not_advised_to_go_there() -> None:
+    plain = neutracer.load(DATA / "leak_list.pickle.xz").to_dict()
+    for is_cpu in (False, True):
+        plain["allocator_settings"]["exact_sizes"] = is_cpu
+        (leak,) = neutracer.leak_trend(_loaded(plain)).findings
+        assert leak.kind == "leak"
+        assert ("cpu()" in leak.advice[0].text) != is_cpu
+
+
 def _device_with_growing_cache() -> dict[str, Any]:
     plain = _with_growing_cache()
     segments = [{**one, "device": 0} for one in plain.pop("host_segments")]

@@ -12,6 +12,7 @@ from neutracer.diagnose.leaks.verdict import VERDICTS, Forecast, Verdict
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
+from neutracer.trace.devices import CPU, PINNED
 from neutracer.trace.roles import Role, role_of
 from neutracer.units import format_bytes, format_count, format_duration_us, format_share
 
@@ -36,6 +37,18 @@ _WITH_GRAPH = (
 )
 _WITHOUT_GRAPH = (
     "a kept tensor keeps its whole storage: keep x.item() or x.cpu(), or a clone() of a view"
+)
+
+# The same of the host's memory, where cpu() is the tensor itself.
+_WITH_GRAPH_ON_CPU = (
+    "a kept tensor keeps its graph and its whole storage: keep loss.item(), or x.detach(), or a "
+    "clone() of a view"
+)
+_WITHOUT_GRAPH_ON_CPU = (
+    "a kept tensor keeps its whole storage: keep x.item(), or a clone() of a view"
+)
+_PINNED = (
+    "a kept tensor keeps its whole storage pinned: keep x.item(), or x.clone(), which is not pinned"
 )
 
 
@@ -82,7 +95,7 @@ def findings_of(
     kind, severity = verdict.kind, _severity(seen, verdict, coming)
     nbytes = round(trend.tooth if kind == "cycle_garbage" else max(trend.growth, 0.0))
     message = f"{VERDICTS[kind]}: {_rate(trend, seen.unit, kind)}"
-    advice = _advice(kind, survivors, settings if seen.device >= 0 else None)
+    advice = _advice(kind, survivors, seen.device, settings)
     return (Finding(kind, severity, nbytes, message, tuple(notes), advice),)
 
 
@@ -166,11 +179,10 @@ def _severity(seen: Observed, verdict: Verdict, coming: Forecast) -> Severity:
 
 
 def _advice(
-    kind: str, survivors: Survivors, settings: Mapping[str, Any] | None
+    kind: str, survivors: Survivors, device: int, settings: Mapping[str, Any]
 ) -> tuple[Note, ...]:
-    """What to do; `settings` are those in force, None of memory that none of them is about."""
     if kind == "leak":
-        return _leak_advice(survivors)
+        return _leak_advice(survivors, device)
     if kind == "cycle_garbage":
         return (
             Note(
@@ -183,7 +195,8 @@ def _advice(
             Note("neutracer.attribute_device_memory() says which library takes it"),
             Note("neutracer.device_report() says which process it is"),
         )
-    if settings is None:
+    if device < 0:
+        # No setting of the CUDA allocator is about it.
         return (Note("sizes that change from step to step are each cached: pad them to a few"),)
     notes = (
         []
@@ -201,7 +214,16 @@ def _advice(
     return tuple(notes)
 
 
-def _leak_advice(survivors: Survivors) -> tuple[Note, ...]:
+def _to_keep(device: int, shows_graph: bool) -> str:
+    """What to keep instead of a tensor of a report's device."""
+    if device == PINNED:
+        return _PINNED
+    if device == CPU:
+        return _WITH_GRAPH_ON_CPU if shows_graph else _WITHOUT_GRAPH_ON_CPU
+    return _WITH_GRAPH if shows_graph else _WITHOUT_GRAPH
+
+
+def _leak_advice(survivors: Survivors, device: int) -> tuple[Note, ...]:
     suspect = suspect_of(survivors)
     if suspect is not None:
         return (
@@ -215,7 +237,7 @@ def _leak_advice(survivors: Survivors) -> tuple[Note, ...]:
         )
     if survivors.growth:
         return (
-            Note(_WITH_GRAPH if survivors.shows_graph else _WITHOUT_GRAPH),
+            Note(_to_keep(device, survivors.shows_graph)),
             Note("neutracer.why_alive(tensor) in the program says what holds one of them"),
         )
     return (
