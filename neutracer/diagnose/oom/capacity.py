@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from neutracer.diagnose.oom.case import Case, least_worth
 from neutracer.diagnose.oom.demand import Demand
 from neutracer.diagnose.oom.parts import Remedy, Verdict
+from neutracer.diagnose.oom.repeats import Repeats, repeats_of
 from neutracer.render.document import Note, Place
 from neutracer.trace.places import callers_of, place_of
 from neutracer.trace.roles import Role, role_of
@@ -101,7 +102,7 @@ def too_large_a_step(case: Case) -> Verdict | None:
         ),
         Note("Needed at the same point by those before it, and so scaled to its end."),
     ]
-    advice = (
+    advice: tuple[Note, ...] = (
         Note(
             f"make the largest {demand.unit} smaller: {part} of this one should fit ({fitted} of "
             "it did)",
@@ -110,9 +111,22 @@ def too_large_a_step(case: Case) -> Verdict | None:
         Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
         Note("torch.utils.checkpoint keeps fewer activations of it"),
     )
-    missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
     remedy = Remedy("smaller_step", value=share)
+    repeats = repeats_of(case)
+    if repeats is not None:
+        advice = (*_of_parts(repeats, demand.unit), advice[0], advice[2])
+        remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
+    missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
     return Verdict("capacity", missing, tuple(evidence), advice, message, True, remedy)
+
+
+def _of_parts(repeats: Repeats, unit: str) -> tuple[Note, ...]:
+    text = (
+        f"call backward() on the loss of each part, not on the sum of all: {repeats.times:.1f} "
+        f"times as often as in any {unit} before it, this is kept for the backward pass:"
+    )
+    parts = "where the parts are of one long sequence, cut it (truncated backpropagation)"
+    return (Note(text, repeats.place), Note(parts))
 
 
 @dataclass(frozen=True)

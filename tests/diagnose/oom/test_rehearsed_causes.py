@@ -140,6 +140,28 @@ def predict(one: Any) -> Any:
     return one(batch(4096)).softmax(-1)
 
 
+def losses_of_parts() -> None:
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+    for parts in (2, 2, 3, 2, 2, 2, 2, 2, 2, 12):
+        sum(part_loss(one, 1024) for _ in range(parts)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def a_larger_batch() -> None:
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+    for rows in (*[2048] * 9, 12 * 1024):
+        part_loss(one, rows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def part_loss(one: Any, rows: int) -> Any:
+    return one(batch(rows)).square().mean()
+
+
 def ran_out(program: Callable[[], None], mib: int) -> neutracer.Verdict:
     snap = neutracer.rehearse(program, steps=1, capacity=f"{mib}MiB")
     return neutracer.explain(snap, facts=CLEAN).verdicts[0]
@@ -157,6 +179,8 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.Verdict:
         (trials_that_are_kept, 150, "leak", "release", "trial", ""),
         (gradients_of_each_sample, 500, "capacity", "smaller_step", None, "chunk_size"),
         (predictions_of_an_epoch, 250, "leak", "release", "predict", ""),
+        (losses_of_parts, 150, "capacity", "release", "part_loss", "not on the sum"),
+        (a_larger_batch, 150, "capacity", "smaller_step", None, "split the batch"),
     ],
 )
 def test_first_verdict_has_the_remedy_of_its_cause(
