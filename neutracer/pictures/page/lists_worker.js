@@ -20,19 +20,35 @@ export const makeLists = (ctx) => {
   };
   // By row, the pool: of the segment that it lay in when it was made.
   const pools = (c) => {
+    const [begins, ends] = [c.s.alloc_event?.view, c.s.free_event?.view];
     const order = Uint32Array.from({ length: c.segments }, (_, i) => i)
-      .sort((x, y) => c.s.address.at(x) - c.s.address.at(y));
-    const starts = Float64Array.from(order, (i) => c.s.address.at(i));
-    const reach = new Float64Array(order.length);
-    order.forEach((i, k) => { reach[k] = Math.max(k ? reach[k - 1] : 0, starts[k] + c.s.size.at(i)); });
+      .sort((x, y) => c.s.address.at(x) - c.s.address.at(y) || begins[x] - begins[y]);
+    // Those at one address come one after the other: `firsts` are the places in `order` where
+    // another address begins, and `reach` is how far any up to there goes.
+    const [firsts, starts, reach] = [[], [], []];
+    order.forEach((i, k) => {
+      const start = c.s.address.at(i);
+      if (!k || start !== starts[starts.length - 1]) {
+        firsts.push(k);
+        starts.push(start);
+        reach.push(reach[reach.length - 1] ?? 0);
+      }
+      reach[reach.length - 1] = Math.max(reach[reach.length - 1], start + c.s.size.at(i));
+    });
+    firsts.push(order.length);
+    // The last of first .. end - 1 for which `is` holds, which holds for all before it.
+    const lastOf = (first, end, is) => {
+      let [low, high] = [first, end];
+      while (low < high) { const middle = (low + high) >> 1; if (is(middle)) low = middle + 1; else high = middle; }
+      return low - 1;
+    };
     return (row) => {
       const [at, event] = [c.a.address.at(row), Math.max(c.a.alloc_event.view[row], -1)];
-      let [low, high] = [0, starts.length];
-      while (low < high) { const middle = (low + high) >> 1; if (starts[middle] <= at) low = middle + 1; else high = middle; }
-      for (let k = low - 1; k >= 0 && reach[k] > at; k--) {
-        const i = order[k];
-        const [made, freed] = [c.s.alloc_event.view[i], c.s.free_event.view[i]];
-        if (made <= event && (freed === -1 || freed > event) && at < starts[k] + c.s.size.at(i)) {
+      for (let k = lastOf(0, starts.length, (one) => starts[one] <= at); k >= 0 && reach[k] > at; k--) {
+        const found = lastOf(firsts[k], firsts[k + 1], (one) => begins[order[one]] <= event);
+        if (found < firsts[k]) continue;
+        const i = order[found];
+        if ((ends[i] === -1 || ends[i] > event) && at < starts[k] + c.s.size.at(i)) {
           return poolWords(c.s.kind.view[i], c.s.pool_first.at(i), c.s.pool_second.at(i));
         }
       }

@@ -650,6 +650,36 @@ def test_capacities_that_no_device_has_are_refused(chromium, page, tmp_path):
         chromium.until(words, said)
 
 
+def test_pools_are_those_of_the_moment_however_often_an_address_comes(core, tmp_path):
+    trace = []
+    for life in range(60_000):
+        segment, block = ((2 << 20, 1 << 20), (20 << 20, 4 << 20))[life % 3 == 0]
+        trace += [
+            {"action": action, "addr": BASE, "size": size, "stream": 0, "frames": []}
+            for action, size in (
+                ("segment_alloc", segment),
+                ("alloc", block),
+                ("free_requested", block),
+                ("free_completed", block),
+                ("segment_free", segment),
+            )
+        ]
+    path = tmp_path / "lives.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
+    core.choose("#own", path)
+    core.answer("openOwn()")
+    core.answer("opened.ask('device', 0)")
+    seconds = (
+        "(async () => { const start = performance.now(); const found = await opened.ask('find',"
+        " { list: 'allocations', query: 'pool:%s', column: 'size', down: true });"
+        " return [found.found, (performance.now() - start) / 1000]; })()"
+    )
+    for pool, count in {"small": 40_000, "large": 20_000, "unknown": 0}.items():
+        found, took = core.answer(seconds % pool)
+        assert found == count
+        assert took < 5
+
+
 def test_backward_blocks_have_the_line_of_their_forward(core, tmp_path):
     """Also through the columns that a page of a file holds."""
     program = one_program()
