@@ -26,7 +26,9 @@ C_WARNINGS := -std=c11 -Wall -Wextra -Werror -O2 -fvisibility=hidden
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Tools as modules: one that PYTHON had already has no script in .venv.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+CLANG_FORMAT := $(BIN)/python -c 'import sys, clang_format; sys.exit(clang_format.clang_format())'
 export PIP_NO_INPUT := 1
 
 C_SOURCES := $(shell find csrc tests/c -name '*.c' 2>/dev/null)
@@ -112,13 +114,13 @@ build: $(VENV)/.modules  ## build the compiled modules in place
 	@ls neutracer/*.so
 
 test: setup-test build/.lint  ## lint, and all tests but the long ones
-	@$(BIN)/pytest $(PARALLEL)
+	@$(BIN)/python -m pytest $(PARALLEL)
 
 # What a test skips for want of it, and pip or apt have.
 test-all: setup-test $(VENV)/.docs build/.lint  ## all tests, the long ones too, with all that they can use
 	@tools/need $(PYTHON) clang chromium graphviz valgrind
 	@$(PIP) install 'neutracer[fsspec,notebook]'
-	@$(BIN)/pytest $(PARALLEL) -m ""
+	@$(BIN)/python -m pytest $(PARALLEL) -m ""
 
 # In an environment of its own, on top of the tests': what the hosts need is nobody else's.
 HOSTS := transformers lightning accelerate wandb mlflow tensorboard opentelemetry
@@ -148,10 +150,10 @@ lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warni
 build/.lint: $(ALL_C_FILES) $(PY_FILES) $(TEST_FILES) $(wildcard benchmarks/*.py) \
     setup.py pyproject.toml .clang-format | $(VENV)/.tools
 	@mkdir -p build
-	$(BIN)/ruff check -q .
-	$(BIN)/ruff format -q --check .
-	$(BIN)/mypy
-	@echo "clang-format, C files"; $(BIN)/clang-format --dry-run -Werror $(ALL_C_FILES)
+	$(BIN)/python -m ruff check -q .
+	$(BIN)/python -m ruff format -q --check .
+	$(BIN)/python -m mypy
+	@echo "clang-format, C files"; $(CLANG_FORMAT) --dry-run -Werror $(ALL_C_FILES)
 	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
 	for compiler in gcc $$(command -v clang >/dev/null && echo clang); do \
 	    echo "$$compiler -Werror, csrc"; \
@@ -173,9 +175,9 @@ build/.lint: $(ALL_C_FILES) $(PY_FILES) $(TEST_FILES) $(wildcard benchmarks/*.py
 	@touch $@
 
 format: $(VENV)/.tools  ## lay out all C and Python files
-	@$(BIN)/ruff check -q --fix . || true
-	@$(BIN)/ruff format -q .
-	@$(BIN)/clang-format -i $(ALL_C_FILES)
+	@$(BIN)/python -m ruff check -q --fix . || true
+	@$(BIN)/python -m ruff format -q .
+	@$(CLANG_FORMAT) -i $(ALL_C_FILES)
 
 # ---- the long ones ---------------------------------------------------------------------
 # Each builds with its own switches into build/<target>, and tests what is there: run from
@@ -183,7 +185,7 @@ format: $(VENV)/.tools  ## lay out all C and Python files
 
 BUILD_IN = $(BIN)/python setup.py -q build --build-base build/$@ --build-lib build/$@/lib
 PYTEST_IN = cd build/$@ && PYTHONPATH=$(CURDIR)/build/$@/lib $(1) \
-    ../../$(BIN)/pytest $(PARALLEL) -p no:cacheprovider ../../tests
+    ../../$(BIN)/python -m pytest $(PARALLEL) -p no:cacheprovider ../../tests
 
 # Fewer of the examples that compare columns: wrong accesses are what `make fuzz` looks for. And
 # nothing that reads sources or compiles them by itself: none of what was built here runs in it. Nor
@@ -209,7 +211,7 @@ coverage: setup-test  ## the lines that the tests reach, in Python and in C: 90 
 	@failed=0; \
 	($(PYTEST_IN) -q --cov --cov-config=../../pyproject.toml --cov-report=term \
 	    --cov-fail-under=90) || failed=1; \
-	$(BIN)/gcovr --root . --filter csrc/ --fail-under-line 90 build/coverage || failed=1; \
+	$(BIN)/python -m gcovr --root . --filter csrc/ --fail-under-line 90 build/coverage || failed=1; \
 	exit $$failed
 
 valgrind: setup-test  ## leaks and wrong accesses while snapshots are loaded and closed
@@ -238,7 +240,7 @@ matrix:  ## the package built and tested under every Python that can be had
 
 docs: $(VENV)/.docs  ## the pages as HTML in build/docs; a warning is an error
 	@$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs build/docs
-	@$(BIN)/pytest -q -m "" tests/test_docs.py
+	@$(BIN)/python -m pytest -q -m "" tests/test_docs.py
 	@echo "build/docs/index.html"
 
 pictures: setup-test  ## the pictures of the README and the pages, from the bundled snapshots
