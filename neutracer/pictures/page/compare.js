@@ -217,7 +217,8 @@ export const compare = (app) => {
     const mine = ++drawn;
     const box = made(null, "div");
     const canvas = byId("compare-canvas");
-    const { files } = app;
+    // Those that are still being opened come later.
+    const files = app.files.filter(({ trace, axis }) => trace && axis);
     canvas.hidden = files.length < 2;
     byId("compare-words").textContent = files.length > 2 ? `${files.length} files`
       : files.length === 2 ? "2 files: allocated, and dashed what is reserved"
@@ -240,10 +241,10 @@ export const compare = (app) => {
     }
     if (mine === drawn) byId("compare-tables").replaceChildren(...box.childNodes);
   };
-  // Of what another trace has replaced, nothing failed that matters.
+  // Of what another trace or axis has replaced, nothing failed that matters.
   const guarded = () => {
-    const { trace } = app;
-    return draw().catch((error) => { if (trace === app.trace) app.complain(error); });
+    const { serial } = app;
+    return draw().catch((error) => { if (serial === app.serial) app.complain(error); });
   };
   return { draw: guarded, mark: () => { marked(); app.set({ tab: "compare" }); } };
 };

@@ -41,7 +41,7 @@ export const lists = (app) => {
     tables = {
       allocations: make("allocations", "allocation-table", trace.isKnown ? [] : ["category"]),
       events: make("events", "event-table",
-        [...(trace.isTimed ? [] : ["time"]), ...(app.axis.lanes.lanes.some(({ kind }) => kind === "metadata") ? [] : ["metadata"])]),
+        [...(trace.isTimed ? [] : ["time"]), ...(app.files[app.fileIndex].axis.lanes.lanes.some(({ kind }) => kind === "metadata") ? [] : ["metadata"])]),
     };
     shown.allocations = shown.events = null;
   };

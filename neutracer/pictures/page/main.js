@@ -89,11 +89,16 @@ const setBands = async () => {
 // `bands`: what a file that is turned to lacks as well, without which nothing of it can be drawn.
 const setAxis = async (bands = null) => {
   const { trace, state } = app;
-  const axis = await app.ask("axes", { byTime: state.axis === "time" && trace.isTimed, raw: state.raw });
-  if (bands) await bands();
+  // Until the core has answered, nothing is drawn: its axes are not those of the view.
+  app.axis = null;
   const file = app.files[app.fileIndex];
-  app.axis = file.axis = { ...axis, lanes: { lanes: [], pools: [] } };
+  const axis = await file.ask("axes", { byTime: state.axis === "time" && trace.isTimed, raw: state.raw });
+  // The file has these axes from here on, even if another one is shown by now.
+  file.axis = { ...axis, lanes: { lanes: [], pools: [] } };
   file.summary = null;
+  if (app.trace !== trace) throw past("another trace is shown");
+  if (bands) await bands();
+  app.axis = file.axis;
   const at = await app.ask("place", { events: trace.ooms.map(({ event }) => event) });
   app.ooms = trace.ooms.map((oom, k) => ({ ...oom, x: at[k] }));
   Object.assign(app.view, { x0: 0, x1: axis.width, y0: 0, y1: axis.height });
@@ -102,7 +107,7 @@ const setAxis = async (bands = null) => {
 
 // The lanes under the timeline come after its first picture.
 const setLanes = async () => {
-  const { axis } = app;
+  const { axis } = app.files[app.fileIndex];
   axis.lanes = await app.ask("lanes");
 };
 
@@ -438,6 +443,19 @@ const askBlock = async (row) => {
 };
 const rangeSoon = latest(({ x0, x1 }) => app.ask("range", { x0, x1 }), (found) => { app.ranged = found; app.render(); });
 
+// Other axes, or where there is no memory for them, those that were there.
+const turnAxis = async ({ axis, raw }) => {
+  try {
+    await setAxis();
+  } catch (error) {
+    if (error.isPast) throw error;
+    app.complain(error);
+    Object.assign(app.state, { axis, raw });
+    await setAxis();
+  }
+  await setLanes();
+};
+
 const shown = ["tab", "axis", "raw", "query", "stacking", "legend"];
 // `quiet`: what follows the pointer and does not belong into a link. The promise is kept when
 // the core has answered all that the change asks for.
@@ -458,8 +476,7 @@ app.set = async (change, quiet = false) => {
     if (state.axis !== before.axis || state.raw !== before.raw) {
       state.range = null;
       app.serial += 1;
-      await setAxis();
-      await setLanes();
+      await turnAxis(before);
       app.moment = null;
       if (state.pin >= 0) work.push(askBlock(state.pin));
     }
@@ -498,6 +515,7 @@ const follow = async () => {
   if (change.stacking === "categories" && !app.trace.isKnown) change.stacking = "stacks";
   if (inside.event !== null) change.held = true;
   await app.set({ ...change, raw: inside.raw }, true);
+  if (!app.axis) return;
   const { width, height } = app.axis;
   const [from, to] = (inside.range ?? [0, 0]).map((x) => Math.min(Math.max(x, 0), width));
   await app.set({ range: from < to ? [from, to] : null }, true);

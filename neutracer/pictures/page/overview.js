@@ -117,6 +117,7 @@ export const overview = (app) => {
 
   const look = (x0, x1, y0 = app.view.y0, y1 = app.view.y1) => {
     const { axis } = app;
+    if (!axis) return;
     const finest = Math.min(FINEST, axis.width);
     [app.view.x0, app.view.x1] = clampView(x0, x1, 0, axis.width, finest);
     [app.view.y0, app.view.y1] = clampView(y0, y1, 0, axis.height, Math.min(4096, axis.height));
@@ -135,7 +136,7 @@ export const overview = (app) => {
     const [wx, wy] = [app.view.x1 - app.view.x0, app.view.y1 - app.view.y0];
     look(app.view.x0 + dx * wx, app.view.x1 + dx * wx, app.view.y0 + dy * wy, app.view.y1 + dy * wy);
   };
-  const whole = () => look(0, app.axis.width, 0, app.axis.height);
+  const whole = () => app.axis && look(0, app.axis.width, 0, app.axis.height);
 
   box.addEventListener("wheel", (event) => {
     const at = spots(event);

@@ -3,7 +3,7 @@
 // beside what was recorded.
 
 import { drawSmall } from "./chart.js";
-import { latest } from "./client.js";
+import { latest, past } from "./client.js";
 import { byId, facts, made } from "./dom.js";
 import { mostOf, paintMap, paintStrip } from "./strip.js";
 import { bytes, count, many, parseBytes, settingsWords } from "./units.js";
@@ -96,7 +96,7 @@ export const settings = (app) => {
   const run = latest(async (wanted) => {
     const started = performance.now();
     const outcome = await app.ask("whatIf", wanted);
-    const drawn = await app.ask("whatIfDraw", { ...wanted, ...sizeOf(), byTime: app.axis.byTime });
+    const drawn = await app.ask("whatIfDraw", { ...wanted, ...sizeOf(), byTime: app.state.axis === "time" });
     return { outcome, drawn, took: performance.now() - started };
   }, ({ outcome, drawn, took }, wanted) => {
     const box = byId("what-if-words");
@@ -150,6 +150,7 @@ export const settings = (app) => {
         ? ` PyTorch kept this process below a limit, as its failures show; ${bytes(program.limit)} is assumed.` : "");
       const { width, height } = sizeOf();
       const { axis } = app;
+      if (!axis) throw past("another axis is shown");
       const shot = await app.ask("draw", { x0: 0, x1: axis.width, y0: 0, y1: axis.height, width, height });
       // All blocks in one colour, as in the other picture.
       shot.pixels = shot.pixels.map((code) => Math.min(code, 2));

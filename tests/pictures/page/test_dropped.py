@@ -583,6 +583,43 @@ def test_marked_moment_belongs_to_its_device(chromium, page, tmp_path):
     assert chromium.complaints() == []
 
 
+def test_axes_and_files_may_change_while_they_are_drawn(chromium, page, tmp_path):
+    """What is asked of other axes than the core has by then is nobody's complaint."""
+    second = tmp_path / "two.pickle"
+    second.write_bytes(pickle.dumps(two_devices()))
+    chromium.events.clear()
+    drop(chromium, page, plain("frag_default", tmp_path), second)
+    step = """(async () => {
+      const press = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key }));
+      const choose = (value) => {
+        const select = document.getElementById("file");
+        select.value = value;
+        select.dispatchEvent(new Event("change"));
+      };
+      const rest = (time) => new Promise((done) => setTimeout(done, time));
+      for (const tab of ["7", "1", "6", "7"]) {
+        for (const time of [0, 5, 20, 60]) {
+          press(tab);
+          await rest(time);
+          press("t");
+          document.querySelector("[data-zoom=whole]").click();
+          await rest(time);
+          choose(String((time / 5) % 2));
+          press("t");
+          await rest(time);
+          press("7");
+        }
+      }
+      choose("0");
+    })()"""
+    chromium.answer(step)
+    chromium.until("document.title", "frag_default.pickle")
+    chromium.until("document.getElementById('compare-tables').innerText.includes('Files')")
+    chromium.calm(500)
+    assert chromium.value(TROUBLE) == ""
+    assert chromium.complaints() == []
+
+
 def test_device_for_which_there_is_no_memory_leaves_the_other(chromium, page, long_trace, tmp_path):
     program = one_program()
     with long_trace.open("rb") as file:
