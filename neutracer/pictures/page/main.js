@@ -463,6 +463,9 @@ app.set = async (change, quiet = false) => {
   if (!app.trace) return;
   const before = { ...app.state };
   Object.assign(app.state, change);
+  // A list may still be that of the trace before.
+  app.state.event = Math.min(app.state.event, app.trace.events - 1);
+  if (app.state.pin >= app.trace.rows) app.state.pin = -1;
   // The axes of a trace that is on its way come with it.
   if (!app.axis) Object.assign(app.state, { axis: before.axis, raw: before.raw });
   const { state } = app;

@@ -620,6 +620,32 @@ def test_axes_and_files_may_change_while_they_are_drawn(chromium, page, tmp_path
     assert chromium.complaints() == []
 
 
+def test_rows_of_the_trace_before_choose_nothing_that_is_not_there(chromium, page, tmp_path):
+    second = tmp_path / "two.pickle"
+    second.write_bytes(pickle.dumps(two_devices()))
+    chromium.events.clear()
+    drop(chromium, page, plain("frag_default", tmp_path), second)
+    chromium.click("[data-tab=events]")
+    chromium.until("document.querySelectorAll('#event-table .body .row').length > 10")
+    chromium.value(
+        "document.querySelector('#event-table .scroll').dispatchEvent("
+        "new KeyboardEvent('keydown', { key: 'End' }))"
+    )
+    last = "document.querySelector('#event-table .body .row:last-child')"
+    chromium.until(f"{last}.innerText.startsWith('2,374')")
+    choose_at_once(chromium, "file", "1")
+    # Until the new rows are there, each click is one on an old row.
+    clicks = (
+        "(async () => { for (let k = 0; k < 300; k++) {"
+        f" {last}?.click(); await new Promise((done) => setTimeout(done, 1)); }} }})()"
+    )
+    chromium.answer(clicks)
+    chromium.until("document.getElementById('event-words').innerText", "5 events")
+    chromium.calm(400)
+    assert chromium.value(TROUBLE) == ""
+    assert chromium.complaints() == []
+
+
 def test_device_for_which_there_is_no_memory_leaves_the_other(chromium, page, long_trace, tmp_path):
     program = one_program()
     with long_trace.open("rb") as file:
