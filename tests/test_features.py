@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 from gpu.features.table import plain_error
-from places import TESTS
+from places import PACKAGE, TESTS
 
 
 def test_watched_programs_come_to_the_same(tmp_path):
     pytest.importorskip("torch")
     table = str(TESTS / "gpu" / "features" / "table.py")
     command = [sys.executable, table, "--device", "cpu", "--quick", "--processes", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "under 2 watchers: 0 differences" in done.stdout
     assert " comes to " not in done.stdout

@@ -94,10 +94,11 @@ class Runs:
         self.device = device
         self.folder = folder
         self.end = time.monotonic() + seconds
-        path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+        # Another neutracer than this tree's is one that the caller named.
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
         self.environment = {
             **os.environ,
-            "PYTHONPATH": path.rstrip(os.pathsep),
+            "PYTHONPATH": path,
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
