@@ -102,6 +102,15 @@ def test_names_are_there_at_the_end() -> None:
     assert run("-c", script) == "1\n"
 
 
+def test_work_goes_on_where_no_thread_begins_any_more() -> None:
+    script = (
+        "import atexit, threading\n"
+        "from neutracer.diagnose.settings.variants import side_by_side\n"
+        "atexit.register(lambda: print(side_by_side(abs, [-1, 2], threading.Event())))"
+    )
+    assert run("-c", script) == "[1, 2]\n"
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="'neutracer' has no attribute 'leek_trend'"):
         neutracer.leek_trend  # type: ignore[attr-defined]  # noqa: B018

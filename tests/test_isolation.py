@@ -55,8 +55,8 @@ def run(tmp_path: Path) -> Path:
 def outcome(folder: Path, text: str) -> tuple[dict[str, int], str]:
     """How many tests of a file ended how, and what was printed."""
     (folder / "test_made_up.py").write_text(HEAD + text)
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-q"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    words = "-m pytest -q -p no:cacheprovider --disable-plugin-autoload".split()
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
     last = done.stdout.splitlines()[-1]
     return {
         name: int(count) for count, name in re.findall(r"(\d+) ([a-z]+?)s?\b", last)

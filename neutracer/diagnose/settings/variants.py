@@ -101,14 +101,17 @@ def side_by_side(
         stop: Is set while the others end after a failure.
     """
     listed = list(items)
-    from concurrent.futures import ThreadPoolExecutor
+    # Where the interpreter is about to end, as in what atexit calls, no thread begins.
+    try:
+        from concurrent.futures import ThreadPoolExecutor
+    except RuntimeError:
+        return [work(item) for item in listed]
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         try:
             futures = [pool.submit(work, item) for item in listed]
             _tell_done(futures)
         except RuntimeError:
-            # The interpreter is about to end, as in what atexit calls: no thread begins then.
             pool.shutdown(cancel_futures=True)
             return [work(item) for item in listed]
         try:
