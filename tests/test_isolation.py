@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
 def outcome(folder: Path, text: str) -> tuple[dict[str, int], str]:
     """How many tests of a file ended how, and what was printed."""
     (folder / "test_made_up.py").write_text(HEAD + text)
-    words = "-m pytest -q -p no:cacheprovider --disable-plugin-autoload".split()
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
     done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
     last = done.stdout.splitlines()[-1]
     return {
