@@ -39,13 +39,18 @@ def _record(context: str, *, modules: bool = False) -> Callable[[], object]:
     return neutracer.record(context=context, modules=marked).start().discard
 
 
-def _live(device: str) -> Callable[[], object]:
+def _is_silent(device: str) -> bool:
+    """Only a torch without CUDA reports what it allocates on the CPU."""
     import torch
 
+    return device == "cpu" and torch.version.cuda is not None
+
+
+def _live(device: str) -> Callable[[], object]:
     import neutracer
 
-    if device == "cpu" and torch.version.cuda is not None:
-        return lambda: None  # Only a torch without CUDA reports what it allocates on the CPU.
+    if _is_silent(device):
+        return lambda: None
     neutracer.live()
     return neutracer.live.stop
 
@@ -56,9 +61,11 @@ def _cycles(device: str) -> Callable[[], object]:
     return neutracer.warn_tensor_cycles(device).remove
 
 
-def _monitor() -> Callable[[], object]:
+def _monitor(device: str) -> Callable[[], object]:
     import neutracer
 
+    if _is_silent(device):
+        return lambda: None
     return neutracer.MemoryMonitor(interval=0.005, fragmentation_threshold=None).start().stop
 
 
@@ -76,7 +83,7 @@ WATCHERS: dict[str, Callable[[str], Callable[[], object]]] = {
     "watch_oom": lambda device: _watch_oom(),
     "live": _live,
     "cycles": _cycles,
-    "monitor": lambda device: _monitor(),
+    "monitor": _monitor,
     "attribution": lambda device: _attribution(),
 }
 
