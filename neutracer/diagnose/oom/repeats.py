@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,9 +22,9 @@ __all__ = ["Repeats", "repeats_of"]
 # before it made by the same lines: of a longer sequence or a larger batch next to nothing is.
 _SAME = 0.8
 
-# And there is so many times as much of it: a step that failed on its way has done less than it
-# would have.
-_MORE = 1.2
+# And so many times as much of these was made as in any step before: a step that does the same
+# again makes no more of them, and one that failed on its way has made less than it would have.
+_MORE = 1.1
 
 # Steps before the failing one that it is compared with.
 _COMPARED = 8
@@ -53,17 +53,23 @@ def repeats_of(case: Case) -> Repeats | None:
     timeline, rounds = case.timeline, case.rounds
     if timeline is None or rounds is None or not timeline.passes.backward:
         return None
-    held = _held(case, timeline, rounds.begins[-1])
-    before = _most_before(timeline, rounds.begins[-_COMPARED - 1 :])
-    same = {what: count for what, count in held.items() if what in before}
-    whole = sum(size * count for (_, size), count in held.items())
-    known = sum(size * count for (_, size), count in same.items())
-    usual = sum(size * before[stack, size] for stack, size in same)
-    if not usual or known < _SAME * whole or known < _MORE * usual:
+    *earlier, last = rounds.begins[-_COMPARED - 1 :]
+    held = _held(case, timeline, last)
+    before = _most_before(timeline, [*earlier, last])
+    same = [what for what in held if what in before]
+    if not same or _bytes(held, same) < _SAME * _bytes(held, held):
         return None
-    stack, _ = max(same, key=lambda what: what[1] * same[what])
+    times = _bytes(_made(timeline, last, case.at + 1), same) / _bytes(before, same)
+    if times < _MORE:
+        return None
+    stack, _ = max(same, key=lambda what: what[1] * held[what])
     frames = case.snap.stacks[stack]
-    return Repeats(place_of(frames), callers_of(frames), known / usual)
+    return Repeats(place_of(frames), callers_of(frames), times)
+
+
+def _bytes(counts: Counter[tuple[int, int]], of: Iterable[tuple[int, int]]) -> int:
+    """What the blocks of some stacks and sizes take together, where there are so many of each."""
+    return sum(size * counts[stack, size] for stack, size in of)
 
 
 def _held(case: Case, timeline: Timeline, begin: int) -> Counter[tuple[int, int]]:
@@ -78,9 +84,14 @@ def _held(case: Case, timeline: Timeline, begin: int) -> Counter[tuple[int, int]
 
 def _most_before(timeline: Timeline, begins: Sequence[int]) -> Counter[tuple[int, int]]:
     """How many a step made of each stack and size, the one that made most of them."""
-    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
     most: Counter[tuple[int, int]] = Counter()
     for begin, end in pairwise(begins):
-        rows = range(bisect_left(made, begin), bisect_left(made, end))
-        most |= Counter((stacks[row], sizes[row]) for row in rows)
+        most |= _made(timeline, begin, end)
     return most
+
+
+def _made(timeline: Timeline, begin: int, end: int) -> Counter[tuple[int, int]]:
+    """How many blocks were made from an event on and before another, by stack and size."""
+    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
+    rows = range(bisect_left(made, begin), bisect_left(made, end))
+    return Counter((stacks[row], sizes[row]) for row in rows)
