@@ -8,6 +8,14 @@ const PEEK = 512;
 const SLICE = 4 << 20;
 const NOTHING = new Uint8Array(0);
 
+// Bytes that were read are given back at once: they are sent to where nobody is. Left to be
+// collected, the slices of a file add up to all of it; `transfer` leaves them with the browser.
+const { port1: nowhere, port2: nobody } = new MessageChannel();
+nobody.close();
+const giveBack = ({ byteLength, buffer }) => {
+  if (byteLength && byteLength === buffer.byteLength) nowhere.postMessage(null, [buffer]);
+};
+
 const starts = (head, hex) => {
   const magic = hex.match(/../g).map((pair) => parseInt(pair, 16));
   return magic.every((byte, i) => head[i] === byte);
@@ -43,22 +51,19 @@ export const checkHead = (head, rules, packed = null) => {
 // What is not packed: read when it is asked for.
 const plain = (blob, most) => {
   const reader = new FileReaderSync();
-  let [at, held] = [0, NOTHING];
+  // `held` is what is left of a slice.
+  let [at, slice, held] = [0, NOTHING, NOTHING];
   const end = Math.min(blob.size, most);
   return {
     read: (room) => {
       if (!held.length && at < end) {
-        held = new Uint8Array(reader.readAsArrayBuffer(blob.slice(at, Math.min(at + SLICE, end))));
+        held = slice = new Uint8Array(reader.readAsArrayBuffer(blob.slice(at, Math.min(at + SLICE, end))));
         at += held.length;
       }
       const taken = Math.min(held.length, room.length);
       room.set(held.subarray(0, taken));
       held = held.subarray(taken);
-      // Given back at once: collected only later, the slices of a file add up.
-      if (!held.length && held.buffer.byteLength) {
-        held.buffer.transfer?.(0);
-        held = NOTHING;
-      }
+      if (!held.length) { giveBack(slice); slice = held = NOTHING; }
       return taken;
     },
     allowance: () => 0,
@@ -161,7 +166,7 @@ const fromChunks = (chunks, allowance) => {
         room.set(piece, written);
         written += piece.length;
         from += piece.length;
-        if (from === chunks[next].length) { chunks[next++] = null; from = 0; }
+        if (from === chunks[next].length) { giveBack(chunks[next]); chunks[next++] = null; from = 0; }
       }
       return written;
     },
