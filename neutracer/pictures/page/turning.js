@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is shown: the device of a file, with all that is asked of it anew when it is another one.
+
+import { inOrder, past } from "./client.js";
+import { clean } from "./clean.js";
+import { byId, made } from "./dom.js";
+import { drawFindings, failures, ownFindings } from "./findings.js";
+import { HOST, bytes, deviceName, duration, many, settingsWords } from "./units.js";
+
+// The event that a page opens on: the peak, or where nothing was ever allocated, the last.
+const firstEvent = ({ peak, start, events }) => (peak.allocated.event < 0 && !start.allocated ? events - 1
+  : Math.max(peak.allocated.event, -1));
+
+export const turning = (app, parts) => {
+  const isTold = () => app.told && app.files[app.fileIndex]?.isOwn;
+  const toldOf = (device) => (isTold() ? app.told.devices.find((one) => one.device === device) ?? null : null);
+
+  const setBands = async () => {
+    const { bands } = await app.ask("bands", { by: app.state.stacking, query: app.state.query });
+    app.bands = bands;
+  };
+
+  // `bands`: what a file that is turned to lacks as well, without which nothing of it can be drawn.
+  const setAxis = async (bands = null) => {
+    const { trace, state } = app;
+    // Until the core has answered, nothing is drawn: its axes are not those of the view.
+    app.axis = null;
+    const file = app.files[app.fileIndex];
+    const axis = await file.ask("axes", { byTime: state.axis === "time" && trace.isTimed, raw: state.raw });
+    // The file has these axes from here on, even if another one is shown by now.
+    file.axis = { ...axis, lanes: { lanes: [], pools: [] } };
+    file.summary = null;
+    if (app.trace !== trace) throw past("another trace is shown");
+    if (bands) await bands();
+    app.axis = file.axis;
+    const at = await app.ask("place", { events: trace.ooms.map(({ event }) => event) });
+    app.ooms = trace.ooms.map((oom, k) => ({ ...oom, x: at[k] }));
+    Object.assign(app.view, { x0: 0, x1: axis.width, y0: 0, y1: axis.height });
+    app.first = { x1: axis.width, y1: axis.height, axis: trace.isTimed ? "time" : "event", device: app.firstDevice };
+  };
+
+  // The lanes under the timeline come after its first picture.
+  const setLanes = async () => {
+    const { axis } = app.files[app.fileIndex];
+    axis.lanes = await app.ask("lanes");
+  };
+
+  // What blocks were for, which the first picture does not wait for either.
+  const settle = async () => {
+    const { trace } = app;
+    if (trace.isKnown === undefined) Object.assign(trace, await app.ask("settle"));
+    const byCategory = document.querySelector("[data-by=categories]");
+    byCategory.disabled = !trace.isKnown;
+    byCategory.title = trace.isKnown ? "" : "nothing in the trace says what its blocks are for";
+  };
+
+  const figures = () => {
+    const { trace } = app;
+    const end = toldOf(app.state.device)?.figures;
+    const rows = end ?? [
+      ["peak allocated", bytes(trace.peak.allocated.bytes), ""],
+      ["peak reserved", bytes(trace.peak.reserved.bytes), trace.ooms.length ? "worst" : ""],
+    ];
+    const box = byId("figures");
+    box.replaceChildren();
+    for (const [word, value, kind] of rows) {
+      const part = made(box, "div", "", kind);
+      made(part, "dt", word);
+      made(part, "dd", value);
+    }
+    const { settings: inForce, partial } = app.about;
+    const history = !trace.events ? "no history" : trace.complete ? "history complete" : "history begins late";
+    const isHost = trace.isHost || inForce.isPinned;
+    const words = [isHost ? deviceName(HOST) : inForce.isCpu ? "cpu" : deviceName(app.state.device),
+      many(trace.events, "event") + (trace.isTimed ? ` over ${duration(trace.duration)}` : ""), history,
+      ...(isHost ? [] : [settingsWords(inForce)])];
+    if (partial) words.push(`only a part was read: ${partial}`);
+    byId("facts").textContent = toldOf(app.state.device)?.facts ?? clean(words.join(" · "));
+  };
+
+  // What puts another file or device in place of the one that is shown, one after the other.
+  const inTurn = inOrder();
+
+  // Another device, or another file: everything is asked anew. `isShown`: drawn at once.
+  const turnTo = async (device, isShown = true) => {
+    const file = app.files[app.fileIndex];
+    const known = file.device === device && file.trace;
+    app.axis = null;
+    app.serial += 1;
+    // Until it is there, the core has none.
+    file.device = null;
+    app.trace = known ? file.trace : await file.ask("device", device);
+    file.trace = app.trace;
+    file.device = device;
+    app.serial += 1;
+    app.shot = null;
+    app.settled = false;
+    Object.assign(app, { pinned: null, hovered: null, ranged: null, moment: null });
+    app.start = {
+      event: firstEvent(app.trace), pin: -1, held: false, range: null, query: "",
+      axis: app.trace.isTimed ? "time" : "event", stacking: "stacks", raw: false,
+    };
+    Object.assign(app.state, app.start, { device });
+    await setAxis(setBands);
+    const { trace } = app;
+    figures();
+    drawFindings(app, toldOf(device)?.findings ?? ownFindings(app));
+    document.querySelector("[data-axis=time]").disabled = !trace.isTimed;
+    byId("kept").textContent = `all ${many(trace.rows, "allocation")} and ${many(trace.events, "event")}`;
+    byId("device").value = String(device);
+    parts.settings.reset();
+    app.moved();
+    if (isShown) parts.overview.now();
+    await Promise.all([settle(), setLanes()]);
+    // What has no stack has a place by now, where a backward pass says whose it was.
+    if (trace.isNamed) { app.serial += 1; await setBands(); app.show(); }
+    if (trace.ooms.length && !toldOf(device)) drawFindings(app, ownFindings(app, await failures(app)));
+    parts.lists.reset();
+    if (isShown) parts.overview.now();
+    await app.askMoment();
+    // Pictures that waited for the rest of a file are no measure of zooming and panning.
+    Object.assign(app, { redraws: [], exact: [] });
+  };
+
+  const showFile = async (index, device, isShown = true) => {
+    app.fileIndex = index;
+    const file = app.files[index];
+    app.about = file.about;
+    app.title = file.title;
+    byId("title").textContent = document.title = file.title;
+    const devices = file.isOwn ? app.told.devices.map((one) => one.device) : file.about.devices;
+    file.devices = devices;
+    app.firstDevice = devices[0] ?? 0;
+    byId("device").replaceChildren(...devices.map((number) => {
+      const option = made(null, "option", toldOf(number)?.name ?? deviceName(number));
+      option.value = String(number);
+      return option;
+    }));
+    byId("device-choice").hidden = devices.length < 2;
+    byId("file-choice").hidden = app.files.length < 2;
+    byId("file").replaceChildren(...app.files.map(({ title }, k) => {
+      const option = made(null, "option", title);
+      option.value = String(k);
+      return option;
+    }));
+    byId("file").value = String(index);
+    byId("save").hidden = false;
+    await turnTo(device ?? file.device ?? app.firstDevice, isShown);
+  };
+
+  // Another file or device, and if there is no memory for it, again what was shown before.
+  const turned = async (index, device) => {
+    const before = [app.fileIndex, app.state.device];
+    try {
+      await (index === before[0] && device !== undefined ? turnTo(device) : showFile(index, device));
+    } catch (error) {
+      app.complain(error);
+      await showFile(...before);
+    }
+  };
+
+  let chosen = null;
+  // What somebody chose; of several choices in a row, only the last is followed.
+  const choose = (index, device) => {
+    const mine = { index, device };
+    chosen = mine;
+    return inTurn(async () => {
+      if (chosen !== mine) return;
+      await turned(index, device);
+      app.show();
+      parts.overview.now();
+      app.render();
+    }).catch(app.complain);
+  };
+  return { choose, inTurn, isTold, setAxis, setBands, setLanes, showFile, turned };
+};
