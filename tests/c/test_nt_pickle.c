@@ -273,6 +273,40 @@ NT_TEST(truncated_lists_keep_whole_items)
     NT_CHECK_UINT(before, 3);
 }
 
+/* Values that go into the memo one after the other. */
+enum { MEMOIZED = 140000 };
+
+static nt_status
+pickle_long_body(nt_test *t, const nt_alloc *alloc, void *ctx)
+{
+    (void)ctx;
+    static uint8_t bytes[3 * MEMOIZED + 8] = {0x80, 4};
+    uint8_t *at = bytes + 2;
+    for (size_t i = 0; i < MEMOIZED; i++) {
+        memcpy(at, "N\x94\x30", 3); /* NONE, MEMOIZE, POP */
+        at += 3;
+    }
+    memcpy(at, "j\xdf\x22\x02\0.", 6); /* entry 139,999 */
+    pickle_read r;
+    const nt_status status = pickle_run(&r, alloc, bytes, (size_t)(at + 6 - bytes));
+    if (status == NT_OK) {
+        NT_CHECK_UINT(nt_value_tag_of(r.result.root), NT_VALUE_NONE);
+    }
+    pickle_clear(&r);
+    return status;
+}
+
+NT_TEST(room_for_the_memo_is_foreseen)
+{
+    nt_budget budget;
+    nt_budget_init(&budget, nt_alloc_system(), SIZE_MAX);
+    const nt_alloc alloc = nt_budget_alloc(&budget);
+    NT_CHECK_UINT(pickle_long_body(t, &alloc, NULL), NT_OK);
+    /* Twice as much at the most where it is not. */
+    NT_CHECK(budget.peak < MEMOIZED * sizeof(nt_value) + 300000);
+    nt_test_sweep(t, pickle_long_body, NULL);
+}
+
 static nt_status
 pickle_body(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
@@ -308,6 +342,7 @@ const nt_test_case nt_pickle_tests[] = {
     NT_CASE(depth_is_bounded),
     NT_CASE(bounded_dicts_are_refused_as_they_come),
     NT_CASE(truncated_lists_keep_whole_items),
+    NT_CASE(room_for_the_memo_is_foreseen),
     NT_CASE(reading_survives_running_out_of_memory),
     NT_CASES_END,
 };

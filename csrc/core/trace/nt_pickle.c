@@ -84,8 +84,7 @@ pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value)
     }
     const size_t need = (size_t)index + 1;
     if (need > p->memo_count) {
-        NT_TRY(nt_grow(&p->alloc, (void **)&p->memo, &p->memo_capacity, need,
-                       sizeof(nt_value), p->err));
+        NT_TRY(nt_pickle_grow_memo(p, need));
         memset(p->memo + p->memo_count, 0, (need - p->memo_count) * sizeof(nt_value));
         p->memo_count = need;
         p->memoized++;

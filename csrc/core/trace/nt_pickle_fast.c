@@ -17,6 +17,43 @@ typedef struct fast_fields {
     size_t pair_count;
 } fast_fields;
 
+/* Entries from which on their density in the file says how many more there are. */
+#define FAST_SAMPLE ((size_t)1 << 16)
+
+/* Entries that the memo is likely to have in all, if the rest of the input has as many
+ * a byte; 0 where that is not known. */
+static size_t
+fast_expect_memo(const nt_pickle *p, size_t count)
+{
+    const uint64_t offset = nt_source_offset(p->source), total = p->source->total;
+    if (count < FAST_SAMPLE || total <= offset || offset == 0) {
+        return 0;
+    }
+    /* By an eighth at least, so that guesses that are too low stay few. */
+    const double more = (double)count * ((double)(total - offset) / (double)offset);
+    const double least = (double)count / 8;
+    const double expected = (double)count + (more > least ? more : least);
+    return expected < (double)UINT32_MAX ? (size_t)expected : 0;
+}
+
+nt_status
+nt_pickle_grow_memo(nt_pickle *p, size_t need)
+{
+    const size_t expected = fast_expect_memo(p, need);
+    size_t bytes;
+    if (need > p->memo_capacity && nt_size_mul(expected, sizeof(nt_value), &bytes) &&
+        bytes != 0) {
+        nt_value *memo = p->alloc.resize(p->alloc.ctx, p->memo,
+                                         p->memo_capacity * sizeof(nt_value), bytes);
+        if (memo != NULL) {
+            p->memo = memo;
+            p->memo_capacity = expected;
+        }
+    }
+    return nt_grow(&p->alloc, (void **)&p->memo, &p->memo_capacity, need,
+                   sizeof(nt_value), p->err);
+}
+
 /* SHORT_BINUNICODE or BINUNICODE at *at, with its memo opcode. */
 static nt_fast
 fast_string(nt_pickle *p, const uint8_t **at, nt_value *out)

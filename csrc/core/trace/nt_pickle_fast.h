@@ -57,9 +57,7 @@ nt_pickle_fast_memo(nt_pickle *p, const uint8_t **at, nt_value value)
         return NT_FAST_OTHER;
     }
     if (NT_UNLIKELY(index == p->memo_capacity)) {
-        NT_FAST_TRY(
-            NT_FAST_STATUS(nt_grow(&p->alloc, (void **)&p->memo, &p->memo_capacity,
-                                   index + 1, sizeof(nt_value), p->err)));
+        NT_FAST_TRY(NT_FAST_STATUS(nt_pickle_grow_memo(p, index + 1)));
     }
     p->memo[index] = value;
     p->memo_count = index + 1;

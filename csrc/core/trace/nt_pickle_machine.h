@@ -346,6 +346,11 @@ nt_pickle_is_element(const nt_pickle *p, nt_value value)
 nt_status
 nt_pickle_fast_records(nt_pickle *p, bool *done);
 
+/* Room for `need` entries in the memo, and where that is foreseen, for all that are to
+ * come: a memo that moves as it grows leaves as much room unused. */
+nt_status
+nt_pickle_grow_memo(nt_pickle *p, size_t need);
+
 /* nt_pickle_close.c -------------------------------------------------------- */
 
 /* Closes what a truncated input left open; one value stands on the stack then. */

@@ -96,9 +96,7 @@ template_read_parts(nt_pickle *p, nt_pickle_template *t, const uint8_t **at)
          */
         const size_t added = part->hole_count[NT_HOLE_PUT];
         if (NT_UNLIKELY(p->memo_capacity - p->memo_count < added)) {
-            NT_FAST_TRY(NT_FAST_STATUS(nt_grow(&p->alloc, (void **)&p->memo,
-                                               &p->memo_capacity, p->memo_count + added,
-                                               sizeof(nt_value), p->err)));
+            NT_FAST_TRY(NT_FAST_STATUS(nt_pickle_grow_memo(p, p->memo_count + added)));
         }
         if (!template_fill(p, t, part, *at)) {
             return NT_FAST_OTHER;
