@@ -17,10 +17,11 @@ export const links = (app, parts, { inTurn, isTold, turned }) => {
   app.moved = () => { clearTimeout(later); later = setTimeout(remember, 150); };
 
   const follow = async () => {
+    // Without a file it waits for one.
+    if (!app.trace) return;
     // The link is written anew while it is followed.
     const { hash } = location;
     app.linked = hash;
-    if (!app.trace) return;
     const found = read(hash, Infinity, Infinity);
     const { devices } = app.files[app.fileIndex];
     const device = devices.includes(found.device) ? found.device : app.firstDevice;
@@ -52,5 +53,5 @@ export const links = (app, parts, { inTurn, isTold, turned }) => {
     document.documentElement.dataset.ready = "1";
     document.documentElement.dataset.links = String(Number(document.documentElement.dataset.links || 0) + 1);
   });
-  return { restore };
+  return { follow, restore };
 };

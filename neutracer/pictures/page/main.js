@@ -24,9 +24,10 @@ const dataOf = (id) => JSON.parse(byId(id)?.textContent || "null");
 const phone = () => window.innerWidth < 560;
 const { documentElement: root } = document;
 
+// `linked`: the address that the page shows or wrote; a link that is still to be followed is another.
 const app = {
   files: [], fileIndex: -1, serial: 0, redraws: [], exact: [], view: { x0: 0, x1: 1, y0: 0, y1: 1 },
-  linked: location.hash, bands: [], ooms: [], pinned: null, hovered: null, moment: null, ranged: null,
+  linked: location.hash ? null : "", bands: [], ooms: [], pinned: null, hovered: null, moment: null, ranged: null,
   rules: dataOf("rules"), told: dataOf("told"),
   state: {
     tab: "overview", device: 0, legend: !phone(), event: -1, pin: -1, held: false, range: null, query: "",
@@ -243,8 +244,8 @@ const alive = () => {
   const rest = app.state.query.replace(/\s*\balive:[\d,]+/g, "").trim();
   app.set({ query: app.state.query.includes(term) ? rest : `${rest} ${term}`.trim(), tab: "allocations" });
 };
-const { restore } = links(app, parts, { inTurn, isTold, turned });
-const { openAll, wireFiles } = opening(app, parts, { inTurn, showFile });
+const { follow, restore } = links(app, parts, { inTurn, isTold, turned });
+const { openAll, wireFiles } = opening(app, parts, { follow, inTurn, showFile });
 const { showKeys, wireKeys } = keyboard(app, parts, { alive, choose });
 
 const wire = () => {

@@ -15,7 +15,7 @@ const progress = (name) => (share) => {
   byId("progress").textContent = `reading ${name}: ${Math.round(share * 100)} %`;
 };
 
-export const opening = (app, parts, { inTurn, showFile }) => {
+export const opening = (app, parts, { follow, inTurn, showFile }) => {
   // Offers what fits of a file, or of its first `most` bytes, for which a page has no memory.
   const offer = ({ blob, name, most = Infinity }, error) => {
     app.complain(new Error(`${clean(name)}: ${error.message}`));
@@ -87,13 +87,15 @@ export const opening = (app, parts, { inTurn, showFile }) => {
     app.render();
   };
 
-  // What somebody chose or dropped.
+  // What somebody chose or dropped. A link of the page without a file is about the first one.
   const take = (list) => {
     byId("trouble").hidden = true;
     byId("trouble").replaceChildren();
     return inTurn(async () => {
       document.documentElement.dataset.ready = "";
+      const isFirst = !app.files.length;
       await openAll(list).catch(app.complain);
+      if (isFirst && location.hash) await follow().catch(app.complain);
       document.documentElement.dataset.ready = "1";
     });
   };

@@ -11,6 +11,16 @@ import { HOST, bytes, deviceName, duration, many, settingsWords } from "./units.
 const firstEvent = ({ peak, start, events }) => (peak.allocated.event < 0 && !start.allocated ? events - 1
   : Math.max(peak.allocated.event, -1));
 
+// A choice between some, which is none of one.
+const offer = (id, choices) => {
+  byId(`${id}-choice`).hidden = choices.length < 2;
+  byId(id).replaceChildren(...choices.map(([value, text]) => {
+    const option = made(null, "option", text);
+    option.value = String(value);
+    return option;
+  }));
+};
+
 export const turning = (app, parts) => {
   const isTold = () => app.told && app.files[app.fileIndex]?.isOwn;
   const toldOf = (device) => (isTold() ? app.told.devices.find((one) => one.device === device) ?? null : null);
@@ -122,27 +132,34 @@ export const turning = (app, parts) => {
     Object.assign(app, { redraws: [], exact: [] });
   };
 
+  // The devices of a file with their names, those first that ran out of memory. Several are
+  // replayed once to know that.
+  const surveyed = async ({ ask, about, isOwn }) => {
+    if (isOwn) return app.told.devices.map(({ device, name }) => ({ device, name }));
+    const found = about.devices.map((device) => ({ device, name: deviceName(device), fails: false }));
+    for (const one of found.length > 1 ? found : []) {
+      try {
+        const { peak, ooms } = await ask("device", one.device);
+        one.fails = ooms.length > 0;
+        one.name += `, ${bytes(peak.reserved.bytes)} at most${one.fails ? ", out of memory" : ""}`;
+      } catch (error) {
+        if (!error.isLimit) throw error;
+      }
+    }
+    return found.sort((a, b) => b.fails - a.fails);
+  };
+
   const showFile = async (index, device, isShown = true) => {
-    app.fileIndex = index;
     const file = app.files[index];
+    file.named ??= await surveyed(file);
+    app.fileIndex = index;
     app.about = file.about;
     app.title = file.title;
     byId("title").textContent = document.title = file.title;
-    const devices = file.isOwn ? app.told.devices.map((one) => one.device) : file.about.devices;
-    file.devices = devices;
-    app.firstDevice = devices[0] ?? 0;
-    byId("device").replaceChildren(...devices.map((number) => {
-      const option = made(null, "option", toldOf(number)?.name ?? deviceName(number));
-      option.value = String(number);
-      return option;
-    }));
-    byId("device-choice").hidden = devices.length < 2;
-    byId("file-choice").hidden = app.files.length < 2;
-    byId("file").replaceChildren(...app.files.map(({ title }, k) => {
-      const option = made(null, "option", title);
-      option.value = String(k);
-      return option;
-    }));
+    file.devices = file.named.map((one) => one.device);
+    app.firstDevice = file.devices[0] ?? 0;
+    offer("device", file.named.map((one) => [one.device, one.name]));
+    offer("file", app.files.map(({ title }, k) => [k, title]));
     byId("file").value = String(index);
     byId("save").hidden = false;
     await turnTo(device ?? file.device ?? app.firstDevice, isShown);

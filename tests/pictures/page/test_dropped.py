@@ -27,6 +27,9 @@ from neutracer.units import format_bytes
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
 
+FACTS = "document.getElementById('facts').innerText"
+FINDINGS = "document.getElementById('findings').innerText"
+
 DATA = TESTS / "data"
 CORPUS = TESTS / "fuzz" / "corpus"
 SNAPSHOTS = sorted(path.name.partition(".")[0] for path in DATA.glob("*.pickle.xz"))
@@ -438,6 +441,46 @@ def test_page_says_what_is_wrong_and_goes_on(chromium, page, tmp_path):
     assert chromium.value(f"{trouble}") == ""
 
 
+def test_page_opens_on_the_device_that_ran_out_of_memory(chromium, page, tmp_path):
+    program = two_devices()
+    oom = {"action": "oom", "addr": 0, "size": 1 << 30, "stream": 0, "frames": [], "time_us": 9999}
+    program["device_traces"][2].append({**oom, "device_free": 1 << 20})
+    path = tmp_path / "two.pickle"
+    path.write_bytes(pickle.dumps(program))
+    drop(chromium, page, path)
+    assert chromium.value(FACTS).startswith("cuda:2 ")
+    assert "out of memory: requested 1,024 MiB" in chromium.value(FINDINGS)
+    names = "[...document.getElementById('device').options].map((option) => option.textContent)"
+    snap = neutracer.load(path)
+    peaks = [format_bytes(snap.timeline(number).peak("reserved").bytes) for number in (2, 0)]
+    assert chromium.value(names) == [
+        f"cuda:2, {peaks[0]} at most, out of memory",
+        f"cuda:0, {peaks[1]} at most",
+    ]
+
+
+def test_a_link_is_followed_when_its_file_is_dropped(chromium, page, tmp_path):
+    """Sent along with the file, to somebody who has the page without one."""
+    path = plain("frag_default", tmp_path)
+    chromium.open(page)
+    chromium.until("document.documentElement.dataset.ready", "1")
+    link = "#tab=allocations&e=1433&t=10000,20000&q=size>100MiB"
+    chromium.value(f"location.hash = {link!r}")
+    chromium.until("document.documentElement.dataset.links", "1")
+    chromium.value("document.documentElement.dataset.ready = ''")
+    chromium.choose("#pick", path)
+    chromium.until("document.documentElement.dataset.ready", "1")
+    chromium.until("document.getElementById('allocation-words').innerText", "11 of 816 allocations")
+    chromium.until("document.getElementById('panel').innerText.includes('1,433')")
+    chromium.calm()
+    kept = chromium.value("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
+    assert kept == {"tab": "allocations", "e": "1433", "t": "10000,20000", "q": "size>100MiB"}
+    # What is dropped beside it has the page's own first view.
+    chromium.choose("#pick", plain("metadata", tmp_path))
+    chromium.until("document.title", "metadata.pickle")
+    chromium.until("location.hash.includes('t=')", False)
+
+
 def test_ranks_stand_side_by_side_and_the_odd_one_is_marked(chromium, page, tmp_path):
     paths = []
     for rank in range(4):
@@ -507,7 +550,6 @@ def test_two_files_and_two_moments_are_compared(chromium, page, tmp_path):
 
 
 TROUBLE = "document.getElementById('trouble').innerText"
-FACTS = "document.getElementById('facts').innerText"
 
 
 def choose_at_once(browser, name, *values):
