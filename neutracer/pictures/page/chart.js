@@ -4,7 +4,7 @@
 // the last ones stand where they belong in the new range.
 
 import { fitCanvas, rgb } from "./dom.js";
-import { bytes, count, steps } from "./units.js";
+import { byteTicks, bytes, count, digits, steps } from "./units.js";
 
 const FONT = "12px system-ui, sans-serif";
 const LANE = 16;
@@ -42,11 +42,13 @@ const frame = (app, g, pen, top, height, low, high, most) => {
   pen.strokeRect(g.left - 0.5, top - 0.5, g.plotWidth + 1, height + 1);
   pen.fillStyle = colours.grey;
   pen.textAlign = "right";
-  for (const at of steps(low, high, most, true)) {
+  const ticks = steps(low, high, most, true);
+  const words = byteTicks(ticks);
+  ticks.forEach((at, k) => {
     const y = top + height - ((at - low) / (high - low)) * height;
-    pen.fillText(bytes(at), g.left - 7, Math.min(y + 4, top + height + 3));
+    pen.fillText(words[k], g.left - 7, Math.min(y + 4, top + height + 3));
     pen.fillRect(g.left - 4, Math.round(y), 3, 1);
-  }
+  });
 };
 
 // Hairlines between segments, where they do not hide what they part.
@@ -65,9 +67,9 @@ const borders = (app, g, pen) => {
 const timeTick = (us, { x0, x1 }) => {
   const span = x1 - x0;
   if (span < 2e3) return `${count(us)} µs`;
-  const [unit, name] = span >= 2e6 ? [1e6, "s"] : [1e3, "ms"];
+  const [unit, name] = span >= 1e6 ? [1e6, "s"] : [1e3, "ms"];
   const places = Math.max(0, Math.min(3, Math.ceil(-Math.log10(span / unit / 8))));
-  return `${(us / unit).toFixed(places)} ${name}`;
+  return `${digits(us / unit, places)} ${name}`;
 };
 
 const timeName = ({ trace, axis }) => (!trace.events ? "no history: the moment of the snapshot"
@@ -231,7 +233,7 @@ export const drawChart = (app, canvas, g) => {
 
 // A picture of its own: the strip above the map, without an axis.
 export const drawSmall = (canvas, colours, strip, map, height) => {
-  const width = canvas.parentElement.clientWidth;
+  const width = Math.floor(canvas.parentElement.getBoundingClientRect().width);
   const { pen } = fitCanvas(canvas, width, height);
   pen.fillStyle = colours.page;
   pen.fillRect(0, 0, width, height);

@@ -40,6 +40,10 @@ export const differences = (before, after) => {
 
 const signed = (size) => `${size > 0 ? "+" : size < 0 ? "−" : ""}${bytes(Math.abs(size))}`;
 
+// Words under a point of an axis, within the picture.
+const tick = (pen, text, x, y, width) => pen.fillText(text, Math.min(x, width - pen.measureText(text).width / 2 - 1), y);
+
+// `run`: what a click on a row's first cell does, where there is something.
 const table = (box, title, heads, rows) => {
   made(box, "h2", title);
   const frame = made(box, "div", "", "wide-table");
@@ -47,9 +51,12 @@ const table = (box, title, heads, rows) => {
   const head = made(made(own, "thead"), "tr");
   heads.forEach((name, k) => made(head, "th", name, k ? "num" : ""));
   const body = made(own, "tbody");
-  for (const { cells, isOdd } of rows) {
+  for (const { cells, isOdd, run } of rows) {
     const line = made(body, "tr", "", isOdd ? "odd" : "");
-    cells.forEach((cell, k) => made(line, "td", cell, k ? "num" : ""));
+    const [first, ...rest] = cells;
+    const name = made(line, "td", run ? "" : first);
+    if (run) made(name, "button", first, "link").addEventListener("click", run);
+    for (const cell of rest) made(line, "td", cell, "num");
   }
 };
 
@@ -61,7 +68,8 @@ const growth = (box, title, before, after, names) => {
   if (!rows.length) made(box, "p", "No difference.", "muted");
 };
 
-export const compare = (app) => {
+// `open` shows the file of a number.
+export const compare = (app, open) => {
   let mark = null;
   const isMarked = () => mark?.file === app.files[app.fileIndex] && mark.device === app.state.device;
   const marked = () => {
@@ -127,7 +135,7 @@ export const compare = (app) => {
     pen.fillStyle = colours.grey;
     pen.textAlign = "center";
     for (const at of steps(0, span, wide / 90)) {
-      pen.fillText(files[0].axis.byTime ? duration(at) : count(at), left + (at / span) * wide, top + high + 18);
+      tick(pen, files[0].axis.byTime ? duration(at) : count(at), left + (at / span) * wide, top + high + 18, width);
     }
     pen.textAlign = "left";
     pen.fillText(`allocated by file and time, the darkest is ${bytes(most)}`, left, 14, wide);
@@ -150,7 +158,7 @@ export const compare = (app) => {
     for (const at of steps(0, most, 5, true)) pen.fillText(bytes(at), left - 6, top + high - (at / most) * high + 4);
     pen.textAlign = "center";
     for (const at of steps(0, longest, wide / 90)) {
-      pen.fillText(files[0].axis.byTime ? duration(at) : count(at), left + (at / longest) * wide, HEIGHT - 8);
+      tick(pen, files[0].axis.byTime ? duration(at) : count(at), left + (at / longest) * wide, HEIGHT - 8, width);
     }
     pen.strokeStyle = colours.line;
     pen.strokeRect(left, top, wide, high);
@@ -178,15 +186,16 @@ export const compare = (app) => {
       peak: files.map(({ trace }) => trace.peak.allocated.bytes),
       reserved: files.map(({ trace }) => trace.peak.reserved.bytes),
       unused: files.map(({ trace }) => trace.peak.reserved.bytes - trace.peak.allocated.bytes),
+      failed: files.map(({ trace }) => trace.ooms.length),
     };
     const odd = files.map(() => false);
     if (files.length > 2) {
       for (const values of Object.values(figures)) oddOnes(values).forEach((is, k) => { odd[k] ||= is; });
     }
     const holders = summaries.map(({ moment }) => moment.places[0]);
-    table(box, files.length > 2 ? "Ranks" : "Files", ["", "peak allocated", "peak reserved", "unused", "OOM", "largest holder"],
+    table(box, "Files", ["", "peak allocated", "peak reserved", "unused", "OOM", "largest holder"],
       files.map((file, k) => ({
-        isOdd: odd[k],
+        isOdd: odd[k], run: () => open(app.files.indexOf(file)),
         cells: [odd[k] ? `${file.title} (differs)` : file.title, bytes(figures.peak[k]), bytes(figures.reserved[k]),
           `${bytes(figures.unused[k])}, ${share(figures.unused[k] / Math.max(figures.reserved[k], 1))}`,
           String(file.trace.ooms.length), holders[k] ? `${bytes(holders[k].bytes)} ${holders[k].name}` : "–"],

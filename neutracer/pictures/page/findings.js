@@ -7,12 +7,18 @@ import { bytes, count, share } from "./units.js";
 
 const SHOWN = 2;
 
+const NOTHING = { severity: "info", message: "nothing stands out: no out-of-memory event, no fragmentation worth mentioning", notes: [] };
+
 // Requests that failed which are told of.
 const FAILURES = 3;
 
+// From so many bytes and from this share of what is reserved on, it is worth a line.
+const LEAST = 2 ** 28;
+const LEAST_SHARE = 0.2;
+
 // Why a request failed, from the moment at which it did.
 // `most`: bytes that were reserved at the most.
-const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestHole, places }) => {
+const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestHole, pending, places }) => {
   const inside = reserved - allocated;
   const [first] = places;
   const notes = [`${by} asked for it. ${bytes(allocated)} were allocated then${
@@ -26,35 +32,63 @@ const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestH
     notes.push(`${bytes(inside)} of the ${bytes(reserved)} reserved were free in pieces, the largest ${bytes(largestHole)}.`
       + (inside + more < asked ? "" : `${inside < asked ? ` With ${bytes(more)} that the process had before, these` : " These"} would have been enough: that is fragmentation.`));
   }
+  if (pending) notes.push(`${bytes(pending)} of that was freed, and waited for another stream.`);
   notes.push("The event's button takes the cursor there: Stacks shows who holds what, and Settings what other settings do.");
+  notes.push("With the file, the command neutracer explain says what made the difference, and what would have fitted.");
   return notes;
 };
 
-// The moments at which requests failed.
-export const failures = (app) => Promise.all(
-  app.trace.ooms.slice(0, FAILURES).map(({ event }) => app.ask("moment", { event })));
+// What was reserved at most beyond what was ever allocated, where that is much.
+const unusedAtMost = ({ peak }) => {
+  const unused = peak.reserved.bytes - peak.allocated.bytes;
+  return unused > LEAST && unused / peak.reserved.bytes > LEAST_SHARE ? unused : 0;
+};
 
-// What the figures of a device say by themselves; `moments` are those of its failures, once
+// The moments that the findings are about: those at which requests failed, and that of the most
+// that was reserved.
+export const looked = async (app) => {
+  const { trace } = app;
+  const at = (event) => app.ask("moment", { event });
+  return {
+    failures: await Promise.all(trace.ooms.slice(0, FAILURES).map(({ event }) => at(event))),
+    most: unusedAtMost(trace) ? await at(trace.peak.reserved.event) : null,
+  };
+};
+
+const unusedFinding = ({ peak }, unused, most) => {
+  const { event } = peak.reserved;
+  const { pending = 0 } = most ?? {};
+  if (pending > unused / 2) {
+    return {
+      severity: "serious", message: `${bytes(pending)} was freed and waited for another stream when most was reserved`, event,
+      notes: ["What another stream uses (record_stream) can't be used again before that stream is done with it: synchronize the "
+        + "two before the tensors are freed, or keep the host from running so far ahead. Settings of the allocator change nothing."],
+    };
+  }
+  return {
+    severity: "moderate", message: `${bytes(unused)} (${share(unused / peak.reserved.bytes)}) more was reserved at most than was ever allocated`,
+    event, notes: ["Settings shows what expandable_segments:True would have reserved."],
+  };
+};
+
+// What the figures of a device say by themselves; `moments` are those that they are about, once
 // they are known.
-export const ownFindings = (app, moments = []) => {
+export const ownFindings = (app, moments = { failures: [], most: null }) => {
   const { trace, about } = app;
   const found = [];
   trace.ooms.slice(0, FAILURES).forEach((oom, k) => {
     found.push({
       severity: "severe", message: `out of memory: requested ${bytes(oom.asked)} at event ${count(oom.event)}`
         + `${oom.free >= oom.asked ? ", though the device had room" : ""}`, event: oom.event,
-      notes: moments[k] ? failureNotes(oom, trace.peak.reserved.bytes, moments[k]) : [`The device had ${bytes(oom.free)} free.`],
+      notes: moments.failures[k] ? failureNotes(oom, trace.peak.reserved.bytes, moments.failures[k]) : [`The device had ${bytes(oom.free)} free.`],
     });
   });
-  const peak = trace.peak.reserved;
-  const unused = peak.bytes - trace.peak.allocated.bytes;
-  if (peak.bytes && unused / peak.bytes > 0.2 && unused > 2 ** 28) {
-    found.push({
-      severity: "moderate", message: `${bytes(unused)} (${share(unused / peak.bytes)}) more was reserved at most than was ever allocated`,
-      event: peak.event, notes: ["Settings shows what expandable_segments:True would have reserved."],
-    });
-  }
+  const unused = unusedAtMost(trace);
+  if (unused) found.push(unusedFinding(trace, unused, moments.most));
   if (about.partial) found.push({ severity: "moderate", message: `only a part was read: ${about.partial}`, notes: [] });
+  if (!found.length) {
+    found.push({ ...NOTHING, notes: ["Memory that grows from step to step, and why blocks are kept, is found with the file by the command neutracer report."] });
+  }
   if (trace.events && !trace.complete) {
     found.push({ severity: "info", message: "the history begins late: what was allocated before is known from what is left of it",
       notes: ["Who allocated that is seen where recording begins with the program, with room for all of its events (max_entries)."] });
@@ -85,9 +119,7 @@ export const drawFindings = (app, findings) => {
   const box = byId("findings");
   box.replaceChildren();
   if (!findings.length) {
-    article(app, box, {
-      severity: "info", message: "Nothing stands out: no out-of-memory event, no fragmentation worth mentioning.", notes: [],
-    });
+    article(app, box, NOTHING);
     return;
   }
   for (const finding of findings.slice(0, SHOWN)) article(app, box, finding);

@@ -5,6 +5,10 @@ import { byId } from "./dom.js";
 import { saveCsv, savePng } from "./exports.js";
 import { TABS } from "./state.js";
 
+// The chart's keys that work wherever the focus is on its tab; those up and down scroll the page,
+// and Enter presses the button that has the focus.
+const CHART = ["+", "=", "-", "0", "ArrowLeft", "ArrowRight"];
+
 const cycle = (list, now) => list[(list.indexOf(now) + 1) % list.length];
 
 export const keyboard = (app, parts, { alive, choose }) => {
@@ -26,6 +30,9 @@ export const keyboard = (app, parts, { alive, choose }) => {
       d: () => devices.length > 1 && choose(app.fileIndex, cycle(devices, state.device)),
     }[event.key];
     if (work) work();
+    const isOutside = !event.target.closest?.("#chart,#tabs");
+    const isFor = CHART.includes(event.key) || (event.key === "Enter" && event.target === document.body);
+    if (state.tab === "overview" && isOutside && isFor) parts.overview.key(event);
     if (/^[1-7]$/.test(event.key)) app.set({ tab: TABS[Number(event.key) - 1] });
   };
 

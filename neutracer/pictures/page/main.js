@@ -51,9 +51,16 @@ app.complain = (error) => {
   const box = byId("trouble");
   const words = clean(error.message);
   // Once is enough.
-  if (error.isPast || [...box.children].some(({ textContent }) => textContent === words)) return;
+  if (error.isPast || [...box.children].some(({ dataset }) => dataset.words === words)) return;
   box.hidden = false;
-  box.append(made(null, "p", words));
+  const line = made(box, "p", `${words} `);
+  line.dataset.words = words;
+  made(line, "button", "dismiss", "link").addEventListener("click", () => app.dismiss());
+};
+// What was wrong before is no matter now.
+app.dismiss = () => {
+  byId("trouble").hidden = true;
+  byId("trouble").replaceChildren();
 };
 
 const momentSoon = latest(({ file, event }) => file.ask("moment", { event }), (moment, { file, serial }) => {
@@ -125,6 +132,7 @@ const fitSoon = perFrame(() => {
 });
 // What stands above it comes with the answers.
 new ResizeObserver(fitSoon).observe(byId("main"));
+new ResizeObserver(() => { if (app.trace) parts.overview.draw(); }).observe(byId("trouble"));
 window.addEventListener("resize", () => {
   fitSoon();
   if (app.state.tab === "settings" || app.state.tab === "compare") app.render();
@@ -132,8 +140,11 @@ window.addEventListener("resize", () => {
 
 const frozenChip = () => {
   const { held, event } = app.state;
+  const words = (at) => `frozen at ${count(at)}`;
   byId("frozen").hidden = !held;
-  byId("frozen-words").textContent = held ? `cursor frozen at event ${count(event)}` : "";
+  byId("frozen-words").textContent = words(event);
+  // As wide for any event, so that nothing moves when it comes or goes.
+  byId("frozen-words").style.minWidth = `${words(app.trace.events).length}ch`;
 };
 
 app.render = perFrame(() => {
@@ -296,7 +307,8 @@ const start = async () => {
   app.recolour();
   Object.assign(parts, {
     overview: overview(app), segments: segments(app), stacks: flame(app), lists: lists(app),
-    settings: settings(app), compare: compare(app),
+    settings: settings(app),
+    compare: compare(app, (index) => choose(index).then(() => app.set({ tab: "overview" }))),
   });
   wire();
   wireKeys();

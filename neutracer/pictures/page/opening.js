@@ -78,7 +78,7 @@ export const opening = (app, parts, { follow, inTurn, showFile }) => {
     if (isEmpty) {
       for (const id of ["save", "device-choice", "file-choice"]) byId(id).hidden = true;
       for (const id of ["facts", "figures"]) byId(id).replaceChildren();
-      byId("title").textContent = document.title = "neutracer";
+      byId("title").textContent = byId("title").title = document.title = "neutracer";
     }
     if (!opened.length || isEmpty) return;
     if (app.files.length > 1 && opened.length > 1 && !location.hash) app.state.tab = "compare";
@@ -89,8 +89,7 @@ export const opening = (app, parts, { follow, inTurn, showFile }) => {
 
   // What somebody chose or dropped. A link of the page without a file is about the first one.
   const take = (list) => {
-    byId("trouble").hidden = true;
-    byId("trouble").replaceChildren();
+    app.dismiss();
     return inTurn(async () => {
       document.documentElement.dataset.ready = "";
       const isFirst = !app.files.length;

@@ -273,13 +273,14 @@ export const overview = (app) => {
     ArrowDown: (event) => (event.shiftKey ? zoomAddress(1 / 1.5) : pan(0, -0.1)),
     Enter: () => app.set({ held: !app.state.held, pin: -1 }),
   };
-  box.addEventListener("keydown", (event) => {
+  const key = (event) => {
     const work = keys[event.key];
     if (!work || !app.axis || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     work(event);
     overSoon();
-  });
+  };
+  box.addEventListener("keydown", key);
   const turns = {
     in: () => zoomTime(1.6), out: () => zoomTime(1 / 1.6), whole,
     range: () => app.state.range && look(...app.state.range),
@@ -290,5 +291,5 @@ export const overview = (app) => {
   const fit = () => { size(); ask(); paint(); soon(); };
   new ResizeObserver(fit).observe(byId("overview"));
   size();
-  return { draw: fit, now: () => { size(); ask(); paint(); draw(); }, over: overSoon, look, isBusy: picture.isBusy };
+  return { draw: fit, now: () => { size(); ask(); paint(); draw(); }, over: overSoon, look, key, isBusy: picture.isBusy };
 };

@@ -12,7 +12,7 @@ const at = (app, event) => (event >= 0 ? count(event) : app.trace.events ? "befo
 const momentRows = (app, moment) => {
   const { allocated, reserved } = moment;
   const rows = [["event", at(app, moment.event)]];
-  if (moment.action && moment.action !== "alloc") rows[0][1] += `, ${moment.action}`;
+  if (moment.action && moment.action !== "alloc") rows.push(["action", moment.action]);
   if (moment.time !== null && moment.event >= 0) rows.push(["time", duration(moment.time)]);
   rows.push(["allocated", bytes(allocated)], ["reserved", bytes(reserved)]);
   if (reserved) rows.push(["unused", share((reserved - allocated) / reserved)]);

@@ -30,6 +30,7 @@ export const settings = (app) => {
   options(roundup, ROUNDUPS);
   options(threshold, THRESHOLDS);
   let prepared = -1;
+  let program = null;
   let recorded = null;
   const canvases = [0, 1, 2, 3].map(() => document.createElement("canvas"));
 
@@ -93,6 +94,12 @@ export const settings = (app) => {
     width: Math.max(Math.min(Math.round(byId("recorded-canvas").parentElement.clientWidth), 1000), 60), height: 170,
   });
 
+  // What is assumed of the limit matters where none is given.
+  const tellFidelity = (room) => {
+    byId("fidelity").textContent = program.sentence + (program.limit && !room
+      ? ` PyTorch kept this process below a limit, as its failures show; ${bytes(program.limit)} is assumed.` : "");
+  };
+
   const run = latest(async (wanted) => {
     const started = performance.now();
     const outcome = await app.ask("whatIf", wanted);
@@ -105,7 +112,9 @@ export const settings = (app) => {
     row(box, wanted.settings || "default settings", outcome, recorded.outcome);
     pair = [recorded.shot, drawn];
     paint();
-    byId("outcome-caption").textContent = `under ${wanted.settings || "default settings"}`;
+    const { settings: text, capacity: room } = wanted;
+    byId("outcome-caption").textContent = `under ${text || "default settings"}${room ? `, with ${bytes(room)}` : ""}`;
+    tellFidelity(room);
     box.dataset.took = String(Math.round(took));
     box.dataset.peak = String(outcome.peakReserved);
   });
@@ -145,9 +154,8 @@ export const settings = (app) => {
       return;
     }
     try {
-      const program = await app.ask("program");
-      byId("fidelity").textContent = program.sentence + (program.limit
-        ? ` PyTorch kept this process below a limit, as its failures show; ${bytes(program.limit)} is assumed.` : "");
+      program = await app.ask("program");
+      tellFidelity(0);
       const { width, height } = sizeOf();
       const { axis } = app;
       if (!axis) throw past("another axis is shown");
@@ -179,5 +187,5 @@ export const settings = (app) => {
     byId("in-force").replaceChildren();
     facts(byId("in-force"), [["PYTORCH_CUDA_ALLOC_CONF", settingsWords(inForce)]]);
   };
-  return { draw, reset: () => { prepared = -1; pair = null; conf.value = ""; byId("what-if-words").replaceChildren(); byId("fidelity").textContent = ""; } };
+  return { draw, reset: () => { prepared = -1; pair = null; conf.value = capacity.value = ""; byId("what-if-words").replaceChildren(); byId("fidelity").textContent = ""; } };
 };

@@ -4,7 +4,7 @@
 import { inOrder, past } from "./client.js";
 import { clean } from "./clean.js";
 import { byId, made } from "./dom.js";
-import { drawFindings, failures, ownFindings } from "./findings.js";
+import { drawFindings, looked, ownFindings } from "./findings.js";
 import { HOST, bytes, deviceName, duration, many, settingsWords } from "./units.js";
 
 // The event that a page opens on: the peak, or where nothing was ever allocated, the last.
@@ -124,7 +124,7 @@ export const turning = (app, parts) => {
     await Promise.all([settle(), setLanes()]);
     // What has no stack has a place by now, where a backward pass says whose it was.
     if (trace.isNamed) { app.serial += 1; await setBands(); app.show(); }
-    if (trace.ooms.length && !toldOf(device)) drawFindings(app, ownFindings(app, await failures(app)));
+    if (!toldOf(device)) drawFindings(app, ownFindings(app, await looked(app)));
     parts.lists.reset();
     if (isShown) parts.overview.now();
     await app.askMoment();
@@ -155,7 +155,7 @@ export const turning = (app, parts) => {
     app.fileIndex = index;
     app.about = file.about;
     app.title = file.title;
-    byId("title").textContent = document.title = file.title;
+    byId("title").textContent = byId("title").title = document.title = file.title;
     file.devices = file.named.map((one) => one.device);
     app.firstDevice = file.devices[0] ?? 0;
     offer("device", file.named.map((one) => [one.device, one.name]));

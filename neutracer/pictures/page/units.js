@@ -8,11 +8,12 @@ export const deviceName = (number) => (number === HOST ? "pinned host memory" : 
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-const FORMATS = [0, 1, 2].map((places) => new Intl.NumberFormat("en-US", {
+const FORMATS = [0, 1, 2, 3].map((places) => new Intl.NumberFormat("en-US", {
   minimumFractionDigits: places, maximumFractionDigits: places,
 }));
 
-const digits = (value, places) => FORMATS[places].format(value);
+// A number with so many places, 3 at most.
+export const digits = (value, places) => FORMATS[places].format(value);
 
 export const count = (number) => digits(Math.round(number), 0);
 
@@ -75,6 +76,14 @@ export const steps = (low, high, most, binary = false) => {
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
   return found;
+};
+
+// Sizes at the ticks of one axis: where they would look the same, all but the first say how far
+// they are above it.
+export const byteTicks = (values) => {
+  const words = values.map(bytes);
+  return new Set(words).size === words.length ? words
+    : values.map((value, k) => (k ? `+${bytes(value - values[0])}` : words[0]));
 };
 
 // Settings for a reader; a file that states none may show one by what it has.

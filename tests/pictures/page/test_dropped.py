@@ -9,6 +9,7 @@ import json
 import lzma
 import math
 import pickle
+import struct
 import warnings
 from pathlib import Path
 
@@ -303,7 +304,7 @@ def test_what_does_not_fit_is_offered_in_part(chromium, page, long_trace, limit,
         assert said in trouble
         assert trouble.count("read its first") == 2
         chromium.value("document.documentElement.dataset.ready = ''")
-        chromium.click("#trouble button:last-child")
+        chromium.click("#trouble > button:last-child")
         chromium.until("document.documentElement.dataset.ready", "1")
         facts = chromium.value("document.getElementById('facts').textContent")
         assert "only a part was read: " in facts
@@ -479,6 +480,91 @@ def test_a_link_is_followed_when_its_file_is_dropped(chromium, page, tmp_path):
     chromium.choose("#pick", plain("metadata", tmp_path))
     chromium.until("document.title", "metadata.pickle")
     chromium.until("location.hash.includes('t=')", False)
+
+
+def test_what_waits_for_a_stream_is_no_matter_of_settings(chromium, page, tmp_path):
+    size = 64 << 20
+    keys = {"size": size, "stream": 0, "frames": []}
+    block = {"size": size, "requested_size": size, "state": "active_pending_free", "frames": []}
+    pool = {"device": 0, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0)}
+    sizes = {"total_size": size, "allocated_size": 0, "active_size": size, "requested_size": 0}
+    events, segments = [], []
+    for row in range(10):
+        at = BASE + row * size
+        for action in ("segment_alloc", "alloc", "free_requested"):
+            events.append({**keys, "action": action, "addr": at, "time_us": 1 + len(events)})
+        segments.append({**pool, **sizes, "address": at, "blocks": [{**block, "address": at}]})
+    path = tmp_path / "pending.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [events]}))
+    drop(chromium, page, path)
+    chromium.until(f"{FINDINGS}.includes('waited for another stream')")
+    timeline = neutracer.load(path).timeline()
+    event = timeline.peak("reserved").event
+    waiting = sum(b.size for b in timeline.at(event).blocks if b.state == "active_pending_free")
+    assert f"{format_bytes(waiting)} was freed and waited" in chromium.value(FINDINGS)
+    assert "expandable_segments" not in chromium.value(
+        "document.getElementById('findings').textContent"
+    )
+
+
+def test_what_the_page_does_not_look_for_is_said(chromium, page, tmp_path):
+    drop(chromium, page, plain("leak_list", tmp_path))
+    assert "nothing stands out" in chromium.value(FINDINGS)
+    assert "neutracer report" in chromium.value("document.getElementById('findings').textContent")
+
+
+def test_a_rank_that_alone_ran_out_of_memory_is_marked_and_opened(chromium, page, tmp_path):
+    paths = []
+    for rank in range(4):
+        program = one_program()
+        if rank == 1:
+            last = program["device_traces"][0][-1]
+            oom = {**last, "action": "oom", "addr": 0, "size": 1 << 30, "device_free": 1 << 20}
+            program["device_traces"][0].append({**oom, "time_us": last["time_us"] + 1})
+        paths.append(tmp_path / f"rank{rank}.pickle")
+        paths[-1].write_bytes(pickle.dumps(program))
+    drop(chromium, page, *paths)
+    rows = "[...document.querySelectorAll('#compare-tables tbody tr')]"
+    chromium.until(f"{rows}.length", 4)
+    told = chromium.value(f"{rows}.map((row) => row.innerText)")
+    assert ["differs" in row for row in told] == [False, True, False, False]
+    assert chromium.value("document.title") == "rank0.pickle"
+    chromium.click("#compare-tables tbody tr:nth-child(2) button")
+    chromium.until("document.title", "rank1.pickle")
+    chromium.until("document.getElementById('overview').hidden", False)
+    chromium.until(f"{FINDINGS}.includes('out of memory')")
+    assert chromium.complaints() == []
+
+
+def test_what_is_wrong_can_be_put_away(chromium, page, tmp_path):
+    """And while it is there, the chart is all on the screen."""
+    wrong = tmp_path / "wrong.pickle"
+    wrong.write_bytes(b"<html>")
+    drop(chromium, page, plain("frag_default", tmp_path))
+    chromium.choose("#pick", wrong)
+    chromium.until("document.getElementById('trouble').hidden", False)
+    bottom = "document.getElementById('chart').getBoundingClientRect().bottom <= innerHeight"
+    chromium.until(bottom)
+    chromium.click("#trouble button")
+    chromium.until("document.getElementById('trouble').hidden", True)
+    chromium.until(bottom)
+    assert chromium.value("document.title") == "frag_default.pickle"
+
+
+@pytest.mark.parametrize("width", [1400, 1000, 420])
+def test_names_of_files_leave_room_for_the_chart(chromium, page, tmp_path, width):
+    paths = [tmp_path / f"rank{rank} {'x' * 150}.pickle" for rank in range(2)]
+    for path in paths:
+        path.write_bytes(pickle.dumps(one_program()))
+    drop(chromium, page, *paths)
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    chromium.call("Emulation.setDeviceMetricsOverride", **size)
+    chromium.calm()
+    tall = "(name) => document.querySelector(name).getBoundingClientRect().height"
+    assert chromium.value(f"({tall})('h1')") < 60
+    assert chromium.value(f"({tall})('nav')") < (60 if width == 1400 else 160)
+    assert chromium.value("document.getElementById('title').title") == paths[0].name
+    assert chromium.value("document.documentElement.scrollWidth") <= width
 
 
 def test_ranks_stand_side_by_side_and_the_odd_one_is_marked(chromium, page, tmp_path):
@@ -900,7 +986,7 @@ def test_failures_say_why(chromium, page, tmp_path):
     drop(chromium, page, path)
     timeline = neutracer.load(path).timeline()
     event = next(i for i, e in enumerate(timeline.events) if e.action == "oom")
-    chromium.until("document.querySelector('#findings .notes').childElementCount", 4)
+    chromium.until("document.querySelector('#findings .notes').childElementCount", 5)
     said = chromium.value("document.querySelector('#findings article').textContent")
     holes = [b.size for b in timeline.at(event).blocks if b.state == "inactive"]
     assert "though the device had room" in said
@@ -919,7 +1005,13 @@ def test_exports_give_files(chromium, page, tmp_path):
     for button, name in (("#save-png", "png"), ("#save-csv", "csv"), ("#save", "pickle")):
         chromium.click(button)
         wait_for(chromium, out / f"frag_default.{name}")
-    assert (out / "frag_default.png").read_bytes()[:4] == b"\x89PNG"
+    # The chart, and above it what it is of and what its colours mean.
+    png = (out / "frag_default.png").read_bytes()
+    assert png[:4] == b"\x89PNG"
+    wide, tall = struct.unpack(">II", png[16:24])
+    base = "[document.getElementById('base')].map(({ width, height }) => [width, height])[0]"
+    assert chromium.value(base)[0] == wide
+    assert 50 < tall - chromium.value(base)[1] < 100
     lines = (out / "frag_default.csv").read_text().splitlines()
     assert lines[0].startswith("size_bytes,requested_bytes,address")
     assert len(lines) == 817

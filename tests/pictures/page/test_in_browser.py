@@ -266,6 +266,44 @@ def test_wheel_drag_and_keys_move_the_view(browser, page):
     until(browser, SHOWN, ["allocations"])
 
 
+CHART_TOP = "document.getElementById('chart').getBoundingClientRect().top"
+
+
+@pytest.mark.parametrize("width", [1400, 1000, 420])
+def test_freezing_the_cursor_moves_nothing(browser, page, width):
+    """What was clicked stays under the pointer."""
+    ready(browser, page)
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.calm()
+    top = browser.value(CHART_TOP)
+    # From nothing to the first event and to the last, whose number is the longest.
+    for event in (0, 2374):
+        go(browser, f"e={event}")
+        assert format_count(event) in browser.value("document.getElementById('frozen').innerText")
+        assert browser.value(CHART_TOP) == top
+    browser.press("Escape")
+    until(browser, "document.getElementById('frozen').hidden", True)
+    assert browser.value(CHART_TOP) == top
+
+
+def test_keys_of_the_chart_need_no_click_into_it(browser, page):
+    ready(browser, page)
+    key(browser, "ArrowRight")
+    until(browser, f"{PANEL}.includes('2,216')")
+    key(browser, "+", "+")
+    assert "t=" in hash_of(browser)
+    browser.click("[data-by=sizes]")
+    key(browser, "0", "0")
+    assert "t=" not in hash_of(browser)
+    assert "by=sizes" in hash_of(browser)
+    # Among the tabs the arrows go from tab to tab.
+    browser.value("document.querySelector('[data-tab=overview]').focus()")
+    key(browser, "ArrowRight")
+    until(browser, SHOWN, ["segments"])
+    until(browser, f"{PANEL}.includes('2,216')")
+
+
 def test_brush_ranks_what_lives_in_it(browser, page):
     ready(browser, page)
     x, _ = browser.middle("#chart")
@@ -649,6 +687,9 @@ def test_logic_of_the_modules(browser, tmp_path):
     sizes = [0, 512, 1023, 1024, 1_572_864, 37_500_000, 425_721_856, 2_126_512_128, 149_000_000_000]
     told = browser.value(f"{json.dumps(sizes)}.map(units.bytes)")
     assert told == [format_bytes(size) for size in sizes]
+    ticks = browser.value("units.byteTicks([0, 1, 2].map((k) => 2.5e9 + k * 65536))")
+    assert ticks == ["2,384 MiB", "+64 KiB", "+128 KiB"]
+    assert browser.value("units.byteTicks([0, 1024])") == ["0 B", "1 KiB"]
     read = browser.value(
         "['16MiB', '1,000', '2.5g', '8MB', '3x', '', '1,5GiB', '1,,000'].map(units.parseBytes)"
     )
