@@ -215,7 +215,10 @@ _REFUSED = re.compile(
     r"^==\d+==WARNING: AddressSanitizer failed to allocate 0x1000000000000000 bytes\n?", re.M
 )
 # The page begins with the program's name and how it ended; what is said at exit comes after it.
-_PAGE = re.compile(r"^\S+\.py +exit code.*?(?=\nException ignored|\Z)", re.M | re.S)
+_PAGE = re.compile(
+    r"^\S+\.py +exit code.*?(?=\n(?:Exception ignored|Fatal Python error|terminate called)|\Z)",
+    re.M | re.S,
+)
 _CHILD = re.compile(r'^  File "[^"]*ending_child\.py", line \d+, in <module>\n(    .*\n)*', re.M)
 # Hooks on modules let a call take another way through PyTorch's own frames.
 _MODULE = re.compile(r'^  File "[^"]*torch/nn/modules/module\.py", line .*\n(    .*\n)*', re.M)
