@@ -144,7 +144,10 @@ const drawLanes = (app, g, pen) => {
       if (b - a < 26) return;
       pen.fillStyle = app.colours.ink;
       const from = Math.max(a, g.left);
-      pen.fillText(fitting(pen, name, Math.min(b, g.left + g.plotWidth) - from - 8), from + 4, top + 12);
+      const room = Math.min(b, g.left + g.plotWidth) - from - 8;
+      // Of a step, its number says as much.
+      const short = kind === "steps" && pen.measureText(name).width > room ? name.replace(/^step /, "") : name;
+      pen.fillText(fitting(pen, short, room), from + 4, top + 12);
     });
     pen.restore();
   });

@@ -4,7 +4,7 @@
 import { parseBytes, parseDuration } from "./units.js";
 
 const TERM = /(-?)(?:"([^"]*)"?|(\S+))/g;
-const COMPARED = /^(size|asked|life|event)(>=|<=|>|<|=|:)(.+)$/i;
+const COMPARED = /^(size|asked|life|event)(>=|<=|>|<|=|:)(.*)$/i;
 const NAMED = /^(stream|pool|category|action|kept|before):(.+)$/i;
 const ALIVE = /^alive:([0-9][0-9,]*)$/i;
 // What begins at an address, or one of these by the name that PyTorch's viewer gives a block; the
@@ -18,14 +18,17 @@ const COMPARE = {
 
 const number = (key, text) => {
   if (key === "life") return parseDuration(text);
-  return key === "event" ? Number(text.replaceAll(",", "")) : parseBytes(text);
+  return key === "event" ? Number(text.replaceAll(",", "") || NaN) : parseBytes(text);
 };
+
+// Spaces within a comparison, as in `size > 16 MiB`.
+const SPACED = /(?<![^\s-])(size|asked|life|event)\s*(>=|<=|>|<|=)\s*(\d[\d.,]*)(?:\s+(?=(?:[kmgt]i?b|us|µs|ms|s|min|h)(?:\s|$)))?/gi;
 
 // The terms of a query, and in `wrong` those that can't be read.
 export const parse = (query) => {
   const terms = [];
   const wrong = [];
-  for (const [, minus, quoted, word] of query.matchAll(TERM)) {
+  for (const [, minus, quoted, word] of query.replace(SPACED, "$1$2$3").matchAll(TERM)) {
     const not = minus === "-";
     const compared = quoted === undefined && COMPARED.exec(word);
     const named = quoted === undefined && NAMED.exec(word);

@@ -76,6 +76,15 @@ const unusedFinding = ({ peak }, unused, most) => {
 export const ownFindings = (app, moments = { failures: [], most: null }) => {
   const { trace, about } = app;
   const found = [];
+  if (about.partial) {
+    found.push({ severity: "severe", message: `only a part of ${app.title} could be read, and all figures are of that part`,
+      notes: [`${about.partial[0].toUpperCase()}${about.partial.slice(1)}.`] });
+  }
+  if (!trace.events) {
+    found.push({ severity: "info", message: "no history was recorded: this is the moment of the snapshot, and not how it came to that",
+      notes: ["Call torch.cuda.memory._record_memory_history() where the program begins; snapshots then say what was allocated when, and by which line."] });
+    return found;
+  }
   trace.ooms.slice(0, FAILURES).forEach((oom, k) => {
     found.push({
       severity: "severe", message: `out of memory: requested ${bytes(oom.asked)} at event ${count(oom.event)}`
@@ -85,11 +94,10 @@ export const ownFindings = (app, moments = { failures: [], most: null }) => {
   });
   const unused = unusedAtMost(trace);
   if (unused) found.push(unusedFinding(trace, unused, moments.most));
-  if (about.partial) found.push({ severity: "moderate", message: `only a part was read: ${about.partial}`, notes: [] });
   if (!found.length) {
     found.push({ ...NOTHING, notes: ["Memory that grows from step to step, and why blocks are kept, is found with the file by the command neutracer report."] });
   }
-  if (trace.events && !trace.complete) {
+  if (!trace.complete && !about.partial) {
     found.push({ severity: "info", message: "the history begins late: what was allocated before is known from what is left of it",
       notes: ["Who allocated that is seen where recording begins with the program, with room for all of its events (max_entries)."] });
   }

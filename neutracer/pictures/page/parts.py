@@ -100,8 +100,9 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     length = length.replace(" us", " \N{MICRO SIGN}s")
     name = device_name(mine.fragmentation.device if mine else number)
     marks = ["Rehearsed, not recorded"] if report.rehearsed else []
-    span = report.window or history[complete]
-    facts = [*marks, name, format_count(events, "event") + length, span]
+    facts = [*marks, name, format_count(events, "event") + length]
+    if report.window or not report.partial:
+        facts.append(report.window or history[complete])
     if not report.is_host:
         facts.append(report.settings_told)
     if report.partial:

@@ -67,9 +67,10 @@ export const turning = (app, parts) => {
   const figures = () => {
     const { trace } = app;
     const end = toldOf(app.state.device)?.figures;
+    const peak = trace.events ? "peak " : "";
     const rows = end ?? [
-      ["peak allocated", bytes(trace.peak.allocated.bytes), ""],
-      ["peak reserved", bytes(trace.peak.reserved.bytes), trace.ooms.length ? "worst" : ""],
+      [`${peak}allocated`, bytes(trace.peak.allocated.bytes), ""],
+      [`${peak}reserved`, bytes(trace.peak.reserved.bytes), trace.ooms.length ? "worst" : ""],
     ];
     const box = byId("figures");
     box.replaceChildren();
@@ -82,7 +83,8 @@ export const turning = (app, parts) => {
     const history = !trace.events ? "no history" : trace.complete ? "history complete" : "history begins late";
     const isHost = trace.isHost || inForce.isPinned;
     const words = [isHost ? deviceName(HOST) : inForce.isCpu ? "cpu" : deviceName(app.state.device),
-      many(trace.events, "event") + (trace.isTimed ? ` over ${duration(trace.duration)}` : ""), history,
+      many(trace.events, "event") + (trace.isTimed ? ` over ${duration(trace.duration)}` : ""),
+      ...(partial ? [] : [history]),
       ...(isHost ? [] : [settingsWords(inForce)])];
     if (partial) words.push(`only a part was read: ${partial}`);
     byId("facts").textContent = toldOf(app.state.device)?.facts ?? clean(words.join(" · "));

@@ -308,6 +308,8 @@ def test_what_does_not_fit_is_offered_in_part(chromium, page, long_trace, limit,
         chromium.until("document.documentElement.dataset.ready", "1")
         facts = chromium.value("document.getElementById('facts').textContent")
         assert "only a part was read: " in facts
+        assert "history" not in facts
+        assert "only a part of long.pickle could be read" in chromium.value(FINDINGS)
     assert chromium.value("document.title") == "long.pickle"
     assert chromium.complaints() == []
 
@@ -511,6 +513,20 @@ def test_what_the_page_does_not_look_for_is_said(chromium, page, tmp_path):
     drop(chromium, page, plain("leak_list", tmp_path))
     assert "nothing stands out" in chromium.value(FINDINGS)
     assert "neutracer report" in chromium.value("document.getElementById('findings').textContent")
+
+
+def test_a_file_without_a_history_says_how_to_record_one(chromium, page, tmp_path):
+    path = tmp_path / "now.pickle"
+    path.write_bytes(pickle.dumps({**one_program(), "device_traces": [[]]}))
+    drop(chromium, page, path)
+    told = chromium.value("document.getElementById('findings').textContent")
+    assert "no history was recorded" in told
+    assert "_record_memory_history()" in told
+    assert "nothing stands out" not in told
+    figures = chromium.value("document.getElementById('figures').innerText")
+    allocated = sum(segment["allocated_size"] for segment in one_program()["segments"])
+    assert figures.startswith(f"allocated\n{format_bytes(allocated)}")
+    assert "peak" not in figures
 
 
 def test_a_rank_that_alone_ran_out_of_memory_is_marked_and_opened(chromium, page, tmp_path):

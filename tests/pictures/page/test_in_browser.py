@@ -330,6 +330,8 @@ SEARCHES = {
     "-b'7f4480000000_2": lambda row: row.alloc_event != 226,
     "b7f4480000000_99": lambda row: False,
     "pool:small": lambda row: False,
+    "size > 100 MiB": lambda row: row.size > 100 << 20,
+    "-size <= 8 MiB event >= 2,000": lambda row: row.size > 8 << 20 and row.alloc_event >= 2000,
 }
 
 
@@ -345,7 +347,7 @@ def test_search_finds_what_python_finds(browser, page, timeline):
         until(browser, words, f"{wanted} of 816 allocations")
         rows = "document.querySelectorAll('#allocation-table .body .row').length > 0"
         until(browser, rows, wanted > 0)
-    assert "q=pool:small" in hash_of(browser)
+    assert "q=-size" in hash_of(browser)
 
 
 def test_tables_sort_and_choose_by_keyboard(browser, page, timeline):
@@ -699,6 +701,7 @@ def test_logic_of_the_modules(browser, tmp_path):
     ]  # fmt: skip
     wrong = browser.value("filter.parse('size>big life<3ms \"two words\" -x').wrong")
     assert wrong == ["size>big"]
+    assert browser.value("filter.parse('size> event: life<').wrong") == ["size>", "event:", "life<"]
     assert browser.value("axis.clampView(-5, 5, 0, 100, 1)") == [0, 10]
     assert browser.value("axis.clampView(50, 50.1, 0, 100, 1)") == pytest.approx([49.55, 50.55])
     # Fingers over 10 and 20 of 0 .. 40, which move to pixels 0 and 40 of a plot of 80.
