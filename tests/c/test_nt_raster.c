@@ -305,6 +305,102 @@ NT_TEST(sizes_of_any_bits_are_compared)
     nt_trace_close(&r);
 }
 
+/* Blocks that come and go one after the other, `step` bytes apart and `odd` beside
+ * that: none is left. */
+enum { MANY_BLOCKS = 150 };
+
+static bool
+raster_many_trace(nt_trace *r, uint64_t step, uint64_t odd)
+{
+    const uint64_t room = 64 * step;
+    nt_trace_event(r, NT_ACTION_SEGMENT_ALLOC, BASE, room);
+    for (uint64_t i = 0; i < MANY_BLOCKS; i++) {
+        const uint64_t at = i * 37 % 60, size = (i * i % 4 + 1) * step;
+        nt_trace_event(r, NT_ACTION_ALLOC, BASE + at * step + odd, size);
+        nt_trace_free(r, BASE + at * step + odd, size);
+    }
+    nt_trace_segment(r, BASE, room, NT_POOL_LARGE, false);
+    nt_trace_block(r, BASE, room, 0, NT_BLOCK_INACTIVE);
+    return nt_trace_replay(r);
+}
+
+/* The row of a pixel, as one loop over the blocks finds it. By event, from 0 on. */
+static uint32_t
+raster_row_by_hand(const nt_trace *r, const nt_raster_view *v, uint32_t x, uint32_t y)
+{
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    const uint64_t wide = v->x_end, high = v->y_end - v->y_first;
+    uint32_t found = NT_NONE;
+    for (uint32_t row = 0; row < a->count; row++) {
+        const uint64_t begin = (uint64_t)a->alloc_event[row] + 1;
+        const uint64_t end = (uint64_t)a->completed_event[row] + 1;
+        const uint64_t from = a->address[row] - BASE, to = from + a->size[row];
+        const bool is_then =
+            begin * v->width < (x + 1) * wide && end * v->width > x * wide;
+        const bool is_there =
+            to > v->y_first && (to - v->y_first) * v->height > y * high &&
+            (from < v->y_first || (from - v->y_first) * v->height < (y + 1) * high);
+        if (is_then && is_there &&
+            (found == NT_NONE || a->size[row] > a->size[found])) {
+            found = row;
+        }
+    }
+    return found;
+}
+
+static void
+raster_check_view(nt_trace *r, const nt_raster *raster, const nt_raster_view *view)
+{
+    nt_test *t = r->test;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    static uint32_t rows[RASTER_MOST];
+    const nt_raster_planes planes = {.row = rows};
+    if (!NT_CHECK_OK(nt_raster_draw(raster, view, &planes, &err), &err)) {
+        return;
+    }
+    for (uint32_t y = 0; y < view->height; y++) {
+        for (uint32_t x = 0; x < view->width; x++) {
+            NT_CHECK_UINT(rows[y * view->width + x], raster_row_by_hand(r, view, x, y));
+        }
+    }
+}
+
+/* Where a column has many states, whatever the borders of its pixels: within a byte, at
+ * the blocks' own, or in between. */
+static void
+raster_check_many(nt_test *t, uint64_t step, uint64_t odd)
+{
+    nt_trace r;
+    nt_raster *raster = NULL;
+    nt_trace_open(&r, t, NULL);
+    const nt_raster_options options = {.until_freed = false};
+    if (raster_many_trace(&r, step, odd) && raster_open(&r, &options, &raster)) {
+        const uint64_t wide = nt_raster_width(raster), high = nt_raster_height(raster);
+        static const uint32_t heights[] = {1, 2, 3, 7, 16, 61, 64};
+        for (size_t i = 0; i < NT_LENGTH(heights); i++) {
+            const nt_raster_view views[] = {
+                {0, wide, 0, high, 3, heights[i]},
+                {0, wide, 0, high, 50, heights[i]},
+                {0, wide, high / 4, high / 2, 2, heights[i]},
+                {0, wide, high / 3 + 1, high / 3 + 4 * step, 2, heights[i]},
+            };
+            for (size_t k = 0; k < NT_LENGTH(views); k++) {
+                raster_check_view(&r, raster, &views[k]);
+            }
+        }
+    }
+    nt_raster_free(raster);
+    nt_trace_close(&r);
+}
+
+NT_TEST(columns_of_many_states_show_the_largest)
+{
+    raster_check_many(t, MIB, 0);
+    raster_check_many(t, 512, 0);
+    /* Addresses of which not all are counted in 32 bits. */
+    raster_check_many(t, 256 * MIB, 3);
+}
+
 static nt_status
 raster_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
@@ -365,6 +461,7 @@ const nt_test_case nt_raster_tests[] = {
     NT_CASE(largest_blocks_leave_a_band),
     NT_CASE(sizes_of_any_bits_are_compared),
     NT_CASE(view_off_the_axes_is_refused),
+    NT_CASE(columns_of_many_states_show_the_largest),
     NT_CASE(raster_survives_every_refused_allocation),
     NT_CASES_END,
 };

@@ -79,10 +79,17 @@ raster_make_chunks(nt_raster *r, nt_error *err)
     return NT_OK;
 }
 
-/* Numbers the sizes of the blocks from 1 upwards, where they don't fit into keys. */
+/* Numbers the sizes of the blocks from 1 upwards, if not all of them are lengths. */
 static nt_status
 raster_make_ranks(nt_raster *r, nt_error *err)
 {
+    bool is_any_wide = false;
+    for (size_t i = 0; i < r->block_count; i++) {
+        is_any_wide |= r->items[i].place == NT_RASTER_WIDE;
+    }
+    if (!is_any_wide) {
+        return NT_OK;
+    }
     const size_t bytes = r->block_count * sizeof(nt_sort_item);
     nt_sort_item *sorted = nt_allocate(&r->alloc, bytes);
     r->ranks = nt_allocate(&r->alloc, r->block_count * sizeof(uint32_t));
@@ -91,7 +98,7 @@ raster_make_ranks(nt_raster *r, nt_error *err)
         return nt_fail_nomem(err);
     }
     for (size_t i = 0; i < r->block_count; i++) {
-        const uint64_t size = nt_raster_block_size(r, &r->items[i]);
+        const uint64_t size = nt_raster_block_size(r, i);
         sorted[i] = (nt_sort_item){size, (uint32_t)i};
     }
     nt_sort(sorted, r->block_count);
@@ -102,19 +109,6 @@ raster_make_ranks(nt_raster *r, nt_error *err)
     }
     nt_release(&r->alloc, sorted, bytes);
     return NT_OK;
-}
-
-/* Sizes are rounded by the allocator: without the bits that all of them lack, they
- * hardly ever need more than 32. */
-static nt_status
-raster_make_keys(nt_raster *r, nt_error *err)
-{
-    uint64_t bits = 0;
-    for (size_t i = 0; i < r->block_count; i++) {
-        bits |= nt_raster_block_size(r, &r->items[i]);
-    }
-    r->size_shift = bits == 0 ? 0 : (uint32_t)__builtin_ctzll(bits);
-    return bits >> r->size_shift > UINT32_MAX ? raster_make_ranks(r, err) : NT_OK;
 }
 
 static nt_status
@@ -129,7 +123,7 @@ raster_make(nt_raster *r, nt_error *err)
                        "an axis would be longer than 2^50: its times or addresses make "
                        "no sense");
     }
-    NT_TRY(raster_make_keys(r, err));
+    NT_TRY(raster_make_ranks(r, err));
     return raster_make_chunks(r, err);
 }
 
@@ -161,7 +155,9 @@ nt_raster_free(nt_raster *r)
     nt_release(&alloc, r->positions, (r->states + 1) * sizeof(uint64_t));
     nt_release(&alloc, r->ranges, r->range_capacity * sizeof(nt_raster_range));
     nt_release(&alloc, r->items, r->item_capacity * sizeof(nt_raster_item));
-    nt_release(&alloc, r->wides, r->wide_capacity * sizeof(nt_raster_wide));
+    nt_release(&alloc, r->units.wides, r->wide_capacity * sizeof(nt_raster_wide));
+    nt_release(&alloc, r->segment_rows, r->segment_capacity * sizeof(uint32_t));
+    nt_release(&alloc, r->block_rows, r->block_capacity * sizeof(uint32_t));
     nt_release(&alloc, r->ranks,
                r->ranks == NULL ? 0 : r->block_count * sizeof(uint32_t));
     nt_release(&alloc, r->chunks, r->chunk_count * sizeof(nt_raster_chunk));
@@ -212,7 +208,7 @@ raster_count_blocks(const nt_raster *r, bool until_freed, uint64_t *out)
 {
     const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
     for (size_t i = 0; i < r->block_count; i++) {
-        const uint32_t row = r->items[i].row;
+        const uint32_t row = nt_raster_block_row(r, i);
         const int32_t last = until_freed ? a->free_event[row] : a->completed_event[row];
         raster_count(r, r->items[i].begin, nt_raster_end_state(r, last), a->size[row],
                      out);
@@ -225,7 +221,8 @@ raster_count_segments(const nt_raster *r, uint64_t *out)
     const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
     for (size_t i = r->block_count; i < r->item_count; i++) {
         const nt_raster_item *item = &r->items[i];
-        raster_count(r, item->begin, item->end, s->size[item->row], out);
+        const uint64_t size = s->size[r->segment_rows[i - r->block_count]];
+        raster_count(r, item->begin, item->end, size, out);
     }
 }
 

@@ -83,7 +83,7 @@ typedef struct nt_raster nt_raster;
  * segment that its address lies in when it is allocated; what was never reserved holds
  * no block. NT_ARGUMENT by time where the file has no times, and where an axis would be
  * longer than NT_RASTER_MOST_EXTENT. Time is n log n in allocations and segments,
- * memory about 33 bytes for each, and 8 for each event.
+ * memory about 17 bytes for each, and 8 for each event.
  */
 nt_status
 nt_raster_new(const nt_alloc *alloc, const nt_timeline *timeline,

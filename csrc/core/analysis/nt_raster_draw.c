@@ -7,12 +7,22 @@
 
 #include "analysis/nt_raster_state.h"
 
+/* Where a pixel of a column begins, from the view's first position: it sees what begins
+ * before the next one's `begin` and ends behind its own `reach`. These differ by one
+ * where the border is within a byte. */
+typedef struct draw_border {
+    uint64_t begin, reach;
+} draw_border;
+
 typedef struct draw_job {
     const nt_raster *raster;
     const nt_raster_view *view;
     const nt_raster_planes *planes;
     nt_raster_edges edges;
     nt_raster_scale scale;
+    /* Of the pixels of a column, and of some behind it that nothing reaches. */
+    draw_border *borders;
+    double per_byte; /* pixels */
 } draw_job;
 
 /* Of two blocks the larger one has the larger key, of as large ones that with the lower
@@ -20,11 +30,12 @@ typedef struct draw_job {
 static inline uint64_t
 draw_key(const nt_raster *r, size_t i)
 {
-    const uint64_t size = r->ranks != NULL
-                              ? r->ranks[i]
-                              : nt_raster_block_size(r, &r->items[i]) >> r->size_shift;
-    return size << 32 | (uint32_t)~r->items[i].row;
+    const uint64_t size = r->ranks != NULL ? r->ranks[i] : r->items[i].length;
+    return size << 32 | (uint32_t)~nt_raster_block_row(r, i);
 }
+
+/* More than any rounding in draw_pixel_of comes to, in pixels. */
+#define DRAW_LOW 1e-6
 
 /* The larger key stays. */
 static inline void
@@ -33,56 +44,89 @@ draw_over(uint64_t *pixel, uint64_t key)
     *pixel = *pixel < key ? key : *pixel;
 }
 
+/* The pixel of a column that a position is in, which counts from the view's first one.
+ * What is divided may come out a little low: then the next pixel begins before it. */
+static inline uint32_t
+draw_pixel_of(const draw_border *borders, double per_byte, uint64_t from)
+{
+    const double pixels = (double)(int64_t)from * per_byte;
+    const uint32_t low = (uint32_t)(int32_t)(pixels - DRAW_LOW);
+    return low + (from >= borders[low + 1].begin);
+}
+
 /* Paints the items from number `i` up to `end`, each in its columns. */
 static void
 draw_items(const draw_job *d, uint64_t *keys, size_t i, size_t end, uint32_t *first)
 {
     const nt_raster *r = d->raster;
-    const size_t width = d->view->width;
+    const uint64_t view_first = d->scale.first, view_end = d->scale.end;
+    uint64_t from, to;
     uint32_t last;
-    nt_raster_rows rows;
     for (; i < end; i++) {
         const nt_raster_item *item = &r->items[i];
-        if (!nt_raster_rows_of(&d->scale, item, &rows) ||
+        nt_raster_extent(&d->scale.units, item, &from, &to);
+        if (to <= view_first || from >= view_end ||
             !nt_raster_columns_of(&d->edges, item, first, &last)) {
             continue;
         }
         const uint64_t key = draw_key(r, i);
-        for (uint32_t at = rows.first; at <= rows.last; at++) {
-            uint64_t *const line = keys + at * width;
+        from = from > view_first ? from - view_first : 0;
+        to -= view_first;
+        uint32_t at = draw_pixel_of(d->borders, d->per_byte, from);
+        uint64_t *line = keys + (size_t)at * d->view->width;
+        do {
             for (uint32_t column = *first; column <= last; column++) {
                 draw_over(line + column, key);
             }
+            line += d->view->width;
+        } while (to > d->borders[++at].reach);
+    }
+}
+
+/*
+ * The same of items that only one column sees: into `keys`, which are that column's.
+ * Few blocks are higher than two pixels; which are in one is not to be foreseen.
+ */
+static inline void
+draw_in_column(const draw_job *d, uint64_t *keys, size_t i, size_t end, bool is_plain)
+{
+    const nt_raster *r = d->raster;
+    const nt_raster_units units = d->scale.units;
+    const uint64_t view_first = d->scale.first, view_end = d->scale.end;
+    const draw_border *borders = d->borders;
+    const double per_byte = d->per_byte;
+    uint64_t from, to;
+    for (const nt_raster_item *item = &r->items[i]; i < end; i++, item++) {
+        if (is_plain) {
+            from = (uint64_t)item->place << units.place_shift;
+            to = from + ((uint64_t)item->length << units.length_shift);
+        } else {
+            nt_raster_extent(&units, item, &from, &to);
+        }
+        if (item->begin >= item->end || to <= view_first || from >= view_end) {
+            continue;
+        }
+        const uint64_t key =
+            is_plain ? (uint64_t)item->length << 32 | (uint32_t)~i : draw_key(r, i);
+        from = from > view_first ? from - view_first : 0;
+        to -= view_first;
+        uint32_t at = draw_pixel_of(borders, per_byte, from);
+        draw_over(keys + at, key);
+        draw_over(keys + at + (to > borders[at + 1].reach), key);
+        for (at += 2; to > borders[at].reach; at++) {
+            draw_over(keys + at, key);
         }
     }
 }
 
-/* The same of items that only one column sees: into `keys`, which are that column's.
- * Few blocks are higher than two pixels; which are in one is not to be foreseen. */
 static void
 draw_column(const draw_job *d, uint64_t *keys, size_t i, size_t end)
 {
     const nt_raster *r = d->raster;
-    const nt_raster_scale *scale = &d->scale;
-    uint64_t from, to, rest;
-    for (; i < end; i++) {
-        const nt_raster_item *item = &r->items[i];
-        nt_raster_extent(scale->wides, item, &from, &to);
-        if (item->begin >= item->end || to <= scale->first || from >= scale->end) {
-            continue;
-        }
-        from = from < scale->first ? scale->first : from;
-        to = to > scale->end ? scale->end : to;
-        const uint32_t low =
-            nt_raster_divide(scale, (from - scale->first) * scale->height, &rest);
-        const uint32_t high =
-            nt_raster_divide(scale, (to - scale->first) * scale->height - 1, &rest);
-        const uint64_t key = draw_key(r, i);
-        draw_over(keys + low, key);
-        draw_over(keys + high, key);
-        for (uint32_t at = low + 1; at < high; at++) {
-            draw_over(keys + at, key);
-        }
+    if (r->wide_count == 0 && r->block_rows == NULL) {
+        draw_in_column(d, keys, i, end, true);
+    } else {
+        draw_in_column(d, keys, i, end, false);
     }
 }
 
@@ -157,26 +201,54 @@ draw_clear(const nt_raster_view *view, const nt_raster_planes *planes)
     }
 }
 
-/* What the blocks one by one do. */
-static nt_status
-draw_blocks(const draw_job *d, nt_error *err)
+/* Borders behind the last pixel of a column. */
+enum { BORDERS_BEHIND = 2 };
+
+static void
+draw_find_borders(draw_job *d)
 {
-    const nt_alloc *alloc = &d->raster->alloc;
-    const size_t pixels = (size_t)d->view->width * d->view->height;
-    const size_t bytes = (pixels + d->view->height) * sizeof(uint64_t);
-    const uint64_t *sizes = nt_timeline_allocations(d->raster->timeline)->size;
-    uint64_t *keys = nt_allocate(alloc, bytes);
-    if (keys == NULL) {
-        return nt_fail_nomem(err);
+    const nt_raster_scale *scale = &d->scale;
+    const uint64_t height = scale->height;
+    d->per_byte = (double)height / (double)scale->span;
+    for (uint64_t at = 0; at < height; at++) {
+        const uint64_t border = at * scale->span;
+        d->borders[at].reach = border / height;
+        d->borders[at].begin = d->borders[at].reach + (border % height != 0);
     }
-    memset(keys, 0, bytes);
-    draw_keys(d, keys, keys + pixels);
+    for (uint64_t at = height; at < height + BORDERS_BEHIND; at++) {
+        d->borders[at] = (draw_border){UINT64_MAX, UINT64_MAX};
+    }
+}
+
+static void
+draw_put_planes(const draw_job *d, const uint64_t *keys, size_t pixels)
+{
+    const uint64_t *sizes = nt_timeline_allocations(d->raster->timeline)->size;
     for (size_t i = 0; d->planes->row != NULL && i < pixels; i++) {
         d->planes->row[i] = keys[i] == 0 ? NT_NONE : ~(uint32_t)keys[i];
     }
     for (size_t i = 0; d->planes->largest != NULL && i < pixels; i++) {
         d->planes->largest[i] = keys[i] == 0 ? 0 : sizes[~(uint32_t)keys[i]];
     }
+}
+
+/* What the blocks one by one do. */
+static nt_status
+draw_blocks(draw_job *d, nt_error *err)
+{
+    const nt_alloc *alloc = &d->raster->alloc;
+    const size_t height = d->view->height, pixels = d->view->width * height;
+    const size_t key_bytes = (pixels + height) * sizeof(uint64_t);
+    const size_t bytes = key_bytes + (height + BORDERS_BEHIND) * sizeof(draw_border);
+    uint64_t *keys = nt_allocate(alloc, bytes);
+    if (keys == NULL) {
+        return nt_fail_nomem(err);
+    }
+    memset(keys, 0, key_bytes);
+    d->borders = (draw_border *)(keys + pixels + height);
+    draw_find_borders(d);
+    draw_keys(d, keys, keys + pixels);
+    draw_put_planes(d, keys, pixels);
     nt_release(alloc, keys, bytes);
     return NT_OK;
 }

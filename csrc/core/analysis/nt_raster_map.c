@@ -106,44 +106,89 @@ map_range_at(const nt_raster *r, uint64_t address)
     return &r->ranges[low - 1];
 }
 
-/* Adds an item for which there is room, at [address, address + size) on the axis: none
- * where no range holds `address`. */
+/* What all of them can be counted in: a power of two, as the bits that are not needed.
+ */
+static uint32_t
+map_shift(uint64_t bits)
+{
+    return bits == 0 ? 0 : (uint32_t)__builtin_ctzll(bits);
+}
+
+static void
+map_find_units(nt_raster *r)
+{
+    const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
+    const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
+    uint64_t places = 0, lengths = 0;
+    for (size_t i = 0; i < r->range_count; i++) {
+        places |= r->ranges[i].address | r->ranges[i].position;
+    }
+    for (size_t row = 0; row < s->count; row++) {
+        places |= s->address[row];
+        lengths |= s->size[row];
+    }
+    for (size_t row = 0; row < a->count; row++) {
+        places |= a->address[row];
+        lengths |= a->size[row];
+    }
+    r->units.place_shift = map_shift(places);
+    r->units.length_shift = map_shift(lengths);
+}
+
+/* Puts `item` on the axis as `size` bytes at `address`; false where no range holds
+ * that. */
 static nt_status
-map_add_item(nt_raster *r, uint64_t address, uint64_t size, nt_raster_item item,
-             nt_error *err)
+map_place_item(nt_raster *r, uint64_t address, uint64_t size, nt_raster_item *item,
+               bool *is_placed, nt_error *err)
 {
     const nt_raster_range *range = map_range_at(r, address);
-    if (range == NULL || size == 0) {
+    *is_placed = range != NULL && size != 0;
+    if (!*is_placed) {
         return NT_OK;
     }
     const uint64_t inside = address - range->address, room = range->size - inside;
-    const nt_raster_wide wide = {.length = size < room ? size : room,
+    const nt_raster_wide wide = {.place = range->position + inside,
+                                 .length = size < room ? size : room,
                                  .is_cut = size > room};
-    item.place = range->position + inside;
-    item.length = (uint32_t)wide.length;
-    if (wide.is_cut || wide.length > UINT32_MAX) {
-        NT_TRY(nt_grow(&r->alloc, (void **)&r->wides, &r->wide_capacity,
-                       r->wide_count + 1, sizeof wide, err));
-        item.place |= NT_RASTER_WIDE;
-        item.length = (uint32_t)r->wide_count;
-        r->wides[r->wide_count++] = wide;
+    const uint64_t place = wide.place >> r->units.place_shift;
+    const uint64_t length = wide.length >> r->units.length_shift;
+    if (!wide.is_cut && place < NT_RASTER_WIDE && length <= UINT32_MAX) {
+        item->place = (uint32_t)place;
+        item->length = (uint32_t)length;
+        return NT_OK;
     }
-    r->items[r->item_count++] = item;
+    NT_TRY(nt_grow(&r->alloc, (void **)&r->units.wides, &r->wide_capacity,
+                   r->wide_count + 1, sizeof wide, err));
+    item->place = NT_RASTER_WIDE;
+    item->length = (uint32_t)r->wide_count;
+    r->units.wides[r->wide_count++] = wide;
     return NT_OK;
 }
 
-/* Adds a block's row, if it stands in any state and its address is on the axis. */
+/* Adds a block's row, if it stands in any state and its address is on the axis. Without
+ * a filter each row is an item, which else stands nowhere. */
 static nt_status
 map_add_block(nt_raster *r, uint32_t row, nt_error *err)
 {
     const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
-    nt_raster_item item = {.row = row};
+    nt_raster_item item = {.begin = (uint32_t)(a->alloc_event[row] + 1)};
     const uint32_t completed = nt_raster_end_state(r, a->completed_event[row]);
-    item.begin = (uint32_t)(a->alloc_event[row] + 1);
     item.end =
         r->options.until_freed ? nt_raster_end_state(r, a->free_event[row]) : completed;
-    const bool stands = item.begin < completed || item.begin < item.end;
-    return stands ? map_add_item(r, a->address[row], a->size[row], item, err) : NT_OK;
+    bool is_placed = item.begin < completed || item.begin < item.end;
+    if (is_placed) {
+        NT_TRY(
+            map_place_item(r, a->address[row], a->size[row], &item, &is_placed, err));
+    }
+    if (is_placed && r->block_rows != NULL) {
+        r->block_rows[r->item_count] = row;
+    }
+    if (is_placed) {
+        r->items[r->item_count++] = item;
+    } else if (r->block_rows == NULL) {
+        r->items[r->item_count++] = (nt_raster_item){.begin = UINT32_MAX};
+    }
+    return NT_OK;
 }
 
 /* What happens in a state, in this order. */
@@ -254,12 +299,45 @@ map_add_segments(nt_raster *r, const nt_sort_item *segments, size_t count,
     const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
     for (size_t i = 0; i < count; i++) {
         const uint32_t row = segments[i].value;
-        nt_raster_item item = {.row = row};
-        item.begin = (uint32_t)(s->alloc_event[row] + 1);
+        nt_raster_item item = {.begin = (uint32_t)(s->alloc_event[row] + 1)};
         item.end = nt_raster_end_state(r, s->free_event[row]);
-        if (item.begin < item.end) {
-            NT_TRY(map_add_item(r, s->address[row], s->size[row], item, err));
+        bool is_placed = item.begin < item.end;
+        if (is_placed) {
+            NT_TRY(map_place_item(r, s->address[row], s->size[row], &item, &is_placed,
+                                  err));
         }
+        if (is_placed) {
+            r->segment_rows[r->item_count - r->block_count] = row;
+            r->items[r->item_count++] = item;
+        }
+    }
+    return NT_OK;
+}
+
+/* Room for all that there may be. */
+static nt_status
+map_make_room(nt_raster *r, nt_error *err)
+{
+    const size_t segments = nt_timeline_segments(r->timeline)->count;
+    const size_t blocks = nt_timeline_allocations(r->timeline)->count;
+    const size_t most = blocks + segments;
+    const bool is_filtered = r->options.by_stream || r->options.by_pool;
+    if (most > INT32_MAX) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "too many blocks for a picture");
+    }
+    r->items = nt_allocate(&r->alloc, most * sizeof(nt_raster_item));
+    r->item_capacity = r->items == NULL ? 0 : most;
+    r->segment_rows = nt_allocate(&r->alloc, segments * sizeof(uint32_t));
+    r->segment_capacity = r->segment_rows == NULL ? 0 : segments;
+    if (r->item_capacity != most || r->segment_capacity != segments) {
+        return nt_fail_nomem(err);
+    }
+    if (is_filtered && blocks != 0) {
+        r->block_rows = nt_allocate(&r->alloc, blocks * sizeof(uint32_t));
+        if (r->block_rows == NULL) {
+            return nt_fail_nomem(err);
+        }
+        r->block_capacity = blocks;
     }
     return NT_OK;
 }
@@ -268,17 +346,10 @@ nt_status
 nt_raster_make_items(nt_raster *r, nt_error *err)
 {
     const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
-    const size_t most = nt_timeline_allocations(r->timeline)->count + s->count;
     nt_sort_item *segments = NULL;
     size_t count = 0;
-    if (most > INT32_MAX) {
-        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "too many blocks for a picture");
-    }
-    r->items = nt_allocate(&r->alloc, most * sizeof(nt_raster_item));
-    if (r->items == NULL && most != 0) {
-        return nt_fail_nomem(err);
-    }
-    r->item_capacity = most;
+    NT_TRY(map_make_room(r, err));
+    map_find_units(r);
     NT_TRY(map_segments(r, &segments, &count, err));
     nt_status status;
     NT_TRY_DONE(map_add_blocks(r, segments, count, err));

@@ -12,20 +12,25 @@
 
 /* A block or a segment, on the axes: it stands in states begin .. end - 1. */
 typedef struct nt_raster_item {
-    uint64_t place;      /* position of its first byte, below NT_RASTER_WIDE */
-    uint32_t length;     /* bytes, or where NT_RASTER_WIDE is in `place` a number of
-                          * r->wides */
+    uint32_t place;      /* position of its first byte >> place_shift, or where there is
+                          * no room for it NT_RASTER_WIDE */
+    uint32_t length;     /* bytes >> length_shift; of a wide one a number of `wides` */
     uint32_t begin, end; /* none where end <= begin: only a series counts it then */
-    uint32_t row;        /* of the timeline's allocations or segments */
 } nt_raster_item;
 
-#define NT_RASTER_WIDE ((uint64_t)1 << 63)
+#define NT_RASTER_WIDE UINT32_MAX
 
 /* What does not fit into an item, of a few. */
 typedef struct nt_raster_wide {
-    uint64_t length; /* bytes on the axis */
-    bool is_cut;     /* it ends with its range: of its bytes more than that */
+    uint64_t place, length; /* bytes on the axis */
+    bool is_cut;            /* it ends with its range: of its bytes more than that */
 } nt_raster_wide;
+
+/* What the items count in: addresses and sizes are rounded by the allocator. */
+typedef struct nt_raster_units {
+    uint32_t place_shift, length_shift;
+    nt_raster_wide *wides;
+} nt_raster_units;
 
 /* Items that follow each other in r->items: a view that sees none of their states need
  * not look at them. */
@@ -46,13 +51,17 @@ struct nt_raster {
     uint64_t height;
     nt_raster_item *items; /* blocks first, then segments */
     size_t item_count, block_count, item_capacity;
-    nt_raster_wide *wides;
+    /* The rows of the timeline's segments, and of its allocations if there is a filter;
+     * without one each of these is the item of its number. */
+    uint32_t *segment_rows, *block_rows;
+    size_t segment_capacity, block_capacity;
+    nt_raster_units units;
     size_t wide_count, wide_capacity;
     nt_raster_chunk *chunks; /* of items 0 .. NT_RASTER_CHUNK - 1, and so on */
     size_t chunk_count;
-    /* What blocks are compared by: the rank of each one's size, or if NULL its bytes
-     * without the `size_shift` lowest bits. */
-    uint32_t *ranks, size_shift;
+    /* What blocks are compared by: the rank of each one's size, or if none of them is
+     * wide, NULL: its length. */
+    uint32_t *ranks;
 };
 
 /* The first state without what ends with `event`, which may be NT_EVENT_NEVER. */
@@ -90,23 +99,36 @@ nt_raster_make_items(nt_raster *r, nt_error *err);
 
 /* Positions from *from to *to, which is behind it. */
 static inline void
-nt_raster_extent(const nt_raster_wide *wides, const nt_raster_item *item,
+nt_raster_extent(const nt_raster_units *units, const nt_raster_item *item,
                  uint64_t *from, uint64_t *to)
 {
-    const bool is_wide = (item->place & NT_RASTER_WIDE) != 0;
-    *from = item->place & ~NT_RASTER_WIDE;
-    *to = *from + (is_wide ? wides[item->length].length : item->length);
+    if (NT_UNLIKELY(item->place == NT_RASTER_WIDE)) {
+        *from = units->wides[item->length].place;
+        *to = *from + units->wides[item->length].length;
+        return;
+    }
+    *from = (uint64_t)item->place << units->place_shift;
+    *to = *from + ((uint64_t)item->length << units->length_shift);
+}
+
+/* The row of the timeline's allocations that a block is. */
+static inline uint32_t
+nt_raster_block_row(const nt_raster *r, size_t block)
+{
+    return r->block_rows == NULL ? (uint32_t)block : r->block_rows[block];
 }
 
 /* In bytes. */
 static inline uint64_t
-nt_raster_block_size(const nt_raster *r, const nt_raster_item *block)
+nt_raster_block_size(const nt_raster *r, size_t block)
 {
-    if ((block->place & NT_RASTER_WIDE) == 0) {
-        return block->length;
+    const nt_raster_item *item = &r->items[block];
+    if (item->place != NT_RASTER_WIDE) {
+        return (uint64_t)item->length << r->units.length_shift;
     }
-    const nt_raster_wide *wide = &r->wides[block->length];
-    return wide->is_cut ? nt_timeline_allocations(r->timeline)->size[block->row]
+    const nt_raster_wide *wide = &r->units.wides[item->length];
+    return wide->is_cut ? nt_timeline_allocations(r->timeline)
+                              ->size[nt_raster_block_row(r, block)]
                         : wide->length;
 }
 
@@ -199,7 +221,7 @@ nt_raster_is_in_column(const nt_raster_edges *e, const nt_raster_chunk *chunk,
 
 /* A view's address axis. */
 typedef struct nt_raster_scale {
-    const nt_raster_wide *wides; /* the raster's */
+    nt_raster_units units; /* the raster's */
     uint64_t first, end;
     uint64_t height;     /* pixels */
     uint64_t span;       /* positions of the view: a pixel is `span` fractions high */
@@ -242,7 +264,7 @@ nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
                   nt_raster_rows *out)
 {
     uint64_t from, to;
-    nt_raster_extent(scale->wides, item, &from, &to);
+    nt_raster_extent(&scale->units, item, &from, &to);
     if (to <= scale->first || from >= scale->end) {
         return false;
     }

@@ -10,7 +10,7 @@ top_is_seen(const nt_raster *r, const nt_raster_view *view, const nt_raster_time
             const nt_raster_item *item)
 {
     uint64_t from, to;
-    nt_raster_extent(r->wides, item, &from, &to);
+    nt_raster_extent(&r->units, item, &from, &to);
     return item->begin < item->end && item->begin < time->end &&
            item->end > time->first && from < view->y_end && to > view->y_first;
 }
@@ -27,7 +27,7 @@ top_sum_rest(const nt_raster *r, const nt_raster_time *time, const nt_sort_item 
     }
     for (size_t i = kept; i < found; i++) {
         const nt_raster_item *item = &r->items[seen[i].value];
-        const uint64_t size = nt_raster_block_size(r, item);
+        const uint64_t size = nt_raster_block_size(r, seen[i].value);
         delta[item->begin < first ? 0 : item->begin - first] += size;
         if (item->end < time->end) {
             delta[item->end - first] -= size;
@@ -68,15 +68,14 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
     for (size_t i = nt_raster_next(r, 0, time.first, time.end); i < r->block_count;
          i = nt_raster_next(r, i + 1, time.first, time.end)) {
         if (top_is_seen(r, view, &time, &r->items[i])) {
-            seen[found++] =
-                (nt_sort_item){~nt_raster_block_size(r, &r->items[i]), (uint32_t)i};
+            seen[found++] = (nt_sort_item){~nt_raster_block_size(r, i), (uint32_t)i};
         }
     }
     nt_sort(seen, found);
     const size_t kept = found < most ? found : most;
     top_sum_rest(r, &time, seen, kept, found, delta, rest);
     for (size_t i = 0; i < kept; i++) {
-        rows[i] = r->items[seen[i].value].row;
+        rows[i] = nt_raster_block_row(r, seen[i].value);
     }
     *count = kept;
 done:

@@ -191,7 +191,7 @@ nt_raster_scale_of(const nt_raster *r, const nt_raster_view *view)
 {
     const uint64_t span = view->y_end - view->y_first;
     return (nt_raster_scale){
-        .wides = r->wides,
+        .units = r->units,
         .first = view->y_first,
         .end = view->y_end,
         .height = view->height,
