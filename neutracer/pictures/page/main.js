@@ -246,6 +246,12 @@ app.set = async (change, quiet = false) => {
   }
 };
 app.step = (by) => app.set({ event: Math.min(Math.max(app.state.event + by, -1), app.trace.events - 1), held: true });
+// A block with some of what is around it; `whole` is the way back.
+app.zoomTo = async ({ x0, x1, y, size }) => {
+  await app.set({ tab: "overview" });
+  const [beside, above] = [(x1 - x0) / 4, size];
+  parts.overview.look(x0 - beside, x1 + beside, y - above, y + size + above);
+};
 app.search = (query) => app.set({ query, tab: "allocations" });
 
 // ---- wires --------------------------------------------------------------------------------

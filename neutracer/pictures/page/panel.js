@@ -51,7 +51,10 @@ const stack = (app, box, block) => {
 };
 
 const blockPart = (app, box, block, pinned) => {
-  made(box, "h2", pinned ? "Block, pinned" : "Block under the pointer");
+  const head = made(box, "h2", pinned ? "Block, pinned" : "Block under the pointer");
+  if (pinned && block.y >= 0) {
+    made(head, "button", "zoom to it", "link").addEventListener("click", () => app.zoomTo(block));
+  }
   const rows = [["size", bytes(block.size)], ["asked", bytes(block.asked)], ["lives", app.lifeWords(block)]];
   rows.push(["events", `${at(app, block.made)} – ${block.freed === -1 ? "end" : at(app, block.freed)}`]);
   rows.push(["stream / pool", `${block.stream} / ${block.pool}`]);

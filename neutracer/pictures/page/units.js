@@ -74,7 +74,8 @@ export const steps = (low, high, most, binary = false) => {
     step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999);
   }
   const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
+  // No tick is at minus zero.
+  for (let at = Math.ceil(low / step) * step + 0; at <= high; at += step) found.push(at);
   return found;
 };
 

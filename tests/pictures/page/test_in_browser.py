@@ -304,6 +304,29 @@ def test_keys_of_the_chart_need_no_click_into_it(browser, page):
     until(browser, f"{PANEL}.includes('2,216')")
 
 
+def test_a_chosen_row_is_zoomed_to(browser, page, timeline):
+    """What is less than a pixel of the whole picture."""
+    ready(browser, page)
+    rows = enumerate(timeline.allocations)
+    number, row = next((k, a) for k, a in rows if a.size > 100 << 20)
+    browser.click("[data-tab=allocations]")
+    go(browser, f"tab=allocations&pin={number}&e={row.alloc_event}")
+    until(browser, f"{PANEL}.includes('Block, pinned')")
+    browser.click("#panel h2 button")
+    until(browser, SHOWN, ["overview"])
+    low, high = view_of(hash_of(browser), "t")
+    begin, end = (
+        timeline.events[event].time_us - timeline.events[0].time_us
+        for event in (row.alloc_event, row.free_event)
+    )
+    assert low <= begin <= end <= high
+    assert high - low < 20
+    bottom, top = view_of(hash_of(browser), "a")
+    assert top - bottom == pytest.approx(3 * row.size, rel=0.01)
+    browser.click("[data-zoom=whole]")
+    assert "t=" not in hash_of(browser)
+
+
 def test_brush_ranks_what_lives_in_it(browser, page):
     ready(browser, page)
     x, _ = browser.middle("#chart")
@@ -603,6 +626,11 @@ def test_tables_cut_no_figure_at_any_width(browser, page):
             until(browser, f"document.querySelectorAll('#{tab} .row').length > 9")
             assert browser.value(CUT) == 0, (width, tab)
             assert max(browser.value(APART)) <= 1, (width, tab)
+        # What lives to the end says so in words.
+        go(browser, "tab=allocations&q=kept:yes")
+        until(browser, "document.getElementById('allocations').innerText.includes('to the end')")
+        assert browser.value(CUT) == 0, width
+        go(browser, "")
 
 
 LAYOUT = """(box => [document.documentElement.scrollHeight, box.x, box.y, box.width, box.height]
@@ -691,6 +719,7 @@ def test_logic_of_the_modules(browser, tmp_path):
     assert told == [format_bytes(size) for size in sizes]
     ticks = browser.value("units.byteTicks([0, 1, 2].map((k) => 2.5e9 + k * 65536))")
     assert ticks == ["2,384 MiB", "+64 KiB", "+128 KiB"]
+    assert browser.value("units.steps(-1, 9, 2).map((at) => Object.is(at, -0))") == [False, False]
     assert browser.value("units.byteTicks([0, 1024])") == ["0 B", "1 KiB"]
     read = browser.value(
         "['16MiB', '1,000', '2.5g', '8MB', '3x', '', '1,5GiB', '1,,000'].map(units.parseBytes)"
