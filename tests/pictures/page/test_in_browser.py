@@ -616,8 +616,10 @@ APART = """(rows => [...rows[0].children].map((cell, k) => Math.abs(
     )))([...document.querySelectorAll('section:not([hidden]) .table .row')])"""
 
 
-def test_tables_cut_no_figure_at_any_width(browser, page):
-    ready(browser, page)
+@pytest.mark.parametrize("name", ["frag_default", "attention_math"])
+def test_tables_cut_no_figure_at_any_width(browser, tmp_path, name):
+    """The largest sizes of the second have four digits."""
+    ready(browser, view(DATA / f"{name}.pickle.xz", tmp_path / "page.html"))
     for width in (1400, 1000, 820, 420):
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
         browser.call("Emulation.setDeviceMetricsOverride", **size)
