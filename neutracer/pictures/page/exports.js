@@ -11,7 +11,7 @@ const give = (blob, name) => {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 };
 
-const stem = (app) => (app.title || "snapshot").replace(/\.(pickle|pkl|gz)+$/g, "").replace(/[^\w.-]+/g, "_");
+const stem = (app) => (app.title || "snapshot").replace(/\.(pickle|pkl|gz)+(?= \(|$)/g, "").replace(/[^\w.-]+/g, "_");
 
 // The chart with what it takes to read it elsewhere: the file's name, its facts, and the colours.
 const SIDE = 12;

@@ -27,13 +27,19 @@ export const opening = (app, parts, { follow, inTurn, showFile }) => {
     }
   };
 
-  const openOne = async ({ blob, name, isOwn, most = Infinity }) => {
+  // Files of several folders may have one name.
+  const titleOf = (name, others) => {
+    const taken = [...app.files, ...others].filter(({ from }) => from.name === name).length;
+    return taken ? `${clean(name)} (${taken + 1})` : clean(name);
+  };
+
+  const openOne = async ({ blob, name, isOwn, most = Infinity }, others) => {
     byId("progress").hidden = false;
     progress(name)(0);
     const more = { most, ...(isOwn ? { isOwn, renamed: app.told.renamed, told: app.told.rules } : {}) };
     const { about, ask, close } = await openFile(blob, app.rules, more, progress(name));
     if (!about.devices.length) { close(); throw new Error("the snapshot is empty: no device has segments or events"); }
-    return { about, ask, close, title: clean(name), isOwn: Boolean(isOwn), trace: null, device: null, from: { blob, name, most } };
+    return { about, ask, close, title: titleOf(name, others), isOwn: Boolean(isOwn), trace: null, device: null, from: { blob, name, most } };
   };
 
   // Each of the files from number `before` on is replayed, so that they can be compared; the
@@ -59,7 +65,7 @@ export const opening = (app, parts, { follow, inTurn, showFile }) => {
     const opened = [];
     for (const one of list) {
       try {
-        opened.push(await openOne(one));
+        opened.push(await openOne(one, opened));
       } catch (error) {
         offer(one, error);
       }
@@ -99,18 +105,35 @@ export const opening = (app, parts, { follow, inTurn, showFile }) => {
     });
   };
 
+  // The file that is shown goes; the one before it is shown, or what is the first then.
+  const closeFile = () => inTurn(async () => {
+    const index = app.fileIndex;
+    if (app.files.length < 2) return;
+    const [{ close }] = app.files.splice(index, 1);
+    close();
+    await showFile(Math.max(index - 1, 0));
+    app.show();
+    parts.overview.now();
+    app.render();
+  }).catch(app.complain);
+
   const wireFiles = () => {
+    byId("close").addEventListener("click", closeFile);
     const pick = byId("pick");
     for (const id of ["open", "empty-open"]) byId(id).addEventListener("click", () => pick.click());
     const named = (files) => [...files].map((blob) => ({ blob, name: blob.name }));
     pick.addEventListener("change", () => { take(named(pick.files)); pick.value = ""; });
     let over = 0;
-    const hold = (event) => { if ([...event.dataTransfer.types].includes("Files")) event.preventDefault(); };
-    document.addEventListener("dragenter", (event) => { hold(event); over += 1; byId("drop").hidden = false; });
-    document.addEventListener("dragover", hold);
-    document.addEventListener("dragleave", () => { over -= 1; byId("drop").hidden = over > 0; });
-    document.addEventListener("drop", (event) => {
+    // Of what is dragged only files are the page's; text may go into its fields.
+    const drag = (kind, work) => document.addEventListener(kind, (event) => {
+      if (![...event.dataTransfer.types].includes("Files")) return;
       event.preventDefault();
+      work(event);
+    });
+    drag("dragenter", () => { over += 1; byId("drop").hidden = false; });
+    drag("dragover", () => {});
+    drag("dragleave", () => { over -= 1; byId("drop").hidden = over <= 0; });
+    drag("drop", (event) => {
       over = 0;
       byId("drop").hidden = true;
       take(named(event.dataTransfer.files));

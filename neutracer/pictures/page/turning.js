@@ -184,7 +184,8 @@ export const turning = (app, parts) => {
     const mine = { index, device };
     chosen = mine;
     return inTurn(async () => {
-      if (chosen !== mine) return;
+      // By now it may be closed.
+      if (chosen !== mine || !app.files[index]) return;
       await turned(index, device);
       app.show();
       parts.overview.now();

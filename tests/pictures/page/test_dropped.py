@@ -570,6 +570,51 @@ def test_reading_a_file_moves_nothing(chromium, page, tmp_path, long_trace):
     assert chromium.value("tops.size") <= 1
 
 
+FILES = "[...document.getElementById('file').options].map((option) => option.textContent)"
+
+
+def test_files_of_one_name_are_told_apart_and_closed(chromium, page, tmp_path):
+    """As of ranks that wrote snapshot.pickle into a folder each."""
+    paths = [tmp_path / f"rank{rank}" / "snapshot.pickle" for rank in range(3)]
+    for path, program in zip(paths, (one_program(), one_program(), two_devices()), strict=True):
+        path.parent.mkdir()
+        path.write_bytes(pickle.dumps(program))
+    drop(chromium, page, *paths)
+    names = ["snapshot.pickle", "snapshot.pickle (2)", "snapshot.pickle (3)"]
+    assert chromium.value(FILES) == names
+    words = "document.getElementById('compare-words').innerText"
+    chromium.until(f"{words}.includes('3 files')")
+    choose_at_once(chromium, "file", "2")
+    chromium.until("document.title", names[2])
+    # Without the third the first two are compared again, on one axis.
+    chromium.click("#close")
+    chromium.until(FILES, names[:2])
+    chromium.until("document.title", names[1])
+    chromium.until(f"{words}.includes('2 files')")
+    assert chromium.value("document.getElementById('device-choice').hidden")
+    chromium.click("#close")
+    chromium.until("document.title", names[0])
+    chromium.until("document.getElementById('file-choice').hidden", True)
+    chromium.until(f"{words}.includes('two moments')")
+    assert chromium.value(TROUBLE) == ""
+    assert chromium.complaints() == []
+
+
+def test_only_files_are_dropped(chromium, page, tmp_path):
+    """A text that is dragged has no business with the page."""
+    drop(chromium, page, plain("frag_default", tmp_path))
+    text = {"items": [{"mimeType": "text/plain", "data": "x"}], "dragOperationsMask": 1}
+    files = {"items": [], "files": [str(tmp_path / "frag_default.pickle")], "dragOperationsMask": 1}
+    for data, hidden in ((text, True), (files, False)):
+        chromium.call("Input.dispatchDragEvent", type="dragEnter", x=300, y=300, data=data)
+        chromium.until("document.getElementById('drop').hidden", hidden)
+        chromium.call("Input.dispatchDragEvent", type="drop", x=300, y=300, data=data)
+    chromium.until("document.title", "frag_default.pickle (2)")
+    chromium.until("document.getElementById('drop').hidden", True)
+    chromium.until("document.documentElement.dataset.ready", "1")
+    assert chromium.complaints() == []
+
+
 def test_what_is_wrong_can_be_put_away(chromium, page, tmp_path):
     """And while it is there, the chart is all on the screen."""
     wrong = tmp_path / "wrong.pickle"
