@@ -9,7 +9,7 @@
 
 #define BASE UINT64_C(0x7f0000000000)
 
-enum { STRIP_BANDS = 3, STRIP_WIDE = 64, STRIP_CODES = 4096 };
+enum { STRIP_BANDS = 3, STRIP_WIDE = 64, STRIP_CODES = 4096, STRIP_EVENTS = 8192 };
 
 /* Room for an answer, and the codes that it goes by: each row's number, modulo. */
 typedef struct strip_answer {
@@ -143,6 +143,43 @@ NT_TEST(columns_are_what_a_recording_had)
     nt_recorded_close(&recorded);
 }
 
+/* Whichever states begin and end a range, against one loop over them. */
+static void
+strip_check_highest(nt_test *t, const nt_strip *strip, bool reserved, size_t states)
+{
+    for (size_t first = 0; first < states; first += 97) {
+        size_t best = first;
+        for (size_t end = first + 1; end <= states; end++) {
+            if (nt_strip_bytes(strip, reserved, end - 1) >
+                nt_strip_bytes(strip, reserved, best)) {
+                best = end - 1;
+            }
+            if (nt_strip_highest(strip, reserved, first, end) != best) {
+                NT_FAIL("states %zu to %zu", first, end);
+                break;
+            }
+        }
+    }
+}
+
+/* The bytes are the timeline's, of the few that change as of those that do each time.
+ */
+static void
+strip_check_bytes(nt_test *t, const nt_timeline *timeline, const nt_strip *strip)
+{
+    static uint64_t series[STRIP_EVENTS];
+    const size_t events = nt_timeline_event_count(timeline);
+    for (int reserved = 0; NT_CHECK(events <= STRIP_EVENTS) && reserved <= 1;
+         reserved++) {
+        nt_timeline_series(timeline,
+                           reserved ? NT_METRIC_RESERVED : NT_METRIC_ALLOCATED, series);
+        for (size_t e = 0; e < events; e++) {
+            NT_CHECK_UINT(nt_strip_bytes(strip, reserved != 0, e + 1), series[e]);
+        }
+        strip_check_highest(t, strip, reserved != 0, events + 1);
+    }
+}
+
 NT_TEST(highest_is_the_first_of_any_range)
 {
     nt_recorded recorded;
@@ -150,20 +187,7 @@ NT_TEST(highest_is_the_first_of_any_range)
     nt_strip *strip = NULL;
     if (nt_recorded_open(&recorded, t, "frag_default") &&
         NT_CHECK_OK(nt_strip_new(&alloc, recorded.timeline, &strip, NULL), NULL)) {
-        const size_t states = nt_timeline_event_count(recorded.timeline) + 1;
-        for (size_t first = 0; first < states; first += 97) {
-            size_t best = first;
-            for (size_t end = first + 1; end <= states; end++) {
-                if (nt_strip_bytes(strip, false, end - 1) >
-                    nt_strip_bytes(strip, false, best)) {
-                    best = end - 1;
-                }
-                if (nt_strip_highest(strip, false, first, end) != best) {
-                    NT_FAIL("states %zu to %zu", first, end);
-                    break;
-                }
-            }
-        }
+        strip_check_bytes(t, recorded.timeline, strip);
     }
     nt_strip_free(strip);
     nt_recorded_close(&recorded);

@@ -209,8 +209,8 @@ nt_strip_free(nt_strip *strip)
     }
     const nt_alloc alloc = strip->alloc;
     strip_release_bands(strip);
-    nt_strip_series_clear(&alloc, &strip->allocated, strip->states);
-    nt_strip_series_clear(&alloc, &strip->reserved, strip->states);
+    nt_strip_series_clear(&alloc, &strip->allocated);
+    nt_strip_series_clear(&alloc, &strip->reserved);
     nt_release(&alloc, strip->extras, strip->extra_capacity * sizeof *strip->extras);
     nt_release(&alloc, strip, sizeof *strip);
 }

@@ -32,8 +32,8 @@ typedef struct nt_strip_view {
 
 #define NT_STRIP_MOST_COLUMNS 8192
 
-/* The timeline must outlive it. Memory is some 10 bytes an event, and
- * as much again while it is made. */
+/* The timeline must outlive it. Memory is some 5 bytes an event, and
+ * 8 more while it is made. */
 nt_status
 nt_strip_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_strip **out,
              nt_error *err) NT_CHECKED;

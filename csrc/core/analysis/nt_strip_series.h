@@ -6,23 +6,25 @@
 
 #include "trace/nt_timeline.h"
 
-#define NT_STRIP_LEVELS 8 /* 16^8 states are more than there can be */
+#define NT_STRIP_LEVELS 8 /* 16^8 values are more than there can be */
 
-/* The state with most bytes of a stretch of them, the first of several. Its bytes are
+/* The value with most bytes of a stretch of them, the first of several. Its bytes are
  * beside it: in the series they lie far from those of the next stretch. */
 typedef struct nt_strip_most {
     uint32_t low, high;
-    uint32_t state;
+    uint32_t value; /* its number */
 } nt_strip_most;
 
 /* Bytes are (high << 32 | low) << shift: what the allocator gives is rounded, so that
  * there is hardly ever anything to keep in `high`. */
 
 typedef struct nt_strip_series {
+    uint32_t *starts; /* the state from which each value holds; NULL: one a state */
+    size_t count;     /* values */
     uint32_t *low;
     uint32_t *high; /* NULL if all are 0 */
     unsigned shift;
-    nt_strip_most *levels[NT_STRIP_LEVELS]; /* level k: one for 16^(k+1) states */
+    nt_strip_most *levels[NT_STRIP_LEVELS]; /* level k: one for 16^(k+1) values */
     size_t counts[NT_STRIP_LEVELS];
     size_t level_count;
 } nt_strip_series;
@@ -33,17 +35,14 @@ nt_strip_series_make(const nt_alloc *alloc, const nt_timeline *timeline,
                      nt_metric metric, size_t states, nt_strip_series *out,
                      nt_error *err) NT_CHECKED;
 void
-nt_strip_series_clear(const nt_alloc *alloc, nt_strip_series *series, size_t states);
+nt_strip_series_clear(const nt_alloc *alloc, nt_strip_series *series);
 
 /* Of states first .. end - 1 the one with most, the first of several. */
 uint32_t
 nt_strip_series_highest(const nt_strip_series *series, size_t first, size_t end);
 
-static inline uint64_t
-nt_strip_series_at(const nt_strip_series *s, size_t state)
-{
-    const uint64_t high = s->high == NULL ? 0 : s->high[state];
-    return (high << 32 | s->low[state]) << s->shift;
-}
+/* The bytes in a state. */
+uint64_t
+nt_strip_series_at(const nt_strip_series *series, size_t state);
 
 #endif
