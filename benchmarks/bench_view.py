@@ -7,8 +7,10 @@ first picture and to the page's being complete. A redraw is one step of wheel, z
 "busy" is what the page's main thread worked for it until two frames later, "exact" how long the
 core took from the step to the picture of exactly that range, meanwhile the last one stands there.
 "longest" is the longest task of the main thread. "memory" is the most that the tab's process, with
-the worker and the core in it, has had in RAM beyond that of the page without a file, "x columns"
-that beside the columns of the file as Python has them. `large_trace` is a real recording of a
+the worker and the core in it, has had in RAM up to the last redraw, beyond that of the page that
+waits for a file, its worker ready; "x columns" that beside the columns of the file as Python has
+them. "settings" is the same when the Settings tab has been opened as well: it keeps the trace that
+other settings would have made beside the file's. `large_trace` is a real recording of a
 million events; it is too large to come with the sources, and is looked for in the folders named
 below. Its page, written by `view`, is measured too.
 
@@ -70,6 +72,16 @@ def redraws(browser) -> list[float]:
             browser.call("Runtime.evaluate", expression=FRAMES, awaitPromise=True)
             found.append(busy(browser) - before)
     return sorted(found)
+
+
+def settled_memory(browser) -> int:
+    """The most bytes, once they have not grown for two seconds."""
+    most, since = tab_memory(browser), time.perf_counter()
+    while time.perf_counter() - since < 2:
+        time.sleep(0.1)
+        if (now := tab_memory(browser)) > most:
+            most, since = now, time.perf_counter()
+    return most
 
 
 def dropped(browser, page: Path, snapshot: Path) -> float:
@@ -137,12 +149,12 @@ def compare(name: str, path: Path, beside: Path, folder: Path) -> None:
         page = empty_page().save(folder / "empty.html")
         browser.open(page)
         browser.until(READY)
-        empty = tab_memory(browser)
+        empty = settled_memory(browser)
         ours, mine = dropped(browser, page, path), tab_memory(browser) - empty
     with Browser(folder / f"theirs-{name}") as browser:
         browser.open(viewer_page(beside, folder))
         browser.until("globalThis.isReady === 1")
-        empty = tab_memory(browser)
+        empty = settled_memory(browser)
         browser.choose("#own", path)
         start = time.perf_counter()
         browser.value(DROP)
@@ -167,20 +179,21 @@ def measure(name: str, path: Path, folder: Path) -> None:
     with Browser(folder / f"profile-{name}") as browser:
         browser.open(page)
         browser.until(READY)
-        empty = tab_memory(browser)
+        empty = settled_memory(browser)
         complete = dropped(browser, page, path)
         times = redraws(browser)
-        time.sleep(1)
+        memory = settled_memory(browser) - empty
         browser.click("[data-tab=settings]")
         browser.calm(500)
         exact = browser.value(SPEED).partition("exact pictures ")[2]
         longest = browser.value("longest")
-        memory = tab_memory(browser) - empty
+        settings = settled_memory(browser) - empty
     p50, p95 = times[len(times) // 2], times[int(len(times) * 0.95)]
     print(
         f"{name:12} {path.stat().st_size / 1e6:7.1f} MB  first {complete:5.2f} s  "
         f"busy {p50:5.1f} ms, 95 of 100 {p95:5.1f} ms  longest {longest:4.0f} ms  exact: {exact}  "
-        f"memory {memory / 1e6:,.0f} MB, {memory / columns:.1f} x columns"
+        f"memory {memory / 1e6:,.0f} MB, {memory / columns:.1f} x columns, "
+        f"settings {settings / 1e6:,.0f} MB"
     )
 
 

@@ -139,28 +139,37 @@ export const makeAnswers = (core, rules, about) => {
     return { ...axis, borders: starts, ooms: [], x0: x.at(0) };
   };
 
-  // A copy of what lies in the core's memory, in `room`, a buffer, where that has its size.
-  const copied = (view, room) => {
-    if (room?.byteLength !== view.byteLength) return view.slice();
-    const copy = new view.constructor(room);
+  // Room for `bytes` in one of the buffers of an earlier picture, if one has that size.
+  const roomIn = (spare, bytes) => {
+    const found = spare.findIndex((buffer) => buffer.byteLength === bytes);
+    return found < 0 ? new ArrayBuffer(bytes) : spare.splice(found, 1)[0];
+  };
+  // Copies of what lies in the core's memory: of 64 bits a number as doubles.
+  const copied = (view, spare) => {
+    const copy = new view.constructor(roomIn(spare, view.byteLength));
     copy.set(view);
     return copy;
   };
+  const doublesOf = (column, spare) => {
+    const length = column?.length ?? 0;
+    const found = new Float64Array(roomIn(spare, 8 * length));
+    for (let i = 0; i < length; i++) found[i] = column.at(i);
+    return found;
+  };
 
-  // The strip and the map at a view, in pixels. `spare`: buffers of an earlier map.
+  // The strip and the map at a view, in pixels. `spare`: buffers of an earlier picture.
   const draw = ({ x0, x1, y0, y1, width, height, spare = [] }) => {
     const answer = { x0, x1, y0, y1, width, height };
     const count = ctx.bands.count();
     core.call("strip", x0, x1, width, count);
-    answer.events = core.answer(0).view.slice();
+    answer.events = copied(core.answer(0).view, spare);
     for (const [which, name] of [[1, "allocated"], [2, "reserved"], [3, "sums"]]) {
-      const column = core.answer(which);
-      answer[name] = Float64Array.from({ length: column?.length ?? 0 }, (_, i) => column.at(i));
+      answer[name] = doublesOf(core.answer(which), spare);
     }
     if (height) {
       core.call("map", x0, x1, y0, y1, width, height);
-      answer.pixels = copied(core.answer(0).view, spare[0]);
-      answer.rows = copied(core.answer(1).view, spare[1]);
+      answer.pixels = copied(core.answer(0).view, spare);
+      answer.rows = copied(core.answer(1).view, spare);
     }
     return answer;
   };

@@ -67,7 +67,7 @@ export const overview = (app) => {
     },
     (shot, wanted) => {
       if (!shot || wanted.serial !== app.serial) return;
-      if (app.shot?.pixels) spare = [app.shot.pixels.buffer, app.shot.rows.buffer];
+      spare = Object.values(app.shot ?? {}).filter(ArrayBuffer.isView).map(({ buffer }) => buffer);
       app.shot = shot;
       app.exact.push(performance.now() - wanted.asked);
       if (app.exact.length > 500) app.exact.shift();
