@@ -136,9 +136,14 @@ raster_states(PyObject *self, PyObject *unused)
 {
     (void)unused;
     size_t count;
-    const uint64_t *states = nt_raster_states(raster_of(self), &count);
-    return PyBytes_FromStringAndSize((const char *)states,
-                                     (Py_ssize_t)((count + 1) * sizeof *states));
+    const nt_rising states = nt_raster_states(raster_of(self), &count);
+    PyObject *bytes =
+        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((count + 1) * sizeof(uint64_t)));
+    uint64_t *out = bytes == NULL ? NULL : (void *)PyBytes_AS_STRING(bytes);
+    for (size_t s = 0; out != NULL && s <= count; s++) {
+        out[s] = nt_rising_at(states, s);
+    }
+    return bytes;
 }
 
 PyDoc_STRVAR(series_doc,

@@ -132,8 +132,12 @@ column_find_other(const char *name, nt_page_column *out)
         column_set(out, nt_timeline_event_allocations(page->timeline),
                    nt_timeline_event_count(page->timeline), NT_PAGE_U32);
     } else if (strcmp(name, "axis.states") == 0 && page->raster != NULL) {
-        const uint64_t *states = nt_raster_states(page->raster, &count);
-        column_set(out, states, count + 1, NT_PAGE_U64);
+        const nt_rising states = nt_raster_states(page->raster, &count);
+        if (states.wide != NULL) {
+            column_set(out, states.wide, count + 1, NT_PAGE_U64);
+        } else {
+            column_set(out, states.narrow, count + 1, NT_PAGE_U32);
+        }
     } else if (strcmp(name, "axis.ranges") == 0 && page->raster != NULL) {
         /* Three numbers a range: address, size, position. */
         const nt_raster_range *ranges = nt_raster_ranges(page->raster, &count);

@@ -84,12 +84,14 @@ nt_trace_event_at(nt_trace *trace, nt_action action, uint64_t addr, uint64_t siz
         .addr = addr,
         .size = size,
         .stream = trace->stream,
+        .time_us = trace->time_us,
         .stack = stack,
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,
         .internal_metadata = NT_NONE,
         .forward = NT_NO_STACK,
     };
+    trace->keys |= event.time_us != 0 ? NT_HAS_EVENT_TIME : 0;
     TRY(nt_snapshot_add_event(trace->snapshot, &event, &trace->err));
 }
 

@@ -24,6 +24,7 @@ typedef struct nt_trace {
     uint32_t keys;
     uint64_t stream; /* of what is added from now on */
     uint32_t stack;  /* the same; NT_NO_STACK at first */
+    int64_t time_us; /* the same */
 } nt_trace;
 
 /* Begins the trace. `alloc` may be NULL: a hostile allocator of its own then. */

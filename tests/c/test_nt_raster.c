@@ -401,6 +401,46 @@ NT_TEST(columns_of_many_states_show_the_largest)
     raster_check_many(t, 256 * MIB, 3);
 }
 
+/* Two events, and what the states of a picture by time are from the first one's time
+ * and how much later the second is; the first state has no width. */
+static void
+raster_check_clock(nt_test *t, int64_t start, int64_t later, uint64_t expected)
+{
+    nt_trace r;
+    nt_raster *raster = NULL;
+    nt_trace_open(&r, t, NULL);
+    r.time_us = start;
+    nt_trace_event(&r, NT_ACTION_SEGMENT_ALLOC, BASE, 2 * MIB);
+    r.time_us = start + later;
+    nt_trace_event(&r, NT_ACTION_ALLOC, BASE, MIB);
+    nt_trace_segment(&r, BASE, 2 * MIB, NT_POOL_LARGE, false);
+    nt_trace_block(&r, BASE, MIB, MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(&r, BASE + MIB, MIB, 0, NT_BLOCK_INACTIVE);
+    if (nt_trace_replay(&r) &&
+        raster_open(&r, &(nt_raster_options){.by_time = true}, &raster)) {
+        size_t count;
+        const nt_rising states = nt_raster_states(raster, &count);
+        NT_CHECK_UINT(count, 3);
+        NT_CHECK_UINT(nt_rising_at(states, 0), 0);
+        NT_CHECK_UINT(nt_rising_at(states, 1), 0);
+        NT_CHECK_UINT(nt_rising_at(states, 2), expected);
+        NT_CHECK_UINT(nt_rising_at(states, 3), expected + 1);
+        NT_CHECK_UINT(nt_raster_width(raster), expected + 1);
+    }
+    nt_raster_free(raster);
+    nt_trace_close(&r);
+}
+
+NT_TEST(states_begin_with_their_times)
+{
+    const int64_t start = INT64_C(1790000000000000), most = UINT32_MAX - 1;
+    raster_check_clock(t, start, 7, 7);
+    raster_check_clock(t, start, -7, 0);
+    raster_check_clock(t, start, most, (uint64_t)most);
+    raster_check_clock(t, start, most + 1, (uint64_t)most + 1);
+    raster_check_clock(t, start, 2 * most, 2 * (uint64_t)most);
+}
+
 static nt_status
 raster_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
@@ -461,6 +501,7 @@ const nt_test_case nt_raster_tests[] = {
     NT_CASE(largest_blocks_leave_a_band),
     NT_CASE(sizes_of_any_bits_are_compared),
     NT_CASE(view_off_the_axes_is_refused),
+    NT_CASE(states_begin_with_their_times),
     NT_CASE(columns_of_many_states_show_the_largest),
     NT_CASE(raster_survives_every_refused_allocation),
     NT_CASES_END,

@@ -55,7 +55,8 @@ strip_sees(const nt_strip_view *view, uint32_t column, size_t state)
 {
     const uint64_t span = view->end - view->first;
     const uint64_t from = column * span, to = (column + UINT64_C(1)) * span;
-    const uint64_t begin = view->positions[state], end = view->positions[state + 1];
+    const uint64_t begin = nt_rising_at(view->positions, state);
+    const uint64_t end = nt_rising_at(view->positions, state + 1);
     if (begin < view->first) {
         return end > view->first && (end - view->first) * view->width > from;
     }
@@ -226,7 +227,8 @@ NT_TEST(view_off_the_axis_is_refused)
     nt_strip *strip = NULL;
     if (strip_small_trace(&r) &&
         NT_CHECK_OK(nt_strip_new(&alloc, r.timeline, &strip, NULL), NULL)) {
-        const uint64_t positions[] = {0, 1, 2, 3, 4, 5};
+        const uint32_t each[] = {0, 1, 2, 3, 4, 5};
+        const nt_rising positions = {.narrow = each};
         const nt_strip_view wrong[] = {
             {positions, 2, 2, 4},
             {positions, 0, 6, 4},
@@ -250,7 +252,8 @@ strip_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
 {
     (void)t;
     static strip_answer answer;
-    const uint64_t positions[] = {0, 1, 2, 3, 4, 5};
+    const uint64_t each[] = {0, 1, 2, 3, 4, 5};
+    const nt_rising positions = {.wide = each};
     const nt_strip_view view = {positions, 0, 5, 4};
     const nt_strip_columns out = strip_columns(&answer);
     nt_error err = {.offset = NT_NO_OFFSET};

@@ -33,10 +33,11 @@ check_axes(const nt_raster *raster)
         NT_FUZZ_CHECK(i == 0 ||
                       ranges[i].address - ranges[i - 1].address >= ranges[i - 1].size);
     }
-    const uint64_t *states = nt_raster_states(raster, &count);
-    NT_FUZZ_CHECK(count >= 1 && states[0] == 0 && states[count] == width);
+    const nt_rising states = nt_raster_states(raster, &count);
+    NT_FUZZ_CHECK(count >= 1 && nt_rising_at(states, 0) == 0 &&
+                  nt_rising_at(states, count) == width);
     for (size_t i = 0; i < count; i++) {
-        NT_FUZZ_CHECK(states[i] <= states[i + 1]);
+        NT_FUZZ_CHECK(nt_rising_at(states, i) <= nt_rising_at(states, i + 1));
     }
 }
 

@@ -4,57 +4,85 @@
 #include "analysis/nt_raster_state.h"
 #include "base/nt_sort.h"
 
-/* Positions of the states by time, from the events' own times. */
-static nt_status
-raster_place_by_time(nt_raster *r, const int64_t *times, nt_error *err)
+/* The times of the device's events, or NULL where there are none. */
+static const int64_t *
+raster_times(const nt_raster *r)
 {
-    int64_t start = 0, latest = 0;
-    uint64_t at = 0;
-    r->positions[0] = 0;
-    for (size_t s = 1; s < r->states; s++) {
-        const int64_t time = times[s - 1];
-        if (start == 0 && time > 0) {
-            start = latest = time;
-        }
-        latest = time > latest ? time : latest;
-        at = (uint64_t)(latest - start);
-        r->positions[s] = at;
+    const nt_snapshot *snapshot = nt_timeline_snapshot(r->timeline);
+    const int64_t *times = nt_snapshot_events(snapshot)->time_us;
+    size_t first = 0, count = 0;
+    if (times == NULL || r->states == 1) {
+        return NULL;
     }
-    if (r->states > 1 && start == 0) {
-        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "the events of this snapshot have no times");
+    nt_snapshot_trace(snapshot, (size_t)nt_timeline_device(r->timeline), &first,
+                      &count);
+    return times + first;
+}
+
+/* Where states begin by time, one after the other. */
+typedef struct raster_clock {
+    const int64_t *times; /* NULL: by event */
+    int64_t start, latest;
+} raster_clock;
+
+/* The position of the state after `event`, which is the next one of those asked for. */
+static uint64_t
+raster_tick(raster_clock *clock, size_t event)
+{
+    if (clock->times == NULL) {
+        return event + 1;
     }
-    r->positions[r->states] = at + 1;
-    return NT_OK;
+    const int64_t time = clock->times[event];
+    if (clock->start == 0 && time > 0) {
+        clock->start = clock->latest = time;
+    }
+    clock->latest = time > clock->latest ? time : clock->latest;
+    return (uint64_t)(clock->latest - clock->start);
+}
+
+/* The last state is one wide. */
+static uint64_t
+raster_end(raster_clock clock, size_t states)
+{
+    uint64_t last = 0;
+    for (size_t s = 1; s < states; s++) {
+        last = raster_tick(&clock, s - 1);
+    }
+    return last + 1;
 }
 
 static nt_status
 raster_make_positions(nt_raster *r, nt_error *err)
 {
-    const nt_snapshot *snapshot = nt_timeline_snapshot(r->timeline);
-    const size_t events = nt_timeline_event_count(r->timeline);
-    r->states = events + 1;
-    r->positions = nt_allocate(&r->alloc, (r->states + 1) * sizeof(uint64_t));
-    if (r->positions == NULL) {
+    r->states = nt_timeline_event_count(r->timeline) + 1;
+    raster_clock clock = {.times = r->options.by_time ? raster_times(r) : NULL};
+    const uint64_t end = raster_end(clock, r->states);
+    const size_t count = r->states + 1;
+    uint64_t *wide = NULL;
+    uint32_t *narrow = NULL;
+    if (end > UINT32_MAX) {
+        r->positions.wide = wide = nt_allocate(&r->alloc, count * sizeof *wide);
+    } else {
+        r->positions.narrow = narrow = nt_allocate(&r->alloc, count * sizeof *narrow);
+    }
+    if (wide == NULL && narrow == NULL) {
         return nt_fail_nomem(err);
     }
-    if (!r->options.by_time) {
-        for (size_t s = 0; s <= r->states; s++) {
-            r->positions[s] = s;
+    for (size_t s = 0; s < count; s++) {
+        const uint64_t at = s == 0           ? 0
+                            : s == r->states ? end
+                                             : raster_tick(&clock, s - 1);
+        if (wide != NULL) {
+            wide[s] = at;
+        } else {
+            narrow[s] = (uint32_t)at;
         }
-        return NT_OK;
     }
-    const int64_t *times = nt_snapshot_events(snapshot)->time_us;
-    if (times == NULL && events != 0) {
+    if (r->options.by_time && r->states > 1 && clock.start == 0) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "the events of this snapshot have no times");
     }
-    size_t first = 0, count = 0;
-    if (events != 0) {
-        const int32_t device = nt_timeline_device(r->timeline);
-        nt_snapshot_trace(snapshot, (size_t)device, &first, &count);
-    }
-    return raster_place_by_time(r, times == NULL ? NULL : times + first, err);
+    return NT_OK;
 }
 
 static nt_status
@@ -117,7 +145,7 @@ raster_make(nt_raster *r, nt_error *err)
     NT_TRY(raster_make_positions(r, err));
     NT_TRY(nt_raster_make_map(r, err));
     NT_TRY(nt_raster_make_items(r, err));
-    if (r->positions[r->states] > NT_RASTER_MOST_EXTENT ||
+    if (nt_raster_width(r) > NT_RASTER_MOST_EXTENT ||
         r->height > NT_RASTER_MOST_EXTENT) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "an axis would be longer than 2^50: its times or addresses make "
@@ -152,7 +180,8 @@ nt_raster_free(nt_raster *r)
         return;
     }
     const nt_alloc alloc = r->alloc;
-    nt_release(&alloc, r->positions, (r->states + 1) * sizeof(uint64_t));
+    nt_release(&alloc, (void *)r->positions.wide, (r->states + 1) * sizeof(uint64_t));
+    nt_release(&alloc, (void *)r->positions.narrow, (r->states + 1) * sizeof(uint32_t));
     nt_release(&alloc, r->ranges, r->range_capacity * sizeof(nt_raster_range));
     nt_release(&alloc, r->items, r->item_capacity * sizeof(nt_raster_item));
     nt_release(&alloc, r->units.wides, r->wide_capacity * sizeof(nt_raster_wide));
@@ -167,7 +196,7 @@ nt_raster_free(nt_raster *r)
 uint64_t
 nt_raster_width(const nt_raster *r)
 {
-    return r->positions[r->states];
+    return nt_rising_at(r->positions, r->states);
 }
 
 uint64_t
@@ -183,7 +212,7 @@ nt_raster_ranges(const nt_raster *r, size_t *count)
     return r->ranges;
 }
 
-const uint64_t *
+nt_rising
 nt_raster_states(const nt_raster *r, size_t *count)
 {
     *count = r->states;

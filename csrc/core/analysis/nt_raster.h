@@ -24,6 +24,7 @@
 #define NT_RASTER_H
 
 #include "base/nt_base.h"
+#include "base/nt_search.h"
 #include "trace/nt_timeline.h"
 
 /* Most pixels a side, and most of an axis: their product stays below 2^63. */
@@ -83,7 +84,7 @@ typedef struct nt_raster nt_raster;
  * segment that its address lies in when it is allocated; what was never reserved holds
  * no block. NT_ARGUMENT by time where the file has no times, and where an axis would be
  * longer than NT_RASTER_MOST_EXTENT. Time is n log n in allocations and segments,
- * memory about 17 bytes for each, and 8 for each event.
+ * memory about 17 bytes for each, and 4 or 8 for each event.
  */
 nt_status
 nt_raster_new(const nt_alloc *alloc, const nt_timeline *timeline,
@@ -103,7 +104,7 @@ const nt_raster_range *
 nt_raster_ranges(const nt_raster *raster, size_t *count);
 
 /* Where each state begins; *count states, behind them the axis' end. */
-const uint64_t *
+nt_rising
 nt_raster_states(const nt_raster *raster, size_t *count);
 
 /*

@@ -45,7 +45,7 @@ struct nt_raster {
     const nt_timeline *timeline; /* the caller's, outlives this */
     nt_raster_options options;
     size_t states;
-    uint64_t *positions; /* states + 1 of them */
+    nt_rising positions; /* states + 1 of them; owned */
     nt_raster_range *ranges;
     size_t range_count, range_capacity;
     uint64_t height;
@@ -134,7 +134,7 @@ nt_raster_block_size(const nt_raster *r, size_t block)
 
 /* A view's time axis. */
 typedef struct nt_raster_time {
-    const uint64_t *positions; /* of the raster's states */
+    nt_rising positions; /* of the raster's states */
     uint64_t x_first, x_end;
     uint32_t first, end; /* the states that the view sees */
     uint32_t width;

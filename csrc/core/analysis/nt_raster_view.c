@@ -35,7 +35,7 @@ nt_raster_time_init(nt_raster_time *time, const nt_raster *r, const nt_raster_vi
     size_t first =
         nt_search_ahead(r->positions, 0, r->states, v->x_first, r->states / 2);
     /* The state before lasts into the view where its successor begins inside of it. */
-    if (first > 0 && r->positions[first] > v->x_first) {
+    if (first > 0 && nt_rising_at(r->positions, first) > v->x_first) {
         first--;
     }
     *time = (nt_raster_time){
@@ -68,9 +68,10 @@ view_clamp(const nt_raster_time *time, uint64_t at)
 void
 nt_raster_time_step(const nt_raster_time *time, nt_raster_place *place)
 {
-    const uint64_t *at = time->positions + place->state;
+    const uint64_t begin = nt_rising_at(time->positions, place->state);
+    const uint64_t end = nt_rising_at(time->positions, place->state + 1);
     const uint32_t before = place->column;
-    place->offset += (view_clamp(time, at[1]) - view_clamp(time, at[0])) * time->width;
+    place->offset += (view_clamp(time, end) - view_clamp(time, begin)) * time->width;
     if (place->offset >= time->span) {
         place->column += (uint32_t)(place->offset / time->span);
         place->offset %= time->span;
@@ -95,7 +96,7 @@ view_find_edges(nt_raster_edges *e, const nt_raster_time *time)
                                                         e->end, low + !is_whole, ahead);
         ahead = next - e->begin[c];
         e->begin[c + 1] = next;
-        e->after[c] = next + (is_whole && time->positions[next] == low);
+        e->after[c] = next + (is_whole && nt_rising_at(time->positions, next) == low);
     }
     e->begin[e->width] = e->end;
     e->after[e->width - 1] = UINT32_MAX;

@@ -218,8 +218,9 @@ nt_strip_free(nt_strip *strip)
 static nt_status
 strip_check(const nt_strip *strip, const nt_strip_view *view, nt_error *err)
 {
-    if (view->first >= view->end || view->end > view->positions[strip->states] ||
-        view->width == 0 || view->width > NT_STRIP_MOST_COLUMNS) {
+    if (view->first >= view->end ||
+        view->end > nt_rising_at(view->positions, strip->states) || view->width == 0 ||
+        view->width > NT_STRIP_MOST_COLUMNS) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "the view is empty, or not on the axis");
     }
@@ -238,7 +239,7 @@ nt_strip_draw(const nt_strip *strip, const nt_strip_view *view,
         return nt_fail_nomem(err);
     }
     size_t known = SIZE_MAX;
-    const uint64_t *at = view->positions;
+    const nt_rising at = view->positions;
     size_t next = nt_search_ahead(at, 0, strip->states, view->first, strip->states / 2);
     size_t ahead = (strip->states - next) / view->width;
     for (uint32_t c = 0; c < view->width; c++) {
@@ -247,8 +248,9 @@ nt_strip_draw(const nt_strip *strip, const nt_strip_view *view,
         const uint64_t from = c * span, to = (c + UINT64_C(1)) * span;
         const uint64_t high = view->first + (to + view->width - 1) / view->width;
         size_t first = next;
-        if (first > 0 && (first == strip->states ||
-                          (at[first] - view->first) * view->width > from)) {
+        if (first > 0 &&
+            (first == strip->states ||
+             (nt_rising_at(at, first) - view->first) * view->width > from)) {
             first--;
         }
         next = nt_search_ahead(at, next, strip->states, high, ahead);

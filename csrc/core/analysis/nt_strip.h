@@ -11,6 +11,7 @@
 #define NT_STRIP_H
 
 #include "base/nt_base.h"
+#include "base/nt_search.h"
 #include "trace/nt_timeline.h"
 
 typedef struct nt_strip nt_strip;
@@ -25,9 +26,9 @@ typedef struct nt_strip_columns {
 
 /* A part of the time axis, as columns. */
 typedef struct nt_strip_view {
-    const uint64_t *positions; /* where each state begins, and the axis' end */
-    uint64_t first, end;       /* positions, end not included */
-    uint32_t width;            /* columns: 1 .. NT_STRIP_MOST_COLUMNS */
+    nt_rising positions; /* where each state begins, and the axis' end */
+    uint64_t first, end; /* positions, end not included */
+    uint32_t width;      /* columns: 1 .. NT_STRIP_MOST_COLUMNS */
 } nt_strip_view;
 
 #define NT_STRIP_MOST_COLUMNS 8192
