@@ -80,6 +80,11 @@ export const ownFindings = (app, moments = { failures: [], most: null }) => {
     found.push({ severity: "severe", message: `only a part of ${app.title} could be read, and all figures are of that part`,
       notes: [`${about.partial[0].toUpperCase()}${about.partial.slice(1)}.`] });
   }
+  // Of a part of a file, what is left out explains that.
+  if (trace.unmatched && !about.partial) {
+    found.push({ severity: "severe", message: "the file says what no allocator can have done, so read its figures with care",
+      notes: [`${count(trace.unmatched)} of its events and blocks ${trace.unmatched === 1 ? "does" : "do"} not fit the rest of it. With the file, the command neutracer report says what is wrong.`] });
+  }
   if (!trace.events) {
     found.push({ severity: "info", message: "no history was recorded: this is the moment of the snapshot, and not how it came to that",
       notes: ["Call torch.cuda.memory._record_memory_history() where the program begins; snapshots then say what was allocated when, and by which line."] });

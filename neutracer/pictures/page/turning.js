@@ -80,7 +80,7 @@ export const turning = (app, parts) => {
       made(part, "dd", value);
     }
     const { settings: inForce, partial } = app.about;
-    const history = !trace.events ? "no history" : trace.complete ? "history complete" : "history begins late";
+    const history = !trace.events ? "no history" : trace.complete && !trace.unmatched ? "history complete" : "history begins late";
     const isHost = trace.isHost || inForce.isPinned;
     const words = [isHost ? deviceName(HOST) : inForce.isCpu ? "cpu" : deviceName(app.state.device),
       many(trace.events, "event") + (trace.isTimed ? ` over ${duration(trace.duration)}` : ""),

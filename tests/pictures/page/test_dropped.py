@@ -515,6 +515,24 @@ def test_what_the_page_does_not_look_for_is_said(chromium, page, tmp_path):
     assert "neutracer report" in chromium.value("document.getElementById('findings').textContent")
 
 
+def test_a_file_that_contradicts_itself_is_no_sound_one(chromium, page, tmp_path):
+    """The first line is that of `report`."""
+    program = neutracer.load(DATA / "frag_default.pickle").to_dict()
+    events = program["device_traces"][0]
+    at = next(i for i, event in enumerate(events) if event["action"] == "alloc")
+    twice = {**program, "device_traces": [[*events[: at + 1], *events[at:]]]}
+    for name, data in {"twice": twice, "none": {**program, "segments": []}}.items():
+        path = tmp_path / f"{name}.pickle"
+        path.write_bytes(pickle.dumps(data))
+        assert neutracer.load(path).flaws
+        drop(chromium, page, path)
+        assert chromium.value(FINDINGS).startswith("severe\nthe file says what no allocator can")
+        assert "history complete" not in chromium.value(FACTS)
+    drop(chromium, page, plain("frag_default", tmp_path))
+    assert "no allocator can" not in chromium.value(FINDINGS)
+    assert "history complete" in chromium.value(FACTS)
+
+
 def test_a_file_without_a_history_says_how_to_record_one(chromium, page, tmp_path):
     path = tmp_path / "now.pickle"
     path.write_bytes(pickle.dumps({**one_program(), "device_traces": [[]]}))
