@@ -109,6 +109,7 @@ export const drawPanel = (app) => {
   const block = app.pinned ?? app.hovered;
   if (block) blockPart(app, box, block, app.pinned !== null);
   held(app, box, moment, "Who holds most here", moment.allocated);
-  if (!block) made(box, "p", "Point at a block to see what it is; click to pin it.", "muted");
+  const hasBlocks = state.tab === "overview" || state.tab === "segments";
+  if (!block && hasBlocks) made(box, "p", "Point at a block to see what it is; click to pin it.", "muted");
   if (focus >= 0) box.querySelectorAll("button")[focus]?.focus({ preventScroll: true });
 };

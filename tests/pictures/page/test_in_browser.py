@@ -107,6 +107,8 @@ def test_every_tab_shows_its_part(browser, page):
         browser.click(f"[data-tab={tab}]")
         until(browser, SHOWN, [tab])
         until(browser, f"document.getElementById('{tab}').innerText.includes({words[tab]!r})")
+        # Only where there are blocks to point at.
+        until(browser, f"{PANEL}.includes('Point at')", tab in ("overview", "segments"))
     boxes = browser.value("[...document.querySelectorAll('.box')].map(b => b.title)")
     assert any("frag train.py:155" in title and "415 MiB" in title for title in boxes)
     assert asked_of(browser) == [page.as_uri()]
@@ -708,6 +710,20 @@ def test_broken_links_and_no_history_are_fine(browser, tmp_path):
         browser.click(f"[data-tab={tab}]")
         until(browser, SHOWN, [tab])
     assert browser.complaints() == []
+
+
+def test_paper_has_no_buttons(browser, page):
+    ready(browser, page)
+    go(browser, "e=100")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        browser.calm()
+        seen = "[...document.querySelectorAll('nav button, header button, .tools button')]"
+        assert browser.value(f"{seen}.filter((one) => one.offsetWidth).length") == 0
+        assert browser.value("document.getElementById('chart').offsetWidth") > 1000
+        assert browser.value("document.getElementById('panel').offsetWidth") > 1000
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
 
 
 def test_logic_of_the_modules(browser, tmp_path):
