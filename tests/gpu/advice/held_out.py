@@ -90,7 +90,7 @@ def t5_with_too_large_a_batch(torch: Any, job: Job) -> None:
 def vision_losses_per_class(torch: Any, job: Job) -> None:
     import torchvision
 
-    model = torchvision.models.vit_b_16(num_classes=10, image_size=64, patch_size=16).cuda()
+    model = torchvision.models.vit_b_16(num_classes=10, image_size=64).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     per_class: dict[int, list[Any]] = {}
     for number in job.steps():
