@@ -147,7 +147,7 @@ class ModuleMarks:
         writer: list[Callable[[str], object]],
         read: Callable[[], str],
         enter_model: Callable[[Any], object],
-        leave_model: Callable[[Any, str], object],
+        hook_of: Callable[[str], Callable[[Any], object]],
         carrier: Any,
         /,
     ) -> ModuleMarks: ...

@@ -186,6 +186,12 @@ extern PyType_Spec nt_py_marks_spec;
 /* nt_py_around.c: a function with something done around its calls. */
 extern PyType_Spec nt_py_around_spec;
 
+/* Drops the exception under way, if there is one, unless it is the program's: an
+ * interruption, or what a handler of a signal raised in the middle of code of ours.
+ * -1: it stays. For what is done inside of somebody's call. */
+int
+nt_py_drop_ours(void);
+
 /* nt_py_save.c */
 PyObject *
 nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs);

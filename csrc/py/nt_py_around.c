@@ -15,7 +15,7 @@ typedef struct py_around {
 PyDoc_STRVAR(around_doc,
              "Around(function, before, after)\n--\n\n"
              "`function`, with after(before()) around each of its calls. What\n"
-             "these raise is dropped, unless it is an interruption.");
+             "these raise is dropped, unless a handler of a signal raised it.");
 
 static PyObject *
 around_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -66,6 +66,63 @@ around_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* The frame in which what was raised was raised, new; NULL where no Python ran, or with
+ * an exception. */
+static PyObject *
+around_innermost(PyObject *traceback)
+{
+    PyObject *at = Py_XNewRef(traceback);
+    for (PyObject *next; at != NULL; at = next) {
+        next = PyObject_GetAttrString(at, "tb_next");
+        if (next == NULL || next == Py_None) {
+            Py_XDECREF(next);
+            break;
+        }
+        Py_DECREF(at);
+    }
+    PyObject *frame = at == NULL ? NULL : PyObject_GetAttrString(at, "tb_frame");
+    Py_XDECREF(at);
+    return frame;
+}
+
+/* Whether a frame's module is one of neutracer's. */
+static bool
+around_is_ours(PyObject *frame)
+{
+    PyObject *globals = PyObject_GetAttrString(frame, "f_globals");
+    PyObject *name =
+        globals == NULL ? NULL : PyMapping_GetItemString(globals, "__name__");
+    const char *text =
+        name == NULL || !PyUnicode_Check(name) ? NULL : PyUnicode_AsUTF8(name);
+    const bool ours = text != NULL && strncmp(text, "neutracer.", 10) == 0;
+    Py_XDECREF(globals);
+    Py_XDECREF(name);
+    return ours;
+}
+
+int
+nt_py_drop_ours(void)
+{
+    PyObject *type, *value, *traceback;
+    if (!PyErr_Occurred()) {
+        return 0;
+    }
+    const bool interrupts = !PyErr_ExceptionMatches(PyExc_Exception);
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *frame = interrupts ? NULL : around_innermost(traceback);
+    const bool drop = !interrupts && (frame == NULL || around_is_ours(frame));
+    PyErr_Clear();
+    Py_XDECREF(frame);
+    if (!drop) {
+        PyErr_Restore(type, value, traceback);
+        return -1;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return 0;
+}
+
 /* What a call gave, or None where it failed; NULL: it was interrupted. */
 static PyObject *
 around_settle(PyObject *given)
@@ -73,10 +130,9 @@ around_settle(PyObject *given)
     if (given != NULL) {
         return given;
     }
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+    if (nt_py_drop_ours() < 0) {
         return NULL;
     }
-    PyErr_Clear();
     Py_RETURN_NONE;
 }
 

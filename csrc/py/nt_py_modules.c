@@ -4,7 +4,8 @@
  * module around it. What made a tensor that goes into a module or comes out of it sets
  * its text again in the backward pass, by a hook on that node.
  *
- * All of it runs inside of somebody's forward: it raises nothing, and holds no tensor.
+ * All of it runs inside of somebody's forward: it raises nothing but what a handler of
+ * a signal has raised in it, and holds no tensor.
  */
 #include "nt_py.h"
 
@@ -18,9 +19,9 @@ typedef struct py_marks {
     PyObject *writer;              /* list: [write], or [] when all is over */
     PyObject *read;                /* gives the thread's text */
     PyObject *enter_model;         /* called with a model that is not in texts */
-    PyObject *leave_model; /* called with a model's output and the text before */
-    PyObject *carrier;     /* a tensor by which nodes are given a dict of hooks */
-    PyObject *grad_fn, *sequence, *set_hooks, *add_hooks; /* names of attributes */
+    PyObject *hook_of; /* given the text before a model, what its output's nodes call */
+    PyObject *carrier; /* a tensor by which nodes are given a dict of hooks */
+    PyObject *grad_fn, *sequence, *set_hooks, *add_hooks, *add_hook; /* names */
 } py_marks;
 
 /* A new number for what lies at `object`, as id() gives it. */
@@ -50,17 +51,23 @@ marks_write(PyObject *writer, PyObject *text)
     return done;
 }
 
+/* Nothing that fails here may reach the program: tensors that know no gradient. */
+static PyObject *
+marks_quietly(int status)
+{
+    if (status < 0 && nt_py_drop_ours() < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* A gradient has reached a tensor: `self` is (writer, text). */
 static PyObject *
 marks_reach(PyObject *self, PyObject *gradient)
 {
     (void)gradient;
     PyObject *done = marks_write(PyTuple_GET_ITEM(self, 0), PyTuple_GET_ITEM(self, 1));
-    if (done == NULL) {
-        PyErr_Clear();
-    }
-    Py_XDECREF(done);
-    Py_RETURN_NONE;
+    return marks_quietly(done == NULL ? -1 : (Py_DECREF(done), 0));
 }
 
 static PyMethodDef reach_def = {"reach", marks_reach, METH_O, NULL};
@@ -100,14 +107,21 @@ marks_node(py_marks *self, PyObject *node, PyObject *text)
     return done == NULL ? -1 : 0;
 }
 
-/* Lets what made a tensor set `text`, unless it sets one already. */
-static int
-marks_tensor(py_marks *self, PyObject *seen, PyObject *tensor, PyObject *text)
+/* What made a tensor, new; None where nothing did, or where it is no tensor. */
+static PyObject *
+marks_made(py_marks *self, PyObject *tensor)
 {
     if (!PyObject_TypeCheck(tensor, Py_TYPE(self->carrier))) {
-        return 0;
+        Py_RETURN_NONE;
     }
-    PyObject *node = PyObject_GetAttr(tensor, self->grad_fn);
+    return PyObject_GetAttr(tensor, self->grad_fn);
+}
+
+/* Lets what made a tensor set `text`, unless it sets one already. */
+static int
+marks_tensor(py_marks *self, PyObject *tensor, PyObject *seen, PyObject *text)
+{
+    PyObject *node = marks_made(self, tensor);
     if (node == NULL || node == Py_None) {
         Py_XDECREF(node);
         return node == NULL ? -1 : 0;
@@ -123,29 +137,58 @@ marks_tensor(py_marks *self, PyObject *seen, PyObject *tensor, PyObject *text)
     return status;
 }
 
-/* The same for the tensors in a tuple, list or dict, one level deep, or for one. */
+/* Lets what made a tensor call `hook` before it runs. */
 static int
-marks_tensors(py_marks *self, PyObject *seen, PyObject *some, PyObject *text)
+marks_output(py_marks *self, PyObject *tensor, PyObject *hook, PyObject *unused)
+{
+    (void)unused;
+    PyObject *node = marks_made(self, tensor);
+    if (node == NULL || node == Py_None) {
+        Py_XDECREF(node);
+        return node == NULL ? -1 : 0;
+    }
+    PyObject *done = PyObject_CallMethodOneArg(node, self->add_hook, hook);
+    Py_DECREF(node);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+typedef int (*marks_visit)(py_marks *, PyObject *, PyObject *, PyObject *);
+
+/* Visits what is in a tuple, list or dict, one level deep, or the one thing that `some`
+ * is, with two objects more. */
+static int
+marks_each(py_marks *self, PyObject *some, marks_visit visit, PyObject *first,
+           PyObject *second)
 {
     PyObject *key, *value;
+    int status = 0;
     if (PyDict_Check(some)) {
-        Py_ssize_t at = 0;
-        while (PyDict_Next(some, &at, &key, &value)) {
-            if (marks_tensor(self, seen, value, text) < 0) {
-                return -1;
-            }
+        for (Py_ssize_t at = 0; status == 0 && PyDict_Next(some, &at, &key, &value);) {
+            status = visit(self, value, first, second);
         }
-        return 0;
+        return status;
     }
     if (!PyTuple_Check(some) && !PyList_Check(some)) {
-        return marks_tensor(self, seen, some, text);
+        return visit(self, some, first, second);
     }
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(some); i++) {
-        if (marks_tensor(self, seen, PySequence_Fast_GET_ITEM(some, i), text) < 0) {
-            return -1;
-        }
+    for (Py_ssize_t i = 0; status == 0 && i < PySequence_Fast_GET_SIZE(some); i++) {
+        status = visit(self, PySequence_Fast_GET_ITEM(some, i), first, second);
     }
-    return 0;
+    return status;
+}
+
+/* The same where the program's own classes of tensors may fail: that is dropped. */
+static int
+marks_tensors(py_marks *self, PyObject *some, marks_visit visit, PyObject *first,
+              PyObject *second)
+{
+    const int status = marks_each(self, some, visit, first, second);
+    if (status < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        return 0;
+    }
+    return status;
 }
 
 /* The text of a module, borrowed; NULL where it has none, or with an exception. */
@@ -198,7 +241,8 @@ marks_open(py_marks *self, PyObject *running, PyObject *entry, PyObject *args)
     } else {
         PyObject *seen = PyList_GET_ITEM(running, MARKS_SEEN);
         const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
-        status = marks_tensors(self, seen, args, marks_text_at(running, last));
+        status =
+            marks_tensors(self, args, marks_tensor, seen, marks_text_at(running, last));
     }
     if (running == NULL || PyList_Append(running, entry) < 0) {
         return -1;
@@ -227,6 +271,8 @@ marks_enter(py_marks *self, PyObject *module, PyObject *args)
     return status;
 }
 
+/* A thread leaves a model: when a backward pass has come to it and ends, the text from
+ * before the model is set again. */
 static int
 marks_end(py_marks *self, PyObject *running, PyObject *output)
 {
@@ -234,11 +280,12 @@ marks_end(py_marks *self, PyObject *running, PyObject *output)
     if (PyDict_DelItem(PyThreadState_GetDict(), (PyObject *)self) < 0) {
         PyErr_Clear();
     }
-    PyObject *done =
-        PyObject_CallFunctionObjArgs(self->leave_model, output, before, NULL);
+    PyObject *hook = PyObject_CallOneArg(self->hook_of, before);
     Py_DECREF(before);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    const int status =
+        hook == NULL ? -1 : marks_tensors(self, output, marks_output, hook, NULL);
+    Py_XDECREF(hook);
+    return status;
 }
 
 /* Whether the innermost module that runs is this one. */
@@ -251,6 +298,25 @@ marks_is_inside(PyObject *running, PyObject *module)
                (void *)module;
 }
 
+/* The innermost module that runs is over. */
+static int
+marks_close(py_marks *self, PyObject *running, PyObject *output)
+{
+    const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
+    PyObject *text = Py_NewRef(marks_text_at(running, last));
+    PyObject *outer =
+        marks_text_at(running, last == MARKS_FIRST ? MARKS_BEFORE : last - 1);
+    PyObject *done = marks_write(self->writer, outer);
+    int status = done == NULL ? -1 : 0;
+    Py_XDECREF(done);
+    if (status == 0) {
+        status = marks_tensors(self, output, marks_tensor,
+                               PyList_GET_ITEM(running, MARKS_SEEN), text);
+    }
+    Py_DECREF(text);
+    return status;
+}
+
 static int
 marks_leave(py_marks *self, PyObject *module, PyObject *output)
 {
@@ -258,35 +324,21 @@ marks_leave(py_marks *self, PyObject *module, PyObject *output)
     if (running == NULL || !marks_is_inside(running, module)) {
         return PyErr_Occurred() ? -1 : 0;
     }
-    const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
     Py_INCREF(running);
-    PyObject *text = Py_NewRef(marks_text_at(running, last));
-    PyObject *outer =
-        marks_text_at(running, last == MARKS_FIRST ? MARKS_BEFORE : last - 1);
-    PyObject *done = marks_write(self->writer, outer);
-    int status = done == NULL ? -1 : PyList_SetSlice(running, last, last + 1, NULL);
-    Py_XDECREF(done);
-    PyObject *seen = PyList_GET_ITEM(running, MARKS_SEEN);
-    if (status == 0) {
-        status = marks_tensors(self, seen, output, text);
+    int status = marks_close(self, running, output);
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    const Py_ssize_t last = PyList_GET_SIZE(running) - 1;
+    if (PyList_SetSlice(running, last, last + 1, NULL) < 0 ||
+        (last == MARKS_FIRST && marks_end(self, running, output) < 0)) {
+        status = -1;
     }
-    if (last == MARKS_FIRST) {
+    if (type != NULL) {
         PyErr_Clear();
-        status = marks_end(self, running, output);
+        PyErr_Restore(type, value, traceback);
     }
-    Py_DECREF(text);
     Py_DECREF(running);
     return status;
-}
-
-/* Nothing that fails here may reach the program: tensors that know no gradient. */
-static PyObject *
-marks_quietly(int status)
-{
-    if (status < 0) {
-        PyErr_Clear();
-    }
-    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -312,9 +364,9 @@ static PyObject *
 py_marks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)kwargs;
-    PyObject *texts, *writer, *read, *enter_model, *leave_model, *carrier;
+    PyObject *texts, *writer, *read, *enter_model, *hook_of, *carrier;
     if (!PyArg_ParseTuple(args, "O!O!OOOO", &PyDict_Type, &texts, &PyList_Type, &writer,
-                          &read, &enter_model, &leave_model, &carrier)) {
+                          &read, &enter_model, &hook_of, &carrier)) {
         return NULL;
     }
     py_marks *self = (py_marks *)type->tp_alloc(type, 0);
@@ -325,15 +377,16 @@ py_marks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->writer = Py_NewRef(writer);
     self->read = Py_NewRef(read);
     self->enter_model = Py_NewRef(enter_model);
-    self->leave_model = Py_NewRef(leave_model);
+    self->hook_of = Py_NewRef(hook_of);
     self->carrier = Py_NewRef(carrier);
     self->hooks = PyDict_New();
     self->grad_fn = PyUnicode_InternFromString("grad_fn");
     self->sequence = PyUnicode_InternFromString("_sequence_nr");
     self->set_hooks = PyUnicode_InternFromString("_backward_hooks");
     self->add_hooks = PyUnicode_InternFromString("_register_hook_dict");
+    self->add_hook = PyUnicode_InternFromString("register_prehook");
     if (self->hooks == NULL || self->grad_fn == NULL || self->sequence == NULL ||
-        self->set_hooks == NULL || self->add_hooks == NULL) {
+        self->set_hooks == NULL || self->add_hooks == NULL || self->add_hook == NULL) {
         Py_CLEAR(self);
     }
     return (PyObject *)self;
@@ -349,19 +402,20 @@ py_marks_dealloc(PyObject *object)
     Py_XDECREF(self->writer);
     Py_XDECREF(self->read);
     Py_XDECREF(self->enter_model);
-    Py_XDECREF(self->leave_model);
+    Py_XDECREF(self->hook_of);
     Py_XDECREF(self->carrier);
     Py_XDECREF(self->grad_fn);
     Py_XDECREF(self->sequence);
     Py_XDECREF(self->set_hooks);
     Py_XDECREF(self->add_hooks);
+    Py_XDECREF(self->add_hook);
     type->tp_free(object);
     Py_DECREF(type);
 }
 
 PyDoc_STRVAR(
     marks_doc,
-    "ModuleMarks(texts, writer, read, enter_model, leave_model, carrier, /)"
+    "ModuleMarks(texts, writer, read, enter_model, hook_of, carrier, /)"
     "\n--\n\n"
     "Sets the text of the module that runs. `writer` is a list of the function "
     "that\nsets a text, or empty for none; `carrier` a plain tensor.");

@@ -26,6 +26,9 @@ _LOGGER = logging.getLogger("neutracer")
 
 DEFAULT_DIRECTORY = "neutracer-run"
 
+# In the names of what is written when a signal ends the process.
+_TERMINATED = "terminated"
+
 # For the last report before a signal ends the process, which it does after two seconds.
 _SOON_S = 1.8
 
@@ -205,10 +208,10 @@ class Following:
         Returns:
             Whether there was something to write.
         """
-        ending = threading.Thread(target=self.end, args=("terminated",), daemon=True)
+        ending = threading.Thread(target=self.end, args=(_TERMINATED,), daemon=True)
         ending.start()
         ending.join(_SOON_S)
-        files = [file for file in self._files if file.endswith("-terminated.pickle")]
+        files = [file for file in self._files if file.endswith(f"-{_TERMINATED}.pickle")]
         told = files[0] if files else "none could be written in time"
         if sys.stderr is not None and not self.why:
             print(f"neutracer: the program is being terminated; report: {told}", file=sys.stderr)
@@ -245,7 +248,10 @@ class Following:
                 self._notes.append(f"recorded with PyTorch's own recorder: {recording.because}")
             if recording.unmarked:
                 self._notes.append(f"no modules: {recording.unmarked}")
-            recording.stop()
+            if reason != _TERMINATED:
+                # PyTorch complains on standard error where another thread ends its history than
+                # began it; this one ends with the process.
+                recording.stop()
             self._write(reason)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -96,9 +96,9 @@ class ModuleMarks:
             texts.update({id(module): MODULE_MARK + path for path, module in named})
             enter_model = partial(_know_compiled, texts)
         self._writer = [self._write]
-        leave_model = partial(_end_with_pass, self._writer)
+        hook_of = partial(partial, _begin_pass, self._writer)
         carrier = torch.empty(0, device="cpu")
-        marks = core.ModuleMarks(texts, self._writer, self._read, enter_model, leave_model, carrier)
+        marks = core.ModuleMarks(texts, self._writer, self._read, enter_model, hook_of, carrier)
         enter, leave = _hooks_of(marks, torch.compiler.is_compiling)
         self._handles = [
             hooks.register_module_forward_pre_hook(enter),
@@ -132,7 +132,7 @@ def _hooks_of(
 
 def _know_compiled(texts: dict[int, str], module: Any) -> None:
     """Give what `torch.compile` made of a known module the path of that."""
-    text = texts.get(id(getattr(module, "_orig_mod", None)))
+    text = texts.get(id(_parts(module).get("_orig_mod")))
     if text is not None:
         texts[id(module)] = text
 
@@ -140,7 +140,7 @@ def _know_compiled(texts: dict[int, str], module: Any) -> None:
 def _learn(texts: dict[int, str], alive: dict[int, Any], model: Any) -> None:
     """Find the paths in a model that is called for the first time."""
     name = type(model).__name__
-    for path, module in model.named_modules():
+    for path, module in _paths("", model, set()):
         key = id(module)
 
         def forget(_: object, key: int = key) -> None:
@@ -151,16 +151,26 @@ def _learn(texts: dict[int, str], alive: dict[int, Any], model: Any) -> None:
         texts[key] = MODULE_MARK + (f"{name}.{path}" if path else name)
 
 
-def _end_with_pass(writer: list[Callable[[str], object]], output: Any, before: str) -> None:
-    """A model's forward is over: when a backward pass has come to it and ends, the text from
-    before the model is set again."""
-    for tensor in _tensors(output):
-        node = getattr(tensor, "grad_fn", None)
-        if node is not None:
-            node.register_prehook(partial(_begin_pass, writer, before))
+def _paths(path: str, module: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """What `named_modules()` gives, without code of the program: what is raised meanwhile is of
+    a signal's handler then."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    for name, part in list(_parts(module).items()):
+        if part is not None:
+            yield from _paths(f"{path}.{name}" if path else name, part, seen)
+
+
+def _parts(module: Any) -> Mapping[str, Any]:
+    """The modules in a module, by name."""
+    parts: Mapping[str, Any] = object.__getattribute__(module, "__dict__").get("_modules", {})
+    return parts
 
 
 def _begin_pass(writer: list[Callable[[str], object]], before: str, _: object) -> None:
+    """A backward pass has come to a model: when it ends, the text from before it is set again."""
     if writer:
         variable: Any = sys.modules["torch.autograd.variable"]
         variable.Variable._execution_engine.queue_callback(partial(writer[0], before))
@@ -187,10 +197,3 @@ def marks_of(torch: Any, model: Any) -> ModuleMarks:
     marks = ModuleMarks(model, torch._C._cuda_setMemoryMetadata, read)
     marks.attach()
     return marks
-
-
-def _tensors(output: Any) -> Iterable[Any]:
-    """The tensors of a module's output, one level deep."""
-    if isinstance(output, Mapping):
-        return output.values()
-    return output if isinstance(output, (tuple, list)) else (output,)

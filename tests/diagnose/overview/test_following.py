@@ -11,6 +11,8 @@ from fake_cuda import install
 
 from neutracer.diagnose.overview import following
 from neutracer.diagnose.overview.following import Following
+from neutracer.process.recording.cache_calls import CACHE_CALLS
+from neutracer.process.recording.history import HISTORY
 
 
 @pytest.mark.parametrize("error", [IndexError("list index out of range"), OSError("disk full")])
@@ -31,3 +33,21 @@ def test_report_that_fails_leaves_the_snapshot_and_says_so(
     assert str(kept) in note
     assert str(error) in note
     assert watched.last is None
+
+
+@pytest.mark.parametrize("is_terminated", [True, False])
+def test_only_a_process_that_goes_on_has_its_history_ended(
+    is_terminated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch complains where another thread ends it than began it."""
+    fake = install(monkeypatch)
+    watched = Following(str(tmp_path), 1000, "python", recorder="pytorch")
+    watched.begin(watch=False)
+    if is_terminated:
+        assert watched.end_soon()
+        assert watched.files[0].endswith("-terminated.pickle")
+    else:
+        watched.end()
+    assert fake.enabled == is_terminated
+    CACHE_CALLS.forget()
+    HISTORY.forget()

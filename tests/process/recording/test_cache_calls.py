@@ -12,6 +12,7 @@ import threading
 import traceback
 import weakref
 from array import array
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -395,23 +396,30 @@ def test_torch_cannot_tell_the_difference():
     assert torch._C._accelerator_emptyCache is before
 
 
-def test_around_drops_what_its_own_raise_and_passes_interruptions():
+def test_around_drops_what_is_raised_by_us_and_passes_what_handlers_of_signals_raise():
     def fail(*given):
-        raise ValueError(given)
+        # The innermost frame is one of neutracer's.
+        neutracer.load("no/such/file")
 
     def stop(*given):
         raise KeyboardInterrupt
 
+    def handle(*given):
+        # As a signal's handler, which runs in the middle of whatever is running.
+        raise TimeoutError
+
     assert core.Around(lambda *a, **k: (a, k), fail, fail)(1, two=2) == ((1,), {"two": 2})
-    called = []
-    with pytest.raises(KeyboardInterrupt):
-        core.Around(lambda: called.append(1), stop, print)()
-    assert called == []
-    with pytest.raises(KeyboardInterrupt):
-        core.Around(lambda: called.append(1), lambda: None, stop)()
-    assert called == [1]
-    with pytest.raises(ZeroDivisionError):
-        core.Around(lambda: 1 // 0, lambda: None, stop)()
+    assert core.Around(lambda: 1, partial(int, "one"), print)() == 1
+    for interruption, raised in ((stop, KeyboardInterrupt), (handle, TimeoutError)):
+        called = []
+        with pytest.raises(raised):
+            core.Around(partial(called.append, 1), interruption, print)()
+        assert called == []
+        with pytest.raises(raised):
+            core.Around(partial(called.append, 1), lambda: None, interruption)()
+        assert called == [1]
+        with pytest.raises(ZeroDivisionError):
+            core.Around(lambda: 1 // 0, lambda: None, interruption)()
 
 
 def test_around_is_collected():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import signal
 import threading
 from typing import Any
 
@@ -221,6 +222,66 @@ def test_a_model_may_become_part_of_another_in_another_thread_meanwhile() -> Non
     whole_said = ["Sequential", "Sequential.0", "Sequential", ""]
     assert text.said[:5] == [*whole_said, "Linear"]
     assert text.said[-2:] == ["Sequential.0", ""]
+
+
+class Late(Text):
+    """One of the calls that set a text is where a handler of a signal raises."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def write(self, text: str) -> None:
+        super().write(text)
+        if len(self.said) == self.at:
+            signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.fixture
+def time_is_up() -> Any:
+    def handle(number: int, frame: object) -> None:
+        raise TimeoutError("time is up")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("which", ["given", "every"])
+@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.usefixtures("time_is_up")
+def test_what_a_handler_of_a_signal_raises_reaches_the_program(at: int, which: str) -> None:
+    """Two modules in a model that is called and gone back through: six texts are set."""
+    model, text = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), Late(at)
+    marks = ModuleMarks(True if which == "every" else model, text.write, text.read)
+    marks.attach()
+    try:
+        with pytest.raises(TimeoutError, match="time is up"):
+            model(torch.ones(1, 2))
+        text.said, text.at = [], 0
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+    finally:
+        marks.detach()
+    said = [one.removeprefix("Sequential").removeprefix(".") for one in text.said]
+    assert said == ["", "0", "", "1", "", ""]
+
+
+def test_a_model_is_learnt_without_code_of_its_own() -> None:
+    class Own(nn.Sequential):
+        def named_modules(self, *args: Any, **keys: Any) -> Any:
+            raise RuntimeError("not today")
+
+    text, model = Text(), Own(nn.Linear(2, 2))
+    model.same = model[0]
+    marks = ModuleMarks(True, text.write, text.read)
+    marks.attach()
+    try:
+        with torch.no_grad():
+            model[0](model(torch.ones(1, 2)))
+    finally:
+        marks.detach()
+    assert text.said == ["Own", "Own.0", "Own", "Own.0", "Own", "", "Own.0", ""]
 
 
 class Compiled(nn.Module):
