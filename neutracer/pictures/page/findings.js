@@ -16,9 +16,30 @@ const FAILURES = 3;
 const LEAST = 2 ** 28;
 const LEAST_SHARE = 0.2;
 
+// Steps that are compared with the one in which a request failed, and how much larger that is.
+const LEAST_STEPS = 2;
+const LARGER = 1.2;
+
+// Why what was free inside of what is reserved did not serve; `closed` is free where
+// nothing else may use it.
+const holeNote = ({ asked, most, inside, reserved, largestHole, closed }) => {
+  const free = `${bytes(inside)} of the ${bytes(reserved)} reserved were free`;
+  if (largestHole >= asked) {
+    return `${free}, with a hole of ${bytes(largestHole)}, which is large enough: it belongs to another pool or stream than the request, `
+      + "or came back too late. Segments shows which pool and stream.";
+  }
+  if (closed > inside / 2) {
+    return `${free}, but ${bytes(closed)} of that where nothing else may use it: in private pools, or in segments that could not be given back.`;
+  }
+  // What the process had reserved before, it could have reserved again.
+  const more = Math.max(most - reserved, 0);
+  return `${free} in pieces, the largest ${bytes(largestHole)}.`
+    + (inside + more < asked ? "" : `${inside < asked ? ` With ${bytes(more)} that the process had before, these` : " These"} would have been enough: that is fragmentation.`);
+};
+
 // Why a request failed, from the moment at which it did.
 // `most`: bytes that were reserved at the most.
-const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestHole, pending, places }) => {
+const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestHole, pending, places, before, closed }) => {
   const inside = reserved - allocated;
   const [first] = places;
   const notes = [`${by} asked for it. ${bytes(allocated)} were allocated then${
@@ -26,12 +47,11 @@ const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestH
   notes.push(free >= asked
     ? `The device had ${bytes(free)} free, so what refused was a limit of the process: set_per_process_memory_fraction(), or a setting.`
     : `The device had ${bytes(free)} free, too little for it.`);
-  if (inside > 0) {
-    // What the process had reserved before, it could have reserved again.
-    const more = Math.max(most - reserved, 0);
-    notes.push(`${bytes(inside)} of the ${bytes(reserved)} reserved were free in pieces, the largest ${bytes(largestHole)}.`
-      + (inside + more < asked ? "" : `${inside < asked ? ` With ${bytes(more)} that the process had before, these` : " These"} would have been enough: that is fragmentation.`));
+  const needed = allocated + asked;
+  if (before && needed > LARGER * before) {
+    notes.push(`This step needs more than those before it: ${bytes(needed)} and maybe more, where they had ${bytes(before)} allocated at most.`);
   }
+  if (inside > 0) notes.push(holeNote({ asked, most, inside, reserved, largestHole, closed }));
   if (pending) notes.push(`${bytes(pending)} of that was freed, and waited for another stream.`);
   notes.push("The event's button takes the cursor there: Stacks shows who holds what, and Settings what other settings do.");
   notes.push("With the file, the command neutracer explain says what made the difference, and what would have fitted.");
@@ -44,13 +64,31 @@ const unusedAtMost = ({ peak }) => {
   return unused > LEAST && unused / peak.reserved.bytes > LEAST_SHARE ? unused : 0;
 };
 
+// Bytes that were allocated at most before the step in which a request failed; 0 where that is
+// not known: of very many steps only the first are told.
+const mostBefore = async (app, { x }) => {
+  const { axis } = app;
+  const steps = axis?.lanes.lanes.find(({ kind }) => kind === "steps")?.ranges.filter(({ x1 }) => x1 <= x) ?? [];
+  const begin = steps.at(-1)?.x1;
+  if (steps.length < LEAST_STEPS || x - begin > 2 * Math.max(...steps.map(({ x0, x1 }) => x1 - x0))) return 0;
+  const { event: end } = await app.ask("at", { x: begin });
+  const { event } = await app.ask("highest", { metric: "allocated", first: 0, end });
+  const { allocated } = await app.ask("moment", { event });
+  // On another axis by now, other events were asked about.
+  return app.axis === axis ? allocated : 0;
+};
+
 // The moments that the findings are about: those at which requests failed, and that of the most
 // that was reserved.
 export const looked = async (app) => {
   const { trace } = app;
   const at = (event) => app.ask("moment", { event });
+  // A request that finds no room gives all back that is empty: what is left then is another pool's.
+  const closedAt = async (event) => (await app.ask("layout", { event, order: "address" })).segments
+    .filter(({ pool, used, isExpandable }) => pool.startsWith("private") || (!used && !isExpandable)).reduce((sum, { size, used }) => sum + size - used, 0);
+  const failed = async (oom) => ({ ...await at(oom.event), before: await mostBefore(app, oom), closed: await closedAt(oom.event) });
   return {
-    failures: await Promise.all(trace.ooms.slice(0, FAILURES).map(({ event }) => at(event))),
+    failures: await Promise.all(app.ooms.slice(0, FAILURES).map(failed)),
     most: unusedAtMost(trace) ? await at(trace.peak.reserved.event) : null,
   };
 };

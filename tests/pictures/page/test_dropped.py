@@ -1083,7 +1083,7 @@ def test_failures_say_why(chromium, page, tmp_path):
     drop(chromium, page, path)
     timeline = neutracer.load(path).timeline()
     event = next(i for i, e in enumerate(timeline.events) if e.action == "oom")
-    chromium.until("document.querySelector('#findings .notes').childElementCount", 5)
+    chromium.until("document.querySelector('#findings .notes').childElementCount", 6)
     said = chromium.value("document.querySelector('#findings article').textContent")
     holes = [b.size for b in timeline.at(event).blocks if b.state == "inactive"]
     assert "though the device had room" in said
@@ -1092,6 +1092,33 @@ def test_failures_say_why(chromium, page, tmp_path):
     assert f"{format_bytes(sum(holes))} of the {format_bytes(timeline.reserved[event])}" in said
     assert f"the largest {format_bytes(max(holes))}" in said
     assert "that is fragmentation" in said
+    # The steps before the one that failed.
+    begin = max(step.end for step in timeline.steps if step.end <= event)
+    most = max(timeline.allocated[event] for event in range(begin))
+    needed = format_bytes(timeline.allocated[event] + timeline.events[event].size)
+    assert f"{needed} and maybe more, where they had {format_bytes(most)}" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cache_of_a_mempool", "belongs to another pool or stream"),
+        ("hole_of_a_side_stream", "belongs to another pool or stream"),
+        ("pool_of_a_captured_graph", "belongs to another pool or stream"),
+        ("small_blocks_of_a_mempool", "could not be given back"),
+        ("pages_kept_by_small_blocks", "that is fragmentation"),
+    ],
+)
+def test_what_others_may_not_use_is_no_fragmentation(chromium, page, tmp_path, name, words):
+    path = tmp_path / f"{name}.pickle"
+    path.write_bytes(lzma.decompress((DATA / "oom" / f"{name}.pickle.xz").read_bytes()))
+    drop(chromium, page, path)
+    chromium.until("document.querySelector('#findings .notes').childElementCount > 3")
+    said = chromium.value("document.querySelector('#findings article').textContent")
+    assert words in said
+    assert ("that is fragmentation" in said) == (words == "that is fragmentation")
+    kinds = [verdict.kind for verdict in neutracer.explain(path).verdicts]
+    assert ("fragmentation" in kinds) == (words == "that is fragmentation")
 
 
 def test_exports_give_files(chromium, page, tmp_path):
