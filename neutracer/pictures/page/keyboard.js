@@ -42,6 +42,8 @@ export const keyboard = (app, parts, { alive, choose }) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "Escape") {
         if (!byId("keys").hidden) { showKeys(false); return; }
+        // Who leaves a field of a form keeps what is shown.
+        if (/^(INPUT|SELECT)$/.test(event.target.tagName) && event.target !== search) { event.target.blur(); return; }
         app.hovered = null;
         clearTimeout(app.typing);
         search.value = "";

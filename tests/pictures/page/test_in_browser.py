@@ -329,6 +329,18 @@ def test_a_chosen_row_is_zoomed_to(browser, page, timeline):
     assert "t=" not in hash_of(browser)
 
 
+def test_escape_from_a_form_keeps_the_cursor(browser, page):
+    ready(browser, page)
+    go(browser, "tab=settings&e=100&q=train")
+    browser.click("#capacity")
+    browser.press("Escape")
+    assert browser.value("document.activeElement.id") != "capacity"
+    assert "e=100" in hash_of(browser)
+    browser.press("Escape")
+    until(browser, "document.getElementById('frozen').hidden", True)
+    assert "q=" not in hash_of(browser)
+
+
 def test_brush_ranks_what_lives_in_it(browser, page):
     ready(browser, page)
     x, _ = browser.middle("#chart")
