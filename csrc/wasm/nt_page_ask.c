@@ -30,6 +30,56 @@ NT_PAGE_EXPORT(facts) void page_facts(void)
     *out++ = facts->frees_known;
 }
 
+static double *
+page_note(double *out, const nt_broken_note *note)
+{
+    *out++ = note->kind;
+    *out++ = note->device;
+    *out++ = (double)note->count;
+    *out++ = (double)note->bytes;
+    return out;
+}
+
+/* Whether the file lists segments of the device that is replayed. */
+static bool
+page_lists_segments(const nt_page *page)
+{
+    const nt_segment_columns *segments = &nt_snapshot_layout(page->snapshot)->segments;
+    for (size_t i = 0; i < segments->count; i++) {
+        if (segments->device[i] == nt_timeline_device(page->timeline)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Answer 0: what the file and the trace say that can't be, four numbers each: kind,
+ * device, count, bytes. Of a file that breaks off, only what does not come from that.
+ * Figure 0: whether it lists segments of the device. */
+NT_PAGE_EXPORT(flaws) int32_t page_flaws(void)
+{
+    const nt_page *page = nt_page_now;
+    nt_broken_note traced[NT_TRACE_BROKEN_KINDS];
+    size_t count = 0, traced_count = 0;
+    const nt_broken_note *notes = nt_snapshot_broken(page->snapshot, &count);
+    if (nt_snapshot_partial(page->snapshot) == NULL) {
+        NT_TRY(nt_timeline_broken(page->timeline, traced, &traced_count, &nt_page_err));
+    }
+    nt_page_room *room = &nt_page_rooms[NT_ROOM_ROWS];
+    NT_TRY(nt_page_reserve(room, (count + traced_count) * 4 * sizeof(double) + 1));
+    double *out = room->data;
+    for (size_t i = 0; i < count; i++) {
+        out = page_note(out, &notes[i]);
+    }
+    for (size_t i = 0; i < traced_count; i++) {
+        out = page_note(out, &traced[i]);
+    }
+    nt_page_answers[0] = (nt_page_column){
+        room->data, (uint32_t)(4 * (count + traced_count)), NT_PAGE_F64};
+    nt_page_figures[0] = page_lists_segments(page);
+    return NT_OK;
+}
+
 /* Answer 0: bytes after each event. */
 NT_PAGE_EXPORT(series) int32_t page_series(uint32_t metric)
 {

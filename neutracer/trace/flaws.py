@@ -20,7 +20,15 @@ from neutracer.trace.rehearsed import KEY, Rehearsed
 from neutracer.trace.window import WINDOW, Window
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["FIRST", "SEGMENTS_MISSING", "Flaw", "first_findings", "flaws_of", "trace_flaws"]
+__all__ = [
+    "FIRST",
+    "FLAW_RULES",
+    "SEGMENTS_MISSING",
+    "Flaw",
+    "first_findings",
+    "flaws_of",
+    "trace_flaws",
+]
 
 _PARTIAL, _BROKEN = "partial_file", "broken_file"
 
@@ -103,6 +111,23 @@ _WORDS = (
 )
 
 
+_NO_SEGMENTS = (
+    "No segments are listed, though the trace leaves {count} in use ({bytes}): what was there "
+    "before the trace counts nowhere"
+)
+_READ_WITH_CARE = "the file says what no allocator can have done, so read its figures with care"
+_ONLY_HISTORY = "the file has a history and no segments: its figures are the history's"
+
+#: The same for a program in another language.
+FLAW_RULES = {
+    "words": _WORDS,
+    "of_segments": _OF_SEGMENTS,
+    "no_segments": _NO_SEGMENTS,
+    "read_with_care": _READ_WITH_CARE,
+    "only_history": _ONLY_HISTORY,
+}
+
+
 @dataclass(frozen=True)
 class Flaw(PlainRow):
     """One thing that can't be as a snapshot says.
@@ -158,10 +183,8 @@ def trace_flaws(timeline: _Replayed, devices: Iterable[object]) -> tuple[Flaw, .
     left = next((one for one in found if one.kind == "live_set"), None)
     if left is None or timeline.device in devices:
         return found
-    blocks = format_count(left.count, "block")
-    text = (
-        f"No segments are listed, though the trace leaves {blocks} in use "
-        f"({format_bytes(left.bytes)}): what was there before the trace counts nowhere"
+    text = _NO_SEGMENTS.format(
+        count=format_count(left.count, "block"), bytes=format_bytes(left.bytes)
     )
     told = Flaw(SEGMENTS_MISSING, left.device, left.count, left.bytes, text)
     return (told, *(one for one in found if one.kind not in _OF_SEGMENTS))
@@ -194,9 +217,8 @@ def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, .
     flaws = [flaw for snap in snaps for flaw in snap.flaws]
     told = [flaw for flaw in flaws if device is None or flaw.device == device]
     if told:
-        message = "the file says what no allocator can have done, so read its figures with care"
-        if all(flaw.kind == SEGMENTS_MISSING for flaw in told):
-            message = "the file has a history and no segments: its figures are the history's"
+        is_history = all(flaw.kind == SEGMENTS_MISSING for flaw in told)
+        message = _ONLY_HISTORY if is_history else _READ_WITH_CARE
         notes = tuple(Note(f"{flaw.message}.") for flaw in told)
         found.append(Finding(_BROKEN, Severity.SEVERE, 0, message, notes))
     found += [snap.window.finding(snap.origin) for snap in snaps if snap.window]

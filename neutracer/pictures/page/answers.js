@@ -3,6 +3,7 @@
 
 import { coreError } from "./core.js";
 import { makeBands } from "./bands.js";
+import { flawsOf } from "./flaws.js";
 import { blockFacts, lanesOf, momentFacts, rangeHolders } from "./moments.js";
 import { makeLists } from "./lists_worker.js";
 import { flameOf, layoutOf } from "./shapes.js";
@@ -190,6 +191,7 @@ export const makeAnswers = (core, rules, about) => {
 
   const asked = {
     device, settle, axes, draw,
+    flaws: () => flawsOf(ctx),
     lanes: () => lanesOf(ctx),
     bands: ({ by, query }) => ctx.bands.set(by, query),
     at: ({ x }) => ({ event: Math.max(eventAt(x), -1) }),

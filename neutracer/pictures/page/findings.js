@@ -78,8 +78,8 @@ const mostBefore = async (app, { x }) => {
   return app.axis === axis ? allocated : 0;
 };
 
-// The moments that the findings are about: those at which requests failed, and that of the most
-// that was reserved.
+// What the findings are about: what can't be as the file says, the moments at which requests
+// failed, and that of the most that was reserved.
 export const looked = async (app) => {
   const { trace } = app;
   const at = (event) => app.ask("moment", { event });
@@ -90,6 +90,7 @@ export const looked = async (app) => {
   return {
     failures: await Promise.all(app.ooms.slice(0, FAILURES).map(failed)),
     most: unusedAtMost(trace) ? await at(trace.peak.reserved.event) : null,
+    flaws: await app.ask("flaws"),
   };
 };
 
@@ -111,18 +112,14 @@ const unusedFinding = ({ peak }, unused, most) => {
 
 // What the figures of a device say by themselves; `moments` are those that they are about, once
 // they are known.
-export const ownFindings = (app, moments = { failures: [], most: null }) => {
+export const ownFindings = (app, moments = { failures: [], most: null, flaws: { notes: [] } }) => {
   const { trace, about } = app;
   const found = [];
   if (about.partial) {
     found.push({ severity: "severe", message: `only a part of ${app.title} could be read, and all figures are of that part`,
       notes: [`${about.partial[0].toUpperCase()}${about.partial.slice(1)}.`] });
   }
-  // Of a part of a file, what is left out explains that.
-  if (trace.unmatched && !about.partial) {
-    found.push({ severity: "severe", message: "the file says what no allocator can have done, so read its figures with care",
-      notes: [`${count(trace.unmatched)} of its events and blocks ${trace.unmatched === 1 ? "does" : "do"} not fit the rest of it. With the file, the command neutracer report says what is wrong.`] });
-  }
+  if (moments.flaws.notes.length) found.push({ severity: "severe", ...moments.flaws });
   if (!trace.events) {
     found.push({ severity: "info", message: "no history was recorded: this is the moment of the snapshot, and not how it came to that",
       notes: ["Call torch.cuda.memory._record_memory_history() where the program begins; snapshots then say what was allocated when, and by which line."] });

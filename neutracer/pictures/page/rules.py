@@ -16,6 +16,7 @@ from typing import Any
 
 from neutracer.diagnose.settings.what_if_parts import CAUSES
 from neutracer.trace.categories import CATEGORIES, RULES
+from neutracer.trace.flaws import FLAW_RULES
 from neutracer.trace.origins import ORIGIN_RULES
 from neutracer.trace.places import PLACE_RULES, UNKNOWN_PLACE
 from neutracer.trace.roles import FRAME_BITS, ROLE_RULES, Role
@@ -47,6 +48,7 @@ def page_rules() -> str:
         "rules": list(RULES.items()),
         "steps": STEP_WORDS,
         "causes": CAUSES,
+        "flaws": FLAW_RULES,
     }
     return json.dumps(rules, default=_plain, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from chromium import PROGRAM, Browser
+from impossible_files import SAID, put, sound
 from places import TESTS
 from small_snapshots import BASE, one_program, two_devices
 
@@ -24,6 +25,7 @@ from neutracer.pictures.page.bundle import bundle
 from neutracer.pictures.page.parts import HOST_NUMBER
 from neutracer.pictures.page.rules import page_rules
 from neutracer.pictures.page.view import empty_page, packed_columns, view
+from neutracer.trace.flaws import first_findings
 from neutracer.units import format_bytes
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
@@ -515,6 +517,29 @@ def test_what_the_page_does_not_look_for_is_said(chromium, page, tmp_path):
     assert "neutracer report" in chromium.value("document.getElementById('findings').textContent")
 
 
+@pytest.mark.parametrize("kind", [*SAID, "segments_missing"])
+def test_what_cannot_be_is_said_in_the_same_words(core, kind, tmp_path):
+    program = sound()
+    {**SAID, "segments_missing": put("segments", [])}[kind](program)
+    path = tmp_path / "broken.pickle"
+    path.write_bytes(pickle.dumps(program, protocol=4))
+    (finding,) = first_findings(neutracer.load(path))
+    core.choose("#own", path)
+    core.answer("openOwn()")
+    core.answer("opened.ask('device', 0)")
+    said = asked(core, "flaws")
+    assert said == {"message": finding.message, "notes": [note.text for note in finding.evidence]}
+
+
+def test_a_sound_file_has_no_flaws(core, tmp_path):
+    path = tmp_path / "sound.pickle"
+    path.write_bytes(pickle.dumps(sound(), protocol=4))
+    core.choose("#own", path)
+    core.answer("openOwn()")
+    core.answer("opened.ask('device', 0)")
+    assert asked(core, "flaws")["notes"] == []
+
+
 def test_a_file_that_contradicts_itself_is_no_sound_one(chromium, page, tmp_path):
     """The first line is that of `report`."""
     program = neutracer.load(DATA / "frag_default.pickle").to_dict()
@@ -524,9 +549,9 @@ def test_a_file_that_contradicts_itself_is_no_sound_one(chromium, page, tmp_path
     for name, data in {"twice": twice, "none": {**program, "segments": []}}.items():
         path = tmp_path / f"{name}.pickle"
         path.write_bytes(pickle.dumps(data))
-        assert neutracer.load(path).flaws
+        (finding,) = first_findings(neutracer.load(path))
         drop(chromium, page, path)
-        assert chromium.value(FINDINGS).startswith("severe\nthe file says what no allocator can")
+        assert chromium.value(FINDINGS).startswith(f"severe\n{finding.message}\n")
         assert "history complete" not in chromium.value(FACTS)
     drop(chromium, page, plain("frag_default", tmp_path))
     assert "no allocator can" not in chromium.value(FINDINGS)
