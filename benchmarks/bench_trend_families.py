@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
+import trend_families_seasons  # noqa: E402, F401  # registers its families
 import trend_families_second  # noqa: E402, F401  # registers its families
 from trend_families import FAMILIES, Family, Group, gaussian_walk  # noqa: E402
 

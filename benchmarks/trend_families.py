@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of series of a program's live memory, one value a step, each with its truth.
 
-A family makes a series from a seed. neutracer's method was chosen on those looked at. The first
-held-out set had no part in that, but later, on other seeds than are counted, in what is asked of
-walks. The second (trend_families_second.py) was written after that and had no part in anything.
+A family makes a series from a seed. neutracer's method was chosen on those looked at
+(trend_families_seasons.py has some of them). The first held-out set had no part in that, but later,
+on other seeds than are counted, in what is asked of walks. Of the second (trend_families_second.py)
+it was known which kinds of leaks were missed; none of its series had a part in what is asked.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Family(NamedTuple):
     Attributes:
         truth: "steady", "leak" or "cycle_garbage", of which steady is right too.
         group: "looked-at" (the method was chosen on it), "held-out" (without it, but for what is
-            asked of walks) or "held-out-2" (wholly without it).
+            asked of walks) or "held-out-2" (without its series, but not without its kinds).
         make: Makes a series, in bytes.
     """
 

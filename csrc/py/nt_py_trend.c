@@ -44,7 +44,7 @@ trend_dict(const nt_trend *t)
 
 PyDoc_STRVAR(
     find_trend_doc,
-    "find_trend(values, find_warmup=True, /)\n--\n\n"
+    "find_trend(values, find_warmup=True, are_windows=False, /)\n--\n\n"
     "What a series of bytes, a 64-bit number a step, does: nt_trend as a dict.");
 
 static PyObject *
@@ -52,8 +52,8 @@ trend_find(PyObject *module, PyObject *args)
 {
     (void)module;
     Py_buffer values;
-    int find_warmup = 1;
-    if (!PyArg_ParseTuple(args, "y*|p", &values, &find_warmup)) {
+    int find_warmup = 1, are_windows = 0;
+    if (!PyArg_ParseTuple(args, "y*|pp", &values, &find_warmup, &are_windows)) {
         return NULL;
     }
     const nt_alloc alloc = nt_alloc_system();
@@ -61,8 +61,9 @@ trend_find(PyObject *module, PyObject *args)
     nt_trend found = {0};
     nt_status status = NT_ARGUMENT;
     if (trend_check(&values) == 0) {
-        Py_BEGIN_ALLOW_THREADS status = nt_trend_find(
-            &alloc, values.buf, (size_t)values.len / 8, find_warmup != 0, &found, &err);
+        Py_BEGIN_ALLOW_THREADS status =
+            nt_trend_find(&alloc, values.buf, (size_t)values.len / 8, find_warmup != 0,
+                          are_windows != 0, &found, &err);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&values);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "analysis/nt_trend.h"
 
+#include <string.h>
+
 #include "analysis/nt_trend_parts.h"
 
 /* What a growth must reach to be looked at more closely: the 1 % point. */
@@ -32,6 +34,7 @@ trend_work_clear(trend_work *w)
     nt_release(&w->alloc, w->scratch, size);
     nt_release(&w->alloc, w->change, size);
     nt_release(&w->alloc, w->raw, size);
+    nt_release(&w->alloc, w->season, size);
     nt_release(&w->alloc, w->pairs, w->pair_capacity * sizeof *w->pairs);
 }
 
@@ -47,9 +50,10 @@ trend_work_init(trend_work *w, const nt_alloc *alloc, size_t points, nt_error *e
     w->scratch = nt_allocate(alloc, capacity * sizeof *w->scratch);
     w->change = nt_allocate(alloc, capacity * sizeof *w->change);
     w->raw = nt_allocate(alloc, capacity * sizeof *w->raw);
+    w->season = nt_allocate(alloc, capacity * sizeof *w->season);
     w->pairs = nt_allocate(alloc, pairs * sizeof *w->pairs);
     if (w->z == NULL || w->scratch == NULL || w->change == NULL || w->raw == NULL ||
-        w->pairs == NULL) {
+        w->season == NULL || w->pairs == NULL) {
         trend_work_clear(w);
         return nt_fail_nomem(err);
     }
@@ -161,7 +165,7 @@ trend_is_levelling(trend_work *w, const double *x, size_t n, const trend_cuts *c
     const double rest = TREND_REST * (y[0] - x[0]);
     return nt_trend_levels_off(w, y, left, cuts, out->memory,
                                is_gradual ? TREND_BENT_AFTER : TREND_BENT) ||
-           nt_trend_has_slowed(y, left) ||
+           nt_trend_has_slowed(w, y, left) ||
            (is_gradual && out->slope * (double)(left - 1) < rest);
 }
 
@@ -183,13 +187,87 @@ trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tren
     }
 }
 
+static bool
+trend_is_growing(const nt_trend *out)
+{
+    return out->score > NT_TREND_SURE && !out->is_levelling;
+}
+
+/* Adds the season of the points from `from` on to x and w->raw, so many times; what is
+ * on no bridge stays the same in both. */
+static void
+trend_add_season(trend_work *w, double *x, size_t from, size_t n, double times)
+{
+    for (size_t i = from; i < n; i++) {
+        const bool is_bridged = x[i] != w->raw[i];
+        x[i] += times * w->season[i];
+        w->raw[i] = is_bridged ? w->raw[i] + times * w->season[i] : x[i];
+    }
+}
+
+/* Draws the bridges of points x[from ..] anew, over what they are in w->raw. */
+static void
+trend_bridge_again(trend_work *w, double *x, size_t from, size_t n)
+{
+    double centre;
+    memcpy(x + from, w->raw + from, (n - from) * sizeof *x);
+    const double noise = nt_trend_noise(w, x + from, n - from, &centre);
+    (void)nt_trend_bridge(w, x + from, n - from, noise < 0.5 ? 0.5 : noise);
+}
+
+/*
+ * Looks once more at x[out->warmup ..] without the season of what it was before bursts
+ * were bridged, or else of what it is; false where it has none. x and w->raw come back
+ * as they were, but for where its bridges lie.
+ */
+static bool
+trend_look_without(trend_work *w, double *x, size_t n, bool is_raw, nt_trend *out)
+{
+    const size_t from = out->warmup;
+    trend_cuts cuts;
+    if (!nt_trend_find_season(w, (is_raw ? w->raw : x) + from, n - from,
+                              w->season + from)) {
+        return false;
+    }
+    w->has_season = true;
+    trend_add_season(w, x, from, n, -1.0);
+    if (is_raw) {
+        trend_bridge_again(w, x, from, n);
+    }
+    trend_settle(w, x, n, &cuts, out);
+    trend_add_season(w, x, from, n, 1.0);
+    if (is_raw) {
+        trend_bridge_again(w, x, 0, n);
+    }
+    /* Less than a byte in all is what rounding left of the season. */
+    return trend_is_growing(out) && out->slope * (double)(n - out->warmup) >= 1.0;
+}
+
+/* Looks at x[out->warmup ..], and, if that does not grow and has a season, once more
+ * without this: what is found there counts if it grows. */
+static void
+trend_settle_season(trend_work *w, double *x, size_t n, nt_trend *out)
+{
+    const nt_trend begin = *out;
+    const double doubt = w->doubt;
+    trend_cuts cuts;
+    trend_settle(w, x, n, &cuts, out);
+    for (int is_raw = 1; is_raw >= 0 && !trend_is_growing(out); is_raw--) {
+        nt_trend without = begin;
+        w->doubt = doubt;
+        if (trend_look_without(w, x, n, is_raw == 1, &without)) {
+            *out = without;
+            return;
+        }
+    }
+}
+
 /* The work on points x[0 .. n - 1]; `falls` has room for n. */
 static void
 trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
            nt_trend *out)
 {
     double centre;
-    trend_cuts cuts = {0};
     for (size_t i = 0; i < n; i++) {
         w->raw[i] = x[i];
     }
@@ -199,7 +277,7 @@ trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
     nt_trend_find_teeth(w, x + out->warmup, w->raw + out->warmup, n - out->warmup,
                         out->noise, falls, out);
     if (out->teeth < 2) {
-        trend_settle(w, x, n, &cuts, out);
+        trend_settle_season(w, x, n, out);
     }
     const double *rest = x + out->warmup;
     out->points = n - out->warmup;
@@ -216,7 +294,7 @@ trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
 
 nt_status
 nt_trend_find(const nt_alloc *alloc, const uint64_t *values, size_t count,
-              bool find_warmup, nt_trend *out, nt_error *err)
+              bool find_warmup, bool are_windows, nt_trend *out, nt_error *err)
 {
     if (count == 0) {
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "a series without values");
@@ -234,6 +312,7 @@ nt_trend_find(const nt_alloc *alloc, const uint64_t *values, size_t count,
         status = nt_fail_nomem(err);
         goto done;
     }
+    w.are_windows = are_windows;
     trend_fill(x, n, values, count, found.bin);
     trend_look(&w, x, falls, n, find_warmup, &found);
     *out = found;
@@ -242,50 +321,4 @@ done:
     nt_release(alloc, falls, n * sizeof *falls);
     trend_work_clear(&w);
     return status;
-}
-
-static nt_status
-trend_check_starts(const uint64_t *starts, size_t steps, size_t count, nt_error *err)
-{
-    for (size_t k = 0; k < steps; k++) {
-        if (starts[k] >= count || (k > 0 && starts[k] <= starts[k - 1])) {
-            return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                           "step %zu begins at %llu: the beginnings rise, and the "
-                           "series has %zu values",
-                           k, (unsigned long long)starts[k], count);
-        }
-    }
-    return NT_OK;
-}
-
-nt_status
-nt_trend_floors(const uint64_t *values, size_t count, const uint64_t *starts,
-                size_t steps, uint64_t *floors, nt_error *err)
-{
-    NT_TRY(trend_check_starts(starts, steps, count, err));
-    for (size_t k = 0; k < steps; k++) {
-        const size_t end = k + 1 < steps ? (size_t)starts[k + 1] : count;
-        uint64_t least = values[starts[k]];
-        for (size_t i = (size_t)starts[k]; i < end; i++) {
-            least = values[i] < least ? values[i] : least;
-        }
-        floors[k] = least;
-    }
-    return NT_OK;
-}
-
-nt_status
-nt_trend_highs(const uint64_t *values, size_t count, const uint64_t *starts,
-               size_t steps, uint64_t *highs, nt_error *err)
-{
-    NT_TRY(trend_check_starts(starts, steps, count, err));
-    for (size_t k = 0; k < steps; k++) {
-        const size_t end = k + 1 < steps ? (size_t)starts[k + 1] : count;
-        uint64_t most = values[starts[k]];
-        for (size_t i = (size_t)starts[k]; i < end; i++) {
-            most = values[i] > most ? values[i] : most;
-        }
-        highs[k] = most;
-    }
-    return NT_OK;
 }

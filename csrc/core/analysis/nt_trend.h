@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Does a series of bytes, one a step, keep growing? Robust: the warm-up is found and
- * set aside, bursts that come and go are bridged, and neither single jumps of the level
- * nor noise that remembers where it was count as growth. Everything uses ranks and
- * medians, except for what the first point says.
+ * set aside, bursts that come and go are bridged, a season that hides growth is taken
+ * out, and neither single jumps of the level nor noise that remembers where it was
+ * count as growth. Slope and score use ranks and medians, except for what the first
+ * point says.
  */
 #ifndef NT_TREND_H
 #define NT_TREND_H
@@ -52,8 +53,9 @@ typedef struct nt_trend {
     bool is_levelling; /* it grew, and ever more slowly */
     size_t bursts;     /* rises that were taken back within a few steps */
     /*
-     * A saw-tooth: gradual rises that end with a fall. Where there are two at least,
-     * slope, interval and score are of the points after the falls.
+     * A saw-tooth: gradual rises that end with a fall, which takes less long. Where
+     * there are two at least, slope, interval and score are of the points after the
+     * falls.
      */
     size_t teeth;
     double tooth;       /* the median fall */
@@ -64,11 +66,14 @@ typedef struct nt_trend {
 
 /*
  * Looks at `count` values (at least one). Uses at most some 4.3 MiB while it runs.
- * `find_warmup` says whether leading values may be set aside.
+ * `find_warmup` says whether leading values may be set aside, `are_windows` whether
+ * each is of equally many events, so that a collection may take as long as what it
+ * collects.
  */
 nt_status
 nt_trend_find(const nt_alloc *alloc, const uint64_t *values, size_t count,
-              bool find_warmup, nt_trend *out, nt_error *err) NT_CHECKED;
+              bool find_warmup, bool are_windows, nt_trend *out,
+              nt_error *err) NT_CHECKED;
 
 /*
  * The least value of each step: step k is values starts[k] .. starts[k + 1] - 1, the

@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "analysis/nt_trend_parts.h"
 
-/* The point of the normal distribution with a fortieth beyond it, and a chance. */
-#define TREND_FORTIETH 1.96
-#define TREND_HUNDREDTH 0.01
-
 /* The estimated memory of a walk is, in one of some hundreds, below 1 - so much / n,
  * after its bias and two standard errors were added: Dickey and Fuller, J. of the
  * American Statistical Association 74, 1979, for a series with a line taken off. Each
@@ -15,7 +11,7 @@
 
 /* What single points have besides the level hides how long this stays off its line:
  * Schwert, J. of Business and Economic Statistics 7, 1989. So what remembers more than
- * this is held against a walk in any case. */
+ * this comes back no sooner than a walk. */
 #define TREND_LITTLE 0.35
 
 /* Changes remember each other over this share of all of them. */
@@ -42,8 +38,22 @@
 #define TREND_WALKS_SIXTY 1.65
 enum { TREND_SIXTY = 60, TREND_HUNDRED = 100, TREND_PROMISED = 54 };
 
-/* Fewer rises say nothing of when they come. */
-enum { TREND_RISES = 5 };
+/* What is asked of the means of points that come back to their line too soon for a walk
+ * by itself: the 1 % point, since a walk in noise must look so besides. */
+#define TREND_WALKS_BACK 2.326
+
+/* The 1 % point: only what goes up by its size may do so by its signs. Much that goes
+ * up little by little and falls at once has more rises than falls. */
+#define TREND_SOME 2.326
+
+/* So many means a series has: enough for Newey and West's variance, and of noise of the
+ * single points each has little. */
+enum { TREND_MEANS = 20 };
+
+/* Changes that remember each other are put together in sums three times as long as
+ * that: of a walk with half of its last change in the next one, sums of seven remember
+ * a sixth. Of fewer sums than eight none is asked. */
+enum { TREND_APART = 3, TREND_FEWEST_SUMS = 8 };
 
 static bool
 trend_is_cut(const trend_cuts *cuts, size_t at)
@@ -107,16 +117,56 @@ trend_drift(double *z, size_t m)
     return trend_deviate(t, (double)reach / count);
 }
 
-/* The deviate that the changes of n points of `all` must have to be no walk's. */
+/* The deviate that the changes of n points of `all` must have to be no walk's, where
+ * it is `most` at most. */
 static double
-trend_asked(size_t n, size_t all, bool is_chosen)
+trend_asked(size_t n, size_t all, double most)
 {
     if (all < TREND_PROMISED || all >= TREND_HUNDRED) {
-        return TREND_WALKS + (is_chosen ? TREND_WALKS_CHOSEN : 0.0);
+        return most;
     }
     const double more = n < TREND_SIXTY ? 0.0 : (double)(n - TREND_SIXTY);
     const double share = more / (double)(TREND_HUNDRED - TREND_SIXTY);
     return TREND_WALKS_SIXTY + share * (TREND_WALKS - TREND_WALKS_SIXTY);
+}
+
+/* The sum of z[0 .. m - 1] in roots of the sum of their squares. */
+static double
+trend_self_normal(const double *z, size_t m)
+{
+    double sum = 0.0, squares = 0.0;
+    for (size_t i = 0; i < m; i++) {
+        sum += z[i];
+        squares += z[i] * z[i];
+    }
+    return squares > 0.0 ? sum / nt_trend_root(squares) : 0.0;
+}
+
+/*
+ * How far the changes z[0 .. m - 1], m > 2, go up rather than down, as a deviate: of
+ * what goes either way alike, however far and whenever, the sum in roots of the squares
+ * is no further out than a normal one (Efron, J. of the American Statistical
+ * Association 64, 1969). By their size, or, where that says something, by the signs of
+ * those that stand out of the noise. z is lost; `scratch` has room for m.
+ */
+static double
+trend_one_way(double *z, size_t m, double *scratch)
+{
+    const size_t wide = TREND_APART * (nt_trend_reach(z, m, m) - 1) + 1;
+    const size_t count = nt_trend_add_up(z, m, wide);
+    if (count < TREND_FEWEST_SUMS) {
+        return 0.0;
+    }
+    const double by_size = trend_self_normal(z, count);
+    if (by_size < TREND_SOME) {
+        return by_size;
+    }
+    const double least = NT_TREND_LARGE * nt_trend_spread(z, count, 0.0, scratch);
+    for (size_t k = 0; k < count; k++) {
+        z[k] = (double)(z[k] > least) - (double)(z[k] < -least);
+    }
+    const double by_sign = trend_self_normal(z, count);
+    return by_size > by_sign ? by_size : by_sign;
 }
 
 /*
@@ -146,13 +196,46 @@ trend_walk_changes(trend_work *w, const double *y, const double *raw, size_t n,
     return count;
 }
 
-/* Whether n points that remember so much of each other, with the steps at `level` taken
- * off, come back to their line too soon for a walk. */
+/* Whether a cut lies behind point `first` and before point `end`. */
 static bool
-trend_comes_back(double memory, size_t n, const trend_cuts *level)
+trend_has_cut(const trend_cuts *cuts, size_t first, size_t end)
 {
-    const double apart = TREND_UNIT_ROOT + TREND_UNIT_ROOT_STEP * (double)level->count;
-    return memory < TREND_LITTLE && memory < 1.0 - apart / (double)n;
+    for (size_t k = 0; k < cuts->count; k++) {
+        if (cuts->at[k] > first && cuts->at[k] < end) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The drift of the means of y, each of as many points, two at least, but over cuts. */
+static double
+trend_drift_of_means(trend_work *w, const double *y, size_t n, const trend_cuts *cuts)
+{
+    const size_t wide = n < 2 * TREND_MEANS ? 2 : n / TREND_MEANS;
+    size_t count = 0;
+    for (size_t end = n % wide + 2 * wide; end <= n; end += wide) {
+        double change = 0.0;
+        for (size_t i = end - wide; i < end; i++) {
+            change += (y[i] - y[i - wide]) / (double)wide;
+        }
+        if (!trend_has_cut(cuts, end - 2 * wide, end)) {
+            w->scratch[count++] = change;
+        }
+    }
+    return count > 2 ? trend_drift(w->scratch, count) : 0.0;
+}
+
+/* Whether y, with the steps at of->level taken off, comes back to its line too soon for
+ * a walk, and means of many points do not wander as those of a walk in noise. */
+static bool
+trend_comes_back(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
+                 const nt_trend_doubted *of, double memory)
+{
+    const double steps = (double)of->level->count;
+    const double apart = TREND_UNIT_ROOT + TREND_UNIT_ROOT_STEP * steps;
+    return memory < TREND_LITTLE && memory < 1.0 - apart / (double)n &&
+           trend_drift_of_means(w, y, n, cuts) > TREND_WALKS_BACK;
 }
 
 double
@@ -162,7 +245,7 @@ nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
     const double *seen = w->goes_both_ways ? raw : y;
     const double memory =
         w->goes_both_ways ? nt_trend_memory(raw, n, of->level) : of->memory;
-    if (n < NT_TREND_FEW || trend_comes_back(memory, n, of->level)) {
+    if (n < NT_TREND_FEW || trend_comes_back(w, seen, n, cuts, of, memory)) {
         return score;
     }
     double squares;
@@ -171,48 +254,14 @@ nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
     if (count < 3 || squares * 12.0 <= (double)count) {
         return score;
     }
-    const bool is_chosen = of->is_later || cuts->count > 0;
-    const double asked = trend_asked(n, w->capacity, is_chosen);
-    const double walk = trend_drift(w->scratch, count) + NT_TREND_SURE - asked;
+    const bool is_chosen = of->is_later || cuts->count > 0 || w->has_season;
+    const double most = TREND_WALKS + (is_chosen ? TREND_WALKS_CHOSEN : 0.0);
+    const double asked = w->has_season ? most : trend_asked(n, w->capacity, most);
+    const double drift = trend_drift(w->scratch, count) - asked;
+    /* A fall is one, whether it is a jump or not. */
+    const trend_cuts none = {0};
+    const size_t all = trend_walk_changes(w, seen, raw, n, &none, &squares);
+    const double one_way = trend_one_way(w->scratch, all, w->change) - most;
+    const double walk = NT_TREND_SURE + (drift > one_way ? drift : one_way);
     return walk < score ? walk : score;
-}
-
-/* The chance that none of so many rises, each anywhere, comes in the last `share`. */
-static double
-trend_none_in(double share, size_t rises)
-{
-    double chance = 1.0;
-    for (size_t k = 0; k < rises && chance > 1e-9; k++) {
-        chance *= 1.0 - share;
-    }
-    return chance;
-}
-
-bool
-nt_trend_has_slowed(const double *y, size_t n)
-{
-    if (n < NT_TREND_FEW) {
-        return false;
-    }
-    const double points = (double)(n - 1), mean = (y[n - 1] - y[0]) / points;
-    double moment = 0.0, squares = 0.0;
-    size_t rises = 0, last = 0;
-    for (size_t i = 1; i < n; i++) {
-        const double change = y[i] - y[i - 1];
-        moment += change * (((double)i - 0.5) / points - 0.5);
-        squares += (change - mean) * (change - mean);
-        if (change > mean) {
-            rises++;
-            last = i;
-        }
-    }
-    /* Rounding to bytes alone makes such sums. */
-    if (squares * 12.0 <= points) {
-        return false;
-    }
-    if (moment < -TREND_FORTIETH * nt_trend_root(squares / 12.0)) {
-        return true;
-    }
-    const double share = (double)(n - 1 - last) / points;
-    return rises >= TREND_RISES && trend_none_in(share, rises) < TREND_HUNDREDTH;
 }

@@ -17,12 +17,15 @@ typedef struct trend_work {
     double *scratch; /* for medians */
     double *change;  /* from one point to the next */
     double *raw;     /* all points as they were, with their bursts */
+    double *season;  /* what comes again and again, as it was taken off */
     double *pairs;   /* slopes of pairs */
     size_t pair_capacity;
     size_t bridged; /* points that lie on a line drawn over a burst */
     double doubt;   /* as nt_trend_look_back takes it */
     /* Whether what was bridged is falls as well as rises, as a walk has them. */
     bool goes_both_ways;
+    bool has_season;  /* w->season is off the points that are looked at */
+    bool are_windows; /* as nt_trend_find has it */
 } trend_work;
 
 /* nt_trend_rank.c: ranks and medians. */
@@ -145,20 +148,48 @@ typedef struct nt_trend_doubted {
 } nt_trend_doubted;
 
 /*
- * The score of y[0 .. n - 1] with jumps at cuts, or, where y may be a walk, which has
- * no level to return to, how far the mean of its changes is from 0, whatever they
- * remember, if that is less. It is on the same scale: a walk without drift seldom comes
- * above NT_TREND_SURE. A burst that was bridged, where y is not `raw`, counts as one
- * change: the points on the bridge nobody made.
+ * The score of y[0 .. n - 1] with jumps at cuts, or, if that is less, the most that
+ * speaks against a walk, which has no level to return to: how far the mean of its
+ * changes is from 0, whatever they remember; how far they go up rather than down; and,
+ * where y comes back to its line soon, the mean change of its means. It is on the same
+ * scale: a walk without drift seldom comes above NT_TREND_SURE. A burst that was
+ * bridged, where y is not `raw`, counts as one change: the points on the bridge nobody
+ * made.
  */
 double
 nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
                  const trend_cuts *cuts, const nt_trend_doubted *of, double score);
 
+/* nt_trend_slow.c: when it grew. */
+
+/* Changes of so many spreads are more than noise. */
+#define NT_TREND_LARGE 3.0
+
+/* The first lag, 1 at least, at which z[0 .. m - 1], m > 0, no longer remember each
+ * other; `most` where they do up to there. */
+size_t
+nt_trend_reach(const double *z, size_t m, size_t most);
+
+/* Puts the sums of each `wide` of z[0 .. m - 1] in their place and returns how many
+ * there are; what is left over at the beginning goes. */
+size_t
+nt_trend_add_up(double *z, size_t m, size_t wide);
+
 /* Whether y, which grows, did so early rather than late, or has stopped: its changes,
- * put into another order, seldom lie so. */
+ * those together that remember each other, seldom lie so in another order. */
 bool
-nt_trend_has_slowed(const double *y, size_t n);
+nt_trend_has_slowed(trend_work *w, const double *y, size_t n);
+
+/* nt_trend_season.c: what comes again and again. */
+
+/*
+ * Whether y[0 .. n - 1] goes up and down three times and more in the same way, so that
+ * this is most of what it does off a bent line: as waves of any length, or after a
+ * whole number of points as whatever it is. It is written to `waves`, which has room
+ * for n and means nothing else.
+ */
+bool
+nt_trend_find_season(trend_work *w, const double *y, size_t n, double *waves);
 
 /* nt_trend_start.c: the level against where it began. */
 

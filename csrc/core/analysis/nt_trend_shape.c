@@ -26,6 +26,9 @@
 #define TREND_FALL_SHARE 0.25
 #define TREND_RISE_SHARE 0.5
 
+/* What piles up goes in a third of its time at most; a hill goes down as it goes up. */
+enum { TREND_FASTER = 3 };
+
 /* A rise of so much of a fall is as large. */
 #define TREND_AT_ONCE 0.5
 
@@ -273,7 +276,9 @@ nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
         if (depth <= least || depth <= TREND_FALL * noise) {
             continue;
         }
-        if (trend_climbs(y, from, top, depth) && y[i] <= y[from] + 0.5 * depth) {
+        const bool is_fast = w->are_windows || TREND_FASTER * (i - top) <= top - from;
+        if (is_fast && trend_climbs(y, from, top, depth) &&
+            y[i] <= y[from] + 0.5 * depth) {
             depths[out->teeth] = depth;
             falls[out->teeth++] = i;
             gradual += once < TREND_AT_ONCE * depth;

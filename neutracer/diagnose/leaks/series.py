@@ -75,9 +75,9 @@ class Trend:
         return self.teeth >= 2
 
 
-def trend_of(name: str, values: array[int]) -> Trend:
+def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
     """The trend of a series with at least one value, of unsigned 64-bit numbers."""
-    found: dict[str, Any] = core.find_trend(values)
+    found: dict[str, Any] = core.find_trend(values, True, unit == "window")
     return Trend(
         name=name,
         warmup=min(found["warmup"], len(values)),
@@ -147,22 +147,22 @@ class Observed(FieldsOnly):
     @cached_property
     def live(self) -> Trend:
         """The trend of the live bytes."""
-        return trend_of("allocated", self.allocated)
+        return trend_of("allocated", self.allocated, self.unit)
 
     @cached_property
     def cached(self) -> Trend | None:
         """The trend of the reserved bytes."""
-        return None if self.reserved is None else trend_of("reserved", self.reserved)
+        return None if self.reserved is None else trend_of("reserved", self.reserved, self.unit)
 
     @cached_property
     def waiting(self) -> Trend | None:
         """The trend of the freed bytes that wait for a stream."""
-        return None if self.pending is None else trend_of("pending", self.pending)
+        return None if self.pending is None else trend_of("pending", self.pending, self.unit)
 
     @cached_property
     def outside(self) -> Trend | None:
         """The trend of what is not PyTorch's."""
-        return None if self.non_torch is None else trend_of("non_torch", self.non_torch)
+        return None if self.non_torch is None else trend_of("non_torch", self.non_torch, self.unit)
 
     @cached_property
     def stuck(self) -> Trend | None:

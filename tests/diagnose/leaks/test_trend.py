@@ -550,6 +550,61 @@ def test_what_piles_up_seldom_goes_back(turns: int, verdict: str) -> None:
     assert leak_trend([LEVEL + at * MIB for at in rise * 4]).verdict == verdict
 
 
+def waves(rng: random.Random, rate: float) -> list[int]:
+    """Eight hills of 5 % of the level in noise, beneath which each step leaves `rate`."""
+    period, count = rng.randint(15, 40), 8 * 30
+    found = []
+    for at in range(count):
+        wave = 0.05 * math.sin(2 * math.pi * at / period)
+        found.append(round(LEVEL * (1 + wave + rng.gauss(0.0, 0.002) + rate * at)))
+    return found
+
+
+def test_seasons_are_no_growth_and_hide_none() -> None:
+    found = Counter[str]()
+    leaks = 0
+    for seed in range(60):
+        rng = random.Random(f"season {seed}")
+        found[leak_trend(waves(rng, 0.0)).verdict] += 1
+        leaks += leak_trend(waves(rng, 0.001)).verdict == "leak"
+    assert found == {"steady": 60}
+    assert leaks >= 58
+
+
+def test_hill_is_no_garbage() -> None:
+    """It goes down as it goes up: nothing collects it."""
+    hill = [*range(20), *range(20, 0, -1)] * 5 + [0]
+    assert leak_trend([LEVEL + at * 16 * MIB for at in hill]).verdict == "steady"
+    tooth = list(range(40)) * 5 + [0]
+    assert leak_trend([LEVEL + at * 16 * MIB for at in tooth]).verdict == "cycle_garbage"
+
+
+@pytest.mark.parametrize("pause", [7, 12, 20])
+def test_leak_with_pauses_does_not_slow_down(pause: int) -> None:
+    held, series = LEVEL, []
+    for step in range(260):
+        held += 4 * MIB * (step % (20 + pause) < 20)
+        series.append(held)
+    assert leak_trend(series).verdict == "leak"
+
+
+def test_rises_alone_are_a_leak_and_as_many_falls_are_none() -> None:
+    verdicts = {True: Counter[str](), False: Counter[str]()}
+    for seed in range(60):
+        for only_rises in verdicts:
+            rng = random.Random(f"rises {seed} {only_rises}")
+            held, series = 0.0, []
+            for _ in range(240):
+                if rng.random() < 1 / 8:
+                    size = 0.02 * min(rng.expovariate(1), 3)
+                    held += size if only_rises or rng.random() < 0.5 else -size
+                series.append(round(LEVEL * (1 + held + rng.gauss(0.0, 0.001))))
+            verdicts[only_rises][leak_trend(series).verdict] += 1
+    assert verdicts[True]["leak"] >= 58
+    # One of a hundred by chance.
+    assert verdicts[False]["leak"] <= 1
+
+
 @pytest.mark.parametrize("at", [12, 25])
 def test_one_change_of_the_level_is_no_warmup(at: int) -> None:
     rng = random.Random("jump")
