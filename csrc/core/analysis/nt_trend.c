@@ -252,12 +252,13 @@ trend_settle_season(trend_work *w, double *x, size_t n, nt_trend *out)
     const double doubt = w->doubt;
     trend_cuts cuts;
     trend_settle(w, x, n, &cuts, out);
-    for (int is_raw = 1; is_raw >= 0 && !trend_is_growing(out); is_raw--) {
+    /* Where nothing was bridged both are the same. */
+    const int looks = w->bridged == 0 ? 1 : 2;
+    for (int look = 0; look < looks && !trend_is_growing(out); look++) {
         nt_trend without = begin;
         w->doubt = doubt;
-        if (trend_look_without(w, x, n, is_raw == 1, &without)) {
+        if (trend_look_without(w, x, n, look == 0, &without)) {
             *out = without;
-            return;
         }
     }
 }
