@@ -4,7 +4,8 @@
 A family makes a series from a seed. neutracer's method was chosen on those looked at
 (trend_families_seasons.py has some of them). The first held-out set had no part in that, but later,
 on other seeds than are counted, in what is asked of walks. Of the second (trend_families_second.py)
-it was known which kinds of leaks were missed; none of its series had a part in what is asked.
+it was known which kinds of leaks were missed; none of its series had a part in what is asked. The third (trend_families_third.py) had no part in
+anything.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 GIB = 1 << 30
 
 Series = list[float]
-Group = Literal["looked-at", "held-out", "held-out-2"]
+Group = Literal["looked-at", "held-out", "held-out-2", "held-out-3"]
 
 
 class Family(NamedTuple):
@@ -37,7 +38,8 @@ class Family(NamedTuple):
     Attributes:
         truth: "steady", "leak" or "cycle_garbage", of which steady is right too.
         group: "looked-at" (the method was chosen on it), "held-out" (without it, but for what is
-            asked of walks) or "held-out-2" (without its series, but not without its kinds).
+            asked of walks), "held-out-2" (without its series, but not without its kinds) or
+            "held-out-3" (wholly without it).
         make: Makes a series, in bytes.
     """
 
