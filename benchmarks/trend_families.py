@@ -4,8 +4,8 @@
 A family makes a series from a seed. neutracer's method was chosen on those looked at
 (trend_families_seasons.py has some of them). The first held-out set had no part in that, but later,
 on other seeds than are counted, in what is asked of walks. Of the second (trend_families_second.py)
-it was known which kinds of leaks were missed; none of its series had a part in what is asked. The third (trend_families_third.py) had no part in
-anything.
+it was known which kinds of leaks were missed; none of its series had a part in what is asked. The
+third (trend_families_third.py) had no part in anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 GIB = 1 << 30
 
 Series = list[float]
-Group = Literal["looked-at", "held-out", "held-out-2", "held-out-3"]
+Group = Literal["looked-at", "held-out", "held-out-2", "held-out-3", "held-out-4"]
 
 
 class Family(NamedTuple):

@@ -289,6 +289,22 @@ NT_TEST(empty_series_is_refused)
     NT_CHECK_UINT(found.points, 77);
 }
 
+NT_TEST(what_rests_between_its_rises_is_no_garbage)
+{
+    /* Of 20 steps the last `busy` rise by 64 MiB each, and then all of it goes. */
+    for (size_t busy = 4; busy <= 19; busy += 5) {
+        uint64_t values[160];
+        trend_make(values, 160, 0.0, 1e5, 0.0, busy);
+        for (size_t i = 0; i < 160; i++) {
+            const size_t at = i % 20, first = 20 - busy;
+            values[i] += at < first ? 0 : (UINT64_C(1) << 26) * (at - first + 1);
+        }
+        const nt_trend found = trend_look(t, values, 160);
+        NT_CHECK((found.teeth >= 2) == (busy > 9));
+        NT_CHECK(found.score < 2.748);
+    }
+}
+
 /* Hills of `period` steps, as high as `height` bytes, their feet at 0. */
 static double
 trend_hill(size_t at, size_t period, double height)
@@ -444,6 +460,7 @@ const nt_test_case nt_trend_tests[] = {
     NT_CASE(slow_beginning_is_doubted),
     NT_CASE(long_series_are_put_in_bins),
     NT_CASE(extreme_values_give_finite_figures),
+    NT_CASE(what_rests_between_its_rises_is_no_garbage),
     NT_CASE(season_is_taken_out),
     NT_CASE(whole_period_of_any_shape_is_taken_out),
     NT_CASE(rare_rises_are_growth),

@@ -26,9 +26,9 @@
 #define TREND_WIDER 0.74
 #define TREND_WIDER_OUTSIDE 0.19
 
-/* A walk reaches this deviate in one of 1,400 series. Where it was chosen from where on
+/* A walk reaches this deviate in one of 540 series. Where it was chosen from where on
  * it is looked at, or single changes were left out, more is asked for. */
-#define TREND_WALKS 3.2
+#define TREND_WALKS 2.9
 #define TREND_WALKS_CHOSEN 0.35
 
 /* What is asked for of sixty points, rising to TREND_WALKS where a hundred are left. A

@@ -29,6 +29,12 @@
 /* What piles up goes in a third of its time at most; a hill goes down as it goes up. */
 enum { TREND_FASTER = 3 };
 
+/* Garbage piles up all the time. What stays within the first fifth of its rise for more
+ * than three fifths of the time to the next fall is at rest: an evaluation comes now
+ * and then, and gives back what it made. */
+#define TREND_REST_SHARE 0.2
+#define TREND_REST_TIME 0.6
+
 /* A rise of so much of a fall is as large. */
 #define TREND_AT_ONCE 0.5
 
@@ -204,6 +210,18 @@ trend_climbs(const double *y, size_t from, size_t top, double depth)
            back <= TREND_BACK * climb;
 }
 
+/* Whether y, which rises from point `from` up to `top`, rests for most of that time. */
+static bool
+trend_rests(const double *y, size_t from, size_t top)
+{
+    const double foot = y[from] + TREND_REST_SHARE * (y[top] - y[from]);
+    size_t low = 0;
+    for (size_t i = from; i < top; i++) {
+        low += y[i] < foot;
+    }
+    return (double)low > TREND_REST_TIME * (double)(top - from);
+}
+
 /* Slope, interval and score of the points after the falls. */
 static void
 trend_base(trend_work *w, const double *y, const size_t *falls, double noise,
@@ -259,7 +277,7 @@ nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
                     double noise, size_t *falls, nt_trend *out)
 {
     const double least = TREND_FALL_SHARE * trend_range(w, y, n);
-    size_t from = 0, rises = 0, gradual = 0;
+    size_t from = 0, rises = 0, gradual = 0, resting = 0;
     double *depths = w->z, *slopes = w->change;
     out->teeth = 0;
     for (size_t i = 1; i < n; i++) {
@@ -282,6 +300,7 @@ nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
             depths[out->teeth] = depth;
             falls[out->teeth++] = i;
             gradual += once < TREND_AT_ONCE * depth;
+            resting += trend_rests(y, from, top);
             slopes[rises++] = (y[top] - y[from]) / (double)(top - from);
         }
         from = i;
@@ -291,7 +310,8 @@ nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
         /* What wanders goes down little by little, as it goes up. */
         const bool wanders =
             2 * gradual >= out->teeth && !trend_ends_level(y, falls, out);
-        if (wanders || trend_rises_at_once(w->goes_both_ways ? raw : y, n, out)) {
+        if (wanders || 2 * resting > out->teeth ||
+            trend_rises_at_once(w->goes_both_ways ? raw : y, n, out)) {
             out->teeth = 0;
             return;
         }
