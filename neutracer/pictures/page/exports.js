@@ -58,7 +58,7 @@ const headed = (app, base) => {
 export const savePng = (app) => headed(app, byId("base")).toBlob((blob) => give(blob, `${stem(app)}.png`));
 
 export const saveCsv = (app) => app.ask("csv", { x0: app.view.x0, x1: app.view.x1 })
-  .then(({ text }) => give(new Blob([text], { type: "text/csv" }), `${stem(app)}.csv`)).catch(app.complain);
+  .then(({ blob }) => give(blob, `${stem(app)}.csv`)).catch(app.complain);
 
 export const savePickle = (app) => app.ask("save")
   .then(({ blob }) => give(blob, `${stem(app)}.pickle`)).catch(app.complain);

@@ -7,7 +7,8 @@ import { sortedBy } from "./sort.js";
 import { isAllocated, poolWords } from "./trace.js";
 import { bytes, count, duration } from "./units.js";
 
-const MOST_CSV = 1000000;
+// Lines of a piece of a table that is given away.
+const PIECE = 50000;
 
 export const makeLists = (ctx) => {
   const { rules, texts } = ctx;
@@ -190,16 +191,21 @@ export const makeLists = (ctx) => {
   const csv = ({ x0, x1 }) => {
     const c = ctx.columns();
     const quoted = (text) => `"${String(text).replace(/^([=+\-@\t\r])/, "'$1").replaceAll('"', '""')}"`;
-    const lines = ["size_bytes,requested_bytes,address,stream,alloc_event,free_event,category,allocated_by"];
-    for (let row = 0; row < c.rows && lines.length <= MOST_CSV; row++) {
+    let lines = ["size_bytes,requested_bytes,address,stream,alloc_event,free_event,category,allocated_by"];
+    // The browser keeps the pieces, and may put them on the disk.
+    const pieces = [];
+    const close = () => { pieces.push(new Blob([`${lines.join("\n")}\n`])); lines = []; };
+    for (let row = 0; row < c.rows; row++) {
       const [made, freed] = [c.a.alloc_event.view[row], c.a.free_event.view[row]];
       const end = freed === -1 ? c.events + 1 : freed + 1;
       if (freed === -2 || c.states.at(made + 1) >= x1 || c.states.at(end) < x0) continue;
       lines.push([c.a.size.at(row), c.a.requested_size.at(row), `0x${c.a.address.big(row).toString(16)}`,
         c.a.stream.big(row), made, freed, rules.categories[ctx.bands.categoryOf(c, row)],
         quoted(texts.nameOf(ctx.placeOfRow(c, row)))].join(","));
+      if (lines.length === PIECE) close();
     }
-    return { text: `${lines.join("\n")}\n` };
+    if (lines.length) close();
+    return { blob: new Blob(pieces, { type: "text/csv" }) };
   };
   return { find, rows, csv, subject };
 };

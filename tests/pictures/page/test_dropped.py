@@ -1168,6 +1168,19 @@ def test_exports_give_files(chromium, page, tmp_path):
     assert again.to_bytes() == neutracer.load(DATA / "frag_default.pickle").to_bytes()
 
 
+def test_tables_of_any_length_are_given_whole(core, long_trace):
+    """In pieces of 50,000 lines."""
+    core.choose("#own", long_trace)
+    core.answer("openOwn()")
+    core.answer("opened.ask('device', 0)")
+    core.answer("opened.ask('settle')")
+    asked(core, "axes", byTime=False, raw=False)
+    text = core.answer("opened.ask('csv', { x0: 0, x1: 1e9 }).then(({ blob }) => blob.text())")
+    head, *rows = text.removesuffix("\n").split("\n")
+    assert head.startswith("size_bytes,")
+    assert [int(row.split(",")[4]) for row in rows] == list(range(0, 150_000, 3))
+
+
 def wait_for(browser, path: Path) -> None:
     for _ in range(200):
         if path.exists() and path.stat().st_size:
