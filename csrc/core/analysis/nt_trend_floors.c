@@ -15,34 +15,33 @@ trend_check_starts(const uint64_t *starts, size_t steps, size_t count, nt_error 
     return NT_OK;
 }
 
-nt_status
-nt_trend_floors(const uint64_t *values, size_t count, const uint64_t *starts,
-                size_t steps, uint64_t *floors, nt_error *err)
+/* The most or the least value of each step, into `found`. */
+static nt_status
+trend_extremes(const uint64_t *values, size_t count, const uint64_t *starts,
+               size_t steps, bool most, uint64_t *found, nt_error *err)
 {
     NT_TRY(trend_check_starts(starts, steps, count, err));
     for (size_t k = 0; k < steps; k++) {
         const size_t end = k + 1 < steps ? (size_t)starts[k + 1] : count;
-        uint64_t least = values[starts[k]];
+        uint64_t best = values[starts[k]];
         for (size_t i = (size_t)starts[k]; i < end; i++) {
-            least = values[i] < least ? values[i] : least;
+            best = (most ? values[i] > best : values[i] < best) ? values[i] : best;
         }
-        floors[k] = least;
+        found[k] = best;
     }
     return NT_OK;
+}
+
+nt_status
+nt_trend_floors(const uint64_t *values, size_t count, const uint64_t *starts,
+                size_t steps, uint64_t *floors, nt_error *err)
+{
+    return trend_extremes(values, count, starts, steps, false, floors, err);
 }
 
 nt_status
 nt_trend_highs(const uint64_t *values, size_t count, const uint64_t *starts,
                size_t steps, uint64_t *highs, nt_error *err)
 {
-    NT_TRY(trend_check_starts(starts, steps, count, err));
-    for (size_t k = 0; k < steps; k++) {
-        const size_t end = k + 1 < steps ? (size_t)starts[k + 1] : count;
-        uint64_t most = values[starts[k]];
-        for (size_t i = (size_t)starts[k]; i < end; i++) {
-            most = values[i] > most ? values[i] : most;
-        }
-        highs[k] = most;
-    }
-    return NT_OK;
+    return trend_extremes(values, count, starts, steps, true, highs, err);
 }
