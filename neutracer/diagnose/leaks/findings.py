@@ -8,7 +8,7 @@ from typing import Any
 
 from neutracer.diagnose.leaks.growth import Growth, Survivors
 from neutracer.diagnose.leaks.series import Observed, Trend
-from neutracer.diagnose.leaks.verdict import VERDICTS, Forecast, Verdict
+from neutracer.diagnose.leaks.verdict import RUN, VERDICTS, Forecast, Verdict
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.render.document import Note, Severity
 from neutracer.render.report import Finding
@@ -21,9 +21,8 @@ __all__ = ["chance_text", "findings_of", "suspect_of"]
 # Growth that fills the memory within so many times the steps seen is severe.
 _SOON = 20
 
-# How long a program may run, by what a step is: nobody says when it ends. What grows by less
-# than these until then is worth a look, and less than the second of them none.
-_RUN = {"step": 100_000, "window": 1_000, "snapshot": 1_000}
+# What grows by less than these until a long run ends is worth a look, and less than the second
+# of them none.
 _COSTLY = 1 << 30
 _NOTABLE = 64 << 20
 
@@ -157,7 +156,7 @@ def _cost(verdict: Verdict, unit: str) -> list[Note]:
     """What a leak comes to, where nothing says when the memory is full."""
     if verdict.kind not in ("leak", "non_torch_growth", "fragmentation_growth"):
         return []
-    run = _RUN[unit]
+    run = RUN[unit]
     cost = format_bytes(round(max(verdict.trend.slope, 0.0) * run))
     return [Note(f"At this rate it is {cost} after {format_count(run, unit)}.")]
 
@@ -166,7 +165,7 @@ def _severity(seen: Observed, verdict: Verdict, coming: Forecast) -> Severity:
     """By what the growth costs until the memory is full or the run ends."""
     if verdict.kind in ("cycle_garbage", "cache_growth"):
         return Severity.MODERATE
-    seen_steps, run = len(seen.allocated), _RUN[seen.unit]
+    seen_steps, run = len(seen.allocated), RUN[seen.unit]
     most = Severity.SERIOUS if verdict.kind == "fragmentation_growth" else Severity.SEVERE
     if coming.step is not None and coming.step < _SOON * seen_steps:
         return most

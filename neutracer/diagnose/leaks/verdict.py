@@ -10,7 +10,7 @@ from neutracer.diagnose.leaks.series import Observed, Trend
 from neutracer.trace.devices import cache_emptier
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["VERDICTS", "Forecast", "Verdict", "forecast", "judge"]
+__all__ = ["RUN", "VERDICTS", "Forecast", "Verdict", "forecast", "judge"]
 
 #: What `leak_trend` can say, with what it means.
 VERDICTS = {
@@ -30,7 +30,11 @@ VERDICTS = {
 ALPHA = 0.003
 ALPHA_BESIDES = 0.0025
 
-# Growth over all steps below this share of what is held is reported, but is no leak.
+#: How long a program may run, by what a step is: nobody says when it ends.
+RUN = {"step": 100_000, "window": 1_000, "snapshot": 1_000}
+
+# Growth below this share of what is held is too little to matter: of live bytes by the end of
+# such a run, of the series besides over all steps seen.
 _MATERIAL = 0.002
 
 # Falls of this share of the growth together give it back.
@@ -74,11 +78,11 @@ def judge(seen: Observed) -> Verdict:
     """The first of the verdicts that the series bear out."""
     live = seen.live
     if live.is_sawtooth:
-        if _grows(live, ALPHA, live.level):
+        if _leaks(seen):
             return Verdict("leak", live, "What is left after each fall grows.")
         text = "It rose step after step and fell back to where it was."
         return Verdict("cycle_garbage", live, text)
-    if _grows(live, ALPHA, live.level):
+    if _leaks(seen):
         if live.is_levelling:
             return Verdict("unknown", live, "It grew ever more slowly and may level off.")
         return Verdict("leak", live, "The lowest level of each step grows.")
@@ -89,9 +93,9 @@ def _besides(seen: Observed) -> Verdict | None:
     """A verdict that other series than the live bytes bear out."""
     outside, cached = seen.outside, seen.cached
     whole = seen.live.level if cached is None else cached.level
-    if outside is not None and _grows(outside, ALPHA_BESIDES, whole + outside.level, settled=True):
+    if outside is not None and _settled(outside, whole + outside.level):
         return Verdict("non_torch_growth", outside, "PyTorch's own memory does not grow with it.")
-    if cached is None or not _grows(cached, ALPHA_BESIDES, whole, settled=True):
+    if cached is None or not _settled(cached, whole):
         return None
     if seen.live.slope >= _GIVEN_BACK * cached.slope:
         return Verdict("unknown", seen.live, "Live memory seems to grow, but not beyond doubt.")
@@ -107,11 +111,17 @@ def _besides(seen: Observed) -> Verdict | None:
     return Verdict("cache_growth", cached, f"{cache_emptier(seen.device)} can give it back.")
 
 
-def _grows(trend: Trend, alpha: float, whole: float, *, settled: bool = False) -> bool:
-    """Whether a growth is proved and matters; `settled`: and shows no sign of ending."""
-    if settled and (trend.is_levelling or trend.is_sawtooth or _was_given_back(trend)):
+def _leaks(seen: Observed) -> bool:
+    """Whether the growth of the live bytes is proved, and matters before a long run ends."""
+    live = seen.live
+    return live.p_value < ALPHA and live.slope * RUN[seen.unit] > _MATERIAL * live.level
+
+
+def _settled(trend: Trend, whole: float) -> bool:
+    """Whether another series' growth is proved, matters, and shows no sign of ending."""
+    if trend.is_levelling or trend.is_sawtooth or _was_given_back(trend):
         return False
-    return trend.p_value < alpha and trend.growth > _MATERIAL * whole
+    return trend.p_value < ALPHA_BESIDES and trend.growth > _MATERIAL * whole
 
 
 def _was_given_back(trend: Trend) -> bool:

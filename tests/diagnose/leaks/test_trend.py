@@ -218,11 +218,17 @@ def test_change_points_are_told() -> None:
     assert [(point.step, point.bytes) for point in trend.change_points] == [(30, 600 * MIB)]
 
 
-def test_growth_too_small_is_no_leak() -> None:
-    trend = leak_trend(rising(60, 512))
+def test_growth_too_small_for_a_long_run_is_no_leak() -> None:
+    trend = leak_trend(rising(60, 12))
     assert trend.verdict == "steady"
-    assert trend.bytes_per_step == pytest.approx(512)
+    assert trend.bytes_per_step == pytest.approx(12)
     assert "too little" in trend.because
+
+
+def test_a_certain_leak_is_one_however_little_the_steps_seen_show_of_it() -> None:
+    trend = leak_trend(rising(60, 512))
+    assert (trend.verdict, trend.findings[0].severity) == ("leak", "info")
+    assert trend.bytes_per_step == pytest.approx(512)
 
 
 def test_few_steps_prove_nothing() -> None:
