@@ -384,6 +384,45 @@ NT_TEST(rare_rises_are_growth)
     }
 }
 
+NT_TEST(leaks_that_begin_late_are_growth)
+{
+    uint64_t values[200];
+    size_t found = 0, alarms = 0;
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        trend_make(values, 200, 0.6, 2e6, 0.0, seed);
+        for (size_t i = 80; i < 200; i++) {
+            values[i] += 20000000 + 500000 * (i - 80);
+        }
+        found += trend_look(t, values, 200).score > 2.748;
+        /* The same rise, which ends in the middle. */
+        for (size_t i = 100; i < 200; i++) {
+            values[i] -= 500000 * (i - 100);
+        }
+        const nt_trend ended = trend_look(t, values, 200);
+        alarms += ended.score > 2.748 && !ended.is_levelling;
+    }
+    if (alarms > 2 || found < 170) {
+        NT_FAIL("%zu of 200 false, %zu of 200 found", alarms, found);
+    }
+}
+
+NT_TEST(what_is_taken_again_at_once_is_no_saw_tooth)
+{
+    uint64_t values[240];
+    /* Gradients of sixteen micro-batches, and a loss kept of each until they are used.
+     */
+    for (size_t i = 0; i < 240; i++) {
+        const uint64_t turn = i % 16;
+        values[i] = TREND_LEVEL + (turn > 0 ? UINT64_C(100) << 20 : 0) + (turn << 23);
+    }
+    NT_CHECK_UINT(trend_look(t, values, 240).teeth, 0);
+    /* What each step leaves alone is one. */
+    for (size_t i = 0; i < 240; i++) {
+        values[i] = TREND_LEVEL + ((i % 16) << 23);
+    }
+    NT_CHECK(trend_look(t, values, 240).teeth > 10);
+}
+
 NT_TEST(pauses_are_no_slowing)
 {
     uint64_t values[240];
@@ -464,6 +503,8 @@ const nt_test_case nt_trend_tests[] = {
     NT_CASE(season_is_taken_out),
     NT_CASE(whole_period_of_any_shape_is_taken_out),
     NT_CASE(rare_rises_are_growth),
+    NT_CASE(leaks_that_begin_late_are_growth),
+    NT_CASE(what_is_taken_again_at_once_is_no_saw_tooth),
     NT_CASE(pauses_are_no_slowing),
     NT_CASE(stairs_are_no_season),
     NT_CASE(windows_may_fall_slowly),

@@ -144,10 +144,8 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
         trend_test(w, y, left, cuts, out);
         const nt_trend_doubted of = {
             .memory = by_jumps ? nt_trend_memory(y, left, &none) : out->memory,
-            .level = by_jumps ? &none : cuts,
-            .is_later = out->warmup > 0};
-        out->score =
-            nt_trend_as_walk(w, y, w->raw + out->warmup, left, &jumps, &of, out->score);
+            .level = by_jumps ? &none : cuts};
+        out->score = nt_trend_as_walk(w, x, out->warmup, n, &jumps, &of, out->score);
     }
 }
 

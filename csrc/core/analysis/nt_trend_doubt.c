@@ -42,18 +42,12 @@ enum { TREND_SIXTY = 60, TREND_HUNDRED = 100, TREND_PROMISED = 54 };
  * by itself: the 1 % point, since a walk in noise must look so besides. */
 #define TREND_WALKS_BACK 2.326
 
-/* The 1 % point: only what goes up by its size may do so by its signs. Much that goes
- * up little by little and falls at once has more rises than falls. */
-#define TREND_SOME 2.326
-
 /* So many means a series has: enough for Newey and West's variance, and of noise of the
  * single points each has little. */
 enum { TREND_MEANS = 20 };
 
-/* Changes that remember each other are put together in sums three times as long as
- * that: of a walk with half of its last change in the next one, sums of seven remember
- * a sixth. Of fewer sums than eight none is asked. */
-enum { TREND_APART = 3, TREND_FEWEST_SUMS = 8 };
+/* The 1 % point: what may be a walk is no more than notable. */
+#define TREND_MAY_WALK 2.326
 
 static bool
 trend_is_cut(const trend_cuts *cuts, size_t at)
@@ -122,51 +116,12 @@ trend_drift(double *z, size_t m)
 static double
 trend_asked(size_t n, size_t all, double most)
 {
-    if (all < TREND_PROMISED || all >= TREND_HUNDRED) {
+    if (all < TREND_PROMISED) {
         return most;
     }
     const double more = n < TREND_SIXTY ? 0.0 : (double)(n - TREND_SIXTY);
     const double share = more / (double)(TREND_HUNDRED - TREND_SIXTY);
     return TREND_WALKS_SIXTY + share * (TREND_WALKS - TREND_WALKS_SIXTY);
-}
-
-/* The sum of z[0 .. m - 1] in roots of the sum of their squares. */
-static double
-trend_self_normal(const double *z, size_t m)
-{
-    double sum = 0.0, squares = 0.0;
-    for (size_t i = 0; i < m; i++) {
-        sum += z[i];
-        squares += z[i] * z[i];
-    }
-    return squares > 0.0 ? sum / nt_trend_root(squares) : 0.0;
-}
-
-/*
- * How far the changes z[0 .. m - 1], m > 2, go up rather than down, as a deviate: of
- * what goes either way alike, however far and whenever, the sum in roots of the squares
- * is no further out than a normal one (Efron, J. of the American Statistical
- * Association 64, 1969). By their size, or, where that says something, by the signs of
- * those that stand out of the noise. z is lost; `scratch` has room for m.
- */
-static double
-trend_one_way(double *z, size_t m, double *scratch)
-{
-    const size_t wide = TREND_APART * (nt_trend_reach(z, m, m) - 1) + 1;
-    const size_t count = nt_trend_add_up(z, m, wide);
-    if (count < TREND_FEWEST_SUMS) {
-        return 0.0;
-    }
-    const double by_size = trend_self_normal(z, count);
-    if (by_size < TREND_SOME) {
-        return by_size;
-    }
-    const double least = NT_TREND_LARGE * nt_trend_spread(z, count, 0.0, scratch);
-    for (size_t k = 0; k < count; k++) {
-        z[k] = (double)(z[k] > least) - (double)(z[k] < -least);
-    }
-    const double by_sign = trend_self_normal(z, count);
-    return by_size > by_sign ? by_size : by_sign;
 }
 
 /*
@@ -238,30 +193,40 @@ trend_comes_back(trend_work *w, const double *y, size_t n, const trend_cuts *cut
            trend_drift_of_means(w, y, n, cuts) > TREND_WALKS_BACK;
 }
 
-double
-nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
-                 const trend_cuts *cuts, const nt_trend_doubted *of, double score)
+/* How far the mean of the changes of x[from .. n - 1] is above what chance carries that
+ * of a walk to, as a deviate. */
+static double
+trend_walk_drift(trend_work *w, const double *x, size_t from, size_t n,
+                 const trend_cuts *cuts)
 {
-    const double *seen = w->goes_both_ways ? raw : y;
-    const double memory =
-        w->goes_both_ways ? nt_trend_memory(raw, n, of->level) : of->memory;
-    if (n < NT_TREND_FEW || trend_comes_back(w, seen, n, cuts, of, memory)) {
-        return score;
-    }
     double squares;
-    const size_t count = trend_walk_changes(w, seen, raw, n, cuts, &squares);
+    const size_t left = n - from;
+    const size_t count =
+        trend_walk_changes(w, x + from, w->raw + from, left, cuts, &squares);
     /* Exact to the byte: no chance is in it. */
     if (count < 3 || squares * 12.0 <= (double)count) {
+        return TREND_WALKS;
+    }
+    const bool is_chosen = from > 0 || cuts->count > 0 || w->has_season;
+    const double most = TREND_WALKS + (is_chosen ? TREND_WALKS_CHOSEN : 0.0);
+    const double asked = w->has_season ? most : trend_asked(left, n, most);
+    return trend_drift(w->scratch, count) - asked;
+}
+
+double
+nt_trend_as_walk(trend_work *w, const double *x, size_t from, size_t n,
+                 const trend_cuts *cuts, const nt_trend_doubted *of, double score)
+{
+    const double *seen = w->goes_both_ways ? w->raw : x, *y = seen + from;
+    const size_t left = n - from;
+    const double memory =
+        w->goes_both_ways ? nt_trend_memory(y, left, of->level) : of->memory;
+    if (left < NT_TREND_FEW || nt_trend_goes_up(w, seen, from, n) ||
+        trend_comes_back(w, y, left, cuts, of, memory)) {
         return score;
     }
-    const bool is_chosen = of->is_later || cuts->count > 0 || w->has_season;
-    const double most = TREND_WALKS + (is_chosen ? TREND_WALKS_CHOSEN : 0.0);
-    const double asked = w->has_season ? most : trend_asked(n, w->capacity, most);
-    const double drift = trend_drift(w->scratch, count) - asked;
-    /* A fall is one, whether it is a jump or not. */
-    const trend_cuts none = {0};
-    const size_t all = trend_walk_changes(w, seen, raw, n, &none, &squares);
-    const double one_way = trend_one_way(w->scratch, all, w->change) - most;
-    const double walk = NT_TREND_SURE + (drift > one_way ? drift : one_way);
+    const double walk = n < TREND_HUNDRED
+                            ? NT_TREND_SURE + trend_walk_drift(w, seen, from, n, cuts)
+                            : TREND_MAY_WALK;
     return walk < score ? walk : score;
 }

@@ -144,36 +144,32 @@ nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *
 typedef struct nt_trend_doubted {
     double memory;           /* the level and a line taken off */
     const trend_cuts *level; /* where that changed */
-    bool is_later;           /* points before them were set aside */
 } nt_trend_doubted;
 
 /*
- * The score of y[0 .. n - 1] with jumps at cuts, or, if that is less, the most that
- * speaks against a walk, which has no level to return to: how far the mean of its
- * changes is from 0, whatever they remember; how far they go up rather than down; and,
- * where y comes back to its line soon, the mean change of its means. It is on the same
- * scale: a walk without drift seldom comes above NT_TREND_SURE. A burst that was
- * bridged, where y is not `raw`, counts as one change: the points on the bridge nobody
- * made.
+ * The score of x[from .. n - 1] with jumps at cuts, or less where x may be a walk,
+ * which has no level to return to: the 1 % point, or in a series of fewer than a
+ * hundred points how far the mean of its changes is from 0, whatever they remember, on
+ * the same scale. No walk is what goes up all along, nor what comes back to its line
+ * soon while its means drift. A burst that was bridged, where x is not w->raw, counts
+ * as one change: the points on the bridge nobody made.
  */
 double
-nt_trend_as_walk(trend_work *w, const double *y, const double *raw, size_t n,
+nt_trend_as_walk(trend_work *w, const double *x, size_t from, size_t n,
                  const trend_cuts *cuts, const nt_trend_doubted *of, double score);
 
+/* nt_trend_rise.c: what goes one way. */
+
+/*
+ * Whether x[0 .. n - 1], of which points before `from` were set aside, goes up as
+ * hardly a walk without drift does, and does so yet at its end. By medians of parts:
+ * the share of the way that leads up, and Mann and Kendall's statistic of the last two
+ * thirds, alone or with how far the line rises beyond what is off it.
+ */
+bool
+nt_trend_goes_up(trend_work *w, const double *x, size_t from, size_t n);
+
 /* nt_trend_slow.c: when it grew. */
-
-/* Changes of so many spreads are more than noise. */
-#define NT_TREND_LARGE 3.0
-
-/* The first lag, 1 at least, at which z[0 .. m - 1], m > 0, no longer remember each
- * other; `most` where they do up to there. */
-size_t
-nt_trend_reach(const double *z, size_t m, size_t most);
-
-/* Puts the sums of each `wide` of z[0 .. m - 1] in their place and returns how many
- * there are; what is left over at the beginning goes. */
-size_t
-nt_trend_add_up(double *z, size_t m, size_t wide);
 
 /* Whether y, which grows, did so early rather than late, or has stopped: its changes,
  * those together that remember each other, seldom lie so in another order. */

@@ -30,13 +30,17 @@
 enum { TREND_FASTER = 3 };
 
 /* Garbage piles up all the time. What stays within the first fifth of its rise for more
- * than three fifths of the time to the next fall is at rest: an evaluation comes now
+ * than two fifths of the time to the next fall is at rest: an evaluation comes now
  * and then, and gives back what it made. */
 #define TREND_REST_SHARE 0.2
-#define TREND_REST_TIME 0.6
+#define TREND_REST_TIME 0.4
 
 /* A rise of so much of a fall is as large. */
 #define TREND_AT_ONCE 0.5
+
+/* So much of a fall is no single step's garbage: most teeth have four steps and more.
+ */
+#define TREND_AGAIN 0.35
 
 /* A warm-up ends at once with a change of so many spreads of the rest: one that comes
  * nearer by at most a factor of e a step, and is within a spread of its end, has no
@@ -259,6 +263,24 @@ trend_rises_at_once(const double *y, size_t n, const nt_trend *out)
     return 2 * rises > out->teeth;
 }
 
+/* Whether `raw` rises at once next to most falls: what was given back is taken again,
+ * as gradients and caches are. Garbage begins anew with what one step leaves. */
+static bool
+trend_is_taken_again(const double *raw, size_t n, const size_t *falls,
+                     const nt_trend *out)
+{
+    size_t again = 0;
+    for (size_t k = 0; k < out->teeth; k++) {
+        const size_t first = falls[k] < 2 ? 0 : falls[k] - 2;
+        double most = 0.0;
+        for (size_t i = first; i + 1 < n && i < falls[k] + 2; i++) {
+            most = raw[i + 1] - raw[i] > most ? raw[i + 1] - raw[i] : most;
+        }
+        again += most > TREND_AGAIN * out->tooth;
+    }
+    return 2 * again > out->teeth;
+}
+
 /* Whether y stands at one level after all falls. */
 static bool
 trend_ends_level(const double *y, const size_t *falls, const nt_trend *out)
@@ -311,6 +333,7 @@ nt_trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
         const bool wanders =
             2 * gradual >= out->teeth && !trend_ends_level(y, falls, out);
         if (wanders || 2 * resting > out->teeth ||
+            trend_is_taken_again(raw, n, falls, out) ||
             trend_rises_at_once(w->goes_both_ways ? raw : y, n, out)) {
             out->teeth = 0;
             return;

@@ -15,6 +15,9 @@
  * that ended after four fifths of them stands out. */
 enum { TREND_SUMS = 12 };
 
+/* Changes of so many spreads are more than noise. */
+#define TREND_LARGE 3.0
+
 /* Fewer rises say nothing of when they come. */
 enum { TREND_RISES = 5 };
 
@@ -28,8 +31,10 @@ trend_mean(const double *z, size_t m)
     return sum / (double)m;
 }
 
-size_t
-nt_trend_reach(const double *z, size_t m, size_t most)
+/* The first lag, 1 at least, at which z[0 .. m - 1], m > 0, no longer remember each
+ * other; `most` where they do up to there. */
+static size_t
+trend_reach(const double *z, size_t m, size_t most)
 {
     const double mean = trend_mean(z, m);
     double squares = 0.0;
@@ -49,8 +54,10 @@ nt_trend_reach(const double *z, size_t m, size_t most)
     return lag;
 }
 
-size_t
-nt_trend_add_up(double *z, size_t m, size_t wide)
+/* Puts the sums of each `wide` of z[0 .. m - 1] in their place and returns how many
+ * there are; what is left over at the beginning goes. */
+static size_t
+trend_add_up(double *z, size_t m, size_t wide)
 {
     const size_t count = m / wide, first = m - count * wide;
     for (size_t k = 0; k < count; k++) {
@@ -110,8 +117,8 @@ nt_trend_has_slowed(trend_work *w, const double *y, size_t n)
     for (size_t i = 1; i < n; i++) {
         z[i - 1] = y[i] - y[i - 1];
     }
-    const size_t wide = nt_trend_reach(z, n - 1, (n - 1) / TREND_SUMS);
-    const size_t m = nt_trend_add_up(z, n - 1, wide);
+    const size_t wide = trend_reach(z, n - 1, (n - 1) / TREND_SUMS);
+    const size_t m = trend_add_up(z, n - 1, wide);
     const double mean = trend_mean(z, m);
     for (size_t i = 0; i < m; i++) {
         moment += z[i] * (((double)i + 0.5) / (double)m - 0.5);
@@ -125,7 +132,7 @@ nt_trend_has_slowed(trend_work *w, const double *y, size_t n)
         return true;
     }
     const double noise = nt_trend_spread(z, m, mean, w->change);
-    const trend_rises rises = trend_find_rises(z, m, mean + NT_TREND_LARGE * noise);
+    const trend_rises rises = trend_find_rises(z, m, mean + TREND_LARGE * noise);
     return rises.count >= TREND_RISES &&
            (rises.late < -TREND_PERCENT ||
             trend_none_in(rises.silence, rises.count) < TREND_HUNDREDTH);
