@@ -15,8 +15,8 @@
 #define RISE_DEVIATIONS 4.0
 #define RISE_DEVIATIONS_FEW 120.0
 
-/* What goes on rises at the end too: the 5 % point. */
-#define RISE_YET 1.645
+/* What goes on rises at the end too: the 1 % point. */
+#define RISE_YET 2.326
 
 /* Parts of the whole series, and of its end, by their medians: of twelve events or more
  * most parts have one, and noise of single points hardly shows. */
