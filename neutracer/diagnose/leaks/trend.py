@@ -191,10 +191,12 @@ def leak_trend(
     1968) and its test Mann-Kendall's, after the memory of the series (its autocorrelation, up
     to 0.9 for short ones) was taken off (Yue and others, Hydrological Processes 16, 2002);
     both also use what the first step says (Prais and Winsten, Cowles Commission 383, 1954). What
-    may be a walk must besides have a drift: a mean of its changes that is three standard errors
-    above 0 (fewer below a hundred steps), by a variance that allows for what changes remember of
-    each other (Newey and West, Econometrica 55, 1987; Kiefer and Vogelsang, Econometric Theory
-    21, 2005). A series of more than 1,024 steps is first put into bins.
+    may be a walk must besides go up all along and still at its end, by the medians of parts of it
+    (Kaufman's efficiency ratio; Mann-Kendall), come back soon to its line (Dickey and Fuller, JASA
+    74, 1979), or, below a hundred steps, have changes whose mean is above 0 by a variance that
+    allows for what they remember of each other (Newey and West, Econometrica 55, 1987; Kiefer and
+    Vogelsang, Econometric Theory 21, 2005). A series of more than 1,024 steps is first put
+    into bins.
 
     Args:
         source: One of
