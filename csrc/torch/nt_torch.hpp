@@ -108,6 +108,12 @@ text_set(const char *text, size_t length) noexcept;
 const char *
 text_now(size_t *length) noexcept;
 
+/* The type ModuleCalls, new, and what it marks with: a capsule for a str. */
+PyObject *
+module_calls_type() noexcept;
+PyObject *
+module_text(PyObject *, PyObject *text);
+
 /*
  * Lets the child of a fork go on, without recording: the forking thread has every lock
  * of the hooks while the process is copied, so that none stays with a thread that is
@@ -180,6 +186,11 @@ void
 backend_attach(uint64_t events);
 bool
 backend_attached() noexcept;
+
+/* From now on what modules allocate is marked (nt_torch_marks.hpp), without rings too.
+ */
+void
+backend_attach_marks();
 
 /* Begins to record with up to `frames` frames an event. What was recorded before is set
  * apart, since what happened in between is not known. */

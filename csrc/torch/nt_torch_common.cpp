@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_torch.hpp"
+#include "nt_torch_marks.hpp"
 
 #include <c10/util/ApproximateClock.h>
 
@@ -200,6 +201,7 @@ void
 fork_child() noexcept
 {
     mode_word.store(0);
+    marks_forget();
     fork_unlock();
 }
 

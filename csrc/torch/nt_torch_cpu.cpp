@@ -14,6 +14,7 @@
 #if !NT_TORCH_CUDA
 
 #include "nt_torch_cpu.hpp"
+#include "nt_torch_marks.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -64,8 +65,9 @@ push(backend_state &mine, uint8_t action, uint64_t address, uint64_t size,
     entry.addr = address;
     entry.size = size;
     entry.stack = stack;
-    size_t length;
-    const char *text = text_now(&length);
+    const mark_text module = marks_now();
+    size_t length = module == nullptr ? 0 : module->size();
+    const char *text = module == nullptr ? text_now(&length) : module->data();
     entry.metadata =
         length == 0 ? NT_RING_NONE : core->ring_add_text(mine.ring, text, length);
     entry.action = action;
@@ -296,6 +298,12 @@ bool
 backend_attached() noexcept
 {
     return state().ring != nullptr;
+}
+
+void
+backend_attach_marks()
+{
+    /* Whoever pushes an event asks for its mark. */
 }
 
 void

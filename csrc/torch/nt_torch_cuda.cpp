@@ -11,12 +11,14 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "nt_torch_cuda_copy.hpp"
+#include "nt_torch_marks.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace neutracer
@@ -67,7 +69,8 @@ ring_of(int device) noexcept
 struct backend_state {
     std::mutex
         lock; /* guards what follows; taken before a device's lock, never after */
-    bool attached = false;
+    bool attached = false; /* with rings */
+    bool tracked = false;
     bool oom_attached = false;
     int devices = 0;
     uint64_t events = 0; /* asked for, of each ring */
@@ -172,9 +175,29 @@ is_internal(const entry &, long) noexcept
     return false;
 }
 
+/* Gives what is allocated the text of what it is made for. The entry is PyTorch's own,
+ * which goes into the history behind the tracker. */
+void
+mark(const trace_entry &event) noexcept
+{
+    const auto action = event.action_;
+    const bool is_free =
+        action == event.FREE_REQUESTED || action == event.FREE_COMPLETED;
+    try {
+        const mark_text text = is_free ? nullptr : marks_now();
+        if (text != nullptr) {
+            const_cast<trace_entry &>(event).user_metadata_ = *text;
+        }
+    } catch (...) { /* It stays without. */
+    }
+}
+
 void
 on_event(const trace_entry &event) noexcept
 {
+    if (marks_wanted.load(std::memory_order_relaxed) != 0) {
+        mark(event);
+    }
     const uint32_t mode = mode_word.load(std::memory_order_acquire);
     if (__builtin_expect(event.action_ == trace_entry::SNAPSHOT, 0)) {
         on_marker(event, mode);
@@ -260,6 +283,15 @@ never_used(cca::CUDAAllocator &allocator, int device)
     return stats.allocation[0].allocated == 0 && stats.segment[0].allocated == 0 &&
            stats.reserved_bytes[0].current == 0 && stats.num_device_alloc == 0 &&
            stats.num_ooms == 0;
+}
+
+/* Attaches the tracker, once. */
+void
+track(cca::CUDAAllocator &allocator)
+{
+    if (!std::exchange(state().tracked, true)) {
+        allocator.attachAllocatorTraceTracker(&on_event);
+    }
 }
 
 /* Rings of `events` events for all devices, or none where memory is short. While no
@@ -444,10 +476,15 @@ backend_attach(uint64_t events)
     if (events != state().events) {
         make_rings(state(), events);
     }
-    if (!state().attached) {
-        allocator.attachAllocatorTraceTracker(&on_event);
-        state().attached = true;
-    }
+    track(allocator);
+    state().attached = true;
+}
+
+void
+backend_attach_marks()
+{
+    const std::lock_guard<std::mutex> guard(state().lock);
+    track(allocator_required());
 }
 
 bool

@@ -4,6 +4,7 @@
  * becomes a RuntimeError with its reason.
  */
 #include "nt_torch.hpp"
+#include "nt_torch_marks.hpp"
 
 #include <cstring>
 #include <exception>
@@ -401,20 +402,28 @@ module_set_text(PyObject *, PyObject *text)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(get_text_doc, "get_text($module, /)\n--\n\n"
-                           "What this thread's events are marked with.");
+PyDoc_STRVAR(module_text_doc, "module_text($module, text, /)\n--\n\n"
+                              "What ModuleCalls marks a module's events with.");
+
+PyDoc_STRVAR(
+    get_text_doc,
+    "get_text($module, /)\n--\n\n"
+    "What this thread's events are marked with: the module that runs, or what\n"
+    "set_text() was given.");
 
 PyObject *
 module_get_text(PyObject *, PyObject *)
 {
-    size_t length;
-    const char *text = text_now(&length);
+    const mark_text module = marks_now();
+    size_t length = module == nullptr ? 0 : module->size();
+    const char *text = module == nullptr ? text_now(&length) : module->data();
     return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "replace");
 }
 
 PyMethodDef module_methods[] = {
     {"set_text", module_set_text, METH_O, set_text_doc},
     {"get_text", module_get_text, METH_NOARGS, get_text_doc},
+    {"module_text", module_text, METH_O, module_text_doc},
     {"attach", module_attach, METH_O, attach_doc},
     {"start", module_start, METH_O, start_doc},
     {"keep_frames", module_keep_frames, METH_O, keep_frames_doc},
@@ -490,6 +499,11 @@ module_exec(PyObject *module)
     PyObject *capsule = PyCapsule_New(&live_source, SOURCE_CAPSULE, nullptr);
     if (capsule == nullptr || PyModule_AddObject(module, "live_source", capsule) != 0) {
         Py_XDECREF(capsule);
+        return -1;
+    }
+    PyObject *calls = module_calls_type();
+    if (calls == nullptr || PyModule_AddObject(module, "ModuleCalls", calls) != 0) {
+        Py_XDECREF(calls);
         return -1;
     }
     const char *refused = frames_refused();

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `record(modules=model)` finds and costs, on models of `categories_programs`.
 
-    python tests/gpu/modules_cost.py      # some two minutes on a GPU
+    neutracer build-hooks
+    python tests/gpu/modules_cost.py      # some three minutes on a GPU
 
 For each program: the time of a step with the recording alone, with PyTorch's hooks on modules that
-do nothing, and with modules, in turns; and by module the bytes that forward and backward allocated,
+do nothing, with modules as without neutracer's compiled hooks, and with modules, in turns; and by
+module the bytes that forward and backward allocated,
 beside what hooks on the modules count for themselves by PyTorch's running total of allocated bytes
 (each without what is inside of it).
 """
@@ -24,8 +26,8 @@ import categories_programs as programs
 
 NAMES = ("gpt2_adamw", "vit_sgd", "llama_lora", "unet_ema_amp", "mixtral_sgd")
 
-ROUNDS = 12
-MEASURED = 0.25  # seconds that a time is taken over, at least
+ROUNDS = 40
+MEASURED = 0.1  # seconds that a time is taken over, at least
 
 
 def seconds(step: Callable[[], None], steps: int) -> float:
@@ -54,21 +56,40 @@ def empty_hooks() -> Iterator[None]:
         after.remove()
 
 
+@contextlib.contextmanager
+def not_compiled() -> Iterator[None]:
+    """Marks are made as where neutracer's hooks are not compiled."""
+    from neutracer import UnavailableError
+    from neutracer.process.recording import module_calls
+
+    def refuse(**_: object) -> None:
+        raise UnavailableError("the hooks", "they are not used here")
+
+    load, module_calls.load = module_calls.load, refuse
+    try:
+        yield
+    finally:
+        module_calls.load = load
+
+
+WAYS = (
+    ("the recording alone", False, contextlib.nullcontext),
+    ("hooks of PyTorch's that do nothing", False, empty_hooks),
+    ("modules=model, by PyTorch's hooks", True, not_compiled),
+    ("modules=model", True, contextlib.nullcontext),
+)
+
+
 def cost(model: Any, step: Callable[[], None]) -> list[list[float]]:
-    """The times of a step: with the recording alone, with empty hooks, and with modules; one of
-    each a round, in turns."""
+    """The times of a step in each of these ways; one of each a round, in turns."""
     import neutracer
 
-    found: list[list[float]] = [[], [], []]
-    steps = max(round(MEASURED / seconds(step, 5)), 5)
-    ways = ((None, False), (None, True), (model, False))
+    found: list[list[float]] = [[] for _ in WAYS]
+    steps = max(round(MEASURED / seconds(step, 5)), 3)
     for round_ in range(ROUNDS):
-        for at in ((round_ + turn) % len(ways) for turn in range(len(ways))):
-            modules, is_empty = ways[at]
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(neutracer.record(modules=modules))
-                if is_empty:
-                    stack.enter_context(empty_hooks())
+        for at in ((round_ + turn) % len(WAYS) for turn in range(len(WAYS))):
+            _, marked, around = WAYS[at]
+            with around(), neutracer.record(modules=model if marked else None):
                 step()
                 found[at].append(seconds(step, steps))
     return found
@@ -145,11 +166,11 @@ def one(name: str) -> None:
 
     for _ in range(3):
         step()
-    plain, empty, marked = cost(model, step)
+    plain, *others = cost(model, step)
     calls = calls_of(step)
     print(f"{name}: {statistics.median(plain) * 1e3:.2f} ms, {calls} calls of modules")
-    print(f"   hooks of PyTorch's that do nothing {told(plain, empty, calls)}")
-    print(f"   modules=model                      {told(plain, marked, calls)}")
+    for (way, _, _), times in zip(WAYS[1:], others, strict=True):
+        print(f"   {way:34} {told(plain, times, calls)}")
     with neutracer.record(modules=model) as recording:
         at: list[int] = []
 

@@ -97,7 +97,9 @@ def installed_torch() -> Torch:
         UnavailableError: There is none, or its files don't give its version.
     """
     loaded = sys.modules.get("torch")
-    spec = getattr(loaded, "__spec__", None) or importlib.util.find_spec("torch")
+    spec = getattr(loaded, "__spec__", None)
+    if loaded is None:
+        spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise UnavailableError("torch", "install it with 'pip install torch'")
     folder = Path(spec.origin).parent

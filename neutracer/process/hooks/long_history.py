@@ -20,7 +20,8 @@ from neutracer.process.hooks.tail import take
 from neutracer.process.recording.capture import other_allocator, torch_with_cuda
 from neutracer.process.recording.history import HISTORY, wrapped_ring
 from neutracer.process.recording.living import ask_tensors
-from neutracer.process.recording.modules import ModuleMarks, check_model, check_modules, marks_of
+from neutracer.process.recording.module_calls import Marks, marks_of
+from neutracer.process.recording.modules import check_model, check_modules
 from neutracer.process.recording.recorder import Recording, record
 from neutracer.process.recording.sidecar import (
     rank_facts,
@@ -104,7 +105,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         check_model(modules)
         torch_with_cuda()
         self._modules = modules
-        self._marks: ModuleMarks | None = None
+        self._marks: Marks | None = None
         self.unmarked = ""
         self._asked = max_entries
         self._stacks = stacks

@@ -12,7 +12,8 @@ from neutracer.arguments import whole_number
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.process.hooks import attach as hooks
 from neutracer.process.recording.cache_calls import CACHE_CALLS, note_in_snapshot
-from neutracer.process.recording.modules import ModuleMarks, check_model, marks_by
+from neutracer.process.recording.module_calls import Marks, marks_by
+from neutracer.process.recording.modules import check_model
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
 
@@ -48,7 +49,7 @@ class LiveTail:
     def __init__(self) -> None:
         self._asked = (_EVENTS, _FRAMES)
         self._lock = threading.Lock()
-        self._marks: ModuleMarks | None = None
+        self._marks: Marks | None = None
         self._model: Any = None
 
     def __call__(

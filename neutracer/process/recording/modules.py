@@ -10,6 +10,9 @@ counts for the one around them.
 The hooks are PyTorch's global ones: none is stored in a module, and so a model can be copied,
 saved and sent meanwhile. What they do is compiled (`csrc/py/nt_py_modules.c`). Inside of a
 compiled region they do nothing: all of it counts for the module around it.
+
+Where neutracer's hooks on the allocator are compiled, these do without any of PyTorch's
+(`process/recording/module_calls.py`), at a small part of the cost.
 """
 
 from __future__ import annotations
@@ -18,13 +21,15 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.trace.stacks import MODULE_MARK
 
-__all__ = ["ModuleMarks", "check_model", "check_modules", "marks_by", "marks_of"]
+__all__ = ["ModuleMarks", "check_model", "check_modules", "texts_of"]
+
+Text = TypeVar("Text")
 
 
 def check_modules(torch: Any, model: object) -> None:
@@ -88,13 +93,7 @@ class ModuleMarks:
         """Begin to mark."""
         hooks: Any = sys.modules["torch.nn.modules.module"]
         torch = hooks.torch
-        texts: dict[int, str] = {}
-        if self._model is True:
-            enter_model = partial(_learn, texts, {})
-        else:
-            named = self._model.named_modules()
-            texts.update({id(module): MODULE_MARK + path for path, module in named})
-            enter_model = partial(_know_compiled, texts)
+        texts, enter_model = texts_of(self._model, str)
         self._writer = [self._write]
         hook_of = partial(partial, _begin_pass, self._writer)
         carrier = torch.empty(0, device="cpu")
@@ -130,14 +129,33 @@ def _hooks_of(
     return before, after
 
 
-def _know_compiled(texts: dict[int, str], module: Any) -> None:
+def texts_of(
+    model: Any, make: Callable[[str], Text]
+) -> tuple[dict[int, Text], Callable[[Any], object]]:
+    """The texts of modules by their ids, and what to call with a model that is not among them.
+
+    Args:
+        model: An `nn.Module`, or True for each one that is called.
+        make: Given a text, what is to stand for it.
+    """
+    texts: dict[int, Text] = {}
+    if model is True:
+        return texts, partial(_learn, texts, make, {})
+    for path, module in model.named_modules():
+        texts[id(module)] = make(MODULE_MARK + path)
+    return texts, partial(_know_compiled, texts)
+
+
+def _know_compiled(texts: dict[int, Text], module: Any) -> None:
     """Give what `torch.compile` made of a known module the path of that."""
     text = texts.get(id(_parts(module).get("_orig_mod")))
     if text is not None:
         texts[id(module)] = text
 
 
-def _learn(texts: dict[int, str], alive: dict[int, Any], model: Any) -> None:
+def _learn(
+    texts: dict[int, Text], make: Callable[[str], Text], alive: dict[int, Any], model: Any
+) -> None:
     """Find the paths in a model that is called for the first time."""
     name = type(model).__name__
     for path, module in _paths("", model, set()):
@@ -148,7 +166,7 @@ def _learn(texts: dict[int, str], alive: dict[int, Any], model: Any) -> None:
             alive.pop(key, None)
 
         alive[key] = weakref.ref(module, forget)
-        texts[key] = MODULE_MARK + (f"{name}.{path}" if path else name)
+        texts[key] = make(MODULE_MARK + (f"{name}.{path}" if path else name))
 
 
 def _paths(path: str, module: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -174,26 +192,3 @@ def _begin_pass(writer: list[Callable[[str], object]], before: str, _: object) -
     if writer:
         variable: Any = sys.modules["torch.autograd.variable"]
         variable.Variable._execution_engine.queue_callback(partial(writer[0], before))
-
-
-def marks_by(hooks: Any, model: Any) -> ModuleMarks:
-    """Begin to mark what a model allocates, for neutracer's compiled hooks.
-
-    Raises:
-        UnavailableError: This torch keeps no texts.
-    """
-    torch: Any = sys.modules["torch"]
-    if hooks.backend == "cuda":
-        check_modules(torch, model)
-        return marks_of(torch, model)
-    marks = ModuleMarks(model, hooks.set_text, hooks.get_text)
-    marks.attach()
-    return marks
-
-
-def marks_of(torch: Any, model: Any) -> ModuleMarks:
-    """Begin to mark what a model allocates on CUDA devices."""
-    read = getattr(torch._C, "_cuda_getMemoryMetadata", str)
-    marks = ModuleMarks(model, torch._C._cuda_setMemoryMetadata, read)
-    marks.attach()
-    return marks

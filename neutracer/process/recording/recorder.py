@@ -19,7 +19,8 @@ from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.pickling import StaysHere
 from neutracer.process.recording.capture import snapshot, torch_with_cuda
 from neutracer.process.recording.history import HISTORY, Wish, wrapped_ring
-from neutracer.process.recording.modules import ModuleMarks, check_modules, marks_of
+from neutracer.process.recording.module_calls import Marks, marks_of
+from neutracer.process.recording.modules import check_modules
 from neutracer.process.recording.sidecar import (
     filled_in,
     rank_facts,
@@ -127,7 +128,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         """Made by `record`; not by users."""
         self._wish = wish
         self._modules = modules
-        self._marks: ModuleMarks | None = None
+        self._marks: Marks | None = None
         # One of its own for each start: the history tells them apart by identity.
         self._begun: Wish | None = None
         self._path = path

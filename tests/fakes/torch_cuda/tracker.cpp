@@ -19,9 +19,12 @@ namespace neutracer
 
 const nt_live_api *core;
 std::atomic<uint32_t> mode_word{0};
+std::atomic<int> marks_wanted{0};
 
 namespace
 {
+
+std::string module_running;
 
 constexpr uint64_t BLOCK = 0x700000000;
 
@@ -102,6 +105,12 @@ rings_retire(nt_ring *ring) noexcept
 void
 oom_note(int64_t, uint64_t, uint64_t, uint64_t) noexcept
 {
+}
+
+mark_text
+marks_now() noexcept
+{
+    return module_running.empty() ? nullptr : &module_running;
 }
 
 size_t
@@ -263,6 +272,37 @@ layout_reads_the_ring_it_was_taken_with()
           "layout_reads_the_ring_it_was_taken_with");
 }
 
+/* The text that the ring has of the last event. */
+std::string
+last_text()
+{
+    const nt_ring *ring = backend_ring(0);
+    const uint64_t head = nt_ring_head(ring);
+    nt_ring_entry entry;
+    (void)nt_ring_read(ring, head - 1, head, &entry);
+    size_t length = 0;
+    const char *text = nt_ring_text_get(ring, entry.metadata, &length);
+    return std::string(text, length);
+}
+
+void
+what_a_module_allocates_has_its_text()
+{
+    begin(0);
+    module_running = "nn.Module: a module of a long name";
+    allocate(1);
+    check(last_text().empty(), "nothing is marked before it is asked for");
+    marks_wanted++;
+    allocate(1);
+    check(last_text() == module_running, "what_a_module_allocates_has_its_text");
+    release(1);
+    check(last_text().empty(), "a free has no module");
+    module_running.clear();
+    allocate(1);
+    check(last_text().empty(), "nor what is allocated outside of one");
+    marks_wanted--;
+}
+
 } // namespace
 
 } // namespace neutracer
@@ -277,5 +317,6 @@ main()
     free_does_not_have_the_stack_of_an_earlier_one();
     silence_forgets_what_was_allocated();
     layout_reads_the_ring_it_was_taken_with();
+    what_a_module_allocates_has_its_text();
     return failures;
 }

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from fake_cuda import install
+from without_hooks import without_hooks
 
 import neutracer
 from neutracer import UnavailableError
+from neutracer.process.hooks.shim import load
+from neutracer.process.recording.module_calls import ModuleCalls
 from neutracer.process.recording.modules import ModuleMarks, check_modules
 
 torch = pytest.importorskip("torch")
@@ -73,14 +76,40 @@ class Whole(nn.Module):
         return self.second(x)
 
 
-@pytest.fixture
-def run() -> Any:
-    text, notes = Text(), {}
+class EventText:
+    """What the compiled hooks on the allocator would mark an event with."""
+
+    def __init__(self, hooks: Any) -> None:
+        self.hooks = hooks
+
+    @property
+    def now(self) -> str:
+        return str(self.hooks.get_text())
+
+    @now.setter
+    def now(self, text: str) -> None:
+        self.hooks.set_text(text)
+
+
+@pytest.fixture(params=["PyTorch's hooks", "compiled hooks"])
+def run(request: pytest.FixtureRequest) -> Any:
+    notes: dict[str, str] = {}
+    text: Any = Text()
+    if request.param == "compiled hooks":
+        try:
+            text = EventText(load())
+        except UnavailableError as error:
+            without_hooks(str(error))
     model = Whole(notes, text)
-    marks = ModuleMarks(model, text.write, text.read)
+    marks: Any = (
+        ModuleMarks(model, text.write, text.read)
+        if isinstance(text, Text)
+        else ModuleCalls(text.hooks, model)
+    )
     marks.attach()
     yield model, marks, text, notes
     marks.detach()
+    text.now = ""
 
 
 def test_forward_and_backward_have_the_path_of_their_module(run: Any) -> None:
@@ -132,13 +161,15 @@ def test_checkpoints_are_marked_again(run: Any) -> None:
 
 
 def test_nothing_stays_after_the_end(run: Any) -> None:
-    model, marks, text, _ = run
+    model, marks, text, notes = run
     loss = model(torch.ones(2, 4)).sum()
     marks.detach()
-    said = len(text.said)
+    notes.clear()
     loss.backward()
     model(torch.ones(2, 4))
-    assert len(text.said) == said
+    assert set(notes.values()) == {""}
+    assert len(notes) == 6
+    assert text.now == ""
     marks.detach()
 
 
