@@ -54,14 +54,14 @@ class ModuleCalls:
             UnavailableError: PyTorch calls modules in another way than it is known to, or its
                 allocator can't be followed.
         """
-        torch: Any = sys.modules["torch"]
+        modules: Any = sys.modules["torch.nn.modules.module"]
+        is_compiling = modules.torch.compiler.is_dynamo_compiling
         calls = self._hooks.ModuleCalls(*texts_of(self._model, self._hooks.module_text))
         with _lock:
-            kind = torch.nn.Module
-            original = kind.__call__
-            marking = _marking(original, torch.compiler.is_dynamo_compiling, calls.run)
+            original = modules.Module.__call__
+            marking = _marking(original, is_compiling, calls.run)
             call(calls.begin)
-            kind.__call__ = marking
+            modules.Module.__call__ = marking
         self._calls, self._original, self._marking = calls, original, marking
 
     def detach(self) -> None:
@@ -70,7 +70,7 @@ class ModuleCalls:
         if calls is None:
             return
         calls.end()
-        kind = sys.modules["torch"].nn.Module
+        kind = sys.modules["torch.nn.modules.module"].Module
         with _lock:
             # Where something else was put on top of it, it stays and marks nothing.
             if kind.__call__ is self._marking:

@@ -33,9 +33,12 @@ MARK = "nn.Module: "
 @pytest.fixture(scope="module")
 def hooks() -> Any:
     try:
-        return load()
+        found = load()
     except UnavailableError as error:
         without_hooks(str(error))
+    if torch.version.cuda is not None:
+        torch.cuda.init()
+    return found
 
 
 @pytest.fixture

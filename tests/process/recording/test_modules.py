@@ -98,6 +98,8 @@ def run(request: pytest.FixtureRequest) -> Any:
     if request.param == "compiled hooks":
         try:
             text = EventText(load())
+            if torch.version.cuda is not None:
+                torch.cuda.init()
         except UnavailableError as error:
             without_hooks(str(error))
     model = Whole(notes, text)
