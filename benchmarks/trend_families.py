@@ -5,8 +5,8 @@ A family makes a series from a seed. neutracer's method was chosen on those look
 (trend_families_seasons.py has some of them). The first held-out set had no part in that, but later,
 on other seeds than are counted, in what is asked of walks. Of the second (trend_families_second.py)
 it was known which kinds of leaks were missed; none of its series had a part in what is asked. The
-third, the fourth and the fifth (trend_families_third.py and so on) were written without a look at the
-method; of the first two of these it is known by now which kinds were missed.
+third, the fourth and the fifth (trend_families_third.py and so on) were written without a look at
+the method; of the first two of these it is known by now which kinds were missed.
 """
 
 from __future__ import annotations
