@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import sys
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,3 +18,14 @@ def without_hooks(reason: str) -> NoReturn:
     if "a build of the hooks" in reason:
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def begin_cuda() -> None:
+    """Initialise CUDA where torch is built for it, as the hooks need it; skip the test where there
+    is no device."""
+    torch: Any = sys.modules["torch"]
+    if torch.version.cuda is None:
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("torch is built for CUDA, and there is no device")
+    torch.cuda.init()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from without_hooks import without_hooks
+from without_hooks import begin_cuda, without_hooks
 
 import neutracer
 from neutracer.errors import UnavailableError
@@ -36,8 +36,7 @@ def hooks() -> Any:
         found = load()
     except UnavailableError as error:
         without_hooks(str(error))
-    if torch.version.cuda is not None:
-        torch.cuda.init()
+    begin_cuda()
     return found
 
 

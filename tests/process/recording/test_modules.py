@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_cuda import install
-from without_hooks import without_hooks
+from without_hooks import begin_cuda, without_hooks
 
 import neutracer
 from neutracer import UnavailableError
@@ -98,8 +98,7 @@ def run(request: pytest.FixtureRequest) -> Any:
     if request.param == "compiled hooks":
         try:
             text = EventText(load())
-            if torch.version.cuda is not None:
-                torch.cuda.init()
+            begin_cuda()
         except UnavailableError as error:
             without_hooks(str(error))
     model = Whole(notes, text)
