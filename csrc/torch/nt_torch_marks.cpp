@@ -115,9 +115,11 @@ struct running_module {
 struct thread_marks {
     std::vector<running_module> running; /* the innermost last */
     std::shared_ptr<thread_changes> changes;
-    mark_text last =
-        nullptr; /* of the last node with a number, in this backward pass */
+    /* Of the last node with a number, and the backward pass that it ran in. */
+    mark_text last = nullptr;
     int last_pass = -1;
+    /* The last change is of a node that a backward pass made. */
+    bool is_of_pass = false;
     /* The thread that was asked for last. */
     uint64_t other_id = 0;
     std::shared_ptr<thread_changes> other;
@@ -248,6 +250,15 @@ text_now(thread_marks &self, const node_type *node)
     return found == nullptr && is_module ? self.running.back().text : found;
 }
 
+/* What runs makes nodes of its own: the last one comes before what is allocated for it.
+ * Throws std::bad_alloc. */
+void
+note_made(thread_marks &self, mark_text text)
+{
+    const uint64_t next = autograd.next_number();
+    own_changes(self).add(next == 0 ? 0 : next - 1, text);
+}
+
 } // namespace
 
 void
@@ -291,9 +302,8 @@ marks_leave() noexcept
         return;
     }
     self->running.pop_back();
-    if (marks_wanted.load(std::memory_order_relaxed) == 0) {
-        return;
-    }
+    /* Also where nothing is wanted any more: what is made from now on is of no module
+     * that is over, whoever asks later. */
     try {
         const auto node = autograd.node();
         const mark_text outer = text_now(*self, node.get());
@@ -322,10 +332,9 @@ marks_now() noexcept
     try {
         const auto node = autograd.node();
         const mark_text found = text_now(*self, node.get());
-        if (node && c10::GradMode::is_enabled()) {
-            /* A node that a backward pass makes comes before what it allocates. */
-            const uint64_t next = autograd.next_number();
-            own_changes(*self).add(next == 0 ? 0 : next - 1, found);
+        if ((node || self->is_of_pass) && c10::GradMode::is_enabled()) {
+            note_made(*self, found);
+            self->is_of_pass = static_cast<bool>(node);
         }
         return found;
     } catch (...) {

@@ -146,6 +146,50 @@ def test_what_a_backward_pass_makes_counts_for_the_module_of_its_node(
     assert seen == [MARK + "0"]
 
 
+def test_what_is_made_behind_such_a_pass_counts_for_no_module(hooks: Any, mark: Any) -> None:
+    class Cube(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x**3
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            made = grad * 2
+            hooks.get_text()  # as an event of the allocator asks
+            return made
+
+    class Part(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return Asks.apply(Cube()(x))
+
+    model = nn.Sequential(Part())
+    mark(model)
+    x = torch.ones(2, requires_grad=True)
+    (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    doubled = first * 2
+    hooks.get_text()
+    assert backward_texts(hooks, doubled.tanh().sum())["TanhBackward0"] == [""]
+
+
+def test_marks_that_end_inside_of_a_module_leave_none_behind(hooks: Any, mark: Any) -> None:
+    class Ends(nn.Module):
+        def forward(self, x: Any) -> Any:
+            first.detach()
+            return x
+
+    model = nn.Sequential(Ends())
+    first = mark(model)
+    x = torch.ones(2, requires_grad=True)
+    model(x)
+    outside = x.tanh()
+    mark(nn.Linear(1, 1))
+    assert backward_texts(hooks, outside.sum())["TanhBackward0"] == [""]
+
+
 def test_a_graph_goes_back_in_another_thread(hooks: Any, mark: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     mark(model)
