@@ -322,6 +322,7 @@ def test_models_can_be_copied_and_sent_meanwhile(hooks: Any, mark: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("way", ["before", "while", "the module's own"])
 def test_a_compiled_region_is_one_module_and_stays_one_graph(
     hooks: Any, mark: Any, way: str

@@ -7,7 +7,7 @@ import copy
 import pickle
 import signal
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fake_cuda import install
@@ -16,6 +16,7 @@ from without_hooks import begin_cuda, without_hooks
 import neutracer
 from neutracer import UnavailableError
 from neutracer.process.hooks.shim import load
+from neutracer.process.recording import module_calls
 from neutracer.process.recording.module_calls import ModuleCalls
 from neutracer.process.recording.modules import ModuleMarks, check_modules
 
@@ -23,6 +24,10 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 MARK = "nn.Module: "
+
+
+def not_compiled(**_: object) -> NoReturn:
+    raise UnavailableError("the hooks", "they are not used here")
 
 
 class Text:
@@ -189,6 +194,7 @@ def test_models_can_be_copied_and_sent_meanwhile() -> None:
 
 def test_record_marks_while_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch)
+    monkeypatch.setattr(module_calls, "load", not_compiled)
     text = Text()
     fake.module._C._cuda_setMemoryMetadata = text.write
     fake.module._C._cuda_getMemoryMetadata = text.read
@@ -326,6 +332,7 @@ class Compiled(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 def test_a_compiled_region_is_one_module_and_stays_one_graph() -> None:
     graphs = []
 
