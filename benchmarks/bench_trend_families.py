@@ -7,7 +7,8 @@ that gets any verdict but steady or unknown is a false alarm; collected garbage 
 With --walks, Gaussian random walks without drift of so many steps each, and no families.
 
 usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
-       [--only looked-at|held-out|held-out-2|held-out-3|held-out-4|held-out-5] [--walks STEPS ...]
+       [--only looked-at|held-out|held-out-2|held-out-3|held-out-4|held-out-5|held-out-6]
+       [--walks STEPS ...]
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import trend_families_fifth  # noqa: E402, F401
 import trend_families_fourth  # noqa: E402, F401
 import trend_families_seasons  # noqa: E402, F401  # registers its families
 import trend_families_second  # noqa: E402, F401  # registers its families
+import trend_families_sixth  # noqa: E402, F401
 import trend_families_third  # noqa: E402, F401
 from trend_families import FAMILIES, Family, Group, gaussian_walk  # noqa: E402
 
@@ -39,6 +41,7 @@ TITLES: dict[Group, str] = {
     "held-out-3": "third held-out set",
     "held-out-4": "fourth held-out set",
     "held-out-5": "fifth held-out set",
+    "held-out-6": "sixth held-out set",
 }
 
 

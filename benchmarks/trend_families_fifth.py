@@ -19,104 +19,22 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import statistics
-from collections.abc import Callable
 from typing import NamedTuple
 
 from trend_families import Series, around, family, some_level
+from trend_programs import (
+    added,
+    drawn_until_enough,
+    in_blocks,
+    leaking,
+    log_uniform,
+    poisson,
+    sized,
+    some_length,
+    steady,
+)
 
 __all__: list[str] = []
-
-BLOCK = 512
-
-
-def _log_uniform(rng: random.Random, least: float, most: float) -> float:
-    return math.exp(rng.uniform(math.log(least), math.log(most)))
-
-
-def _some_length(rng: random.Random) -> int:
-    return round(_log_uniform(rng, 30, 500))
-
-
-def _poisson(rng: random.Random, mean: float) -> int:
-    """How many come in a step, of what comes at random and so many a step in the mean."""
-    at, number = rng.expovariate(1.0), 0
-    while at < mean:
-        at, number = at + rng.expovariate(1.0), number + 1
-    return number
-
-
-def _added(*parts: Series) -> Series:
-    return [math.fsum(values) for values in zip(*parts, strict=True)]
-
-
-def _warm_up(rng: random.Random, count: int, height: float) -> Series:
-    """What the first steps hold less (no optimizer state yet) or more (kernels are tried out)."""
-    steps = rng.choice((0, rng.randint(1, max(count // 20, 1))))
-    missing = -height if rng.random() < 0.7 else height
-    return [missing] * steps + [0.0] * (count - steps)
-
-
-def _in_blocks(*parts: Series) -> Series:
-    return [max(float(round(one / BLOCK) * BLOCK), 0.0) for one in _added(*parts)]
-
-
-def _steady(rng: random.Random, found: Series, height: float) -> Series:
-    """A series without a leak, with a warm-up of at most this height."""
-    return _in_blocks(found, _warm_up(rng, len(found), height * rng.random()))
-
-
-def _enough(kept: Series) -> bool:
-    """Has a leak the events that the rules ask for, and is no single one nearly all of it?"""
-    count = len(kept)
-    rises = {at: kept[at] - kept[at - 1] for at in range(1, count) if kept[at] > kept[at - 1]}
-    if len(rises) < 12 or min(rises) > count / 2 or max(rises) < 0.9 * count:
-        return False
-    thirds = [0.0, 0.0, 0.0]
-    for at, size in rises.items():
-        thirds[3 * (at - min(rises)) // (count - min(rises))] += size
-    whole = sum(thirds)
-    late = sum(size for at, size in rises.items() if at >= 7 * count / 8)
-    return min(thirds) > 0.15 * whole and max(rises.values()) < 0.2 * whole and late > 0.05 * whole
-
-
-def _drawn_until_enough(draw: Callable[[], Series]) -> Series:
-    while not _enough(kept := draw()):
-        pass
-    return kept
-
-
-def _deviations(base: Series) -> float:
-    """How many deviations of the series without it a leak must leave, so that a plot shows it.
-
-    More where neighbours are alike (autocorrelation at lag one), as in a slow wave, since such a
-    series is worth only a few values that have nothing to do with each other.
-    """
-    mean = statistics.fmean(base)
-    apart = [one - mean for one in base]
-    square = math.fsum(one * one for one in apart)
-    alike = math.fsum(one * after for one, after in itertools.pairwise(apart)) / max(square, 1.0)
-    alike = min(max(alike, 0.0), 0.95)
-    return 6.0 + 12.0 / math.sqrt(len(base) * (1 - alike) / (1 + alike))
-
-
-def _sized(
-    rng: random.Random, base: Series, kept: Series, level: float, factor: float = 1.0
-) -> Series:
-    """What leaked, so much of it that it is seen beside the series without it."""
-    least = max(factor * _deviations(base) * statistics.pstdev(base), 0.012 * level)
-    whole = max(level * _log_uniform(rng, 0.012, 1.5), least * rng.uniform(1.0, 1.8))
-    return [one * whole / (kept[-1] - kept[0]) for one in kept]
-
-
-def _leaking(
-    rng: random.Random, base: Series, kept: Series, level: float, factor: float = 1.0
-) -> Series:
-    """A series with a leak, of which only the form is given, and a warm-up lower than it."""
-    kept = _sized(rng, base, kept, level, factor)
-    height = min(kept[-1], *base) * rng.uniform(0.0, 0.5)
-    return _in_blocks(base, kept, _warm_up(rng, len(base), height))
-
 
 # What is steady
 
@@ -124,41 +42,41 @@ def _leaking(
 @family("steady", "held-out-5")
 def replay_buffer_filled(rng: random.Random) -> Series:
     """A replay buffer on the device takes in episodes until it is full, and then overwrites."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     full_at = max(rng.uniform(0.08, 0.4) * count, 2.0)
     held, buffer = 0.0, []
     for step in range(count):
         held += rng.uniform(0.5, 1.5) / full_at
         buffer.append(1.0 if 2 * step >= count else min(held, 1.0))
-    capacity = level * _log_uniform(rng, 0.06, 2.0)
-    found = _added(around(rng, count, level), [capacity * part for part in buffer])
-    return _steady(rng, found, 0.1 * level)
+    capacity = level * log_uniform(rng, 0.06, 2.0)
+    found = added(around(rng, count, level), [capacity * part for part in buffer])
+    return steady(rng, found, 0.1 * level)
 
 
 @family("steady", "held-out-5")
 def shapes_all_compiled(rng: random.Random) -> Series:
     """Each new batch shape is compiled and keeps a pool; all that come were seen before half."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     shapes, quiet = rng.randint(4, 24), rng.uniform(0.2, 0.48) * count
     often = [1.0 / (1 + place) for place in range(shapes)]
     rng.shuffle(often)
     pools = [level * rng.lognormvariate(0.0, 0.6) for _ in range(shapes)]
-    share, activations = _log_uniform(rng, 0.005, 0.1), level * rng.choice((0.0, 0.01, 0.05))
+    share, activations = log_uniform(rng, 0.005, 0.1), level * rng.choice((0.0, 0.01, 0.05))
     found, seen = around(rng, count, level), set[int]()
     for step in range(count):
         left = [one if step < quiet or place in seen else 0.0 for place, one in enumerate(often)]
         (shape,) = rng.choices(range(shapes), left)
         seen.add(shape)
         found[step] += share * sum(pools[one] for one in seen) + activations * shape / shapes
-    return _steady(rng, found, 0.1 * level)
+    return steady(rng, found, 0.1 * level)
 
 
 @family("steady", "held-out-5")
 def one_chat_after_another(rng: random.Random) -> Series:
     """A key-value cache grows with each turn of a chat, until the next chat begins with none."""
-    count, level = _some_length(rng), some_level(rng)
-    turns = max(count * _log_uniform(rng, 1 / 50, 1 / 10), 3.0)
-    longest, turn_bytes = round(2.5 * turns), level * _log_uniform(rng, 0.02, 0.8) / turns
+    count, level = some_length(rng), some_level(rng)
+    turns = max(count * log_uniform(rng, 1 / 50, 1 / 10), 3.0)
+    longest, turn_bytes = round(2.5 * turns), level * log_uniform(rng, 0.02, 0.8) / turns
     caches: Series = []
     before = round(8 * turns)
     while len(caches) < before + count:
@@ -167,22 +85,22 @@ def one_chat_after_another(rng: random.Random) -> Series:
             cache += turn_bytes * rng.uniform(0.4, 1.6)
             caches.append(cache)
     held = caches[before : before + count]
-    return _steady(rng, _added(around(rng, count, level, 0.001), held), 0.1 * level)
+    return steady(rng, added(around(rng, count, level, 0.001), held), 0.1 * level)
 
 
 @family("steady", "held-out-5")
 def rollout_and_update_phases(rng: random.Random) -> Series:
     """Online RL: the model that generates, the one that scores and the one that learns take the
     device in turns, and the others are offloaded meanwhile."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     turn: Series = []
     for _ in range(rng.randint(2, 4) if count >= 60 else 2):
-        steps = max(round(count * _log_uniform(rng, 1 / 80, 1 / 20)), 1)
+        steps = max(round(count * log_uniform(rng, 1 / 80, 1 / 20)), 1)
         height, grows = rng.uniform(0.1, 0.9), rng.choice((0.0, rng.uniform(0.0, 0.5)))
         turn += [level * (height + grows * at / steps) for at in range(steps)]
     start = rng.randrange(len(turn))
     phases = list(itertools.islice(itertools.cycle(turn), start, start + count))
-    return _steady(rng, _added(around(rng, count, 0.3 * level, 0.01), phases), 0.1 * level)
+    return steady(rng, added(around(rng, count, 0.3 * level, 0.01), phases), 0.1 * level)
 
 
 def _in_flight(
@@ -190,12 +108,12 @@ def _in_flight(
 ) -> tuple[Series, list[tuple[int, float]]]:
     """The memory of a server's requests, of which so many come a step, and of each that ends
     when it does and what it holds then."""
-    lasts = max(count * _log_uniform(rng, 1 / 150, 1 / 25), 1.5)
+    lasts = max(count * log_uniform(rng, 1 / 150, 1 / 25), 1.5)
     before = round(8 * lasts)
-    one = level * _log_uniform(rng, 0.02, 0.4) / (rate * lasts)
+    one = level * log_uniform(rng, 0.02, 0.4) / (rate * lasts)
     held, ended = [0.0] * count, []
     for come in range(-before, count):
-        for _ in range(_poisson(rng, rate)):
+        for _ in range(poisson(rng, rate)):
             prompt, steps = one * rng.lognormvariate(0.0, 0.7), 1 + int(rng.expovariate(1 / lasts))
             for at in range(max(come, 0), min(come + steps, count)):
                 held[at] += prompt + one * (at - come) / lasts
@@ -207,34 +125,34 @@ def _in_flight(
 @family("steady", "held-out-5")
 def continuous_batching(rng: random.Random) -> Series:
     """A server with continuous batching: requests come at random and hold more as they go on."""
-    count, level = _some_length(rng), some_level(rng)
-    held, _ = _in_flight(rng, count, level, _log_uniform(rng, 0.5, 12.0))
-    return _steady(rng, _added(around(rng, count, level, 0.001), held), 0.05 * level)
+    count, level = some_length(rng), some_level(rng)
+    held, _ = _in_flight(rng, count, level, log_uniform(rng, 0.5, 12.0))
+    return steady(rng, added(around(rng, count, level, 0.001), held), 0.05 * level)
 
 
 @family("steady", "held-out-5")
 def neighbours_of_a_batch(rng: random.Random) -> Series:
     """A graph network: how many neighbours a batch draws has a long tail, up to the fan-out."""
-    count, level = _some_length(rng), some_level(rng)
-    share, spread, most = _log_uniform(rng, 0.01, 0.3), rng.uniform(0.3, 1.2), rng.uniform(3, 12)
+    count, level = some_length(rng), some_level(rng)
+    share, spread, most = log_uniform(rng, 0.01, 0.3), rng.uniform(0.3, 1.2), rng.uniform(3, 12)
     found = around(rng, count, level, 0.001)
     batches = [level * share * min(rng.lognormvariate(0.0, spread), most) for _ in range(count)]
-    return _steady(rng, _added(found, batches), 0.1 * level)
+    return steady(rng, added(found, batches), 0.1 * level)
 
 
 @family("steady", "held-out-5")
 def predictions_of_evaluations(rng: random.Random) -> Series:
     """Each evaluation keeps its predictions on the device until its metric is known."""
-    count, level = _some_length(rng), some_level(rng)
-    period = max(round(count * _log_uniform(rng, 1 / 25, 1 / 6)), 4)
+    count, level = some_length(rng), some_level(rng)
+    period = max(round(count * log_uniform(rng, 1 / 25, 1 / 6)), 4)
     steps, start = max(round(period * rng.uniform(0.2, 0.6)), 2), rng.randrange(period)
-    height, idle = level * _log_uniform(rng, 0.02, 0.8), level * rng.uniform(0.0, 0.1)
+    height, idle = level * log_uniform(rng, 0.02, 0.8), level * rng.uniform(0.0, 0.1)
     found = around(rng, count, level)
     for step in range(count):
         at = (step + start) % period
         if at < steps:
             found[step] += height * (at + 1) / steps - idle
-    return _steady(rng, found, 0.1 * level)
+    return steady(rng, found, 0.1 * level)
 
 
 class _Trial(NamedTuple):
@@ -246,7 +164,7 @@ class _Trial(NamedTuple):
 
 def _sweep(rng: random.Random, count: int, level: float) -> list[_Trial]:
     """Trials for so many steps, of widths and depths at random; some are pruned half-way."""
-    steps = max(count * _log_uniform(rng, 1 / 45, 1 / 16), 2.0)
+    steps = max(count * log_uniform(rng, 1 / 45, 1 / 16), 2.0)
     depths, wide = rng.randint(1, 6), rng.uniform(0.3, 1.0)
     found, at, pruned = list[_Trial](), 0, rng.choice((0.0, 0.3, 0.6))
     while at < count:
@@ -268,23 +186,23 @@ def _of_trials(rng: random.Random, count: int, level: float, trials: list[_Trial
 @family("steady", "held-out-5")
 def trials_of_a_sweep(rng: random.Random) -> Series:
     """A sweep in one process: each trial has a model of its own size, and gives all of it back."""
-    count, level = _some_length(rng), some_level(rng)
-    return _steady(rng, _of_trials(rng, count, level, _sweep(rng, count, level)), 0.1 * level)
+    count, level = some_length(rng), some_level(rng)
+    return steady(rng, _of_trials(rng, count, level, _sweep(rng, count, level)), 0.1 * level)
 
 
 @family("steady", "held-out-5")
 def length_grouped_batches(rng: random.Random) -> Series:
     """Texts are shuffled into big groups, and each group is gone through from its longest on."""
-    count, level = _some_length(rng), some_level(rng)
-    group = max(round(count * _log_uniform(rng, 1 / 30, 1 / 6)), 3)
+    count, level = some_length(rng), some_level(rng)
+    group = max(round(count * log_uniform(rng, 1 / 30, 1 / 6)), 3)
     spread, limit, power = rng.uniform(0.3, 0.9), rng.uniform(2, 5), rng.choice((1.0, 1.0, 2.0))
     lengths: Series = []
     while len(lengths) < count + group:
         drawn = (min(rng.lognormvariate(0.0, spread), limit) for _ in range(group))
         lengths += sorted(drawn, reverse=True)
-    start, share = rng.randrange(group), _log_uniform(rng, 0.01, 0.3)
+    start, share = rng.randrange(group), log_uniform(rng, 0.01, 0.3)
     batches = [level * share * one**power for one in lengths[start : start + count]]
-    return _steady(rng, _added(around(rng, count, level, 0.001), batches), 0.1 * level)
+    return steady(rng, added(around(rng, count, level, 0.001), batches), 0.1 * level)
 
 
 # Collected garbage
@@ -299,8 +217,8 @@ def _collected(collection: int) -> int:
 def tensors_in_reference_cycles(rng: random.Random) -> Series:
     """Each step leaves a reference cycle with tensors in it, in use for about a step; Python's
     collector finds it young, or after it was moved to an older generation, much later."""
-    count, level = _some_length(rng), some_level(rng)
-    oldest = max(count * _log_uniform(rng, 1 / 25, 1 / 5), 4.0)
+    count, level = some_length(rng), some_level(rng)
+    oldest = max(count * log_uniform(rng, 1 / 25, 1 / 5), 4.0)
     pace, lives = 121 / oldest, rng.uniform(0.3, 1.5)
     before, phase = round(2 * oldest) + 2, 121 * rng.random()
     garbage = [0.0] * count
@@ -316,9 +234,9 @@ def tensors_in_reference_cycles(rng: random.Random) -> Series:
         size, freed = rng.uniform(0.7, 1.3), math.ceil((number - phase) / pace - before)
         for at in range(max(step, 0), min(freed, count)):
             garbage[at] += size
-    share = _log_uniform(rng, 0.03, 1.0) / max(garbage)
+    share = log_uniform(rng, 0.03, 1.0) / max(garbage)
     found = [level * share * one for one in garbage]
-    return _steady(rng, _added(around(rng, count, level, 0.001), found), 0.1 * level)
+    return steady(rng, added(around(rng, count, level, 0.001), found), 0.1 * level)
 
 
 # Leaks
@@ -327,8 +245,8 @@ def tensors_in_reference_cycles(rng: random.Random) -> Series:
 @family("leak", "held-out-5")
 def metric_never_reset(rng: random.Random) -> Series:
     """A metric that keeps all predictions is computed after each evaluation, but never reset."""
-    count, level = _some_length(rng), some_level(rng)
-    period = max(int(count * _log_uniform(rng, 1 / 60, 1 / 14)), 2)
+    count, level = some_length(rng), some_level(rng)
+    period = max(int(count * log_uniform(rng, 1 / 60, 1 / 14)), 2)
     steps, start = max(round(period * rng.uniform(0.1, 0.6)), 1), rng.randrange(period)
     batch = level * rng.choice((0.0, rng.uniform(-0.1, 0.1)))
     base, kept, state = around(rng, count, level), [], 0.0
@@ -337,13 +255,13 @@ def metric_never_reset(rng: random.Random) -> Series:
             state += 1.0
             base[step] += batch
         kept.append(state)
-    return _leaking(rng, base, kept, level)
+    return leaking(rng, base, kept, level)
 
 
 @family("leak", "held-out-5")
 def models_of_pruned_trials(rng: random.Random) -> Series:
     """A sweep keeps the exception of a trial that was pruned, and so its frames and its tensors."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     trials: list[_Trial] = []
 
     def draw() -> Series:
@@ -354,21 +272,21 @@ def models_of_pruned_trials(rng: random.Random) -> Series:
                 kept[trial.over :] = [one + trial.held for one in kept[trial.over :]]
         return kept
 
-    kept = _drawn_until_enough(draw)
-    return _leaking(rng, _of_trials(rng, count, level, trials), kept, level)
+    kept = drawn_until_enough(draw)
+    return leaking(rng, _of_trials(rng, count, level, trials), kept, level)
 
 
 @family("leak", "held-out-5")
 def prompts_cached_for_ever(rng: random.Random) -> Series:
     """A cache by prompt without a limit: ever fewer prompts are new, but some always are."""
-    count, level = _some_length(rng), some_level(rng)
-    rate, new = _log_uniform(rng, 1.0, 20.0), rng.uniform(0.6, 0.9)
-    at_first = _log_uniform(rng, 1.0, 100.0)
+    count, level = some_length(rng), some_level(rng)
+    rate, new = log_uniform(rng, 1.0, 20.0), rng.uniform(0.6, 0.9)
+    at_first = log_uniform(rng, 1.0, 100.0)
 
     def draw() -> Series:
         held, asked, prompts, kept = 0.0, 0, 0, []
         for _ in range(count):
-            for _ in range(_poisson(rng, rate)):
+            for _ in range(poisson(rng, rate)):
                 if rng.random() < (at_first + new * prompts) / (at_first + asked):
                     prompts, held = prompts + 1, held + rng.lognormvariate(0.0, 0.5)
                 asked += 1
@@ -376,13 +294,13 @@ def prompts_cached_for_ever(rng: random.Random) -> Series:
         return kept
 
     base = around(rng, count, level, 0.002)
-    return _leaking(rng, base, _drawn_until_enough(draw), level, 1.6)
+    return leaking(rng, base, drawn_until_enough(draw), level, 1.6)
 
 
 @family("leak", "held-out-5")
 def outputs_of_a_notebook(rng: random.Random) -> Series:
     """A notebook keeps each tensor that a cell displays; cells also bind what they use anew."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     often, spread = rng.uniform(max(0.1, 16 / count), 0.7), rng.uniform(0.3, 1.0)
 
     def draw() -> Series:
@@ -394,62 +312,62 @@ def outputs_of_a_notebook(rng: random.Random) -> Series:
         if rng.random() < 0.15:
             bound = level * rng.uniform(-sizes, sizes)
         base[cell] += bound
-    return _leaking(rng, base, _drawn_until_enough(draw), level, 1.3)
+    return leaking(rng, base, drawn_until_enough(draw), level, 1.3)
 
 
 @family("leak", "held-out-5")
 def hooks_of_every_epoch(rng: random.Random) -> Series:
     """Each epoch registers its forward hooks again; all of them keep the last step's output, so
     that a bigger batch is kept as often as there are hooks."""
-    count, level = _some_length(rng), some_level(rng)
-    epoch = max(int(count * _log_uniform(rng, 1 / 50, 1 / 14)), 2)
+    count, level = some_length(rng), some_level(rng)
+    epoch = max(int(count * log_uniform(rng, 1 / 50, 1 / 14)), 2)
     spread, last = rng.choice((0.0, 0.05, 0.1)), rng.choice((0.0, rng.uniform(0.1, 0.4)))
     batches = [rng.gauss(1.0, spread) - last * (step % epoch == epoch - 1) for step in range(count)]
     batches = [max(batch, 0.2) for batch in batches]
     outputs = level * rng.uniform(0.0, 0.1)
-    base = _added(around(rng, count, level, 0.001), [outputs * batch for batch in batches])
-    kept = _sized(rng, base, [float(step // epoch) for step in range(count)], level)
+    base = added(around(rng, count, level, 0.001), [outputs * batch for batch in batches])
+    kept = sized(rng, base, [float(step // epoch) for step in range(count)], level)
     more = [hooks * (batch - 1.0) for hooks, batch in zip(kept, batches, strict=True)]
-    return _in_blocks(base, kept, more)
+    return in_blocks(base, kept, more)
 
 
 @family("leak", "held-out-5")
 def penalty_of_the_critic(rng: random.Random) -> Series:
     """A GAN whose gradient penalty, now and then, makes graphs of gradients that refer to their
     own parameters, so that nothing frees them; critic and generator hold different amounts."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     critic = rng.randint(1, 5)
     every = rng.randint(1, max(min(count // 14, 16), 1))
-    generator = level * rng.choice((1, -1)) * _log_uniform(rng, 0.005, 0.2)
+    generator = level * rng.choice((1, -1)) * log_uniform(rng, 0.005, 0.2)
     base, kept, graphs = around(rng, count, level, 0.002), [], 0
     for step in range(count):
         if step % (critic + 1) == critic:
             base[step] += generator
         graphs += step % every == 0
         kept.append(graphs * 1.0)
-    return _leaking(rng, base, kept, level)
+    return leaking(rng, base, kept, level)
 
 
 @family("leak", "held-out-5")
 def snapshots_of_the_average(rng: random.Random) -> Series:
     """Weights are averaged from some epoch on, and a copy of each average stays in a list."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     start = round(rng.uniform(0.1, 0.45) * count)
     every = rng.randint(1, (count - start) // 13)
     kept = [float(max((step - start) // every + 1, 0)) for step in range(count)]
-    bumps = level * rng.choice((0.0, _log_uniform(rng, 0.005, 0.1)))
+    bumps = level * rng.choice((0.0, log_uniform(rng, 0.005, 0.1)))
     base = around(rng, count, level, 0.002)
     for step in range(rng.randrange(every), count, every):
         base[step] += bumps
-    return _leaking(rng, base, kept, level)
+    return leaking(rng, base, kept, level)
 
 
 @family("leak", "held-out-5")
 def blocks_of_lost_clients(rng: random.Random) -> Series:
     """A server frees what a request held when it is answered, but not when its client is gone."""
-    count, level = _some_length(rng), some_level(rng)
-    rate = _log_uniform(rng, max(60 / count, 0.5), 12.0)
-    gone = _log_uniform(rng, max(20 / (rate * count), 0.02), 0.6)
+    count, level = some_length(rng), some_level(rng)
+    rate = log_uniform(rng, max(60 / count, 0.5), 12.0)
+    gone = log_uniform(rng, max(20 / (rate * count), 0.02), 0.6)
     held, ended = _in_flight(rng, count, level, rate)
 
     def draw() -> Series:
@@ -459,15 +377,15 @@ def blocks_of_lost_clients(rng: random.Random) -> Series:
                 kept[at] += size
         return list(itertools.accumulate(kept))
 
-    base = _added(around(rng, count, level, 0.001), held)
-    return _leaking(rng, base, _drawn_until_enough(draw), level, 1.4)
+    base = added(around(rng, count, level, 0.001), held)
+    return leaking(rng, base, drawn_until_enough(draw), level, 1.4)
 
 
 @family("leak", "held-out-5")
 def history_concatenated_anew(rng: random.Random) -> Series:
     """All outputs so far are concatenated and the result is kept each time, so that every entry
     is longer than the one before; gradients are there in all but the first of some micro-steps."""
-    count, level = _some_length(rng), some_level(rng)
+    count, level = some_length(rng), some_level(rng)
     every, first = rng.randint(1, max(count // 15, 1)), rng.choice((0, rng.randint(1, 8)))
     rows = itertools.accumulate(1 + first + step // every for step in range(0, count, every))
     entries = [0.0, *map(float, rows)]
@@ -476,20 +394,20 @@ def history_concatenated_anew(rng: random.Random) -> Series:
     base = around(rng, count, level, 0.002)
     for step in range(0, count, micro_steps):
         base[step] -= gradients
-    return _leaking(rng, base, kept, level)
+    return leaking(rng, base, kept, level)
 
 
 @family("leak", "held-out-5")
 def loader_of_every_epoch(rng: random.Random) -> Series:
     """The workers of a loader hold more with each batch of an epoch; at its end nearly all of it
     comes back, but not what the old loader's iterator still holds."""
-    count, level = _some_length(rng), some_level(rng)
-    epoch = max(int(count * _log_uniform(rng, 1 / 40, 1 / 14)), 2)
-    height, batch = level * _log_uniform(rng, 0.005, 0.4), rng.uniform(0.0, 0.4)
+    count, level = some_length(rng), some_level(rng)
+    epoch = max(int(count * log_uniform(rng, 1 / 40, 1 / 14)), 2)
+    height, batch = level * log_uniform(rng, 0.005, 0.4), rng.uniform(0.0, 0.4)
     base = around(rng, count, level, 0.001)
     for step in range(count):
         base[step] += height * (step % epoch) / epoch * rng.uniform(1 - batch, 1 + batch)
     epochs = itertools.accumulate(rng.uniform(0.5, 1.5) for _ in range(count // epoch + 1))
     entries = [0.0, *epochs]
     kept = [entries[step // epoch] for step in range(count)]
-    return _leaking(rng, base, kept, level)
+    return leaking(rng, base, kept, level)
