@@ -2,23 +2,25 @@
 """What `record(modules=model)` finds and costs, on models of `categories_programs`.
 
     neutracer build-hooks
-    python tests/gpu/modules_cost.py      # some three minutes on a GPU
+    python tests/gpu/modules_cost.py [NAME ...] [--rounds 40] [--marks-only]
 
-For each program: the time of a step with the recording alone, with PyTorch's hooks on modules that
-do nothing, with modules as without neutracer's compiled hooks, and with modules, in turns; and by
-module the bytes that forward and backward allocated,
-beside what hooks on the modules count for themselves by PyTorch's running total of allocated bytes
-(each without what is inside of it).
+Takes some three minutes on a GPU. For each program: the time of a step with the recording alone,
+with PyTorch's hooks on modules that do nothing, with modules as without neutracer's compiled hooks,
+and with modules, in turns; and by module the bytes that forward and backward allocated, beside what
+hooks on the modules count for themselves by PyTorch's running total of allocated bytes (each
+without what is inside of it).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import math
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ import categories_programs as programs
 
 NAMES = ("gpt2_adamw", "vit_sgd", "llama_lora", "unet_ema_amp", "mixtral_sgd")
 
-ROUNDS = 40
 MEASURED = 0.1  # seconds that a time is taken over, at least
 
 
@@ -80,15 +81,18 @@ WAYS = (
 )
 
 
-def cost(model: Any, step: Callable[[], None]) -> list[list[float]]:
+Ways = Sequence[tuple[str, bool, Callable[[], contextlib.AbstractContextManager[None]]]]
+
+
+def cost(model: Any, step: Callable[[], None], rounds: int, ways: Ways) -> list[list[float]]:
     """The times of a step in each of these ways; one of each a round, in turns."""
     import neutracer
 
-    found: list[list[float]] = [[] for _ in WAYS]
+    found: list[list[float]] = [[] for _ in ways]
     steps = max(round(MEASURED / seconds(step, 5)), 3)
-    for round_ in range(ROUNDS):
-        for at in ((round_ + turn) % len(WAYS) for turn in range(len(WAYS))):
-            _, marked, around = WAYS[at]
+    for round_ in range(rounds):
+        for at in ((round_ + turn) % len(ways) for turn in range(len(ways))):
+            _, marked, around = ways[at]
             with around(), neutracer.record(modules=model if marked else None):
                 step()
                 found[at].append(seconds(step, steps))
@@ -106,11 +110,19 @@ def calls_of(step: Callable[[], None]) -> int:
     return len(called)
 
 
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the median: by ranks, a fair coin's for each value."""
+    ranked = sorted(values)
+    reach = math.floor(len(ranked) / 2 - 1.96 * math.sqrt(len(ranked)) / 2)
+    first = max(reach, 0)
+    return ranked[first], ranked[-1 - first]
+
+
 def told(plain: list[float], more: list[float], calls: int) -> str:
-    """What something adds to a step: by the rounds, whose middle half is given too, and by the
-    fastest tenth of each, which a processor that changes its speed leaves alone."""
-    rounds = sorted(b / a - 1 for a, b in zip(plain, more, strict=True))
-    low, middle, high = statistics.quantiles(rounds, n=4)
+    """What something adds to a step: by the rounds, with the 95 % interval of their median, and
+    by the fastest tenth of each, which a processor that changes its speed leaves alone."""
+    rounds = [b / a - 1 for a, b in zip(plain, more, strict=True)]
+    middle, (low, high) = statistics.median(rounds), median_interval(rounds)
     fast = statistics.quantiles(plain, n=10)[0], statistics.quantiles(more, n=10)[0]
     each = (fast[1] - fast[0]) / calls * 1e6
     return (
@@ -157,7 +169,7 @@ def counted(model: Any, step: Callable[[Callable[[], None]], None]) -> Counter[s
     return sums
 
 
-def one(name: str) -> None:
+def one(name: str, rounds: int, ways: Ways) -> None:
     """One program's lines."""
     import torch
 
@@ -171,10 +183,10 @@ def one(name: str) -> None:
 
     for _ in range(3):
         step()
-    plain, *others = cost(model, step)
+    plain, *others = cost(model, step, rounds, ways)
     calls = calls_of(step)
     print(f"{name}: {statistics.median(plain) * 1e3:.2f} ms, {calls} calls of modules")
-    for (way, _, _), times in zip(WAYS[1:], others, strict=True):
+    for (way, _, _), times in zip(ways[1:], others, strict=True):
         print(f"   {way:34} {told(plain, times, calls)}")
     with neutracer.record(modules=model) as recording:
         at: list[int] = []
@@ -206,8 +218,14 @@ def one(name: str) -> None:
 
 
 def main() -> int:
-    for name in NAMES:
-        one(name)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(NAMES))
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--marks-only", action="store_true", help="no other hooks beside them")
+    args = parser.parse_args()
+    ways = (WAYS[0], WAYS[-1]) if args.marks_only else WAYS
+    for name in args.names or NAMES:
+        one(name, args.rounds, ways)
     return 0
 
 
