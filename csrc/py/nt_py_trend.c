@@ -33,11 +33,12 @@ static PyObject *
 trend_dict(const nt_trend *t)
 {
     return Py_BuildValue(
-        "{snsnsnsdsdsdsdsdsdsdsdsOsnsnsdsdsN}", "bin", (Py_ssize_t)t->bin, "warmup",
+        "{snsnsnsdsdsdsdsdsdsdsdsOsOsnsnsdsdsN}", "bin", (Py_ssize_t)t->bin, "warmup",
         (Py_ssize_t)t->warmup, "points", (Py_ssize_t)t->points, "level", t->level,
         "last", t->last, "slope", t->slope, "low", t->low, "high", t->high, "score",
         t->score, "memory", t->memory, "noise", t->noise, "is_levelling",
-        t->is_levelling ? Py_True : Py_False, "bursts", (Py_ssize_t)t->bursts, "teeth",
+        t->is_levelling ? Py_True : Py_False, "may_wander",
+        t->may_wander ? Py_True : Py_False, "bursts", (Py_ssize_t)t->bursts, "teeth",
         (Py_ssize_t)t->teeth, "tooth", t->tooth, "tooth_slope", t->tooth_slope, "jumps",
         trend_jumps(t));
 }

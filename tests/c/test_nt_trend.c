@@ -384,6 +384,26 @@ NT_TEST(rare_rises_are_growth)
     }
 }
 
+NT_TEST(what_may_wander_is_said_to)
+{
+    uint64_t values[300];
+    size_t proved = 0, wanders = 0, both = 0;
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        /* A walk that goes up by a sixth of its changes. */
+        trend_make(values, 300, 1.0, 6e6, 1e6, seed);
+        const nt_trend found = trend_look(t, values, 300);
+        proved += found.score > 2.748;
+        wanders += found.may_wander;
+        both += found.may_wander && found.score > 2.748;
+        trend_make(values, 300, 0.3, 6e6, 0.0, seed);
+        NT_CHECK(!trend_look(t, values, 300).may_wander);
+    }
+    NT_CHECK_UINT(both, 0);
+    if (proved < 60 || wanders < 30) {
+        NT_FAIL("%zu of 200 proved, %zu may wander", proved, wanders);
+    }
+}
+
 NT_TEST(leaks_that_begin_late_are_growth)
 {
     uint64_t values[200];

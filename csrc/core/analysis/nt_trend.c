@@ -129,6 +129,7 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
     const size_t left = n - out->warmup;
     double centre;
     *cuts = (trend_cuts){0};
+    out->may_wander = false;
     out->noise = nt_trend_noise(w, y, left, &centre);
     if (left < 2) {
         out->slope = out->low = out->high = out->score = 0.0;
@@ -145,7 +146,11 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
         const nt_trend_doubted of = {
             .memory = by_jumps ? nt_trend_memory(y, left, &none) : out->memory,
             .level = by_jumps ? &none : cuts};
-        out->score = nt_trend_as_walk(w, x, out->warmup, n, &jumps, &of, out->score);
+        const double walk =
+            nt_trend_as_walk(w, x, out->warmup, n, &jumps, &of, out->score);
+        out->may_wander = out->score > NT_TREND_SURE && walk <= NT_TREND_SURE &&
+                          nt_trend_seems_to_rise(w, x, out->warmup, n);
+        out->score = walk;
     }
 }
 

@@ -51,7 +51,9 @@ typedef struct nt_trend {
     double memory;
     double noise;      /* standard deviation of single changes, in bytes */
     bool is_levelling; /* it grew, and ever more slowly */
-    size_t bursts;     /* rises that were taken back within a few steps */
+    /* It rose, and does yet, but so does what wanders: `score` is less for that. */
+    bool may_wander;
+    size_t bursts; /* rises that were taken back within a few steps */
     /*
      * A saw-tooth: gradual rises that end with a fall, which takes less long. Where
      * there are two at least, slope, interval and score are of the points after the

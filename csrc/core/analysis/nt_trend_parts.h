@@ -162,12 +162,18 @@ nt_trend_as_walk(trend_work *w, const double *x, size_t from, size_t n,
 
 /*
  * Whether x[0 .. n - 1], of which points before `from` were set aside, goes up as
- * hardly a walk without drift does, and does so yet at its end. By medians of parts:
- * the share of the way that leads up, and Mann and Kendall's statistic of the last two
- * thirds, alone or with how far the line rises beyond what is off it.
+ * hardly a walk without drift does, and does so yet at its end. By the floors of parts,
+ * which rise one after another, the more so the more it remembers; or by medians of
+ * parts: the share of the way that leads up, and Mann and Kendall's statistic of the
+ * last two thirds, alone or with how far the line rises beyond what is off it.
  */
 bool
 nt_trend_goes_up(trend_work *w, const double *x, size_t from, size_t n);
+
+/* Whether the floors of parts of x, points before `from` set aside, rise by what noise
+ * without a memory hardly makes, and its last two fifths rise at all. */
+bool
+nt_trend_seems_to_rise(trend_work *w, const double *x, size_t from, size_t n);
 
 /* nt_trend_slow.c: when it grew. */
 

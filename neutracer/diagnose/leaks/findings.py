@@ -38,6 +38,11 @@ _WITHOUT_GRAPH = (
     "a kept tensor keeps its whole storage: keep x.item() or x.cpu(), or a clone() of a view"
 )
 
+# Where there are numbers only.
+_WITH_LINES = Note(
+    "neutracer.record() and leak_trend on its snapshot say which line leaves it behind"
+)
+
 # The same of the host's memory, where cpu() is the tensor itself.
 _WITH_GRAPH_ON_CPU = (
     "a kept tensor keeps its graph and its whole storage: keep loss.item(), or x.detach(), or a "
@@ -81,11 +86,7 @@ def findings_of(
         return ()
     if verdict.kind == "unknown":
         evidence: tuple[Note, ...] = (Note(verdict.because),)
-        advice: tuple[Note, ...] = (
-            Note(
-                f"{_more(seen.unit)}: about sixty {seen.unit}s show a leak of 0.1 % a {seen.unit}"
-            ),
-        )
+        advice = _to_be_sure(seen)
         message = "can't tell whether memory grows"
         return (Finding("unknown", Severity.INFO, 0, message, evidence, advice),)
     notes = [_how_sure(trend, seen.unit), Note(verdict.because)]
@@ -96,6 +97,14 @@ def findings_of(
     message = f"{VERDICTS[kind]}: {_rate(trend, seen.unit, kind)}"
     advice = _advice(kind, survivors, seen.device, settings)
     return (Finding(kind, severity, nbytes, message, tuple(notes), advice),)
+
+
+def _to_be_sure(seen: Observed) -> tuple[Note, ...]:
+    """What would show whether memory grows."""
+    unit = seen.unit
+    if seen.timeline is None and seen.live.may_wander:
+        return (Note(_more(unit)), _WITH_LINES)
+    return (Note(f"{_more(unit)}: about sixty {unit}s show a leak of 0.1 % a {unit}"),)
 
 
 def _more(unit: str) -> str:
@@ -239,6 +248,4 @@ def _leak_advice(survivors: Survivors, device: int) -> tuple[Note, ...]:
             Note(_to_keep(device, survivors.shows_graph)),
             Note("neutracer.why_alive(tensor) in the program says what holds one of them"),
         )
-    return (
-        Note("neutracer.record() and leak_trend on its snapshot say which line leaves it behind"),
-    )
+    return (_WITH_LINES,)

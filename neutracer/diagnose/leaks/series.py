@@ -41,6 +41,7 @@ class Trend:
         last: The median of the last five steps, in bytes.
         memory: The autocorrelation that was reckoned with: an upper bound of it.
         is_levelling: It grows, ever more slowly.
+        may_wander: It rose, but what wanders without a level comes to that too.
         teeth: How often a gradual rise ended in a fall; 0 or at least 2.
         tooth: The median fall in bytes.
         tooth_slope: The median rise in bytes a step between two falls.
@@ -58,6 +59,7 @@ class Trend:
     last: float
     memory: float
     is_levelling: bool
+    may_wander: bool
     teeth: int
     tooth: float
     tooth_slope: float
@@ -89,6 +91,7 @@ def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
         last=found["last"],
         memory=found["memory"],
         is_levelling=found["is_levelling"],
+        may_wander=found["may_wander"],
         teeth=found["teeth"] if found["teeth"] >= 2 else 0,
         tooth=found["tooth"],
         tooth_slope=found["tooth_slope"],

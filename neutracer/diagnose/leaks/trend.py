@@ -50,7 +50,8 @@ class LeakTrendReport(Report):
     """Whether memory grows step after step, and what grows.
 
     Attributes:
-        verdict: "leak", "cycle_garbage", "non_torch_growth", "fragmentation_growth",
+        verdict: "leak", "cycle_garbage" (of traces only: numbers don't tell it from what a
+            program empties itself), "non_torch_growth", "fragmentation_growth",
             "cache_growth", "steady" or "unknown".
         series: The series that decided: "allocated" (live bytes), "reserved", or
             "non_torch" (used on the device and not PyTorch's).
@@ -185,18 +186,18 @@ def leak_trend(
 ) -> LeakTrendReport:
     """Whether a program's memory grows step after step, and what grows.
 
-    It looks at the least of each step, so what comes and goes within a step does not count.
-    It finds the warm-up and sets it aside, bridges bursts that are taken back, and does not
-    take a sudden change of the level for growth. The slope is Theil-Sen's (Sen, JASA 63,
-    1968) and its test Mann-Kendall's, after the memory of the series (its autocorrelation, up
-    to 0.9 for short ones) was taken off (Yue and others, Hydrological Processes 16, 2002);
-    both also use what the first step says (Prais and Winsten, Cowles Commission 383, 1954). What
-    may be a walk must besides go up all along and still at its end, by the medians of parts of it
+    It looks at the least of each step, so what comes and goes within a step does not count. It
+    finds the warm-up and sets it aside, bridges bursts that are taken back, and does not take a
+    sudden change of the level for growth. The slope is Theil-Sen's (Sen, JASA 63, 1968) and its
+    test Mann-Kendall's, after the memory of the series (its autocorrelation, up to 0.9 for short
+    ones) was taken off (Yue and others, Hydrological Processes 16, 2002); both also use what the
+    first step says (Prais and Winsten, Cowles Commission 383, 1954). What may be a walk must
+    besides go up all along and still at its end, by the medians and the least values of parts of it
     (Kaufman's efficiency ratio; Mann-Kendall), come back soon to its line (Dickey and Fuller, JASA
     74, 1979), or, below a hundred steps, have changes whose mean is above 0 by a variance that
     allows for what they remember of each other (Newey and West, Econometrica 55, 1987; Kiefer and
-    Vogelsang, Econometric Theory 21, 2005). A series of more than 1,024 steps is first put
-    into bins.
+    Vogelsang, Econometric Theory 21, 2005). A series of more than 1,024 steps is first put into
+    bins.
 
     Args:
         source: One of

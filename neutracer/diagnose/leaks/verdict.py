@@ -80,13 +80,27 @@ def judge(seen: Observed) -> Verdict:
     if live.is_sawtooth:
         if _leaks(seen):
             return Verdict("leak", live, "What is left after each fall grows.")
-        text = "It rose step after step and fell back to where it was."
-        return Verdict("cycle_garbage", live, text)
+        return _falls_back(seen)
     if _leaks(seen):
         if live.is_levelling:
             return Verdict("unknown", live, "It grew ever more slowly and may level off.")
         return Verdict("leak", live, "The lowest level of each step grows.")
     return _besides(seen) or _not_growing(live, seen)
+
+
+def _falls_back(seen: Observed) -> Verdict:
+    """The verdict on a saw-tooth: whose the falls are, only a trace's lines can say."""
+    live = seen.live
+    if seen.timeline is not None:
+        text = "It rose step after step and fell back to where it was."
+        return Verdict("cycle_garbage", live, text)
+    falls = f"{format_count(live.teeth, 'time')}, by {format_bytes(round(live.tooth))}"
+    text = (
+        f"It rose step after step and fell back to where it was {falls}: so does what the "
+        "program empties itself, and the garbage of cycles, which "
+        "neutracer.warn_tensor_cycles() in the program finds."
+    )
+    return _besides(seen) or Verdict("steady", live, text)
 
 
 def _besides(seen: Observed) -> Verdict | None:
@@ -113,8 +127,12 @@ def _besides(seen: Observed) -> Verdict | None:
 
 def _leaks(seen: Observed) -> bool:
     """Whether the growth of the live bytes is proved, and matters before a long run ends."""
-    live = seen.live
-    return live.p_value < ALPHA and live.slope * RUN[seen.unit] > _MATERIAL * live.level
+    return seen.live.p_value < ALPHA and _would_matter(seen)
+
+
+def _would_matter(seen: Observed) -> bool:
+    """Whether live bytes that go on like this matter before a long run ends."""
+    return seen.live.slope * RUN[seen.unit] > _MATERIAL * seen.live.level
 
 
 def _settled(trend: Trend, whole: float) -> bool:
@@ -141,6 +159,13 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
         return Verdict("unknown", live, f"It rose in each of {live.steps} {seen.unit}s: too few.")
     if live.p_value < ALPHA:
         return Verdict("steady", live, "It grows by too little to matter.")
+    if seen.timeline is None and live.may_wander and not live.is_levelling and _would_matter(seen):
+        risen = format_bytes(round(live.growth))
+        text = (
+            f"It rose by {risen} in {format_count(live.steps, seen.unit)}, but memory that "
+            "wanders up and down without a level may come to that too."
+        )
+        return Verdict("unknown", live, text)
     return Verdict("steady", live, _given_back(seen) or "No growth shows after the warm-up.")
 
 

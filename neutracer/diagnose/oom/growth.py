@@ -308,7 +308,7 @@ def saw_tooth(timeline: Timeline, event: int) -> SawTooth | None:
     live = timeline.allocated
     floors = [min(live[begin:end]) for begin, end in pairwise([*begins, event + 1])]
     trend = leak_trend(floors)
-    if trend.verdict != "cycle_garbage":
+    if trend.resets < 2 or trend.verdict == "leak":
         return None
     falls = [i for i, (a, b) in enumerate(pairwise(floors)) if 2 * (a - b) >= trend.reset_bytes]
     piled = live[event] - min(floors[falls[-1] :]) if falls else 0
