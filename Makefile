@@ -156,12 +156,12 @@ build/.lint: $(ALL_C_FILES) $(PY_FILES) $(TEST_FILES) $(wildcard benchmarks/*.py
 	@echo "clang-format, C files"; $(CLANG_FORMAT) --dry-run -Werror $(ALL_C_FILES)
 	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
 	for compiler in gcc $$(command -v clang >/dev/null && echo clang); do \
-	    echo "$$compiler -Werror, csrc"; \
+	    echo "$$compiler -Werror, csrc and the C tests"; \
 	    for file in $(filter csrc/core/%,$(C_SOURCES)); do \
 	        $$compiler $(C_WARNINGS) -Icsrc/core -c $$file -o /dev/null; \
 	    done; \
-	    for file in $(filter csrc/py/% csrc/pyheap/%,$(C_SOURCES)); do \
-	        $$compiler $(C_WARNINGS) -Icsrc/core -Icsrc/pyheap -isystem $$include \
+	    for file in $(filter csrc/py/% csrc/pyheap/% tests/c/test_%,$(C_SOURCES)); do \
+	        $$compiler $(C_WARNINGS) -Icsrc/core -Icsrc/pyheap -Itests/c -isystem $$include \
 	            -c $$file -o /dev/null; \
 	    done; \
 	    if pkg-config --exists libcgraph libgvc 2>/dev/null; then \

@@ -399,7 +399,8 @@ NT_TEST(what_may_wander_is_said_to)
         NT_CHECK(!trend_look(t, values, 300).may_wander);
     }
     NT_CHECK_UINT(both, 0);
-    if (proved < 60 || wanders < 30) {
+    /* Four of five are one or the other, and a quarter is more than chance. */
+    if (proved < 50 || proved + wanders < 160) {
         NT_FAIL("%zu of 200 proved, %zu may wander", proved, wanders);
     }
 }
@@ -523,6 +524,7 @@ const nt_test_case nt_trend_tests[] = {
     NT_CASE(season_is_taken_out),
     NT_CASE(whole_period_of_any_shape_is_taken_out),
     NT_CASE(rare_rises_are_growth),
+    NT_CASE(what_may_wander_is_said_to),
     NT_CASE(leaks_that_begin_late_are_growth),
     NT_CASE(what_is_taken_again_at_once_is_no_saw_tooth),
     NT_CASE(pauses_are_no_slowing),
