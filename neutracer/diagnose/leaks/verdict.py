@@ -40,6 +40,9 @@ _MATERIAL = 0.002
 # Falls of this share of the growth together give it back.
 _GIVEN_BACK = 0.5
 
+# A saw-tooth that stands so many of its falls above its median no longer falls as it did.
+_PILED = 1.5
+
 # So much of a cache's growth in freed blocks that wait for a stream is what grows.
 _WAITING = 0.5
 
@@ -94,11 +97,15 @@ def _falls_back(seen: Observed) -> Verdict:
     if seen.timeline is not None:
         text = "It rose step after step and fell back to where it was."
         return Verdict("cycle_garbage", live, text)
-    falls = f"{format_count(live.teeth, 'time')}, by {format_bytes(round(live.tooth))}"
+    falls = f"{format_count(live.teeth, 'fall')}, by {format_bytes(round(live.tooth))}"
+    if live.last > live.level + _PILED * live.tooth:
+        text = (
+            f"It rose and fell ({falls}), and stands higher now than falls of this size take back."
+        )
+        return Verdict("unknown", live, text)
     text = (
-        f"It rose step after step and fell back to where it was {falls}: so does what the "
-        "program empties itself, and the garbage of cycles, which "
-        "neutracer.warn_tensor_cycles() in the program finds."
+        f"Falls give back what piles up: {falls}. So it is with what the program empties itself, "
+        "and with the garbage of cycles, which neutracer.warn_tensor_cycles() in the program finds."
     )
     return _besides(seen) or Verdict("steady", live, text)
 
@@ -160,10 +167,10 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
     if live.p_value < ALPHA:
         return Verdict("steady", live, "It grows by too little to matter.")
     if seen.timeline is None and live.may_wander and not live.is_levelling and _would_matter(seen):
-        risen = format_bytes(round(live.growth))
+        rate, steps = format_bytes(round(live.slope)), format_count(live.steps, seen.unit)
         text = (
-            f"It rose by {risen} in {format_count(live.steps, seen.unit)}, but memory that "
-            "wanders up and down without a level may come to that too."
+            f"It seems to rise by {rate} a {seen.unit}, over {steps}, but memory "
+            "that wanders up and down without a level may do so too."
         )
         return Verdict("unknown", live, text)
     return Verdict("steady", live, _given_back(seen) or "No growth shows after the warm-up.")

@@ -199,9 +199,16 @@ def test_sawtooth_of_numbers_does_not_say_whose_it_is() -> None:
     """What a program empties itself looks as garbage does."""
     trend = leak_trend([LEVEL + step % 25 * 4 * MIB for step in range(200)])
     assert (trend.verdict, trend.resets, trend.reset_bytes) == ("steady", 7, 96 * MIB)
-    assert "fell back to where it was 7 times, by 96 MiB" in trend.because
+    assert "Falls give back what piles up: 7 falls, by 96 MiB" in trend.because
     assert "warn_tensor_cycles() in the program finds" in " ".join(str(trend).split())
     assert trend.findings == ()
+
+
+def test_sawtooth_that_no_longer_falls_is_not_said_to_be_steady() -> None:
+    saw = [1000 * MIB + step % 20 * 4 * MIB for step in range(160)]
+    trend = leak_trend([*saw, *(saw[-1] + step * 4 * MIB for step in range(1, 61))])
+    assert trend.verdict == "unknown"
+    assert "stands higher now than falls of this size take back" in " ".join(str(trend).split())
 
 
 def test_cache_that_grows_beside_a_sawtooth_is_told() -> None:
@@ -658,8 +665,8 @@ def test_floors_that_rise_one_after_another_are_a_leak() -> None:
                 held += 6e6 * math.exp(1.5 * rng.gauss(0.0, 1.0))
             series.append(round(2 * LEVEL + around + held))
         found += leak_trend(series).verdict == "leak"
-    # 73 in a hundred; by medians alone 65.
-    assert found >= 210
+    # 77 in a hundred; by medians alone 72.
+    assert found >= 225
 
 
 def wandering(seed: int, drift: float) -> list[int]:
@@ -674,14 +681,15 @@ def wandering(seed: int, drift: float) -> list[int]:
 def test_what_may_wander_is_not_said_to_be_steady() -> None:
     """A drift of a sixth of the changes is not proved in 300 steps, and is no rest either."""
     found = Counter(leak_trend(wandering(seed, 1 / 6)).verdict for seed in range(100))
-    assert found["unknown"] >= 15
+    assert found["unknown"] >= 45
+    assert found["steady"] <= 20
     trend = next(
         one
         for one in (leak_trend(wandering(seed, 1 / 6)) for seed in range(100))
         if one.verdict == "unknown"
     )
     text = " ".join(str(trend).split())
-    assert "but memory that wanders up and down without a level may come to that too" in text
+    assert "but memory that wanders up and down without a level may do so too" in text
     assert "neutracer.record() and leak_trend on its snapshot say which line" in text
     assert [str(one.severity) for one in trend.findings] == ["info"]
 
