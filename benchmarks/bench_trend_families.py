@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does leak_trend tell leaks from what only looks like one? Families of series, most held out.
+"""Does leak_trend tell leaks from what only looks like one? Families of series of many kinds.
 
 Each series is given as plain numbers, one a step, without a word of what it is. A steady one
 that gets any verdict but steady or unknown is a false alarm, and collected garbage is steady: it
@@ -25,10 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
-import trend_families_fifth  # noqa: E402, F401
+import trend_families_fifth  # noqa: E402, F401  # registers its families, as all of them do
 import trend_families_fourth  # noqa: E402, F401
-import trend_families_seasons  # noqa: E402, F401  # registers its families
-import trend_families_second  # noqa: E402, F401  # registers its families
+import trend_families_seasons  # noqa: E402, F401
+import trend_families_second  # noqa: E402, F401
 import trend_families_sixth  # noqa: E402, F401
 import trend_families_third  # noqa: E402, F401
 from trend_families import FAMILIES, Family, Group, gaussian_walk  # noqa: E402

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of series of a program's live memory, one value a step, each with its truth.
 
-A family makes a series from a seed. neutracer's method was chosen on those looked at
-(trend_families_seasons.py has some of them). The first held-out set had no part in that, but later,
-on other seeds than are counted, in what is asked of walks. Of the second (trend_families_second.py)
-it was known which kinds of leaks were missed; none of its series had a part in what is asked. The
-third to the sixth (trend_families_third.py and so on) were written without a look at the method;
-of all but the sixth it is known by now which kinds were missed, and the bound on rising floors was
-set with a look at other seeds of these than are counted. The method was complete when the sixth
-was counted.
+A family makes a series from a seed. By those looked at (trend_families_seasons.py has some of them)
+neutracer's method was chosen. The held-out sets (trend_families_second.py and so on) had no part in
+what it was when each was counted for the first time; the first six have one now: with random
+programs (trend_training.py) they are what tools/fit_trend.py fits on, by other seeds than are
+counted. The seventh and the eighth were written by authors who saw neither the method nor another
+set, and counted once, when all of it was complete.
 """
 
 from __future__ import annotations
@@ -33,7 +31,16 @@ GIB = 1 << 30
 
 Series = list[float]
 Group = Literal[
-    "looked-at", "held-out", "held-out-2", "held-out-3", "held-out-4", "held-out-5", "held-out-6"
+    "training",
+    "looked-at",
+    "held-out",
+    "held-out-2",
+    "held-out-3",
+    "held-out-4",
+    "held-out-5",
+    "held-out-6",
+    "held-out-7",
+    "held-out-8",
 ]
 
 
@@ -42,9 +49,8 @@ class Family(NamedTuple):
 
     Attributes:
         truth: "steady", "leak" or "cycle_garbage", which is steady to whoever sees but numbers.
-        group: "looked-at" (the method was chosen on it), "held-out" (without it, but for what is
-            asked of walks), "held-out-2" (without its series, but not without its kinds) or
-            one of those that were written without a look at it.
+        group: "training" (made to be fitted on), "looked-at" (the method was chosen on it), or a
+            held-out set; of these, the first six are fitted on too.
         make: Makes a series, in bytes.
     """
 

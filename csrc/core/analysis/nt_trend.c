@@ -5,8 +5,16 @@
 
 #include "analysis/nt_trend_parts.h"
 
-/* What a growth must reach to be looked at more closely: the 1 % point. */
-#define TREND_NOTABLE 2.326
+/* What a rise must reach to be looked at more closely: the 2.5 % point, from which on
+ * the 95 % interval of the slope is above 0. */
+#define TREND_NOTABLE 1.96
+
+/* A score above which growth is believed: beyond it lies 0.003 of the normal
+ * distribution, which is diagnose/leaks/verdict.py's ALPHA. */
+#define TREND_SURE 2.748
+
+/* What has a score above this, the 5 % point, and rises by its ranks, is in doubt. */
+#define TREND_DOUBTFUL 1.645
 
 /* A bend of so many standard errors is one: half of a hundredth of straight lines have
  * it. Behind a warm-up that came to its level little by little a twentieth is enough.
@@ -17,11 +25,9 @@
 /* What grows by less than this share of such a warm-up is the rest of that. */
 #define TREND_REST 0.05
 
-/* Points that are left at least when growth that levels off is set aside. */
-enum { TREND_LEFT = 8 };
-
-/* A level that changes more often than this goes by jumps. */
-enum { TREND_SEVERAL = 3 };
+/* Points that are left at least when growth that levels off is set aside; and so few
+ * that whatever slows may level off: nothing shows yet that it goes on. */
+enum { TREND_LEFT = 8, TREND_YOUNG = 24 };
 
 /* Points whose median is the last value. */
 enum { TREND_LAST = 5 };
@@ -34,6 +40,7 @@ trend_work_clear(trend_work *w)
     nt_release(&w->alloc, w->scratch, size);
     nt_release(&w->alloc, w->change, size);
     nt_release(&w->alloc, w->raw, size);
+    nt_release(&w->alloc, w->shown, size);
     nt_release(&w->alloc, w->season, size);
     nt_release(&w->alloc, w->pairs, w->pair_capacity * sizeof *w->pairs);
 }
@@ -50,10 +57,11 @@ trend_work_init(trend_work *w, const nt_alloc *alloc, size_t points, nt_error *e
     w->scratch = nt_allocate(alloc, capacity * sizeof *w->scratch);
     w->change = nt_allocate(alloc, capacity * sizeof *w->change);
     w->raw = nt_allocate(alloc, capacity * sizeof *w->raw);
+    w->shown = nt_allocate(alloc, capacity * sizeof *w->shown);
     w->season = nt_allocate(alloc, capacity * sizeof *w->season);
     w->pairs = nt_allocate(alloc, pairs * sizeof *w->pairs);
     if (w->z == NULL || w->scratch == NULL || w->change == NULL || w->raw == NULL ||
-        w->season == NULL || w->pairs == NULL) {
+        w->shown == NULL || w->season == NULL || w->pairs == NULL) {
         trend_work_clear(w);
         return nt_fail_nomem(err);
     }
@@ -121,7 +129,8 @@ trend_test(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
     }
 }
 
-/* Tests the points from out->warmup on, and finds the jumps in them. */
+/* Tests the points from out->warmup on, and finds the jumps in them, which stand in
+ * cuts without the steps that a rise is held against besides. */
 static void
 trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_trend *out)
 {
@@ -129,7 +138,6 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
     const size_t left = n - out->warmup;
     double centre;
     *cuts = (trend_cuts){0};
-    out->may_wander = false;
     out->noise = nt_trend_noise(w, y, left, &centre);
     if (left < 2) {
         out->slope = out->low = out->high = out->score = 0.0;
@@ -138,45 +146,72 @@ trend_examine(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tre
     nt_trend_find_jumps(w, y, left, out->noise, cuts);
     trend_test(w, y, left, cuts, out);
     if (out->score > TREND_NOTABLE) {
-        /* What goes by many jumps has these for its changes. */
-        const trend_cuts none = {0}, jumps = cuts->count > TREND_SEVERAL ? none : *cuts;
-        const bool by_jumps = cuts->count > TREND_SEVERAL;
-        nt_trend_find_steps(w, y, left, cuts);
-        trend_test(w, y, left, cuts, out);
-        const nt_trend_doubted of = {
-            .memory = by_jumps ? nt_trend_memory(y, left, &none) : out->memory,
-            .level = by_jumps ? &none : cuts};
-        const double walk =
-            nt_trend_as_walk(w, x, out->warmup, n, &jumps, &of, out->score);
-        out->may_wander = out->score > NT_TREND_SURE && walk <= NT_TREND_SURE &&
-                          nt_trend_seems_to_rise(w, x, out->warmup, n);
-        out->score = walk;
+        trend_cuts steps = *cuts;
+        nt_trend_find_steps(w, y, left, &steps);
+        trend_test(w, y, left, &steps, out);
     }
 }
 
-/* Whether what grows from x[out->warmup] on is about to end, or has. */
+/* Whether x[out->warmup ..] rises by its own test: of a saw-tooth, the points after its
+ * falls; and where jumps were taken off that are how it rises, the test with them. */
+static bool
+trend_rises(trend_work *w, const double *x, size_t n, nt_trend *out)
+{
+    if (out->teeth >= 2) {
+        return out->slope > 0.0;
+    }
+    if (out->score <= TREND_NOTABLE && out->jump_count > 0) {
+        const trend_cuts none = {0};
+        nt_trend whole = *out;
+        trend_test(w, x + out->warmup, n - out->warmup, &none, &whole);
+        *out = whole.score > TREND_NOTABLE ? whole : *out;
+    }
+    return out->score > TREND_NOTABLE;
+}
+
+/* Weighs the figures of x, whose slope, score and jumps are those of its test. What is
+ * growth by its figures is as sure as its test says, where that says more. */
+static void
+trend_decide(trend_work *w, const double *x, size_t n, nt_trend *out)
+{
+    if (n - out->warmup < NT_TREND_FEW) {
+        return;
+    }
+    nt_trend_measure(w, x, n, out);
+    const double weighed = nt_trend_weigh(out->figures);
+    out->is_in_doubt = false;
+    if (weighed <= TREND_DOUBTFUL) {
+        out->score = weighed < out->score ? weighed : out->score;
+    } else if (trend_rises(w, x, n, out)) {
+        out->is_in_doubt = weighed <= TREND_SURE;
+        const bool is_surer = weighed > TREND_SURE && out->score > weighed;
+        out->score = is_surer ? out->score : weighed;
+    }
+}
+
+/* Whether what rises from x[out->warmup] on, as its test shows, is about to end, or
+ * has. What is behind growth that levels off is so where it slows at all. */
 static bool
 trend_is_levelling(trend_work *w, const double *x, size_t n, const trend_cuts *cuts,
                    const nt_trend *out)
 {
     const double *y = x + out->warmup;
     const size_t left = n - out->warmup;
-    const bool is_gradual = w->doubt > 1.0;
+    const bool is_gradual = w->doubt > 1.0, was_levelling = out->is_levelling;
     if (out->score <= TREND_NOTABLE || left < TREND_LEFT) {
         return false;
     }
     const double rest = TREND_REST * (y[0] - x[0]);
     return nt_trend_levels_off(w, y, left, cuts, out->memory,
                                is_gradual ? TREND_BENT_AFTER : TREND_BENT) ||
-           nt_trend_has_slowed(w, y, left) ||
-           (is_gradual && out->slope * (double)(left - 1) < rest);
+           (is_gradual && out->slope * (double)(left - 1) < rest) ||
+           ((was_levelling || left < TREND_YOUNG) && nt_trend_has_slowed(w, y, left));
 }
 
 /* Sets more aside as long as what is left levels off. */
 static void
 trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_trend *out)
 {
-    trend_examine(w, x, n, cuts, out);
     for (;;) {
         const size_t left = n - out->warmup;
         out->is_levelling = trend_is_levelling(w, x, n, cuts, out);
@@ -190,80 +225,88 @@ trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tren
     }
 }
 
-static bool
-trend_is_growing(const nt_trend *out)
-{
-    return out->score > NT_TREND_SURE && !out->is_levelling;
-}
-
-/* Adds the season of the points from `from` on to x and w->raw, so many times; what is
- * on no bridge stays the same in both. */
-static void
-trend_add_season(trend_work *w, double *x, size_t from, size_t n, double times)
-{
-    for (size_t i = from; i < n; i++) {
-        const bool is_bridged = x[i] != w->raw[i];
-        x[i] += times * w->season[i];
-        w->raw[i] = is_bridged ? w->raw[i] + times * w->season[i] : x[i];
-    }
-}
-
-/* Draws the bridges of points x[from ..] anew, over what they are in w->raw. */
-static void
-trend_bridge_again(trend_work *w, double *x, size_t from, size_t n)
-{
-    double centre;
-    memcpy(x + from, w->raw + from, (n - from) * sizeof *x);
-    const double noise = nt_trend_noise(w, x + from, n - from, &centre);
-    (void)nt_trend_bridge(w, x + from, n - from, noise < 0.5 ? 0.5 : noise);
-}
-
 /*
- * Looks once more at x[out->warmup ..] without the season of what it was before bursts
- * were bridged, or else of what it is; false where it has none. x and w->raw come back
- * as they were, but for where its bridges lie.
+ * Tests x[out->warmup ..], and decides whether that grows. What levels off is set
+ * aside, and the rest is told: whatever of it goes on without slowing may be growth.
  */
-static bool
-trend_look_without(trend_work *w, double *x, size_t n, bool is_raw, nt_trend *out)
+static void
+trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
 {
-    const size_t from = out->warmup;
     trend_cuts cuts;
-    if (!nt_trend_find_season(w, (is_raw ? w->raw : x) + from, n - from,
-                              w->season + from)) {
-        return false;
+    trend_examine(w, x, n, &cuts, out);
+    nt_trend settled = *out;
+    trend_decide(w, x, n, out);
+    const bool grows = out->score > TREND_SURE;
+    if (grows && !trend_is_levelling(w, x, n, &cuts, &settled)) {
+        return;
     }
-    w->has_season = true;
-    trend_add_season(w, x, from, n, -1.0);
-    if (is_raw) {
-        trend_bridge_again(w, x, from, n);
+    trend_settle(w, x, n, &cuts, &settled);
+    const bool rises = settled.is_levelling || settled.score > TREND_NOTABLE;
+    if (grows && !settled.is_levelling) {
+        trend_decide(w, x, n, &settled);
+    } else {
+        memcpy(settled.figures, out->figures, sizeof settled.figures);
+        settled.score = settled.score < out->score ? settled.score : out->score;
+        settled.is_in_doubt = out->is_in_doubt && rises;
     }
-    trend_settle(w, x, n, &cuts, out);
-    trend_add_season(w, x, from, n, 1.0);
-    if (is_raw) {
-        trend_bridge_again(w, x, 0, n);
-    }
-    /* Less than a byte in all is what rounding left of the season. */
-    return trend_is_growing(out) && out->slope * (double)(n - out->warmup) >= 1.0;
+    *out = settled;
 }
 
-/* Looks at x[out->warmup ..], and, if that does not grow and has a season, once more
- * without this: what is found there counts if it grows. */
-static void
-trend_settle_season(trend_work *w, double *x, size_t n, nt_trend *out)
+/* The largest jump of x[out->warmup ..], as a point of x; 0 where there is none that
+ * has points before it, and most of all points behind it. */
+static size_t
+trend_watershed(const nt_trend *out, size_t n)
 {
-    const nt_trend begin = *out;
-    const double doubt = w->doubt;
-    trend_cuts cuts;
-    trend_settle(w, x, n, &cuts, out);
-    /* Where nothing was bridged both are the same. */
-    const int looks = w->bridged == 0 ? 1 : 2;
-    for (int look = 0; look < looks && !trend_is_growing(out); look++) {
-        nt_trend without = begin;
-        w->doubt = doubt;
-        if (trend_look_without(w, x, n, look == 0, &without)) {
-            *out = without;
-        }
+    double most = 0.0;
+    size_t at = 0;
+    for (size_t k = 0; k < out->jump_count; k++) {
+        const double height = out->jumps[k].bytes;
+        const double size = height < 0.0 ? -height : height;
+        at = size > most ? out->jumps[k].step / out->bin : at;
+        most = size > most ? size : most;
     }
+    const bool is_early = 2 * at <= n + out->warmup;
+    return at >= out->warmup + NT_TREND_FEW && is_early ? at : 0;
+}
+
+/* Judges x, and, where that does not grow beyond doubt, what is behind its largest
+ * jump, as if all before were warm-up: a leak may begin with what began there. */
+static void
+trend_judge_parts(trend_work *w, const double *x, size_t n, nt_trend *out)
+{
+    const double doubt = w->doubt;
+    nt_trend behind = *out;
+    trend_judge(w, x, n, out);
+    const size_t at = out->score > TREND_SURE ? 0 : trend_watershed(out, n);
+    if (at == 0) {
+        return;
+    }
+    w->doubt = doubt;
+    behind.warmup = at;
+    trend_judge(w, x, n, &behind);
+    if (behind.score > TREND_SURE && !behind.is_levelling) {
+        *out = behind;
+    }
+}
+
+/* Takes the season of the points from `from` on off x and w->raw, and bridges what is
+ * left anew. It is one of what they were before bursts were bridged, or else of x. */
+static void
+trend_take_season(trend_work *w, double *x, size_t from, size_t n)
+{
+    const size_t left = n - from;
+    double centre;
+    if (!nt_trend_find_season(w, w->raw + from, left, w->season + from) &&
+        (w->bridged == 0 ||
+         !nt_trend_find_season(w, x + from, left, w->season + from))) {
+        return;
+    }
+    for (size_t i = from; i < n; i++) {
+        w->raw[i] -= w->season[i];
+        x[i] = w->raw[i];
+    }
+    const double noise = nt_trend_noise(w, x + from, left, &centre);
+    (void)nt_trend_bridge(w, x + from, left, noise < 0.5 ? 0.5 : noise);
 }
 
 /* The work on points x[0 .. n - 1]; `falls` has room for n. */
@@ -272,18 +315,20 @@ trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
            nt_trend *out)
 {
     double centre;
-    for (size_t i = 0; i < n; i++) {
-        w->raw[i] = x[i];
-    }
+    memcpy(w->raw, x, n * sizeof *x);
     out->noise = nt_trend_noise(w, x, n, &centre);
     out->bursts = n < 4 ? 0 : nt_trend_bridge(w, x, n, out->noise);
     out->warmup = find_warmup ? nt_trend_warmup(w, x, n) : 0;
+    memcpy(w->shown, x, n * sizeof *x);
     nt_trend_find_teeth(w, x + out->warmup, w->raw + out->warmup, n - out->warmup,
                         out->noise, falls, out);
+    trend_take_season(w, x, out->warmup, n);
     if (out->teeth < 2) {
-        trend_settle_season(w, x, n, out);
+        trend_judge_parts(w, x, n, out);
+    } else {
+        trend_decide(w, x, n, out);
     }
-    const double *rest = x + out->warmup;
+    const double *rest = w->shown + out->warmup;
     out->points = n - out->warmup;
     out->level = nt_trend_median(rest, out->points, w->scratch);
     const size_t last = out->points < TREND_LAST ? out->points : TREND_LAST;

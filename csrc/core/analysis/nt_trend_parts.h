@@ -16,15 +16,15 @@ typedef struct trend_work {
     double *z;       /* without what it remembers */
     double *scratch; /* for medians */
     double *change;  /* from one point to the next */
-    double *raw;     /* all points as they were, with their bursts */
-    double *season;  /* what comes again and again, as it was taken off */
+    double *raw;     /* all points with their bursts; later without their season */
+    double *shown;   /* with bursts bridged, and their season */
+    double *season;  /* what comes again and again; later all but jumps */
     double *pairs;   /* slopes of pairs */
     size_t pair_capacity;
     size_t bridged; /* points that lie on a line drawn over a burst */
     double doubt;   /* as nt_trend_look_back takes it */
     /* Whether what was bridged is falls as well as rises, as a walk has them. */
     bool goes_both_ways;
-    bool has_season;  /* w->season is off the points that are looked at */
     bool are_windows; /* as nt_trend_find has it */
 } trend_work;
 
@@ -134,51 +134,47 @@ bool
 nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
                     double memory, double sure);
 
-/* nt_trend_doubt.c: what looks like growth and is none. */
-
-/* A score above which growth is believed: beyond it lies 0.003 of the normal
- * distribution, which is diagnose/leaks/verdict.py's ALPHA. */
-#define NT_TREND_SURE 2.748
-
-/* What nt_trend_as_walk is told of the points besides. */
-typedef struct nt_trend_doubted {
-    double memory;           /* the level and a line taken off */
-    const trend_cuts *level; /* where that changed */
-} nt_trend_doubted;
+/* nt_trend_figures.c: what tells growth from what looks like it. */
 
 /*
- * The score of x[from .. n - 1] with jumps at cuts, or less where x may be a walk,
- * which has no level to return to: the 1 % point, or in a series of fewer than a
- * hundred points how far the mean of its changes is from 0, whatever they remember, on
- * the same scale. No walk is what goes up all along, nor what comes back to its line
- * soon while its means drift. A burst that was bridged, where x is not w->raw, counts
- * as one change: the points on the bridge nobody made.
+ * Fills found->figures from x[found->warmup .. n - 1], NT_TREND_FEW points and more,
+ * whose bursts are bridged, and from what they are in w->raw. `found` has warm-up,
+ * slope, score, memory and jumps already, all in points.
  */
+void
+nt_trend_measure(trend_work *w, const double *x, size_t n, nt_trend *found);
+
+/* nt_trend_weigh.c, and nt_trend_trees.c, which tools/fit_trend.py writes. */
+
+/* A tree of three questions, whether a figure is above a number: the first leads to the
+ * second, or, if it is, to the third; and these to one of four summands of the odds. */
+typedef struct nt_trend_tree {
+    uint8_t figure[3];
+    double at[3];
+    double odds[4];
+} nt_trend_tree;
+
+extern const nt_trend_tree nt_trend_trees[];
+extern const size_t nt_trend_tree_count;
+
+/* How seldom a series of a kind that the trees never saw, and that does not grow, has
+ * such odds: as a deviate of the normal distribution. Rising; two at least. */
+typedef struct nt_trend_knot {
+    double odds;
+    double deviate;
+} nt_trend_knot;
+
+extern const nt_trend_knot nt_trend_knots[];
+extern const size_t nt_trend_knot_count;
+
+/* How far the figures are from those of what does not grow, as a deviate. */
 double
-nt_trend_as_walk(trend_work *w, const double *x, size_t from, size_t n,
-                 const trend_cuts *cuts, const nt_trend_doubted *of, double score);
-
-/* nt_trend_rise.c: what goes one way. */
-
-/*
- * Whether x[0 .. n - 1], of which points before `from` were set aside, goes up as
- * hardly a walk without drift does, and does so yet at its end. By the floors of parts,
- * which rise one after another, the more so the more it remembers; or by medians of
- * parts: the share of the way that leads up, and Mann and Kendall's statistic of the
- * last two thirds, alone or with how far the line rises beyond what is off it.
- */
-bool
-nt_trend_goes_up(trend_work *w, const double *x, size_t from, size_t n);
-
-/* Whether the floors of parts of x, points before `from` set aside, rise by what noise
- * without a memory hardly makes, and its last two fifths rise at all. */
-bool
-nt_trend_seems_to_rise(trend_work *w, const double *x, size_t from, size_t n);
+nt_trend_weigh(const double *figures);
 
 /* nt_trend_slow.c: when it grew. */
 
-/* Whether y, which grows, did so early rather than late, or has stopped: its changes,
- * those together that remember each other, seldom lie so in another order. */
+/* Whether y grows by less and less: its changes, those together that remember each
+ * other, lie so early that it would be chance in one series of forty. */
 bool
 nt_trend_has_slowed(trend_work *w, const double *y, size_t n);
 

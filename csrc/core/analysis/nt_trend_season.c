@@ -13,9 +13,9 @@ enum { TREND_WAVE_POINTS = 6, TREND_PHASES = 4 };
 #define TREND_TURNS_APART 0.25
 #define TREND_TURNS_CLOSE 0.025
 
-/* A season is what explains so much of what is off a bent line. One walk in ten has
- * such a wave by chance: nt_trend_as_walk asks more where a season was taken off. */
-#define TREND_SEASON 0.5
+/* A season is what explains so much of what is off a bent line: half of it is explained
+ * by chance in one walk of ten, and in leaks of a few rises. */
+#define TREND_SEASON 0.7
 
 /* Line and season together go down by so much of the season's height; else it is the
  * stairs or pauses by which the series grows. */

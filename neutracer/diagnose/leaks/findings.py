@@ -102,7 +102,7 @@ def findings_of(
 def _to_be_sure(seen: Observed) -> tuple[Note, ...]:
     """What would show whether memory grows."""
     unit = seen.unit
-    if seen.timeline is None and seen.live.may_wander:
+    if seen.timeline is None and seen.live.is_in_doubt:
         return (Note(_more(unit)), _WITH_LINES)
     return (Note(f"{_more(unit)}: about sixty {unit}s show a leak of 0.1 % a {unit}"),)
 

@@ -34,14 +34,14 @@ class Trend:
         steps: Steps that were looked at, after these.
         slope: Growth in bytes a step (Theil-Sen).
         interval: Its 95 % interval.
-        p_value: How likely a series that does not grow looks as if it grew so (one-sided
-            Mann-Kendall, with the series' memory taken off, and how far it is from its
-            first step).
+        p_value: How likely a series that does not grow looks as if it grew so: by the
+            figures of its shape, or by Mann-Kendall's one-sided test where that shows
+            no rise (`nt_trend.h`).
         level: The median, in bytes.
         last: The median of the last five steps, in bytes.
         memory: The autocorrelation that was reckoned with: an upper bound of it.
         is_levelling: It grows, ever more slowly.
-        may_wander: It rose, but what wanders without a level comes to that too.
+        is_in_doubt: It rises, and may keep growing; but so do others that do not.
         teeth: How often a gradual rise ended in a fall; 0 or at least 2.
         tooth: The median fall in bytes.
         tooth_slope: The median rise in bytes a step between two falls.
@@ -59,7 +59,7 @@ class Trend:
     last: float
     memory: float
     is_levelling: bool
-    may_wander: bool
+    is_in_doubt: bool
     teeth: int
     tooth: float
     tooth_slope: float
@@ -91,7 +91,7 @@ def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
         last=found["last"],
         memory=found["memory"],
         is_levelling=found["is_levelling"],
-        may_wander=found["may_wander"],
+        is_in_doubt=found["is_in_doubt"],
         teeth=found["teeth"] if found["teeth"] >= 2 else 0,
         tooth=found["tooth"],
         tooth_slope=found["tooth_slope"],

@@ -57,9 +57,8 @@ class LeakTrendReport(Report):
             "non_torch" (used on the device and not PyTorch's).
         bytes_per_step: Its growth (Theil-Sen slope of the least value of each step).
         interval: The 95 % interval of that.
-        p_value: The chance that a series without growth looks like this one (Mann-Kendall,
-            one-sided, with what the series remembers of its last step taken off, and how
-            far it is from where it began).
+        p_value: The chance that a series without growth looks like this one, by the figures
+            of its shape, or by Mann-Kendall's one-sided test where that shows no rise.
         unit: What a step is: "step", "snapshot", or "window" where steps are unknown.
         steps: How many were looked at, after the warm-up.
         warmup_steps: How many were set aside before them.
@@ -191,13 +190,11 @@ def leak_trend(
     sudden change of the level for growth. The slope is Theil-Sen's (Sen, JASA 63, 1968) and its
     test Mann-Kendall's, after the memory of the series (its autocorrelation, up to 0.9 for short
     ones) was taken off (Yue and others, Hydrological Processes 16, 2002); both also use what the
-    first step says (Prais and Winsten, Cowles Commission 383, 1954). What may be a walk must
-    besides go up all along and still at its end, by the medians and the least values of parts of it
-    (Kaufman's efficiency ratio; Mann-Kendall), come back soon to its line (Dickey and Fuller, JASA
-    74, 1979), or, below a hundred steps, have changes whose mean is above 0 by a variance that
-    allows for what they remember of each other (Newey and West, Econometrica 55, 1987; Kiefer and
-    Vogelsang, Econometric Theory 21, 2005). A series of more than 1,024 steps is first put into
-    bins.
+    first step says (Prais and Winsten, Cowles Commission 383, 1954). Whether what rises is growth
+    is decided by seventeen figures of its shape, among them how the medians and the least values of
+    its parts rise, and how soon it comes back to its line (Dickey and Fuller, JASA 74, 1979), by
+    boosted trees that were fitted on series of known truth (Friedman, Annals of Statistics 29,
+    2001). A series of more than 1,024 steps is first put into bins.
 
     Args:
         source: One of

@@ -166,7 +166,7 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
         return Verdict("unknown", live, f"It rose in each of {live.steps} {seen.unit}s: too few.")
     if live.p_value < ALPHA:
         return Verdict("steady", live, "It grows by too little to matter.")
-    if seen.timeline is None and live.may_wander and not live.is_levelling and _would_matter(seen):
+    if seen.timeline is None and live.is_in_doubt and not live.is_levelling and _would_matter(seen):
         rate, steps = format_bytes(round(live.slope)), format_count(live.steps, seen.unit)
         text = (
             f"It seems to rise by {rate} a {seen.unit}, over {steps}, but memory "
@@ -179,7 +179,7 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
 def _given_back(seen: Observed) -> str:
     """What a table's growth of the reserved bytes came to, where one fall took it back."""
     cached = seen.cached
-    if cached is None or cached.p_value >= ALPHA_BESIDES or not _was_given_back(cached):
+    if cached is None or cached.interval[0] <= 0 or not _was_given_back(cached):
         return ""
     at, nbytes = min(cached.jumps, key=lambda jump: jump[1])
     fall = f"by {format_bytes(-round(nbytes))} at {seen.unit} {format_count(at)}"

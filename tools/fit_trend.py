@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits what leak_trend decides by, and writes it to csrc/core/analysis/nt_trend_trees.c.
+
+Figures of series of known truth (nt_trend_figures.c) are weighed by boosted trees of two questions:
+so many small ones, each of which mends a little of what those before it left. Where a figure
+speaks for growth, more of it never speaks against it. A kind of series counts by its weight,
+however many of it there are. How often what does not grow looks so is found on kinds that the
+trees were not fitted on, each left out in its turn.
+
+usage: python tools/fit_trend.py [--series 800] [--seed SEED] [--dry]
+needs: pip install lightgbm numpy, and the core as it is now (make build)
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import lightgbm
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers"), str(ROOT)]
+
+import bench_trend_families  # noqa: E402, F401  # registers its families
+import trend_series as made  # noqa: E402
+import trend_training  # noqa: E402, F401
+from trend_families import FAMILIES, Series, gaussian_walk  # noqa: E402
+
+from neutracer._native import core  # noqa: E402
+
+WRITTEN = ROOT / "csrc/core/analysis/nt_trend_trees.c"
+
+# Of what more never speaks against growth.
+RISING = (
+    "score",
+    "medians",
+    "floors",
+    "late_floors",
+    "line",
+    "bare_line",
+    "bare_drift",
+    "hinge_rise",
+)
+
+TREES, RATE = 600, 0.07
+PARTS = 12  # of all kinds, each left out in its turn
+
+# Sets that show how it fares on what nobody foresaw: not for the fit.
+BLIND = ("held-out-7", "held-out-8")
+
+# As leak_trend believes it: 0.003 of what does not grow. What does not rise by ranks is not asked,
+# as in nt_trend.c, or nearly so: the 2.5 % point.
+ALPHA = 0.003
+NOTABLE = 1.96
+NO_RISE = -20.0
+
+# Walks in such a length, and what they count: in a hundred steps and more they are to be told from
+# leaks in any noise; in fewer nothing can do that, and a leak in noise that remembers goes before.
+WALKS = (30, 45, 60, 80, 100, 150, 200, 400)
+LONG, OF_LONG, OF_SHORT, OF_SMALL_LEAKS = 100, 3.0, 0.5, 3.0
+OF_TRAINING = 5.0
+
+# Where the odds of what does not grow are turned into deviates.
+TAILS = (0.05, 0.02, 0.01, 0.006, ALPHA, 0.0015)
+
+
+class Kind(NamedTuple):
+    """Series of one kind.
+
+    Attributes:
+        name: What it is called.
+        of: What it is left out with.
+        leaks: The truth.
+        weight: What it counts in the fit.
+        make: Makes a series.
+        is_short_walk: Nothing could tell it from a leak.
+    """
+
+    name: str
+    of: str
+    leaks: bool
+    weight: float
+    make: Callable[[random.Random], Series]
+    is_short_walk: bool = False
+
+
+def _small_leak(rng: random.Random, how: str, memory: float, leaks: bool) -> Series:
+    """One of bench_trend.py's: 0.1 % a step in noise of 0.3 %, disturbed, or not growing."""
+    steps = rng.choice((24, 40, 60, 100, 200, 400))
+    count = (80 if "warmup" in how else 60) if leaks else steps
+    level = made.level(rng, count, memory)
+    return made.disturbed(rng, made.leaking(level) if leaks else level, how)
+
+
+def kinds() -> Iterator[Kind]:
+    for name, one in FAMILIES.items():
+        if one.group in BLIND:
+            continue
+        weight = OF_TRAINING if one.group == "training" else 1.0
+        if "walk" in name and one.truth == "steady":
+            weight = OF_SHORT if name == "short_walks" else weight * OF_LONG
+        is_short = name == "short_walks"
+        yield Kind(name, name, one.truth == "leak", weight, one.make, is_short)
+    for steps in WALKS:
+        make = partial(gaussian_walk, level=float(1 << 30), count=steps)
+        weight = OF_LONG if steps >= LONG else OF_SHORT
+        yield Kind(f"walk {steps}", f"walk {steps}", False, weight, make, steps < LONG)
+    for how in made.DISTURBANCES:
+        for memory in made.MEMORIES:
+            for leaks in (False, True):
+                make = partial(_small_leak, how=how, memory=memory, leaks=leaks)
+                weight = OF_SMALL_LEAKS if leaks else 1.0
+                yield Kind(f"small {how} {memory} {leaks}", f"small {how}", leaks, weight / 4, make)
+
+
+def figures(kind: int, count: int, seed: str) -> np.ndarray:
+    """One row a series: whether it rises at all, and its figures."""
+    one, rows = list(kinds())[kind], []
+    for number in range(round(count * max(one.weight, 1))):
+        series = one.make(random.Random(f"{one.name} {number} {seed}"))
+        whole = array("Q", (max(round(value), 0) for value in series))
+        found = core.find_trend(whole)
+        told = found["figures"]
+        rises = max(told["score"], told["medians"]) > NOTABLE or found["teeth"] >= 2
+        if told["points"]:
+            rows.append([rises, *told.values()])
+    return np.array(rows)
+
+
+class Fitted(NamedTuple):
+    """What the trees are fitted on."""
+
+    names: list[str]
+    rises: np.ndarray
+    rows: np.ndarray
+    kind: np.ndarray
+    leaks: np.ndarray
+    weight: np.ndarray
+
+
+def gathered(count: int, seed: str) -> Fitted:
+    known = list(kinds())
+    with ProcessPoolExecutor() as pool:
+        found = list(pool.map(partial(figures, count=count, seed=seed), range(len(known))))
+    kind = np.repeat(np.arange(len(known)), [len(rows) for rows in found])
+    weight = np.array([one.weight / len(rows) for one, rows in zip(known, found, strict=True)])
+    names = list(core.find_trend(array("Q", range(40)))["figures"])
+    leaks = np.array([one.leaks for one in known])
+    rows = np.vstack(found)
+    return Fitted(names, rows[:, 0] > 0, rows[:, 1:], kind, leaks[kind], weight[kind] * count)
+
+
+def fit(fitted: Fitted, chosen: np.ndarray) -> lightgbm.Booster:
+    data = lightgbm.Dataset(fitted.rows[chosen], fitted.leaks[chosen], weight=fitted.weight[chosen])
+    options: dict[str, Any] = {
+        "objective": "binary",
+        "num_leaves": 4,
+        "max_depth": 2,
+        "learning_rate": RATE,
+        "min_child_samples": 60,
+        "bagging_fraction": 0.7,
+        "bagging_freq": 1,
+        "feature_fraction": 0.4,
+        "lambda_l2": 5.0,
+        "monotone_constraints": [int(name in RISING) for name in fitted.names],
+        "monotone_constraints_method": "intermediate",
+        "deterministic": True,
+        "force_row_wise": True,
+        "seed": 1,
+        "verbose": -1,
+    }
+    return lightgbm.train(options, data, TREES)
+
+
+def odds_unseen(fitted: Fitted) -> np.ndarray:
+    """Of each series, by trees that were fitted on other kinds; none that does not rise."""
+    known = list(kinds())
+    groups = sorted({one.of for one in known})
+    random.Random(1).shuffle(groups)
+    part = {name: at % PARTS for at, name in enumerate(groups)}
+    parts = np.array([part[one.of] for one in known])[fitted.kind]
+    odds = np.zeros(len(parts))
+    for at in range(PARTS):
+        left_out = parts == at
+        booster = fit(fitted, ~left_out)
+        odds[left_out] = booster.predict(fitted.rows[left_out], raw_score=True)
+    return np.where(fitted.rises, odds, NO_RISE)
+
+
+def knots(fitted: Fitted, odds: np.ndarray) -> list[tuple[float, float]]:
+    """How seldom what does not grow has such odds.
+
+    Every kind counts as much, but for short walks, which don't count.
+    """
+    known = list(kinds())
+    steady = ~np.array([one.leaks or one.is_short_walk for one in known])[fitted.kind]
+    order = np.argsort(odds[steady])
+    names = np.array([one.of for one in known])[fitted.kind][steady]
+    sizes = {name: np.sum(names == name) for name in set(names)}
+    share = np.array([1 / sizes[name] for name in names])[order]
+    beyond = 1 - np.cumsum(share) / share.sum()
+    found = []
+    for tail in TAILS:
+        at = odds[steady][order][np.searchsorted(-beyond, -tail)]
+        found.append((float(at), NormalDist().inv_cdf(1 - tail)))
+    return found
+
+
+def show(fitted: Fitted, odds: np.ndarray, least: float) -> None:
+    """How each kind fared with trees that never saw it."""
+    for at, one in enumerate(kinds()):
+        mine = fitted.kind == at
+        share = float(np.mean(odds[mine] > least))
+        is_poor = share < 0.97 if one.leaks else share > 0.005
+        if is_poor:
+            print(f"  {'leak' if one.leaks else 'steady':7} {one.name:36} {share:7.2%} leak")
+    groups: dict[str, list[tuple[bool, float]]] = {}
+    for at, one in enumerate(kinds()):
+        group = FAMILIES[one.name].group if one.name in FAMILIES else one.name.partition(" ")[0]
+        share = float(np.mean(odds[fitted.kind == at] > least))
+        groups.setdefault(group, []).append((one.leaks, share))
+    for group, shares in groups.items():
+        steady = [share for leaks, share in shares if not leaks]
+        leaks = [share for is_leak, share in shares if is_leak]
+        found = f"{np.mean(leaks):.2%} of leaks found" if leaks else ""
+        print(f"  {group:12} {np.mean(steady):.2%} false  {found}")
+
+
+def tree_row(tree: dict[str, Any]) -> str:
+    """A tree of two questions or fewer as a row; a question that is not asked leads nowhere."""
+    top = tree["tree_structure"]
+    branches = [top.get("left_child", top), top.get("right_child", top)]
+    asked = [top, *branches]
+    figure = [one.get("split_feature", 0) for one in asked]
+    at = [one.get("threshold", 0.0) for one in asked]
+    odds = []
+    for branch in branches:
+        low, high = branch.get("left_child", branch), branch.get("right_child", branch)
+        odds += [low["leaf_value"], high["leaf_value"]]
+    numbers = "}, {".join(
+        (
+            ", ".join(map(str, figure)),
+            ", ".join(f"{one:.6g}" for one in at),
+            ", ".join(f"{one:.4g}" for one in odds),
+        )
+    )
+    return f"{{{{{numbers}}}}},"
+
+
+def text_of(booster: lightgbm.Booster, turned: list[tuple[float, float]]) -> str:
+    trees = booster.dump_model()["tree_info"]
+    found = [tree_row(tree) for tree in trees]
+    rows = "\n".join(f"    {' '.join(found[at : at + 2])}" for at in range(0, len(found), 2))
+    pairs = "\n".join(f"    {{{odds:.4f}, {deviate:.4f}}}," for odds, deviate in turned)
+    return f"""/* SPDX-License-Identifier: Apache-2.0 */
+/* Written by tools/fit_trend.py, which says what it is fitted on. */
+#include "analysis/nt_trend_parts.h"
+
+/* clang-format off */
+const nt_trend_tree nt_trend_trees[] = {{
+{rows}
+}};
+
+const nt_trend_knot nt_trend_knots[] = {{
+{pairs}
+}};
+/* clang-format on */
+
+const size_t nt_trend_tree_count = sizeof nt_trend_trees / sizeof *nt_trend_trees;
+const size_t nt_trend_knot_count = sizeof nt_trend_knots / sizeof *nt_trend_knots;
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--series", type=int, default=800, help="of each kind")
+    parser.add_argument("--seed", default="fit 1")
+    parser.add_argument("--dry", action="store_true", help="say how it fares, and write nothing")
+    args = parser.parse_args()
+    fitted = gathered(args.series, args.seed)
+    print(f"{len(fitted.kind):,} series of {len(list(kinds()))} kinds")
+    odds = odds_unseen(fitted)
+    turned = knots(fitted, odds)
+    least = turned[TAILS.index(ALPHA)][0]
+    show(fitted, odds, least)
+    if not args.dry:
+        WRITTEN.write_text(text_of(fit(fitted, np.ones(len(odds), bool)), turned))
+
+
+if __name__ == "__main__":
+    main()
