@@ -97,6 +97,23 @@ NT_TEST(many_equal_jumps_are_growth)
     NT_CHECK(found.slope > 0.6e6 && found.slope < 0.8e6);
 }
 
+NT_TEST(as_many_cuts_as_there_is_room_for_are_borne)
+{
+    uint64_t values[400];
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        uint64_t state = seed;
+        double at = (double)NT_SERIES_LEVEL;
+        for (size_t i = 0; i < 400; i++) {
+            const double move = 1e8 * nt_series_noise(&state);
+            at += nt_test_random(&state) % 20 == 0 ? move : 0.0;
+            values[i] = (uint64_t)at;
+        }
+        const nt_trend found = nt_series_look(t, values, 400);
+        NT_CHECK(found.jump_count <= NT_TREND_MOST_JUMPS);
+        NT_CHECK(found.score == found.score);
+    }
+}
+
 NT_TEST(bursts_are_bridged)
 {
     uint64_t values[80];
@@ -500,6 +517,7 @@ const nt_test_case nt_trend_tests[] = {
     NT_CASE(growth_that_ends_is_warmup),
     NT_CASE(one_jump_is_no_growth),
     NT_CASE(many_equal_jumps_are_growth),
+    NT_CASE(as_many_cuts_as_there_is_room_for_are_borne),
     NT_CASE(bursts_are_bridged),
     NT_CASE(sawtooth_is_told_from_growth),
     NT_CASE(noise_seldom_looks_like_growth),

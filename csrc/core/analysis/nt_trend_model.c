@@ -30,9 +30,12 @@ trend_size(double x)
 static bool
 trend_next_part(const trend_cuts *cuts, size_t n, size_t k, size_t *first, size_t *end)
 {
+    if (k > cuts->count) {
+        return false;
+    }
     *first = k == 0 ? 0 : cuts->at[k - 1];
     *end = k < cuts->count ? cuts->at[k] : n;
-    return k <= cuts->count;
+    return true;
 }
 
 static double
@@ -50,7 +53,7 @@ static double
 trend_shared_slope(const double *y, size_t n, const trend_cuts *cuts)
 {
     double rise = 0.0, wide = 0.0;
-    size_t first, end;
+    size_t first = 0, end = 0;
     for (size_t k = 0; trend_next_part(cuts, n, k, &first, &end); k++) {
         const double mean = trend_mean(y, first, end);
         const double middle = 0.5 * ((double)first + (double)end - 1.0);
@@ -74,7 +77,7 @@ nt_trend_memory(const double *y, size_t n, const trend_cuts *cuts)
     }
     const double slope = trend_shared_slope(y, n, cuts);
     double all = 0.0, lagged = 0.0;
-    size_t first, end;
+    size_t first = 0, end = 0;
     for (size_t k = 0; trend_next_part(cuts, n, k, &first, &end); k++) {
         const double mean = trend_mean(y, first, end);
         const double middle = 0.5 * ((double)first + (double)end - 1.0);
