@@ -407,6 +407,19 @@ NT_TEST(leak_behind_an_early_jump_is_growth)
     }
 }
 
+NT_TEST(leak_far_below_what_came_up_at_once_is_growth)
+{
+    /* A first step loads the model; every tenth step leaves more, so that the second
+     * point is off the line by a little. */
+    uint64_t values[40] = {10000000, 100000000};
+    for (size_t i = 2; i < 40; i++) {
+        values[i] = values[i - 1] + (i % 10 == 0 ? 120000 : 40000);
+    }
+    const nt_trend found = nt_series_look(t, values, 40);
+    NT_CHECK(found.score > 2.748);
+    NT_CHECK(!found.is_levelling);
+}
+
 NT_TEST(leaks_that_begin_late_are_growth)
 {
     uint64_t values[200];
@@ -530,6 +543,7 @@ const nt_test_case nt_trend_tests[] = {
     NT_CASE(rare_rises_are_growth),
     NT_CASE(what_is_in_doubt_is_said_to_be),
     NT_CASE(leak_behind_an_early_jump_is_growth),
+    NT_CASE(leak_far_below_what_came_up_at_once_is_growth),
     NT_CASE(leaks_that_begin_late_are_growth),
     NT_CASE(what_is_taken_again_at_once_is_no_saw_tooth),
     NT_CASE(pauses_are_no_slowing),

@@ -22,6 +22,13 @@
 #define TREND_BENT 2.6
 #define TREND_BENT_AFTER 1.7
 
+/* Growth slows down where it ends at less than this share of what it began at: half of
+ * it, or e^-1, what comes ever nearer in one time constant, where the last eighth rises
+ * by half of its due and more. */
+#define TREND_SLOWER 0.5
+#define TREND_SLOWER_STILL 0.37
+#define TREND_STILL (1.0 / 16.0)
+
 /* What grows by less than this share of such a warm-up is the rest of that. */
 #define TREND_REST 0.05
 
@@ -189,6 +196,26 @@ trend_decide(trend_work *w, const double *x, size_t n, nt_trend *out)
     }
 }
 
+/* Whether x[out->warmup ..] grows ever more slowly. Where it still rises at its end, a
+ * warm-up that came to its level little by little is a part of what slows down. */
+static bool
+trend_bends(trend_work *w, const double *x, size_t n, const trend_cuts *cuts,
+            const nt_trend *out)
+{
+    const bool is_gradual = w->doubt > 1.0;
+    const bool still_rises = out->figures[NT_TREND_EIGHTH] > TREND_STILL;
+    const double sure = is_gradual ? TREND_BENT_AFTER : TREND_BENT;
+    const double share = still_rises && !is_gradual ? TREND_SLOWER_STILL : TREND_SLOWER;
+    trend_cuts all = *cuts;
+    for (size_t k = 0; k < all.count; k++) {
+        all.at[k] += out->warmup;
+    }
+    return nt_trend_levels_off(w, x + out->warmup, n - out->warmup, cuts, out->memory,
+                               sure, share) &&
+           (!(is_gradual && still_rises) ||
+            nt_trend_levels_off(w, x, n, &all, out->memory, sure, TREND_SLOWER_STILL));
+}
+
 /* Whether what rises from x[out->warmup] on, as its test shows, is about to end, or
  * has. What is behind growth that levels off is so where it slows at all. */
 static bool
@@ -202,8 +229,7 @@ trend_is_levelling(trend_work *w, const double *x, size_t n, const trend_cuts *c
         return false;
     }
     const double rest = TREND_REST * (y[0] - x[0]);
-    return nt_trend_levels_off(w, y, left, cuts, out->memory,
-                               is_gradual ? TREND_BENT_AFTER : TREND_BENT) ||
+    return trend_bends(w, x, n, cuts, out) ||
            (is_gradual && out->slope * (double)(left - 1) < rest) ||
            ((was_levelling || left < TREND_YOUNG) && nt_trend_has_slowed(w, y, left));
 }
@@ -236,6 +262,7 @@ trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
     trend_examine(w, x, n, &cuts, out);
     nt_trend settled = *out;
     trend_decide(w, x, n, out);
+    memcpy(settled.figures, out->figures, sizeof settled.figures);
     const bool grows = out->score > TREND_SURE;
     if (grows && !trend_is_levelling(w, x, n, &cuts, &settled)) {
         return;
@@ -245,7 +272,6 @@ trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
     if (grows && !settled.is_levelling) {
         trend_decide(w, x, n, &settled);
     } else {
-        memcpy(settled.figures, out->figures, sizeof settled.figures);
         settled.score = settled.score < out->score ? settled.score : out->score;
         settled.is_in_doubt = out->is_in_doubt && rises;
     }

@@ -321,7 +321,7 @@ nt_trend_whiten(trend_work *w, const double *y, size_t n, const trend_cuts *cuts
 
 bool
 nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
-                    double memory, double sure)
+                    double memory, double sure, double share)
 {
     trend_model line = {.memory = memory, .m = n - 1, .lines = TREND_LINE};
     line.steps = *cuts;
@@ -335,5 +335,5 @@ nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *
     const double end = bent.parts[1] + bent.parts[2];
     const bool is_sure =
         (line.squares - bent.squares) * left > sure * sure * bent.squares;
-    return is_sure && bent.parts[2] < 0.0 && begin > 0.0 && end < 0.5 * begin;
+    return is_sure && bent.parts[2] < 0.0 && begin > 0.0 && end < share * begin;
 }

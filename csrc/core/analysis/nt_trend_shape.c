@@ -47,6 +47,10 @@ enum { TREND_FASTER = 3 };
  * more than 1.7 of these in its last change. */
 #define TREND_ABRUPT 4.0
 
+/* Or with one change that leaves so much of it, e^-3, as what comes nearer little by
+ * little does not: it came up at once, whatever follows. */
+#define TREND_LEFT 0.05
+
 /* Falls that are not at once end at the same level, but for so much of a fall. */
 #define TREND_SAME_LEVEL 0.01
 
@@ -147,6 +151,23 @@ trend_level(trend_work *w, const double *y, size_t n)
     }
 }
 
+/* Whether a warm-up of so many points ended at once; w->z less its line is how far it
+ * was off at each. */
+static bool
+trend_is_abrupt(const trend_work *w, size_t warmup, double base, double slope,
+                double spread, double noise)
+{
+    const double last = trend_size(w->z[warmup] - w->z[warmup - 1]);
+    double before = 0.0;
+    bool is_abrupt = last > TREND_ABRUPT * spread && last > TREND_JUMP * noise;
+    for (size_t i = 0; i < warmup; i++) {
+        const double off = trend_size(w->z[i] - base - slope * (double)i);
+        is_abrupt = is_abrupt || off < TREND_LEFT * before;
+        before = off;
+    }
+    return is_abrupt;
+}
+
 size_t
 nt_trend_warmup(trend_work *w, const double *y, size_t n)
 {
@@ -176,9 +197,7 @@ nt_trend_warmup(trend_work *w, const double *y, size_t n)
         tolerance = spread + 0.5;
     }
     if (warmup > 0) {
-        const double last = trend_size(z[warmup] - z[warmup - 1]);
-        const bool is_abrupt =
-            last > TREND_ABRUPT * spread && last > TREND_JUMP * noise;
+        const bool is_abrupt = trend_is_abrupt(w, warmup, base, slope, spread, noise);
         w->doubt = is_abrupt ? 1.0 : NT_TREND_DOUBT;
     }
     return warmup;

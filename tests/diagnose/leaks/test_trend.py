@@ -617,7 +617,7 @@ def test_leak_with_pauses_does_not_slow_down(pause: int) -> None:
 
 def test_rises_alone_are_a_leak_and_as_many_falls_are_none() -> None:
     verdicts = {True: Counter[str](), False: Counter[str]()}
-    for seed in range(60):
+    for seed in range(200):
         for only_rises in verdicts:
             rng = random.Random(f"rises {seed} {only_rises}")
             held, series = 0.0, []
@@ -627,9 +627,9 @@ def test_rises_alone_are_a_leak_and_as_many_falls_are_none() -> None:
                     held += size if only_rises or rng.random() < 0.5 else -size
                 series.append(round(LEVEL * (1 + held + rng.gauss(0.0, 0.001))))
             verdicts[only_rises][leak_trend(series).verdict] += 1
-    assert verdicts[True]["leak"] >= 58
+    assert verdicts[True]["leak"] >= 194
     # One of a hundred by chance.
-    assert verdicts[False]["leak"] <= 1
+    assert verdicts[False]["leak"] <= 3
 
 
 @pytest.mark.parametrize("at", [12, 25])
