@@ -3,9 +3,9 @@
 
 A family makes a series from a seed. By those looked at (trend_families_seasons.py has some of them)
 neutracer's method was chosen. The held-out sets (trend_families_second.py and so on) had no part in
-what it was when each was counted for the first time; they have one now: with random
+what it was when each was counted for the first time. The first six have one now: with random
 programs (trend_training.py) they are what tools/fit_trend.py fits on, by other seeds than are
-counted.
+counted. Those in UNSEEN have none: neither what is fitted nor who chose the method saw them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "FAMILIES",
+    "UNSEEN",
     "Family",
     "Group",
     "Series",
@@ -38,7 +39,12 @@ Group = Literal[
     "held-out-4",
     "held-out-5",
     "held-out-6",
+    "held-out-7",
+    "held-out-8",
 ]
+
+# Held-out sets that nothing is fitted on.
+UNSEEN: tuple[Group, ...] = ("held-out-7", "held-out-8")
 
 
 class Family(NamedTuple):
@@ -47,7 +53,7 @@ class Family(NamedTuple):
     Attributes:
         truth: "steady", "leak" or "cycle_garbage", which is steady to whoever sees but numbers.
         group: "training" (made to be fitted on), "looked-at" (the method was chosen on it), or a
-            held-out set; of these, the first six are fitted on too.
+            held-out set.
         make: Makes a series, in bytes.
     """
 
@@ -61,6 +67,8 @@ FAMILIES: dict[str, Family] = {}
 
 def family(truth: str, group: Group) -> Callable[..., Callable[[random.Random], Series]]:
     def add(make: Callable[[random.Random], Series]) -> Callable[[random.Random], Series]:
+        if make.__name__ in FAMILIES:
+            raise ValueError(f"two families are called {make.__name__}")
         FAMILIES[make.__name__] = Family(truth, group, make)
         return make
 

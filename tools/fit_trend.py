@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers"), str(R
 import bench_trend_families  # noqa: E402, F401  # registers its families
 import trend_series as made  # noqa: E402
 import trend_training  # noqa: E402, F401
-from trend_families import FAMILIES, Series, gaussian_walk  # noqa: E402
+from trend_families import FAMILIES, UNSEEN, Series, gaussian_walk  # noqa: E402
 
 from neutracer._native import core  # noqa: E402
 
@@ -100,6 +100,8 @@ def _small_leak(rng: random.Random, how: str, memory: float, leaks: bool) -> Ser
 
 def kinds() -> Iterator[Kind]:
     for name, one in FAMILIES.items():
+        if one.group in UNSEEN:
+            continue
         weight = OF_TRAINING if one.group == "training" else 1.0
         if "walk" in name and one.truth == "steady":
             weight = OF_SHORT if name == "short_walks" else weight * OF_LONG
