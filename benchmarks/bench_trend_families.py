@@ -9,7 +9,7 @@ With --walks, Gaussian random walks without drift of so many steps each, and no 
 
 usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
        [--only looked-at|held-out|held-out-2|held-out-3|held-out-4|held-out-5|held-out-6
-       |held-out-7|held-out-8]
+       |held-out-7|held-out-8|held-out-9|held-out-10]
        [--walks STEPS ...]
 """
 
@@ -29,10 +29,12 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 import trend_families_eighth  # noqa: E402, F401  # registers its families, as all of them do
 import trend_families_fifth  # noqa: E402, F401
 import trend_families_fourth  # noqa: E402, F401
+import trend_families_ninth  # noqa: E402, F401
 import trend_families_seasons  # noqa: E402, F401
 import trend_families_second  # noqa: E402, F401
 import trend_families_seventh  # noqa: E402, F401
 import trend_families_sixth  # noqa: E402, F401
+import trend_families_tenth  # noqa: E402, F401
 import trend_families_third  # noqa: E402, F401
 from trend_families import FAMILIES, Family, Group, gaussian_walk  # noqa: E402
 
@@ -49,6 +51,8 @@ TITLES: dict[Group, str] = {
     "held-out-6": "sixth held-out set",
     "held-out-7": "seventh held-out set",
     "held-out-8": "eighth held-out set",
+    "held-out-9": "ninth held-out set",
+    "held-out-10": "tenth held-out set",
 }
 
 

@@ -41,10 +41,12 @@ Group = Literal[
     "held-out-6",
     "held-out-7",
     "held-out-8",
+    "held-out-9",
+    "held-out-10",
 ]
 
 # Held-out sets that nothing is fitted on.
-UNSEEN: tuple[Group, ...] = ("held-out-7", "held-out-8")
+UNSEEN: tuple[Group, ...] = ("held-out-7", "held-out-8", "held-out-9", "held-out-10")
 
 
 class Family(NamedTuple):
