@@ -5,7 +5,7 @@ A family makes a series from a seed. By those looked at (trend_families_seasons.
 neutracer's method was chosen. The held-out sets (trend_families_second.py and so on) had no part in
 what it was when each was counted for the first time. The first six have one now: with random
 programs (trend_training.py) they are what tools/fit_trend.py fits on, by other seeds than are
-counted. Those in UNSEEN have none: neither what is fitted nor who chose the method saw them.
+counted. Those in UNSEEN have none.
 """
 
 from __future__ import annotations
