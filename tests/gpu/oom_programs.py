@@ -76,9 +76,9 @@ def program(kind: str, **keys: Any) -> Callable[[Callable[[Any], None]], Callabl
     return register
 
 
-def tensor(torch: Any, mib: int) -> Any:
+def tensor(torch: Any, mib: float) -> Any:
     """So many MiB of the device."""
-    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+    return torch.empty(round(mib * MIB), dtype=torch.uint8, device="cuda")
 
 
 def mlp(torch: Any, width: int = 2048, depth: int = 3) -> Any:
@@ -125,8 +125,9 @@ def small_keepers_in_large_segments(torch: Any) -> None:
 
 @program("fragmentation")
 def streamed_layers_of_a_cache(torch: Any) -> None:
-    layers = dict(enumerate(pieces(torch, 960, 15)))
-    for number in range(0, 64, 2):
+    # As large as a page of an expandable segment: such pages could be given back.
+    layers = dict(enumerate(pieces(torch, 960, 20)))
+    for number in range(0, 48, 2):
         del layers[number]
     nn = torch.nn
     nn.Linear(8192, 8192, bias=False, device="meta").to_empty(device="cuda")
@@ -681,11 +682,10 @@ def leak_beside_a_pool(torch: Any) -> None:
         spare = tensor(torch, 100)
         del spare
     kept = []
-    for _ in range(50):
+    for _ in range(100):
         scratch = tensor(torch, 64)
         kept.append(tensor(torch, 12))
         del scratch
-    tensor(torch, 450)
     del pool
 
 

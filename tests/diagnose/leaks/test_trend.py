@@ -887,7 +887,9 @@ def test_holders_of_live_blocks_are_named(torch: Any) -> None:
 
 
 def test_alike_tensors_of_a_monitor_are_named(torch: Any) -> None:
-    hoard = [torch.zeros(3, 1011) for _ in range(40)]
+    # What is watched where a device is in use is its memory.
+    where = "cuda" if torch.cuda.is_initialized() else "cpu"
+    hoard = [torch.zeros(3, 1011, device=where) for _ in range(40)]
     trend = leak_trend(Watched(readings(MIB)))
     assert trend.verdict == "leak"
     assert len(hoard) == 40
@@ -896,7 +898,7 @@ def test_alike_tensors_of_a_monitor_are_named(torch: Any) -> None:
     assert groups[0].count == 40
     assert any("hoard" in chain for chain in groups[0].holders)
     assert "graph" not in str(trend)
-    weight = torch.ones((), requires_grad=True)
+    weight = torch.ones((), device=where, requires_grad=True)
     hoard = [tensor * weight for tensor in hoard]
     assert "a kept tensor keeps its graph" in str(leak_trend(Watched(readings(MIB))))
 
