@@ -128,8 +128,8 @@ double
 nt_trend_whiten(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
                 double memory, double *heights);
 
-/* Whether y grows ever more slowly: its slope at the end is below `share` of the first,
- * and the bend is more than `sure` standard errors. */
+/* Whether y grows ever more slowly: without what it remembers, its slope at the end is
+ * below `share` of the first, and the bend is more than `sure` standard errors. */
 bool
 nt_trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cuts,
                     double memory, double sure, double share);

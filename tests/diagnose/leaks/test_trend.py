@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -342,6 +343,18 @@ def test_growth_that_slows_down_is_no_leak_yet(steps: int, left: float) -> None:
     assert trend.verdict == "unknown"
     assert trend.oom_step is None
     assert "It grew ever more slowly and may level off." in str(trend)
+
+
+@pytest.mark.parametrize("steps", [60, 150])
+def test_growth_that_slows_down_a_little_is_a_leak(steps: int) -> None:
+    """Kept outputs of texts whose lengths differ by a quarter, the longest first."""
+    found = 0
+    for seed in range(40):
+        rng = random.Random(f"longest first {seed}")
+        sizes = sorted((rng.lognormvariate(0.0, 0.25) for _ in range(steps)), reverse=True)
+        kept = itertools.accumulate(sizes)
+        found += leak_trend([LEVEL + round(one * MIB) for one in kept]).verdict == "leak"
+    assert found >= 38
 
 
 def test_floor_of_each_step_counts() -> None:
