@@ -9,7 +9,7 @@ With --walks, Gaussian random walks without drift of so many steps each, and no 
 
 usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
        [--only looked-at|held-out|held-out-2|held-out-3|held-out-4|held-out-5|held-out-6
-       |held-out-7|held-out-8|held-out-9|held-out-10]
+       |held-out-7|held-out-8|held-out-9|held-out-10|held-out-11]
        [--walks STEPS ...]
 """
 
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 import trend_families_eighth  # noqa: E402, F401  # registers its families, as all of them do
+import trend_families_eleventh  # noqa: E402, F401
 import trend_families_fifth  # noqa: E402, F401
 import trend_families_fourth  # noqa: E402, F401
 import trend_families_ninth  # noqa: E402, F401
@@ -53,6 +54,7 @@ TITLES: dict[Group, str] = {
     "held-out-8": "eighth held-out set",
     "held-out-9": "ninth held-out set",
     "held-out-10": "tenth held-out set",
+    "held-out-11": "eleventh held-out set",
 }
 
 

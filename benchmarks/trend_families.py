@@ -43,10 +43,11 @@ Group = Literal[
     "held-out-8",
     "held-out-9",
     "held-out-10",
+    "held-out-11",
 ]
 
 # Held-out sets that nothing is fitted on.
-UNSEEN: tuple[Group, ...] = ("held-out-7", "held-out-8", "held-out-9", "held-out-10")
+UNSEEN: tuple[Group, ...] = ("held-out-7", "held-out-8", "held-out-9", "held-out-10", "held-out-11")
 
 
 class Family(NamedTuple):
