@@ -61,7 +61,7 @@ NOTABLE = 1.96
 NO_RISE = -20.0
 
 # Walks in such a length, and what they count: in a hundred steps and more they are to be told from
-# leaks in any noise; in fewer nothing can do that, and a leak in noise that remembers goes before.
+# leaks in any noise; in fewer that costs leaks in noise that remembers, and these go before.
 WALKS = (30, 45, 60, 80, 100, 150, 200, 400)
 LONG, OF_LONG, OF_SHORT, OF_SMALL_LEAKS = 100, 3.0, 0.5, 3.0
 OF_TRAINING = 5.0
@@ -79,7 +79,7 @@ class Kind(NamedTuple):
         leaks: The truth.
         weight: What it counts in the fit.
         make: Makes a series.
-        is_short_walk: Nothing could tell it from a leak.
+        is_short_walk: To hold it to the bound would cost leaks as short.
     """
 
     name: str
