@@ -98,6 +98,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--save", metavar="FOLDER", help="keep the snapshots there")
     args = parser.parse_args()
+    if args.save:
+        Path(args.save).mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     import_libraries()
     found: dict[tuple[str, bool], dict[str, Any]] = {}
@@ -105,12 +107,13 @@ def main() -> None:
         for leaks in (False, True):
             found[name, leaks] = judged(name, leaks, args.save)
             show(name, leaks, found[name, leaks])
-    healthy = [one["verdict"] for (_, leaks), one in found.items() if not leaks]
-    leaking = [one["verdict"] for (_, leaks), one in found.items() if leaks]
-    alarms = sum(one not in (*CALM, "absent", "failed") for one in healthy)
+    verdicts = [(leaks, one["verdict"]) for (_, leaks), one in found.items()]
+    missing = [verdict for _, verdict in verdicts if verdict in ("absent", "failed")]
+    healthy = [one for leaks, one in verdicts if not leaks and one not in ("absent", "failed")]
+    leaking = [one for leaks, one in verdicts if leaks and one not in ("absent", "failed")]
+    alarms = sum(one not in CALM for one in healthy)
     print(f"healthy: {alarms} alarms in {len(healthy)}; {healthy.count('unknown')} unknown")
     print(f"leaking: {leaking.count('leak')} found of {len(leaking)}")
-    missing = healthy + leaking
     print(f"absent {missing.count('absent')}, failed {missing.count('failed')}")
     print(f"{time.perf_counter() - start:.0f} s")
     if args.save:

@@ -8,8 +8,7 @@ is given back, and numbers don't say by whom.
 With --walks, Gaussian random walks without drift of so many steps each, and no families.
 
 usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
-       [--only looked-at|held-out|held-out-2|held-out-3|held-out-4|held-out-5|held-out-6
-       |held-out-7|held-out-8|held-out-9|held-out-10|held-out-11]
+       [--only looked-at|held-out|held-out-2|...|held-out-15]
        [--walks STEPS ...]
 """
 
@@ -28,7 +27,9 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 import trend_families_eighth  # noqa: E402, F401  # registers its families, as all of them do
 import trend_families_eleventh  # noqa: E402, F401
+import trend_families_fifteenth  # noqa: E402, F401
 import trend_families_fifth  # noqa: E402, F401
+import trend_families_fourteenth  # noqa: E402, F401
 import trend_families_fourth  # noqa: E402, F401
 import trend_families_ninth  # noqa: E402, F401
 import trend_families_seasons  # noqa: E402, F401
@@ -37,6 +38,8 @@ import trend_families_seventh  # noqa: E402, F401
 import trend_families_sixth  # noqa: E402, F401
 import trend_families_tenth  # noqa: E402, F401
 import trend_families_third  # noqa: E402, F401
+import trend_families_thirteenth  # noqa: E402, F401
+import trend_families_twelfth  # noqa: E402, F401
 from trend_families import FAMILIES, Family, Group, gaussian_walk  # noqa: E402
 
 import neutracer  # noqa: E402
@@ -55,6 +58,10 @@ TITLES: dict[Group, str] = {
     "held-out-9": "ninth held-out set",
     "held-out-10": "tenth held-out set",
     "held-out-11": "eleventh held-out set",
+    "held-out-12": "twelfth held-out set",
+    "held-out-13": "thirteenth held-out set",
+    "held-out-14": "fourteenth held-out set",
+    "held-out-15": "fifteenth held-out set",
 }
 
 

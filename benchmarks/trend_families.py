@@ -3,9 +3,9 @@
 
 A family makes a series from a seed. By those looked at (trend_families_seasons.py has some of them)
 neutracer's method was chosen. The held-out sets (trend_families_second.py and so on) had no part in
-what it was when each was counted for the first time. The first six have one now: with random
-programs (trend_training.py) they are what tools/fit_trend.py fits on, by other seeds than are
-counted. Those in UNSEEN have none.
+what it was when each was counted for the first time. The first six, the twelfth and the thirteenth
+have one now: with random programs (trend_training.py) they are what tools/fit_trend.py fits on, by
+other seeds than are counted. Those in UNSEEN have none.
 """
 
 from __future__ import annotations
@@ -44,10 +44,22 @@ Group = Literal[
     "held-out-9",
     "held-out-10",
     "held-out-11",
+    "held-out-12",
+    "held-out-13",
+    "held-out-14",
+    "held-out-15",
 ]
 
 # Held-out sets that nothing is fitted on.
-UNSEEN: tuple[Group, ...] = ("held-out-7", "held-out-8", "held-out-9", "held-out-10", "held-out-11")
+UNSEEN: tuple[Group, ...] = (
+    "held-out-7",
+    "held-out-8",
+    "held-out-9",
+    "held-out-10",
+    "held-out-11",
+    "held-out-14",
+    "held-out-15",
+)
 
 
 class Family(NamedTuple):

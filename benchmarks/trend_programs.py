@@ -32,8 +32,8 @@ def log_uniform(rng: random.Random, least: float, most: float) -> float:
     return math.exp(rng.uniform(math.log(least), math.log(most)))
 
 
-def some_length(rng: random.Random) -> int:
-    return round(log_uniform(rng, 30, 500))
+def some_length(rng: random.Random, least: int = 30) -> int:
+    return round(log_uniform(rng, least, 500))
 
 
 def poisson(rng: random.Random, mean: float) -> int:

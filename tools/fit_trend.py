@@ -34,6 +34,7 @@ import bench_trend_families  # noqa: E402, F401  # registers its families
 import trend_series as made  # noqa: E402
 import trend_training  # noqa: E402, F401
 from trend_families import FAMILIES, UNSEEN, Series, gaussian_walk  # noqa: E402
+from trend_programs import log_uniform  # noqa: E402
 
 from neutracer._native import core  # noqa: E402
 
@@ -60,11 +61,13 @@ ALPHA = 0.003
 NOTABLE = 1.96
 NO_RISE = -20.0
 
-# Walks in such a length, and what they count: in a hundred steps and more they are to be told from
-# leaks in any noise; in fewer that costs leaks in noise that remembers, and these go before.
-WALKS = (30, 45, 60, 80, 100, 150, 200, 400)
-LONG, OF_LONG, OF_SHORT, OF_SMALL_LEAKS = 100, 3.0, 0.5, 3.0
-OF_TRAINING = 5.0
+# Gaussian walks from and up to so many steps.
+WALKS = ((24, 45), (45, 70), (70, 100), (100, 200), (200, 500))
+
+# What kinds count. Walks are what is most like a leak: where the bound is set, one in five of what
+# does not grow, beside what warms up, evaluates, fills a cache, and comes and goes.
+OF_WALKS, OF_SMALL_LEAKS, OF_TRAINING = 8.0, 3.0, 2.0
+SHARE_OF_WALKS = 0.2
 
 # Where the odds of what does not grow are turned into deviates.
 TAILS = (0.05, 0.02, 0.01, 0.006, ALPHA, 0.0015)
@@ -79,7 +82,7 @@ class Kind(NamedTuple):
         leaks: The truth.
         weight: What it counts in the fit.
         make: Makes a series.
-        is_short_walk: To hold it to the bound would cost leaks as short.
+        is_walk: Whether it does not grow and wanders up and down.
     """
 
     name: str
@@ -87,30 +90,31 @@ class Kind(NamedTuple):
     leaks: bool
     weight: float
     make: Callable[[random.Random], Series]
-    is_short_walk: bool = False
+    is_walk: bool = False
 
 
 def _small_leak(rng: random.Random, how: str, memory: float, leaks: bool) -> Series:
     """One of bench_trend.py's: 0.1 % a step in noise of 0.3 %, disturbed, or not growing."""
-    steps = rng.choice((24, 40, 60, 100, 200, 400))
-    count = (80 if "warmup" in how else 60) if leaks else steps
+    least = (80 if "warmup" in how else 60) if leaks else 24
+    count = round(log_uniform(rng, least, 400))
     level = made.level(rng, count, memory)
     return made.disturbed(rng, made.leaking(level) if leaks else level, how)
+
+
+def _gaussian(rng: random.Random, least: int, most: int) -> Series:
+    return gaussian_walk(rng, float(1 << 30), round(log_uniform(rng, least, most)))
 
 
 def kinds() -> Iterator[Kind]:
     for name, one in FAMILIES.items():
         if one.group in UNSEEN:
             continue
-        weight = OF_TRAINING if one.group == "training" else 1.0
-        if "walk" in name and one.truth == "steady":
-            weight = OF_SHORT if name == "short_walks" else weight * OF_LONG
-        is_short = name == "short_walks"
-        yield Kind(name, name, one.truth == "leak", weight, one.make, is_short)
-    for steps in WALKS:
-        make = partial(gaussian_walk, level=float(1 << 30), count=steps)
-        weight = OF_LONG if steps >= LONG else OF_SHORT
-        yield Kind(f"walk {steps}", f"walk {steps}", False, weight, make, steps < LONG)
+        is_walk = "walk" in name and one.truth == "steady"
+        weight = (OF_TRAINING if one.group == "training" else 1.0) * (OF_WALKS if is_walk else 1.0)
+        yield Kind(name, name, one.truth == "leak", weight, one.make, is_walk)
+    for least, most in WALKS:
+        name = f"walk {least}"
+        yield Kind(name, name, False, OF_WALKS, partial(_gaussian, least=least, most=most), True)
     for how in made.DISTURBANCES:
         for memory in made.MEMORIES:
             for leaks in (False, True):
@@ -122,13 +126,13 @@ def kinds() -> Iterator[Kind]:
 def figures(kind: int, count: int, seed: str) -> np.ndarray:
     """One row a series: whether it rises at all, and its figures."""
     one, rows = list(kinds())[kind], []
-    for number in range(round(count * max(one.weight, 1))):
+    for number in range(round(count * min(max(one.weight, 1.0), OF_WALKS))):
         series = one.make(random.Random(f"{one.name} {number} {seed}"))
         whole = array("Q", (max(round(value), 0) for value in series))
         found = core.find_trend(whole)
         told = found["figures"]
         rises = max(told["score"], told["medians"]) > NOTABLE or found["teeth"] >= 2
-        if told["points"]:
+        if any(told.values()):
             rows.append([rises, *told.values()])
     return np.array(rows)
 
@@ -194,17 +198,20 @@ def odds_unseen(fitted: Fitted) -> np.ndarray:
 
 
 def knots(fitted: Fitted, odds: np.ndarray) -> list[tuple[float, float]]:
-    """How seldom what does not grow has such odds.
+    """How seldom what does not grow has such odds, if SHARE_OF_WALKS of it are walks.
 
-    Every kind counts as much, but for short walks, which don't count.
+    Of walks, and of all else, every kind counts as much.
     """
     known = list(kinds())
-    steady = ~np.array([one.leaks or one.is_short_walk for one in known])[fitted.kind]
+    steady = np.flatnonzero(~fitted.leaks)
+    kind = fitted.kind[steady]
+    share = np.zeros(len(kind))
+    for is_walk, part in ((True, SHARE_OF_WALKS), (False, 1 - SHARE_OF_WALKS)):
+        alike = [at for at, one in enumerate(known) if (one.leaks, one.is_walk) == (False, is_walk)]
+        for at in alike:
+            share[kind == at] = part / len(alike) / np.sum(kind == at)
     order = np.argsort(odds[steady])
-    names = np.array([one.of for one in known])[fitted.kind][steady]
-    sizes = {name: np.sum(names == name) for name in set(names)}
-    share = np.array([1 / sizes[name] for name in names])[order]
-    beyond = 1 - np.cumsum(share) / share.sum()
+    beyond = 1 - np.cumsum(share[order])
     found = []
     for tail in TAILS:
         at = odds[steady][order][np.searchsorted(-beyond, -tail)]

@@ -24,12 +24,12 @@
  * What the decision rests on besides the series' own test: figures without a unit, of
  * the points behind the warm-up and without their season. `BARE` ones are of what is
  * left when bursts are bridged and jumps taken off too. Deviates and ratios end at 50:
- * what is exact to the byte has no noise to be measured by.
+ * what is exact to the byte has no noise to be measured by. How many points there are
+ * is none of them: that is how long somebody looked, and says nothing of growth.
  */
 enum {
     NT_TREND_SCORE,        /* of the test of ranks */
     NT_TREND_MEMORY,       /* that this reckoned with */
-    NT_TREND_POINTS,       /* how many */
     NT_TREND_MEDIANS,      /* of twelve parts: Mann and Kendall's deviate */
     NT_TREND_FLOORS,       /* the same of the least values of these parts */
     NT_TREND_LATE_FLOORS,  /* and of twelve parts of the last 65 % */

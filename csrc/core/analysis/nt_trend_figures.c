@@ -4,7 +4,6 @@
 const char *const nt_trend_figure_names[NT_TREND_FIGURES] = {
     [NT_TREND_SCORE] = "score",
     [NT_TREND_MEMORY] = "memory",
-    [NT_TREND_POINTS] = "points",
     [NT_TREND_MEDIANS] = "medians",
     [NT_TREND_FLOORS] = "floors",
     [NT_TREND_LATE_FLOORS] = "late_floors",
@@ -388,7 +387,6 @@ nt_trend_measure(trend_work *w, const double *x, size_t n, nt_trend *found)
     double *figures = found->figures;
     figures[NT_TREND_SCORE] = figure_within(found->score);
     figures[NT_TREND_MEMORY] = found->memory;
-    figures[NT_TREND_POINTS] = (double)left;
     figure_plain(w, w->raw + from, left, figures);
     const double level = nt_trend_median(w->raw + from, left, w->scratch);
     figure_level(w, x + from, left, found);
