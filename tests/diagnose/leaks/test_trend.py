@@ -130,7 +130,7 @@ def test_steady_programs_raise_no_alarm(how: str) -> None:
 
 @pytest.mark.parametrize("memory", made.MEMORIES)
 def test_small_leaks_are_found(memory: float) -> None:
-    """With a memory of 0.9 they rise by 2.6 deviations of a walk with such changes: few are proved."""
+    """With a memory of 0.9 they rise by 2.6 deviations of a walk with such changes."""
     rng = random.Random(f"leak {memory}")
     found = Counter[str]()
     for _ in range(60):
