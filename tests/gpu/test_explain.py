@@ -25,7 +25,8 @@ def folder(tmp_path_factory):
     torch.cuda.empty_cache()
     place = tmp_path_factory.mktemp("programs")
     script = Path(__file__).parent / "oom_programs.py"
-    subprocess.run([sys.executable, script, place], capture_output=True, check=False)
+    run = subprocess.run([sys.executable, script, place], capture_output=True, text=True)
+    assert any(place.iterdir()), run.stderr
     return place
 
 
