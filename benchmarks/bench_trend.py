@@ -11,6 +11,9 @@ usage: python benchmarks/bench_trend.py [SERIES A ROW, default 600 [SEED]]
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 import os
 import platform
 import random
@@ -101,6 +104,36 @@ def rows(series: int, seed: str) -> Iterator[tuple[str, str, float, Counter[str]
                 yield truth, how, memory, found
 
 
+def ratio(series: made.Series, memory: float) -> float:
+    """How much likelier the changes of a series are as a leak's in noise of this memory than as a
+    walk's, whose changes are that noise's innovations: the logarithm, but for scale and a summand.
+    """
+    bare = [one - at * made.LEAK * made.LEVEL for at, one in enumerate(series)]
+    walked = sum((after - one) ** 2 for one, after in itertools.pairwise(series))
+    # Without the memory, and the level by least squares.
+    parts = [math.sqrt(1 - memory * memory)] + [1 - memory] * (len(bare) - 1)
+    rest = [parts[0] * bare[0], *(after - memory * one for one, after in itertools.pairwise(bare))]
+    level = sum(map(operator.mul, parts, rest)) / sum(part * part for part in parts)
+    return walked - sum((one - part * level) ** 2 for one, part in zip(rest, parts, strict=True))
+
+
+def best_test(walks_called_leaks: float, memory: float, seed: str) -> float:
+    """The share of leaks in sixty steps that no test exceeds which calls so many walks a leak.
+
+    The best one compares likelihoods, and knows noise, memory and rate (Neyman and Pearson,
+    Philosophical Transactions A 231, 1933).
+    """
+    rng = random.Random(f"best {memory}{seed}")
+    leaks, walks = [], []
+    for _ in range(60_000):
+        level = made.level(rng, LEAK_STEPS, memory)
+        leaks.append(ratio(made.leaking(level), memory))
+        changes = (rng.gauss(0.0, made.NOISE * made.LEVEL) for _ in level[1:])
+        walks.append(ratio(list(itertools.accumulate(changes, initial=level[0])), memory))
+    bound = sorted(walks)[-1 - round(walks_called_leaks * len(walks))]
+    return sum(one > bound for one in leaks) / len(leaks)
+
+
 def show(name: str, counts: Counter[str], truth: str) -> None:
     total = sum(counts.values())
     cells = "".join(f"{counts[verdict] or '.':>9}" for verdict in TOLD)
@@ -154,6 +187,11 @@ def main() -> None:
     print(
         f"leaks found: {found['leak']} of {sum(found.values())} "
         f"({found['leak'] / sum(found.values()):.2%})"
+    )
+    worst = made.MEMORIES[-1]
+    print(
+        f"of leaks in nothing but AR(1) {worst} the best test that knows noise and rate, and calls "
+        f"0.5 % of walks a leak, finds {best_test(0.005, worst, seed):.1%}"
     )
     print(
         f"{sum(map(Counter.total, by_truth.values())):,} series in "
