@@ -29,6 +29,9 @@ EVENTS = 1_500_000
 # Verdicts that are no alarm.
 CALM = ("steady", "unknown")
 
+# Of programs that were not judged.
+MISSING = ("absent", "failed")
+
 
 def recorded(name: str, leaks: bool, folder: str | None, answer: Any) -> None:
     """Runs and judges one program, in a process of its own."""
@@ -108,9 +111,9 @@ def main() -> None:
             found[name, leaks] = judged(name, leaks, args.save)
             show(name, leaks, found[name, leaks])
     verdicts = [(leaks, one["verdict"]) for (_, leaks), one in found.items()]
-    missing = [verdict for _, verdict in verdicts if verdict in ("absent", "failed")]
-    healthy = [one for leaks, one in verdicts if not leaks and one not in ("absent", "failed")]
-    leaking = [one for leaks, one in verdicts if leaks and one not in ("absent", "failed")]
+    missing = [one for _, one in verdicts if one in MISSING]
+    healthy = [one for leaks, one in verdicts if not leaks and one not in MISSING]
+    leaking = [one for leaks, one in verdicts if leaks and one not in MISSING]
     alarms = sum(one not in CALM for one in healthy)
     print(f"healthy: {alarms} alarms in {len(healthy)}; {healthy.count('unknown')} unknown")
     print(f"leaking: {leaking.count('leak')} found of {len(leaking)}")

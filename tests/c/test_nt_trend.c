@@ -162,7 +162,7 @@ NT_TEST(noise_seldom_looks_like_growth)
             found += nt_series_look(t, values, 60).score > 2.326;
         }
         /* One in a hundred, and four more for chance; 97 in a hundred. What remembers
-         * 0.9 for so short rises no further than one walk of a hundred does: 80 there.
+         * 0.9 for so short rises no further than one walk of 200 does: 80 there.
          */
         const size_t least = memories[k] < 0.9 ? 291 : 240;
         if (alarms > 7 || found < least) {
