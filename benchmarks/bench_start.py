@@ -5,7 +5,7 @@ Beside bare Python, in turns, so that what else the machine does meets all of th
 are compiled once before, as those of an installed package are. "unpickled" is what one does
 without neutracer: unpickle the file, and nothing else.
 
-usage: python benchmarks/bench_start.py [TURNS, default 15]
+usage: python benchmarks/bench_start.py [TURNS, default 15 [SNAPSHOT.pickle, measured too]...]
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main() -> None:
         for stem in ("cuda_graph_pool", "train_resnet_healthy", "frag_default"):
             files[stem] = folder / f"{stem}.pickle"
             files[stem].write_bytes(lzma.decompress((DATA / f"{stem}.pickle.xz").read_bytes()))
+        files.update((path.stem, path) for path in map(Path, sys.argv[2:]))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": name}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         python = sys.executable

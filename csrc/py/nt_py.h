@@ -59,7 +59,8 @@ nt_py_refuse_pickle(PyObject *self, PyObject *unused);
 
 #define NT_PY_NO_PICKLE {"__reduce__", nt_py_refuse_pickle, METH_NOARGS, NULL}
 
-/* nt_py_column.c: a read-only buffer on memory that `owner` keeps alive. */
+/* nt_py_column.c: a read-only buffer on memory that `owner` keeps alive, or that is its
+ * own. */
 
 extern PyType_Spec nt_py_column_spec;
 
@@ -67,6 +68,12 @@ extern PyType_Spec nt_py_column_spec;
 PyObject *
 nt_py_column(nt_py_state *state, PyObject *owner, const void *data, Py_ssize_t count,
              char format);
+
+/* The same on `count` items of the column's own, which the caller fills at *data before
+ * anybody else has the column; NULL there where count is 0. Long ones are on huge
+ * pages, which what Python allocates is not. */
+PyObject *
+nt_py_own_column(nt_py_state *state, Py_ssize_t count, char format, void **data);
 
 /* One column of a table, for nt_py_columns. */
 typedef struct nt_py_column_def {

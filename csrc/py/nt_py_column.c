@@ -4,8 +4,9 @@
 #include <string.h>
 
 typedef struct py_column {
-    PyObject_HEAD PyObject *owner; /* keeps `data` alive */
+    PyObject_HEAD PyObject *owner; /* keeps `data` alive; NULL: nobody else does */
     const void *data;
+    void *own;                /* `data`, where it is freed with the column; else NULL */
     Py_ssize_t shape, stride; /* items, and bytes of one */
     char format[2];
 } py_column;
@@ -21,20 +22,51 @@ column_item_size(char format)
     }
 }
 
-PyObject *
-nt_py_column(nt_py_state *state, PyObject *owner, const void *data, Py_ssize_t count,
-             char format)
+/* A column of nothing yet. */
+static py_column *
+column_new(nt_py_state *state, Py_ssize_t count, char format)
 {
     py_column *column = PyObject_New(py_column, state->column_type);
     if (column == NULL) {
         return NULL;
     }
-    column->owner = Py_NewRef(owner);
-    column->data = data;
+    column->owner = NULL;
+    column->data = NULL;
+    column->own = NULL;
     column->shape = count;
     column->stride = column_item_size(format);
     column->format[0] = format;
     column->format[1] = '\0';
+    return column;
+}
+
+PyObject *
+nt_py_column(nt_py_state *state, PyObject *owner, const void *data, Py_ssize_t count,
+             char format)
+{
+    py_column *column = column_new(state, count, format);
+    if (column != NULL) {
+        column->owner = Py_NewRef(owner);
+        column->data = data;
+    }
+    return (PyObject *)column;
+}
+
+PyObject *
+nt_py_own_column(nt_py_state *state, Py_ssize_t count, char format, void **data)
+{
+    const nt_alloc alloc = nt_alloc_system();
+    py_column *column = column_new(state, count, format);
+    if (column == NULL) {
+        return NULL;
+    }
+    column->own = nt_allocate(&alloc, (size_t)(count * column->stride));
+    column->data = column->own;
+    if (column->own == NULL && count != 0) {
+        Py_DECREF(column);
+        return PyErr_NoMemory();
+    }
+    *data = column->own;
     return (PyObject *)column;
 }
 
@@ -42,7 +74,10 @@ static void
 column_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    Py_CLEAR(((py_column *)self)->owner);
+    py_column *column = (py_column *)self;
+    const nt_alloc alloc = nt_alloc_system();
+    nt_release(&alloc, column->own, (size_t)(column->shape * column->stride));
+    Py_CLEAR(column->owner);
     PyObject_Free(self);
     Py_DECREF(type);
 }

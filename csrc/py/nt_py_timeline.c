@@ -138,27 +138,26 @@ timeline_metric(PyObject *arg, nt_metric *out)
     return 0;
 }
 
-PyDoc_STRVAR(series_doc,
-             "series(metric, /)\n--\n\n"
-             "The bytes after each event, as native 64-bit unsigned integers.");
+PyDoc_STRVAR(series_doc, "series(metric, /)\n--\n\n"
+                         "A Column: the bytes after each event.");
 
 static PyObject *
 timeline_series(PyObject *self, PyObject *arg)
 {
     nt_metric metric;
+    void *out;
     const nt_timeline *t = timeline_of(self)->timeline;
-    const Py_ssize_t count = (Py_ssize_t)nt_timeline_event_count(t);
     if (timeline_metric(arg, &metric) < 0) {
         return NULL;
     }
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, count * 8);
-    if (bytes != NULL) {
-        /* The data of a bytes object is aligned for any type. */
-        uint64_t *out = (uint64_t *)(void *)PyBytes_AS_STRING(bytes);
+    PyObject *column =
+        nt_py_own_column(nt_py_state_of(Py_TYPE(self)),
+                         (Py_ssize_t)nt_timeline_event_count(t), 'Q', &out);
+    if (column != NULL) {
         Py_BEGIN_ALLOW_THREADS nt_timeline_series(t, metric, out);
         Py_END_ALLOW_THREADS
     }
-    return bytes;
+    return column;
 }
 
 PyDoc_STRVAR(peak_doc, "peak(metric, /)\n--\n\n(event, bytes) of the largest value.");

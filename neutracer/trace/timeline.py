@@ -82,7 +82,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return MappingProxyType(self._native.facts())
 
     def _series(self, metric: str) -> memoryview:
-        return memoryview(self._native.series(_METRICS[metric])).cast("Q")
+        return memoryview(self._native.series(_METRICS[metric]))
 
     @cached_property
     def allocated(self) -> memoryview:

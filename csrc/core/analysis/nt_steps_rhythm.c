@@ -36,7 +36,11 @@ steps_period(const uint32_t *keys, size_t end, uint32_t *borders, size_t *length
         border += keys[end - 1 - i] == keys[end - 1 - border];
         borders[i] = (uint32_t)border;
         const size_t shift = i + 1 - border;
-        if (shift >= 2 && (i + 1) / shift >= STEPS_ROUNDS) {
+        /* A longer run has no shorter period. */
+        if (shift > end / STEPS_ROUNDS) {
+            break;
+        }
+        if (shift >= 2 && i + 1 >= STEPS_ROUNDS * shift) {
             *length = i + 1;
             period = shift;
         }

@@ -418,7 +418,15 @@ reader_add_event(nt_reader *r, const nt_value *fields, uint32_t present, uint32_
 {
     nt_events *const events = nt_snapshot_event_table(r->snapshot);
     const nt_reader_place place = {"event", events->columns.count};
+    /* All of them: a compiler clears one that is named in part as a whole before. */
     nt_event event = {
+        .action = 0,
+        .addr = 0,
+        .size = 0,
+        .stream = 0,
+        .time_us = 0,
+        .device_free = 0,
+        .pool = {0, 0},
         .stack = nt_value_id(fields[KEY_FRAMES]),
         .compile_context = NT_NONE,
         .user_metadata = NT_NONE,

@@ -108,27 +108,34 @@ timeline_step_lost(const nt_timeline *t, timeline_sums *sums, size_t i)
     }
 }
 
-/* Moves the sums of the blocks on by event `i`. */
+/*
+ * Moves the sums of the blocks on by event `i`. Whether it allocates or frees is a
+ * factor and no branch, which would be guessed wrongly every other time.
+ */
 static inline void
-timeline_step(const nt_timeline *t, timeline_sums *sums, size_t i)
+timeline_step(const nt_timeline *t, const uint8_t *actions, timeline_sums *sums,
+              size_t i)
 {
     const uint32_t row = t->event_allocations[i];
     if (row != NT_NONE) {
         const nt_allocation_columns *a = &t->allocations;
-        const uint8_t action = nt_snapshot_events(t->snapshot)->action[t->first + i];
-        if (action == NT_ACTION_ALLOC) {
-            timeline_begin_row(t, sums, row);
-        } else {
-            /* A free_completed without a free_requested is both. */
-            if (a->free_event[row] == (int32_t)i) {
-                sums->bytes[NT_METRIC_ALLOCATED] -= a->size[row];
-            }
-            if (action == NT_ACTION_FREE_COMPLETED) {
-                timeline_complete_row(t, sums, row);
-            }
-        }
+        const uint64_t begins = actions[i] == NT_ACTION_ALLOC;
+        /* A free_completed without a free_requested is both. */
+        const uint64_t is_freed = a->free_event[row] == (int32_t)i && begins == 0;
+        const uint64_t completes = actions[i] == NT_ACTION_FREE_COMPLETED;
+        sums->bytes[NT_METRIC_ALLOCATED] += (begins - is_freed) * a->size[row];
+        sums->bytes[NT_METRIC_ACTIVE] += (begins - completes) * a->size[row];
+        sums->bytes[NT_METRIC_REQUESTED] +=
+            (begins - completes) * a->requested_size[row];
     }
     timeline_step_lost(t, sums, i);
+}
+
+/* What each event does; NULL where there is none. */
+static const uint8_t *
+timeline_actions(const nt_timeline *t)
+{
+    return t->count == 0 ? NULL : nt_snapshot_events(t->snapshot)->action + t->first;
 }
 
 static timeline_sums
@@ -200,12 +207,13 @@ timeline_find_peaks(nt_timeline *t)
 {
     static const nt_metric of_blocks[] = {NT_METRIC_ALLOCATED, NT_METRIC_ACTIVE,
                                           NT_METRIC_REQUESTED};
+    const uint8_t *actions = timeline_actions(t);
     timeline_sums sums = timeline_start(t);
     for (int metric = 0; metric < NT_METRIC_COUNT; metric++) {
         t->peaks[metric] = (nt_moment){.event = -1, .bytes = sums.bytes[metric]};
     }
     for (size_t i = 0; i < t->count; i++) {
-        timeline_step(t, &sums, i);
+        timeline_step(t, actions, &sums, i);
         for (size_t k = 0; k < NT_LENGTH(of_blocks); k++) {
             timeline_raise_peak(&t->peaks[of_blocks[k]], sums.bytes[of_blocks[k]],
                                 (int32_t)i);
@@ -224,20 +232,35 @@ timeline_find_reserved_peak(nt_timeline *t)
     }
 }
 
+static void
+timeline_fill_reserved(const nt_timeline *t, uint64_t *out)
+{
+    uint64_t reserved = t->facts.start_bytes[NT_METRIC_RESERVED];
+    size_t i = 0;
+    for (size_t next = 0; next < t->reserved_count;) {
+        const size_t event = (size_t)t->reserved[next].key;
+        for (; i < event; i++) {
+            out[i] = reserved;
+        }
+        reserved = timeline_step_reserved(t, reserved, &next, (int32_t)event);
+    }
+    for (; i < t->count; i++) {
+        out[i] = reserved;
+    }
+}
+
 void
 nt_timeline_series(const nt_timeline *t, nt_metric metric, uint64_t *out)
 {
+    if (metric == NT_METRIC_RESERVED) {
+        timeline_fill_reserved(t, out);
+        return;
+    }
+    const uint8_t *actions = timeline_actions(t);
     timeline_sums sums = timeline_start(t);
-    size_t next = 0;
-    uint64_t reserved = t->facts.start_bytes[NT_METRIC_RESERVED];
     for (size_t i = 0; i < t->count; i++) {
-        if (metric == NT_METRIC_RESERVED) {
-            reserved = timeline_step_reserved(t, reserved, &next, (int32_t)i);
-            out[i] = reserved;
-        } else {
-            timeline_step(t, &sums, i);
-            out[i] = sums.bytes[metric];
-        }
+        timeline_step(t, actions, &sums, i);
+        out[i] = sums.bytes[metric];
     }
 }
 
@@ -248,7 +271,7 @@ timeline_sort_events(nt_timeline *t, nt_error *err)
     if (t->count == 0) {
         return NT_OK;
     }
-    const uint8_t *action = nt_snapshot_events(t->snapshot)->action + t->first;
+    const uint8_t *action = timeline_actions(t);
     size_t allocs = 0;
     for (size_t i = 0; i < t->count; i++) {
         allocs += action[i] == NT_ACTION_ALLOC;

@@ -259,12 +259,13 @@ def _of_trace(
     times = timeline.time_us
     timed = times[0] > 0
     is_given = steps is not None or step_us is not None
+    allocated = floors(timeline.allocated[:end], starts)
     return Observed(
-        allocated=floors(timeline.allocated[:end], starts),
+        allocated=allocated,
         how=how,
         unit=unit,
         reserved=floors(timeline.reserved[:end], starts),
-        pending=_pending(timeline, starts, end),
+        pending=_waiting(floors(timeline.active[:end], starts), allocated),
         make_stuck=lambda: _stuck(snap, timeline, edges),
         peaks=highs(timeline.allocated[:end], starts),
         time_us=[times[at] for at in starts] if timed else (),
@@ -278,14 +279,10 @@ def _of_trace(
     )
 
 
-def _pending(timeline: Timeline, starts: Sequence[int], end: int) -> array[int]:
+def _waiting(active: array[int], allocated: array[int]) -> array[int]:
     """Freed bytes that wait for a stream, where each step has fewest active ones."""
-    pairs = zip(
-        floors(timeline.active[:end], starts),
-        floors(timeline.allocated[:end], starts),
-        strict=True,
-    )
-    return array("Q", (max(active - held, 0) for active, held in pairs))
+    pairs = zip(active, allocated, strict=True)
+    return array("Q", (max(one - held, 0) for one, held in pairs))
 
 
 def _failed_for_good(timeline: Timeline) -> int | None:
