@@ -8,7 +8,7 @@ is given back, and numbers don't say by whom.
 With --walks, Gaussian random walks without drift of so many steps each, and no families.
 
 usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
-       [--only looked-at|held-out|held-out-2|...|held-out-15]
+       [--only looked-at|held-out|held-out-2|...|held-out-17]
        [--walks STEPS ...]
 """
 
@@ -34,7 +34,9 @@ import trend_families_fourth  # noqa: E402, F401
 import trend_families_ninth  # noqa: E402, F401
 import trend_families_seasons  # noqa: E402, F401
 import trend_families_second  # noqa: E402, F401
+import trend_families_seventeenth  # noqa: E402, F401
 import trend_families_seventh  # noqa: E402, F401
+import trend_families_sixteenth  # noqa: E402, F401
 import trend_families_sixth  # noqa: E402, F401
 import trend_families_tenth  # noqa: E402, F401
 import trend_families_third  # noqa: E402, F401
@@ -62,6 +64,8 @@ TITLES: dict[Group, str] = {
     "held-out-13": "thirteenth held-out set",
     "held-out-14": "fourteenth held-out set",
     "held-out-15": "fifteenth held-out set",
+    "held-out-16": "sixteenth held-out set",
+    "held-out-17": "seventeenth held-out set",
 }
 
 

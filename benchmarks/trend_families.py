@@ -48,6 +48,8 @@ Group = Literal[
     "held-out-13",
     "held-out-14",
     "held-out-15",
+    "held-out-16",
+    "held-out-17",
 ]
 
 # Held-out sets that nothing is fitted on.
@@ -59,6 +61,8 @@ UNSEEN: tuple[Group, ...] = (
     "held-out-11",
     "held-out-14",
     "held-out-15",
+    "held-out-16",
+    "held-out-17",
 )
 
 

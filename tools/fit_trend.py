@@ -14,6 +14,7 @@ needs: pip install lightgbm numpy, and the core as it is now (make build)
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from array import array
@@ -47,6 +48,7 @@ RISING = (
     "floors",
     "late_floors",
     "line",
+    "drift",
     "bare_line",
     "bare_drift",
     "hinge_rise",
@@ -64,13 +66,17 @@ NO_RISE = -20.0
 # Gaussian walks from and up to so many steps.
 WALKS = ((24, 45), (45, 70), (70, 100), (100, 200), (200, 500))
 
+# Of what leaks less than its noise is.
+FAINT_MEMORIES = (0.0, 0.3, 0.6)
+
 # What kinds count. Walks are what is most like a leak: where the bound is set, one in five of what
 # does not grow, beside what warms up, evaluates, fills a cache, and comes and goes.
-OF_WALKS, OF_SMALL_LEAKS, OF_TRAINING = 8.0, 3.0, 2.0
+OF_WALKS, OF_TRAINING, OF_OTHER_LEAKS, OF_FAINT_LEAKS = 8.0, 2.0, 3.0, 0.2
+OF_SMALL_LEAKS = {"steps": 7.5}
 SHARE_OF_WALKS = 0.2
 
 # Where the odds of what does not grow are turned into deviates.
-TAILS = (0.05, 0.02, 0.01, 0.006, ALPHA, 0.0015)
+TAILS = (0.1, 0.07, 0.05, 0.02, 0.01, 0.006, ALPHA, 0.0015)
 
 
 class Kind(NamedTuple):
@@ -82,6 +88,7 @@ class Kind(NamedTuple):
         leaks: The truth.
         weight: What it counts in the fit.
         make: Makes a series.
+        often: How many times as many series are made of it as of most.
         is_walk: Whether it does not grow and wanders up and down.
     """
 
@@ -90,6 +97,7 @@ class Kind(NamedTuple):
     leaks: bool
     weight: float
     make: Callable[[random.Random], Series]
+    often: float = 1.0
     is_walk: bool = False
 
 
@@ -101,8 +109,43 @@ def _small_leak(rng: random.Random, how: str, memory: float, leaks: bool) -> Ser
     return made.disturbed(rng, made.leaking(level) if leaks else level, how)
 
 
+def _faint_leak(rng: random.Random, memory: float) -> Series:
+    """A line that hardly leaves its noise, and is sure by how long it was looked at."""
+    series = made.level(rng, round(log_uniform(rng, 200, 1000)), memory)
+    spread = made.NOISE * made.LEVEL / (1 - memory)
+    sure = log_uniform(rng, 10.0, 30.0)  # standard errors of its slope
+    rise = sure * spread * math.sqrt(12 / len(series))
+    return [one + rise * at / len(series) for at, one in enumerate(series)]
+
+
 def _gaussian(rng: random.Random, least: int, most: int) -> Series:
     return gaussian_walk(rng, float(1 << 30), round(log_uniform(rng, least, most)))
+
+
+def _drifting(rng: random.Random) -> Series:
+    """A walk that goes up more than it comes down."""
+    count = round(log_uniform(rng, 60, 500))
+    size, sure = made.LEVEL * log_uniform(rng, 0.0005, 0.003), log_uniform(rng, 3.0, 10.0)
+    drift, is_gaussian = sure / math.sqrt(count), rng.random() < 0.5
+    value, found = float(made.LEVEL), []
+    for _ in range(count):
+        changes = rng.gauss(0.0, 1.0) if is_gaussian else rng.choice((-1, 1)) * rng.expovariate(1.4)
+        value += size * (drift + changes)
+        found.append(value)
+    return found
+
+
+def _resting(rng: random.Random, leaks: bool) -> Series:
+    """What changes in some steps and rests between them; a walk, or by rises alone a leak."""
+    count = round(log_uniform(rng, 30, 500))
+    often, size = log_uniform(rng, 12 / count, 0.7), log_uniform(rng, 0.001, 0.03)
+    spread, noise = rng.choice((0.0, 0.5, 1.0)), log_uniform(rng, 0.001, 0.5) * size
+    held, found = 0.0, []
+    for _ in range(count):
+        if rng.random() < often:
+            held += rng.lognormvariate(0.0, spread) * size * (1 if leaks else rng.choice((-1, 1)))
+        found.append(made.LEVEL * (1 + held + rng.gauss(0.0, noise)))
+    return found
 
 
 def kinds() -> Iterator[Kind]:
@@ -111,22 +154,31 @@ def kinds() -> Iterator[Kind]:
             continue
         is_walk = "walk" in name and one.truth == "steady"
         weight = (OF_TRAINING if one.group == "training" else 1.0) * (OF_WALKS if is_walk else 1.0)
-        yield Kind(name, name, one.truth == "leak", weight, one.make, is_walk)
+        often = min(weight, OF_WALKS)
+        yield Kind(name, name, one.truth == "leak", weight, one.make, often, is_walk)
     for least, most in WALKS:
         name = f"walk {least}"
-        yield Kind(name, name, False, OF_WALKS, partial(_gaussian, least=least, most=most), True)
+        make = partial(_gaussian, least=least, most=most)
+        yield Kind(name, name, False, OF_WALKS, make, OF_WALKS, True)
+    for leaks, weight in ((False, OF_WALKS), (True, OF_OTHER_LEAKS)):
+        make = partial(_resting, leaks=leaks)
+        yield Kind(f"resting {leaks}", "resting", leaks, weight, make, weight, not leaks)
+    for memory in FAINT_MEMORIES:
+        make = partial(_faint_leak, memory=memory)
+        yield Kind(f"faint {memory}", "faint", True, OF_FAINT_LEAKS, make)
     for how in made.DISTURBANCES:
         for memory in made.MEMORIES:
             for leaks in (False, True):
                 make = partial(_small_leak, how=how, memory=memory, leaks=leaks)
-                weight = OF_SMALL_LEAKS if leaks else 1.0
+                weight = OF_SMALL_LEAKS.get(how, OF_OTHER_LEAKS) if leaks else 1.0
                 yield Kind(f"small {how} {memory} {leaks}", f"small {how}", leaks, weight / 4, make)
+    yield Kind("drifting", "drifting", True, OF_OTHER_LEAKS, _drifting, OF_OTHER_LEAKS)
 
 
 def figures(kind: int, count: int, seed: str) -> np.ndarray:
     """One row a series: whether it rises at all, and its figures."""
     one, rows = list(kinds())[kind], []
-    for number in range(round(count * min(max(one.weight, 1.0), OF_WALKS))):
+    for number in range(round(count * one.often)):
         series = one.make(random.Random(f"{one.name} {number} {seed}"))
         whole = array("Q", (max(round(value), 0) for value in series))
         found = core.find_trend(whole)
@@ -235,8 +287,9 @@ def show(fitted: Fitted, odds: np.ndarray, least: float) -> None:
     for group, shares in groups.items():
         steady = [share for leaks, share in shares if not leaks]
         leaks = [share for is_leak, share in shares if is_leak]
+        false = f"{np.mean(steady):.2%} false" if steady else ""
         found = f"{np.mean(leaks):.2%} of leaks found" if leaks else ""
-        print(f"  {group:12} {np.mean(steady):.2%} false  {found}")
+        print(f"  {group:12} {false:11}  {found}")
 
 
 def tree_row(tree: dict[str, Any]) -> str:

@@ -13,8 +13,14 @@
  * distribution, which is diagnose/leaks/verdict.py's ALPHA. */
 #define TREND_SURE 2.748
 
-/* What has a score above this, the 5 % point, and rises by its ranks, is in doubt. */
-#define TREND_DOUBTFUL 1.645
+/* The same of a part of a series whose whole was asked before: half as much, since what
+ * is asked twice looks like growth more often. */
+#define TREND_SURE_OF_PART 2.968
+
+/* What has a score above this, the 7 % point, and a rise by its ranks that one in a
+ * hundred has by chance, is in doubt. */
+#define TREND_DOUBTFUL 1.4758
+#define TREND_DOUBTFUL_RISE 2.326
 
 /* A bend of so many standard errors is one: half of a hundredth of straight lines have
  * it. Behind a warm-up that came to its level little by little a twentieth is enough.
@@ -31,6 +37,9 @@
 
 /* What grows by less than this share of such a warm-up is the rest of that. */
 #define TREND_REST 0.05
+
+/* Where more jumps than this were found, none of them is where something began. */
+enum { TREND_FEW_JUMPS = 4 };
 
 /* Points that are left at least when growth that levels off is set aside; and so few
  * that whatever slows may level off: nothing shows yet that it goes on. */
@@ -190,8 +199,8 @@ trend_decide(trend_work *w, const double *x, size_t n, nt_trend *out)
     if (weighed <= TREND_DOUBTFUL) {
         out->score = weighed < out->score ? weighed : out->score;
     } else if (trend_rises(w, x, n, out)) {
-        out->is_in_doubt = weighed <= TREND_SURE;
-        const bool is_surer = weighed > TREND_SURE && out->score > weighed;
+        out->is_in_doubt = weighed <= w->sure && out->score > TREND_DOUBTFUL_RISE;
+        const bool is_surer = weighed > w->sure && out->score > weighed;
         out->score = is_surer ? out->score : weighed;
     }
 }
@@ -279,7 +288,7 @@ trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
 }
 
 /* The largest jump of x[out->warmup ..], as a point of x; 0 where there is none that
- * has points before it, and most of all points behind it. */
+ * has points before it, and most of all points behind it, or where there are many. */
 static size_t
 trend_watershed(const nt_trend *out, size_t n)
 {
@@ -292,7 +301,8 @@ trend_watershed(const nt_trend *out, size_t n)
         most = size > most ? size : most;
     }
     const bool is_early = 2 * at <= n + out->warmup;
-    return at >= out->warmup + NT_TREND_FEW && is_early ? at : 0;
+    const bool is_rare = out->jump_count <= TREND_FEW_JUMPS;
+    return at >= out->warmup + NT_TREND_FEW && is_early && is_rare ? at : 0;
 }
 
 /* Judges x, and, where that does not grow beyond doubt, what is behind its largest
@@ -302,15 +312,17 @@ trend_judge_parts(trend_work *w, const double *x, size_t n, nt_trend *out)
 {
     const double doubt = w->doubt;
     nt_trend behind = *out;
+    w->sure = TREND_SURE;
     trend_judge(w, x, n, out);
     const size_t at = out->score > TREND_SURE ? 0 : trend_watershed(out, n);
     if (at == 0) {
         return;
     }
     w->doubt = doubt;
+    w->sure = TREND_SURE_OF_PART;
     behind.warmup = at;
     trend_judge(w, x, n, &behind);
-    if (behind.score > TREND_SURE && !behind.is_levelling) {
+    if (behind.score > w->sure && !behind.is_levelling) {
         *out = behind;
     }
 }
@@ -352,6 +364,7 @@ trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
     if (out->teeth < 2) {
         trend_judge_parts(w, x, n, out);
     } else {
+        w->sure = TREND_SURE;
         trend_decide(w, x, n, out);
     }
     const double *rest = w->shown + out->warmup;

@@ -38,12 +38,16 @@ enum {
     NT_TREND_RETURNS,      /* how surely it comes back to its line: Dickey and Fuller */
     NT_TREND_PARTS_RETURN, /* the same of the medians of twenty parts */
     NT_TREND_SKEW,         /* of the changes of pairs */
+    NT_TREND_DRIFT,        /* the mean change, in standard errors */
     NT_TREND_BARE_LINE,
     NT_TREND_BARE_DRIFT, /* the mean change of twenty parts, in standard errors */
     NT_TREND_BARE_RANGE, /* in levels */
     NT_TREND_HINGE,      /* where a line that was level best begins to rise, 0 to 0.5 */
     NT_TREND_HINGE_RISE, /* its rise, in long-run deviations */
     NT_TREND_HINGE_RETURNS, /* how surely it is come back to */
+    NT_TREND_JUMPS,         /* how many were taken off */
+    NT_TREND_JUMP_SHARE,    /* their heights, of these and what the bare series goes
+                               through */
     NT_TREND_FIGURES
 };
 

@@ -12,12 +12,15 @@ const char *const nt_trend_figure_names[NT_TREND_FIGURES] = {
     [NT_TREND_RETURNS] = "returns",
     [NT_TREND_PARTS_RETURN] = "parts_return",
     [NT_TREND_SKEW] = "skew",
+    [NT_TREND_DRIFT] = "drift",
     [NT_TREND_BARE_LINE] = "bare_line",
     [NT_TREND_BARE_DRIFT] = "bare_drift",
     [NT_TREND_BARE_RANGE] = "bare_range",
     [NT_TREND_HINGE] = "hinge",
     [NT_TREND_HINGE_RISE] = "hinge_rise",
     [NT_TREND_HINGE_RETURNS] = "hinge_returns",
+    [NT_TREND_JUMPS] = "jumps",
+    [NT_TREND_JUMP_SHARE] = "jump_share",
 };
 
 /* Parts of a series: of twelve rises most have one. What is asked of the changes from
@@ -27,8 +30,7 @@ enum { FIGURE_PARTS = 12, FIGURE_MORE_PARTS = 20 };
 /* The late part of a series, in hundredths. */
 enum { FIGURE_LATE = 65 };
 
-/* Changes remember each other over this share of all of them, for Newey and West's
- * variance of their mean (Econometrica 55, 1987). */
+/* Changes from part to part remember each other over this share of all of them. */
 #define FIGURE_REACH 0.15
 
 /* What is taken for the local alternative to a walk where a line is taken off: Elliott,
@@ -244,13 +246,13 @@ figure_skew(const double *y, size_t n)
     return cube > 0.0 ? figure_within(cubes / count / cube) : 0.0;
 }
 
-/* The mean of z[0 .. m - 1] in standard errors, whatever they remember of each other;
- * they come out without it. */
+/* The mean of z[0 .. m - 1] in standard errors, whatever those less than `reach` apart
+ * remember of each other, as by Newey and West (Econometrica 55, 1987); they come out
+ * without it. */
 static double
-figure_drift(double *z, size_t m)
+figure_mean(double *z, size_t m, size_t reach)
 {
     const double count = (double)m;
-    const size_t share = (size_t)(FIGURE_REACH * count), reach = share == 0 ? 1 : share;
     double mean = 0.0, variance = 0.0;
     for (size_t i = 0; i < m; i++) {
         mean += z[i] / count;
@@ -270,6 +272,21 @@ figure_drift(double *z, size_t m)
     return error > 0.0 ? figure_within(mean / error) : mean > 0.0 ? FIGURE_MOST : 0.0;
 }
 
+/* That of the changes from point to point of y, which remember each other over the cube
+ * root of their number. */
+static double
+figure_drift(trend_work *w, const double *y, size_t n)
+{
+    size_t reach = 1;
+    while (reach * reach * reach < n) {
+        reach++;
+    }
+    for (size_t i = 0; i + 1 < n; i++) {
+        w->z[i] = y[i + 1] - y[i];
+    }
+    return figure_mean(w->z, n - 1, reach);
+}
+
 /* That of the changes from part to part of y. */
 static double
 figure_drift_of_parts(trend_work *w, const double *y, size_t n)
@@ -280,7 +297,8 @@ figure_drift_of_parts(trend_work *w, const double *y, size_t n)
     for (size_t k = 0; k + 1 < count; k++) {
         values[k] = values[k + 1] - values[k];
     }
-    return figure_drift(values, count - 1);
+    const size_t share = (size_t)(FIGURE_REACH * (double)(count - 1));
+    return figure_mean(values, count - 1, share == 0 ? 1 : share);
 }
 
 /* A line that is level up to a point, and rises by so much a point from there on. */
@@ -363,6 +381,7 @@ figure_plain(trend_work *w, const double *y, size_t n, double *figures)
     figures[NT_TREND_RETURNS] = figure_returns(w, y, n);
     figures[NT_TREND_PARTS_RETURN] = figure_parts_return(w, y, n);
     figures[NT_TREND_SKEW] = figure_skew(y, n);
+    figures[NT_TREND_DRIFT] = figure_drift(w, y, n);
 }
 
 /* The figures of y without bursts and jumps, beside a level of so many bytes. */
@@ -380,6 +399,20 @@ figure_bare(trend_work *w, const double *y, size_t n, double level, double *figu
         figure_within(figure_range(y, n) / (level > 1.0 ? level : 1.0));
 }
 
+/* The figures of the jumps that were taken off y. */
+static void
+figure_jumps(const double *y, size_t n, const nt_trend *found, double *figures)
+{
+    double heights = 0.0;
+    for (size_t k = 0; k < found->jump_count; k++) {
+        const double height = found->jumps[k].bytes;
+        heights += height < 0.0 ? -height : height;
+    }
+    figures[NT_TREND_JUMPS] = (double)found->jump_count;
+    figures[NT_TREND_JUMP_SHARE] =
+        heights > 0.0 ? heights / (heights + figure_range(y, n)) : 0.0;
+}
+
 void
 nt_trend_measure(trend_work *w, const double *x, size_t n, nt_trend *found)
 {
@@ -391,4 +424,5 @@ nt_trend_measure(trend_work *w, const double *x, size_t n, nt_trend *found)
     const double level = nt_trend_median(w->raw + from, left, w->scratch);
     figure_level(w, x + from, left, found);
     figure_bare(w, w->season, left, level, figures);
+    figure_jumps(w->season, left, found, figures);
 }

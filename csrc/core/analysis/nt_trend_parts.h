@@ -23,6 +23,7 @@ typedef struct trend_work {
     size_t pair_capacity;
     size_t bridged; /* points that lie on a line drawn over a burst */
     double doubt;   /* as nt_trend_look_back takes it */
+    double sure;    /* a deviate of the figures from which on growth is believed */
     /* Whether what was bridged is falls as well as rises, as a walk has them. */
     bool goes_both_ways;
     bool are_windows; /* as nt_trend_find has it */

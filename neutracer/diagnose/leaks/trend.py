@@ -191,7 +191,7 @@ def leak_trend(
     test Mann-Kendall's, after the memory of the series (its autocorrelation, up to 0.9 for short
     ones) was taken off (Yue and others, Hydrological Processes 16, 2002); both also use what the
     first step says (Prais and Winsten, Cowles Commission 383, 1954). Whether what rises is growth
-    is decided by sixteen figures of its shape, among them how the medians and the least values of
+    is decided by nineteen figures of its shape, among them how the medians and the least values of
     its parts rise, and how soon it comes back to its line (Dickey and Fuller, JASA 74, 1979), by
     boosted trees that were fitted on series of known truth (Friedman, Annals of Statistics 29,
     2001). A series of more than 1,024 steps is first put into bins.

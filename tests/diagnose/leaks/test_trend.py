@@ -144,9 +144,7 @@ def test_leaks_among_jumps_are_found() -> None:
     rng = random.Random("jumps")
     series = [made.leaking(made.level(rng, 60, 0.6)) for _ in range(60)]
     found = [leak_trend(made.whole(made.disturbed(rng, one, "steps"))).verdict for one in series]
-    # 85 of a hundred, and six fewer for the chance of these sixty.
-    assert found.count("leak") >= 47
-    assert found.count("steady") <= 3
+    assert found.count("leak") >= 54
 
 
 def test_slow_warmup_is_no_leak() -> None:
@@ -632,9 +630,9 @@ def test_leak_with_pauses_does_not_slow_down(pause: int) -> None:
 
 
 def test_rises_alone_are_a_leak_and_as_many_falls_are_none() -> None:
-    verdicts = {True: Counter[str](), False: Counter[str]()}
-    for seed in range(200):
-        for only_rises in verdicts:
+    called_leaks = {True: 0, False: 0}
+    for only_rises, count in ((True, 200), (False, 1000)):
+        for seed in range(count):
             rng = random.Random(f"rises {seed} {only_rises}")
             held, series = 0.0, []
             for _ in range(240):
@@ -642,10 +640,10 @@ def test_rises_alone_are_a_leak_and_as_many_falls_are_none() -> None:
                     size = 0.02 * min(rng.expovariate(1), 3)
                     held += size if only_rises or rng.random() < 0.5 else -size
                 series.append(round(LEVEL * (1 + held + rng.gauss(0.0, 0.001))))
-            verdicts[only_rises][leak_trend(series).verdict] += 1
-    assert verdicts[True]["leak"] >= 194
-    # A walk that rests: 1.3 of a hundred, and three more for the chance of these.
-    assert verdicts[False]["leak"] <= 6
+            called_leaks[only_rises] += leak_trend(series).verdict == "leak"
+    assert called_leaks[True] >= 194
+    # One and a half of a hundred: a walk that rests.
+    assert called_leaks[False] <= 15
 
 
 @pytest.mark.parametrize("at", [12, 25])
@@ -681,8 +679,7 @@ def test_floors_that_rise_one_after_another_are_a_leak() -> None:
                 held += 6e6 * math.exp(1.5 * rng.gauss(0.0, 1.0))
             series.append(round(2 * LEVEL + around + held))
         found += leak_trend(series).verdict == "leak"
-    # 73 in a hundred, and four fewer for the chance of these.
-    assert found >= 207
+    assert found >= 225
 
 
 def wandering(seed: int, drift: float) -> list[int]:
@@ -698,8 +695,7 @@ def test_what_may_wander_is_not_said_to_be_steady() -> None:
     """A drift of a sixth of the changes is not proved in 300 steps, and is no rest either."""
     found = Counter(leak_trend(wandering(seed, 1 / 6)).verdict for seed in range(100))
     assert found["unknown"] >= 45
-    # A third are within what nineteen in twenty do that don't grow.
-    assert found["steady"] <= 41
+    assert found["steady"] <= 20
     trend = next(
         one
         for one in (leak_trend(wandering(seed, 1 / 6)) for seed in range(100))
