@@ -404,17 +404,20 @@ def league_of_all_past_selves(rng: random.Random) -> Series:
 def inflow_of_particles_never_culled(rng: random.Random) -> Series:
     """Plasma driven in pulses: particles come with each, and those that left are still held."""
     count, level = some_length(rng), some_level(rng)
-    period, depth = log_uniform(rng, 4.0, max(count / 6, 4.1)), rng.uniform(0.2, 2.0)
-    phase, uneven = rng.random(), rng.uniform(0.0, 0.5)
-    pulse = [math.sin(2 * math.pi * (at / period + phase)) for at in range(count)]
+    pulse: Series = []
 
     def particles() -> Series:
+        # Of long and deep pulses some end between two: they are drawn anew as well.
+        period, depth = log_uniform(rng, 4.0, max(count / 6, 4.1)), rng.uniform(0.2, 2.0)
+        phase, uneven = rng.random(), rng.uniform(0.0, 0.5)
+        pulse[:] = [math.sin(2 * math.pi * (at / period + phase)) for at in range(count)]
         return _climbing(
             [max(1 + depth * one, 0.0) * rng.uniform(1 - uneven, 1 + uneven) for one in pulse]
         )
 
+    kept = _kept(particles)
     base = _beside(rng, level, pulse, level * log_uniform(rng, 0.001, 0.05))
-    return leaking(rng, base, _kept(particles), level)
+    return leaking(rng, base, kept, level)
 
 
 @family("leak", "held-out-7")
