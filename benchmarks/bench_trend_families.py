@@ -8,7 +8,7 @@ is given back, and numbers don't say by whom.
 With --walks, Gaussian random walks without drift of so many steps each, and no families.
 
 usage: python benchmarks/bench_trend_families.py [SERIES A FAMILY, default 200] [--seed SEED]
-       [--only looked-at|held-out|held-out-2|...|held-out-17]
+       [--only looked-at|held-out|held-out-2|...|held-out-19]
        [--walks STEPS ...]
 """
 
@@ -25,12 +25,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
-import trend_families_eighth  # noqa: E402, F401  # registers its families, as all of them do
+import trend_families_eighteenth  # noqa: E402, F401  # registers its families, as all of them do
+import trend_families_eighth  # noqa: E402, F401
 import trend_families_eleventh  # noqa: E402, F401
 import trend_families_fifteenth  # noqa: E402, F401
 import trend_families_fifth  # noqa: E402, F401
 import trend_families_fourteenth  # noqa: E402, F401
 import trend_families_fourth  # noqa: E402, F401
+import trend_families_nineteenth  # noqa: E402, F401
 import trend_families_ninth  # noqa: E402, F401
 import trend_families_seasons  # noqa: E402, F401
 import trend_families_second  # noqa: E402, F401
@@ -66,6 +68,8 @@ TITLES: dict[Group, str] = {
     "held-out-15": "fifteenth held-out set",
     "held-out-16": "sixteenth held-out set",
     "held-out-17": "seventeenth held-out set",
+    "held-out-18": "eighteenth held-out set",
+    "held-out-19": "nineteenth held-out set",
 }
 
 

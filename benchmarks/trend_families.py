@@ -50,6 +50,8 @@ Group = Literal[
     "held-out-15",
     "held-out-16",
     "held-out-17",
+    "held-out-18",
+    "held-out-19",
 ]
 
 # Held-out sets that nothing is fitted on.
@@ -63,6 +65,8 @@ UNSEEN: tuple[Group, ...] = (
     "held-out-15",
     "held-out-16",
     "held-out-17",
+    "held-out-18",
+    "held-out-19",
 )
 
 

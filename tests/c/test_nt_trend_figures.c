@@ -23,9 +23,9 @@ NT_TEST(trees_and_knots_are_whole)
 NT_TEST(more_of_what_speaks_for_growth_never_speaks_against_it)
 {
     static const int rising[] = {
-        NT_TREND_SCORE,      NT_TREND_MEDIANS,    NT_TREND_FLOORS,
-        NT_TREND_LINE,       NT_TREND_BARE_LINE,  NT_TREND_LATE_FLOORS,
-        NT_TREND_BARE_DRIFT, NT_TREND_HINGE_RISE,
+        NT_TREND_SCORE,     NT_TREND_MEDIANS,     NT_TREND_FLOORS,
+        NT_TREND_LINE,      NT_TREND_LATE_FLOORS, NT_TREND_DRIFT,
+        NT_TREND_BARE_LINE, NT_TREND_BARE_DRIFT,  NT_TREND_HINGE_RISE,
     };
     uint64_t values[200];
     for (uint64_t seed = 1; seed <= 20; seed++) {
@@ -79,10 +79,28 @@ NT_TEST(floors_are_of_the_least_values_of_parts)
     NT_CHECK(nt_series_look(t, values, 240).figures[NT_TREND_FLOORS] < 3.0);
 }
 
+NT_TEST(figures_are_of_the_whole_where_what_is_behind_a_jump_grows)
+{
+    uint64_t values[200];
+    size_t parts = 0;
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        nt_series_make(values, 200, 0.8, 2e6, 0.0, seed);
+        for (size_t i = 80; i < 200; i++) {
+            values[i] -= 900000000 - 500000 * (i - 80);
+        }
+        const nt_trend found = nt_series_look(t, values, 200);
+        parts += found.warmup == 80 && found.jump_count == 0;
+        NT_CHECK(found.figures[NT_TREND_JUMPS] >= 1.0);
+        NT_CHECK(found.figures[NT_TREND_JUMP_SHARE] > 0.5);
+    }
+    NT_CHECK(parts > 0);
+}
+
 const nt_test_case nt_trend_figures_tests[] = {
     NT_CASE(trees_and_knots_are_whole),
     NT_CASE(more_of_what_speaks_for_growth_never_speaks_against_it),
     NT_CASE(figures_of_what_is_exact_end_at_fifty),
     NT_CASE(floors_are_of_the_least_values_of_parts),
+    NT_CASE(figures_are_of_the_whole_where_what_is_behind_a_jump_grows),
     NT_CASES_END,
 };

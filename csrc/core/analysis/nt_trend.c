@@ -17,9 +17,9 @@
  * is asked twice looks like growth more often. */
 #define TREND_SURE_OF_PART 2.968
 
-/* What has a score above this, the 7 % point, and a rise by its ranks that one in a
+/* What has a score above this, the 8.5 % point, and a rise by its ranks that one in a
  * hundred has by chance, is in doubt. */
-#define TREND_DOUBTFUL 1.4758
+#define TREND_DOUBTFUL 1.3722
 #define TREND_DOUBTFUL_RISE 2.326
 
 /* A bend of so many standard errors is one: half of a hundredth of straight lines have
@@ -38,7 +38,8 @@
 /* What grows by less than this share of such a warm-up is the rest of that. */
 #define TREND_REST 0.05
 
-/* Where more jumps than this were found, none of them is where something began. */
+/* Where more jumps than this were found, none of them is where something began: a walk
+ * has many. */
 enum { TREND_FEW_JUMPS = 4 };
 
 /* Points that are left at least when growth that levels off is set aside; and so few
@@ -69,6 +70,7 @@ trend_work_init(trend_work *w, const nt_alloc *alloc, size_t points, nt_error *e
     const size_t pairs = capacity * (capacity + 1) / 2;
     *w = (trend_work){.alloc = *alloc, .capacity = capacity, .pair_capacity = pairs};
     w->doubt = 1.0;
+    w->sure = TREND_SURE;
     w->z = nt_allocate(alloc, capacity * sizeof *w->z);
     w->scratch = nt_allocate(alloc, capacity * sizeof *w->scratch);
     w->change = nt_allocate(alloc, capacity * sizeof *w->change);
@@ -185,8 +187,9 @@ trend_rises(trend_work *w, const double *x, size_t n, nt_trend *out)
     return out->score > TREND_NOTABLE;
 }
 
-/* Weighs the figures of x, whose slope, score and jumps are those of its test. What is
- * growth by its figures is as sure as its test says, where that says more. */
+/* Weighs the figures of x, whose slope, score and jumps are those of its test. Where
+ * that shows a rise, it is as sure as the figures say: a walk may rise beyond all
+ * doubt. */
 static void
 trend_decide(trend_work *w, const double *x, size_t n, nt_trend *out)
 {
@@ -200,8 +203,7 @@ trend_decide(trend_work *w, const double *x, size_t n, nt_trend *out)
         out->score = weighed < out->score ? weighed : out->score;
     } else if (trend_rises(w, x, n, out)) {
         out->is_in_doubt = weighed <= w->sure && out->score > TREND_DOUBTFUL_RISE;
-        const bool is_surer = weighed > w->sure && out->score > weighed;
-        out->score = is_surer ? out->score : weighed;
+        out->score = weighed;
     }
 }
 
@@ -260,6 +262,14 @@ trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tren
     }
 }
 
+/* The figures that are told are those of all that was judged first: tools/fit_trend.py
+ * fits the weights on them, and they don't depend on these weights. */
+static void
+trend_tell_figures_of(const nt_trend *whole, nt_trend *part)
+{
+    memcpy(part->figures, whole->figures, sizeof part->figures);
+}
+
 /*
  * Tests x[out->warmup ..], and decides whether that grows. What levels off is set
  * aside, and the rest is told: whatever of it goes on without slowing may be growth.
@@ -271,8 +281,8 @@ trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
     trend_examine(w, x, n, &cuts, out);
     nt_trend settled = *out;
     trend_decide(w, x, n, out);
-    memcpy(settled.figures, out->figures, sizeof settled.figures);
-    const bool grows = out->score > TREND_SURE;
+    trend_tell_figures_of(out, &settled);
+    const bool grows = out->score > w->sure;
     if (grows && !trend_is_levelling(w, x, n, &cuts, &settled)) {
         return;
     }
@@ -280,6 +290,7 @@ trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
     const bool rises = settled.is_levelling || settled.score > TREND_NOTABLE;
     if (grows && !settled.is_levelling) {
         trend_decide(w, x, n, &settled);
+        trend_tell_figures_of(out, &settled);
     } else {
         settled.score = settled.score < out->score ? settled.score : out->score;
         settled.is_in_doubt = out->is_in_doubt && rises;
@@ -312,9 +323,8 @@ trend_judge_parts(trend_work *w, const double *x, size_t n, nt_trend *out)
 {
     const double doubt = w->doubt;
     nt_trend behind = *out;
-    w->sure = TREND_SURE;
     trend_judge(w, x, n, out);
-    const size_t at = out->score > TREND_SURE ? 0 : trend_watershed(out, n);
+    const size_t at = out->score > w->sure ? 0 : trend_watershed(out, n);
     if (at == 0) {
         return;
     }
@@ -323,6 +333,7 @@ trend_judge_parts(trend_work *w, const double *x, size_t n, nt_trend *out)
     behind.warmup = at;
     trend_judge(w, x, n, &behind);
     if (behind.score > w->sure && !behind.is_levelling) {
+        trend_tell_figures_of(out, &behind);
         *out = behind;
     }
 }
@@ -364,7 +375,6 @@ trend_look(trend_work *w, double *x, size_t *falls, size_t n, bool find_warmup,
     if (out->teeth < 2) {
         trend_judge_parts(w, x, n, out);
     } else {
-        w->sure = TREND_SURE;
         trend_decide(w, x, n, out);
     }
     const double *rest = w->shown + out->warmup;

@@ -87,9 +87,11 @@ typedef struct nt_trend {
      * than eight points that test alone.
      */
     double score;
-    double figures[NT_TREND_FIGURES]; /* 0 where points are fewer than eight */
-    double noise;                     /* standard deviation of single changes */
-    bool is_levelling;                /* it grew, and ever more slowly */
+    /* Of all that was judged first, whatever of it was set aside after. 0 where points
+     * are fewer than eight. */
+    double figures[NT_TREND_FIGURES];
+    double noise;      /* standard deviation of single changes */
+    bool is_levelling; /* it grew, and ever more slowly */
     /* The test shows a rise, and the figures may be growth's, but are others' too. */
     bool is_in_doubt;
     size_t bursts; /* rises that were taken back within a few steps */

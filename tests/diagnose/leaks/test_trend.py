@@ -145,6 +145,7 @@ def test_leaks_among_jumps_are_found() -> None:
     series = [made.leaking(made.level(rng, 60, 0.6)) for _ in range(60)]
     found = [leak_trend(made.whole(made.disturbed(rng, one, "steps"))).verdict for one in series]
     assert found.count("leak") >= 54
+    assert found.count("steady") <= 3
 
 
 def test_slow_warmup_is_no_leak() -> None:
@@ -564,6 +565,21 @@ def test_walks_without_drift_are_no_leak(momentum: float, around: float) -> None
         leaks += leak_trend(series).verdict == "leak"
     # One of 200 by chance, and four more for the chance of these 200.
     assert leaks <= 5
+
+
+def test_chance_that_is_told_of_a_walk_is_that_of_its_figures() -> None:
+    """By ranks alone most of what a walk does at its wildest could not be chance."""
+    rng = random.Random("told")
+    told = []
+    for _ in range(1200):
+        value, series = float(LEVEL), []
+        for _ in range(60):
+            value += rng.gauss(0.0, 0.001 * LEVEL)
+            series.append(round(value))
+        told.append(leak_trend(series).p_value)
+    # Walks are the likest to a leak: three times as many as of all that does not grow.
+    assert sum(p < 0.003 for p in told) <= 12
+    assert sum(p < 0.0001 for p in told) <= 2
 
 
 def test_walks_that_go_down_little_by_little_are_no_garbage() -> None:
