@@ -25,6 +25,7 @@ __all__ = [
     "FLAW_RULES",
     "SEGMENTS_MISSING",
     "Flaw",
+    "end_is_known",
     "first_findings",
     "flaws_of",
     "trace_flaws",
@@ -203,6 +204,12 @@ class _Read(Protocol):
     def rehearsed(self) -> Rehearsed | None: ...
     @property
     def window(self) -> Window | None: ...
+
+
+def end_is_known(snap: _Read, device: int) -> bool:
+    """Whether a snapshot says what a device holds at its end; a history without segments
+    does not."""
+    return not any(flaw.kind == SEGMENTS_MISSING and flaw.device == device for flaw in snap.flaws)
 
 
 def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, ...]:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, cast
 
 from neutracer._native import core
-from neutracer.diagnose.fragmentation.parts import Hole, SegmentFragmentation
+from neutracer.diagnose.fragmentation.parts import Hole, PoolFragmentation, SegmentFragmentation
 from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Place
 from neutracer.trace.places import place_of
@@ -18,7 +18,7 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Room", "holes_of", "room_of", "segments_of"]
+__all__ = ["Room", "holes_of", "pools_of", "room_of", "segments_of"]
 
 #: A free block as a request sees it: its pool, its stream, "small" or "large", its bytes.
 FreeBlock = tuple[tuple[int, int], int, str, int]
@@ -129,4 +129,16 @@ def holes_of(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
     return tuple(
         Hole(address, nbytes, segment, place(before), place(after), size(before), size(after))
         for _, segment, address, nbytes, before, after in fragment.holes()
+    )
+
+
+def pools_of(groups: Iterable[Mapping[str, Any]]) -> tuple[PoolFragmentation, ...]:
+    """What the core says of each pool and stream, as a report has it."""
+    names = PoolFragmentation.__dataclass_fields__
+    return tuple(
+        PoolFragmentation(
+            kind="small" if group["small"] else "large",
+            **{name: value for name, value in group.items() if name in names},
+        )
+        for group in groups
     )

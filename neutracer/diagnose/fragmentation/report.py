@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
 from neutracer.diagnose.fragmentation.findings import findings_of
-from neutracer.diagnose.fragmentation.layout import Room, holes_of, room_of, segments_of
+from neutracer.diagnose.fragmentation.layout import Room, holes_of, pools_of, room_of, segments_of
 from neutracer.diagnose.fragmentation.parts import (
     Hole,
     PoolFragmentation,
@@ -20,15 +20,15 @@ from neutracer.diagnose.fragmentation.parts import (
 )
 from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
 from neutracer.errors import UnavailableError
-from neutracer.render.document import Document, Figure, Severity, Table
+from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Report
 from neutracer.trace.devices import cache_emptier, device_name, shown_device
-from neutracer.trace.flaws import first_findings
+from neutracer.trace.flaws import end_is_known, first_findings
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline
-from neutracer.units import format_share
+from neutracer.units import format_count, format_share
 
 __all__ = [
     "FragmentationReport",
@@ -79,6 +79,8 @@ class FragmentationReport(Report):
         pools: By pool and stream, the most reserved bytes first.
         segments: By segment, in the order of the snapshot.
         holes: The free blocks, the largest first.
+        end_known: False where the file has a history and lacks the segments: then what is
+            reserved and allocated now is not known, and the figures of that are 0.
     """
 
     schema = "neutracer.fragmentation/1"
@@ -101,6 +103,7 @@ class FragmentationReport(Report):
     pools: tuple[PoolFragmentation, ...]
     segments: tuple[SegmentFragmentation, ...]
     holes: tuple[Hole, ...]
+    end_known: bool = True
     _room: Room | None = field(compare=False)
     _history: bytes = field(compare=False)
 
@@ -121,7 +124,9 @@ class FragmentationReport(Report):
     @property
     def judged(self) -> str:
         """What the findings say of the ratio now, in a word or two: "severe", "mostly
-        cached" or "little" where it harms nobody, or "good"."""
+        cached" or "little" where it harms nobody, "good", or "not known"."""
+        if not self.end_known:
+            return "not known"
         found = next((one for one in self.findings if one.kind == "fragmentation"), None)
         if found is None:
             return "good"
@@ -149,10 +154,14 @@ class FragmentationReport(Report):
             pool: The private pool; (0, 0) is the default pool.
 
         Raises:
-            UnavailableError: The report is of a monitor's readings alone.
+            UnavailableError: The report is of a monitor's readings alone, or of a file without
+                segments.
         """
         if self._room is None:
-            raise UnavailableError("the layout", "a monitor's readings don't show it")
+            why = (
+                "a monitor's readings don't" if self.end_known else "the file lists no segments to"
+            )
+            raise UnavailableError("the layout", f"{why} show it")
         nbytes = min(whole_number("nbytes", nbytes, least=0), (1 << 64) - 1)
         pool, stream = number_pair("pool", pool, whole=True), whole_number("stream", stream)
         return self._room.fits(pool, stream, nbytes)
@@ -165,14 +174,20 @@ class FragmentationReport(Report):
 
     def document(self) -> Document:
         """The report as a page."""
-        facts = (
-            device_name(self.device),
-            f"{format_share(self.ratio)} unused, {self.judged}",
-        )
-        return Document(
-            "Fragmentation",
-            facts,
-            (*self.finding_blocks(), self._totals(), *self._pool_table(), *self._hole_table()),
+        name = device_name(self.device)
+        if not self.end_known:
+            return Document("Fragmentation", (name,), (*self.finding_blocks(), self._of_history()))
+        facts = (name, f"{format_share(self.ratio)} unused, {self.judged}")
+        blocks = (self._totals(), *self._pool_table(), *self._hole_table())
+        return Document("Fragmentation", facts, (*self.finding_blocks(), *blocks))
+
+    def _of_history(self) -> Block:
+        """What the trace alone shows."""
+        most = format_share(self.max_fragmentation)
+        at = f" (event {format_count(self.max_event)})" if self.max_event is not None else ""
+        return Paragraph(
+            "How much is reserved and allocated at the end is not known. Over the trace at most"
+            f" {most} of the reserved memory was unused{at}."
         )
 
     def _totals(self) -> Table:
@@ -246,6 +261,7 @@ def fragmentation_report(
         return _of_monitor(seen)
     snap = source if isinstance(source, Snapshot) else _read(source)
     number = snap.device(device)
+    known = end_is_known(snap, number)
     fragment = core.Fragment(snap.native, None, number)
     groups = fragment.groups()
     figures = _figures(snap.memory_stats(number), groups)
@@ -263,14 +279,15 @@ def fragmentation_report(
         avg_fragmentation=mean if len(timeline) else now,
         oom_count=timeline.facts["oom_count"],
         retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
-        pools=tuple(_pool(group) for group in groups),
+        pools=pools_of(groups),
         segments=segments_of(snap, fragment, timeline),
         holes=holes_of(snap, fragment),
         findings=(
             *first_findings(snap, device=number),
             *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         ),
-        _room=room_of(snap, fragment),
+        end_known=known,
+        _room=room_of(snap, fragment) if known else None,
         _history=history,
     )
 
@@ -329,9 +346,3 @@ def _figures(stats: Mapping[str, int], groups: list[dict[str, Any]]) -> dict[str
     figures["reclaimable_bytes"] = sum(group["reclaimable_bytes"] for group in groups)
     figures["largest_request"] = max((group["largest_request"] for group in groups), default=0)
     return figures
-
-
-def _pool(group: dict[str, Any]) -> PoolFragmentation:
-    kind = "small" if group["small"] else "large"
-    names = PoolFragmentation.__dataclass_fields__
-    return PoolFragmentation(kind=kind, **{k: v for k, v in group.items() if k in names})

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from neutracer.diagnose.leaks.diff_findings import line_findings, peak_findings
 from neutracer.diagnose.leaks.diff_parts import (
+    NOTHING,
     Change,
-    Peaks,
     by_line,
     change_table,
     changes,
@@ -22,34 +23,17 @@ from neutracer.render.document import (
     Cell,
     Document,
     Figure,
-    Note,
     Paragraph,
-    Severity,
     Table,
 )
-from neutracer.render.report import Finding, Report, ranked
+from neutracer.render.report import Report, ranked
 from neutracer.trace.devices import device_name, shown_device
-from neutracer.trace.flaws import first_findings
+from neutracer.trace.flaws import end_is_known, first_findings
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import SnapshotSource
-from neutracer.units import format_bytes, format_count
+from neutracer.units import format_bytes
 
 __all__ = ["Change", "DiffReport", "diff"]
-
-# What a line added is serious or severe from so many bytes on, and moderate from a tenth of
-# what there was before.
-_SERIOUS = 64 << 20
-_SEVERE = 1 << 30
-_MODERATE_SHARE = 0.1
-
-# A peak is what decides whether a program fits: it is moderate from this share on.
-_MODERATE_PEAK = 0.02
-
-# Lines that become findings; the others are in `by_line`.
-_FINDINGS = 5
-
-# Places that are named for a higher peak.
-_PEAK_PLACES = 3
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -75,6 +59,10 @@ class DiffReport(Report):
         by_line: The same by the line of the program that represents a stack.
         by_category: The same by category, as far as the traces show it.
         by_size: And by size class: powers of two.
+        before_end_known: False where the first file has a history and lacks the segments: then
+            what it holds at its end is not known, its figures of that are 0, and nothing is
+            compared by stack, line, category and size.
+        after_end_known: And the second.
     """
 
     schema = "neutracer.diff/1"
@@ -95,6 +83,8 @@ class DiffReport(Report):
     by_line: tuple[Change, ...]
     by_category: tuple[Change, ...]
     by_size: tuple[Change, ...]
+    before_end_known: bool = True
+    after_end_known: bool = True
     _of_reports: bool = field(default=False, compare=False)
 
     @property
@@ -132,6 +122,10 @@ class DiffReport(Report):
         """Stacks that hold more than before."""
         return tuple(one for one in self.by_stack if one.kind == "grown")
 
+    @property
+    def _ends_known(self) -> bool:
+        return self.before_end_known and self.after_end_known
+
     def document(self) -> Document:
         """The report as a page."""
         blocks: tuple[Block, ...] = (*self.finding_blocks(), self._totals())
@@ -148,12 +142,14 @@ class DiffReport(Report):
         if self._of_reports:
             text = "In requested bytes, as reports have them. Two snapshots also show the end."
             blocks += (Paragraph(text),)
-        elif not any(one.kind != "same" for one in self.by_line):
+        elif self._ends_known and not any(one.kind != "same" for one in self.by_line):
             blocks += (Paragraph("At the end every line holds as many bytes as before."),)
         name = device_name(self.device)
         if self.before_device != self.device:
             name = f"{device_name(self.before_device)} → {name}"
-        facts = [name, f"{_signed(self.allocated_bytes)} allocated at the end"]
+        facts = [name]
+        if self._ends_known:
+            facts.append(f"{_signed(self.allocated_bytes)} allocated at the end")
         if self.peak_allocated_bytes is not None:
             facts.append(f"{_signed(self.peak_allocated_bytes)} at the peak")
         return Document("Difference", tuple(facts), blocks)
@@ -163,9 +159,18 @@ class DiffReport(Report):
             ("peak allocated", self.before_peak_allocated_bytes, self.after_peak_allocated_bytes),
             ("peak reserved", self.before_peak_reserved_bytes, self.after_peak_reserved_bytes),
         )
+        was, now = self.before_end_known, self.after_end_known
         ends = (
-            ("allocated at the end", self.before_allocated_bytes, self.after_allocated_bytes),
-            ("reserved at the end", self.before_reserved_bytes, self.after_reserved_bytes),
+            (
+                "allocated at the end",
+                self.before_allocated_bytes if was else None,
+                self.after_allocated_bytes if now else None,
+            ),
+            (
+                "reserved at the end",
+                self.before_reserved_bytes if was else None,
+                self.after_reserved_bytes if now else None,
+            ),
         )
         rows = tuple(_total(*row) for row in (*peaks, *ends) if row[1:] != (None, None))
         return Table("", rows, ("", "before", "after", "difference"))
@@ -227,7 +232,7 @@ def _of_told(before: ToldReport, after: ToldReport, device: int | None) -> DiffR
         by_line=(),
         by_category=(),
         by_size=(),
-        findings=ranked(_peak_findings(peaks, at_peak)),
+        findings=ranked(peak_findings(peaks, at_peak)),
         _of_reports=True,
     )
 
@@ -270,13 +275,16 @@ def diff(
     number = second.device(device)
     only = device is None and len(first.devices) == 1
     earlier = first.device(None if only else number)
-    held, holds = held_in(first, earlier), held_in(second, number)
+    known = end_is_known(first, earlier), end_is_known(second, number)
+    held, holds = (
+        (held_in(first, earlier), held_in(second, number)) if all(known) else (NOTHING, NOTHING)
+    )
     was, now = first.memory_stats(earlier), second.memory_stats(number)
     lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
     total = was["allocated_bytes.all.current"]
     peaks = peaks_of(first, earlier), peaks_of(second, number)
-    known = all(peak.allocated is not None for peak in peaks)
-    at_peak = changes(peaks[0].held, peaks[1].held) if known else ()
+    have_peaks = all(peak.allocated is not None for peak in peaks)
+    at_peak = changes(peaks[0].held, peaks[1].held) if have_peaks else ()
     return DiffReport(
         device=shown_device(second, number),
         before_device=shown_device(first, earlier),
@@ -293,50 +301,10 @@ def diff(
         by_line=lines,
         by_category=changes(held.by_category, holds.by_category),
         by_size=changes(held.by_size, holds.by_size),
+        before_end_known=known[0],
+        after_end_known=known[1],
         findings=(
             *first_findings(first, second),
-            *ranked((*_peak_findings(peaks, at_peak), *_findings(lines, total))),
+            *ranked((*peak_findings(peaks, at_peak), *line_findings(lines, total))),
         ),
     )
-
-
-def _peak_findings(peaks: tuple[Peaks, Peaks], at_peak: tuple[Change, ...]) -> list[Finding]:
-    """That the peak of allocated is higher than before, and what holds more there."""
-    before, after = peaks[0].allocated, peaks[1].allocated
-    if before is None or after is None or after <= before:
-        return []
-    more = after - before
-    message = f"the peak is {format_bytes(more)} higher: {format_bytes(after)}"
-    message += f", where it was {format_bytes(before)}"
-    grown = [one for one in at_peak if one.bytes > 0][:_PEAK_PLACES]
-    evidence = tuple(Note(f"{format_bytes(one.bytes)} more there by", one.place) for one in grown)
-    severity = _severity(more, before, _MODERATE_PEAK)
-    return [Finding("peak_grown", severity, more, message, evidence, event=peaks[1].event)]
-
-
-def _findings(lines: Iterable[Change], total: int) -> tuple[Finding, ...]:
-    """The lines that hold most more than before, as findings."""
-    grown = [one for one in lines if one.bytes > 0][:_FINDINGS]
-    return ranked(_finding(one, total) for one in grown)
-
-
-def _finding(one: Change, total: int) -> Finding:
-    size = format_bytes(one.bytes)
-    said = f"{size} new" if one.kind == "new" else f"{size} more than before"
-    blocks = (
-        format_count(one.count, "more block")
-        if one.count > 0
-        else "in fewer blocks"
-        if one.count
-        else "in as many blocks"
-    )
-    evidence = Note(f"{blocks}, {format_bytes(one.after_bytes)} in all, from", one.place)
-    return Finding(one.kind, _severity(one.bytes, total), one.bytes, said, (evidence,))
-
-
-def _severity(nbytes: int, total: int, moderate: float = _MODERATE_SHARE) -> Severity:
-    if nbytes >= _SEVERE:
-        return Severity.SEVERE
-    if nbytes >= _SERIOUS:
-        return Severity.SERIOUS
-    return Severity.MODERATE if nbytes >= moderate * total else Severity.INFO

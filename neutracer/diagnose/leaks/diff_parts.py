@@ -15,6 +15,7 @@ from neutracer.trace.stacks import Frame
 from neutracer.units import format_bytes
 
 __all__ = [
+    "NOTHING",
     "Change",
     "Held",
     "Peaks",
@@ -112,6 +113,10 @@ def size_class(nbytes: int) -> int:
         (512, 1024, 4)
     """
     return max(512, 1 << (nbytes - 1).bit_length())
+
+
+#: What is compared where an end is not known.
+NOTHING = Held({}, {}, {})
 
 
 def held_in(snap: Snapshot, device: int) -> Held:

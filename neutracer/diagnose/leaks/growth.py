@@ -131,7 +131,7 @@ class _Trace:
         self.last = len(seen.starts) - 2
         self.rows = timeline.allocations
         self.sizes = self.rows.codes("size")
-        self.freed = list(self.rows.codes("free_event"))
+        self.freed = _frees(timeline)
         # What goes with the last step or behind it, as all does where a program ends, was
         # kept as long as there were steps.
         end = seen.starts[max(self.last, 0)]
@@ -179,6 +179,23 @@ class _Trace:
         addresses = self.rows.codes("address")
         newest = (row for _, row in reversed(items) if self.freed[row] == -1)
         return tuple((addresses[row], self.sizes[row]) for row in newest)
+
+
+def _frees(timeline: Timeline) -> list[int]:
+    """The event that freed each allocation; -1 where none did.
+
+    What the segments lack at the end, as all is where a file lists none, ends with the last event
+    (`nt_timeline.h`), which is of another block.
+    """
+    found, last = list(timeline.allocations.codes("free_event")), len(timeline.events) - 1
+    event = timeline.events[last] if last >= 0 else None
+    address = event.addr if event is not None and event.action.startswith("free") else None
+    addresses, row = timeline.allocations.codes("address"), -1
+    for _ in range(found.count(last)):
+        row = found.index(last, row + 1)
+        if addresses[row] != address:
+            found[row] = -1
+    return found
 
 
 def _recurs(steps: set[int], warmup: int, last: int) -> bool:

@@ -19,7 +19,7 @@ from neutracer.diagnose.leaks.steps import (
     trace_steps,
 )
 from neutracer.trace.devices import shown_device
-from neutracer.trace.flaws import SEGMENTS_MISSING
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
 
@@ -249,10 +249,7 @@ def _of_trace(
         starts, end = [at for at in starts if at < failed], min(end, failed)
         if unit == "window":
             starts = windows(failed)
-    lacks = any(
-        one.kind == SEGMENTS_MISSING and one.device == timeline.device for one in snap.flaws
-    )
-    if lacks and starts[-1] < len(timeline) - 1:
+    if not end_is_known(snap, timeline.device) and starts[-1] < len(timeline) - 1:
         # What the trace leaves in use ends with its last event in the replay alone.
         end = min(end, len(timeline) - 1)
     edges = (*starts, end)

@@ -11,7 +11,7 @@ from neutracer.diagnose.holds.by_module import module_tables
 from neutracer.render.document import Figure, Table
 from neutracer.render.row import PlacedRow, PlainRow
 from neutracer.trace.devices import device_name as name_of
-from neutracer.trace.flaws import SEGMENTS_MISSING
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_bytes, format_count
 
@@ -141,9 +141,7 @@ def device_overview(snap: Snapshot, device: int) -> DeviceOverview:
         events=len(timeline),
         duration_us=duration,
         history_complete=snap.history_complete(device),
-        end_known=not any(
-            flaw.kind == SEGMENTS_MISSING and flaw.device == device for flaw in snap.flaws
-        ),
+        end_known=end_is_known(snap, device),
     )
 
 

@@ -18,6 +18,7 @@ from neutracer.diagnose.ranks.files import facts_of, named, opened_file
 from neutracer.errors import HistoryWarning, NeutracerError
 from neutracer.process.ranks.digest import MOST_BINS, MOST_STEPS, Held, RankDigest, checked
 from neutracer.trace.categories import CATEGORIES, RULES
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.timeline import Timeline
 
@@ -148,6 +149,7 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
         **_curve(timeline),
         pipelined=_is_pipelined(snap.strings),
         history_complete=snap.history_complete(device),
+        end_known=end_is_known(snap, device),
     )
 
 

@@ -267,6 +267,18 @@ def _rows_of(job: Job, shapes: Sequence[Shape]) -> tuple[RankRow, ...]:
     return tuple(rows)
 
 
+def _at_end(one: RankDigest) -> dict[str, int | None]:
+    """The figures of the end; nothing where it is not known."""
+    if not one.end_known:
+        return {}
+    return {
+        "allocated_bytes": one.allocated_bytes,
+        "reserved_bytes": one.reserved_bytes,
+        "unused_bytes": max(one.reserved_bytes - one.allocated_bytes, 0),
+        "largest_hole_bytes": one.largest_hole_bytes,
+    }
+
+
 def _row(one: RankDigest, shape: int | None) -> RankRow:
     if one.trouble:
         return RankRow(
@@ -288,10 +300,7 @@ def _row(one: RankDigest, shape: int | None) -> RankRow:
         shape=shape,
         peak_allocated_bytes=one.peak_allocated_bytes,
         peak_reserved_bytes=one.peak_reserved_bytes,
-        allocated_bytes=one.allocated_bytes,
-        reserved_bytes=one.reserved_bytes,
-        unused_bytes=max(one.reserved_bytes - one.allocated_bytes, 0),
-        largest_hole_bytes=one.largest_hole_bytes,
+        **_at_end(one),
         other_bytes=one.other_bytes,
         libraries=one.libraries,
         ooms=one.ooms,

@@ -92,6 +92,8 @@ class RankDigest:
         begin_us, end_us: Of the time that `curve` covers.
         curve: The most that was allocated in each part of that time.
         history_complete: As `Snapshot.history_complete`.
+        end_known: False where the file has a history and lacks the segments: then the figures
+            of its end are 0.
         where: The line at which the main thread is; only of a running process.
         waits: Whether it waits there in PyTorch: for other ranks, or for its device.
         where_s: For how many seconds it has been there.
@@ -139,6 +141,7 @@ class RankDigest:
     end_us: int | None = None
     curve: tuple[int, ...] = ()
     history_complete: bool | None = None
+    end_known: bool = True
     where: str = ""
     waits: bool = False
     where_s: float = 0.0

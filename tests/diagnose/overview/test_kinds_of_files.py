@@ -20,8 +20,8 @@ NAME = "train_resnet_healthy"
 BACKWARD = 415
 
 
-def decoded() -> dict[str, Any]:
-    plain: dict[str, Any] = pickle.loads(lzma.decompress((DATA / f"{NAME}.pickle.xz").read_bytes()))
+def decoded(name: str = NAME) -> dict[str, Any]:
+    plain: dict[str, Any] = pickle.loads(lzma.decompress((DATA / f"{name}.pickle.xz").read_bytes()))
     return plain
 
 
@@ -96,6 +96,44 @@ def test_end_of_a_history_without_segments_is_no_fall(tmp_path: Path) -> None:
     trend = neutracer.leak_trend(written(tmp_path, plain))
     assert trend.verdict == "unknown"
     assert not trend.change_points
+
+
+def test_leak_in_a_history_without_segments_is_not_said_to_be_freed(tmp_path: Path) -> None:
+    whole = decoded("leak_list")
+    found = neutracer.leak_trend(written(tmp_path, {**whole, "segments": []}))
+    assert found.verdict == "leak"
+    assert (found.growth[0].count, found.growth[0].place.location) == (78, "train.py:120")
+    freed = [line for line in str(found).splitlines() if "freed at" in line]
+    assert freed == [
+        line
+        for line in str(neutracer.leak_trend(written(tmp_path, whole))).splitlines()
+        if "freed at" in line
+    ]
+    assert "1 block freed at" in freed[0]
+
+
+def test_nothing_is_said_of_the_end_of_a_history_without_segments(tmp_path: Path) -> None:
+    whole = decoded()
+    path = written(tmp_path, {**whole, "segments": []})
+    shared, known = neutracer.load(path), neutracer.load(DATA / f"{NAME}.pickle.xz")
+    found = neutracer.fragmentation_report(shared)
+    assert (found.end_known, found.judged) == (False, "not known")
+    # The peak of reserved is in the history.
+    assert {one.kind for one in found.findings} <= {"broken_file", "fragmentation_peak"}
+    assert "at the end is not known" in " ".join(str(found).split())
+    assert "good" not in str(found)
+    assert "0.0 MiB" not in str(found)
+    with pytest.raises(neutracer.UnavailableError, match="lists no segments"):
+        found.fits(512)
+    for before, after in ((known, shared), (shared, known)):
+        changed = neutracer.diff(before, after)
+        ends = changed.before_end_known, changed.after_end_known
+        assert ends == (before is known, after is known)
+        assert changed.by_stack == changed.by_line == changed.by_category == changed.by_size == ()
+        assert {one.kind for one in changed.findings} <= {"broken_file", "peak_grown"}
+        lines = [line for line in str(changed).splitlines() if " at the end " in line]
+        assert [line.split()[-1] for line in lines] == ["unknown", "unknown"]
+        assert "every line holds as many" not in str(changed)
 
 
 def one_allocation() -> list[dict[str, Any]]:

@@ -166,6 +166,17 @@ def test_file_of_which_nothing_is_left_says_where_it_ends(tmp_path: Path) -> Non
     assert "ends after 30 bytes" in row.note
 
 
+def test_end_of_a_file_without_segments_is_not_known(tmp_path: Path) -> None:
+    write(tmp_path, 0, WHOLE, world=2)
+    write(tmp_path, 1, pickle.dumps({**trained(), "segments": []}, protocol=4), world=2)
+    known, row = neutracer.ranks(tmp_path).rows
+    ends = ("allocated_bytes", "reserved_bytes", "unused_bytes", "largest_hole_bytes")
+    assert None not in [getattr(known, name) for name in ends]
+    assert [getattr(row, name) for name in ends] == [None] * 4
+    assert row.peak_allocated_bytes
+    assert "No segments are listed" in row.note
+
+
 def test_releases_that_differ_are_told_by_rank(tmp_path: Path) -> None:
     for rank, version in enumerate(("2.11.0", "2.9.1", "2.11.0")):
         write(tmp_path, rank, WHOLE, world=3, torch=version)
