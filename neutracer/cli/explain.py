@@ -64,10 +64,15 @@ def add_explain(commands: Any, summary: str) -> None:
         "--device", type=int, metavar="N", help="which device, if there are several"
     )
     parser.add_argument(
-        "--event", type=int, metavar="N", help="which out-of-memory event; else the last"
+        "--event",
+        type=int,
+        metavar="N",
+        help="which out-of-memory event, else the last; with --request any event",
     )
     parser.add_argument(
-        "--request", metavar="SIZE", help="say whether this much would fit at the snapshot's moment"
+        "--request",
+        metavar="SIZE",
+        help="say whether this much would fit at the snapshot's moment, or after --event",
     )
     add_output(parser)
     parser.add_argument(

@@ -232,6 +232,8 @@ def _of_told(before: ToldReport, after: ToldReport, device: int | None) -> DiffR
         by_line=(),
         by_category=(),
         by_size=(),
+        before_end_known=before.end_known(earlier),
+        after_end_known=after.end_known(number),
         findings=ranked(peak_findings(peaks, at_peak)),
         _of_reports=True,
     )

@@ -206,6 +206,13 @@ def _of_snapshots(
         raise ValueError(
             f"the snapshots are of different devices ({told}): they have no common trend"
         )
+    for shot, one in zip(shots, numbers_of, strict=True):
+        if not end_is_known(shot, one):
+            name = shot.origin or "one of the snapshots"
+            raise ValueError(
+                f"{name} lists no segments, so what it holds at its end is not known: leave it "
+                "out, or give it alone"
+            )
     stats = [shot.memory_stats(one) for shot, one in zip(shots, numbers_of, strict=True)]
 
     def column(name: str) -> array[int]:

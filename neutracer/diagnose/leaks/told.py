@@ -55,6 +55,10 @@ class ToldReport:
         stats: Mapping[str, int] = self.devices[device]["memory_stats"]
         return stats
 
+    def end_known(self, device: int) -> bool:
+        """Whether these say what was there; the file may have had no segments."""
+        return self.devices[device].get("end_known") is not False
+
     def peaks(self, device: int) -> Peaks:
         """The peaks, with who held that of allocated: bytes as they were requested."""
         entry = self.devices[device]

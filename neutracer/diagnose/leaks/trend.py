@@ -219,7 +219,8 @@ def leak_trend(
 
     Raises:
         TypeError: The source is none of these.
-        ValueError: It is empty; steps don't rise, or don't fit it; `step_us` is no duration.
+        ValueError: It is empty; steps don't rise, or don't fit it; `step_us` is no duration;
+            one of several snapshots does not say what it holds.
         SnapshotError: The file can't be read.
 
     Example:

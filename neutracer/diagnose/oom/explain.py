@@ -18,7 +18,7 @@ from neutracer.diagnose.oom.whole_step import step_needs
 from neutracer.diagnose.settings.capacity import asked_bytes, capacity_bytes
 from neutracer.process.recording.sidecar import DeviceRoom, room_beside, room_now
 from neutracer.trace.devices import shown_device
-from neutracer.trace.flaws import first_findings
+from neutracer.trace.flaws import end_is_known, first_findings
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot, load
@@ -68,7 +68,7 @@ def explain(
         SnapshotError: The file can't be read.
         UnavailableError: There is no source, and no CUDA in use in this process.
         ValueError: No request failed in it, or not at this event, or there are several
-            devices.
+            devices; or `request` is about the end of a file that does not say it.
         TypeError: `facts` are no OomFacts.
 
     Example:
@@ -87,7 +87,7 @@ def explain(
     timeline = snap.timeline(number) if snap.trace_length(number) else None
     ooms = _oom_events(timeline)
     if request is not None:
-        failure = _asked(snap, timeline, event, request)
+        failure = _asked(snap, number, timeline, event, request)
     else:
         failure = _failed(snap, number, ooms, event, known)
     known = _matching(snap, failure, known, notes)
@@ -156,9 +156,23 @@ def _oom_events(timeline: Timeline | None) -> tuple[int, ...]:
 
 
 def _asked(
-    snap: Snapshot, timeline: Timeline | None, event: int | None, request: int | str
+    snap: Snapshot,
+    device: int,
+    timeline: Timeline | None,
+    event: int | None,
+    request: int | str,
 ) -> Failure:
+    """The request that may fail.
+
+    Raises:
+        ValueError: There is no such event, or nothing is known of the end.
+    """
     nbytes = asked_bytes("request", request)
+    if event is None and not end_is_known(snap, device):
+        raise ValueError(
+            "the file lists no segments, so what is free at its end is not known: say after which "
+            "event of the trace to ask, with event= (--event)"
+        )
     if event is not None and (timeline is None or not 0 <= event < len(timeline)):
         raise ValueError(f"there is no event {event} in the trace")
     size = core.round_size(nbytes, str(snap.settings_in_force["text"]))

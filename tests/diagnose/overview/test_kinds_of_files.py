@@ -125,6 +125,13 @@ def test_nothing_is_said_of_the_end_of_a_history_without_segments(tmp_path: Path
     assert "0.0 MiB" not in str(found)
     with pytest.raises(neutracer.UnavailableError, match="lists no segments"):
         found.fits(512)
+    with pytest.raises(ValueError, match="what is free at its end is not known"):
+        neutracer.explain(shared, request="1GiB")
+    assert neutracer.explain(shared, request="1MiB", event=2895).fits
+    with pytest.raises(ValueError, match=r"shared\.pickle lists no segments"):
+        neutracer.leak_trend([known, shared, known])
+    told = neutracer.diff(neutracer.report(known).to_dict(), neutracer.report(shared).to_dict())
+    assert (told.before_end_known, told.after_end_known) == (True, False)
     for before, after in ((known, shared), (shared, known)):
         changed = neutracer.diff(before, after)
         ends = changed.before_end_known, changed.after_end_known
