@@ -114,12 +114,13 @@ class FragmentationReport(Report):
 
     @property
     def severity(self) -> str:
-        """The band of the ratio now: "good", "moderate", "serious" or "severe".
+        """The band of the ratio now: "good", "moderate", "serious" or "severe"; "unknown"
+        where the end is.
 
         How bad that is also depends on what empty_cache() gives back and what the peak
         used: the findings say it, and `judged` in words.
         """
-        return band(self.ratio)
+        return band(self.ratio) if self.end_known else "unknown"
 
     @property
     def judged(self) -> str:

@@ -117,7 +117,7 @@ def test_nothing_is_said_of_the_end_of_a_history_without_segments(tmp_path: Path
     path = written(tmp_path, {**whole, "segments": []})
     shared, known = neutracer.load(path), neutracer.load(DATA / f"{NAME}.pickle.xz")
     found = neutracer.fragmentation_report(shared)
-    assert (found.end_known, found.judged) == (False, "not known")
+    assert (found.end_known, found.judged, found.severity) == (False, "not known", "unknown")
     # The peak of reserved is in the history.
     assert {one.kind for one in found.findings} <= {"broken_file", "fragmentation_peak"}
     assert "at the end is not known" in " ".join(str(found).split())
