@@ -115,7 +115,7 @@ class FragmentationReport(Report):
     @property
     def severity(self) -> str:
         """The band of the ratio now: "good", "moderate", "serious" or "severe"; "unknown"
-        where the end is.
+        where `end_known` is False.
 
         How bad that is also depends on what empty_cache() gives back and what the peak
         used: the findings say it, and `judged` in words.

@@ -11,6 +11,8 @@ from neutracer.diagnose.leaks.diff_findings import line_findings, peak_findings
 from neutracer.diagnose.leaks.diff_parts import (
     NOTHING,
     Change,
+    Held,
+    Peaks,
     by_line,
     change_table,
     changes,
@@ -26,7 +28,7 @@ from neutracer.render.document import (
     Paragraph,
     Table,
 )
-from neutracer.render.report import Report, ranked
+from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.devices import device_name, shown_device
 from neutracer.trace.flaws import end_is_known, first_findings
 from neutracer.trace.snapshot import Snapshot, load
@@ -209,33 +211,83 @@ def _opened(source: Snapshot | HasSnapshot | SnapshotSource) -> Snapshot:
     return source if isinstance(source, Snapshot) else load(cast(SnapshotSource, source))
 
 
-def _of_told(before: ToldReport, after: ToldReport, device: int | None) -> DiffReport:
-    """What two reports say, and how it differs: the totals, and who held the peaks."""
+@dataclass(frozen=True)
+class _Side:
+    """What is compared of one of the two."""
+
+    device: int
+    allocated: int
+    reserved: int
+    end_known: bool
+    peaks: Peaks
+    held: Held
+
+
+def _side(snap: Snapshot, device: int) -> _Side:
+    stats = snap.memory_stats(device)
+    return _Side(
+        shown_device(snap, device),
+        stats["allocated_bytes.all.current"],
+        stats["reserved_bytes.all.current"],
+        end_is_known(snap, device),
+        peaks_of(snap, device),
+        held_in(snap, device),
+    )
+
+
+def _told_side(told: ToldReport, device: int) -> _Side:
+    """What a report says: the totals, and who held the peak."""
+    stats = told.stats(device)
+    return _Side(
+        device,
+        stats["allocated_bytes.all.current"],
+        stats["reserved_bytes.all.current"],
+        told.end_known(device),
+        told.peaks(device),
+        NOTHING,
+    )
+
+
+def _devices(
+    before: Snapshot | ToldReport, after: Snapshot | ToldReport, device: int | None
+) -> tuple[int, int]:
+    """The device of each: the only one, as two ranks have theirs, or the same."""
     number = after.device(device)
-    earlier = before.device(None if device is None and len(before.devices) == 1 else number)
-    was, now = before.stats(earlier), after.stats(number)
-    peaks = before.peaks(earlier), after.peaks(number)
-    at_peak = changes(peaks[0].held, peaks[1].held)
+    only = device is None and len(before.devices) == 1
+    return before.device(None if only else number), number
+
+
+def _compared(
+    before: _Side, after: _Side, first: tuple[Finding, ...], *, of_reports: bool
+) -> DiffReport:
+    """How the two differ; `first` are the findings that come before all others."""
+    ends_known = before.end_known and after.end_known
+    held, holds = (before.held, after.held) if ends_known else (NOTHING, NOTHING)
+    lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
+    peaks = before.peaks, after.peaks
+    have_peaks = all(peak.allocated is not None for peak in peaks)
+    at_peak = changes(peaks[0].held, peaks[1].held) if have_peaks else ()
+    found = (*peak_findings(peaks, at_peak), *line_findings(lines, before.allocated))
     return DiffReport(
-        device=number,
-        before_device=earlier,
-        before_allocated_bytes=was["allocated_bytes.all.current"],
-        after_allocated_bytes=now["allocated_bytes.all.current"],
-        before_reserved_bytes=was["reserved_bytes.all.current"],
-        after_reserved_bytes=now["reserved_bytes.all.current"],
+        device=after.device,
+        before_device=before.device,
+        before_allocated_bytes=before.allocated,
+        after_allocated_bytes=after.allocated,
+        before_reserved_bytes=before.reserved,
+        after_reserved_bytes=after.reserved,
         before_peak_allocated_bytes=peaks[0].allocated,
         after_peak_allocated_bytes=peaks[1].allocated,
         before_peak_reserved_bytes=peaks[0].reserved,
         after_peak_reserved_bytes=peaks[1].reserved,
         at_peak=at_peak,
-        by_stack=(),
-        by_line=(),
-        by_category=(),
-        by_size=(),
-        before_end_known=before.end_known(earlier),
-        after_end_known=after.end_known(number),
-        findings=ranked(peak_findings(peaks, at_peak)),
-        _of_reports=True,
+        by_stack=changes(held.by_stack, holds.by_stack),
+        by_line=lines,
+        by_category=changes(held.by_category, holds.by_category),
+        by_size=changes(held.by_size, holds.by_size),
+        before_end_known=before.end_known,
+        after_end_known=after.end_known,
+        findings=(*first, *ranked(found)),
+        _of_reports=of_reports,
     )
 
 
@@ -268,45 +320,14 @@ def diff(
         >>> neutracer.diff(healthy, late).allocated_bytes
         1441792
     """
-    told = told_report(before), told_report(after)
-    if told[0] is not None and told[1] is not None:
-        return _of_told(told[0], told[1], device)
-    if told[0] is not None or told[1] is not None:
+    was, now = told_report(before), told_report(after)
+    if was is not None and now is not None:
+        earlier, number = _devices(was, now, device)
+        sides = _told_side(was, earlier), _told_side(now, number)
+        return _compared(*sides, (), of_reports=True)
+    if was is not None or now is not None:
         raise ValueError("one of the two is JSON of a report, the other not: give two of a kind")
     first, second = _opened(cast(Any, before)), _opened(cast(Any, after))
-    number = second.device(device)
-    only = device is None and len(first.devices) == 1
-    earlier = first.device(None if only else number)
-    known = end_is_known(first, earlier), end_is_known(second, number)
-    held, holds = (
-        (held_in(first, earlier), held_in(second, number)) if all(known) else (NOTHING, NOTHING)
-    )
-    was, now = first.memory_stats(earlier), second.memory_stats(number)
-    lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
-    total = was["allocated_bytes.all.current"]
-    peaks = peaks_of(first, earlier), peaks_of(second, number)
-    have_peaks = all(peak.allocated is not None for peak in peaks)
-    at_peak = changes(peaks[0].held, peaks[1].held) if have_peaks else ()
-    return DiffReport(
-        device=shown_device(second, number),
-        before_device=shown_device(first, earlier),
-        before_allocated_bytes=total,
-        after_allocated_bytes=now["allocated_bytes.all.current"],
-        before_reserved_bytes=was["reserved_bytes.all.current"],
-        after_reserved_bytes=now["reserved_bytes.all.current"],
-        before_peak_allocated_bytes=peaks[0].allocated,
-        after_peak_allocated_bytes=peaks[1].allocated,
-        before_peak_reserved_bytes=peaks[0].reserved,
-        after_peak_reserved_bytes=peaks[1].reserved,
-        at_peak=at_peak,
-        by_stack=changes(held.by_stack, holds.by_stack),
-        by_line=lines,
-        by_category=changes(held.by_category, holds.by_category),
-        by_size=changes(held.by_size, holds.by_size),
-        before_end_known=known[0],
-        after_end_known=known[1],
-        findings=(
-            *first_findings(first, second),
-            *ranked((*peak_findings(peaks, at_peak), *line_findings(lines, total))),
-        ),
-    )
+    earlier, number = _devices(first, second, device)
+    sides = _side(first, earlier), _side(second, number)
+    return _compared(*sides, first_findings(first, second), of_reports=False)
