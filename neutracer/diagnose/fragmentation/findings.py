@@ -19,6 +19,7 @@ from neutracer.diagnose.settings.advice import Replayed
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, ranked
 from neutracer.trace.devices import cache_emptier, shown_device
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.places import grouped
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame
@@ -297,19 +298,23 @@ def findings_of(
         at_peak: The ratio at the peak of allocated; None where that is unknown.
     """
     timeline = snap.timeline(device)
+    known = end_is_known(snap, device)
     if len(timeline):
-        # The trace knows who opened a segment also where the segment itself does not.
-        now = _look_at(snap, timeline, len(timeline) - 1)
+        # The trace knows who opened a segment also where the segment itself does not. Where the
+        # end is not known, what it leaves in use ends with its last event in the replay alone.
+        now = _look_at(snap, timeline, len(timeline) - (1 if known else 2))
     else:
         now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
     replayed = Replayed(snap, device)
+    shown = shown_device(snap, device)
+    unused = _now_finding(now, reclaimable, at_peak, replayed, shown) if known else ()
     return ranked(
         (
             *_peak_finding(snap, timeline, now, replayed),
             *forecast_findings(snap, timeline, replayed),
             *_pending_finding(now),
-            *_now_finding(now, reclaimable, at_peak, replayed, shown_device(snap, device)),
+            *unused,
             *_pool_finding(snap, timeline),
         )
     )

@@ -19,7 +19,7 @@ from neutracer.diagnose.settings.capacity import capacity_bytes
 from neutracer.render.document import Block, Document, Figure, Paragraph, Table
 from neutracer.render.report import Report
 from neutracer.render.row import PlainRow
-from neutracer.trace.flaws import first_findings
+from neutracer.trace.flaws import FIRST, first_findings
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count, split_bytes
 
@@ -110,8 +110,8 @@ class LeakTrendReport(Report):
         """The report as a page."""
         facts = (self.verdict.replace("_", " "), format_count(self.steps, self.unit))
         blocks: tuple[Block, ...] = self.finding_blocks()
-        if not blocks:
-            blocks = (Paragraph(f"{VERDICTS[self.verdict].capitalize()}. {self.because}"),)
+        if all(one.kind in FIRST for one in self.findings):
+            blocks += (Paragraph(f"{VERDICTS[self.verdict].capitalize()}. {self.because}"),)
         blocks += (self._series_table(),)
         if self.change_points:
             blocks += (self._change_table(),)
