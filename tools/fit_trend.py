@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits what leak_trend decides by, and writes it to csrc/core/analysis/nt_trend_trees.c.
+"""Fits what leak_trend decides by, and writes it to csrc/core/leak/nt_trend_trees.c.
 
 Figures of series of known truth (nt_trend_figures.c) are weighed by boosted trees of two questions:
 so many small ones, each of which mends a little of what those before it left. Where a figure
@@ -40,7 +40,7 @@ from trend_programs import log_uniform  # noqa: E402
 
 from neutracer._native import core  # noqa: E402
 
-WRITTEN = ROOT / "csrc/core/analysis/nt_trend_trees.c"
+WRITTEN = ROOT / "csrc/core/leak/nt_trend_trees.c"
 
 # Of what more never speaks against growth.
 RISING = (
@@ -322,7 +322,7 @@ def text_of(booster: lightgbm.Booster, turned: list[tuple[float, float]]) -> str
     pairs = "\n".join(f"    {{{odds:.4f}, {deviate:.4f}}}," for odds, deviate in turned)
     return f"""/* SPDX-License-Identifier: Apache-2.0 */
 /* Written by tools/fit_trend.py, which says what it is fitted on. */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* clang-format off */
 const nt_trend_tree nt_trend_trees[] = {{

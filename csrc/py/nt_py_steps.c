@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "analysis/nt_steps.h"
+#include "leak/nt_steps.h"
 
 PyDoc_STRVAR(step_stacks_doc, "step_stacks(timeline, /)\n--\n\n"
                               "A byte for each stack id: 1 where an event names it.");

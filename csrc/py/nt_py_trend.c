@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#include "analysis/nt_trend.h"
+#include "leak/nt_trend.h"
 
 /* Whether a buffer has whole 64-bit numbers; ValueError otherwise. */
 static int

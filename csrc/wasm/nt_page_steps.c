@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "analysis/nt_steps.h"
+#include "leak/nt_steps.h"
 
 /* Answer 0: 1 for each stack whose role is needed. */
 NT_PAGE_EXPORT(step_stacks) int32_t page_step_stacks(void)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_steps.h"
+#include "leak/nt_steps.h"
 
 #include "nt_trace.h"
 

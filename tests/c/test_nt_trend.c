@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend.h"
+#include "leak/nt_trend.h"
 
 #include "nt_series.h"
 #include "nt_test.h"

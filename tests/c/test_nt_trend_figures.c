@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 #include "nt_series.h"
 #include "nt_test.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 const char *const nt_trend_figure_names[NT_TREND_FIGURES] = {
     [NT_TREND_SCORE] = "score",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* As in nt_trend_shape.c; where most changes are equal, so many times the mean one. */
 #define TREND_JUMP 6.0

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* Of the normal distribution: 1 / (its third quartile), and its 97.5 % point. */
 #define TREND_MAD 1.4826

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* What the trees make of the figures: the logarithm of the odds that they are of a
  * series that keeps growing, in sets where every other kind does. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend.h"
+#include "leak/nt_trend.h"
 
 #include <string.h>
 
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* What a rise must reach to be looked at more closely: the 2.5 % point, from which on
  * the 95 % interval of the slope is above 0. */

@@ -3,7 +3,7 @@
 #ifndef NT_TREND_PARTS_H
 #define NT_TREND_PARTS_H
 
-#include "analysis/nt_trend.h"
+#include "leak/nt_trend.h"
 
 /* Below so many points a slope after pre-whitening says nothing, and a jump neither. */
 enum { NT_TREND_FEW = 8 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* Of the normal distribution: the 97.5 % point, and that with half of a hundredth above
  * it. */

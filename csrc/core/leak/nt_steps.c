@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_steps.h"
+#include "leak/nt_steps.h"
 
-#include "analysis/nt_steps_parts.h"
+#include "leak/nt_steps_parts.h"
 
 nt_status
 nt_steps_add_edge(steps_work *w, size_t event, nt_error *err)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "analysis/nt_steps_parts.h"
+#include "leak/nt_steps_parts.h"
 
 static bool
 steps_is_backward(uint8_t role)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "analysis/nt_steps_parts.h"
+#include "leak/nt_steps_parts.h"
 
 /* Longer texts are compared by their beginning. */
 enum { STEPS_TEXT = 256 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Written by tools/fit_trend.py, which says what it is fitted on. */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* clang-format off */
 const nt_trend_tree nt_trend_trees[] = {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_steps_parts.h"
+#include "leak/nt_steps_parts.h"
 
 /* Rounds that are a rhythm, the share of the trace that they are at least, and what
  * each allocates at least: what is allocated and freed again alone is no step. */

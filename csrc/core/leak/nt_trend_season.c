@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend_parts.h"
+#include "leak/nt_trend_parts.h"
 
 /* The point of the normal distribution with a fortieth beyond it. */
 #define TREND_FORTIETH 1.96

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_trend.h"
+#include "leak/nt_trend.h"
 
 static nt_status
 trend_check_starts(const uint64_t *starts, size_t steps, size_t count, nt_error *err)

@@ -3,7 +3,7 @@
 #ifndef NT_STEPS_PARTS_H
 #define NT_STEPS_PARTS_H
 
-#include "analysis/nt_steps.h"
+#include "leak/nt_steps.h"
 
 /* Fewer steps than these are no evidence of a loop, and no steps at all. */
 enum { NT_STEPS_LEAST_LOOP = 3, NT_STEPS_LEAST = 2 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "analysis/nt_steps_parts.h"
+#include "leak/nt_steps_parts.h"
 
 /* A loop has so many rounds, or else one inside of it is looked for first. */
 enum { STEPS_ROUNDS = 8 };
