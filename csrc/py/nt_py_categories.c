@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#include "analysis/nt_categories.h"
-#include "analysis/nt_passes.h"
+#include "trace/nt_categories.h"
+#include "trace/nt_passes.h"
 
 /* What is made without the GIL. */
 typedef struct passes_made {

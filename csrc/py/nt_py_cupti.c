@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/nt_columns.h"
-#include "device/nt_cupti.h"
+#include "monitor/nt_cupti.h"
 
 /* Rules that one attribution takes. */
 #define CUPTI_MOST_RULES 64

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#include "device/nt_device.h"
+#include "monitor/nt_device.h"
 
 /* A size, or None where it is not known. */
 static PyObject *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#include "analysis/nt_fragment.h"
+#include "fragmentation/nt_fragment.h"
 
 typedef struct py_fragment {
     PyObject_HEAD nt_fragment *fragment;

@@ -6,8 +6,8 @@
 
 #include "nt_py.h"
 
-#include "device/nt_device.h"
-#include "device/nt_sampler.h"
+#include "monitor/nt_device.h"
+#include "monitor/nt_sampler.h"
 #include "trace/nt_live_api.h"
 
 /* The devices that are followed, and NVML's number of each. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#include "analysis/nt_pyramid.h"
-#include "analysis/nt_raster.h"
+#include "picture/nt_pyramid.h"
+#include "picture/nt_raster.h"
 
 typedef struct py_raster {
     PyObject_HEAD nt_py_timeline *timeline; /* owned: the raster reads from it */

@@ -6,7 +6,7 @@
 
 #include "nt_py.h"
 
-#include "analysis/nt_replay.h"
+#include "whatif/nt_replay.h"
 
 typedef struct py_program {
     PyObject_HEAD nt_py_timeline *timeline; /* owned: the program reads it */

@@ -12,10 +12,10 @@
 #ifndef NT_PAGE_H
 #define NT_PAGE_H
 
-#include "analysis/nt_fragment.h"
-#include "analysis/nt_program.h"
-#include "analysis/nt_raster.h"
-#include "analysis/nt_strip.h"
+#include "fragmentation/nt_fragment.h"
+#include "whatif/nt_program.h"
+#include "picture/nt_raster.h"
+#include "picture/nt_strip.h"
 #include "base/nt_base.h"
 #include "trace/nt_snapshot.h"
 #include "trace/nt_timeline.h"

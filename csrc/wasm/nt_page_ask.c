@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "analysis/nt_categories.h"
-#include "analysis/nt_passes.h"
+#include "trace/nt_categories.h"
+#include "trace/nt_passes.h"
 
 /* The figures of a timeline: peaks and their events by metric, then what replay found
  * out. `factsOf` in answers.js names them in this order. */

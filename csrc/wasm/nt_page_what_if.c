@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "analysis/nt_replay.h"
+#include "whatif/nt_replay.h"
 
 /* The program, and what is looked up once for all settings. */
 typedef struct what_if {

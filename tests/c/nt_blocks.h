@@ -3,7 +3,7 @@
 #ifndef NT_BLOCKS_H
 #define NT_BLOCKS_H
 
-#include "analysis/nt_fragment.h"
+#include "fragmentation/nt_fragment.h"
 #include "nt_test.h"
 #include "trace/nt_layout.h"
 

@@ -6,7 +6,7 @@
 #ifndef NT_DESK_H
 #define NT_DESK_H
 
-#include "analysis/nt_allocator.h"
+#include "whatif/nt_allocator.h"
 #include "nt_test.h"
 
 #define MIB UINT64_C(1048576)

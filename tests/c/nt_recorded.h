@@ -3,7 +3,7 @@
 #ifndef NT_RECORDED_H
 #define NT_RECORDED_H
 
-#include "analysis/nt_program.h"
+#include "whatif/nt_program.h"
 #include "nt_test.h"
 
 typedef struct nt_recorded {

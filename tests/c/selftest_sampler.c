@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <time.h>
 
-#include "device/nt_sampler.h"
+#include "monitor/nt_sampler.h"
 
 /* The device number -1 has the first place. */
 #define MADE_UP_DEVICES 5

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The model under its ordinary settings: one case a rule. */
-#include "analysis/nt_allocator.h"
+#include "whatif/nt_allocator.h"
 
 #include "nt_desk.h"
 #include "nt_test.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random programs through the model: its invariants hold after every call, and the
  * block that serves a request is the one that a search of the whole layout finds. */
-#include "analysis/nt_allocator.h"
+#include "whatif/nt_allocator.h"
 
 #include <inttypes.h>
 

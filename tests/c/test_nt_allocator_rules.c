@@ -2,7 +2,7 @@
 /* The model where rules meet: expandable segments beside ordinary ones, with oversize
  * rules, with garbage; streams and pools that are left alone; memory that ends halfway.
  */
-#include "analysis/nt_allocator.h"
+#include "whatif/nt_allocator.h"
 
 #include "nt_desk.h"
 #include "nt_test.h"

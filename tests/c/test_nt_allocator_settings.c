@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The model under settings that change its rules: oversize blocks, garbage, expandable
  * segments, private pools, versions. */
-#include "analysis/nt_allocator.h"
+#include "whatif/nt_allocator.h"
 
 #include "nt_desk.h"
 #include "nt_test.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_categories.h"
+#include "trace/nt_categories.h"
 
 #include "nt_trace.h"
 

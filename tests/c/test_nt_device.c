@@ -3,7 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* dladdr */
 #endif
-#include "device/nt_device.h"
+#include "monitor/nt_device.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/nt_device_abi.h"
+#include "monitor/nt_device_abi.h"
 #include "nt_test.h"
 
 /* Devices that NVML lists; any number of instances are found by their UUID. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_fragment.h"
+#include "fragmentation/nt_fragment.h"
 
 #include "nt_blocks.h"
 #include "nt_test.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nt_fragment held against a plain model, and against what PyTorch really did. */
-#include "analysis/nt_fragment.h"
+#include "fragmentation/nt_fragment.h"
 
 #include "nt_blocks.h"
 #include "nt_file.h"

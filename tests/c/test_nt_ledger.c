@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device/nt_ledger.h"
+#include "monitor/nt_ledger.h"
 
 #include <string.h>
 

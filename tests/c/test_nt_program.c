@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_program.h"
+#include "whatif/nt_program.h"
 
 #include <string.h>
 

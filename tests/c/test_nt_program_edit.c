@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_program.h"
+#include "whatif/nt_program.h"
 
 #include <string.h>
 
-#include "analysis/nt_replay.h"
+#include "whatif/nt_replay.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"
 

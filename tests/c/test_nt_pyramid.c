@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_pyramid.h"
+#include "picture/nt_pyramid.h"
 
 #include "nt_test.h"
 

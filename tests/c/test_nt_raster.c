@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_raster.h"
+#include "picture/nt_raster.h"
 
 #include "base/nt_columns.h"
 #include "nt_trace.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pictures of random programs, held against the layout after each event, pixel by
  * pixel. */
-#include "analysis/nt_raster.h"
+#include "picture/nt_raster.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * as snapshots. */
 #include <string.h>
 
-#include "analysis/nt_replay.h"
+#include "whatif/nt_replay.h"
 #include "base/nt_columns.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L
-#include "device/nt_sampler.h"
+#include "monitor/nt_sampler.h"
 
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
-#include "device/nt_sampler_state.h"
+#include "monitor/nt_sampler_state.h"
 #include "nt_test.h"
 
 #define SECOND UINT64_C(1000000)

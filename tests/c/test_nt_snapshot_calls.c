@@ -3,8 +3,8 @@
  * it, and in the program of its trace. */
 #include <stdio.h>
 
-#include "analysis/nt_program.h"
-#include "analysis/nt_replay.h"
+#include "whatif/nt_program.h"
+#include "whatif/nt_replay.h"
 #include "nt_file.h"
 #include "nt_trace.h"
 #include "trace/nt_writer.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "analysis/nt_strip.h"
+#include "picture/nt_strip.h"
 
 #include <string.h>
 
-#include "analysis/nt_raster.h"
+#include "picture/nt_raster.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"
 

@@ -3,7 +3,7 @@
  * NO_FIRST_UUID it has only the form of cuDeviceGetUuid that CUDA 13's header calls. */
 #include <string.h>
 
-#include "device/nt_device_abi.h"
+#include "monitor/nt_device_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
 enum { MOST_DEVICES = 8 };

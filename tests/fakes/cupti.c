@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "device/nt_cupti_abi.h"
+#include "monitor/nt_cupti_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #ifndef VERSION

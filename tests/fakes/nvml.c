@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "device/nt_device_abi.h"
+#include "monitor/nt_device_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #ifndef DRIVER

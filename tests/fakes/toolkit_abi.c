@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What csrc/core/device declares by hand, held against the vendor's own headers.
+ * What csrc/core/monitor declares by hand, held against the vendor's own headers.
  * Compiled twice for each: with our types, whose layouts and numbers are compared, and,
  * with NT_ABI_TOOLKIT, with theirs under our names, so that prototypes are compared.
  *
@@ -71,8 +71,8 @@ typedef void *nt_cupti_context, *nt_cupti_record;
 #endif
 #endif
 
-#include "device/nt_cupti_abi.h"
-#include "device/nt_device_abi.h"
+#include "monitor/nt_cupti_abi.h"
+#include "monitor/nt_device_abi.h"
 
 #ifndef NT_ABI_TOOLKIT
 #ifdef WITH_NVML

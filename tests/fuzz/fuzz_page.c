@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "analysis/nt_passes.h"
+#include "trace/nt_passes.h"
 #include "nt_fuzz.h"
 #include "nt_fuzz_page.h"
 #include "nt_page.h"

@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "analysis/nt_raster.h"
+#include "picture/nt_raster.h"
 #include "nt_fuzz.h"
 
 #define MOST_SIDE 24

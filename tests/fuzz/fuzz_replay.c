@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "analysis/nt_replay.h"
+#include "whatif/nt_replay.h"
 #include "nt_fuzz.h"
 
 static const char *const settings[] = {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "analysis/nt_fragment.h"
+#include "fragmentation/nt_fragment.h"
 #include "base/nt_utf8.h"
 #include "nt_fuzz.h"
 #include "trace/nt_timeline.h"

@@ -122,11 +122,11 @@ def test_a_moved_field_is_noticed(tmp_path: Path, part: str, field: str, moved: 
     if not found:
         pytest.skip(f"no headers of {part} here")
     name = "nt_cupti_abi.h" if part == "CUPTI" else "nt_device_abi.h"
-    header = (ROOT / "csrc/core/device" / name).read_text()
+    header = (ROOT / "csrc/core/monitor" / name).read_text()
     wrong = header.replace(moved, "").replace(field, moved + field, 1)
     assert wrong != header
-    (tmp_path / "device").mkdir()
-    (tmp_path / "device" / name).write_text(wrong)
+    (tmp_path / "monitor").mkdir()
+    (tmp_path / "monitor" / name).write_text(wrong)
     for one in found:
         done = compiled(one, part, f"-I{tmp_path}")
         assert done.returncode != 0
@@ -139,7 +139,7 @@ def test_every_function_that_is_looked_up_is_compared() -> None:
         for file in ("nt_device.c", "nt_device_cuda.c", "nt_cupti.c")
         for name in re.findall(
             r"^    (?:NVML|CUDA|CUPTI)\(\w+, \"(\w+)\"",
-            (ROOT / "csrc/core/device" / file).read_text(),
+            (ROOT / "csrc/core/monitor" / file).read_text(),
             re.M,
         )
     }
