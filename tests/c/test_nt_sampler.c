@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "monitor/nt_sampler_state.h"
+#include "monitor/nt_sampler_device.h"
 #include "nt_test.h"
 
 #define SECOND UINT64_C(1000000)

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "monitor/nt_sampler_state.h"
+#include "monitor/nt_sampler_device.h"
 
 #define SAMPLER_LEAST_INTERVAL_US 100
 #define SAMPLER_LEAST_ROWS 16

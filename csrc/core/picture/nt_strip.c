@@ -3,9 +3,232 @@
 
 #include <string.h>
 
-#include "picture/nt_strip_series.h"
 #include "base/nt_search.h"
 #include "base/nt_sort.h"
+#include "trace/nt_timeline.h"
+
+#define NT_STRIP_LEVELS 8 /* 16^8 values are more than there can be */
+
+/* The value with most bytes of a stretch of them, the first of several. Its bytes are
+ * beside it: in the series they lie far from those of the next stretch. */
+typedef struct nt_strip_most {
+    uint32_t low, high;
+    uint32_t value; /* its number */
+} nt_strip_most;
+
+/* Bytes are (high << 32 | low) << shift: what the allocator gives is rounded, so that
+ * there is hardly ever anything to keep in `high`. */
+
+typedef struct nt_strip_series {
+    uint32_t *starts; /* the state from which each value holds; NULL: one a state */
+    size_t count;     /* values */
+    uint32_t *low;
+    uint32_t *high; /* NULL if all are 0 */
+    unsigned shift;
+    nt_strip_most *levels[NT_STRIP_LEVELS]; /* level k: one for 16^(k+1) values */
+    size_t counts[NT_STRIP_LEVELS];
+    size_t level_count;
+} nt_strip_series;
+
+/* Entries of a level that one entry of the next level stands for. */
+#define FANOUT 16
+
+/* Entry `i` of a level, `entries`, or of the series itself where that is NULL. */
+static inline nt_strip_most
+series_entry(const nt_strip_series *s, const nt_strip_most *entries, size_t i)
+{
+    if (entries != NULL) {
+        return entries[i];
+    }
+    return (nt_strip_most){
+        .low = s->low[i],
+        .high = s->high == NULL ? 0 : s->high[i],
+        .value = (uint32_t)i,
+    };
+}
+
+/* Of two the one with more, of equal ones the earlier. */
+static inline nt_strip_most
+series_better(nt_strip_most one, nt_strip_most other)
+{
+    const uint64_t mine = (uint64_t)one.high << 32 | one.low;
+    const uint64_t others = (uint64_t)other.high << 32 | other.low;
+    if (mine != others) {
+        return mine > others ? one : other;
+    }
+    return one.value < other.value ? one : other;
+}
+
+/* Leaves of the values only those that differ from the one before, if these are so few
+ * that their states take less room; else one a state. */
+static nt_status
+series_find_starts(const nt_alloc *alloc, nt_strip_series *s, uint64_t *values,
+                   size_t states, nt_error *err)
+{
+    size_t count = 1;
+    for (size_t i = 1; i < states; i++) {
+        count += values[i] != values[i - 1];
+    }
+    s->count = states;
+    if (count > states / 2) {
+        return NT_OK;
+    }
+    s->starts = nt_allocate(alloc, count * sizeof(uint32_t));
+    if (s->starts == NULL) {
+        return nt_fail_nomem(err);
+    }
+    s->count = count;
+    size_t kept = 0;
+    for (size_t i = 0; i < states; i++) {
+        if (i == 0 || values[i] != values[kept - 1]) {
+            s->starts[kept] = (uint32_t)i;
+            values[kept++] = values[i];
+        }
+    }
+    return NT_OK;
+}
+
+/* Keeps values as two halves, of which the upper one is mostly not needed. */
+static nt_status
+series_keep(const nt_alloc *alloc, nt_strip_series *s, const uint64_t *values,
+            nt_error *err)
+{
+    uint64_t bits = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        bits |= values[i];
+    }
+    s->shift = bits == 0 ? 0 : (unsigned)__builtin_ctzll(bits);
+    const bool is_wide = bits >> s->shift > UINT32_MAX;
+    s->low = nt_allocate(alloc, s->count * sizeof(uint32_t));
+    s->high = is_wide ? nt_allocate(alloc, s->count * sizeof(uint32_t)) : NULL;
+    if (s->low == NULL || (is_wide && s->high == NULL)) {
+        return nt_fail_nomem(err);
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        s->low[i] = (uint32_t)(values[i] >> s->shift);
+        if (is_wide) {
+            s->high[i] = (uint32_t)(values[i] >> s->shift >> 32);
+        }
+    }
+    return NT_OK;
+}
+
+static nt_status
+series_make_levels(const nt_alloc *alloc, nt_strip_series *s, nt_error *err)
+{
+    const nt_strip_most *below = NULL;
+    for (size_t count = s->count; count > FANOUT;
+         count = s->counts[s->level_count - 1]) {
+        const size_t entries = (count + FANOUT - 1) / FANOUT;
+        nt_strip_most *level = nt_allocate(alloc, entries * sizeof *level);
+        if (level == NULL) {
+            return nt_fail_nomem(err);
+        }
+        s->levels[s->level_count] = level;
+        s->counts[s->level_count++] = entries;
+        for (size_t k = 0; k < entries; k++) {
+            const size_t stop = (k + 1) * FANOUT < count ? (k + 1) * FANOUT : count;
+            level[k] = series_entry(s, below, k * FANOUT);
+            for (size_t i = k * FANOUT + 1; i < stop; i++) {
+                level[k] = series_better(level[k], series_entry(s, below, i));
+            }
+        }
+        below = level;
+    }
+    return NT_OK;
+}
+
+/* On failure strip_series_clear gives back what is there. */
+static nt_status
+strip_series_make(const nt_alloc *alloc, const nt_timeline *timeline, nt_metric metric,
+                  size_t states, nt_strip_series *s, nt_error *err)
+{
+    uint64_t *values = nt_allocate(alloc, states * sizeof *values);
+    if (values == NULL) {
+        return nt_fail_nomem(err);
+    }
+    values[0] = nt_timeline_facts(timeline)->start_bytes[metric];
+    nt_timeline_series(timeline, metric, values + 1);
+    nt_status status;
+    NT_TRY_DONE(series_find_starts(alloc, s, values, states, err));
+    NT_TRY_DONE(series_keep(alloc, s, values, err));
+    NT_TRY_DONE(series_make_levels(alloc, s, err));
+done:
+    /* Last, so that nothing that stays lies in this room: something as large comes. */
+    nt_release(alloc, values, states * sizeof *values);
+    return status;
+}
+
+static void
+strip_series_clear(const nt_alloc *alloc, nt_strip_series *s)
+{
+    const size_t bytes = s->count * sizeof(uint32_t);
+    nt_release(alloc, s->starts, s->starts == NULL ? 0 : bytes);
+    nt_release(alloc, s->low, s->low == NULL ? 0 : bytes);
+    nt_release(alloc, s->high, s->high == NULL ? 0 : bytes);
+    for (size_t k = 0; k < s->level_count; k++) {
+        nt_release(alloc, s->levels[k], s->counts[k] * sizeof(nt_strip_most));
+    }
+}
+
+/* The number of the value that holds in a state. */
+static size_t
+series_value_of(const nt_strip_series *s, size_t state)
+{
+    if (s->starts == NULL) {
+        return state;
+    }
+    size_t low = 0, high = s->count;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (s->starts[middle] <= state) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* The bytes in a state. */
+static uint64_t
+strip_series_at(const nt_strip_series *s, size_t state)
+{
+    const size_t value = series_value_of(s, state);
+    const uint64_t high = s->high == NULL ? 0 : s->high[value];
+    return (high << 32 | s->low[value]) << s->shift;
+}
+
+/* Of values first .. end - 1 the one with most, the first of several. */
+static uint32_t
+series_highest_value(const nt_strip_series *s, size_t first, size_t end)
+{
+    nt_strip_most best = series_entry(s, NULL, first);
+    /* What does not fill an entry of the next level is looked at in this one. */
+    for (size_t level = 0; first < end; level++) {
+        const nt_strip_most *entries = level == 0 ? NULL : s->levels[level - 1];
+        const bool last = level == s->level_count;
+        while (first < end && (first % FANOUT != 0 || last)) {
+            best = series_better(best, series_entry(s, entries, first++));
+        }
+        while (first < end && end % FANOUT != 0) {
+            best = series_better(best, series_entry(s, entries, --end));
+        }
+        first /= FANOUT;
+        end /= FANOUT;
+    }
+    return best.value;
+}
+
+/* Of states first .. end - 1 the one with most, the first of several. */
+static uint32_t
+strip_series_highest(const nt_strip_series *s, size_t first, size_t end)
+{
+    const size_t low = series_value_of(s, first), high = series_value_of(s, end - 1);
+    const uint32_t value = series_highest_value(s, low, high + 1);
+    const uint32_t state = s->starts == NULL ? value : s->starts[value];
+    return state < first ? (uint32_t)first : state;
+}
 
 /* States between two that the bands are known of. */
 #define CHECKPOINT 64
@@ -28,14 +251,14 @@ struct nt_strip {
 size_t
 nt_strip_highest(const nt_strip *strip, bool reserved, size_t first, size_t end)
 {
-    return nt_strip_series_highest(reserved ? &strip->reserved : &strip->allocated,
-                                   first, end);
+    return strip_series_highest(reserved ? &strip->reserved : &strip->allocated, first,
+                                end);
 }
 
 uint64_t
 nt_strip_bytes(const nt_strip *strip, bool reserved, size_t state)
 {
-    return nt_strip_series_at(reserved ? &strip->reserved : &strip->allocated, state);
+    return strip_series_at(reserved ? &strip->reserved : &strip->allocated, state);
 }
 
 /* ---- bands --------------------------------------------------------------------------
@@ -177,6 +400,20 @@ strip_bands_at(const nt_strip *strip, size_t state, size_t *known, uint64_t *ban
 /* ---- making and drawing -------------------------------------------------------------
  */
 
+void
+nt_strip_free(nt_strip *strip)
+{
+    if (strip == NULL) {
+        return;
+    }
+    const nt_alloc alloc = strip->alloc;
+    strip_release_bands(strip);
+    strip_series_clear(&alloc, &strip->allocated);
+    strip_series_clear(&alloc, &strip->reserved);
+    nt_release(&alloc, strip->extras, strip->extra_capacity * sizeof *strip->extras);
+    nt_release(&alloc, strip, sizeof *strip);
+}
+
 nt_status
 nt_strip_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_strip **out,
              nt_error *err)
@@ -189,30 +426,16 @@ nt_strip_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_strip **out,
                         .timeline = timeline,
                         .states = nt_timeline_event_count(timeline) + 1};
     nt_status status;
-    NT_TRY_DONE(nt_strip_series_make(alloc, timeline, NT_METRIC_ALLOCATED,
-                                     strip->states, &strip->allocated, err));
-    NT_TRY_DONE(nt_strip_series_make(alloc, timeline, NT_METRIC_RESERVED, strip->states,
-                                     &strip->reserved, err));
+    NT_TRY_DONE(strip_series_make(alloc, timeline, NT_METRIC_ALLOCATED, strip->states,
+                                  &strip->allocated, err));
+    NT_TRY_DONE(strip_series_make(alloc, timeline, NT_METRIC_RESERVED, strip->states,
+                                  &strip->reserved, err));
     NT_TRY_DONE(strip_find_extras(strip, err));
     *out = strip;
     return NT_OK;
 done:
     nt_strip_free(strip);
     return status;
-}
-
-void
-nt_strip_free(nt_strip *strip)
-{
-    if (strip == NULL) {
-        return;
-    }
-    const nt_alloc alloc = strip->alloc;
-    strip_release_bands(strip);
-    nt_strip_series_clear(&alloc, &strip->allocated);
-    nt_strip_series_clear(&alloc, &strip->reserved);
-    nt_release(&alloc, strip->extras, strip->extra_capacity * sizeof *strip->extras);
-    nt_release(&alloc, strip, sizeof *strip);
 }
 
 static nt_status
@@ -258,9 +481,9 @@ nt_strip_draw(const nt_strip *strip, const nt_strip_view *view,
         const size_t end = next > first ? next : first + 1;
         const size_t state = nt_strip_highest(strip, false, first, end);
         out->event[c] = (int32_t)state - 1;
-        out->allocated[c] = nt_strip_series_at(&strip->allocated, state);
-        out->reserved[c] = nt_strip_series_at(
-            &strip->reserved, nt_strip_highest(strip, true, first, end));
+        out->allocated[c] = strip_series_at(&strip->allocated, state);
+        out->reserved[c] = strip_series_at(&strip->reserved,
+                                           nt_strip_highest(strip, true, first, end));
         if (strip->band_count != 0) {
             strip_bands_at(strip, state, &known, bands);
             memcpy(out->bands + c * strip->band_count, bands,

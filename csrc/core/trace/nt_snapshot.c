@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trace/nt_snapshot.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/nt_columns.h"
-#include "trace/nt_snapshot_settings.h"
 
-static const nt_column_spec annotation_specs[] = {
-    NT_COLUMN(nt_annotation_columns, stage),
-    NT_COLUMN(nt_annotation_columns, name),
-    NT_COLUMN(nt_annotation_columns, device),
-    NT_COLUMN(nt_annotation_columns, time_us),
-};
+/* Private to nt_snapshot: what the rows of allocator_settings come to. */
 
 struct nt_snapshot {
     nt_alloc alloc;
@@ -43,29 +38,312 @@ struct nt_snapshot {
     char partial[256];
 };
 
-nt_status
-nt_snapshot_new(const nt_alloc *alloc, nt_snapshot **out, nt_error *err)
+nt_strings *
+nt_snapshot_strings(const nt_snapshot *snapshot)
 {
-    nt_snapshot *snapshot = nt_allocate(alloc, sizeof *snapshot);
-    if (snapshot == NULL) {
-        return nt_fail_nomem(err);
+    return snapshot->strings;
+}
+
+const nt_setting *
+nt_snapshot_setting_rows(const nt_snapshot *snapshot, size_t *count)
+{
+    *count = snapshot->setting_count;
+    return snapshot->settings_rows;
+}
+
+/* The top-level row of allocator_settings called `name`, or NULL. */
+static const nt_setting *
+snapshot_find_setting(const nt_snapshot *snapshot, const char *name, uint32_t parent)
+{
+    const uint32_t key =
+        nt_strings_find(nt_snapshot_strings(snapshot), name, strlen(name));
+    size_t count;
+    const nt_setting *rows = nt_snapshot_setting_rows(snapshot, &count);
+    for (size_t i = 0; key != NT_NONE && i < count; i++) {
+        const nt_setting *row = &rows[i];
+        if (row->key == key && row->parent == parent) {
+            return row;
+        }
     }
-    *snapshot = (nt_snapshot){
-        .alloc = *alloc,
-        .events.alloc = *alloc,
-        .settings = nt_settings_default(),
+    return NULL;
+}
+
+static void
+snapshot_read_roundup(const nt_snapshot *snapshot, nt_settings *settings)
+{
+    static const char *const names[NT_ROUNDUP_INTERVALS] = {
+        "1",   "2",   "4",    "8",    "16",   "32",   "64",    "128",
+        "256", "512", "1024", "2048", "4096", "8192", "16384", "32768",
     };
-    nt_status status = nt_strings_new(alloc, &snapshot->strings, err);
-    if (status == NT_OK) {
-        status = nt_stacks_new(alloc, &snapshot->stacks, err);
+    const nt_setting *dict =
+        snapshot_find_setting(snapshot, "roundup_power2_divisions", NT_NONE);
+    if (dict == NULL || dict->kind != NT_SETTING_DICT) {
+        return;
     }
-    if (status != NT_OK) {
-        nt_snapshot_free(snapshot);
-        return status;
+    size_t count;
+    const uint32_t parent =
+        (uint32_t)(dict - nt_snapshot_setting_rows(snapshot, &count));
+    for (size_t i = 0; i < NT_ROUNDUP_INTERVALS; i++) {
+        const nt_setting *row = snapshot_find_setting(snapshot, names[i], parent);
+        /* Divisions are powers of two up to 64 MiB's worth; others are noise. */
+        if (row != NULL && row->kind == NT_SETTING_INT && row->integer >= 0 &&
+            row->integer <= (1 << 20) && (row->integer & (row->integer - 1)) == 0) {
+            settings->roundup_power2_divisions[i] = (uint32_t)row->integer;
+        }
     }
-    *out = snapshot;
+}
+
+/* The row of the settings' text: under the name of its device's environment variable,
+ * or the one that all devices have. */
+static const nt_setting *
+snapshot_find_text(const nt_snapshot *snapshot)
+{
+    static const char *const names[] = {
+        "PYTORCH_CUDA_ALLOC_CONF", /* CUDA */
+        "PYTORCH_HIP_ALLOC_CONF",  /* ROCm */
+        "PYTORCH_ALLOC_CONF",      /* any device, XPU */
+    };
+    const nt_setting *row = NULL;
+    for (size_t i = 0; i < NT_LENGTH(names) && row == NULL; i++) {
+        row = snapshot_find_setting(snapshot, names[i], NT_NONE);
+    }
+    return row;
+}
+
+const nt_event_columns *
+nt_snapshot_events(const nt_snapshot *snapshot)
+{
+    return &snapshot->events.columns;
+}
+
+const nt_layout *
+nt_snapshot_layout(const nt_snapshot *snapshot)
+{
+    return &snapshot->layout;
+}
+
+/* Whether anything in the snapshot was mapped into an expandable segment. */
+static bool
+snapshot_has_mapped(const nt_snapshot *snapshot)
+{
+    const nt_segment_columns *segments = &nt_snapshot_layout(snapshot)->segments;
+    const nt_event_columns *events = nt_snapshot_events(snapshot);
+    bool has_mapped = false;
+    for (size_t i = 0; i < segments->count && !has_mapped; i++) {
+        has_mapped = segments->is_expandable[i] != 0;
+    }
+    for (size_t i = 0; i < events->count && !has_mapped; i++) {
+        has_mapped = events->action[i] == NT_ACTION_SEGMENT_MAP ||
+                     events->action[i] == NT_ACTION_SEGMENT_UNMAP;
+    }
+    return has_mapped;
+}
+
+/* The text of the environment variable first, then the parsed fields over it: the
+ * fields are what the allocator had in force. A file that states none shows one by what
+ * it has: segments that expand. */
+static nt_settings
+snapshot_read_settings(const nt_snapshot *snapshot)
+{
+    nt_settings read = nt_settings_default(), *settings = &read;
+    const nt_setting *row = snapshot_find_text(snapshot);
+    if (row != NULL && row->kind == NT_SETTING_STRING) {
+        size_t length;
+        const char *text =
+            nt_strings_get(nt_snapshot_strings(snapshot), row->string, &length);
+        nt_settings parsed;
+        if (nt_settings_parse(text, length, &parsed, NULL) == NT_OK) {
+            *settings = parsed;
+        }
+    }
+    row = snapshot_find_setting(snapshot, "max_split_size", NT_NONE);
+    if (row != NULL && row->kind == NT_SETTING_INT) {
+        settings->max_split_size =
+            row->integer < 0 ? NT_UNLIMITED : (uint64_t)row->integer;
+    }
+    row = snapshot_find_setting(snapshot, "garbage_collection_threshold", NT_NONE);
+    if (row != NULL && row->kind == NT_SETTING_FLOAT && row->real >= 0 &&
+        row->real < 1) {
+        settings->garbage_collection_threshold = row->real;
+    }
+    row = snapshot_find_setting(snapshot, "expandable_segments", NT_NONE);
+    if (row != NULL && row->kind == NT_SETTING_BOOL) {
+        settings->expandable_segments = row->integer != 0;
+    }
+    size_t count;
+    (void)nt_snapshot_setting_rows(snapshot, &count);
+    if (count == 0) {
+        settings->expandable_segments = snapshot_has_mapped(snapshot);
+    }
+    row = snapshot_find_setting(snapshot, "exact_sizes", NT_NONE);
+    settings->exact_sizes =
+        row != NULL && row->kind == NT_SETTING_BOOL && row->integer != 0;
+    snapshot_read_roundup(snapshot, settings);
+    return read;
+}
+
+/* Calls of empty_cache() that a recording noted, as rows of allocator_settings: a dict
+ * by the device's number with a list of events each. */
+
+/* The number of the row under `name` in the dict `parent`, or NT_NONE. */
+static uint32_t
+calls_find(const nt_snapshot *snapshot, uint32_t parent, const char *name)
+{
+    const uint32_t key =
+        nt_strings_find(nt_snapshot_strings(snapshot), name, strlen(name));
+    size_t count;
+    const nt_setting *rows = nt_snapshot_setting_rows(snapshot, &count);
+    for (size_t i = 0; key != NT_NONE && i < count; i++) {
+        if (rows[i].parent == parent && rows[i].key == key) {
+            return (uint32_t)i;
+        }
+    }
+    return NT_NONE;
+}
+
+static void
+calls_name(size_t device, char name[24])
+{
+    (void)snprintf(name, 24, "%zu", device);
+}
+
+nt_status
+nt_snapshot_add_setting(nt_snapshot *snapshot, const nt_setting *setting, nt_error *err)
+{
+    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->settings_rows,
+                   &snapshot->setting_capacity, snapshot->setting_count + 1,
+                   sizeof(nt_setting), err));
+    snapshot->settings_rows[snapshot->setting_count++] = *setting;
     return NT_OK;
 }
+
+/* Adds the row under `name`, of which *row is the number then. */
+static nt_status
+calls_add(nt_snapshot *snapshot, nt_setting setting, const char *name, uint32_t *row,
+          nt_error *err)
+{
+    size_t count;
+    (void)nt_snapshot_setting_rows(snapshot, &count);
+    NT_TRY(nt_strings_intern(nt_snapshot_strings(snapshot), name, strlen(name),
+                             &setting.key, err));
+    NT_TRY(nt_snapshot_add_setting(snapshot, &setting, err));
+    *row = (uint32_t)count;
+    return NT_OK;
+}
+
+/* Whether the rows behind `row` are all in it. */
+static bool
+calls_is_last(const nt_snapshot *snapshot, uint32_t row)
+{
+    size_t count;
+    const nt_setting *rows = nt_snapshot_setting_rows(snapshot, &count);
+    for (size_t i = (size_t)row + 1; i < count; i++) {
+        if (rows[i].parent == NT_NONE || rows[i].parent < row) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+nt_snapshot_trace(const nt_snapshot *snapshot, size_t device, size_t *first,
+                  size_t *events)
+{
+    *first = snapshot->events.columns.count;
+    *events = 0;
+    if (device < snapshot->trace_count) {
+        const size_t end = device + 1 < snapshot->trace_count
+                               ? snapshot->trace_first[device + 1]
+                               : snapshot->events.columns.count;
+        *first = snapshot->trace_first[device];
+        *events = end - *first;
+    }
+}
+
+static nt_status
+calls_check(const nt_snapshot *snapshot, size_t device, const int32_t *events,
+            size_t count, nt_error *err)
+{
+    size_t first, length;
+    int64_t last = -1;
+    nt_snapshot_trace(snapshot, device, &first, &length);
+    for (size_t i = 0; i < count; i++) {
+        if (events[i] <= last || (size_t)events[i] >= length) {
+            return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                           "no call can be after event %d in this place",
+                           (int)events[i]);
+        }
+        last = events[i];
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_note_calls(nt_snapshot *snapshot, size_t device, const int32_t *events,
+                       size_t count, nt_error *err)
+{
+    char name[24];
+    uint32_t list, dict = calls_find(snapshot, NT_NONE, NT_SNAPSHOT_CALLS);
+    calls_name(device, name);
+    NT_TRY(calls_check(snapshot, device, events, count, err));
+    if (dict != NT_NONE && (calls_find(snapshot, dict, name) != NT_NONE ||
+                            !calls_is_last(snapshot, dict))) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "the calls of device %zu are noted, or come too late", device);
+    }
+    if (dict == NT_NONE) {
+        const nt_setting row = {.parent = NT_NONE, .kind = NT_SETTING_DICT};
+        NT_TRY(calls_add(snapshot, row, NT_SNAPSHOT_CALLS, &dict, err));
+    }
+    const nt_setting row = {.parent = dict, .kind = NT_SETTING_LIST};
+    NT_TRY(calls_add(snapshot, row, name, &list, err));
+    for (size_t i = 0; i < count; i++) {
+        const nt_setting call = {
+            .parent = list,
+            .key = NT_NONE,
+            .kind = NT_SETTING_INT,
+            .integer = events[i],
+        };
+        NT_TRY(nt_snapshot_add_setting(snapshot, &call, err));
+    }
+    return NT_OK;
+}
+
+bool
+nt_snapshot_noted_calls(const nt_snapshot *snapshot, size_t device,
+                        const nt_setting **rows, size_t *count)
+{
+    char name[24];
+    size_t all, first, length;
+    const nt_setting *settings = nt_snapshot_setting_rows(snapshot, &all);
+    const uint32_t dict = calls_find(snapshot, NT_NONE, NT_SNAPSHOT_CALLS);
+    calls_name(device, name);
+    const uint32_t list = dict == NT_NONE ? NT_NONE : calls_find(snapshot, dict, name);
+    *rows = NULL;
+    *count = 0;
+    if (list == NT_NONE || settings[list].kind != NT_SETTING_LIST) {
+        return false;
+    }
+    nt_snapshot_trace(snapshot, device, &first, &length);
+    size_t i = (size_t)list + 1;
+    for (int64_t last = -1; i < all && settings[i].parent == list; i++) {
+        if (settings[i].kind != NT_SETTING_INT || settings[i].integer <= last ||
+            settings[i].integer >= (int64_t)length) {
+            return false;
+        }
+        last = settings[i].integer;
+    }
+    *rows = settings + list + 1;
+    *count = i - list - 1;
+    return true;
+}
+
+static const nt_column_spec annotation_specs[] = {
+    NT_COLUMN(nt_annotation_columns, stage),
+    NT_COLUMN(nt_annotation_columns, name),
+    NT_COLUMN(nt_annotation_columns, device),
+    NT_COLUMN(nt_annotation_columns, time_us),
+};
 
 void
 nt_snapshot_free(nt_snapshot *snapshot)
@@ -99,6 +377,30 @@ nt_snapshot_free(nt_snapshot *snapshot)
     nt_release(&alloc, snapshot, sizeof *snapshot);
 }
 
+nt_status
+nt_snapshot_new(const nt_alloc *alloc, nt_snapshot **out, nt_error *err)
+{
+    nt_snapshot *snapshot = nt_allocate(alloc, sizeof *snapshot);
+    if (snapshot == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *snapshot = (nt_snapshot){
+        .alloc = *alloc,
+        .events.alloc = *alloc,
+        .settings = nt_settings_default(),
+    };
+    nt_status status = nt_strings_new(alloc, &snapshot->strings, err);
+    if (status == NT_OK) {
+        status = nt_stacks_new(alloc, &snapshot->stacks, err);
+    }
+    if (status != NT_OK) {
+        nt_snapshot_free(snapshot);
+        return status;
+    }
+    *out = snapshot;
+    return NT_OK;
+}
+
 /* A setting that is true. */
 static nt_status
 snapshot_add_flag(nt_snapshot *snapshot, const char *name, nt_error *err)
@@ -106,6 +408,55 @@ snapshot_add_flag(nt_snapshot *snapshot, const char *name, nt_error *err)
     nt_setting row = {.parent = NT_NONE, .kind = NT_SETTING_BOOL, .integer = 1};
     NT_TRY(nt_strings_intern(snapshot->strings, name, strlen(name), &row.key, err));
     return nt_snapshot_add_setting(snapshot, &row, err);
+}
+
+static const char *const snapshot_action_names[NT_ACTION_COUNT] = {
+    [NT_ACTION_ALLOC] = "alloc",
+    [NT_ACTION_FREE_REQUESTED] = "free_requested",
+    [NT_ACTION_FREE_COMPLETED] = "free_completed",
+    [NT_ACTION_SEGMENT_ALLOC] = "segment_alloc",
+    [NT_ACTION_SEGMENT_FREE] = "segment_free",
+    [NT_ACTION_SEGMENT_MAP] = "segment_map",
+    [NT_ACTION_SEGMENT_UNMAP] = "segment_unmap",
+    [NT_ACTION_SNAPSHOT] = "snapshot",
+    [NT_ACTION_OOM] = "oom",
+    [NT_ACTION_ANNOTATE] = "annotate",
+    [NT_ACTION_USER_DEFINED] = "user_defined",
+    [NT_ACTION_WORKSPACE_SNAPSHOT] = "workspace_snapshot",
+    [NT_ACTION_INTERNAL_ALLOC] = "internal_alloc",
+    [NT_ACTION_INTERNAL_FREE_REQUESTED] = "internal_free_requested",
+    [NT_ACTION_INTERNAL_FREE_COMPLETED] = "internal_free_completed",
+};
+
+nt_status
+nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
+                          nt_error *err)
+{
+    size_t length;
+    const char *text = nt_strings_get(snapshot->strings, name, &length);
+    for (uint8_t code = 0; code < NT_ACTION_INTERNAL_ALLOC; code++) {
+        const char *known = snapshot_action_names[code];
+        if (strlen(known) == length && memcmp(known, text, length) == 0) {
+            *out = code;
+            return NT_OK;
+        }
+    }
+    for (size_t i = 0; i < snapshot->extra_count; i++) {
+        if (snapshot->extra_actions[i] == name) {
+            *out = (uint8_t)(NT_ACTION_COUNT + i);
+            return NT_OK;
+        }
+    }
+    if (NT_ACTION_COUNT + snapshot->extra_count >= UINT8_MAX) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
+                       "more than %d different trace actions", UINT8_MAX);
+    }
+    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->extra_actions,
+                   &snapshot->extra_capacity, snapshot->extra_count + 1,
+                   sizeof(uint32_t), err));
+    *out = (uint8_t)(NT_ACTION_COUNT + snapshot->extra_count);
+    snapshot->extra_actions[snapshot->extra_count++] = name;
+    return NT_OK;
 }
 
 static nt_status
@@ -236,16 +587,6 @@ nt_snapshot_add_annotation(nt_snapshot *snapshot, const nt_annotation *annotatio
 }
 
 nt_status
-nt_snapshot_add_setting(nt_snapshot *snapshot, const nt_setting *setting, nt_error *err)
-{
-    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->settings_rows,
-                   &snapshot->setting_capacity, snapshot->setting_count + 1,
-                   sizeof(nt_setting), err));
-    snapshot->settings_rows[snapshot->setting_count++] = *setting;
-    return NT_OK;
-}
-
-nt_status
 nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err)
 {
     NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->ignored,
@@ -283,55 +624,6 @@ nt_snapshot_drop_broken(nt_snapshot *snapshot)
     snapshot->broken_count = 0;
 }
 
-static const char *const snapshot_action_names[NT_ACTION_COUNT] = {
-    [NT_ACTION_ALLOC] = "alloc",
-    [NT_ACTION_FREE_REQUESTED] = "free_requested",
-    [NT_ACTION_FREE_COMPLETED] = "free_completed",
-    [NT_ACTION_SEGMENT_ALLOC] = "segment_alloc",
-    [NT_ACTION_SEGMENT_FREE] = "segment_free",
-    [NT_ACTION_SEGMENT_MAP] = "segment_map",
-    [NT_ACTION_SEGMENT_UNMAP] = "segment_unmap",
-    [NT_ACTION_SNAPSHOT] = "snapshot",
-    [NT_ACTION_OOM] = "oom",
-    [NT_ACTION_ANNOTATE] = "annotate",
-    [NT_ACTION_USER_DEFINED] = "user_defined",
-    [NT_ACTION_WORKSPACE_SNAPSHOT] = "workspace_snapshot",
-    [NT_ACTION_INTERNAL_ALLOC] = "internal_alloc",
-    [NT_ACTION_INTERNAL_FREE_REQUESTED] = "internal_free_requested",
-    [NT_ACTION_INTERNAL_FREE_COMPLETED] = "internal_free_completed",
-};
-
-nt_status
-nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
-                          nt_error *err)
-{
-    size_t length;
-    const char *text = nt_strings_get(snapshot->strings, name, &length);
-    for (uint8_t code = 0; code < NT_ACTION_INTERNAL_ALLOC; code++) {
-        const char *known = snapshot_action_names[code];
-        if (strlen(known) == length && memcmp(known, text, length) == 0) {
-            *out = code;
-            return NT_OK;
-        }
-    }
-    for (size_t i = 0; i < snapshot->extra_count; i++) {
-        if (snapshot->extra_actions[i] == name) {
-            *out = (uint8_t)(NT_ACTION_COUNT + i);
-            return NT_OK;
-        }
-    }
-    if (NT_ACTION_COUNT + snapshot->extra_count >= UINT8_MAX) {
-        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
-                       "more than %d different trace actions", UINT8_MAX);
-    }
-    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->extra_actions,
-                   &snapshot->extra_capacity, snapshot->extra_count + 1,
-                   sizeof(uint32_t), err));
-    *out = (uint8_t)(NT_ACTION_COUNT + snapshot->extra_count);
-    snapshot->extra_actions[snapshot->extra_count++] = name;
-    return NT_OK;
-}
-
 void
 nt_snapshot_set_keys(nt_snapshot *snapshot, uint32_t keys)
 {
@@ -362,14 +654,8 @@ nt_snapshot_seal(nt_snapshot *snapshot, nt_error *err)
         }
     }
     NT_TRY(nt_events_seal(&snapshot->events, snapshot->keys, err));
-    snapshot->settings = nt_snapshot_read_settings(snapshot);
+    snapshot->settings = snapshot_read_settings(snapshot);
     return snapshot->host == NULL ? NT_OK : nt_snapshot_seal(snapshot->host, err);
-}
-
-nt_strings *
-nt_snapshot_strings(const nt_snapshot *snapshot)
-{
-    return snapshot->strings;
 }
 
 nt_stacks *
@@ -399,18 +685,6 @@ nt_snapshot_mark_function(const nt_snapshot *snapshot, const char *name,
     return NT_OK;
 }
 
-const nt_event_columns *
-nt_snapshot_events(const nt_snapshot *snapshot)
-{
-    return &snapshot->events.columns;
-}
-
-const nt_layout *
-nt_snapshot_layout(const nt_snapshot *snapshot)
-{
-    return &snapshot->layout;
-}
-
 const nt_layout *
 nt_snapshot_before(const nt_snapshot *snapshot)
 {
@@ -427,13 +701,6 @@ const nt_annotation_columns *
 nt_snapshot_annotations(const nt_snapshot *snapshot)
 {
     return &snapshot->annotations;
-}
-
-const nt_setting *
-nt_snapshot_setting_rows(const nt_snapshot *snapshot, size_t *count)
-{
-    *count = snapshot->setting_count;
-    return snapshot->settings_rows;
 }
 
 const uint32_t *
@@ -472,21 +739,6 @@ size_t
 nt_snapshot_trace_count(const nt_snapshot *snapshot)
 {
     return snapshot->trace_count;
-}
-
-void
-nt_snapshot_trace(const nt_snapshot *snapshot, size_t device, size_t *first,
-                  size_t *events)
-{
-    *first = snapshot->events.columns.count;
-    *events = 0;
-    if (device < snapshot->trace_count) {
-        const size_t end = device + 1 < snapshot->trace_count
-                               ? snapshot->trace_first[device + 1]
-                               : snapshot->events.columns.count;
-        *first = snapshot->trace_first[device];
-        *events = end - *first;
-    }
 }
 
 const char *

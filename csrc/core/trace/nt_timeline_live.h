@@ -7,7 +7,7 @@
 #ifndef NT_TIMELINE_LIVE_H
 #define NT_TIMELINE_LIVE_H
 
-#include "trace/nt_timeline_state.h"
+#include "base/nt_map.h"
 
 #define NT_LIVE_PLACES 4
 

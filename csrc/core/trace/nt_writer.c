@@ -3,25 +3,116 @@
 
 #include <string.h>
 
+#include "base/nt_sort.h"
 #include "trace/nt_reader_schema.h"
 #include "trace/nt_writer_opcodes.h"
-#include "trace/nt_writer_parts.h"
 
-/* Events between two calls of the progress function. */
-#define WRITER_TICK ((size_t)1 << 16)
+/* What is written of one device, or of all of them. */
+typedef struct nt_writer_part {
+    const nt_layout *layout;
+    const nt_layout *before; /* or NULL */
+    bool is_whole;           /* all events of all devices */
+    size_t device, first, end;
+} nt_writer_part;
 
-void
-nt_writer_word(nt_writer *w, uint32_t word)
+typedef struct nt_writer_parts {
+    const nt_writer_part *items;
+    size_t count;
+} nt_writer_parts;
+
+/* The first failure stays in out.status; from then on nothing more is written. */
+typedef struct nt_writer {
+    nt_writer_out out;
+    nt_alloc alloc;
+    const nt_snapshot *snapshot; /* or, while it is written, the one of the host */
+    bool is_host;
+    const nt_progress *progress;
+    uint32_t keys;
+    uint64_t done; /* events written */
+
+    /* Memo indexes by id, NT_NONE for what was not written yet. */
+    uint32_t *strings, *frames, *stacks;
+    size_t string_count, frame_count, stack_count;
+
+    /* Of words and actions: the string's own place above, or the spare one of a
+     * word that is none of the snapshot's strings. */
+    uint32_t *words[WORDS], spare_words[WORDS];
+    uint32_t *actions[UINT8_MAX + 1], spare_actions[UINT8_MAX + 1];
+} nt_writer;
+
+/* The rows of allocator_settings, depth first: what is in a dict or list follows
+ * its own row. `next` is the row to be written next. */
+typedef struct writer_tree {
+    const nt_setting *rows;
+    size_t count, next;
+    nt_writer_parts parts;
+    /* Where only a part of the events is written: the lists of calls that were noted,
+     * by row, with the device of each. */
+    nt_sort_item *noted;
+    size_t noted_count, next_noted;
+} writer_tree;
+
+static nt_status
+writer_find_noted(const nt_writer *w, writer_tree *tree)
 {
-    uint32_t *slot = w->words[word];
-    if (!nt_writer_fetch(&w->out, *slot)) {
-        nt_writer_text(&w->out, nt_reader_words[word], strlen(nt_reader_words[word]));
-        nt_writer_memoize(&w->out, slot);
+    const size_t devices = nt_snapshot_trace_count(w->snapshot);
+    const nt_setting *rows;
+    size_t count;
+    tree->noted = nt_allocate(&w->alloc, devices * sizeof *tree->noted);
+    if (tree->noted == NULL && devices != 0) {
+        return nt_fail_nomem(w->out.err);
     }
+    for (size_t device = 0; device < devices; device++) {
+        if (nt_snapshot_noted_calls(w->snapshot, device, &rows, &count)) {
+            const size_t list = (size_t)(rows - tree->rows) - 1;
+            tree->noted[tree->noted_count++] = (nt_sort_item){list, (uint32_t)device};
+        }
+    }
+    nt_sort(tree->noted, tree->noted_count);
+    return NT_OK;
 }
 
-void
-nt_writer_string(nt_writer *w, uint32_t id)
+/* Whether row `list` has calls of which only a part is written: then first .. end - 1
+ * are the events that are. */
+static bool
+writer_cuts_calls(writer_tree *tree, uint32_t list, nt_writer_part *events)
+{
+    if (tree->next_noted == tree->noted_count ||
+        tree->noted[tree->next_noted].key != list) {
+        return false;
+    }
+    const size_t device = tree->noted[tree->next_noted++].value;
+    *events = (nt_writer_part){.first = 0};
+    for (size_t i = 0; i < tree->parts.count; i++) {
+        if (tree->parts.items[i].device == device) {
+            *events = tree->parts.items[i];
+        }
+    }
+    return true;
+}
+
+/* The calls after these events, as events of what is written. */
+static void
+writer_calls(nt_writer *w, writer_tree *tree, uint32_t list, nt_writer_part events)
+{
+    size_t done = 0;
+    for (; tree->next < tree->count && tree->rows[tree->next].parent == list;
+         tree->next++) {
+        const int64_t call = tree->rows[tree->next].integer;
+        if (call >= (int64_t)events.first && call < (int64_t)events.end) {
+            nt_writer_item(&w->out, done++);
+            nt_writer_integer(&w->out, call - (int64_t)events.first);
+        }
+    }
+    nt_writer_items_end(&w->out, done);
+}
+
+static void
+writer_children(nt_writer *w, writer_tree *tree, uint32_t parent, bool is_dict);
+
+/* The string `id`; None where the file had no string. */
+static void
+writer_string(nt_writer *w, uint32_t id)
 {
     if (id == NT_NONE) {
         nt_writer_none(&w->out);
@@ -34,27 +125,108 @@ nt_writer_string(nt_writer *w, uint32_t id)
     }
 }
 
+/* One row's value with all that is in it. The reader bounds the depth, so the
+ * recursion is bounded as well. */
+static void
+writer_setting(nt_writer *w, writer_tree *tree)
+{
+    const uint32_t row = (uint32_t)tree->next++;
+    const nt_setting *setting = &tree->rows[row];
+    nt_writer_part events;
+    switch (setting->kind) {
+    case NT_SETTING_BOOL: nt_writer_bool(&w->out, setting->integer != 0); break;
+    case NT_SETTING_INT: nt_writer_integer(&w->out, setting->integer); break;
+    case NT_SETTING_FLOAT: nt_writer_float(&w->out, setting->real); break;
+    case NT_SETTING_STRING: writer_string(w, setting->string); break;
+    case NT_SETTING_DICT:
+        nt_writer_dict(&w->out, NULL);
+        writer_children(w, tree, row, true);
+        break;
+    case NT_SETTING_LIST:
+        nt_writer_list(&w->out, NULL);
+        if (writer_cuts_calls(tree, row, &events)) {
+            writer_calls(w, tree, row, events);
+        } else {
+            writer_children(w, tree, row, false);
+        }
+        break;
+    default: nt_writer_none(&w->out); break;
+    }
+}
+
+/* The rows of one parent, of which the first is tree->next. */
+static void
+writer_children(nt_writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
+{
+    size_t done = 0;
+    while (tree->next < tree->count && tree->rows[tree->next].parent == parent) {
+        if (is_dict) {
+            nt_writer_key(&w->out, done++);
+            writer_string(w, tree->rows[tree->next].key);
+        } else {
+            nt_writer_item(&w->out, done++);
+        }
+        writer_setting(w, tree);
+    }
+    if (is_dict) {
+        nt_writer_keys_end(&w->out, done);
+    } else {
+        nt_writer_items_end(&w->out, done);
+    }
+}
+
+/* One of nt_reader_words. */
+static void
+writer_word(nt_writer *w, uint32_t word)
+{
+    uint32_t *slot = w->words[word];
+    if (!nt_writer_fetch(&w->out, *slot)) {
+        nt_writer_text(&w->out, nt_reader_words[word], strlen(nt_reader_words[word]));
+        nt_writer_memoize(&w->out, slot);
+    }
+}
+
+/* allocator_settings; the calls that were noted are of the parts' events. */
+static void
+writer_settings(nt_writer *w, nt_writer_parts parts)
+{
+    const size_t devices = nt_snapshot_trace_count(w->snapshot);
+    const bool is_whole = parts.count != 0 && parts.items[0].is_whole;
+    writer_tree tree = {.parts = parts};
+    tree.rows = nt_snapshot_setting_rows(w->snapshot, &tree.count);
+    if (!is_whole && w->out.status == NT_OK) {
+        w->out.status = writer_find_noted(w, &tree);
+    }
+    writer_word(w, KEY_ALLOCATOR_SETTINGS);
+    nt_writer_dict(&w->out, NULL);
+    writer_children(w, &tree, NT_NONE, true);
+    nt_release(&w->alloc, tree.noted, devices * sizeof *tree.noted);
+}
+
+/* Events between two calls of the progress function. */
+#define WRITER_TICK ((size_t)1 << 16)
+
 /* A number of 64 bits; from 2^63 on as the negative one with the same bits, because
  * PyTorch's viewer takes no integer of nine bytes. */
 static void
 writer_unsigned(nt_writer *w, uint32_t key, uint64_t number)
 {
-    nt_writer_word(w, key);
+    writer_word(w, key);
     nt_writer_integer(&w->out, (int64_t)number);
 }
 
 static void
 writer_signed(nt_writer *w, uint32_t key, int64_t number)
 {
-    nt_writer_word(w, key);
+    writer_word(w, key);
     nt_writer_integer(&w->out, number);
 }
 
 static void
 writer_text(nt_writer *w, uint32_t key, uint32_t id)
 {
-    nt_writer_word(w, key);
-    nt_writer_string(w, id);
+    writer_word(w, key);
+    writer_string(w, id);
 }
 
 /* A dict of fewer keys than a batch, from here to writer_end_dict. */
@@ -118,7 +290,7 @@ writer_stack(nt_writer *w, uint32_t stack)
     if (stack == NT_NO_STACK) {
         return;
     }
-    nt_writer_word(w, KEY_FRAMES);
+    writer_word(w, KEY_FRAMES);
     if (nt_writer_fetch(&w->out, w->stacks[stack])) {
         return;
     }
@@ -148,8 +320,8 @@ writer_block(nt_writer *w, const nt_block_columns *b, size_t row)
     if ((w->keys & NT_HAS_BLOCK_REQUESTED) != 0) {
         writer_unsigned(w, KEY_REQUESTED_SIZE, b->requested_size[row]);
     }
-    nt_writer_word(w, KEY_STATE);
-    nt_writer_word(w, states[b->state[row]]);
+    writer_word(w, KEY_STATE);
+    writer_word(w, states[b->state[row]]);
     writer_stack(w, b->stack[row]);
     writer_end_dict(w);
 }
@@ -157,7 +329,7 @@ writer_block(nt_writer *w, const nt_block_columns *b, size_t row)
 static void
 writer_blocks(nt_writer *w, const nt_block_columns *b, size_t first, size_t count)
 {
-    nt_writer_word(w, KEY_BLOCKS);
+    writer_word(w, KEY_BLOCKS);
     nt_writer_list(&w->out, NULL);
     for (size_t i = 0; i < count && w->out.status == NT_OK; i++) {
         nt_writer_item(&w->out, i);
@@ -180,13 +352,13 @@ writer_segment(nt_writer *w, const nt_layout *layout, size_t row)
         writer_unsigned(w, KEY_REQUESTED_SIZE, s->requested_size[row]);
     }
     writer_unsigned(w, KEY_STREAM, s->stream[row]);
-    nt_writer_word(w, KEY_SEGMENT_TYPE);
-    nt_writer_word(w, s->kind[row] == NT_POOL_SMALL ? WORD_SMALL : WORD_LARGE);
+    writer_word(w, KEY_SEGMENT_TYPE);
+    writer_word(w, s->kind[row] == NT_POOL_SMALL ? WORD_SMALL : WORD_LARGE);
     if ((w->keys & NT_HAS_SEGMENT_POOL) != 0) {
         writer_pool(w, KEY_SEGMENT_POOL_ID, s->pool_first[row], s->pool_second[row]);
     }
     if ((w->keys & NT_HAS_SEGMENT_EXPANDABLE) != 0) {
-        nt_writer_word(w, KEY_IS_EXPANDABLE);
+        writer_word(w, KEY_IS_EXPANDABLE);
         nt_writer_bool(&w->out, s->is_expandable[row] != 0);
     }
     writer_stack(w, s->stack[row]);
@@ -208,7 +380,7 @@ writer_segments(nt_writer *w, const nt_layout *layout, size_t *count)
 static void
 writer_action(nt_writer *w, uint8_t action)
 {
-    nt_writer_word(w, KEY_ACTION);
+    writer_word(w, KEY_ACTION);
     uint32_t *slot = w->actions[action];
     if (!nt_writer_fetch(&w->out, *slot)) {
         size_t length;
@@ -239,12 +411,12 @@ writer_forward(nt_writer *w, uint32_t stack)
 {
     const nt_stacks *stacks = nt_snapshot_stacks(w->snapshot);
     size_t count = 0;
-    nt_writer_word(w, KEY_FORWARD_FRAMES);
+    writer_word(w, KEY_FORWARD_FRAMES);
     nt_writer_list(&w->out, NULL);
     for (uint32_t s = stack; s != NT_EMPTY_STACK; s = nt_stacks_parent(stacks)[s]) {
         const uint32_t frame = nt_stacks_innermost(stacks)[s];
         nt_writer_item(&w->out, count++);
-        nt_writer_string(w, nt_stacks_frames(stacks)[frame].name);
+        writer_string(w, nt_stacks_frames(stacks)[frame].name);
     }
     nt_writer_items_end(&w->out, count);
 }
@@ -308,13 +480,13 @@ static void
 writer_annotations(nt_writer *w)
 {
     const nt_annotation_columns *a = nt_snapshot_annotations(w->snapshot);
-    nt_writer_word(w, KEY_EXTERNAL_ANNOTATIONS);
+    writer_word(w, KEY_EXTERNAL_ANNOTATIONS);
     nt_writer_list(&w->out, NULL);
     for (size_t row = 0; row < a->count && w->out.status == NT_OK; row++) {
         nt_writer_item(&w->out, row);
         writer_begin_dict(w, NULL);
-        nt_writer_word(w, KEY_STAGE);
-        nt_writer_word(w, a->stage[row] == NT_STAGE_START ? WORD_START : WORD_END);
+        writer_word(w, KEY_STAGE);
+        writer_word(w, a->stage[row] == NT_STAGE_START ? WORD_START : WORD_END);
         writer_text(w, KEY_NAME, a->name[row]);
         writer_signed(w, KEY_DEVICE, a->device[row]);
         writer_signed(w, KEY_TIME_US, a->time_us[row]);
@@ -327,7 +499,7 @@ static void
 writer_traces(nt_writer *w, nt_writer_parts parts)
 {
     const size_t count = nt_snapshot_trace_count(w->snapshot);
-    nt_writer_word(w, KEY_DEVICE_TRACES);
+    writer_word(w, KEY_DEVICE_TRACES);
     nt_writer_list(&w->out, NULL);
     for (size_t device = 0; device < count; device++) {
         size_t first, events;
@@ -374,11 +546,11 @@ writer_host(nt_writer *w, const nt_snapshot *host)
     w->is_host = true;
     w->keys = nt_snapshot_keys(host);
     size_t count = 0;
-    nt_writer_word(w, KEY_HOST_SEGMENTS);
+    writer_word(w, KEY_HOST_SEGMENTS);
     nt_writer_list(&w->out, NULL);
     writer_segments(w, nt_snapshot_layout(host), &count);
     nt_writer_items_end(&w->out, count);
-    nt_writer_word(w, KEY_HOST_TRACES);
+    writer_word(w, KEY_HOST_TRACES);
     writer_trace(w, 0, nt_snapshot_events(host)->count);
     w->snapshot = device;
     w->is_host = false;
@@ -395,13 +567,13 @@ writer_run(nt_writer *w, nt_writer_parts parts)
         return;
     }
     writer_begin_dict(w, NULL);
-    nt_writer_word(w, KEY_SEGMENTS);
+    writer_word(w, KEY_SEGMENTS);
     writer_layouts(w, parts, false);
     if ((w->keys & NT_HAS_TRACES) != 0) {
         writer_traces(w, parts);
     }
     if ((w->keys & NT_HAS_SETTINGS) != 0) {
-        nt_writer_settings(w, parts);
+        writer_settings(w, parts);
     }
     if ((w->keys & NT_HAS_ANNOTATIONS) != 0) {
         writer_annotations(w);
@@ -411,7 +583,7 @@ writer_run(nt_writer *w, nt_writer_parts parts)
         writer_host(w, host);
     }
     if ((w->keys & NT_HAS_BEFORE) != 0) {
-        nt_writer_word(w, KEY_SEGMENTS_BEFORE);
+        writer_word(w, KEY_SEGMENTS_BEFORE);
         writer_layouts(w, parts, true);
     }
     writer_end_dict(w);
@@ -483,10 +655,11 @@ writer_save(nt_writer *w, nt_writer_parts parts)
     return status;
 }
 
-nt_status
-nt_writer_save_parts(const nt_alloc *alloc, const nt_snapshot *snapshot, uint32_t keys,
-                     nt_writer_parts parts, const nt_sink *sink,
-                     const nt_progress *progress, nt_error *err)
+/* Writes parts of the snapshot with the keys (NT_HAS_...) that are named. */
+static nt_status
+writer_save_parts(const nt_alloc *alloc, const nt_snapshot *snapshot, uint32_t keys,
+                  nt_writer_parts parts, const nt_sink *sink,
+                  const nt_progress *progress, nt_error *err)
 {
     nt_writer w = {
         .out = {.sink = sink, .err = err},
@@ -507,6 +680,72 @@ nt_writer_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink
         .before = nt_snapshot_before(snapshot),
         .is_whole = true,
     };
-    return nt_writer_save_parts(alloc, snapshot, nt_snapshot_keys(snapshot),
-                                (nt_writer_parts){&whole, 1}, sink, progress, err);
+    return writer_save_parts(alloc, snapshot, nt_snapshot_keys(snapshot),
+                             (nt_writer_parts){&whole, 1}, sink, progress, err);
+}
+
+/* The layouts are worked out here, so they have all of their keys. */
+#define RANGES_KEYS                                                                    \
+    (NT_HAS_BLOCK_ADDRESS | NT_HAS_BLOCK_REQUESTED | NT_HAS_SEGMENT_REQUESTED |        \
+     NT_HAS_SEGMENT_POOL | NT_HAS_SEGMENT_EXPANDABLE | NT_HAS_BEFORE)
+
+/* One range while it is written: the layouts in `part`, to be freed here. */
+typedef struct range_layouts {
+    nt_layout *layout, *before; /* or NULL */
+} range_layouts;
+
+static nt_status
+ranges_make(const nt_writer_range *range, range_layouts *made, nt_writer_part *part,
+            nt_error *err)
+{
+    const nt_timeline *t = range->timeline;
+    const size_t count = nt_timeline_event_count(t);
+    if (range->first > range->end || range->end > count || nt_timeline_device(t) < 0) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "events %zu to %zu are not a range of the %zu events there are",
+                       range->first, range->end, count);
+    }
+    NT_TRY(nt_timeline_layout(t, (int32_t)range->end - 1, &made->layout, err));
+    NT_TRY(nt_timeline_layout(t, (int32_t)range->first - 1, &made->before, err));
+    *part = (nt_writer_part){
+        .layout = made->layout,
+        .before = made->before,
+        .device = (size_t)nt_timeline_device(t),
+        .first = range->first,
+        .end = range->end,
+    };
+    return NT_OK;
+}
+
+nt_status
+nt_writer_save_ranges(const nt_alloc *alloc, const nt_writer_range *ranges,
+                      size_t count, const nt_sink *sink, const nt_progress *progress,
+                      nt_error *err)
+{
+    const nt_snapshot *snapshot = nt_timeline_snapshot(ranges[0].timeline);
+    nt_writer_part *parts = nt_allocate(alloc, count * sizeof *parts);
+    range_layouts *made = nt_allocate(alloc, count * sizeof *made);
+    nt_status status = NT_OK;
+    size_t begun = 0;
+    if (parts == NULL || made == NULL) {
+        status = nt_fail_nomem(err);
+        goto done;
+    }
+    memset(made, 0, count * sizeof *made);
+    for (; begun < count && status == NT_OK; begun++) {
+        status = ranges_make(&ranges[begun], &made[begun], &parts[begun], err);
+    }
+    if (status == NT_OK) {
+        status =
+            writer_save_parts(alloc, snapshot, nt_snapshot_keys(snapshot) | RANGES_KEYS,
+                              (nt_writer_parts){parts, count}, sink, progress, err);
+    }
+done:
+    for (size_t i = 0; i < begun; i++) {
+        nt_timeline_layout_free(ranges[i].timeline, made[i].layout);
+        nt_timeline_layout_free(ranges[i].timeline, made[i].before);
+    }
+    nt_release(alloc, made, count * sizeof *made);
+    nt_release(alloc, parts, count * sizeof *parts);
+    return status;
 }

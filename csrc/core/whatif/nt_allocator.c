@@ -3,11 +3,1548 @@
 
 #include <string.h>
 
-#include "whatif/nt_allocator_state.h"
+#include "base/nt_ordered.h"
+#include "base/nt_sort.h"
+#include "trace/nt_rounding.h"
+
+typedef enum allocator_state {
+    ALLOCATOR_UNUSED, /* a row without a block */
+    ALLOCATOR_FREE,
+    ALLOCATOR_ALLOCATED,
+    ALLOCATOR_PENDING,
+    ALLOCATOR_UNMAPPED,
+} allocator_state;
+
+/* A block, or what is not mapped of a reservation. One cache line. */
+typedef struct allocator_block {
+    uint64_t address, size;
+    union {
+        uint64_t requested; /* in use */
+        uint64_t born;      /* free: calls of its pool when it became so */
+    } u;
+    uint32_t lane;
+    uint32_t before, after; /* its neighbours in the segment, or NT_NONE */
+    uint32_t area;          /* its reservation; NT_NONE in an ordinary segment */
+    uint32_t tag;
+    uint32_t earlier, later; /* pending: the queue; unused: `later` is the next */
+    uint8_t state;           /* allocator_state */
+    uint8_t kind;            /* nt_pool_kind */
+} allocator_block;
+
+/* The free blocks of one stream in one pool, small and large. */
+typedef struct allocator_lane {
+    uint32_t pool;
+    uint64_t stream;
+    nt_ordered idle[NT_POOL_KIND_COUNT];     /* (size, address): free and mapped */
+    nt_ordered unmapped[NT_POOL_KIND_COUNT]; /* (0, address) */
+    nt_ordered loose[NT_POOL_KIND_COUNT]; /* those of `idle` of which something could be
+                                           * given back */
+    bool is_listed[NT_POOL_KIND_COUNT];   /* among the loose lanes of its pool */
+    bool has_places;                      /* somebody asked for them by address: */
+    nt_ordered places;                    /* (address, 0): those of `idle` */
+    bool has_plain; /* segments don't expand any more, and some did: */
+    nt_ordered plain[NT_POOL_KIND_COUNT]; /* those of `idle` in ordinary segments */
+} allocator_lane;
+
+typedef struct allocator_pool {
+    unsigned flags;
+    uint64_t released;      /* the number of its last release; 0: it is in use */
+    uint32_t before, after; /* loose and released: its neighbours among those */
+    uint64_t calls[NT_POOL_KIND_COUNT]; /* of find, while garbage is collected */
+    size_t loose;                       /* of all its lanes */
+    size_t pending;                     /* blocks in the queue */
+    nt_ordered loose_lanes[NT_POOL_KIND_COUNT]; /* (stream, lane): all that have loose
+                                                 * blocks, and some that had */
+    uint32_t *lanes;
+    size_t lane_count, lane_capacity;
+} allocator_pool;
+
+/* The address range of an expandable segment; in a row without one, which has size 0,
+ * `address` is the next such row, or NT_NONE. */
+typedef struct allocator_area {
+    uint64_t address, size;
+} allocator_area;
+
+struct nt_allocator {
+    nt_alloc alloc;
+    nt_allocator_options options;
+    uint64_t limit;       /* bytes; NT_UNLIMITED when no fraction is set */
+    uint64_t gc_limit;    /* bytes from which garbage is collected, or NT_UNLIMITED */
+    uint64_t device_room; /* bytes that this process can have at most */
+    uint64_t next_place;  /* where the built-in policy goes on */
+    bool is_capturing;
+    bool has_lenders; /* some pool is a last resort for others */
+    allocator_block *blocks;
+    size_t block_count, block_capacity;
+    uint32_t unused; /* the first row without a block, or NT_NONE */
+    allocator_lane *lanes;
+    size_t lane_count, lane_capacity;
+    allocator_pool *pools;
+    size_t pool_count, pool_capacity;
+    allocator_area *areas;
+    size_t area_count, area_capacity;
+    uint32_t unused_area;                 /* the first row without one, or NT_NONE */
+    uint32_t first_pending, last_pending; /* in the order of their frees */
+    uint64_t releases;                    /* of pools, so far */
+    uint32_t first_loose; /* pools that are released and have loose blocks */
+    size_t loose_pools;   /* how many those are */
+    uint32_t *found;      /* blocks that a release found; between calls empty */
+    size_t found_capacity;
+    nt_allocator_stats stats;
+};
+
+/* A request under way. */
+typedef struct allocator_request {
+    uint32_t lane;
+    uint32_t pool;
+    uint8_t kind;
+    bool expands;     /* new memory for it comes from an expandable segment */
+    uint64_t rounded; /* bytes of the block that it needs */
+    uint64_t segment; /* bytes of the segment that it would open */
+} allocator_request;
+
+static inline allocator_block *
+nt_allocator_block(const nt_allocator *model, uint32_t block)
+{
+    return &model->blocks[block];
+}
+
+/* Whether it has a neighbour in its segment. */
+static inline bool
+nt_allocator_is_split(const allocator_block *block)
+{
+    return block->before != NT_NONE || block->after != NT_NONE;
+}
+
+static inline void
+nt_allocator_tell(const nt_allocator *model, nt_action action, uint32_t lane,
+                  uint64_t address, uint64_t size, uint32_t tag)
+{
+    if (model->options.observer.tell != NULL) {
+        model->options.observer.tell(model->options.observer.ctx, action, lane, address,
+                                     size, tag);
+    }
+}
+
+static inline void
+nt_allocator_rise(nt_allocator *model, nt_metric metric, uint64_t bytes)
+{
+    nt_allocator_stats *stats = &model->stats;
+    stats->bytes[metric] += bytes;
+    if (stats->bytes[metric] > stats->peak[metric]) {
+        stats->peak[metric] = stats->bytes[metric];
+    }
+}
+
+/* Blocks. ---------------------------------------------------------------- */
+
+/* Memory from the device. ------------------------------------------------ */
+
+/* Memory given back. ----------------------------------------------------- */
+
+/* A new row between `before` and `after`, which may be NT_NONE. */
+static nt_status
+allocator_add_block(nt_allocator *model, const allocator_block *block, uint32_t *out,
+                    nt_error *err)
+{
+    uint32_t row = model->unused;
+    if (row != NT_NONE) {
+        model->unused = model->blocks[row].later;
+    } else {
+        if (model->block_count >= NT_NONE) {
+            return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 blocks");
+        }
+        NT_TRY(nt_grow(&model->alloc, (void **)&model->blocks, &model->block_capacity,
+                       model->block_count + 1, sizeof *model->blocks, err));
+        row = (uint32_t)model->block_count++;
+    }
+    model->blocks[row] = *block;
+    if (block->before != NT_NONE) {
+        model->blocks[block->before].after = row;
+    }
+    if (block->after != NT_NONE) {
+        model->blocks[block->after].before = row;
+    }
+    *out = row;
+    return NT_OK;
+}
+
+static void
+allocator_drop_block(nt_allocator *model, uint32_t block)
+{
+    allocator_block *b = nt_allocator_block(model, block);
+    b->state = ALLOCATOR_UNUSED;
+    b->later = model->unused;
+    model->unused = block;
+}
+
+/* Whether a release would give something of a free block back: it is a whole segment,
+ * or has a whole page of an expandable one in it. */
+static bool
+allocator_is_loose(const nt_allocator *model, const allocator_block *block)
+{
+    if (block->area == NT_NONE) {
+        return !nt_allocator_is_split(block);
+    }
+    const uint64_t page =
+        nt_page_size(&model->options.settings, block->kind == NT_POOL_SMALL);
+    const uint64_t offset = block->address - model->areas[block->area].address;
+    return block->size >= page &&
+           (offset + block->size) / page > (offset + page - 1) / page;
+}
+
+/* Puts a pool among those that are released and have loose blocks, or takes it out. */
+static void
+allocator_list_pool(nt_allocator *model, uint32_t pool)
+{
+    allocator_pool *p = &model->pools[pool];
+    p->before = NT_NONE;
+    p->after = model->first_loose;
+    if (p->after != NT_NONE) {
+        model->pools[p->after].before = pool;
+    }
+    model->first_loose = pool;
+    model->loose_pools++;
+}
+
+static void
+allocator_unlist_pool(nt_allocator *model, uint32_t pool)
+{
+    const allocator_pool *p = &model->pools[pool];
+    if (p->before != NT_NONE) {
+        model->pools[p->before].after = p->after;
+    } else {
+        model->first_loose = p->after;
+    }
+    if (p->after != NT_NONE) {
+        model->pools[p->after].before = p->before;
+    }
+    model->loose_pools--;
+}
+
+/* Notes a loose block, and lists its lane and its pool. */
+static nt_status
+allocator_add_loose(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    allocator_lane *lane = &model->lanes[b->lane];
+    allocator_pool *pool = &model->pools[lane->pool];
+    NT_TRY(nt_ordered_add(&lane->loose[b->kind], &model->alloc,
+                          (nt_ordered_entry){b->size, b->address, block}, err));
+    if (pool->loose++ == 0 && pool->released != 0) {
+        allocator_list_pool(model, lane->pool);
+    }
+    if (lane->is_listed[b->kind]) {
+        return NT_OK;
+    }
+    lane->is_listed[b->kind] = true;
+    return nt_ordered_add(&pool->loose_lanes[b->kind], &model->alloc,
+                          (nt_ordered_entry){lane->stream, b->lane, b->lane}, err);
+}
+
+/* Takes out one that is loose no more. Its lane stays where it is: the next walk over
+ * the loose ones takes it out, if it has none then. */
+static void
+allocator_drop_loose(nt_allocator *model, const allocator_block *block)
+{
+    allocator_lane *lane = &model->lanes[block->lane];
+    allocator_pool *pool = &model->pools[lane->pool];
+    (void)nt_ordered_remove(&lane->loose[block->kind], &model->alloc, block->size,
+                            block->address);
+    if (--pool->loose == 0 && pool->released != 0) {
+        allocator_unlist_pool(model, lane->pool);
+    }
+}
+
+/* Puts a free block among those of its lane, or takes it out. */
+static nt_status
+allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    allocator_block *b = nt_allocator_block(model, block);
+    allocator_lane *lane = &model->lanes[b->lane];
+    b->state = ALLOCATOR_FREE;
+    b->u.born = model->pools[lane->pool].calls[b->kind];
+    if (allocator_is_loose(model, b)) {
+        NT_TRY(allocator_add_loose(model, block, err));
+    }
+    if (lane->has_places) {
+        NT_TRY(nt_ordered_add(&lane->places, &model->alloc,
+                              (nt_ordered_entry){b->address, 0, block}, err));
+    }
+    if (lane->has_plain && b->area == NT_NONE) {
+        NT_TRY(nt_ordered_add(&lane->plain[b->kind], &model->alloc,
+                              (nt_ordered_entry){b->size, b->address, block}, err));
+    }
+    return nt_ordered_add(&lane->idle[b->kind], &model->alloc,
+                          (nt_ordered_entry){b->size, b->address, block}, err);
+}
+
+static void
+allocator_unstore(nt_allocator *model, uint32_t block)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    allocator_lane *lane = &model->lanes[b->lane];
+    if (b->state == ALLOCATOR_UNMAPPED) {
+        (void)nt_ordered_remove(&lane->unmapped[b->kind], &model->alloc, 0, b->address);
+        return;
+    }
+    if (allocator_is_loose(model, b)) {
+        allocator_drop_loose(model, b);
+    }
+    if (lane->has_places) {
+        (void)nt_ordered_remove(&lane->places, &model->alloc, b->address, 0);
+    }
+    if (lane->has_plain && b->area == NT_NONE) {
+        (void)nt_ordered_remove(&lane->plain[b->kind], &model->alloc, b->size,
+                                b->address);
+    }
+    (void)nt_ordered_remove(&lane->idle[b->kind], &model->alloc, b->size, b->address);
+}
+
+/* Keeps the free blocks of the lane's ordinary segments apart from now on. */
+static nt_status
+allocator_part_plain(nt_allocator *model, uint32_t lane, nt_error *err)
+{
+    allocator_lane *l = &model->lanes[lane];
+    for (size_t kind = 0; kind < NT_POOL_KIND_COUNT && !l->has_plain; kind++) {
+        const nt_ordered *set = &l->idle[kind];
+        nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
+        while (entry.value != NT_NONE) {
+            if (model->blocks[entry.value].area == NT_NONE) {
+                NT_TRY(nt_ordered_add(&l->plain[kind], &model->alloc, entry, err));
+            }
+            entry = nt_ordered_after(set, entry.first, entry.second);
+        }
+    }
+    l->has_plain = true;
+    return NT_OK;
+}
+
+/* The free block of a lane that begins at `address`, or as the next one below; NT_NONE
+ * where there is none. */
+static nt_status
+allocator_find_below(nt_allocator *model, uint32_t lane, uint64_t address,
+                     uint32_t *block, nt_error *err)
+{
+    allocator_lane *l = &model->lanes[lane];
+    for (size_t kind = 0; kind < NT_POOL_KIND_COUNT && !l->has_places; kind++) {
+        const nt_ordered *set = &l->idle[kind];
+        nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
+        while (entry.value != NT_NONE) {
+            NT_TRY(nt_ordered_add(&l->places, &model->alloc,
+                                  (nt_ordered_entry){entry.second, 0, entry.value},
+                                  err));
+            entry = nt_ordered_after(set, entry.first, entry.second);
+        }
+    }
+    l->has_places = true;
+    *block = nt_ordered_before(&l->places, address, 1).value;
+    return NT_OK;
+}
+
+/* The same for what is unmapped. */
+static nt_status
+allocator_store_unmapped(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    allocator_block *b = nt_allocator_block(model, block);
+    b->state = ALLOCATOR_UNMAPPED;
+    return nt_ordered_add(&model->lanes[b->lane].unmapped[b->kind], &model->alloc,
+                          (nt_ordered_entry){0, b->address, block}, err);
+}
+
+/* Cuts the lowest `size` bytes off `block` as a new block of the same state, which is
+ * in no set; `block` must not be in one either. */
+static nt_status
+allocator_cut(nt_allocator *model, uint32_t block, uint64_t size, uint32_t *low,
+              nt_error *err)
+{
+    allocator_block part = *nt_allocator_block(model, block);
+    part.size = size;
+    part.after = block;
+    NT_TRY(allocator_add_block(model, &part, low, err));
+    allocator_block *rest = nt_allocator_block(model, block);
+    rest->address += size;
+    rest->size -= size;
+    return NT_OK;
+}
+
+/* Takes a free or unmapped neighbour of the same state into `block`. */
+static void
+allocator_absorb(nt_allocator *model, uint32_t block, uint32_t other)
+{
+    allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *o = nt_allocator_block(model, other);
+    allocator_unstore(model, other);
+    if (b->before == other) {
+        b->address = o->address;
+        b->before = o->before;
+        if (o->before != NT_NONE) {
+            model->blocks[o->before].after = block;
+        }
+    } else {
+        b->after = o->after;
+        if (o->after != NT_NONE) {
+            model->blocks[o->after].before = block;
+        }
+    }
+    b->size += o->size;
+    allocator_drop_block(model, other);
+}
+
+/* Joins `block`, which is in no set, with neighbours of the same state. */
+static void
+allocator_merge(nt_allocator *model, uint32_t block)
+{
+    const uint8_t state = nt_allocator_block(model, block)->state;
+    const uint32_t sides[2] = {nt_allocator_block(model, block)->before,
+                               nt_allocator_block(model, block)->after};
+    for (size_t i = 0; i < 2; i++) {
+        if (sides[i] != NT_NONE && model->blocks[sides[i]].state == state) {
+            allocator_absorb(model, block, sides[i]);
+        }
+    }
+}
+
+/* A block in use becomes free; `block` is no name of it any more. */
+static nt_status
+allocator_settle(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    allocator_block *b = nt_allocator_block(model, block);
+    model->stats.bytes[NT_METRIC_ACTIVE] -= b->size;
+    model->stats.bytes[NT_METRIC_REQUESTED] -= b->u.requested;
+    model->stats.active--;
+    b->state = ALLOCATOR_FREE;
+    allocator_merge(model, block);
+    return allocator_store(model, block, err);
+}
+
+/* Takes a block out of the queue of pending ones, or puts it at the end. */
+static void
+allocator_enqueue(nt_allocator *model, uint32_t block)
+{
+    allocator_block *b = nt_allocator_block(model, block);
+    b->earlier = model->last_pending;
+    b->later = NT_NONE;
+    if (b->earlier != NT_NONE) {
+        model->blocks[b->earlier].later = block;
+    } else {
+        model->first_pending = block;
+    }
+    model->last_pending = block;
+    model->pools[model->lanes[b->lane].pool].pending++;
+}
+
+static void
+allocator_dequeue(nt_allocator *model, uint32_t block)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    if (b->earlier != NT_NONE) {
+        model->blocks[b->earlier].later = b->later;
+    } else {
+        model->first_pending = b->later;
+    }
+    if (b->later != NT_NONE) {
+        model->blocks[b->later].earlier = b->earlier;
+    } else {
+        model->last_pending = b->earlier;
+    }
+    model->pools[model->lanes[b->lane].pool].pending--;
+}
+
+/* Whether the device has `bytes` more for this process. */
+static bool
+allocator_has_room(const nt_allocator *model, uint64_t bytes)
+{
+    const uint64_t reserved = model->stats.bytes[NT_METRIC_RESERVED];
+    return reserved <= model->device_room && bytes <= model->device_room - reserved;
+}
+
+static nt_status
+allocator_take_place(nt_allocator *model, const nt_allocator_need *need,
+                     uint64_t *address, nt_error *err)
+{
+    const nt_allocator_places *places = &model->options.places;
+    if (places->take != NULL) {
+        return places->take(places->ctx, need, address, err);
+    }
+    if (need->size > (UINT64_C(1) << 63) - model->next_place) {
+        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "out of addresses");
+    }
+    *address = model->next_place;
+    model->next_place += need->size;
+    return NT_OK;
+}
+
+static void
+allocator_give_place(nt_allocator *model, uint64_t address, uint64_t size)
+{
+    const nt_allocator_places *places = &model->options.places;
+    if (places->give != NULL) {
+        places->give(places->ctx, address, size);
+    }
+}
+
+/* Gives the segment of a free, unsplit block back; the block is gone. */
+static void
+allocator_release_segment(nt_allocator *model, uint32_t block)
+{
+    const allocator_block b = *nt_allocator_block(model, block);
+    NT_ASSERT(b.state == ALLOCATOR_FREE && !nt_allocator_is_split(&b));
+    allocator_unstore(model, block);
+    allocator_drop_block(model, block);
+    model->stats.bytes[NT_METRIC_RESERVED] -= b.size;
+    model->stats.segments--;
+    model->stats.device_frees++;
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_FREE, b.lane, b.address, b.size,
+                      NT_NONE);
+    allocator_give_place(model, b.address, b.size);
+}
+
+/* A cudaMalloc. */
+static nt_status
+allocator_open_segment(nt_allocator *model, const allocator_request *request,
+                       uint32_t *block, nt_error *err)
+{
+    const nt_allocator_need need = {
+        .size = request->segment,
+        .lane = request->lane,
+        .small = request->kind == NT_POOL_SMALL,
+    };
+    allocator_block fresh = {
+        .size = request->segment,
+        .lane = request->lane,
+        .before = NT_NONE,
+        .after = NT_NONE,
+        .area = NT_NONE,
+        .state = ALLOCATOR_FREE,
+        .kind = request->kind,
+    };
+    NT_TRY(allocator_take_place(model, &need, &fresh.address, err));
+    NT_TRY(allocator_add_block(model, &fresh, block, err));
+    nt_allocator_rise(model, NT_METRIC_RESERVED, fresh.size);
+    model->stats.segments++;
+    model->stats.device_allocs++;
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_ALLOC, fresh.lane, fresh.address,
+                      fresh.size, NT_NONE);
+    return NT_OK;
+}
+
+/* Whether the blocks from here on that nobody uses have `size` bytes together; *end is
+ * where those end that were looked at. */
+static bool
+allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size,
+                    uint64_t *end)
+{
+    uint64_t bytes = 0;
+    while (bytes < size && block != NT_NONE) {
+        const allocator_block *b = nt_allocator_block(model, block);
+        if (b->state != ALLOCATOR_FREE && b->state != ALLOCATOR_UNMAPPED) {
+            return false;
+        }
+        bytes += b->size;
+        *end = b->address + b->size;
+        block = b->after;
+    }
+    return bytes >= size;
+}
+
+static uint32_t
+allocator_find_space(const nt_allocator *model, const allocator_request *request)
+{
+    const nt_ordered *set = &model->lanes[request->lane].unmapped[request->kind];
+    nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
+    while (entry.value != NT_NONE) {
+        uint64_t end = 0;
+        uint32_t block = entry.value;
+        const uint32_t before = nt_allocator_block(model, block)->before;
+        if (before != NT_NONE && model->blocks[before].state == ALLOCATOR_FREE) {
+            block = before;
+        }
+        if (allocator_has_space(model, block, request->rounded, &end)) {
+            return block;
+        }
+        /* What begins within these blocks has less space than they. */
+        entry = nt_ordered_from(set, 0, end);
+    }
+    return NT_NONE;
+}
+
+/* What counts as the bytes of an endless device here: addresses are not endless. */
+#define ALLOCATOR_ENDLESS (UINT64_C(1) << 44)
+
+static uint64_t
+allocator_page(const nt_allocator *model, uint8_t kind)
+{
+    return nt_page_size(&model->options.settings, kind == NT_POOL_SMALL);
+}
+
+uint64_t
+nt_allocator_reservation_size(const nt_allocator *model, bool small)
+{
+    /* An eighth more than the device, so that pages that had to be unmapped in the
+     * middle can be mapped at the end. */
+    const uint64_t total = model->options.device_total != 0
+                               ? model->options.device_total
+                               : ALLOCATOR_ENDLESS;
+    const uint64_t page = allocator_page(model, small ? NT_POOL_SMALL : NT_POOL_LARGE);
+    return (total + total / 8 + page - 1) / page * page;
+}
+
+/* A row of its own for an address range. */
+static nt_status
+allocator_add_area(nt_allocator *model, const allocator_area *area, uint32_t *out,
+                   nt_error *err)
+{
+    if (model->unused_area != NT_NONE) {
+        *out = model->unused_area;
+        model->unused_area = (uint32_t)model->areas[*out].address;
+        model->areas[*out] = *area;
+        return NT_OK;
+    }
+    NT_TRY(nt_grow(&model->alloc, (void **)&model->areas, &model->area_capacity,
+                   model->area_count + 1, sizeof *model->areas, err));
+    *out = (uint32_t)model->area_count;
+    model->areas[model->area_count++] = *area;
+    return NT_OK;
+}
+
+static nt_status
+allocator_reserve(nt_allocator *model, const allocator_request *request,
+                  uint32_t *block, nt_error *err)
+{
+    const bool small = request->kind == NT_POOL_SMALL;
+    allocator_area area = {.size = nt_allocator_reservation_size(model, small)};
+    const nt_allocator_need need = {
+        .size = area.size,
+        .lane = request->lane,
+        .small = small,
+        .is_reservation = true,
+    };
+    *block = NT_NONE;
+    if (area.size < request->rounded) {
+        return NT_OK;
+    }
+    allocator_block fresh = {
+        .size = area.size,
+        .lane = request->lane,
+        .before = NT_NONE,
+        .after = NT_NONE,
+        .state = ALLOCATOR_UNMAPPED,
+        .kind = request->kind,
+    };
+    NT_TRY(allocator_take_place(model, &need, &area.address, err));
+    fresh.address = area.address;
+    NT_TRY(allocator_add_area(model, &area, &fresh.area, err));
+    NT_TRY(allocator_add_block(model, &fresh, block, err));
+    return allocator_store_unmapped(model, *block, err);
+}
+
+/* Maps the first `size` bytes of an unmapped block, in whole pages, and joins them with
+ * free neighbours. `block` stands for the result; *mapped is false if the device has
+ * no room. */
+static nt_status
+allocator_map(nt_allocator *model, uint32_t block, uint64_t size, bool *mapped,
+              nt_error *err)
+{
+    const uint64_t page = allocator_page(model, nt_allocator_block(model, block)->kind);
+    const uint64_t bytes = (size + page - 1) / page * page;
+    *mapped = allocator_has_room(model, bytes);
+    if (!*mapped) {
+        return NT_OK;
+    }
+    allocator_unstore(model, block);
+    const uint64_t address = nt_allocator_block(model, block)->address;
+    if (bytes < nt_allocator_block(model, block)->size) {
+        /* The block's name goes to what is mapped, at the low end. */
+        allocator_block rest = *nt_allocator_block(model, block);
+        uint32_t row;
+        rest.address += bytes;
+        rest.size -= bytes;
+        rest.before = block;
+        NT_TRY(allocator_add_block(model, &rest, &row, err));
+        NT_TRY(allocator_store_unmapped(model, row, err));
+        nt_allocator_block(model, block)->size = bytes;
+    }
+    nt_allocator_block(model, block)->state = ALLOCATOR_FREE;
+    allocator_merge(model, block);
+    NT_TRY(allocator_store(model, block, err));
+    nt_allocator_rise(model, NT_METRIC_RESERVED, bytes);
+    model->stats.device_allocs++;
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_MAP,
+                      nt_allocator_block(model, block)->lane, address, bytes, NT_NONE);
+    return NT_OK;
+}
+
+static uint64_t
+allocator_least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The same in an expandable segment. */
+static nt_status
+allocator_expand(nt_allocator *model, const allocator_request *request, uint32_t *block,
+                 nt_error *err)
+{
+    uint32_t found = allocator_find_space(model, request);
+    bool mapped = true;
+    *block = NT_NONE;
+    if (found == NT_NONE) {
+        NT_TRY(allocator_reserve(model, request, &found, err));
+        if (found == NT_NONE) {
+            return NT_OK;
+        }
+    }
+    const allocator_block *b = nt_allocator_block(model, found);
+    if (b->state == ALLOCATOR_UNMAPPED) {
+        NT_TRY(allocator_map(model, found, allocator_least(b->size, request->rounded),
+                             &mapped, err));
+    }
+    while (mapped && nt_allocator_block(model, found)->size < request->rounded) {
+        const uint64_t missing =
+            request->rounded - nt_allocator_block(model, found)->size;
+        found = nt_allocator_block(model, found)->after;
+        const uint64_t size = nt_allocator_block(model, found)->size;
+        NT_TRY(
+            allocator_map(model, found, allocator_least(missing, size), &mapped, err));
+    }
+    if (mapped) {
+        allocator_unstore(model, found);
+        *block = found;
+    }
+    return NT_OK;
+}
+
+/* New memory for a request; *block is free, in no set, and may be larger than the
+ * request; NT_NONE if there is none. */
+static nt_status
+allocator_open(nt_allocator *model, const allocator_request *request, uint32_t *block,
+               nt_error *err)
+{
+    const uint64_t reserved = model->stats.bytes[NT_METRIC_RESERVED];
+    *block = NT_NONE;
+    if (reserved > model->limit || request->segment > model->limit - reserved) {
+        return NT_OK;
+    }
+    if (request->expands) {
+        return allocator_expand(model, request, block, err);
+    }
+    if (!allocator_has_room(model, request->segment)) {
+        return NT_OK;
+    }
+    return allocator_open_segment(model, request, block, err);
+}
+
+/*
+ * Expandable segments: an address range is reserved once for each stream and pool, and
+ * memory is mapped into it, and unmapped, in whole pages.
+ */
+
+/* Puts what is left of a free block beside its unmapped pages among the free ones. */
+static nt_status
+allocator_keep_ends(nt_allocator *model, uint32_t block, uint64_t begin, uint64_t end,
+                    nt_error *err)
+{
+    uint32_t row;
+    const uint64_t address = nt_allocator_block(model, block)->address;
+    if (begin > address) {
+        NT_TRY(allocator_cut(model, block, begin - address, &row, err));
+        NT_TRY(allocator_store(model, row, err));
+    }
+    allocator_block high = *nt_allocator_block(model, block);
+    if (end < high.address + high.size) {
+        high.size -= end - high.address;
+        high.address = end;
+        high.before = block;
+        NT_TRY(allocator_add_block(model, &high, &row, err));
+        NT_TRY(allocator_store(model, row, err));
+        nt_allocator_block(model, block)->size = end - begin;
+    }
+    return NT_OK;
+}
+
+/* Ends a reservation of which nothing is mapped. */
+static void
+allocator_end_area(nt_allocator *model, uint32_t block)
+{
+    const allocator_block b = *nt_allocator_block(model, block);
+    allocator_unstore(model, block);
+    allocator_drop_block(model, block);
+    model->areas[b.area] = (allocator_area){.address = model->unused_area};
+    model->unused_area = b.area;
+    allocator_give_place(model, b.address, b.size);
+}
+
+/* Unmaps the whole pages of a free block; a reservation of which nothing is mapped
+ * then goes. */
+static nt_status
+allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    const allocator_block b = *nt_allocator_block(model, block);
+    const uint64_t page = allocator_page(model, b.kind);
+    const uint64_t base = model->areas[b.area].address;
+    const uint64_t begin = base + (b.address - base + page - 1) / page * page;
+    const uint64_t end = base + (b.address + b.size - base) / page * page;
+    if (begin >= end) {
+        return NT_OK;
+    }
+    allocator_unstore(model, block);
+    NT_TRY(allocator_keep_ends(model, block, begin, end, err));
+    nt_allocator_block(model, block)->state = ALLOCATOR_UNMAPPED;
+    allocator_merge(model, block);
+    NT_TRY(allocator_store_unmapped(model, block, err));
+    model->stats.bytes[NT_METRIC_RESERVED] -= end - begin;
+    model->stats.device_frees++;
+    nt_allocator_tell(model, NT_ACTION_SEGMENT_UNMAP, b.lane, begin, end - begin,
+                      NT_NONE);
+    if (!nt_allocator_is_split(nt_allocator_block(model, block))) {
+        allocator_end_area(model, block);
+    }
+    return NT_OK;
+}
+
+/* What the allocator gives back to the device, when memory is short or on request. */
+
+/* Whether a garbage collection may free it, or would if it were not expandable. */
+static bool
+allocator_is_whole(const nt_allocator *model, uint32_t block)
+{
+    return !nt_allocator_is_split(nt_allocator_block(model, block));
+}
+
+static uint64_t
+allocator_age(const nt_allocator *model, uint32_t block)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_pool *pool = &model->pools[model->lanes[b->lane].pool];
+    return pool->calls[b->kind] - b->u.born;
+}
+
+/* Notes the blocks of a set behind `count` others, in their order. */
+static nt_status
+allocator_find_set(nt_allocator *model, const nt_ordered *set, size_t *count,
+                   nt_error *err)
+{
+    NT_TRY(nt_grow(&model->alloc, (void **)&model->found, &model->found_capacity,
+                   *count + set->count, sizeof *model->found, err));
+    nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
+    while (entry.value != NT_NONE) {
+        model->found[(*count)++] = entry.value;
+        entry = nt_ordered_after(set, entry.first, entry.second);
+    }
+    return NT_OK;
+}
+
+/* The loose blocks of a pool in the order in which PyTorch walks it: by stream, size
+ * and address. Whole ones are all among them. */
+static nt_status
+allocator_find_pool(nt_allocator *model, uint32_t pool, nt_pool_kind kind,
+                    size_t *count, nt_error *err)
+{
+    nt_ordered *lanes = &model->pools[pool].loose_lanes[kind];
+    nt_ordered_entry entry = nt_ordered_from(lanes, 0, 0);
+    *count = 0;
+    while (entry.value != NT_NONE) {
+        allocator_lane *lane = &model->lanes[entry.value];
+        const nt_ordered_entry next =
+            nt_ordered_after(lanes, entry.first, entry.second);
+        if (lane->loose[kind].count != 0) {
+            NT_TRY(allocator_find_set(model, &lane->loose[kind], count, err));
+        } else {
+            lane->is_listed[kind] = false;
+            (void)nt_ordered_remove(lanes, &model->alloc, entry.first, entry.second);
+        }
+        entry = next;
+    }
+    return NT_OK;
+}
+
+/* One round over the blocks found: frees those of average age or more. */
+static bool
+allocator_collect_round(nt_allocator *model, size_t count, uint64_t *ages,
+                        uint64_t *blocks, uint64_t *reclaimed)
+{
+    const double threshold = (double)*ages / (double)*blocks;
+    bool is_any_freed = false;
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t block = model->found[i];
+        if (block == NT_NONE || !allocator_is_whole(model, block) ||
+            nt_allocator_block(model, block)->area != NT_NONE) {
+            continue;
+        }
+        const uint64_t age = allocator_age(model, block);
+        if ((double)age >= threshold) {
+            is_any_freed = true;
+            *reclaimed += nt_allocator_block(model, block)->size;
+            *ages -= age;
+            (*blocks)--;
+            allocator_release_segment(model, block);
+            model->found[i] = NT_NONE;
+        }
+    }
+    return is_any_freed;
+}
+
+/* Collects garbage, where the settings and the limit say so. */
+static nt_status
+allocator_collect(nt_allocator *model, nt_error *err)
+{
+    const uint64_t reserved = model->stats.bytes[NT_METRIC_RESERVED];
+    if (reserved <= model->gc_limit) {
+        return NT_OK;
+    }
+    size_t count;
+    uint64_t ages = 0, blocks = 0, reclaimed = 0;
+    NT_TRY(allocator_find_pool(model, NT_DEFAULT_POOL, NT_POOL_LARGE, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        if (allocator_is_whole(model, model->found[i])) {
+            ages += allocator_age(model, model->found[i]);
+            blocks++;
+        }
+    }
+    bool goes_on = true;
+    while (goes_on && blocks > 0 && reclaimed < reserved - model->gc_limit) {
+        goes_on = allocator_collect_round(model, count, &ages, &blocks, &reclaimed);
+    }
+    return NT_OK;
+}
+
+/* Releases oversize blocks of the request's stream; *enough says whether the bytes
+ * that max_split_size asks for came together. */
+static void
+allocator_release_oversize(nt_allocator *model, const allocator_request *request,
+                           bool *enough)
+{
+    const uint64_t max_split = model->options.settings.max_split_size;
+    const nt_ordered *set = &model->lanes[request->lane].idle[request->kind];
+    const uint64_t wanted = request->rounded > max_split ? request->rounded : max_split;
+    *enough = false;
+    if (max_split == NT_UNLIMITED) {
+        return;
+    }
+    nt_ordered_entry entry = nt_ordered_from(set, wanted, 0);
+    if (entry.value != NT_NONE && model->blocks[entry.value].area == NT_NONE) {
+        if (allocator_is_whole(model, entry.value)) {
+            allocator_release_segment(model, entry.value);
+        }
+        *enough = true;
+        return;
+    }
+    /* No single one is large enough: several, the largest first. */
+    uint64_t released = 0;
+    set = &model->lanes[request->lane].loose[request->kind];
+    entry = nt_ordered_before(set, wanted, 0);
+    while (released < wanted && entry.value != NT_NONE && entry.first >= max_split) {
+        if (model->blocks[entry.value].area == NT_NONE &&
+            allocator_is_whole(model, entry.value)) {
+            released += entry.first;
+            allocator_release_segment(model, entry.value);
+        }
+        entry = nt_ordered_before(set, entry.first, entry.second);
+    }
+    *enough = released >= wanted;
+}
+
+/* Gives back whole segments, and then whole pages of expandable ones. */
+static nt_status
+allocator_release_blocks(nt_allocator *model, uint32_t pool, nt_pool_kind kind,
+                         nt_error *err)
+{
+    size_t count, mapped = 0;
+    NT_TRY(allocator_find_pool(model, pool, kind, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t block = model->found[i];
+        if (nt_allocator_block(model, block)->area != NT_NONE) {
+            model->found[mapped++] = block;
+        } else if (allocator_is_whole(model, block)) {
+            allocator_release_segment(model, block);
+        }
+    }
+    for (size_t i = 0; i < mapped; i++) {
+        NT_TRY(allocator_unmap(model, model->found[i], err));
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_allocator_complete(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    allocator_dequeue(model, block);
+    return allocator_settle(model, block, err);
+}
+
+/* What was given later is complete once all streams have been waited for: all of it,
+ * or what is of one pool. */
+static nt_status
+allocator_wait(nt_allocator *model, uint32_t pool, nt_error *err)
+{
+    model->stats.waits++;
+    uint32_t block = model->first_pending;
+    while (block != NT_NONE && (pool == NT_NONE || model->pools[pool].pending != 0)) {
+        const allocator_block b = *nt_allocator_block(model, block);
+        if (pool == NT_NONE || model->lanes[b.lane].pool == pool) {
+            nt_allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.lane, b.address,
+                              b.u.requested, b.tag);
+            NT_TRY(nt_allocator_complete(model, block, err));
+        }
+        block = b.later;
+    }
+    return NT_OK;
+}
+
+/* What is free in a private pool, small before large. */
+static nt_status
+allocator_release_both(nt_allocator *model, uint32_t pool, nt_error *err)
+{
+    NT_TRY(allocator_release_blocks(model, pool, NT_POOL_SMALL, err));
+    return allocator_release_blocks(model, pool, NT_POOL_LARGE, err);
+}
+
+/* Gives back what can be of the private pools that nobody uses any more. */
+static nt_status
+allocator_release_private(nt_allocator *model, nt_error *err)
+{
+    if (model->loose_pools == 0) {
+        return NT_OK;
+    }
+    const size_t bytes = model->loose_pools * sizeof(nt_sort_item);
+    nt_sort_item *items = nt_allocate(&model->alloc, bytes);
+    if (items == NULL) {
+        return nt_fail_nomem(err);
+    }
+    size_t count = 0;
+    for (uint32_t i = model->first_loose; i != NT_NONE; i = model->pools[i].after) {
+        items[count++] = (nt_sort_item){model->pools[i].released, i};
+    }
+    nt_sort(items, count);
+    nt_status status = NT_OK;
+    for (size_t i = 0; i < count && status == NT_OK; i++) {
+        status = allocator_release_both(model, items[i].value, err);
+    }
+    nt_release(&model->alloc, items, bytes);
+    return status;
+}
+
+/* Waits for all streams, and gives back all that can be. */
+static nt_status
+allocator_release_cache(nt_allocator *model, nt_error *err)
+{
+    NT_TRY(allocator_wait(model, NT_NONE, err));
+    NT_TRY(allocator_release_blocks(model, NT_DEFAULT_POOL, NT_POOL_LARGE, err));
+    NT_TRY(allocator_release_blocks(model, NT_DEFAULT_POOL, NT_POOL_SMALL, err));
+    return allocator_release_private(model, err);
+}
+
+/* Waits for the blocks of one private pool, and gives back what can be of it. */
+static nt_status
+allocator_release_one(nt_allocator *model, uint32_t pool, nt_error *err)
+{
+    NT_TRY(allocator_wait(model, pool, err));
+    return allocator_release_both(model, pool, err);
+}
+
+/* The state of the model: taken up from outside, and shown as a layout. */
+
+/* A layout with what is needed to free it. */
+typedef struct allocator_view {
+    nt_layout layout; /* the first member: the caller holds a pointer to it */
+    size_t segment_capacity, block_capacity;
+} allocator_view;
+
+static const uint8_t allocator_piece_states[NT_PIECE_STATE_COUNT] = {
+    [NT_PIECE_FREE] = ALLOCATOR_FREE,
+    [NT_PIECE_ALLOCATED] = ALLOCATOR_ALLOCATED,
+    [NT_PIECE_PENDING] = ALLOCATOR_PENDING,
+    [NT_PIECE_UNMAPPED] = ALLOCATOR_UNMAPPED,
+};
+
+static bool
+allocator_is_idle(nt_piece_state state)
+{
+    return state == NT_PIECE_FREE || state == NT_PIECE_UNMAPPED;
+}
+
+/* Checks the pieces of an area; *total are their bytes. */
+static bool
+allocator_check_pieces(const nt_allocator_area *area, uint64_t page, uint64_t *total)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < area->count; i++) {
+        const nt_allocator_piece *piece = &area->pieces[i];
+        const bool ends_page = i == 0 || bytes % page == 0;
+        const bool is_unmapped = piece->state == NT_PIECE_UNMAPPED;
+        const bool was_unmapped =
+            i > 0 && area->pieces[i - 1].state == NT_PIECE_UNMAPPED;
+        if (piece->size == 0 || piece->size % NT_MIN_BLOCK_SIZE != 0 ||
+            piece->size > (UINT64_C(1) << 62) - bytes ||
+            (!allocator_is_idle(piece->state) && piece->requested > piece->size) ||
+            (is_unmapped && !area->is_reservation) ||
+            (is_unmapped != was_unmapped && !ends_page) ||
+            (i > 0 && allocator_is_idle(piece->state) &&
+             piece->state == area->pieces[i - 1].state)) {
+            return false;
+        }
+        bytes += piece->size;
+    }
+    *total = bytes;
+    return bytes != 0 && (!area->is_reservation || bytes % page == 0);
+}
+
+static nt_status
+allocator_adopt_piece(nt_allocator *model, const nt_allocator_piece *piece,
+                      uint32_t block, nt_error *err)
+{
+    allocator_block *b = nt_allocator_block(model, block);
+    b->tag = piece->tag;
+    b->state = allocator_piece_states[piece->state];
+    if (piece->state == NT_PIECE_UNMAPPED) {
+        return allocator_store_unmapped(model, block, err);
+    }
+    nt_allocator_rise(model, NT_METRIC_RESERVED, piece->size);
+    if (piece->state == NT_PIECE_FREE) {
+        return allocator_store(model, block, err);
+    }
+    b->u.requested = piece->requested;
+    model->stats.active++;
+    nt_allocator_rise(model, NT_METRIC_ACTIVE, piece->size);
+    nt_allocator_rise(model, NT_METRIC_REQUESTED, piece->requested);
+    if (piece->state == NT_PIECE_PENDING) {
+        allocator_enqueue(model, block);
+        return NT_OK;
+    }
+    model->stats.allocations++;
+    nt_allocator_rise(model, NT_METRIC_ALLOCATED, piece->size);
+    return NT_OK;
+}
+
+nt_status
+nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t *blocks,
+                   nt_error *err)
+{
+    allocator_area range = {.address = area->address};
+    allocator_block next = {
+        .address = area->address,
+        .lane = area->lane,
+        .before = NT_NONE,
+        .after = NT_NONE,
+        .area = NT_NONE,
+        .kind = area->small ? NT_POOL_SMALL : NT_POOL_LARGE,
+    };
+    if (!allocator_check_pieces(
+            area, nt_page_size(&model->options.settings, area->small), &range.size)) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "a segment from before the trace is not one that the allocator "
+                       "makes: the file is damaged, or other settings applied then");
+    }
+    if (area->is_reservation) {
+        NT_TRY(allocator_add_area(model, &range, &next.area, err));
+        if (!model->options.settings.expandable_segments) {
+            NT_TRY(allocator_part_plain(model, area->lane, err));
+        }
+    } else {
+        model->stats.segments++;
+    }
+    uint32_t row = NT_NONE, first = NT_NONE;
+    for (size_t i = 0; i < area->count; i++) {
+        next.size = area->pieces[i].size;
+        NT_TRY(allocator_add_block(model, &next, &row, err));
+        first = i == 0 ? row : first;
+        next.address += next.size;
+        next.before = row;
+    }
+    row = first;
+    for (size_t i = 0; i < area->count; i++) {
+        NT_TRY(allocator_adopt_piece(model, &area->pieces[i], row, err));
+        blocks[i] = allocator_is_idle(area->pieces[i].state) ? NT_NONE : row;
+        row = nt_allocator_block(model, row)->after;
+    }
+    return NT_OK;
+}
+
+/* The first blocks of all segments, by address; the caller frees *capacity items. */
+static nt_status
+allocator_find_heads(const nt_allocator *model, nt_sort_item **out, size_t *count,
+                     size_t *capacity, nt_error *err)
+{
+    nt_sort_item *items = NULL;
+    *count = 0;
+    *capacity = 0;
+    for (uint32_t i = 0; i < model->block_count; i++) {
+        const allocator_block *b = nt_allocator_block(model, i);
+        if (b->state == ALLOCATOR_UNUSED || b->before != NT_NONE) {
+            continue;
+        }
+        const nt_status status = nt_grow(&model->alloc, (void **)&items, capacity,
+                                         *count + 1, sizeof *items, err);
+        if (status != NT_OK) {
+            nt_release(&model->alloc, items, *capacity * sizeof *items);
+            return status;
+        }
+        items[(*count)++] = (nt_sort_item){b->address, i};
+    }
+    nt_sort(items, *count);
+    *out = items;
+    return NT_OK;
+}
+
+/* Adds the mapped blocks from `first` on as one segment; *end is the block behind. */
+static nt_status
+allocator_show_segment(const nt_allocator *model, uint32_t first, allocator_view *view,
+                       uint32_t *end, nt_error *err)
+{
+    const allocator_block *head = nt_allocator_block(model, first);
+    const allocator_lane *lane = &model->lanes[head->lane];
+    nt_segment segment = {
+        .address = head->address,
+        .stream = lane->stream,
+        .pool = {0, lane->pool},
+        .kind = head->kind,
+        .is_expandable = head->area != NT_NONE,
+        .stack = NT_NO_STACK,
+    };
+    uint32_t i = first;
+    for (; i != NT_NONE; i = nt_allocator_block(model, i)->after) {
+        const allocator_block *b = nt_allocator_block(model, i);
+        if (b->state == ALLOCATOR_UNMAPPED) {
+            break;
+        }
+        segment.total_size += b->size;
+        if (b->state != ALLOCATOR_FREE) {
+            segment.active_size += b->size;
+            segment.requested_size += b->u.requested;
+            segment.allocated_size += b->state == ALLOCATOR_ALLOCATED ? b->size : 0;
+        }
+    }
+    *end = i;
+    return nt_layout_add_segment(&view->layout, &model->alloc, &view->segment_capacity,
+                                 &segment, err);
+}
+
+static nt_status
+allocator_show_block(const nt_allocator *model, uint32_t block, allocator_view *view,
+                     nt_error *err)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    const bool is_free = b->state == ALLOCATOR_FREE;
+    const nt_block row = {
+        .address = b->address,
+        .size = b->size,
+        .requested_size = is_free ? 0 : b->u.requested,
+        .state = is_free                           ? NT_BLOCK_INACTIVE
+                 : b->state == ALLOCATOR_ALLOCATED ? NT_BLOCK_ACTIVE_ALLOCATED
+                                                   : NT_BLOCK_ACTIVE_PENDING_FREE,
+        .stack = NT_NO_STACK,
+    };
+    return nt_layout_add_block(&view->layout, &model->alloc, &view->block_capacity,
+                               &row, err);
+}
+
+static nt_status
+allocator_show(const nt_allocator *model, uint32_t head, allocator_view *view,
+               nt_error *err)
+{
+    uint32_t block = head;
+    while (block != NT_NONE) {
+        uint32_t end = nt_allocator_block(model, block)->after;
+        if (nt_allocator_block(model, block)->state != ALLOCATOR_UNMAPPED) {
+            NT_TRY(allocator_show_segment(model, block, view, &end, err));
+            for (; block != end; block = nt_allocator_block(model, block)->after) {
+                NT_TRY(allocator_show_block(model, block, view, err));
+            }
+        }
+        block = end;
+    }
+    return NT_OK;
+}
+
+void
+nt_allocator_layout_free(const nt_allocator *model, nt_layout *layout)
+{
+    if (layout == NULL) {
+        return;
+    }
+    allocator_view *view = (allocator_view *)layout;
+    nt_layout_clear(&view->layout, &model->alloc, view->segment_capacity,
+                    view->block_capacity);
+    nt_release(&model->alloc, view, sizeof *view);
+}
+
+nt_status
+nt_allocator_layout(const nt_allocator *model, nt_layout **out, nt_error *err)
+{
+    nt_sort_item *heads;
+    size_t count, capacity;
+    allocator_view *view = nt_allocate(&model->alloc, sizeof *view);
+    if (view == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *view = (allocator_view){.segment_capacity = 0};
+    nt_status status = allocator_find_heads(model, &heads, &count, &capacity, err);
+    if (status == NT_OK) {
+        for (size_t i = 0; i < count && status == NT_OK; i++) {
+            status = allocator_show(model, heads[i].value, view, err);
+        }
+        nt_release(&model->alloc, heads, capacity * sizeof *heads);
+    }
+    if (status != NT_OK) {
+        nt_allocator_layout_free(model, &view->layout);
+        return status;
+    }
+    *out = &view->layout;
+    return NT_OK;
+}
+
+/* Every invariant of the model, for tests. */
+
+typedef struct allocator_tally {
+    uint64_t bytes[NT_METRIC_COUNT];
+    uint64_t allocations, active, segments, pending;
+    size_t seen, unmapped, idle, loose, placed, plain;
+} allocator_tally;
+
+/* Leaves the function with the words for what does not hold. */
+#define ALLOCATOR_HOLDS(condition, words)                                              \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            return (words);                                                            \
+        }                                                                              \
+    } while (0)
+
+static bool
+allocator_is_in(const nt_ordered *set, uint32_t block, uint64_t first, uint64_t second)
+{
+    const nt_ordered_entry entry = nt_ordered_from(set, first, second);
+    return entry.value == block && entry.first == first && entry.second == second;
+}
+
+/* A free or unmapped block stands in its sets, under its keys. */
+static bool
+allocator_is_stored(const nt_allocator *model, uint32_t block)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_lane *lane = &model->lanes[b->lane];
+    if (b->state != ALLOCATOR_FREE) {
+        return allocator_is_in(&lane->unmapped[b->kind], block, 0, b->address);
+    }
+    return allocator_is_in(&lane->idle[b->kind], block, b->size, b->address) &&
+           (!allocator_is_loose(model, b) ||
+            allocator_is_in(&lane->loose[b->kind], block, b->size, b->address)) &&
+           (!lane->has_places ||
+            allocator_is_in(&lane->places, block, b->address, 0)) &&
+           (!lane->has_plain || b->area != NT_NONE ||
+            allocator_is_in(&lane->plain[b->kind], block, b->size, b->address));
+}
+
+static const char *
+allocator_check_neighbours(const nt_allocator *model, uint32_t block)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    if (b->after == NT_NONE) {
+        return NULL;
+    }
+    const allocator_block *next = nt_allocator_block(model, b->after);
+    ALLOCATOR_HOLDS(next->before == block, "neighbours know each other");
+    ALLOCATOR_HOLDS(next->address == b->address + b->size, "blocks leave no gap");
+    ALLOCATOR_HOLDS(next->lane == b->lane && next->kind == b->kind &&
+                        next->area == b->area,
+                    "a segment belongs to one stream of one pool");
+    const bool is_idle = b->state == ALLOCATOR_FREE || b->state == ALLOCATOR_UNMAPPED;
+    ALLOCATOR_HOLDS(!is_idle || next->state != b->state,
+                    "free blocks side by side are one");
+    if (b->area != NT_NONE &&
+        (b->state == ALLOCATOR_UNMAPPED) != (next->state == ALLOCATOR_UNMAPPED)) {
+        const uint64_t page =
+            nt_page_size(&model->options.settings, b->kind == NT_POOL_SMALL);
+        ALLOCATOR_HOLDS((next->address - model->areas[b->area].address) % page == 0,
+                        "whole pages are mapped");
+    }
+    return NULL;
+}
+
+static const char *
+allocator_check_block(const nt_allocator *model, uint32_t block, allocator_tally *tally)
+{
+    const allocator_block *b = nt_allocator_block(model, block);
+    tally->seen++;
+    ALLOCATOR_HOLDS(b->size != 0 && b->size % NT_MIN_BLOCK_SIZE == 0,
+                    "sizes are multiples of 512");
+    ALLOCATOR_HOLDS(b->address <= UINT64_MAX - b->size, "addresses do not wrap");
+    if (b->state == ALLOCATOR_UNMAPPED) {
+        tally->unmapped++;
+        ALLOCATOR_HOLDS(b->area != NT_NONE, "only reservations have unmapped parts");
+        ALLOCATOR_HOLDS(allocator_is_stored(model, block), "unmapped parts are stored");
+        return allocator_check_neighbours(model, block);
+    }
+    tally->bytes[NT_METRIC_RESERVED] += b->size;
+    if (b->state == ALLOCATOR_FREE) {
+        tally->idle++;
+        tally->loose += allocator_is_loose(model, b);
+        tally->placed += model->lanes[b->lane].has_places;
+        tally->plain += model->lanes[b->lane].has_plain && b->area == NT_NONE;
+        ALLOCATOR_HOLDS(allocator_is_stored(model, block), "free blocks are stored");
+        return allocator_check_neighbours(model, block);
+    }
+    tally->active++;
+    tally->bytes[NT_METRIC_ACTIVE] += b->size;
+    tally->bytes[NT_METRIC_REQUESTED] += b->u.requested;
+    if (b->state == ALLOCATOR_ALLOCATED) {
+        tally->allocations++;
+        tally->bytes[NT_METRIC_ALLOCATED] += b->size;
+    } else {
+        tally->pending++;
+    }
+    return allocator_check_neighbours(model, block);
+}
+
+/* The blocks of one segment, from its first one on. */
+static const char *
+allocator_check_segment(const nt_allocator *model, uint32_t head,
+                        allocator_tally *tally, nt_ordered *spans)
+{
+    const allocator_block *first = nt_allocator_block(model, head);
+    uint64_t end = first->address;
+    for (uint32_t i = head; i != NT_NONE; i = nt_allocator_block(model, i)->after) {
+        const char *broken = allocator_check_block(model, i, tally);
+        if (broken != NULL) {
+            return broken;
+        }
+        ALLOCATOR_HOLDS(tally->seen <= model->block_count, "segments have an end");
+        end += nt_allocator_block(model, i)->size;
+    }
+    if (first->area == NT_NONE) {
+        tally->segments++;
+    } else {
+        const allocator_area *area = &model->areas[first->area];
+        ALLOCATOR_HOLDS(area->address == first->address &&
+                            area->size == end - first->address,
+                        "a reservation is covered by its blocks");
+    }
+    const nt_ordered_entry below = nt_ordered_before(spans, end, 0);
+    ALLOCATOR_HOLDS(below.value == NT_NONE || below.second <= first->address,
+                    "segments do not overlap");
+    const nt_alloc alloc = nt_alloc_system();
+    ALLOCATOR_HOLDS(nt_ordered_add(spans, &alloc,
+                                   (nt_ordered_entry){first->address, end, head},
+                                   NULL) == NT_OK,
+                    "there is memory for the check");
+    return NULL;
+}
+
+static const char *
+allocator_check_pending(const nt_allocator *model, uint64_t expected)
+{
+    uint64_t count = 0;
+    uint32_t earlier = NT_NONE;
+    for (uint32_t i = model->first_pending; i != NT_NONE;
+         i = nt_allocator_block(model, i)->later) {
+        const allocator_block *b = nt_allocator_block(model, i);
+        ALLOCATOR_HOLDS(b->state == ALLOCATOR_PENDING && b->earlier == earlier &&
+                            ++count <= expected,
+                        "the queue holds what is pending");
+        earlier = i;
+    }
+    ALLOCATOR_HOLDS(count == expected && model->last_pending == earlier,
+                    "all that is pending is in the queue");
+    return NULL;
+}
+
+/* What is counted by pool and by lane. */
+static const char *
+allocator_check_pools(const nt_allocator *model, const allocator_tally *tally)
+{
+    size_t loose = 0, lanes_loose = 0, pending = 0, loose_pools = 0, listed = 0;
+    size_t placed = 0, plain = 0;
+    for (size_t i = 0; i < model->pool_count; i++) {
+        const allocator_pool *pool = &model->pools[i];
+        loose += pool->loose;
+        pending += pool->pending;
+        loose_pools += pool->released != 0 && pool->loose != 0;
+    }
+    for (uint32_t i = model->first_loose; i != NT_NONE && listed < loose_pools;
+         i = model->pools[i].after) {
+        ALLOCATOR_HOLDS(model->pools[i].released != 0 && model->pools[i].loose != 0,
+                        "pools with something to give back are listed");
+        listed++;
+    }
+    for (size_t i = 0; i < model->lane_count; i++) {
+        const allocator_lane *lane = &model->lanes[i];
+        placed += lane->places.count;
+        for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
+            plain += lane->plain[kind].count;
+            lanes_loose += lane->loose[kind].count;
+            ALLOCATOR_HOLDS(lane->is_listed[kind] || lane->loose[kind].count == 0,
+                            "lanes with something to give back are listed");
+        }
+    }
+    ALLOCATOR_HOLDS(placed == tally->placed && plain == tally->plain,
+                    "what is kept apart is free");
+    ALLOCATOR_HOLDS(loose == tally->loose && lanes_loose == loose &&
+                        loose_pools == model->loose_pools && listed == loose_pools,
+                    "what could be given back is counted");
+    ALLOCATOR_HOLDS(pending == tally->pending, "what is pending is counted");
+    return NULL;
+}
+
+static const char *
+allocator_check_sums(const nt_allocator *model, const allocator_tally *tally)
+{
+    const nt_allocator_stats *stats = &model->stats;
+    size_t used = 0, idle = 0, unmapped = 0;
+    for (size_t i = 0; i < model->block_count; i++) {
+        used += model->blocks[i].state != ALLOCATOR_UNUSED;
+    }
+    for (size_t i = 0; i < model->lane_count; i++) {
+        for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
+            const allocator_lane *lane = &model->lanes[i];
+            ALLOCATOR_HOLDS(nt_ordered_check(&lane->idle[kind]) &&
+                                nt_ordered_check(&lane->unmapped[kind]),
+                            "sets are in order");
+            idle += lane->idle[kind].count;
+            unmapped += lane->unmapped[kind].count;
+        }
+    }
+    const char *broken = allocator_check_pools(model, tally);
+    if (broken != NULL) {
+        return broken;
+    }
+    ALLOCATOR_HOLDS(used == tally->seen, "every block is in a segment");
+    ALLOCATOR_HOLDS(idle == tally->idle && unmapped == tally->unmapped,
+                    "sets hold nothing else");
+    for (size_t metric = 0; metric < NT_METRIC_COUNT; metric++) {
+        ALLOCATOR_HOLDS(stats->bytes[metric] == tally->bytes[metric],
+                        "figures are sums over the blocks");
+        ALLOCATOR_HOLDS(stats->peak[metric] >= stats->bytes[metric],
+                        "no figure is above its peak");
+    }
+    ALLOCATOR_HOLDS(stats->allocations == tally->allocations &&
+                        stats->active == tally->active &&
+                        stats->segments == tally->segments,
+                    "counts are those of the blocks");
+    return allocator_check_pending(model, tally->pending);
+}
+
+const char *
+nt_allocator_check(const nt_allocator *model)
+{
+    allocator_tally tally = {.seen = 0};
+    /* Not the model's memory, of which there may be no more. */
+    const nt_alloc alloc = nt_alloc_system();
+    nt_ordered spans = {.count = 0};
+    const char *broken = NULL;
+    for (uint32_t i = 0; i < model->block_count && broken == NULL; i++) {
+        const allocator_block *b = nt_allocator_block(model, i);
+        if (b->state != ALLOCATOR_UNUSED && b->before == NT_NONE) {
+            broken = allocator_check_segment(model, i, &tally, &spans);
+        }
+    }
+    nt_ordered_clear(&spans, &alloc);
+    return broken != NULL ? broken : allocator_check_sums(model, &tally);
+}
 
 /* From this version on a request that fails elsewhere looks into the pools that their
  * users lend for that. */
 #define ALLOCATOR_LENDS NT_TORCH(2, 8)
+
 /* From this one on private pools have expandable segments too. */
 #define ALLOCATOR_EXPANDS_PRIVATE NT_TORCH(2, 5)
 #define ALLOCATOR_NEWEST UINT32_MAX
@@ -44,43 +1581,6 @@ allocator_find_limits(nt_allocator *model)
                                  ? options->device_total - options->device_other
                                  : 0;
     }
-}
-
-nt_status
-nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
-                 nt_allocator **out, nt_error *err)
-{
-    if (options->device_total > NT_LARGEST_DEVICE ||
-        options->settings.large_segment_size > NT_LARGEST_DEVICE) {
-        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "no device has more than 2^58 bytes");
-    }
-    nt_allocator *model = nt_allocate(alloc, sizeof *model);
-    if (model == NULL) {
-        return nt_fail_nomem(err);
-    }
-    *model = (nt_allocator){
-        .alloc = *alloc,
-        .options = *options,
-        .next_place = ALLOCATOR_FIRST_PLACE,
-        .unused = NT_NONE,
-        .unused_area = NT_NONE,
-        .first_pending = NT_NONE,
-        .last_pending = NT_NONE,
-        .first_loose = NT_NONE,
-    };
-    if (model->options.version == 0) {
-        model->options.version = ALLOCATOR_NEWEST;
-    }
-    allocator_find_limits(model);
-    uint32_t pool;
-    const nt_status status = nt_allocator_add_pool(model, 0, &pool, err);
-    if (status != NT_OK) {
-        nt_allocator_free(model);
-        return status;
-    }
-    *out = model;
-    return NT_OK;
 }
 
 void
@@ -126,16 +1626,53 @@ nt_allocator_add_pool(nt_allocator *model, unsigned flags, uint32_t *pool,
     return NT_OK;
 }
 
+nt_status
+nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
+                 nt_allocator **out, nt_error *err)
+{
+    if (options->device_total > NT_LARGEST_DEVICE ||
+        options->settings.large_segment_size > NT_LARGEST_DEVICE) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "no device has more than 2^58 bytes");
+    }
+    nt_allocator *model = nt_allocate(alloc, sizeof *model);
+    if (model == NULL) {
+        return nt_fail_nomem(err);
+    }
+    *model = (nt_allocator){
+        .alloc = *alloc,
+        .options = *options,
+        .next_place = ALLOCATOR_FIRST_PLACE,
+        .unused = NT_NONE,
+        .unused_area = NT_NONE,
+        .first_pending = NT_NONE,
+        .last_pending = NT_NONE,
+        .first_loose = NT_NONE,
+    };
+    if (model->options.version == 0) {
+        model->options.version = ALLOCATOR_NEWEST;
+    }
+    allocator_find_limits(model);
+    uint32_t pool;
+    const nt_status status = nt_allocator_add_pool(model, 0, &pool, err);
+    if (status != NT_OK) {
+        nt_allocator_free(model);
+        return status;
+    }
+    *out = model;
+    return NT_OK;
+}
+
 void
 nt_allocator_release_pool(nt_allocator *model, uint32_t pool, bool is_released)
 {
     allocator_pool *p = &model->pools[pool];
     if (p->released != 0 && p->loose != 0) {
-        nt_allocator_unlist_pool(model, pool);
+        allocator_unlist_pool(model, pool);
     }
     p->released = is_released ? ++model->releases : 0;
     if (p->released != 0 && p->loose != 0) {
-        nt_allocator_list_pool(model, pool);
+        allocator_list_pool(model, pool);
     }
 }
 
@@ -205,7 +1742,7 @@ allocator_find(nt_allocator *model, const allocator_request *request)
     }
     const uint32_t block = allocator_look_up(model, request);
     if (block != NT_NONE) {
-        nt_allocator_unstore(model, block);
+        allocator_unstore(model, block);
     }
     return block;
 }
@@ -245,21 +1782,21 @@ allocator_struggle(nt_allocator *model, allocator_request *request, uint32_t *bl
                    nt_error *err)
 {
     bool enough;
-    NT_TRY(nt_allocator_collect(model, err));
-    NT_TRY(nt_allocator_open(model, request, block, err));
+    NT_TRY(allocator_collect(model, err));
+    NT_TRY(allocator_open(model, request, block, err));
     if (*block == NT_NONE) {
         *block = allocator_borrow(model, request);
     }
     if (*block == NT_NONE) {
-        nt_allocator_release_oversize(model, request, &enough);
+        allocator_release_oversize(model, request, &enough);
         if (enough) {
-            NT_TRY(nt_allocator_open(model, request, block, err));
+            NT_TRY(allocator_open(model, request, block, err));
         }
     }
     if (*block == NT_NONE && !model->is_capturing && request->pool == NT_DEFAULT_POOL) {
-        NT_TRY(nt_allocator_release_cache(model, err));
+        NT_TRY(allocator_release_cache(model, err));
         model->stats.retries++;
-        NT_TRY(nt_allocator_open(model, request, block, err));
+        NT_TRY(allocator_open(model, request, block, err));
     }
     if (*block == NT_NONE) {
         model->stats.ooms++;
@@ -289,8 +1826,8 @@ static nt_status
 allocator_split(nt_allocator *model, uint32_t *block, uint64_t size, nt_error *err)
 {
     const uint32_t rest = *block;
-    NT_TRY(nt_allocator_cut(model, rest, size, block, err));
-    return nt_allocator_store(model, rest, err);
+    NT_TRY(allocator_cut(model, rest, size, block, err));
+    return allocator_store(model, rest, err);
 }
 
 /* Whether the rest of the found block is worth a block of its own. */
@@ -355,7 +1892,7 @@ static nt_status
 allocator_find_cover(nt_allocator *model, uint32_t lane, uint64_t address,
                      uint64_t size, uint32_t *block, nt_error *err)
 {
-    NT_TRY(nt_allocator_find_below(model, lane, address, block, err));
+    NT_TRY(allocator_find_below(model, lane, address, block, err));
     if (*block != NT_NONE) {
         const allocator_block *b = nt_allocator_block(model, *block);
         if (size > b->size || address - b->address > b->size - size) {
@@ -398,12 +1935,12 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
         *block = NT_NONE;
         return NT_OK;
     }
-    nt_allocator_unstore(model, found);
+    allocator_unstore(model, found);
     const uint64_t before = address - nt_allocator_block(model, found)->address;
     if (before != 0) {
         uint32_t low;
-        NT_TRY(nt_allocator_cut(model, found, before, &low, err));
-        NT_TRY(nt_allocator_store(model, low, err));
+        NT_TRY(allocator_cut(model, found, before, &low, err));
+        NT_TRY(allocator_store(model, low, err));
     }
     if (nt_allocator_block(model, found)->size > size) {
         NT_TRY(allocator_split(model, &found, size, err));
@@ -418,7 +1955,7 @@ nt_allocator_give(nt_allocator *model, uint32_t block, nt_error *err)
 {
     model->stats.bytes[NT_METRIC_ALLOCATED] -= nt_allocator_block(model, block)->size;
     model->stats.allocations--;
-    return nt_allocator_settle(model, block, err);
+    return allocator_settle(model, block, err);
 }
 
 void
@@ -428,22 +1965,15 @@ nt_allocator_give_later(nt_allocator *model, uint32_t block)
     model->stats.bytes[NT_METRIC_ALLOCATED] -= b->size;
     model->stats.allocations--;
     b->state = ALLOCATOR_PENDING;
-    nt_allocator_enqueue(model, block);
-}
-
-nt_status
-nt_allocator_complete(nt_allocator *model, uint32_t block, nt_error *err)
-{
-    nt_allocator_dequeue(model, block);
-    return nt_allocator_settle(model, block, err);
+    allocator_enqueue(model, block);
 }
 
 nt_status
 nt_allocator_empty_cache(nt_allocator *model, nt_error *err)
 {
     /* During a capture nothing may be waited for. */
-    return model->is_capturing ? nt_allocator_release_private(model, err)
-                               : nt_allocator_release_cache(model, err);
+    return model->is_capturing ? allocator_release_private(model, err)
+                               : allocator_release_cache(model, err);
 }
 
 bool
@@ -460,7 +1990,7 @@ nt_status
 nt_allocator_empty_pool(nt_allocator *model, uint32_t pool, nt_error *err)
 {
     nt_allocator_release_pool(model, pool, true);
-    return nt_allocator_release_one(model, pool, err);
+    return allocator_release_one(model, pool, err);
 }
 
 uint64_t

@@ -1,15 +1,512 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "whatif/nt_program.h"
 
-#include "whatif/nt_program_state.h"
+#include "base/nt_columns.h"
+#include "base/nt_map.h"
+#include "base/nt_ordered.h"
+#include "base/nt_sort.h"
 #include "trace/nt_rounding.h"
 
-#define PROGRAM_DEFAULT_POOL ((nt_pool_id){0, 0})
+/* Slots are below this: there are fewer than 2^31 events, and as many blocks. */
+#define PROGRAM_LATER (UINT32_C(1) << 31)
 
-const nt_settings *
-nt_program_settings(const program_maker *m)
+/* The public struct first: the caller holds a pointer to it. */
+typedef struct program {
+    nt_program face;
+    nt_alloc alloc;
+    nt_program_step *steps;
+    nt_program_lane *lanes;
+    nt_pool_id *pools;
+    nt_program_area *areas;
+    nt_program_piece *pieces;
+    nt_program_place *places;
+    size_t step_capacity, lane_capacity, pool_capacity;
+    size_t area_capacity, piece_capacity, place_capacity;
+} program;
+
+typedef struct program_maker {
+    program *p;
+    const nt_timeline *timeline;
+    const nt_event_columns *events;
+    size_t first, count;  /* rows of the device's events */
+    const uint32_t *rows; /* allocation of each event */
+    nt_error *err;
+    nt_strings *lane_names, *pool_names; /* numbers of lanes and pools */
+    uint32_t *slots; /* by allocation; NT_NONE while it has none, PROGRAM_LATER in
+                      * it once it is freed and not complete */
+    size_t slot_rows;
+    uint32_t *idle_slots; /* a stack */
+    size_t idle_count, idle_capacity;
+    nt_ordered segments; /* (address, 0): segments there now, as rows of the lives */
+    nt_sort_item *begins, *ends; /* event -> segment row */
+    size_t life_count, next_begin, next_end;
+    bool has_private_pools;
+    uint8_t *is_users;       /* by stack: empty_cache is in it; may be NULL */
+    const nt_setting *noted; /* calls that the recording noted */
+    size_t noted_count, next_noted;
+    bool noted_released; /* the next of them gave memory back, and is a step already */
+    size_t stack_count;
+    uint32_t last_lane; /* of the last request that went through; NT_NONE: none yet */
+    uint32_t pending;   /* blocks that are freed and not complete */
+    size_t wait_end;    /* behind the completions looked at last, and whether a */
+    bool is_waiting;    /* request made them when it waited for all streams */
+    size_t request;     /* that of all events of one call up to `request_end`, or */
+    size_t request_end; /* m->count; of the call looked at last */
+    uint32_t *late;     /* those: events */
+    size_t late_count, late_capacity;
+    bool has_refused;       /* PyTorch refused what the device had room for */
+    uint64_t reserved;      /* bytes now */
+    uint64_t reserved_then; /* before the releases of a request that then failed */
+} program_maker;
+
+/* What the memory that the process got, and did not get, says of its limit. */
+
+/* The settings of the snapshot. */
+static const nt_settings *
+program_settings(const program_maker *m)
 {
     return nt_snapshot_settings(nt_timeline_snapshot(m->timeline));
+}
+
+/* What m->reserved, to which a segment or mapped pages have just been added, says of
+ * the limit. */
+static void
+program_note_growth(program_maker *m, bool is_map)
+{
+    /* What is mapped was held against the limit before it was rounded up to pages. */
+    const uint64_t page = is_map ? nt_page_size(program_settings(m), false) : 0;
+    nt_program_bounds *bounds = &m->p->face.bounds;
+    if (m->reserved > page && m->reserved - page > bounds->low) {
+        bounds->low = m->reserved - page;
+    }
+}
+
+/* An attempt to get `segment` bytes above `reserved` failed, while the device had
+ * `device_free` bytes (NT_UNLIMITED: unknown): what the process may have is less. */
+static void
+program_note_failure(program_maker *m, uint64_t reserved, uint64_t segment,
+                     uint64_t device_free)
+{
+    nt_program_bounds *bounds = &m->p->face.bounds;
+    const bool is_device = device_free < segment;
+    const uint64_t high = is_device ? reserved + device_free : reserved + segment - 1;
+    if (high < bounds->high) {
+        bounds->high = high;
+    }
+    if (device_free != NT_UNLIMITED) {
+        /* Where the device had room even once, it is PyTorch that refuses. */
+        m->has_refused |= !is_device;
+        bounds->is_device = !m->has_refused;
+    }
+}
+
+/* The segment that the allocator first asked for before it got memory with event `end`;
+ * 0: not known. What is mapped does not tell: part of it was there. */
+static uint64_t
+program_attempt(const program_maker *m, size_t end)
+{
+    const uint8_t *action = m->events->action + m->first;
+    const uint64_t *size = m->events->size + m->first;
+    if (action[end] == NT_ACTION_SEGMENT_ALLOC) {
+        return size[end];
+    }
+    while (end < m->count && action[end] == NT_ACTION_SEGMENT_MAP) {
+        end++;
+    }
+    if (end == m->count || action[end] != NT_ACTION_ALLOC) {
+        return 0;
+    }
+    const nt_settings *settings = program_settings(m);
+    return nt_segment_size(settings, nt_round_size(settings, size[end]));
+}
+
+/* Releases of the allocator's own, events first .. end - 1, before the request that got
+ * memory with event `end`: they answer a first attempt that failed, or collect garbage,
+ * which never unmaps. */
+static void
+program_note_shortage(program_maker *m, size_t first, size_t end)
+{
+    const uint64_t *size = m->events->size + m->first;
+    const double threshold = program_settings(m)->garbage_collection_threshold;
+    const uint64_t attempt = program_attempt(m, end);
+    if (attempt == 0) {
+        return;
+    }
+    if (threshold <= 0 ||
+        m->events->action[m->first + first] == NT_ACTION_SEGMENT_UNMAP) {
+        program_note_failure(m, m->reserved, attempt, NT_UNLIMITED);
+        return;
+    }
+    for (size_t i = first; i < end; i++) {
+        if (size[i] <= NT_SMALL_BUFFER) {
+            return;
+        }
+    }
+    /* Garbage is collected only above the threshold. One that is met with any limit
+     * says nothing; up to 2^63 a double can be made a whole number. */
+    const double least = (double)m->reserved / threshold;
+    if (least >= 0x1p63) {
+        return;
+    }
+    uint64_t most = (uint64_t)least;
+    while (most > 0 && (uint64_t)(threshold * (double)most) >= m->reserved) {
+        most--;
+    }
+    nt_program_bounds *bounds = &m->p->face.bounds;
+    /* Garbage is collected under a limit of PyTorch's only. */
+    m->has_refused = true;
+    bounds->is_device = false;
+    if (most < bounds->high) {
+        bounds->high = most;
+    }
+}
+
+/*
+ * Whose releases those are: the user's, who called empty_cache(), or the allocator's,
+ * which was short of memory. Only the user's belong to the program. A recording of ours
+ * has noted each call; in others stacks and what follows tell, and a call that found
+ * nothing to release leaves no trace.
+ */
+
+/* Which stacks have a frame called empty_cache. */
+static nt_status
+program_find_calls(program_maker *m)
+{
+    const int32_t device = nt_timeline_device(m->timeline);
+    m->p->face.calls_noted =
+        device >= 0 &&
+        nt_snapshot_noted_calls(nt_timeline_snapshot(m->timeline), (size_t)device,
+                                &m->noted, &m->noted_count);
+    return nt_snapshot_mark_function(nt_timeline_snapshot(m->timeline), "empty_cache",
+                                     &m->p->alloc, &m->is_users, &m->stack_count,
+                                     m->err);
+}
+
+/* Whether a noted call comes before event `i`, behind all that was passed. */
+static bool
+program_has_noted(const program_maker *m, size_t i)
+{
+    return m->next_noted < m->noted_count &&
+           m->noted[m->next_noted].integer < (int64_t)i;
+}
+
+/* Whether no call of empty_cache() does that. */
+static bool
+program_asks(uint8_t action)
+{
+    return action == NT_ACTION_ALLOC || action == NT_ACTION_FREE_REQUESTED ||
+           action == NT_ACTION_OOM || action == NT_ACTION_SEGMENT_ALLOC ||
+           action == NT_ACTION_SEGMENT_MAP;
+}
+
+/* Passes the noted calls before event `i`, unless what that event does may be theirs.
+ * *is_silent: one of them left no trace, and is still to become a step. */
+static void
+program_pass_noted(program_maker *m, size_t i, bool *is_silent)
+{
+    *is_silent = false;
+    if (!program_has_noted(m, i)) {
+        return;
+    }
+    if (i < m->count && !program_asks(m->events->action[m->first + i])) {
+        return;
+    }
+    *is_silent = !m->noted_released;
+    m->noted_released = false;
+    while (program_has_noted(m, i)) {
+        m->next_noted++;
+    }
+}
+
+/* Whether the allocator may release memory of its own accord, as far as the trace and
+ * the settings tell. */
+static bool
+program_runs_short(const program_maker *m)
+{
+    const nt_settings *settings = program_settings(m);
+    return settings->garbage_collection_threshold > 0 ||
+           settings->max_split_size != NT_UNLIMITED ||
+           nt_timeline_facts(m->timeline)->oom_count != 0;
+}
+
+/* Whether the stack of the event has empty_cache() in it. */
+static bool
+program_is_users(const program_maker *m, size_t i)
+{
+    const uint32_t stack = m->events->stack[m->first + i];
+    return stack != NT_NO_STACK && stack < m->stack_count && m->is_users[stack];
+}
+
+/* Whether event `i` has a stack, and no empty_cache() in it: memory that goes back then
+ * without need is that of a pool whose owner is gone. */
+static bool
+program_is_quiet(const program_maker *m, size_t i)
+{
+    return m->events->stack[m->first + i] != NT_NO_STACK && !program_is_users(m, i);
+}
+
+/* Whether the request of event `end`, which mapped nothing, may have unmapped what lies
+ * before it: a free block that was too large to be used, and whose rest serves it now.
+ */
+static bool
+program_unmaps_first(const program_maker *m, size_t end)
+{
+    const size_t at = m->first + end;
+    return end < m->count && m->events->action[at] == NT_ACTION_ALLOC &&
+           m->events->action[at - 1] == NT_ACTION_SEGMENT_UNMAP &&
+           m->events->stack[at] != NT_NO_STACK &&
+           m->events->stack[at] == m->events->stack[at - 1] &&
+           program_settings(m)->max_split_size != NT_UNLIMITED;
+}
+
+/* Whether the run of releases, events first .. end - 1, is a call of empty_cache(). */
+static bool
+program_is_call(program_maker *m, size_t first, size_t end)
+{
+    const uint32_t stack = m->events->stack[m->first + first];
+    const uint8_t next =
+        end < m->count ? m->events->action[m->first + end] : NT_ACTION_COUNT;
+    if (program_has_noted(m, first)) {
+        m->noted_released = true;
+        return true;
+    }
+    if (program_is_users(m, first)) {
+        return true;
+    }
+    if (next == NT_ACTION_FREE_COMPLETED && stack != NT_NO_STACK &&
+        m->events->stack[m->first + end] == stack) {
+        /* A request that released garbage, or what is oversize, and then waits. */
+        return false;
+    }
+    if (program_unmaps_first(m, end)) {
+        return false;
+    }
+    if (next != NT_ACTION_SEGMENT_ALLOC && next != NT_ACTION_SEGMENT_MAP &&
+        next != NT_ACTION_OOM) {
+        /* With frames it is a call from C++. */
+        return true;
+    }
+    /* All that one request does has the stack of that request. Where only allocations
+     * have stacks, a segment that empty_cache() releases may have the same by chance.
+     */
+    const bool asks = stack != NT_NO_STACK || next != NT_ACTION_OOM;
+    if (asks && stack != m->events->stack[m->first + end]) {
+        return true;
+    }
+    if (m->p->face.calls_noted) {
+        return false;
+    }
+    if (stack != NT_NO_STACK) {
+        if (!nt_timeline_facts(m->timeline)->frees_known) {
+            m->p->face.calls_known = false;
+        }
+        return false;
+    }
+    if (next == NT_ACTION_OOM) {
+        return false;
+    }
+    m->p->face.calls_known = false;
+    return !program_runs_short(m);
+}
+
+/*
+ * Frees that waited for other streams are complete when a later request sees that these
+ * are done: at its start, or when it found no memory, waited for all of them and gave
+ * the cache back. What is free only then comes too late for the request itself, which
+ * does not look at free blocks again. In the trace both stand before the request.
+ */
+
+/* Whether the free that event `i` asks for is complete at once. One that waited for a
+ * stream is completed by a later request, and has that one's stack. */
+static bool
+program_completes_next(const program_maker *m, size_t i)
+{
+    const size_t at = m->first + i;
+    return i + 1 < m->count && m->events->action[at + 1] == NT_ACTION_FREE_COMPLETED &&
+           m->rows[i + 1] == m->rows[i] &&
+           m->events->stack[at + 1] == m->events->stack[at];
+}
+
+/* Whether event `i` is there, and its stack is that of the call under way. */
+static bool
+program_is_of_call(const program_maker *m, size_t i, uint32_t stack)
+{
+    return i < m->count && m->events->stack[m->first + i] == stack;
+}
+
+/* The allocation that event `i` completes the free of, or NT_NONE where it completes
+ * nothing. */
+static uint32_t
+program_completed(const program_maker *m, size_t i)
+{
+    const uint32_t row = m->rows[i];
+    return m->events->action[m->first + i] == NT_ACTION_FREE_COMPLETED &&
+                   row != NT_NONE && m->slots[row] != NT_NONE &&
+                   (m->slots[row] & PROGRAM_LATER) != 0
+               ? row
+               : NT_NONE;
+}
+
+/* The request that event `i` is part of: the next of its call that asked for memory, or
+ * m->count. */
+static size_t
+program_request_at(program_maker *m, size_t i)
+{
+    const uint8_t *action = m->events->action + m->first;
+    const uint32_t stack = m->events->stack[m->first + i];
+    if (i < m->request_end) {
+        return m->request;
+    }
+    while (program_is_of_call(m, i, stack) && action[i] != NT_ACTION_ALLOC &&
+           action[i] != NT_ACTION_OOM) {
+        i++;
+    }
+    m->request_end = i;
+    m->request = program_is_of_call(m, i, stack) ? i : m->count;
+    return m->request;
+}
+
+/* Whether the release may come before the wait: of garbage, or of what is oversize on
+ * the request's stream. */
+static bool
+program_may_be_first(const program_maker *m, size_t release, size_t request)
+{
+    const nt_settings *settings =
+        nt_snapshot_settings(nt_timeline_snapshot(m->timeline));
+    const uint64_t *stream = m->events->stream + m->first;
+    const uint64_t size = m->events->size[m->first + release];
+    return m->events->action[m->first + release] == NT_ACTION_SEGMENT_FREE &&
+           ((settings->garbage_collection_threshold > 0 && size > NT_SMALL_BUFFER) ||
+            (size >= settings->max_split_size && stream[release] == stream[request]));
+}
+
+/* Whether one of the blocks completed by events first .. end - 1 would have served the
+ * request, had it been free at its start. */
+static bool
+program_would_serve(const program_maker *m, size_t first, size_t end, size_t request)
+{
+    const nt_settings *settings =
+        nt_snapshot_settings(nt_timeline_snapshot(m->timeline));
+    const uint64_t *stream = m->events->stream + m->first;
+    const uint64_t *sizes = nt_timeline_allocations(m->timeline)->size;
+    const uint64_t rounded =
+        nt_round_size(settings, m->events->size[m->first + request]);
+    for (size_t i = first; i < end; i++) {
+        const uint64_t size = sizes[m->rows[i]];
+        if (stream[i] == stream[request] && size >= rounded &&
+            nt_is_small(size) == nt_is_small(rounded) &&
+            nt_may_use(settings, size, rounded)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether the completions that begin with event `i` are of a request that waited for
+ * all streams: nothing waits behind them, and the request then released memory, or
+ * failed. */
+static bool
+program_waits_at(program_maker *m, size_t i)
+{
+    const uint8_t *action = m->events->action + m->first;
+    const uint32_t stack = m->events->stack[m->first + i];
+    size_t end = i;
+    while (program_is_of_call(m, end, stack) && program_completed(m, end) != NT_NONE) {
+        end++;
+    }
+    m->wait_end = end;
+    const size_t request = program_request_at(m, i);
+    if (end - i != m->pending || request == m->count) {
+        return false;
+    }
+    if (end == request) {
+        return action[end] == NT_ACTION_OOM;
+    }
+    if (i != 0 && nt_events_is_release(action[i - 1]) && stack != NT_NO_STACK &&
+        program_is_of_call(m, i - 1, stack)) {
+        /* Nothing is released before a request looks at what is complete. */
+        return true;
+    }
+    return nt_events_is_release(action[end]) &&
+           (!program_may_be_first(m, end, request) ||
+            program_would_serve(m, i, end, request));
+}
+
+/* Whether event `i` completes a free only while a request waits for all streams: the
+ * step is then to come after that request, and the event is noted. */
+static nt_status
+program_defer(program_maker *m, size_t i, bool *deferred)
+{
+    const uint32_t row = program_completed(m, i);
+    *deferred = false;
+    if (row == NT_NONE) {
+        return NT_OK;
+    }
+    if (i >= m->wait_end) {
+        m->is_waiting = program_waits_at(m, i) && !program_has_noted(m, i);
+    }
+    if (m->is_waiting) {
+        NT_TRY(nt_grow(&m->p->alloc, (void **)&m->late, &m->late_capacity,
+                       m->late_count + 1, sizeof *m->late, m->err));
+        m->late[m->late_count++] = (uint32_t)i;
+        *deferred = true;
+    }
+    return NT_OK;
+}
+
+/* Whether event `i` is of another call than the one whose completions are noted. */
+static bool
+program_ends_wait(const program_maker *m, size_t i)
+{
+    const uint8_t action = m->events->action[m->first + i];
+    const bool is_part =
+        nt_events_is_release(action) || action == NT_ACTION_FREE_COMPLETED ||
+        action == NT_ACTION_SEGMENT_ALLOC || action == NT_ACTION_SEGMENT_MAP ||
+        action == NT_ACTION_ALLOC || action == NT_ACTION_OOM;
+    return !is_part ||
+           m->events->stack[m->first + i] != m->events->stack[m->first + m->late[0]];
+}
+
+/* The largest distance between neighbouring reservations is less than so many of them.
+ */
+#define PROGRAM_GAPS 16
+
+/* A slot for a block that begins, which has the row `row`. */
+static nt_status
+program_take_slot(program_maker *m, uint32_t row, uint32_t *out)
+{
+    if (m->idle_count > 0) {
+        *out = m->idle_slots[--m->idle_count];
+    } else {
+        if (m->p->face.slot_count >= PROGRAM_LATER) {
+            return nt_fail(m->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^31 blocks");
+        }
+        *out = m->p->face.slot_count++;
+        /* Room for giving it back later, which then can't fail. */
+        NT_TRY(nt_grow(&m->p->alloc, (void **)&m->idle_slots, &m->idle_capacity,
+                       m->p->face.slot_count, sizeof *m->idle_slots, m->err));
+    }
+    m->slots[row] = *out;
+    return NT_OK;
+}
+
+/* The slots of the blocks that are there before the trace, by address. */
+static nt_status
+program_name_blocks(program_maker *m, nt_map *slots)
+{
+    const nt_allocation_columns *rows = nt_timeline_allocations(m->timeline);
+    for (uint32_t row = 0; row < rows->count; row++) {
+        if (rows->alloc_event[row] == NT_EVENT_BEFORE) {
+            uint32_t slot;
+            NT_TRY(program_take_slot(m, row, &slot));
+            if (rows->free_event[row] == NT_EVENT_FREED_BEFORE) {
+                m->slots[row] |= PROGRAM_LATER;
+                m->pending++;
+            }
+            NT_TRY(nt_map_set(slots, rows->address[row], slot, m->err));
+        }
+    }
+    return NT_OK;
 }
 
 static nt_status
@@ -27,8 +524,9 @@ program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out)
     return NT_OK;
 }
 
-nt_status
-nt_program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_t *out)
+/* The number of a stream in a pool. */
+static nt_status
+program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_t *out)
 {
     program *p = m->p;
     const uint64_t name[3] = {pool.first, pool.second, stream};
@@ -45,23 +543,128 @@ nt_program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_
     return NT_OK;
 }
 
-nt_status
-nt_program_take_slot(program_maker *m, uint32_t row, uint32_t *out)
+static nt_status
+program_add_area(program_maker *m, const nt_layout *layout, size_t row,
+                 const nt_map *slots)
 {
-    if (m->idle_count > 0) {
-        *out = m->idle_slots[--m->idle_count];
-    } else {
-        if (m->p->face.slot_count >= PROGRAM_LATER) {
-            return nt_fail(m->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^31 blocks");
-        }
-        *out = m->p->face.slot_count++;
-        /* Room for giving it back later, which then can't fail. */
-        NT_TRY(nt_grow(&m->p->alloc, (void **)&m->idle_slots, &m->idle_capacity,
-                       m->p->face.slot_count, sizeof *m->idle_slots, m->err));
+    program *p = m->p;
+    const nt_segment_columns *segments = &layout->segments;
+    const nt_block_columns *blocks = &layout->blocks;
+    nt_program_area area = {
+        .address = segments->address[row],
+        .size = segments->total_size[row],
+        .small = segments->kind[row] == NT_POOL_SMALL,
+        .is_expandable = segments->is_expandable[row] != 0,
+        .first_piece = p->face.piece_count,
+        .piece_count = segments->block_count[row],
+    };
+    const nt_pool_id pool = {segments->pool_first[row], segments->pool_second[row]};
+    NT_TRY(program_find_lane(m, pool, segments->stream[row], &area.lane));
+    NT_TRY(nt_grow(&p->alloc, (void **)&p->pieces, &p->piece_capacity,
+                   p->face.piece_count + area.piece_count, sizeof *p->pieces, m->err));
+    for (size_t i = 0; i < area.piece_count; i++) {
+        const size_t block = segments->block_first[row] + i;
+        const bool is_free = blocks->state[block] == NT_BLOCK_INACTIVE;
+        p->pieces[p->face.piece_count++] = (nt_program_piece){
+            .size = blocks->size[block],
+            .requested = is_free ? 0 : blocks->requested_size[block],
+            .slot = is_free ? NT_NONE : nt_map_find(slots, blocks->address[block]),
+            .is_pending = blocks->state[block] == NT_BLOCK_ACTIVE_PENDING_FREE,
+        };
     }
-    m->slots[row] = *out;
+    NT_TRY(nt_grow(&p->alloc, (void **)&p->areas, &p->area_capacity,
+                   p->face.area_count + 1, sizeof *p->areas, m->err));
+    p->areas[p->face.area_count++] = area;
     return NT_OK;
 }
+
+/* Fills areas and pieces, and gives slots to the blocks in them. */
+static nt_status
+program_find_start(program_maker *m)
+{
+    nt_layout *layout;
+    nt_map slots;
+    NT_TRY(nt_timeline_layout(m->timeline, NT_EVENT_BEFORE, &layout, m->err));
+    nt_map_init(&slots, m->p->alloc);
+    nt_status status = program_name_blocks(m, &slots);
+    for (size_t row = 0; row < layout->segments.count && status == NT_OK; row++) {
+        status = program_add_area(m, layout, row, &slots);
+    }
+    nt_map_clear(&slots);
+    nt_timeline_layout_free(m->timeline, layout);
+    return status;
+}
+
+/* The lowest address of each stream and pool kind in which something is mapped. */
+static nt_status
+program_find_bases(program_maker *m, nt_sort_item *bases, size_t *count,
+                   nt_strings *names)
+{
+    const nt_segment_life_columns *lives = nt_timeline_segments(m->timeline);
+    *count = 0;
+    for (size_t i = 0; i < lives->count; i++) {
+        if (!lives->is_expandable[i]) {
+            continue;
+        }
+        const uint64_t name[4] = {lives->pool_first[i], lives->pool_second[i],
+                                  lives->stream[i], lives->kind[i]};
+        uint32_t id;
+        NT_TRY(nt_strings_intern(names, name, sizeof name, &id, m->err));
+        if (id == *count) {
+            bases[(*count)++] = (nt_sort_item){lives->address[i], id};
+        } else if (lives->address[i] < bases[id].key) {
+            bases[id].key = lives->address[i];
+        }
+    }
+    return NT_OK;
+}
+
+/* The least distance between reservations. One that took the place of another can begin
+ * a little beside it, as sizes of small and large ones differ by a page or two: such
+ * distances, a small part of the largest, are none. */
+static uint64_t
+program_least_gap(const nt_sort_item *bases, size_t count)
+{
+    uint64_t largest = 0, least = 0;
+    for (size_t i = 1; i < count; i++) {
+        const uint64_t gap = bases[i].key - bases[i - 1].key;
+        largest = gap > largest ? gap : largest;
+    }
+    for (size_t i = 1; i < count; i++) {
+        const uint64_t gap = bases[i].key - bases[i - 1].key;
+        if (gap > largest / PROGRAM_GAPS && (least == 0 || gap < least)) {
+            least = gap;
+        }
+    }
+    return least;
+}
+
+/* Finds out how large reservations can be. */
+static nt_status
+program_find_reservation(program_maker *m)
+{
+    const size_t rows = nt_timeline_segments(m->timeline)->count;
+    const nt_alloc *alloc = &m->p->alloc;
+    nt_strings *names = NULL;
+    nt_sort_item *bases = NULL;
+    size_t bytes = 0, count = 0;
+    NT_TRY(nt_strings_new(alloc, &names, m->err));
+    if (nt_size_mul(rows, sizeof *bases, &bytes)) {
+        bases = nt_allocate(alloc, bytes);
+    }
+    nt_status status = bases == NULL && rows != 0
+                           ? nt_fail_nomem(m->err)
+                           : program_find_bases(m, bases, &count, names);
+    if (status == NT_OK) {
+        nt_sort(bases, count);
+        m->p->face.reservation = program_least_gap(bases, count);
+    }
+    nt_release(alloc, bases, bytes);
+    nt_strings_free(names);
+    return status;
+}
+
+#define PROGRAM_DEFAULT_POOL ((nt_pool_id){0, 0})
 
 static nt_status
 program_add_step(program_maker *m, const nt_program_step *step)
@@ -126,10 +729,10 @@ program_add_malloc(program_maker *m, size_t i)
     if (m->rows[i] == NT_NONE || step.size == 0 || step.size > NT_LARGEST_REQUEST) {
         return NT_OK;
     }
-    NT_TRY(nt_program_find_lane(m, program_pool_at(m, i, m->events->addr[at]),
-                                m->events->stream[at], &step.lane));
+    NT_TRY(program_find_lane(m, program_pool_at(m, i, m->events->addr[at]),
+                             m->events->stream[at], &step.lane));
     m->last_lane = step.lane;
-    NT_TRY(nt_program_take_slot(m, m->rows[i], &step.slot));
+    NT_TRY(program_take_slot(m, m->rows[i], &step.slot));
     return program_add_step(m, &step);
 }
 
@@ -149,6 +752,23 @@ program_pool_of_oom(const program_maker *m, size_t i)
         m->last_lane < p->face.lane_count &&
         p->lanes[m->last_lane].stream == m->events->stream[m->first + i];
     return is_known ? p->pools[p->lanes[m->last_lane].pool] : PROGRAM_DEFAULT_POOL;
+}
+
+uint64_t
+nt_program_least_request(const nt_program *program, uint64_t rounded)
+{
+    const nt_settings *settings =
+        nt_snapshot_settings(nt_timeline_snapshot(program->timeline));
+    uint64_t low = 1, high = rounded;
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (nt_round_size(settings, middle) >= rounded) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
 }
 
 static nt_status
@@ -171,12 +791,11 @@ program_add_oom(program_maker *m, size_t i)
         m->events->device_free != NULL ? m->events->device_free[at] : NT_UNLIMITED;
     /* In a private pool nobody tries again after a release that was not enough. */
     const bool is_first = m->has_private_pools && m->reserved_then > m->reserved &&
-                          nt_program_settings(m)->max_split_size != NT_UNLIMITED;
-    nt_program_note_failure(m, is_first ? m->reserved_then : m->reserved,
-                            nt_segment_size(nt_program_settings(m), step.size),
-                            free_then);
-    NT_TRY(nt_program_find_lane(m, program_pool_of_oom(m, i), m->events->stream[at],
-                                &step.lane));
+                          program_settings(m)->max_split_size != NT_UNLIMITED;
+    program_note_failure(m, is_first ? m->reserved_then : m->reserved,
+                         nt_segment_size(program_settings(m), step.size), free_then);
+    NT_TRY(program_find_lane(m, program_pool_of_oom(m, i), m->events->stream[at],
+                             &step.lane));
     m->reserved_then = 0;
     return program_add_step(m, &step);
 }
@@ -226,7 +845,7 @@ static nt_status
 program_add_completion(program_maker *m, size_t i)
 {
     bool deferred;
-    NT_TRY(nt_program_defer(m, i, &deferred));
+    NT_TRY(program_defer(m, i, &deferred));
     return deferred ? NT_OK : program_add_free(m, i, m->rows[i], NT_PROGRAM_COMPLETE);
 }
 
@@ -290,7 +909,7 @@ program_add_releases(program_maker *m, size_t i, size_t *end)
     }
     *end = last;
     uint32_t pool = NT_NONE;
-    const bool is_call = nt_program_is_call(m, i, last);
+    const bool is_call = program_is_call(m, i, last);
     if (is_call || last == m->count ||
         program_is_default(
             program_pool_at(m, last, m->events->addr[m->first + last]))) {
@@ -299,7 +918,7 @@ program_add_releases(program_maker *m, size_t i, size_t *end)
     if (!is_call && last < m->count &&
         (action[last] == NT_ACTION_SEGMENT_ALLOC ||
          action[last] == NT_ACTION_SEGMENT_MAP || action[last] == NT_ACTION_ALLOC)) {
-        nt_program_note_shortage(m, i, last);
+        program_note_shortage(m, i, last);
     }
     m->reserved_then =
         !is_call && last < m->count && action[last] == NT_ACTION_OOM ? m->reserved : 0;
@@ -314,8 +933,7 @@ program_add_releases(program_maker *m, size_t i, size_t *end)
         .event = (int32_t)(last - 1),
         .kind = NT_PROGRAM_EMPTY_CACHE,
     };
-    if (pool != 0 && pool != NT_NONE && nt_program_is_quiet(m, i) &&
-        !m->noted_released) {
+    if (pool != 0 && pool != NT_NONE && program_is_quiet(m, i) && !m->noted_released) {
         step.kind = NT_PROGRAM_EMPTY_POOL;
         step.lane = pool;
     }
@@ -330,7 +948,7 @@ program_add_segment(program_maker *m, size_t i)
                                     m->events->size[m->first + i]};
     const bool is_map = m->events->action[m->first + i] == NT_ACTION_SEGMENT_MAP;
     m->reserved += place.size;
-    nt_program_note_growth(m, is_map);
+    program_note_growth(m, is_map);
     if (is_map) {
         return NT_OK;
     }
@@ -348,7 +966,7 @@ program_add_event(program_maker *m, size_t i, size_t *next)
     case NT_ACTION_ALLOC: return program_add_malloc(m, i);
     case NT_ACTION_OOM: return program_add_oom(m, i);
     case NT_ACTION_FREE_REQUESTED:
-        if (nt_program_completes_next(m, i)) {
+        if (program_completes_next(m, i)) {
             *next = i + 2;
             return program_add_free(m, i, m->rows[i], NT_PROGRAM_FREE);
         }
@@ -367,7 +985,7 @@ static nt_status
 program_add_noted(program_maker *m, size_t i)
 {
     bool is_silent;
-    nt_program_pass_noted(m, i, &is_silent);
+    program_pass_noted(m, i, &is_silent);
     const nt_program_step step = {
         .slot = NT_NONE,
         .event = (int32_t)i - 1,
@@ -388,7 +1006,7 @@ program_reserve_steps(program_maker *m)
         steps += action == NT_ACTION_ALLOC || action == NT_ACTION_OOM ||
                  action == NT_ACTION_FREE_REQUESTED ||
                  action == NT_ACTION_FREE_COMPLETED || action == NT_ACTION_SEGMENT_FREE;
-        i += action == NT_ACTION_FREE_REQUESTED && nt_program_completes_next(m, i);
+        i += action == NT_ACTION_FREE_REQUESTED && program_completes_next(m, i);
     }
     return nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity, steps,
                    sizeof *p->steps, m->err);
@@ -404,7 +1022,7 @@ program_add_events(program_maker *m)
             /* A segment that goes with this event is still to be found. */
             NT_TRY(program_follow_segments(m, (int32_t)i - 1));
         }
-        if (m->late_count != 0 && nt_program_ends_wait(m, i)) {
+        if (m->late_count != 0 && program_ends_wait(m, i)) {
             NT_TRY(program_add_late(m, i - 1));
         }
         NT_TRY(program_add_noted(m, i));
@@ -471,9 +1089,9 @@ program_make(program_maker *m)
         m->slots[i] = NT_NONE;
     }
     NT_TRY(program_sort_segments(m));
-    NT_TRY(nt_program_find_calls(m));
-    NT_TRY(nt_program_find_start(m));
-    NT_TRY(nt_program_find_reservation(m));
+    NT_TRY(program_find_calls(m));
+    NT_TRY(program_find_start(m));
+    NT_TRY(program_find_reservation(m));
     m->reserved = nt_timeline_facts(m->timeline)->start_bytes[NT_METRIC_RESERVED];
     m->p->face.bounds = (nt_program_bounds){.low = m->reserved, .high = NT_UNLIMITED};
     return program_add_events(m);
@@ -506,21 +1124,21 @@ program_clear_maker(program_maker *m)
     nt_release(alloc, m->is_users, m->stack_count);
 }
 
-uint64_t
-nt_program_least_request(const nt_program *program, uint64_t rounded)
+void
+nt_program_free(nt_program *face)
 {
-    const nt_settings *settings =
-        nt_snapshot_settings(nt_timeline_snapshot(program->timeline));
-    uint64_t low = 1, high = rounded;
-    while (low < high) {
-        const uint64_t middle = low + (high - low) / 2;
-        if (nt_round_size(settings, middle) >= rounded) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
+    if (face == NULL) {
+        return;
     }
-    return low;
+    program *p = (program *)face;
+    const nt_alloc alloc = p->alloc;
+    nt_release(&alloc, p->steps, p->step_capacity * sizeof *p->steps);
+    nt_release(&alloc, p->lanes, p->lane_capacity * sizeof *p->lanes);
+    nt_release(&alloc, p->pools, p->pool_capacity * sizeof *p->pools);
+    nt_release(&alloc, p->areas, p->area_capacity * sizeof *p->areas);
+    nt_release(&alloc, p->pieces, p->piece_capacity * sizeof *p->pieces);
+    nt_release(&alloc, p->places, p->place_capacity * sizeof *p->places);
+    nt_release(&alloc, p, sizeof *p);
 }
 
 nt_status
@@ -559,19 +1177,228 @@ nt_program_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_program **
     return NT_OK;
 }
 
-void
-nt_program_free(nt_program *face)
+/* Programs that differ from what was recorded. */
+
+typedef struct program_editor {
+    program *p; /* the copy */
+    const nt_program_change *change;
+    size_t events;
+    uint8_t *gone;    /* by slot: its block was left out, or freed already */
+    int32_t *owners;  /* by slot: the request whose block it is, or NT_EVENT_NEVER */
+    uint32_t *slots;  /* by event: the slot of the block that it made */
+    int32_t *first;   /* by event: a request whose block ends after it */
+    int32_t *others;  /* by request: another one that ends with it */
+    int32_t next_end; /* blocks that end after earlier events are freed */
+    size_t next_call;
+    nt_error *err;
+} program_editor;
+
+static nt_status
+program_put(program_editor *e, const nt_program_step *step)
 {
-    if (face == NULL) {
+    program *p = e->p;
+    NT_TRY(nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity,
+                   p->face.step_count + 1, sizeof *p->steps, e->err));
+    p->steps[p->face.step_count++] = *step;
+    return NT_OK;
+}
+
+/* The calls of empty_cache() that come before event `event`. */
+static nt_status
+program_put_calls(program_editor *e, int32_t event)
+{
+    const nt_program_change *change = e->change;
+    while (e->next_call < change->call_count && change->calls[e->next_call] < event) {
+        const nt_program_step call = {
+            .slot = NT_NONE,
+            .event = change->calls[e->next_call++],
+            .kind = NT_PROGRAM_EMPTY_CACHE,
+        };
+        NT_TRY(program_put(e, &call));
+    }
+    return NT_OK;
+}
+
+/* Frees the blocks that end before event `event`. */
+static nt_status
+program_put_ends(program_editor *e, int32_t event)
+{
+    if (e->change->ends == NULL) {
+        return NT_OK;
+    }
+    for (; e->next_end < event && (size_t)e->next_end < e->events; e->next_end++) {
+        for (int32_t i = e->first[e->next_end]; i != NT_EVENT_NEVER; i = e->others[i]) {
+            const uint32_t slot = e->slots[i];
+            if (slot == NT_NONE || e->owners[slot] != i || e->gone[slot] != 0) {
+                continue;
+            }
+            const nt_program_step step = {
+                .slot = slot,
+                .event = e->next_end + 1, /* as of a free that takes two events */
+                .kind = NT_PROGRAM_FREE,
+            };
+            e->gone[slot] = 1;
+            NT_TRY(program_put(e, &step));
+        }
+    }
+    return NT_OK;
+}
+
+/* Notes whose block is in a slot, after a step of the program. */
+static void
+program_note_owner(program_editor *e, const nt_program_step *step)
+{
+    if (e->change->ends == NULL || step->slot == NT_NONE) {
         return;
     }
-    program *p = (program *)face;
-    const nt_alloc alloc = p->alloc;
-    nt_release(&alloc, p->steps, p->step_capacity * sizeof *p->steps);
-    nt_release(&alloc, p->lanes, p->lane_capacity * sizeof *p->lanes);
-    nt_release(&alloc, p->pools, p->pool_capacity * sizeof *p->pools);
-    nt_release(&alloc, p->areas, p->area_capacity * sizeof *p->areas);
-    nt_release(&alloc, p->pieces, p->piece_capacity * sizeof *p->pieces);
-    nt_release(&alloc, p->places, p->place_capacity * sizeof *p->places);
-    nt_release(&alloc, p, sizeof *p);
+    const bool is_made = step->kind == NT_PROGRAM_MALLOC && e->gone[step->slot] == 0;
+    e->owners[step->slot] = is_made ? step->event : NT_EVENT_NEVER;
+    if (is_made) {
+        e->slots[step->event] = step->slot;
+    }
+}
+
+static nt_status
+program_put_request(program_editor *e, const nt_program_step *from)
+{
+    const nt_program_change *change = e->change;
+    nt_program_step step = *from;
+    if (change->sizes != NULL) {
+        step.size = change->sizes[step.event];
+    }
+    if (step.size > NT_LARGEST_REQUEST) {
+        return nt_fail(e->err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "a request is larger than the allocator takes");
+    }
+    if (step.kind == NT_PROGRAM_MALLOC) {
+        e->gone[step.slot] = step.size == 0;
+    }
+    return step.size == 0 ? NT_OK : program_put(e, &step);
+}
+
+static nt_status
+program_put_steps(program_editor *e, const nt_program *from)
+{
+    for (size_t i = 0; i < from->step_count; i++) {
+        const nt_program_step *step = &from->steps[i];
+        NT_TRY(program_put_ends(e, step->event));
+        NT_TRY(program_put_calls(e, step->event));
+        if (step->kind == NT_PROGRAM_MALLOC || step->kind == NT_PROGRAM_OOM) {
+            NT_TRY(program_put_request(e, step));
+        } else if (step->slot == NT_NONE || e->gone[step->slot] == 0) {
+            NT_TRY(program_put(e, step));
+        }
+        program_note_owner(e, step);
+    }
+    NT_TRY(program_put_ends(e, INT32_MAX));
+    return program_put_calls(e, INT32_MAX);
+}
+
+static nt_status
+program_check_calls(const nt_program *program, const nt_program_change *change,
+                    nt_error *err)
+{
+    const int64_t count = (int64_t)nt_timeline_event_count(program->timeline);
+    int64_t last = 0;
+    for (size_t i = 0; i < change->call_count; i++) {
+        if (change->calls[i] < last || change->calls[i] >= count) {
+            return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                           "no call can be after event %d in this place",
+                           (int)change->calls[i]);
+        }
+        last = change->calls[i];
+    }
+    return NT_OK;
+}
+
+/* Sorts the requests by where their blocks end. */
+static nt_status
+program_sort_ends(program_editor *e)
+{
+    const int32_t *ends = e->change->ends;
+    for (size_t i = 0; i < e->events; i++) {
+        e->first[i] = NT_EVENT_NEVER;
+        e->slots[i] = NT_NONE;
+    }
+    for (size_t i = e->events; i-- > 0;) {
+        if (ends[i] == NT_EVENT_NEVER) {
+            continue;
+        }
+        if (ends[i] < (int32_t)i || (size_t)ends[i] >= e->events) {
+            return nt_fail(e->err, NT_ARGUMENT, NT_NO_OFFSET,
+                           "no block can be made by event %zu and end after event %d",
+                           i, (int)ends[i]);
+        }
+        e->others[i] = e->first[ends[i]];
+        e->first[ends[i]] = (int32_t)i;
+    }
+    return NT_OK;
+}
+
+/* Room for what the editor keeps. */
+static nt_status
+program_open_editor(program_editor *e, const nt_alloc *alloc, size_t slots)
+{
+    const bool has_ends = e->change->ends != NULL;
+    const size_t events = has_ends ? e->events : 0, owned = has_ends ? slots : 0;
+    e->gone = nt_allocate(alloc, slots);
+    e->owners = nt_allocate(alloc, owned * sizeof *e->owners);
+    e->slots = nt_allocate(alloc, events * sizeof *e->slots);
+    e->first = nt_allocate(alloc, events * sizeof *e->first);
+    e->others = nt_allocate(alloc, events * sizeof *e->others);
+    if ((slots != 0 && e->gone == NULL) || (owned != 0 && e->owners == NULL) ||
+        (events != 0 && (e->slots == NULL || e->first == NULL || e->others == NULL))) {
+        return nt_fail_nomem(e->err);
+    }
+    for (size_t i = 0; i < slots; i++) {
+        e->gone[i] = 0;
+    }
+    for (size_t i = 0; i < owned; i++) {
+        e->owners[i] = NT_EVENT_NEVER;
+    }
+    return has_ends ? program_sort_ends(e) : NT_OK;
+}
+
+static void
+program_close_editor(program_editor *e, const nt_alloc *alloc, size_t slots)
+{
+    const bool has_ends = e->change->ends != NULL;
+    const size_t events = has_ends ? e->events : 0, owned = has_ends ? slots : 0;
+    nt_release(alloc, e->gone, slots);
+    nt_release(alloc, e->owners, owned * sizeof *e->owners);
+    nt_release(alloc, e->slots, events * sizeof *e->slots);
+    nt_release(alloc, e->first, events * sizeof *e->first);
+    nt_release(alloc, e->others, events * sizeof *e->others);
+}
+
+nt_status
+nt_program_edit(const nt_alloc *alloc, const nt_program *from,
+                const nt_program_change *change, nt_program **out, nt_error *err)
+{
+    NT_TRY(program_check_calls(from, change, err));
+    program *p = nt_allocate(alloc, sizeof *p);
+    if (p == NULL) {
+        return nt_fail_nomem(err);
+    }
+    /* All but the steps is shared with `from`. */
+    *p = (program){.face = *from, .alloc = *alloc};
+    p->face.step_count = 0;
+    program_editor e = {
+        .p = p,
+        .change = change,
+        .events = nt_timeline_event_count(from->timeline),
+        .err = err,
+    };
+    nt_status status = program_open_editor(&e, alloc, from->slot_count);
+    if (status == NT_OK) {
+        status = program_put_steps(&e, from);
+    }
+    program_close_editor(&e, alloc, from->slot_count);
+    p->face.steps = p->steps;
+    if (status == NT_OK) {
+        *out = &p->face;
+    } else {
+        nt_program_free(&p->face);
+    }
+    return status;
 }

@@ -238,4 +238,14 @@ nt_replay_check(const nt_alloc *alloc, const nt_program *program,
                 nt_replay_fidelity *out, nt_replay_figures *figures,
                 nt_error *err) NT_CHECKED;
 
+/*
+ * Whether the state before the trace is more than the blocks in it: memory that was
+ * cached, or is cut up, by what the program did before. Under other settings it would
+ * then be different, and how is not known.
+ */
+nt_status
+nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
+                      const nt_replay_options *options, bool *out,
+                      nt_error *err) NT_CHECKED;
+
 #endif

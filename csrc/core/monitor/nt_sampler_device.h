@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The insides of nt_sampler: what is kept of a device, without threads. Times are Unix
  * time in microseconds, and given by the caller. */
-#ifndef NT_SAMPLER_STATE_H
-#define NT_SAMPLER_STATE_H
+#ifndef NT_SAMPLER_DEVICE_H
+#define NT_SAMPLER_DEVICE_H
 
 #include "monitor/nt_sampler.h"
 
