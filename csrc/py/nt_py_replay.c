@@ -3,6 +3,8 @@
  * any number of threads run one at a time, without the GIL. */
 #include "nt_py_replay.h"
 
+#include "whatif/nt_replay_range.h"
+
 /* What a call asks for. */
 typedef struct replay_request {
     nt_replay_options options;

@@ -336,21 +336,6 @@ NT_TEST(impossible_arguments_are_refused)
     nt_desk_close(&d);
 }
 
-NT_TEST(reset_starts_peaks_anew)
-{
-    nt_desk d;
-    nt_desk_open(&d, t, "", 0);
-    const uint32_t a = nt_desk_malloc(&d, 30 * MIB);
-    nt_desk_free(&d, nt_desk_malloc(&d, 50 * MIB));
-    nt_desk_empty_cache(&d);
-    NT_CHECK_UINT(nt_desk_stats(&d)->peak[NT_METRIC_RESERVED], 80 * MIB);
-    nt_allocator_reset_stats(d.model);
-    NT_CHECK_UINT(nt_desk_stats(&d)->peak[NT_METRIC_RESERVED], 30 * MIB);
-    NT_CHECK_UINT(nt_desk_stats(&d)->device_allocs, 0);
-    nt_desk_free(&d, a);
-    nt_desk_close(&d);
-}
-
 /* The built-in policy, and a model of an endless device. */
 static nt_status
 allocator_run(nt_test *t, const nt_alloc *alloc, void *ctx)
@@ -414,7 +399,6 @@ const nt_test_case nt_allocator_tests[] = {
     NT_CASE(segments_are_as_large_as_set),
     NT_CASE(weight_streaming_leaves_known_ratios),
     NT_CASE(impossible_arguments_are_refused),
-    NT_CASE(reset_starts_peaks_anew),
     NT_CASE(refused_memory_ends_the_model),
     NT_CASES_END,
 };

@@ -20,6 +20,7 @@ typedef struct random_program {
     uint32_t live[RANDOM_LIVE], later[RANDOM_LIVE];
     size_t live_count, later_count;
     bool is_capturing;
+    uint64_t waits; /* of the model, at the last request */
 } random_program;
 
 static const char *const random_settings[] = {
@@ -106,10 +107,10 @@ random_malloc(random_program *p)
         NT_CHECK_INT(p->desk.deeds[p->desk.deed_count - 1].action, NT_ACTION_OOM);
     }
     const nt_allocator_stats *stats = nt_desk_stats(&p->desk);
-    if (stats->waits != 0) {
+    if (stats->waits != p->waits) {
         /* What waited is free now. */
         p->later_count = 0;
-        nt_allocator_reset_stats(p->desk.model);
+        p->waits = stats->waits;
     }
     p->desk.deed_count = 0;
 }

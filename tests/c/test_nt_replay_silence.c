@@ -3,7 +3,7 @@
  * as snapshots. */
 #include <string.h>
 
-#include "whatif/nt_replay.h"
+#include "whatif/nt_replay_range.h"
 #include "base/nt_columns.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"

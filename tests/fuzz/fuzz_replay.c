@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "whatif/nt_replay.h"
+#include "whatif/nt_replay_range.h"
 #include "nt_fuzz.h"
 
 static const char *const settings[] = {

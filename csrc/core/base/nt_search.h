@@ -5,6 +5,23 @@
 
 #include "base/nt_base.h"
 
+/*
+ * Raises `low` to the first index for which `is_before`, an expression in `middle`, is
+ * false, or to `high`, if it is true for all. Behind an index for which it is false it
+ * is false too.
+ */
+#define NT_BISECT(low, high, middle, is_before)                                        \
+    do {                                                                               \
+        while ((low) < (high)) {                                                       \
+            const size_t middle = (low) + ((high) - (low)) / 2;                        \
+            if (is_before) {                                                           \
+                (low) = middle + 1;                                                    \
+            } else {                                                                   \
+                (high) = middle;                                                       \
+            }                                                                          \
+        }                                                                              \
+    } while (0)
+
 /* Numbers that never fall: in 32 bits each where none needs more, and `wide` is NULL.
  */
 typedef struct nt_rising {
@@ -46,14 +63,7 @@ nt_search_ahead(nt_rising values, size_t low, size_t high, uint64_t value, size_
             low = high - low > step ? high - step + 1 : low;
         }
     }
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (nt_rising_at(values, middle) < value) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, nt_rising_at(values, middle) < value);
     return low;
 }
 

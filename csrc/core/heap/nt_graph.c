@@ -3,9 +3,8 @@
 
 #include <string.h>
 
-/* Private to nt_graph: the nodes that a search has found, in the order of finding. */
-
-/* All-zero is the empty queue. Nothing is ever removed: readers walk along it. */
+/* The nodes that a search has found, in the order of finding. All-zero is the empty
+ * queue. Nothing is ever removed: readers walk along it. */
 typedef struct graph_queue {
     uint32_t *nodes;
     size_t capacity;

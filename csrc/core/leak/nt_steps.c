@@ -3,7 +3,9 @@
 
 #include <string.h>
 
-/* What the files of nt_steps share. Events count within the device's trace. */
+#include "base/nt_search.h"
+
+/* Events count within the device's trace. */
 
 /* Fewer steps than these are no evidence of a loop, and no steps at all. */
 enum { NT_STEPS_LEAST_LOOP = 3, NT_STEPS_LEAST = 2 };
@@ -238,14 +240,7 @@ static size_t
 steps_at_time(const steps_work *w, int64_t time_us)
 {
     size_t low = 0, high = w->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (w->time_us[middle] < time_us) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, w->time_us[middle] < time_us);
     return low;
 }
 

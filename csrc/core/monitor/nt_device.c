@@ -9,8 +9,6 @@
 #include "monitor/nt_device_abi.h"
 #include "monitor/nt_library.h"
 
-/* What an nt_device is made of, for its own files. */
-
 typedef struct device_nvml {
     nt_nvml_init_fn *init;
     nt_nvml_shutdown_fn *shutdown;
@@ -216,7 +214,6 @@ nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process
 
 /* clang-format off */
 #define CUDA(field, name, is_needed) {name, offsetof(device_cuda, field), is_needed}
-
 /* clang-format on */
 
 /* The names that cuda.h maps its functions to; cuInit is not among them. */
@@ -389,7 +386,6 @@ nt_device_read_visible(nt_device *device, size_t ordinal, nt_device_memory *out,
 
 /* clang-format off */
 #define NVML(field, name, is_needed) {name, offsetof(device_nvml, field), is_needed}
-
 /* clang-format on */
 
 static const nt_library_entry device_nvml_entries[] = {

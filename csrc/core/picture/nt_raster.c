@@ -155,16 +155,9 @@ typedef struct nt_raster_edges {
 static uint32_t
 raster_column_of(const nt_raster_edges *e, uint32_t state)
 {
-    uint32_t low = 0, high = e->width;
-    while (high - low > 1) {
-        const uint32_t middle = low + (high - low) / 2;
-        if (e->begin[middle] <= state) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    uint32_t low = 1, high = e->width;
+    NT_BISECT(low, high, middle, e->begin[middle] <= state);
+    return low - 1;
 }
 
 static uint32_t
@@ -173,14 +166,7 @@ raster_last_of(const nt_raster_edges *e, uint32_t to, uint32_t column)
     const uint16_t *hint = e->hints + ((to - e->first) >> e->hint_shift);
     uint32_t low = hint[0] < column ? column : hint[0];
     uint32_t high = hint[1] < column ? column : hint[1];
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        if (to < e->after[middle]) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
+    NT_BISECT(low, high, middle, e->after[middle] <= to);
     return low;
 }
 
@@ -554,14 +540,7 @@ static const nt_raster_range *
 map_range_at(const nt_raster *r, uint64_t address)
 {
     size_t low = 0, high = r->range_count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (r->ranges[middle].address <= address) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, r->ranges[middle].address <= address);
     if (low == 0 || address - r->ranges[low - 1].address >= r->ranges[low - 1].size) {
         return NULL;
     }
@@ -694,14 +673,7 @@ map_holds(const nt_raster *r, const map_sweep *m, uint64_t address)
 {
     const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
     size_t low = 0, high = m->segment_count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (m->segments[middle].key <= address) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, m->segments[middle].key <= address);
     const size_t found =
         low == 0 ? NT_NO_MEMBER : nt_bitset_last(&m->standing, low - 1);
     return found != NT_NO_MEMBER &&
@@ -1129,7 +1101,7 @@ done:
 
 /*
  * The planes of a view: what is reserved, and the largest blocks, which are painted one
- * by one. What a sweep over the states finds out is in raster_sums.c.
+ * by one.
  */
 
 /* Where a pixel of a column begins, from the view's first position: it sees what begins

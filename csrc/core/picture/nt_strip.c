@@ -178,16 +178,9 @@ series_value_of(const nt_strip_series *s, size_t state)
     if (s->starts == NULL) {
         return state;
     }
-    size_t low = 0, high = s->count;
-    while (high - low > 1) {
-        const size_t middle = low + (high - low) / 2;
-        if (s->starts[middle] <= state) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    size_t low = 1, high = s->count;
+    NT_BISECT(low, high, middle, s->starts[middle] <= state);
+    return low - 1;
 }
 
 /* The bytes in a state. */
@@ -316,14 +309,7 @@ strip_step_extras(const nt_strip *strip, size_t first, size_t end, uint64_t *ban
 {
     const uint64_t *sizes = nt_timeline_allocations(strip->timeline)->size;
     size_t low = 0, high = strip->extra_count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (strip->extras[middle].key / 2 < first) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, strip->extras[middle].key / 2 < first);
     for (; low < strip->extra_count && strip->extras[low].key / 2 < end; low++) {
         const uint32_t row = strip->extras[low].value;
         uint64_t *band = &bands[strip->codes[row]];

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trace/nt_categories.h"
 
+#include "base/nt_search.h"
 #include "base/nt_map.h"
-
-/* What the rules of nt_categories use; for its own files only. */
 
 typedef struct categories {
     nt_alloc alloc;
@@ -87,7 +86,7 @@ scratch_is_one_call(const categories *c, const uint32_t *stack, int32_t begin,
     return true;
 }
 
-/* categories_scratch.c: what one operation makes and frees. */
+/* What one operation makes and frees. */
 static void
 categories_scratch(categories *c)
 {
@@ -172,19 +171,12 @@ copies_find_ready(const copies *k)
     }
 }
 
-/* How many passes end before `event`, or begin before it. */
+/* How many passes end before `event`. */
 static size_t
 categories_ended(const categories *c, int32_t event)
 {
     size_t low = 0, high = c->span_count;
-    while (low < high) {
-        const size_t mid = low + (high - low) / 2;
-        if (c->spans[mid].end < event) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
-    }
+    NT_BISECT(low, high, middle, c->spans[middle].end < event);
     return low;
 }
 
@@ -320,7 +312,7 @@ done:
     return status;
 }
 
-/* categories_copies.c: tensors of the program's own as large as its gradients. */
+/* Tensors of the program's own as large as its gradients. */
 static nt_status
 categories_copies(categories *c)
 {
@@ -413,18 +405,12 @@ backward_drop_workspaces(categories *c, size_t first, size_t end)
     }
 }
 
+/* How many passes begin before `event`. */
 static size_t
 categories_begun(const categories *c, int32_t event)
 {
     size_t low = 0, high = c->span_count;
-    while (low < high) {
-        const size_t mid = low + (high - low) / 2;
-        if (c->spans[mid].begin < event) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
-    }
+    NT_BISECT(low, high, middle, c->spans[middle].begin < event);
     return low;
 }
 
@@ -632,7 +618,7 @@ done:
     return status;
 }
 
-/* categories_backward.c: what backward passes make, and so the gradients' sizes. */
+/* What backward passes make, and so the gradients' sizes. */
 static nt_status
 categories_backward(categories *c)
 {
@@ -667,14 +653,7 @@ static size_t
 categories_next_call(const categories *c, int32_t event)
 {
     size_t low = 0, high = c->forward_count;
-    while (low < high) {
-        const size_t mid = low + (high - low) / 2;
-        if (c->forward[mid] < event) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
-    }
+    NT_BISECT(low, high, middle, c->forward[middle] < event);
     return low;
 }
 

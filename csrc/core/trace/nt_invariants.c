@@ -6,7 +6,7 @@
 #include "base/nt_map.h"
 #include "base/nt_sort.h"
 
-/* Private to nt_invariants: notes counted by kind, and the part about events. */
+/* Notes, counted by kind. */
 
 /* A file may have more devices than notes are worth a reader's time: those from this
  * number on are counted with the one below. */
@@ -295,8 +295,7 @@ invariants_trace(const nt_alloc *alloc, nt_snapshot *snapshot,
     return says_kind ? trace_check_kinds(alloc, snapshot, notes, err) : NT_OK;
 }
 
-/* What the blocks and segments of a file must be; invariants_trace.c has its events.
- */
+/* What the blocks and segments of a file must be. */
 
 typedef struct layout_check {
     nt_snapshot *snapshot;

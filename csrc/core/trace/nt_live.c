@@ -90,8 +90,8 @@ blocks_make(const nt_alloc *alloc, uint64_t slots)
     return blocks;
 }
 
-void
-nt_live_blocks_clear(nt_live_blocks *blocks)
+static void
+live_blocks_clear(nt_live_blocks *blocks)
 {
     memset(blocks->rows, 0, (size_t)blocks->slots * sizeof(blocks_row));
     blocks->count = 0;
@@ -111,7 +111,7 @@ nt_live_blocks_new(const nt_alloc *alloc, uint64_t most)
     nt_live_blocks *blocks = blocks_make(alloc, slots);
     if (blocks != NULL) {
         blocks->most = most;
-        nt_live_blocks_clear(blocks);
+        live_blocks_clear(blocks);
     }
     return blocks;
 }
@@ -278,9 +278,8 @@ live_builder_add_bare(nt_live_builder *b, int32_t device, uint64_t address,
                : live_note(b, live_append_block(b, &block, stack));
 }
 
-int
-nt_live_blocks_emit(const nt_live_blocks *blocks, nt_live_builder *builder,
-                    int32_t device)
+static int
+live_blocks_emit(const nt_live_blocks *blocks, nt_live_builder *builder, int32_t device)
 {
     const nt_alloc *alloc = &blocks->alloc;
     const size_t bytes = (size_t)blocks->count * sizeof(nt_sort_item);
@@ -1050,10 +1049,10 @@ nt_live_table(void)
         .set_roundup = live_set_roundup,
         .blocks_new = live_blocks_new,
         .blocks_free = nt_live_blocks_free,
-        .blocks_clear = nt_live_blocks_clear,
+        .blocks_clear = live_blocks_clear,
         .blocks_add = nt_live_blocks_add,
         .blocks_remove = nt_live_blocks_remove,
-        .blocks_emit = nt_live_blocks_emit,
+        .blocks_emit = live_blocks_emit,
         .blocks_copy = nt_live_blocks_copy,
         .blocks_count = nt_live_blocks_count,
     };

@@ -51,16 +51,11 @@ nt_live_blocks *
 nt_live_blocks_new(const nt_alloc *alloc, uint64_t most);
 void
 nt_live_blocks_free(nt_live_blocks *blocks);
-void
-nt_live_blocks_clear(nt_live_blocks *blocks);
 int
 nt_live_blocks_add(nt_live_blocks *blocks, uint64_t address, uint64_t size,
                    uint32_t stack);
 uint64_t
 nt_live_blocks_remove(nt_live_blocks *blocks, uint64_t address);
-int
-nt_live_blocks_emit(const nt_live_blocks *blocks, nt_live_builder *builder,
-                    int32_t device);
 nt_live_blocks *
 nt_live_blocks_copy(const nt_live_blocks *blocks);
 uint64_t

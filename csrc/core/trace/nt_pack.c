@@ -9,7 +9,7 @@
 #include "trace/nt_invariants.h"
 #include "trace/nt_reader_schema.h"
 
-/* Columns of numbers as bytes, for the files of nt_pack. */
+/* Columns of numbers as bytes. */
 
 /* Rows whose columns are written one after the other. */
 #define NT_PACK_ROWS ((size_t)1 << 16)

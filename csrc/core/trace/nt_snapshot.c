@@ -6,7 +6,7 @@
 
 #include "base/nt_columns.h"
 
-/* Private to nt_snapshot: what the rows of allocator_settings come to. */
+/* What the rows of allocator_settings come to. */
 
 struct nt_snapshot {
     nt_alloc alloc;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/nt_search.h"
 #include "base/nt_bitset.h"
 #include "base/nt_columns.h"
 #include "base/nt_map.h"
@@ -287,14 +288,7 @@ static size_t
 broken_rank(const nt_sort_item *items, size_t count, uint64_t key)
 {
     size_t low = 0, high = count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (items[middle].key < key) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, items[middle].key < key);
     return low;
 }
 

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/nt_search.h"
 #include "base/nt_bitset.h"
 #include "base/nt_columns.h"
 #include "base/nt_sort.h"
@@ -326,16 +327,9 @@ timeline_points_clear(nt_timeline_points *points)
 static size_t
 timeline_points_rank(const nt_timeline_points *points, uint64_t address)
 {
-    size_t low = 0, high = points->count;
-    while (high - low > 1) {
-        const size_t middle = low + (high - low) / 2;
-        if (points->items[middle].key <= address) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    size_t low = 1, high = points->count;
+    NT_BISECT(low, high, middle, points->items[middle].key <= address);
+    return low - 1;
 }
 
 /*
@@ -869,14 +863,7 @@ static size_t
 start_rank(const nt_sort_item *items, size_t count, uint64_t key)
 {
     size_t low = 0, high = count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (items[middle].key <= key) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, items[middle].key <= key);
     return low;
 }
 
@@ -1291,14 +1278,7 @@ static bool
 large_is_expandable(const nt_timeline_large *large, uint64_t address)
 {
     size_t low = 0, high = large->expandable_count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (large->expandable[middle].end <= address) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    NT_BISECT(low, high, middle, large->expandable[middle].end <= address);
     return low < large->expandable_count && large->expandable[low].first <= address;
 }
 

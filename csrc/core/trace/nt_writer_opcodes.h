@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The opcodes of pickle protocol 4 that nt_writer.c needs, gathered in frames as
- * Python's own pickler gathers them. Knows nothing of snapshots; used by
- * nt_writer.c and by nobody else.
+ * The opcodes of pickle protocol 4 that a snapshot needs, gathered in frames as
+ * Python's own pickler gathers them. Knows nothing of snapshots.
  */
 #ifndef NT_WRITER_OPCODES_H
 #define NT_WRITER_OPCODES_H

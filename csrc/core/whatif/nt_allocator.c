@@ -136,12 +136,6 @@ nt_allocator_rise(nt_allocator *model, nt_metric metric, uint64_t bytes)
     }
 }
 
-/* Blocks. ---------------------------------------------------------------- */
-
-/* Memory from the device. ------------------------------------------------ */
-
-/* Memory given back. ----------------------------------------------------- */
-
 /* A new row between `before` and `after`, which may be NT_NONE. */
 static nt_status
 allocator_add_block(nt_allocator *model, const allocator_block *block, uint32_t *out,
@@ -2021,16 +2015,4 @@ const nt_allocator_stats *
 nt_allocator_get_stats(const nt_allocator *model)
 {
     return &model->stats;
-}
-
-void
-nt_allocator_reset_stats(nt_allocator *model)
-{
-    nt_allocator_stats *stats = &model->stats;
-    memcpy(stats->peak, stats->bytes, sizeof stats->peak);
-    stats->device_allocs = 0;
-    stats->device_frees = 0;
-    stats->ooms = 0;
-    stats->retries = 0;
-    stats->waits = 0;
 }

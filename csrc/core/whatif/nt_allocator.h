@@ -186,9 +186,6 @@ nt_allocator_lane(const nt_allocator *model, uint32_t block);
 
 const nt_allocator_stats *
 nt_allocator_get_stats(const nt_allocator *model);
-/* Peaks begin at what is now, and counts of calls and failures at 0. */
-void
-nt_allocator_reset_stats(nt_allocator *model);
 
 /* A state that is there before the first request. ------------------------- */
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What can come out where addresses, time and rounding leave it open. */
-#include "whatif/nt_replay.h"
+#include "whatif/nt_replay_range.h"
 
 #include <string.h>
 
