@@ -6,8 +6,8 @@
 #ifndef NT_DESK_H
 #define NT_DESK_H
 
-#include "whatif/nt_allocator.h"
 #include "nt_test.h"
+#include "whatif/nt_allocator.h"
 
 #define MIB UINT64_C(1048576)
 

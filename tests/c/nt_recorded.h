@@ -3,8 +3,8 @@
 #ifndef NT_RECORDED_H
 #define NT_RECORDED_H
 
-#include "whatif/nt_program.h"
 #include "nt_test.h"
+#include "whatif/nt_program.h"
 
 typedef struct nt_recorded {
     nt_snapshot *snapshot;

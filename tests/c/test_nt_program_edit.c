@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "whatif/nt_replay.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"
+#include "whatif/nt_replay.h"
 
 #define BASE UINT64_C(0x7f0000000000)
 #define EVENTS 8

@@ -3,10 +3,10 @@
  * as snapshots. */
 #include <string.h>
 
-#include "whatif/nt_replay_range.h"
 #include "base/nt_columns.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"
+#include "whatif/nt_replay_range.h"
 
 #define BASE UINT64_C(0x7f0000000000)
 

@@ -3,11 +3,11 @@
  * it, and in the program of its trace. */
 #include <stdio.h>
 
-#include "whatif/nt_program.h"
-#include "whatif/nt_replay.h"
 #include "nt_file.h"
 #include "nt_trace.h"
 #include "trace/nt_writer.h"
+#include "whatif/nt_program.h"
+#include "whatif/nt_replay.h"
 
 #define BASE UINT64_C(0x7f0000000000)
 

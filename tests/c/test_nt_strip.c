@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "picture/nt_raster.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"
+#include "picture/nt_raster.h"
 
 #define BASE UINT64_C(0x7f0000000000)
 

@@ -9,11 +9,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "trace/nt_passes.h"
 #include "nt_fuzz.h"
 #include "nt_fuzz_page.h"
 #include "nt_page.h"
 #include "trace/nt_pack.h"
+#include "trace/nt_passes.h"
 
 /* The file that is read, the choices that its bytes make, and what was saved. */
 static const uint8_t *file_bytes;

@@ -7,8 +7,8 @@
  */
 #include <string.h>
 
-#include "picture/nt_raster.h"
 #include "nt_fuzz.h"
+#include "picture/nt_raster.h"
 
 #define MOST_SIDE 24
 #define MOST_PIXELS (MOST_SIDE * MOST_SIDE)

@@ -7,8 +7,8 @@
  */
 #include <string.h>
 
-#include "whatif/nt_replay_range.h"
 #include "nt_fuzz.h"
+#include "whatif/nt_replay_range.h"
 
 static const char *const settings[] = {
     "",

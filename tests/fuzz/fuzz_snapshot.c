@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fragmentation/nt_fragment.h"
 #include "base/nt_utf8.h"
+#include "fragmentation/nt_fragment.h"
 #include "nt_fuzz.h"
 #include "trace/nt_timeline.h"
 

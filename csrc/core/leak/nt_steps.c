@@ -33,7 +33,7 @@ typedef struct steps_work {
 } steps_work;
 
 static inline bool
-nt_steps_allocates(const steps_work *w, size_t event)
+steps_allocates(const steps_work *w, size_t event)
 {
     return w->action[event] == NT_ACTION_ALLOC;
 }
@@ -328,7 +328,7 @@ static bool
 steps_allocate(const steps_work *w, size_t first, size_t end)
 {
     for (size_t i = first; i < end; i++) {
-        if (nt_steps_allocates(w, i)) {
+        if (steps_allocates(w, i)) {
             return true;
         }
     }
@@ -418,7 +418,7 @@ static bool
 steps_has_forward(const steps_work *w, size_t event)
 {
     for (size_t i = event; i < w->count; i++) {
-        if (w->role[i] == NT_ROLE_MODULE && nt_steps_allocates(w, i)) {
+        if (w->role[i] == NT_ROLE_MODULE && steps_allocates(w, i)) {
             return true;
         }
     }
@@ -446,7 +446,7 @@ steps_end_at(steps_work *w, steps_ends *ends, size_t end, nt_error *err)
 {
     size_t edge = end > ends->edge ? end : ends->edge;
     while (edge < w->count &&
-           (!nt_steps_allocates(w, edge) || steps_is_optimizer(w->role[edge]))) {
+           (!steps_allocates(w, edge) || steps_is_optimizer(w->role[edge]))) {
         edge++;
     }
     const size_t passes = steps_passes_before(w, edge, ends->passes);
@@ -600,7 +600,7 @@ steps_tree_init(steps_work *w, steps_tree *tree, nt_error *err)
     }
     memset(tree->weight, 0, size);
     for (size_t i = 0; i < w->count; i++) {
-        if (nt_steps_allocates(w, i) && w->stack[i] != NT_NO_STACK) {
+        if (steps_allocates(w, i) && w->stack[i] != NT_NO_STACK) {
             tree->weight[w->stack[i]]++;
         }
     }
@@ -632,7 +632,7 @@ steps_line(const steps_work *w, const steps_tree *tree, const steps_level *level
            size_t event, int64_t *line)
 {
     const uint32_t stack = w->stack[event];
-    if (!nt_steps_allocates(w, event) || stack == NT_NO_STACK) {
+    if (!steps_allocates(w, event) || stack == NT_NO_STACK) {
         return false;
     }
     const bool is_own = stack == level->outer && stack != NT_EMPTY_STACK;
@@ -795,7 +795,7 @@ steps_cut_loop(steps_work *w, steps_tree *tree, const steps_found_loop *loop,
         before = line;
         end = i + 1;
     }
-    while (end < w->count && !nt_steps_allocates(w, end)) {
+    while (end < w->count && !steps_allocates(w, end)) {
         end++;
     }
     return w->edge_count == 0 ? NT_OK : steps_add_edge(w, end, err);
@@ -824,7 +824,7 @@ steps_are_outside(const steps_work *w)
     for (size_t k = 0; k + 1 < w->edge_count; k++) {
         size_t event = w->edges[k];
         while (event < w->edges[k + 1] &&
-               !(nt_steps_allocates(w, event) &&
+               !(steps_allocates(w, event) &&
                  (w->role[event] == NT_ROLE_USER || w->role[event] == NT_ROLE_EMPTY))) {
             event++;
         }
@@ -926,7 +926,7 @@ steps_is_step(const steps_work *w, size_t period, size_t end)
 {
     size_t allocations = 0;
     for (size_t i = end - period; i < end; i++) {
-        allocations += nt_steps_allocates(w, i);
+        allocations += steps_allocates(w, i);
     }
     return allocations >= STEPS_ALLOCATIONS;
 }

@@ -63,7 +63,7 @@ struct nt_raster {
 
 /* The first state without what ends with `event`, which may be NT_EVENT_NEVER. */
 static inline uint32_t
-nt_raster_end_state(const nt_raster *r, int32_t event)
+raster_end_state(const nt_raster *r, int32_t event)
 {
     if (event == NT_EVENT_NEVER) {
         return (uint32_t)r->states;
@@ -74,7 +74,7 @@ nt_raster_end_state(const nt_raster *r, int32_t event)
 /* The first item from number `i` on that may stand in states first .. end - 1; a number
  * from r->item_count on if there is none. */
 static inline size_t
-nt_raster_next(const nt_raster *r, size_t i, uint32_t first, uint32_t end)
+raster_next(const nt_raster *r, size_t i, uint32_t first, uint32_t end)
 {
     while (i % NT_RASTER_CHUNK == 0 && i < r->item_count) {
         const nt_raster_chunk chunk = r->chunks[i / NT_RASTER_CHUNK];
@@ -88,8 +88,8 @@ nt_raster_next(const nt_raster *r, size_t i, uint32_t first, uint32_t end)
 
 /* Positions from *from to *to, which is behind it. */
 static inline void
-nt_raster_extent(const nt_raster_units *units, const nt_raster_item *item,
-                 uint64_t *from, uint64_t *to)
+raster_extent(const nt_raster_units *units, const nt_raster_item *item, uint64_t *from,
+              uint64_t *to)
 {
     if (NT_UNLIKELY(item->place == NT_RASTER_WIDE)) {
         *from = units->wides[item->length].place;
@@ -102,23 +102,23 @@ nt_raster_extent(const nt_raster_units *units, const nt_raster_item *item,
 
 /* The row of the timeline's allocations that a block is. */
 static inline uint32_t
-nt_raster_block_row(const nt_raster *r, size_t block)
+raster_block_row(const nt_raster *r, size_t block)
 {
     return r->block_rows == NULL ? (uint32_t)block : r->block_rows[block];
 }
 
 /* In bytes. */
 static inline uint64_t
-nt_raster_block_size(const nt_raster *r, size_t block)
+raster_block_size(const nt_raster *r, size_t block)
 {
     const nt_raster_item *item = &r->items[block];
     if (item->place != NT_RASTER_WIDE) {
         return (uint64_t)item->length << r->units.length_shift;
     }
     const nt_raster_wide *wide = &r->units.wides[item->length];
-    return wide->is_cut ? nt_timeline_allocations(r->timeline)
-                              ->size[nt_raster_block_row(r, block)]
-                        : wide->length;
+    return wide->is_cut
+               ? nt_timeline_allocations(r->timeline)->size[raster_block_row(r, block)]
+               : wide->length;
 }
 
 /* A view's time axis. */
@@ -173,8 +173,8 @@ raster_last_of(const nt_raster_edges *e, uint32_t to, uint32_t column)
 /* The columns that see an item; false if it does not stand in the view. *first comes in
  * as a guess: items that follow each other mostly begin in the same column. */
 static inline bool
-nt_raster_columns_of(const nt_raster_edges *e, const nt_raster_item *item,
-                     uint32_t *first, uint32_t *last)
+raster_columns_of(const nt_raster_edges *e, const nt_raster_item *item, uint32_t *first,
+                  uint32_t *last)
 {
     const uint32_t from = item->begin < e->first ? e->first : item->begin;
     const uint32_t to = item->end > e->end ? e->end : item->end;
@@ -191,8 +191,8 @@ nt_raster_columns_of(const nt_raster_edges *e, const nt_raster_item *item,
 /* Whether all of a chunk's items are in one column and no later one sees them: which it
  * is comes in as a guess, as above. */
 static inline bool
-nt_raster_is_in_column(const nt_raster_edges *e, const nt_raster_chunk *chunk,
-                       uint32_t *column)
+raster_is_in_column(const nt_raster_edges *e, const nt_raster_chunk *chunk,
+                    uint32_t *column)
 {
     if (chunk->begin < e->first || chunk->begin >= chunk->end || chunk->end >= e->end) {
         return false;
@@ -222,7 +222,7 @@ typedef struct nt_raster_rows {
 /* fractions / span, and what is left over. The estimate is off by one at most: a view
  * has fewer pixels than a double tells apart. */
 static inline uint32_t
-nt_raster_divide(const nt_raster_scale *scale, uint64_t fractions, uint64_t *rest)
+raster_divide(const nt_raster_scale *scale, uint64_t fractions, uint64_t *rest)
 {
     /* Below 2^63: signed numbers turn into doubles in one instruction. */
     uint32_t pixel =
@@ -241,11 +241,11 @@ nt_raster_divide(const nt_raster_scale *scale, uint64_t fractions, uint64_t *res
 
 /* False if the item is outside the view. */
 static inline bool
-nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
-                  nt_raster_rows *out)
+raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
+               nt_raster_rows *out)
 {
     uint64_t from, to;
-    nt_raster_extent(&scale->units, item, &from, &to);
+    raster_extent(&scale->units, item, &from, &to);
     if (to <= scale->first || from >= scale->end) {
         return false;
     }
@@ -255,10 +255,10 @@ nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
     const uint64_t high = (to - scale->first) * scale->height;
     uint64_t before, behind;
     out->span = scale->span;
-    out->first = out->last = nt_raster_divide(scale, low, &before);
+    out->first = out->last = raster_divide(scale, low, &before);
     out->in_first = out->in_last = high - low;
     if (high - low > scale->span - before) {
-        out->last = nt_raster_divide(scale, high - 1, &behind);
+        out->last = raster_divide(scale, high - 1, &behind);
         out->in_first = scale->span - before;
         out->in_last = behind + 1;
     }
@@ -266,7 +266,7 @@ nt_raster_rows_of(const nt_raster_scale *scale, const nt_raster_item *item,
 }
 
 static inline uint64_t
-nt_raster_row_share(const nt_raster_rows *rows, uint32_t row)
+raster_row_share(const nt_raster_rows *rows, uint32_t row)
 {
     return row == rows->first  ? rows->in_first
            : row == rows->last ? rows->in_last
@@ -613,9 +613,9 @@ map_add_block(nt_raster *r, uint32_t row, nt_error *err)
 {
     const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
     nt_raster_item item = {.begin = (uint32_t)(a->alloc_event[row] + 1)};
-    const uint32_t completed = nt_raster_end_state(r, a->completed_event[row]);
+    const uint32_t completed = raster_end_state(r, a->completed_event[row]);
     item.end =
-        r->options.until_freed ? nt_raster_end_state(r, a->free_event[row]) : completed;
+        r->options.until_freed ? raster_end_state(r, a->free_event[row]) : completed;
     bool is_placed = item.begin < completed || item.begin < item.end;
     if (is_placed) {
         NT_TRY(
@@ -658,8 +658,7 @@ map_list_steps(const nt_raster *r, map_sweep *m)
     for (size_t i = 0; i < m->segment_count; i++) {
         const uint32_t row = m->segments[i].value;
         map_add_step(m, (uint32_t)(s->alloc_event[row] + 1), MAP_SEGMENT_BEGINS, i);
-        map_add_step(m, nt_raster_end_state(r, s->free_event[row]), MAP_SEGMENT_ENDS,
-                     i);
+        map_add_step(m, raster_end_state(r, s->free_event[row]), MAP_SEGMENT_ENDS, i);
     }
     for (size_t row = 0; row < a->count; row++) {
         map_add_step(m, (uint32_t)(a->alloc_event[row] + 1), MAP_BLOCK_BEGINS, row);
@@ -734,7 +733,7 @@ map_add_segments(nt_raster *r, const nt_sort_item *segments, size_t count,
     for (size_t i = 0; i < count; i++) {
         const uint32_t row = segments[i].value;
         nt_raster_item item = {.begin = (uint32_t)(s->alloc_event[row] + 1)};
-        item.end = nt_raster_end_state(r, s->free_event[row]);
+        item.end = raster_end_state(r, s->free_event[row]);
         bool is_placed = item.begin < item.end;
         if (is_placed) {
             NT_TRY(map_place_item(r, s->address[row], s->size[row], &item, &is_placed,
@@ -878,11 +877,11 @@ sums_change(sums_sweep *d, uint32_t change)
     const size_t number = change / 2;
     const bool ends = change % 2 != 0, is_block = number < r->block_count;
     nt_raster_rows rows;
-    if (!nt_raster_rows_of(&d->scale, &r->items[number], &rows)) {
+    if (!raster_rows_of(&d->scale, &r->items[number], &rows)) {
         return;
     }
     for (uint32_t at = rows.first; at <= rows.last; at++) {
-        const uint64_t share = nt_raster_row_share(&rows, at);
+        const uint64_t share = raster_row_share(&rows, at);
         sums_flush(d, at);
         uint64_t *sum = is_block ? &d->rows[at].used : &d->rows[at].reserved;
         *sum = ends ? *sum - share : *sum + share;
@@ -895,16 +894,16 @@ sums_begin(sums_sweep *d)
 {
     const nt_raster *r = d->raster;
     const uint32_t first = d->time->first;
-    for (size_t i = nt_raster_next(r, 0, first, first + 1); i < r->item_count;
-         i = nt_raster_next(r, i + 1, first, first + 1)) {
+    for (size_t i = raster_next(r, 0, first, first + 1); i < r->item_count;
+         i = raster_next(r, i + 1, first, first + 1)) {
         const nt_raster_item *item = &r->items[i];
         nt_raster_rows rows;
         if (item->begin > first || item->end <= first ||
-            !nt_raster_rows_of(&d->scale, item, &rows)) {
+            !raster_rows_of(&d->scale, item, &rows)) {
             continue;
         }
         for (uint32_t at = rows.first; at <= rows.last; at++) {
-            const uint64_t share = nt_raster_row_share(&rows, at);
+            const uint64_t share = raster_row_share(&rows, at);
             uint64_t *sum =
                 i < r->block_count ? &d->rows[at].used : &d->rows[at].reserved;
             *sum += share;
@@ -948,8 +947,8 @@ sums_sort(sums_sweep *d, nt_error *err)
     for (size_t s = 0; s <= states; s++) {
         d->change_first[s] = 0;
     }
-    for (size_t i = nt_raster_next(r, 0, first, end); i < r->item_count;
-         i = nt_raster_next(r, i + 1, first, end)) {
+    for (size_t i = raster_next(r, 0, first, end); i < r->item_count;
+         i = raster_next(r, i + 1, first, end)) {
         sums_note(d, i, true);
     }
     uint32_t sum = 0;
@@ -963,8 +962,8 @@ sums_sort(sums_sweep *d, nt_error *err)
         return nt_fail_nomem(err);
     }
     /* From the ends downwards, so that each count turns into where its state begins. */
-    for (size_t i = nt_raster_next(r, 0, first, end); i < r->item_count;
-         i = nt_raster_next(r, i + 1, first, end)) {
+    for (size_t i = raster_next(r, 0, first, end); i < r->item_count;
+         i = raster_next(r, i + 1, first, end)) {
         sums_note(d, i, false);
     }
     return NT_OK;
@@ -1025,7 +1024,7 @@ top_is_seen(const nt_raster *r, const nt_raster_view *view, const nt_raster_time
             const nt_raster_item *item)
 {
     uint64_t from, to;
-    nt_raster_extent(&r->units, item, &from, &to);
+    raster_extent(&r->units, item, &from, &to);
     return item->begin < item->end && item->begin < time->end &&
            item->end > time->first && from < view->y_end && to > view->y_first;
 }
@@ -1042,7 +1041,7 @@ top_sum_rest(const nt_raster *r, const nt_raster_time *time, const nt_sort_item 
     }
     for (size_t i = kept; i < found; i++) {
         const nt_raster_item *item = &r->items[seen[i].value];
-        const uint64_t size = nt_raster_block_size(r, seen[i].value);
+        const uint64_t size = raster_block_size(r, seen[i].value);
         delta[item->begin < first ? 0 : item->begin - first] += size;
         if (item->end < time->end) {
             delta[item->end - first] -= size;
@@ -1080,17 +1079,17 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
     }
     /* Items follow the rows unless a filter has ordered them by their beginnings, which
      * is the order of the rows as well. */
-    for (size_t i = nt_raster_next(r, 0, time.first, time.end); i < r->block_count;
-         i = nt_raster_next(r, i + 1, time.first, time.end)) {
+    for (size_t i = raster_next(r, 0, time.first, time.end); i < r->block_count;
+         i = raster_next(r, i + 1, time.first, time.end)) {
         if (top_is_seen(r, view, &time, &r->items[i])) {
-            seen[found++] = (nt_sort_item){~nt_raster_block_size(r, i), (uint32_t)i};
+            seen[found++] = (nt_sort_item){~raster_block_size(r, i), (uint32_t)i};
         }
     }
     nt_sort(seen, found);
     const size_t kept = found < most ? found : most;
     top_sum_rest(r, &time, seen, kept, found, delta, rest);
     for (size_t i = 0; i < kept; i++) {
-        rows[i] = nt_raster_block_row(r, seen[i].value);
+        rows[i] = raster_block_row(r, seen[i].value);
     }
     *count = kept;
 done:
@@ -1128,7 +1127,7 @@ static inline uint64_t
 draw_key(const nt_raster *r, size_t i)
 {
     const uint64_t size = r->ranks != NULL ? r->ranks[i] : r->items[i].length;
-    return size << 32 | (uint32_t)~nt_raster_block_row(r, i);
+    return size << 32 | (uint32_t)~raster_block_row(r, i);
 }
 
 /* More than any rounding in draw_pixel_of comes to, in pixels. */
@@ -1161,9 +1160,9 @@ draw_items(const draw_job *d, uint64_t *keys, size_t i, size_t end, uint32_t *fi
     uint32_t last;
     for (; i < end; i++) {
         const nt_raster_item *item = &r->items[i];
-        nt_raster_extent(&d->scale.units, item, &from, &to);
+        raster_extent(&d->scale.units, item, &from, &to);
         if (to <= view_first || from >= view_end ||
-            !nt_raster_columns_of(&d->edges, item, first, &last)) {
+            !raster_columns_of(&d->edges, item, first, &last)) {
             continue;
         }
         const uint64_t key = draw_key(r, i);
@@ -1198,7 +1197,7 @@ draw_in_column(const draw_job *d, uint64_t *keys, size_t i, size_t end, bool is_
             from = (uint64_t)item->place << units.place_shift;
             to = from + ((uint64_t)item->length << units.length_shift);
         } else {
-            nt_raster_extent(&units, item, &from, &to);
+            raster_extent(&units, item, &from, &to);
         }
         if (item->begin >= item->end || to <= view_first || from >= view_end) {
             continue;
@@ -1248,11 +1247,11 @@ draw_keys(const draw_job *d, uint64_t *keys, uint64_t *of_column)
     const nt_raster *r = d->raster;
     const nt_raster_edges *e = &d->edges;
     uint32_t guess = 0, open = 0;
-    for (size_t i = nt_raster_next(r, 0, e->first, e->end); i < r->block_count;
-         i = nt_raster_next(r, i + NT_RASTER_CHUNK, e->first, e->end)) {
+    for (size_t i = raster_next(r, 0, e->first, e->end); i < r->block_count;
+         i = raster_next(r, i + NT_RASTER_CHUNK, e->first, e->end)) {
         const size_t left = r->block_count - i;
         const size_t end = i + (left < NT_RASTER_CHUNK ? left : NT_RASTER_CHUNK);
-        if (!nt_raster_is_in_column(e, &r->chunks[i / NT_RASTER_CHUNK], &guess)) {
+        if (!raster_is_in_column(e, &r->chunks[i / NT_RASTER_CHUNK], &guess)) {
             draw_items(d, keys, i, end, &guess);
             continue;
         }
@@ -1272,8 +1271,8 @@ draw_standing(const draw_job *d)
     uint32_t first = 0, last;
     nt_raster_rows rows;
     for (size_t i = r->block_count; i < r->item_count; i++) {
-        if (!nt_raster_columns_of(&d->edges, &r->items[i], &first, &last) ||
-            !nt_raster_rows_of(&d->scale, &r->items[i], &rows)) {
+        if (!raster_columns_of(&d->edges, &r->items[i], &first, &last) ||
+            !raster_rows_of(&d->scale, &r->items[i], &rows)) {
             continue;
         }
         for (uint32_t at = rows.first; at <= rows.last; at++) {
@@ -1497,7 +1496,7 @@ raster_make_ranks(nt_raster *r, nt_error *err)
         return nt_fail_nomem(err);
     }
     for (size_t i = 0; i < r->block_count; i++) {
-        const uint64_t size = nt_raster_block_size(r, i);
+        const uint64_t size = raster_block_size(r, i);
         sorted[i] = (nt_sort_item){size, (uint32_t)i};
     }
     nt_sort(sorted, r->block_count);
@@ -1602,9 +1601,9 @@ raster_count_blocks(const nt_raster *r, bool until_freed, uint64_t *out)
 {
     const nt_allocation_columns *a = nt_timeline_allocations(r->timeline);
     for (size_t i = 0; i < r->block_count; i++) {
-        const uint32_t row = nt_raster_block_row(r, i);
+        const uint32_t row = raster_block_row(r, i);
         const int32_t last = until_freed ? a->free_event[row] : a->completed_event[row];
-        raster_count(r, r->items[i].begin, nt_raster_end_state(r, last), a->size[row],
+        raster_count(r, r->items[i].begin, raster_end_state(r, last), a->size[row],
                      out);
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trace/nt_categories.h"
 
-#include "base/nt_search.h"
 #include "base/nt_map.h"
+#include "base/nt_search.h"
 
 typedef struct categories {
     nt_alloc alloc;

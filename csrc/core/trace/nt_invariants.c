@@ -20,8 +20,8 @@ typedef struct nt_invariants_notes {
 
 /* Counts one more block, segment or event of a kind. */
 static inline void
-nt_invariants_note(nt_invariants_notes *notes, nt_broken kind, int32_t device,
-                   uint64_t first, uint64_t bytes)
+invariants_note(nt_invariants_notes *notes, nt_broken kind, int32_t device,
+                uint64_t first, uint64_t bytes)
 {
     const int32_t last = NT_NOTED_DEVICES - 1;
     const int32_t at = device < 0 ? 0 : device < last ? device : last;
@@ -137,7 +137,7 @@ trace_note_times(nt_invariants_notes *notes, int32_t device, const int64_t *time
     for (size_t i = 0; i < count; i++) {
         if (time[i] < 0 || time[i] > NT_MOST_TIME ||
             (time[i] != 0 && time[i] < last - NT_CLOCK_SKEW)) {
-            nt_invariants_note(notes, NT_BROKEN_TIME, device, i, 0);
+            invariants_note(notes, NT_BROKEN_TIME, device, i, 0);
             any = true;
         } else if (time[i] > last) {
             last = time[i];
@@ -162,7 +162,7 @@ trace_mend_times(nt_invariants_notes *notes, int32_t device, int64_t *time,
     int64_t last = time[first];
     for (size_t i = 0; i < count; i++) {
         if (time[i] == 0) {
-            nt_invariants_note(notes, NT_BROKEN_TIME_MISSING, device, i, 0);
+            invariants_note(notes, NT_BROKEN_TIME_MISSING, device, i, 0);
         }
         time[i] = last = time[i] < last ? last : time[i];
     }
@@ -255,8 +255,8 @@ trace_check_expandable(nt_snapshot *snapshot, nt_invariants_notes *notes,
         const uint32_t kind =
             trace_find_kind(kinds, (size_t)s->device[row], s->address[row]);
         if (kind == (s->is_expandable[row] ? KIND_WHOLE : KIND_MAPPED)) {
-            nt_invariants_note(notes, NT_BROKEN_EXPANDABLE, s->device[row],
-                               s->address[row], s->total_size[row]);
+            invariants_note(notes, NT_BROKEN_EXPANDABLE, s->device[row],
+                            s->address[row], s->total_size[row]);
             s->is_expandable[row] = kind == KIND_MAPPED;
         }
     }
@@ -441,8 +441,8 @@ layout_order_blocks(const layout_check *c, size_t segment)
     if (is_sorted) {
         return NT_OK;
     }
-    nt_invariants_note(c->notes, NT_BROKEN_BLOCK_ORDER, s->device[segment],
-                       s->address[segment], 0);
+    invariants_note(c->notes, NT_BROKEN_BLOCK_ORDER, s->device[segment],
+                    s->address[segment], 0);
     return layout_sort_blocks(c, first, count);
 }
 
@@ -457,8 +457,8 @@ layout_leave_out(layout_check *c, size_t segment, size_t block)
         size <= s->total_size[segment] - into) {
         return false;
     }
-    nt_invariants_note(c->notes, NT_BROKEN_BLOCK_OUTSIDE, s->device[segment], address,
-                       size);
+    invariants_note(c->notes, NT_BROKEN_BLOCK_OUTSIDE, s->device[segment], address,
+                    size);
     c->left_out[block] = 1;
     c->has_left_out = true;
     return true;
@@ -481,9 +481,8 @@ layout_count_block(const layout_check *c, size_t segment, size_t block,
         sums->allocated += b->size[block];
     }
     if (b->requested_size[block] > b->size[block]) {
-        nt_invariants_note(c->notes, NT_BROKEN_REQUESTED, c->segments->device[segment],
-                           b->address[block],
-                           b->requested_size[block] - b->size[block]);
+        invariants_note(c->notes, NT_BROKEN_REQUESTED, c->segments->device[segment],
+                        b->address[block], b->requested_size[block] - b->size[block]);
         b->requested_size[block] = b->size[block];
     }
     sums->held += b->requested_size[block];
@@ -520,8 +519,7 @@ layout_check_sums(const layout_check *c, size_t row, const block_sums *sums)
     }
     /* Blocks that are missing are told already. */
     if (is_wrong && sums->size == s->total_size[row]) {
-        nt_invariants_note(c->notes, NT_BROKEN_SUMS, s->device[row], s->address[row],
-                           0);
+        invariants_note(c->notes, NT_BROKEN_SUMS, s->device[row], s->address[row], 0);
     }
 }
 
@@ -550,8 +548,8 @@ layout_check_blocks(layout_check *c, size_t segment)
         return layout_refuse_size(c, "segment", segment, "total_size", 0);
     }
     if (sums.size != s->total_size[segment]) {
-        nt_invariants_note(c->notes, NT_BROKEN_UNFILLED, s->device[segment],
-                           s->address[segment], s->total_size[segment] - sums.size);
+        invariants_note(c->notes, NT_BROKEN_UNFILLED, s->device[segment],
+                        s->address[segment], s->total_size[segment] - sums.size);
     }
     layout_check_sums(c, segment, &sums);
     return NT_OK;
@@ -596,8 +594,8 @@ layout_find_overlaps(layout_check *c)
             last = SIZE_MAX;
         }
         if (layout_meets(s, row, &last)) {
-            nt_invariants_note(c->notes, NT_BROKEN_SEGMENT_OVERLAP, s->device[row],
-                               s->address[row], s->total_size[row]);
+            invariants_note(c->notes, NT_BROKEN_SEGMENT_OVERLAP, s->device[row],
+                            s->address[row], s->total_size[row]);
             c->overlaps[row] = 1;
             last = before;
         }
@@ -614,8 +612,8 @@ layout_find_shared(layout_check *c)
         const size_t row = c->items[i].value, before = last;
         if (!c->overlaps[row] && layout_meets(s, row, &last) &&
             s->device[before] != s->device[row]) {
-            nt_invariants_note(c->notes, NT_BROKEN_SEGMENT_SHARED, s->device[row],
-                               s->address[row], s->total_size[row]);
+            invariants_note(c->notes, NT_BROKEN_SEGMENT_SHARED, s->device[row],
+                            s->address[row], s->total_size[row]);
         }
     }
 }

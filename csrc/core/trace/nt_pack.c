@@ -46,27 +46,27 @@ typedef struct nt_pack_in {
 
 /* A difference as a number that is small where the difference is, of either sign. */
 static inline uint64_t
-nt_pack_fold(uint64_t step)
+pack_fold(uint64_t step)
 {
     return step << 1 ^ (0 - (step >> 63));
 }
 
 static inline uint64_t
-nt_pack_unfold(uint64_t number)
+pack_unfold(uint64_t number)
 {
     return number >> 1 ^ (0 - (number & 1));
 }
 
 /* Rows of the next chunk, where so many are left. */
 static inline size_t
-nt_pack_rows(uint64_t left)
+pack_rows(uint64_t left)
 {
     return left < NT_PACK_ROWS ? (size_t)left : NT_PACK_ROWS;
 }
 
 /* A column of the room for them. */
 static inline uint64_t *
-nt_pack_column(uint64_t *numbers, size_t column)
+pack_column(uint64_t *numbers, size_t column)
 {
     return numbers + column * NT_PACK_ROWS;
 }
@@ -99,7 +99,7 @@ numbers_fold(uint64_t *numbers, size_t count, nt_pack_how how)
     for (size_t i = 0; i < count && how != NT_PACK_PLAIN; i++) {
         const uint64_t number = numbers[i];
         const uint64_t step = number - last;
-        numbers[i] = how == NT_PACK_IDS ? (uint32_t)(number + 1) : nt_pack_fold(step);
+        numbers[i] = how == NT_PACK_IDS ? (uint32_t)(number + 1) : pack_fold(step);
         last = number;
     }
 }
@@ -111,7 +111,7 @@ numbers_unfold(uint64_t *numbers, size_t count, nt_pack_how how)
     uint64_t last = 0;
     for (size_t i = 0; i < count && how != NT_PACK_PLAIN; i++) {
         last = how == NT_PACK_IDS ? (uint32_t)(numbers[i] - 1)
-                                  : last + nt_pack_unfold(numbers[i]);
+                                  : last + pack_unfold(numbers[i]);
         numbers[i] = last;
     }
 }
@@ -198,17 +198,16 @@ pack_put_table(nt_pack_out *out, const nt_pack_table *table)
     pack_put_one(out, rows);
     for (size_t first = 0; first < rows && out->status == NT_OK;
          first += NT_PACK_ROWS) {
-        const size_t count = nt_pack_rows(rows - first);
+        const size_t count = pack_rows(rows - first);
         for (size_t i = 0; i < count; i++) {
             uint64_t v[NT_PACK_COLUMNS];
             table->give(out->snapshot, first + i, v);
             for (size_t k = 0; k < table->columns; k++) {
-                nt_pack_column(out->numbers, k)[i] = v[k];
+                pack_column(out->numbers, k)[i] = v[k];
             }
         }
         for (size_t k = 0; k < table->columns; k++) {
-            pack_put(out, nt_pack_column(out->numbers, k), count, table->how[k],
-                     k == 0);
+            pack_put(out, pack_column(out->numbers, k), count, table->how[k], k == 0);
         }
     }
 }
@@ -219,15 +218,15 @@ pack_get_table(nt_pack_in *in, const nt_pack_table *table)
     uint64_t rows;
     NT_TRY(pack_get_one(in, &rows));
     for (uint64_t first = 0; first < rows; first += NT_PACK_ROWS) {
-        const size_t count = nt_pack_rows(rows - first);
+        const size_t count = pack_rows(rows - first);
         for (size_t k = 0; k < table->columns; k++) {
-            NT_TRY(pack_get(in, nt_pack_column(in->numbers, k), count, table->how[k],
+            NT_TRY(pack_get(in, pack_column(in->numbers, k), count, table->how[k],
                             k == 0));
         }
         for (size_t i = 0; i < count; i++) {
             uint64_t v[NT_PACK_COLUMNS];
             for (size_t k = 0; k < table->columns; k++) {
-                v[k] = nt_pack_column(in->numbers, k)[i];
+                v[k] = pack_column(in->numbers, k)[i];
             }
             NT_TRY(table->take(in, (size_t)first + i, v));
         }
@@ -301,7 +300,7 @@ strings_put(nt_pack_out *out)
     const size_t rows = nt_strings_count(nt_snapshot_strings(out->snapshot));
     pack_put_one(out, rows);
     for (size_t first = 0; first < rows; first += NT_PACK_ROWS) {
-        strings_put_chunk(out, first, nt_pack_rows(rows - first));
+        strings_put_chunk(out, first, pack_rows(rows - first));
     }
 }
 
@@ -311,7 +310,7 @@ strings_get(nt_pack_in *in)
     uint64_t rows;
     NT_TRY(pack_get_one(in, &rows));
     for (uint64_t first = 0; first < rows; first += NT_PACK_ROWS) {
-        NT_TRY(strings_get_chunk(in, (size_t)first, nt_pack_rows(rows - first)));
+        NT_TRY(strings_get_chunk(in, (size_t)first, pack_rows(rows - first)));
     }
     return NT_OK;
 }
@@ -1031,7 +1030,7 @@ typedef struct event_chunk {
 static void
 chunk_push(event_chunk *chunk, unsigned column, uint64_t number)
 {
-    nt_pack_column(chunk->columns, column)[chunk->counts[column]++] = number;
+    pack_column(chunk->columns, column)[chunk->counts[column]++] = number;
 }
 
 /* What is written of one event's place. */
@@ -1052,7 +1051,7 @@ chunk_add(event_chunk *chunk, const event_books *books, const nt_event_columns *
     }
     if (event_has_size(action, book)) {
         const uint64_t size = e->size[rows->rows[number]];
-        chunk_push(chunk, EVENT_RESIZE, nt_pack_fold(e->size[row] - size));
+        chunk_push(chunk, EVENT_RESIZE, pack_fold(e->size[row] - size));
     } else {
         chunk_push(chunk, EVENT_SIZE, e->size[row]);
     }
@@ -1082,7 +1081,7 @@ events_put_chunk(nt_pack_out *out, event_books *books, size_t first, size_t coun
         }
     }
     for (unsigned i = 0; i < EVENT_PLACES; i++) {
-        pack_put(out, nt_pack_column(out->numbers, i), chunk.counts[i],
+        pack_put(out, pack_column(out->numbers, i), chunk.counts[i],
                  i == EVENT_ADDR ? NT_PACK_STEPS : NT_PACK_PLAIN, i == EVENT_ACTION);
     }
     for (size_t i = 0; i < NT_LENGTH(event_columns); i++) {
@@ -1120,7 +1119,7 @@ pack_put_events(nt_pack_out *out)
         nt_snapshot_trace(out->snapshot, device, &first, &count);
         pack_put_one(out, count);
         for (size_t done = 0; done < count && out->status == NT_OK;) {
-            const size_t rows = nt_pack_rows(count - done);
+            const size_t rows = pack_rows(count - done);
             events_put_chunk(out, &books, first + done, rows);
             done += rows;
         }
@@ -1134,8 +1133,8 @@ pack_put_events(nt_pack_out *out)
 static nt_status
 events_count_places(nt_pack_in *in, size_t rows, size_t counts[EVENT_PLACES])
 {
-    const uint64_t *actions = nt_pack_column(in->numbers, EVENT_ACTION);
-    const uint64_t *books = nt_pack_column(in->numbers, EVENT_BOOK);
+    const uint64_t *actions = pack_column(in->numbers, EVENT_ACTION);
+    const uint64_t *books = pack_column(in->numbers, EVENT_BOOK);
     const size_t known = nt_snapshot_action_count(in->snapshot);
     for (size_t i = 0; i < rows; i++) {
         if (actions[i] >= known || books[i] >= BOOKS) {
@@ -1153,7 +1152,7 @@ events_get_columns(nt_pack_in *in, size_t rows, uint64_t present)
 {
     size_t counts[EVENT_PLACES] = {[EVENT_ACTION] = rows, [EVENT_BOOK] = rows};
     for (unsigned i = 0; i < EVENT_PLACES; i++) {
-        NT_TRY(pack_get(in, nt_pack_column(in->numbers, i), counts[i],
+        NT_TRY(pack_get(in, pack_column(in->numbers, i), counts[i],
                         i == EVENT_ADDR ? NT_PACK_STEPS : NT_PACK_PLAIN,
                         i == EVENT_ACTION));
         if (i == EVENT_BOOK) {
@@ -1161,7 +1160,7 @@ events_get_columns(nt_pack_in *in, size_t rows, uint64_t present)
         }
     }
     for (size_t i = 0; i < NT_LENGTH(event_columns); i++) {
-        uint64_t *column = nt_pack_column(in->numbers, EVENT_PLACES + i);
+        uint64_t *column = pack_column(in->numbers, EVENT_PLACES + i);
         if ((present >> i & 1) != 0) {
             NT_TRY(pack_get(in, column, rows, event_columns[i].how, 0));
         } else {
@@ -1183,7 +1182,7 @@ events_fill(const nt_pack_in *in, size_t i, nt_event *event)
     const size_t stacks = nt_stacks_count(nt_snapshot_stacks(in->snapshot));
     uint64_t v[NT_LENGTH(event_columns)];
     for (size_t k = 0; k < NT_LENGTH(event_columns); k++) {
-        v[k] = nt_pack_column(in->numbers, EVENT_PLACES + k)[i];
+        v[k] = pack_column(in->numbers, EVENT_PLACES + k)[i];
     }
     event->stream = v[0];
     event->stack = (uint32_t)v[1];
@@ -1224,7 +1223,7 @@ events_place(nt_pack_in *in, const event_books *books, event_cursor *at,
     const size_t named = rows->rows[rows->count - back];
     event->addr = book == BOOK_ENDED ? event_end(e, named) : e->addr[named];
     if (event_has_size(event->action, book)) {
-        event->size = e->size[named] + nt_pack_unfold(*at->next[EVENT_RESIZE]++);
+        event->size = e->size[named] + pack_unfold(*at->next[EVENT_RESIZE]++);
     } else {
         event->size = *at->next[EVENT_SIZE]++;
     }
@@ -1238,7 +1237,7 @@ events_get_chunk(nt_pack_in *in, event_books *books, size_t rows, uint64_t prese
     event_cursor at;
     NT_TRY(events_get_columns(in, rows, present));
     for (unsigned i = 0; i < EVENT_PLACES; i++) {
-        at.next[i] = nt_pack_column(in->numbers, i);
+        at.next[i] = pack_column(in->numbers, i);
     }
     for (size_t i = 0; i < rows; i++) {
         nt_event event;
@@ -1265,7 +1264,7 @@ events_get_traces(nt_pack_in *in, event_books *books)
         NT_TRY(pack_get_one(in, &count));
         NT_TRY(nt_snapshot_begin_trace(in->snapshot, in->err));
         while (count != 0) {
-            const size_t rows = nt_pack_rows(count);
+            const size_t rows = pack_rows(count);
             NT_TRY(events_get_chunk(in, books, rows, present));
             count -= rows;
         }

@@ -194,26 +194,26 @@ typedef struct nt_pickle {
 #endif
 
 static inline uint16_t
-nt_pickle_u16(const uint8_t *at)
+pickle_u16(const uint8_t *at)
 {
     NT_PICKLE_LOAD(uint16_t, at);
 }
 
 static inline uint32_t
-nt_pickle_u32(const uint8_t *at)
+pickle_u32(const uint8_t *at)
 {
     NT_PICKLE_LOAD(uint32_t, at);
 }
 
 static inline uint64_t
-nt_pickle_u64(const uint8_t *at)
+pickle_u64(const uint8_t *at)
 {
     NT_PICKLE_LOAD(uint64_t, at);
 }
 
 /* The mask of a word's first `count` bytes in memory, 0 to 8. */
 static inline uint64_t
-nt_pickle_low_bytes(size_t count)
+pickle_low_bytes(size_t count)
 {
     return count == 0 ? 0 : UINT64_MAX >> 8 * (8 - count);
 }
@@ -261,7 +261,7 @@ pickle_need_slow(nt_pickle *p, uint64_t count)
 }
 
 static inline nt_status
-nt_pickle_need(nt_pickle *p, uint64_t count)
+pickle_need(nt_pickle *p, uint64_t count)
 {
     if (NT_LIKELY((uint64_t)(p->limit - p->source->next) >= count)) {
         return NT_OK;
@@ -271,14 +271,14 @@ nt_pickle_need(nt_pickle *p, uint64_t count)
 
 /* How low the stack may be popped: to the last mark. */
 static inline size_t
-nt_pickle_floor(const nt_pickle *p)
+pickle_floor(const nt_pickle *p)
 {
     return p->mark_count == 0 ? 0 : p->marks[p->mark_count - 1];
 }
 
 /* Forgets the forms: the memo entries that they rest on may have changed. */
 static inline void
-nt_pickle_forget_steps(nt_pickle *p)
+pickle_forget_steps(nt_pickle *p)
 {
     p->template_count = 0;
     p->generation++;
@@ -290,7 +290,7 @@ nt_pickle_forget_steps(nt_pickle *p)
 
 /* Whether it is a record that sequences are made of. */
 static inline bool
-nt_pickle_is_element(const nt_pickle *p, nt_value value)
+pickle_is_element(const nt_pickle *p, nt_value value)
 {
     return nt_value_tag_of(value) == NT_VALUE_RECORD &&
            nt_value_kind(value) == p->visitor->sequence_kind;
@@ -361,7 +361,7 @@ pickle_grow_memo(nt_pickle *p, size_t need)
  * then taking back is cutting the memo to its old length.
  */
 static inline nt_fast
-nt_pickle_fast_memo(nt_pickle *p, const uint8_t **at, nt_value value)
+pickle_fast_memo(nt_pickle *p, const uint8_t **at, nt_value value)
 {
     const uint8_t *next = *at;
     size_t index;
@@ -372,7 +372,7 @@ nt_pickle_fast_memo(nt_pickle *p, const uint8_t **at, nt_value value)
         index = next[1];
         next += 2;
     } else if (next[0] == OP_LONG_BINPUT) {
-        index = nt_pickle_u32(next + 1);
+        index = pickle_u32(next + 1);
         next += 5;
     } else {
         return NT_FAST_DONE;
@@ -491,7 +491,7 @@ record_place_list(nt_pickle *p, nt_value list, nt_value *out)
     size_t runs, count = 0;
     const nt_value_pair *pairs = nt_values_pairs(p->values, list, &runs);
     for (size_t i = 0; i < runs; i++) {
-        if (!nt_pickle_is_element(p, pairs[i].first)) {
+        if (!pickle_is_element(p, pairs[i].first)) {
             runs = 0;
         } else {
             count += (size_t)pairs[i].second;
@@ -531,7 +531,7 @@ pickle_place(nt_pickle *p, nt_value value, nt_value *out)
 
 /* What BINGET or LONG_BINGET at *at fetches; NT_FAST_OTHER for other opcodes. */
 static inline nt_fast
-nt_pickle_fast_fetch(nt_pickle *p, const uint8_t **at, nt_value *out)
+pickle_fast_fetch(nt_pickle *p, const uint8_t **at, nt_value *out)
 {
     const uint8_t *next = *at;
     size_t index;
@@ -539,7 +539,7 @@ nt_pickle_fast_fetch(nt_pickle *p, const uint8_t **at, nt_value *out)
         index = next[1];
         *at = next + 2;
     } else if (next[0] == OP_LONG_BINGET) {
-        index = nt_pickle_u32(next + 1);
+        index = pickle_u32(next + 1);
         *at = next + 5;
     } else {
         return NT_FAST_OTHER;
@@ -557,7 +557,7 @@ nt_pickle_fast_fetch(nt_pickle *p, const uint8_t **at, nt_value *out)
 }
 
 static inline bool
-nt_pickle_fast_is_integer(uint8_t opcode)
+pickle_fast_is_integer(uint8_t opcode)
 {
     return opcode == OP_BININT1 || opcode == OP_BININT2 || opcode == OP_BININT ||
            opcode == OP_LONG1;
@@ -565,7 +565,7 @@ nt_pickle_fast_is_integer(uint8_t opcode)
 
 /* Bytes of the integer opcode at `at`, its argument included. */
 static inline size_t
-nt_pickle_fast_width(const uint8_t *at)
+pickle_fast_width(const uint8_t *at)
 {
     return at[0] == OP_BININT1   ? 2
            : at[0] == OP_BININT2 ? 3
@@ -578,7 +578,7 @@ nt_pickle_fast_width(const uint8_t *at)
  * is the next item or the end of a list. Anything else might be more pairs for it.
  */
 static inline bool
-nt_pickle_fast_is_whole(const nt_pickle *p, const uint8_t *at)
+pickle_fast_is_whole(const nt_pickle *p, const uint8_t *at)
 {
     if (NT_UNLIKELY((size_t)(p->limit - at) < NT_FAST_AHEAD)) {
         return false;
@@ -594,7 +594,7 @@ nt_pickle_fast_is_whole(const nt_pickle *p, const uint8_t *at)
     if (at[0] != OP_BINGET && at[0] != OP_LONG_BINGET) {
         return false;
     }
-    const size_t index = at[0] == OP_BINGET ? at[1] : nt_pickle_u32(at + 1);
+    const size_t index = at[0] == OP_BINGET ? at[1] : pickle_u32(at + 1);
     return index < p->memo_count && nt_value_tag_of(p->memo[index]) != NT_VALUE_STRING;
 }
 
@@ -709,7 +709,7 @@ pickle_settle(nt_pickle *p)
     }
     NT_TRY(pickle_place(p, *top, top));
     /* All items of a list may stand behind one mark. */
-    const size_t floor = nt_pickle_floor(p);
+    const size_t floor = pickle_floor(p);
     return floor == 0 ? NT_OK
                       : pickle_check_bound(p, p->stack[floor - 1],
                                            p->stack_count - floor, *top);
@@ -762,7 +762,7 @@ template_matches(const nt_pickle_template *t, const nt_pickle_part *part,
 static inline uint64_t
 template_look(const nt_pickle_hole *hole, const uint8_t *at)
 {
-    return nt_pickle_u64(at + hole->at) & hole->mask;
+    return pickle_u64(at + hole->at) & hole->mask;
 }
 
 /* Decodes the holes of a part that matches at `at`, and sets the memo entries. */
@@ -821,7 +821,7 @@ fast_string(nt_pickle *p, const uint8_t **at, nt_value *out)
         length = next[1];
         next += 2;
     } else {
-        length = nt_pickle_u32(next + 1);
+        length = pickle_u32(next + 1);
         next += 5;
     }
     /* Behind the string a pair's worth of bytes, for whatever follows it. */
@@ -831,7 +831,7 @@ fast_string(nt_pickle *p, const uint8_t **at, nt_value *out)
     }
     NT_FAST_TRY(NT_FAST_STATUS(pickle_string(p, next, length, out)));
     *at = next + length;
-    return nt_pickle_fast_memo(p, at, *out);
+    return pickle_fast_memo(p, at, *out);
 }
 
 /* What an integer of `count` little-endian bytes (LONG1, LONG4) is. */
@@ -863,11 +863,11 @@ fast_integer(nt_pickle *p, const uint8_t **at, nt_value *out)
         *at = next + 2;
         return NT_FAST_DONE;
     case OP_BININT2:
-        *out = nt_value_make(NT_VALUE_INT, nt_pickle_u16(next + 1));
+        *out = nt_value_make(NT_VALUE_INT, pickle_u16(next + 1));
         *at = next + 3;
         return NT_FAST_DONE;
     case OP_BININT:
-        *out = nt_value_make(NT_VALUE_INT, (uint64_t)(int32_t)nt_pickle_u32(next + 1));
+        *out = nt_value_make(NT_VALUE_INT, (uint64_t)(int32_t)pickle_u32(next + 1));
         *at = next + 5;
         return NT_FAST_DONE;
     case OP_LONG1: {
@@ -878,7 +878,7 @@ fast_integer(nt_pickle *p, const uint8_t **at, nt_value *out)
         *at = next + 2 + count;
         if (NT_LIKELY(count < 8)) {
             const unsigned unused = 64 - 8 * (unsigned)count;
-            const uint64_t bits = nt_pickle_u64(next + 2) << unused;
+            const uint64_t bits = pickle_u64(next + 2) << unused;
             const int64_t number = (int64_t)bits >> unused;
             *out = nt_value_make(NT_VALUE_INT, (uint64_t)number);
             return NT_FAST_DONE;
@@ -894,7 +894,7 @@ static inline nt_fast
 fast_integer_or_pair(nt_pickle *p, const uint8_t **at, nt_value *out)
 {
     NT_FAST_TRY(fast_integer(p, at, out));
-    if (NT_LIKELY(!nt_pickle_fast_is_integer(**at))) {
+    if (NT_LIKELY(!pickle_fast_is_integer(**at))) {
         return NT_FAST_DONE;
     }
     nt_value items[2] = {*out};
@@ -904,14 +904,14 @@ fast_integer_or_pair(nt_pickle *p, const uint8_t **at, nt_value *out)
     }
     ++*at;
     NT_FAST_TRY(NT_FAST_STATUS(nt_values_tuple(p->values, items, 2, out, p->err)));
-    return nt_pickle_fast_memo(p, at, *out);
+    return pickle_fast_memo(p, at, *out);
 }
 
 /* Where a list whose bytes begin so is remembered. */
 static inline nt_pickle_seen *
 fast_seen(nt_pickle *p, const uint8_t *bytes)
 {
-    return &p->seen[nt_mix64(nt_pickle_u64(bytes)) % NT_PICKLE_SEEN];
+    return &p->seen[nt_mix64(pickle_u64(bytes)) % NT_PICKLE_SEEN];
 }
 
 /* Whether the items at `bytes`, NT_PICKLE_SEEN_BYTES of them at hand, are those of a
@@ -925,9 +925,9 @@ fast_is_seen(const nt_pickle *p, const nt_pickle_seen *seen, const uint8_t *byte
         return false;
     }
     for (; i + 8 <= seen->length; i += 8) {
-        differs |= nt_pickle_u64(bytes + i) ^ nt_pickle_u64(seen->bytes + i);
+        differs |= pickle_u64(bytes + i) ^ pickle_u64(seen->bytes + i);
     }
-    const uint64_t tail = nt_pickle_u64(bytes + i) ^ nt_pickle_u64(seen->bytes + i);
+    const uint64_t tail = pickle_u64(bytes + i) ^ pickle_u64(seen->bytes + i);
     return (differs | (tail & seen->tail_mask)) == 0;
 }
 
@@ -996,8 +996,8 @@ learner_integer(learner *l, const nt_fast_pair *pair, uint8_t field, nt_value va
 {
     if (nt_value_tag_of(value) == NT_VALUE_TUPLE) {
         /* TUPLE2 is behind two integers, whose bytes may be anything. */
-        const size_t first = nt_pickle_fast_width(l->at);
-        const size_t both = first + nt_pickle_fast_width(l->at + first);
+        const size_t first = pickle_fast_width(l->at);
+        const size_t both = first + pickle_fast_width(l->at + first);
         return learner_take(l, both + 1, 0xff) && learner_memo(l, value);
     }
     const size_t head = *l->at == OP_LONG1 ? 2 : 1;
@@ -1129,7 +1129,7 @@ pickle_fast_value(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out);
 static inline nt_fast
 fast_key(nt_pickle *p, const uint8_t **at, nt_pickle_step *step)
 {
-    const uint64_t bytes = nt_pickle_u64(*at);
+    const uint64_t bytes = pickle_u64(*at);
     if (NT_LIKELY(step->key_mask != 0 && (bytes & step->key_mask) == step->key_bytes)) {
         *at += step->key_length;
         return NT_FAST_DONE;
@@ -1137,7 +1137,7 @@ fast_key(nt_pickle *p, const uint8_t **at, nt_pickle_step *step)
     const uint8_t *start = *at;
     nt_value key;
     const bool fetched = *start != OP_SHORT_BINUNICODE && *start != OP_BINUNICODE;
-    NT_FAST_TRY(fetched ? nt_pickle_fast_fetch(p, at, &key) : fast_string(p, at, &key));
+    NT_FAST_TRY(fetched ? pickle_fast_fetch(p, at, &key) : fast_string(p, at, &key));
     if (nt_value_tag_of(key) != NT_VALUE_STRING) {
         return NT_FAST_OTHER;
     }
@@ -1154,12 +1154,12 @@ fast_key(nt_pickle *p, const uint8_t **at, nt_pickle_step *step)
 static inline nt_fast
 fast_text(nt_pickle *p, const uint8_t **at, nt_pickle_step *step, nt_value *out)
 {
-    const uint64_t bytes = nt_pickle_u64(*at);
+    const uint64_t bytes = pickle_u64(*at);
     if (NT_LIKELY(step->text_mask != 0 &&
                   (bytes & step->text_mask) == step->text_bytes)) {
         *at += step->text_length;
         *out = step->text;
-        return nt_pickle_fast_memo(p, at, *out);
+        return pickle_fast_memo(p, at, *out);
     }
     const uint8_t *start = *at;
     NT_FAST_TRY(fast_string(p, at, out));
@@ -1220,7 +1220,7 @@ fast_dict(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
 {
     const uint8_t *start = (*at)++;
     const size_t index = p->memo_count;
-    NT_FAST_TRY(nt_pickle_fast_memo(p, at, nt_value_make(NT_VALUE_NONE, 0)));
+    NT_FAST_TRY(pickle_fast_memo(p, at, nt_value_make(NT_VALUE_NONE, 0)));
     const bool memoized = p->memo_count != index;
     if (**at != OP_MARK) {
         return NT_FAST_OTHER;
@@ -1228,7 +1228,7 @@ fast_dict(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
     ++*at;
     fast_fields fields;
     NT_FAST_TRY(fast_pairs(p, at, nested, &fields));
-    if (!nt_pickle_fast_is_whole(p, *at)) {
+    if (!pickle_fast_is_whole(p, *at)) {
         return NT_FAST_OTHER;
     }
     const uint32_t kind = pickle_record_kind(p, fields.present);
@@ -1257,10 +1257,10 @@ fast_element(nt_pickle *p, const uint8_t **at, uint32_t *id)
     if (**at == OP_EMPTY_DICT) {
         NT_FAST_TRY(fast_dict(p, at, true, &element));
     } else {
-        NT_FAST_TRY(nt_pickle_fast_fetch(p, at, &element));
+        NT_FAST_TRY(pickle_fast_fetch(p, at, &element));
     }
     *id = nt_value_id(element);
-    return nt_pickle_is_element(p, element) ? NT_FAST_DONE : NT_FAST_OTHER;
+    return pickle_is_element(p, element) ? NT_FAST_DONE : NT_FAST_OTHER;
 }
 
 /* Remembers a list of fetched items from `bytes` up to `end`, if it is not too long. */
@@ -1275,7 +1275,7 @@ fast_remember(nt_pickle *p, const uint8_t *bytes, const uint8_t *end, nt_value s
     seen->generation = p->generation;
     seen->sequence = sequence;
     seen->length = (uint8_t)length;
-    seen->tail_mask = nt_pickle_low_bytes(tail);
+    seen->tail_mask = pickle_low_bytes(tail);
     memcpy(seen->bytes, bytes, length);
 }
 
@@ -1317,7 +1317,7 @@ fast_list(nt_pickle *p, const uint8_t **at, nt_value *out)
 {
     ++*at;
     const size_t index = p->memo_count;
-    NT_FAST_TRY(nt_pickle_fast_memo(p, at, nt_value_make(NT_VALUE_NONE, 0)));
+    NT_FAST_TRY(pickle_fast_memo(p, at, nt_value_make(NT_VALUE_NONE, 0)));
     const bool memoized = p->memo_count != index;
     const bool marked = **at == OP_MARK;
     *at += marked;
@@ -1343,9 +1343,9 @@ pickle_fast_value(nt_pickle *p, const uint8_t **at, bool nested, nt_value *out)
     /* One by one: the processor foresees this better than a jump table. */
     const uint8_t opcode = **at;
     if (opcode == OP_BINGET || opcode == OP_LONG_BINGET) {
-        return nt_pickle_fast_fetch(p, at, out);
+        return pickle_fast_fetch(p, at, out);
     }
-    if (nt_pickle_fast_is_integer(opcode)) {
+    if (pickle_fast_is_integer(opcode)) {
         return fast_integer_or_pair(p, at, out);
     }
     if (opcode == OP_EMPTY_LIST && !nested) {
@@ -1435,7 +1435,7 @@ pickle_template_read(nt_pickle *p, const uint8_t **at, nt_value *out)
     }
     const size_t index = p->memo_count;
     NT_FAST_TRY(template_read_parts(p, t, at));
-    if (!nt_pickle_fast_is_whole(p, *at)) {
+    if (!pickle_fast_is_whole(p, *at)) {
         return NT_FAST_OTHER;
     }
     NT_FAST_TRY(
@@ -1489,7 +1489,7 @@ fast_record(nt_pickle *p)
     }
     p->memo_count = memo_count;
     p->memoized = memoized;
-    nt_pickle_forget_steps(p);
+    pickle_forget_steps(p);
     return outcome;
 }
 
@@ -1545,7 +1545,7 @@ text_line(nt_pickle *p, const uint8_t **line, size_t *length)
             return NT_OK;
         }
         scanned = at_hand;
-        NT_TRY(nt_pickle_need(p, (uint64_t)at_hand + 1));
+        NT_TRY(pickle_need(p, (uint64_t)at_hand + 1));
     }
 }
 
@@ -1700,7 +1700,7 @@ text_unicode(nt_pickle *p, const uint8_t *line, size_t length)
 static nt_status
 pickle_need_stack(nt_pickle *p, size_t count)
 {
-    if (p->stack_count - nt_pickle_floor(p) < count) {
+    if (p->stack_count - pickle_floor(p) < count) {
         return pickle_malformed(p, "an opcode finds too few values on the stack");
     }
     return NT_OK;
@@ -1722,7 +1722,7 @@ pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value)
         p->memoized++;
     } else {
         p->memoized += p->memo[index] == NT_VALUE_ABSENT;
-        nt_pickle_forget_steps(p);
+        pickle_forget_steps(p);
     }
     p->memo[index] = value;
     return NT_OK;
@@ -1823,7 +1823,7 @@ pickle_is_waiting(const nt_pickle *p, size_t at)
 static nt_status
 pickle_append_from(nt_pickle *p, size_t first)
 {
-    if (first <= nt_pickle_floor(p) ||
+    if (first <= pickle_floor(p) ||
         nt_value_tag_of(p->stack[first - 1]) != NT_VALUE_LIST) {
         return pickle_malformed(p, "values are appended to what is no list");
     }
@@ -1870,7 +1870,7 @@ pickle_is_list_item(const nt_pickle *p, size_t at)
     if (nt_value_tag_of(p->stack[at - 1]) == NT_VALUE_LIST) {
         return true; /* directly above its list, or the first behind its mark */
     }
-    const size_t floor = nt_pickle_floor(p);
+    const size_t floor = pickle_floor(p);
     return p->mark_count != 0 && floor > 0 && floor <= at &&
            nt_value_tag_of(p->stack[floor - 1]) == NT_VALUE_LIST;
 }
@@ -1896,7 +1896,7 @@ pickle_fold(nt_pickle *p, size_t list, size_t end)
 static nt_status
 pickle_set_from(nt_pickle *p, size_t first)
 {
-    if (first <= nt_pickle_floor(p) ||
+    if (first <= pickle_floor(p) ||
         nt_value_tag_of(p->stack[first - 1]) != NT_VALUE_DICT) {
         return pickle_malformed(p, "keys are set in what is no dict");
     }
@@ -1961,7 +1961,7 @@ pickle_close_mark(nt_pickle *p)
 static void
 pickle_drop_unfinished(nt_pickle *p)
 {
-    const size_t floor = nt_pickle_floor(p);
+    const size_t floor = pickle_floor(p);
     if (p->stack_count > floor &&
         nt_value_tag_of(p->stack[p->stack_count - 1]) == NT_VALUE_DICT &&
         pickle_is_list_item(p, p->stack_count - 1)) {
@@ -2067,12 +2067,12 @@ pickle_push_container(nt_pickle *p, nt_value_tag tag)
 static nt_status
 pickle_read_length(nt_pickle *p, size_t width, uint64_t *out)
 {
-    NT_TRY(nt_pickle_need(p, width));
+    NT_TRY(pickle_need(p, width));
     const uint8_t *at = p->source->next;
     *out = width == 1   ? at[0]
-           : width == 2 ? nt_pickle_u16(at)
-           : width == 4 ? nt_pickle_u32(at)
-                        : nt_pickle_u64(at);
+           : width == 2 ? pickle_u16(at)
+           : width == 4 ? pickle_u32(at)
+                        : pickle_u64(at);
     p->source->next += width;
     return NT_OK;
 }
@@ -2083,7 +2083,7 @@ pickle_read_bytes(nt_pickle *p, size_t width, const uint8_t **bytes, size_t *len
 {
     uint64_t count;
     NT_TRY(pickle_read_length(p, width, &count));
-    NT_TRY(nt_pickle_need(p, count));
+    NT_TRY(pickle_need(p, count));
     *bytes = p->source->next;
     *length = (size_t)count;
     p->source->next += count;
@@ -2136,7 +2136,7 @@ pickle_load_int(nt_pickle *p, size_t width)
 static nt_status
 pickle_load_float(nt_pickle *p)
 {
-    NT_TRY(nt_pickle_need(p, 8));
+    NT_TRY(pickle_need(p, 8));
     uint64_t bits = 0;
     for (size_t i = 0; i < 8; i++) {
         bits = bits << 8 | p->source->next[i];
@@ -2192,7 +2192,7 @@ pickle_load_frame(nt_pickle *p)
 static nt_status
 pickle_pop(nt_pickle *p)
 {
-    if (p->mark_count != 0 && p->stack_count == nt_pickle_floor(p)) {
+    if (p->mark_count != 0 && p->stack_count == pickle_floor(p)) {
         p->mark_count--;
         return NT_OK;
     }
@@ -2326,7 +2326,7 @@ pickle_run(nt_pickle *p)
 {
     for (;;) {
         p->opcode_offset = nt_source_offset(p->source);
-        NT_TRY(nt_pickle_need(p, 1));
+        NT_TRY(pickle_need(p, 1));
         const uint8_t opcode = *p->source->next++;
         if (opcode == OP_STOP) {
             return pickle_need_stack(p, 1);

@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-#include "base/nt_search.h"
 #include "base/nt_bitset.h"
 #include "base/nt_columns.h"
 #include "base/nt_map.h"
+#include "base/nt_search.h"
 #include "trace/nt_rounding.h"
 #include "trace/nt_timeline_replay.h"
 

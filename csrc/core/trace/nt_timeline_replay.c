@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-#include "base/nt_search.h"
 #include "base/nt_bitset.h"
 #include "base/nt_columns.h"
+#include "base/nt_search.h"
 #include "base/nt_sort.h"
 #include "trace/nt_rounding.h"
 #include "trace/nt_timeline_live.h"
@@ -41,7 +41,7 @@ timeline_reserve_allocations(nt_timeline *t, size_t rows, nt_error *err)
 }
 
 static inline nt_status
-nt_timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err)
+timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err)
 {
     nt_allocation_columns *a = &t->allocations;
     const size_t at = a->count;
@@ -87,7 +87,7 @@ typedef struct nt_point_range {
 
 /* The four segment actions follow each other. */
 static inline bool
-nt_timeline_is_reserving(uint8_t action)
+timeline_is_reserving(uint8_t action)
 {
     return action >= NT_ACTION_SEGMENT_ALLOC && action <= NT_ACTION_SEGMENT_UNMAP;
 }
@@ -107,28 +107,6 @@ typedef struct nt_address_range {
 /* This many MiB that follow each other are noted together: what is behind a request
  * is seldom further away. */
 #define NT_LARGE_PAGE 16
-
-/* A block that was there before the trace. */
-typedef struct start_block {
-    nt_allocation row;
-    int32_t seen;   /* the event that first frees it; INT32_MAX: none does */
-    int32_t gone;   /* its free_completed; INT32_MAX: none */
-    uint64_t slack; /* bytes by which row.size may be too small */
-} start_block;
-
-typedef struct start {
-    nt_timeline *t;
-    const nt_event_columns *events;
-    start_block *blocks;
-    size_t count, capacity;
-    nt_map live;         /* address -> number in `blocks`, or START_IN_TRACE */
-    nt_map known;        /* address -> number in `blocks` */
-    nt_sort_item *order; /* the blocks that were there, by address */
-    size_t order_count, order_capacity;
-    nt_sort_item *segments; /* rows from before the trace, by address */
-    size_t segment_count, segment_capacity;
-    nt_error *err;
-} start;
 
 /* Where in a MiB a block begins, which row it is, and where a segment ends; NT_NONE:
  * nowhere, and the row is 0 then. The block is there as long as its row is active. */
@@ -244,7 +222,7 @@ points_most(const nt_timeline *t)
     const nt_event_columns *e = nt_snapshot_events(t->snapshot);
     size_t ranges = 0;
     for (size_t i = 0; i < t->other_count; i++) {
-        ranges += nt_timeline_is_reserving(e->action[t->first + t->others[i]]);
+        ranges += timeline_is_reserving(e->action[t->first + t->others[i]]);
     }
     return 2 * (ranges + points_of_layout(t, nt_snapshot_layout(t->snapshot)) +
                 points_of_layout(t, nt_snapshot_before(t->snapshot)));
@@ -268,7 +246,7 @@ points_collect(nt_timeline_points *points, const nt_timeline *t)
     const nt_event_columns *e = nt_snapshot_events(t->snapshot);
     for (size_t i = 0; i < t->other_count; i++) {
         const size_t at = t->first + t->others[i];
-        if (nt_timeline_is_reserving(e->action[at]) &&
+        if (timeline_is_reserving(e->action[at]) &&
             timeline_has_range(t, t->others[i])) {
             points_add(points, e->addr[at], e->size[at]);
         }
@@ -822,7 +800,7 @@ segments_replay(reserving *r)
     const uint8_t *action = nt_snapshot_events(t->snapshot)->action;
     for (size_t other = 0; other < t->other_count; other++) {
         const size_t i = t->others[other];
-        if (!nt_timeline_is_reserving(action[t->first + i])) {
+        if (!timeline_is_reserving(action[t->first + i])) {
             continue;
         }
         if (timeline_has_range(t, i)) {
@@ -857,6 +835,28 @@ nt_timeline_replay_segments(nt_timeline *t, nt_error *err)
 
 /* The block now at an address was allocated within the trace. */
 #define START_IN_TRACE (NT_NONE - 1)
+
+/* A block that was there before the trace. */
+typedef struct start_block {
+    nt_allocation row;
+    int32_t seen;   /* the event that first frees it; INT32_MAX: none does */
+    int32_t gone;   /* its free_completed; INT32_MAX: none */
+    uint64_t slack; /* bytes by which row.size may be too small */
+} start_block;
+
+typedef struct start {
+    nt_timeline *t;
+    const nt_event_columns *events;
+    start_block *blocks;
+    size_t count, capacity;
+    nt_map live;         /* address -> number in `blocks`, or START_IN_TRACE */
+    nt_map known;        /* address -> number in `blocks` */
+    nt_sort_item *order; /* the blocks that were there, by address */
+    size_t order_count, order_capacity;
+    nt_sort_item *segments; /* rows from before the trace, by address */
+    size_t segment_count, segment_capacity;
+    nt_error *err;
+} start;
 
 /* How many of the `count` sorted items have a key of at most `key`. */
 static size_t
@@ -1119,7 +1119,7 @@ start_add_rows(start *s)
     for (size_t position = 0; position < s->order_count; position++) {
         const start_block *block = &s->blocks[s->order[position].value];
         t->facts.slack_bound += block->slack;
-        NT_TRY(nt_timeline_add_allocation(t, &block->row, s->err));
+        NT_TRY(timeline_add_allocation(t, &block->row, s->err));
     }
     t->facts.preexisting = (uint32_t)s->order_count;
     return NT_OK;
@@ -1155,7 +1155,7 @@ start_take(start *s, const nt_layout *before)
     for (size_t position = 0; position < s->order_count; position++) {
         const nt_allocation row =
             timeline_layout_allocation(s->t, before, s->order[position].value);
-        NT_TRY(nt_timeline_add_allocation(s->t, &row, s->err));
+        NT_TRY(timeline_add_allocation(s->t, &row, s->err));
     }
     s->t->facts.preexisting = (uint32_t)s->order_count;
     return NT_OK;
@@ -1511,7 +1511,7 @@ replay_alloc(replay *r, size_t i)
     if (NT_UNLIKELY(old != NT_NONE)) {
         NT_TRY(replay_end_lost(r, old, (int32_t)i));
     }
-    NT_TRY(nt_timeline_add_allocation(t, &allocation, r->err));
+    NT_TRY(timeline_add_allocation(t, &allocation, r->err));
     uint64_t size = allocation.size;
     if (!nt_is_small(size)) {
         NT_TRY(timeline_large_place(&r->large, allocation.address, row, &size, r->err));
@@ -1665,7 +1665,7 @@ replay_add_late(replay *r, size_t block)
         changes |= NT_LOST_FREE;
     }
     NT_TRY(replay_note_lost(r, (uint32_t)t->allocations.count, last, changes));
-    return nt_timeline_add_allocation(t, &row, r->err);
+    return timeline_add_allocation(t, &row, r->err);
 }
 
 /* A block from before the trace is larger by so much, modulo 2^64, than it was taken to

@@ -104,21 +104,21 @@ typedef struct allocator_request {
 } allocator_request;
 
 static inline allocator_block *
-nt_allocator_block(const nt_allocator *model, uint32_t block)
+allocator_at(const nt_allocator *model, uint32_t block)
 {
     return &model->blocks[block];
 }
 
 /* Whether it has a neighbour in its segment. */
 static inline bool
-nt_allocator_is_split(const allocator_block *block)
+allocator_is_split(const allocator_block *block)
 {
     return block->before != NT_NONE || block->after != NT_NONE;
 }
 
 static inline void
-nt_allocator_tell(const nt_allocator *model, nt_action action, uint32_t lane,
-                  uint64_t address, uint64_t size, uint32_t tag)
+allocator_tell(const nt_allocator *model, nt_action action, uint32_t lane,
+               uint64_t address, uint64_t size, uint32_t tag)
 {
     if (model->options.observer.tell != NULL) {
         model->options.observer.tell(model->options.observer.ctx, action, lane, address,
@@ -127,7 +127,7 @@ nt_allocator_tell(const nt_allocator *model, nt_action action, uint32_t lane,
 }
 
 static inline void
-nt_allocator_rise(nt_allocator *model, nt_metric metric, uint64_t bytes)
+allocator_rise(nt_allocator *model, nt_metric metric, uint64_t bytes)
 {
     nt_allocator_stats *stats = &model->stats;
     stats->bytes[metric] += bytes;
@@ -166,7 +166,7 @@ allocator_add_block(nt_allocator *model, const allocator_block *block, uint32_t 
 static void
 allocator_drop_block(nt_allocator *model, uint32_t block)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     b->state = ALLOCATOR_UNUSED;
     b->later = model->unused;
     model->unused = block;
@@ -178,7 +178,7 @@ static bool
 allocator_is_loose(const nt_allocator *model, const allocator_block *block)
 {
     if (block->area == NT_NONE) {
-        return !nt_allocator_is_split(block);
+        return !allocator_is_split(block);
     }
     const uint64_t page =
         nt_page_size(&model->options.settings, block->kind == NT_POOL_SMALL);
@@ -220,7 +220,7 @@ allocator_unlist_pool(nt_allocator *model, uint32_t pool)
 static nt_status
 allocator_add_loose(nt_allocator *model, uint32_t block, nt_error *err)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     allocator_lane *lane = &model->lanes[b->lane];
     allocator_pool *pool = &model->pools[lane->pool];
     NT_TRY(nt_ordered_add(&lane->loose[b->kind], &model->alloc,
@@ -254,7 +254,7 @@ allocator_drop_loose(nt_allocator *model, const allocator_block *block)
 static nt_status
 allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     allocator_lane *lane = &model->lanes[b->lane];
     b->state = ALLOCATOR_FREE;
     b->u.born = model->pools[lane->pool].calls[b->kind];
@@ -276,7 +276,7 @@ allocator_store(nt_allocator *model, uint32_t block, nt_error *err)
 static void
 allocator_unstore(nt_allocator *model, uint32_t block)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     allocator_lane *lane = &model->lanes[b->lane];
     if (b->state == ALLOCATOR_UNMAPPED) {
         (void)nt_ordered_remove(&lane->unmapped[b->kind], &model->alloc, 0, b->address);
@@ -340,7 +340,7 @@ allocator_find_below(nt_allocator *model, uint32_t lane, uint64_t address,
 static nt_status
 allocator_store_unmapped(nt_allocator *model, uint32_t block, nt_error *err)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     b->state = ALLOCATOR_UNMAPPED;
     return nt_ordered_add(&model->lanes[b->lane].unmapped[b->kind], &model->alloc,
                           (nt_ordered_entry){0, b->address, block}, err);
@@ -352,11 +352,11 @@ static nt_status
 allocator_cut(nt_allocator *model, uint32_t block, uint64_t size, uint32_t *low,
               nt_error *err)
 {
-    allocator_block part = *nt_allocator_block(model, block);
+    allocator_block part = *allocator_at(model, block);
     part.size = size;
     part.after = block;
     NT_TRY(allocator_add_block(model, &part, low, err));
-    allocator_block *rest = nt_allocator_block(model, block);
+    allocator_block *rest = allocator_at(model, block);
     rest->address += size;
     rest->size -= size;
     return NT_OK;
@@ -366,8 +366,8 @@ allocator_cut(nt_allocator *model, uint32_t block, uint64_t size, uint32_t *low,
 static void
 allocator_absorb(nt_allocator *model, uint32_t block, uint32_t other)
 {
-    allocator_block *b = nt_allocator_block(model, block);
-    const allocator_block *o = nt_allocator_block(model, other);
+    allocator_block *b = allocator_at(model, block);
+    const allocator_block *o = allocator_at(model, other);
     allocator_unstore(model, other);
     if (b->before == other) {
         b->address = o->address;
@@ -389,9 +389,9 @@ allocator_absorb(nt_allocator *model, uint32_t block, uint32_t other)
 static void
 allocator_merge(nt_allocator *model, uint32_t block)
 {
-    const uint8_t state = nt_allocator_block(model, block)->state;
-    const uint32_t sides[2] = {nt_allocator_block(model, block)->before,
-                               nt_allocator_block(model, block)->after};
+    const uint8_t state = allocator_at(model, block)->state;
+    const uint32_t sides[2] = {allocator_at(model, block)->before,
+                               allocator_at(model, block)->after};
     for (size_t i = 0; i < 2; i++) {
         if (sides[i] != NT_NONE && model->blocks[sides[i]].state == state) {
             allocator_absorb(model, block, sides[i]);
@@ -403,7 +403,7 @@ allocator_merge(nt_allocator *model, uint32_t block)
 static nt_status
 allocator_settle(nt_allocator *model, uint32_t block, nt_error *err)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     model->stats.bytes[NT_METRIC_ACTIVE] -= b->size;
     model->stats.bytes[NT_METRIC_REQUESTED] -= b->u.requested;
     model->stats.active--;
@@ -416,7 +416,7 @@ allocator_settle(nt_allocator *model, uint32_t block, nt_error *err)
 static void
 allocator_enqueue(nt_allocator *model, uint32_t block)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     b->earlier = model->last_pending;
     b->later = NT_NONE;
     if (b->earlier != NT_NONE) {
@@ -431,7 +431,7 @@ allocator_enqueue(nt_allocator *model, uint32_t block)
 static void
 allocator_dequeue(nt_allocator *model, uint32_t block)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     if (b->earlier != NT_NONE) {
         model->blocks[b->earlier].later = b->later;
     } else {
@@ -482,15 +482,14 @@ allocator_give_place(nt_allocator *model, uint64_t address, uint64_t size)
 static void
 allocator_release_segment(nt_allocator *model, uint32_t block)
 {
-    const allocator_block b = *nt_allocator_block(model, block);
-    NT_ASSERT(b.state == ALLOCATOR_FREE && !nt_allocator_is_split(&b));
+    const allocator_block b = *allocator_at(model, block);
+    NT_ASSERT(b.state == ALLOCATOR_FREE && !allocator_is_split(&b));
     allocator_unstore(model, block);
     allocator_drop_block(model, block);
     model->stats.bytes[NT_METRIC_RESERVED] -= b.size;
     model->stats.segments--;
     model->stats.device_frees++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_FREE, b.lane, b.address, b.size,
-                      NT_NONE);
+    allocator_tell(model, NT_ACTION_SEGMENT_FREE, b.lane, b.address, b.size, NT_NONE);
     allocator_give_place(model, b.address, b.size);
 }
 
@@ -515,11 +514,11 @@ allocator_open_segment(nt_allocator *model, const allocator_request *request,
     };
     NT_TRY(allocator_take_place(model, &need, &fresh.address, err));
     NT_TRY(allocator_add_block(model, &fresh, block, err));
-    nt_allocator_rise(model, NT_METRIC_RESERVED, fresh.size);
+    allocator_rise(model, NT_METRIC_RESERVED, fresh.size);
     model->stats.segments++;
     model->stats.device_allocs++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_ALLOC, fresh.lane, fresh.address,
-                      fresh.size, NT_NONE);
+    allocator_tell(model, NT_ACTION_SEGMENT_ALLOC, fresh.lane, fresh.address,
+                   fresh.size, NT_NONE);
     return NT_OK;
 }
 
@@ -531,7 +530,7 @@ allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size,
 {
     uint64_t bytes = 0;
     while (bytes < size && block != NT_NONE) {
-        const allocator_block *b = nt_allocator_block(model, block);
+        const allocator_block *b = allocator_at(model, block);
         if (b->state != ALLOCATOR_FREE && b->state != ALLOCATOR_UNMAPPED) {
             return false;
         }
@@ -550,7 +549,7 @@ allocator_find_space(const nt_allocator *model, const allocator_request *request
     while (entry.value != NT_NONE) {
         uint64_t end = 0;
         uint32_t block = entry.value;
-        const uint32_t before = nt_allocator_block(model, block)->before;
+        const uint32_t before = allocator_at(model, block)->before;
         if (before != NT_NONE && model->blocks[before].state == ALLOCATOR_FREE) {
             block = before;
         }
@@ -640,32 +639,32 @@ static nt_status
 allocator_map(nt_allocator *model, uint32_t block, uint64_t size, bool *mapped,
               nt_error *err)
 {
-    const uint64_t page = allocator_page(model, nt_allocator_block(model, block)->kind);
+    const uint64_t page = allocator_page(model, allocator_at(model, block)->kind);
     const uint64_t bytes = (size + page - 1) / page * page;
     *mapped = allocator_has_room(model, bytes);
     if (!*mapped) {
         return NT_OK;
     }
     allocator_unstore(model, block);
-    const uint64_t address = nt_allocator_block(model, block)->address;
-    if (bytes < nt_allocator_block(model, block)->size) {
+    const uint64_t address = allocator_at(model, block)->address;
+    if (bytes < allocator_at(model, block)->size) {
         /* The block's name goes to what is mapped, at the low end. */
-        allocator_block rest = *nt_allocator_block(model, block);
+        allocator_block rest = *allocator_at(model, block);
         uint32_t row;
         rest.address += bytes;
         rest.size -= bytes;
         rest.before = block;
         NT_TRY(allocator_add_block(model, &rest, &row, err));
         NT_TRY(allocator_store_unmapped(model, row, err));
-        nt_allocator_block(model, block)->size = bytes;
+        allocator_at(model, block)->size = bytes;
     }
-    nt_allocator_block(model, block)->state = ALLOCATOR_FREE;
+    allocator_at(model, block)->state = ALLOCATOR_FREE;
     allocator_merge(model, block);
     NT_TRY(allocator_store(model, block, err));
-    nt_allocator_rise(model, NT_METRIC_RESERVED, bytes);
+    allocator_rise(model, NT_METRIC_RESERVED, bytes);
     model->stats.device_allocs++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_MAP,
-                      nt_allocator_block(model, block)->lane, address, bytes, NT_NONE);
+    allocator_tell(model, NT_ACTION_SEGMENT_MAP, allocator_at(model, block)->lane,
+                   address, bytes, NT_NONE);
     return NT_OK;
 }
 
@@ -689,16 +688,15 @@ allocator_expand(nt_allocator *model, const allocator_request *request, uint32_t
             return NT_OK;
         }
     }
-    const allocator_block *b = nt_allocator_block(model, found);
+    const allocator_block *b = allocator_at(model, found);
     if (b->state == ALLOCATOR_UNMAPPED) {
         NT_TRY(allocator_map(model, found, allocator_least(b->size, request->rounded),
                              &mapped, err));
     }
-    while (mapped && nt_allocator_block(model, found)->size < request->rounded) {
-        const uint64_t missing =
-            request->rounded - nt_allocator_block(model, found)->size;
-        found = nt_allocator_block(model, found)->after;
-        const uint64_t size = nt_allocator_block(model, found)->size;
+    while (mapped && allocator_at(model, found)->size < request->rounded) {
+        const uint64_t missing = request->rounded - allocator_at(model, found)->size;
+        found = allocator_at(model, found)->after;
+        const uint64_t size = allocator_at(model, found)->size;
         NT_TRY(
             allocator_map(model, found, allocator_least(missing, size), &mapped, err));
     }
@@ -740,19 +738,19 @@ allocator_keep_ends(nt_allocator *model, uint32_t block, uint64_t begin, uint64_
                     nt_error *err)
 {
     uint32_t row;
-    const uint64_t address = nt_allocator_block(model, block)->address;
+    const uint64_t address = allocator_at(model, block)->address;
     if (begin > address) {
         NT_TRY(allocator_cut(model, block, begin - address, &row, err));
         NT_TRY(allocator_store(model, row, err));
     }
-    allocator_block high = *nt_allocator_block(model, block);
+    allocator_block high = *allocator_at(model, block);
     if (end < high.address + high.size) {
         high.size -= end - high.address;
         high.address = end;
         high.before = block;
         NT_TRY(allocator_add_block(model, &high, &row, err));
         NT_TRY(allocator_store(model, row, err));
-        nt_allocator_block(model, block)->size = end - begin;
+        allocator_at(model, block)->size = end - begin;
     }
     return NT_OK;
 }
@@ -761,7 +759,7 @@ allocator_keep_ends(nt_allocator *model, uint32_t block, uint64_t begin, uint64_
 static void
 allocator_end_area(nt_allocator *model, uint32_t block)
 {
-    const allocator_block b = *nt_allocator_block(model, block);
+    const allocator_block b = *allocator_at(model, block);
     allocator_unstore(model, block);
     allocator_drop_block(model, block);
     model->areas[b.area] = (allocator_area){.address = model->unused_area};
@@ -774,7 +772,7 @@ allocator_end_area(nt_allocator *model, uint32_t block)
 static nt_status
 allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err)
 {
-    const allocator_block b = *nt_allocator_block(model, block);
+    const allocator_block b = *allocator_at(model, block);
     const uint64_t page = allocator_page(model, b.kind);
     const uint64_t base = model->areas[b.area].address;
     const uint64_t begin = base + (b.address - base + page - 1) / page * page;
@@ -784,14 +782,13 @@ allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err)
     }
     allocator_unstore(model, block);
     NT_TRY(allocator_keep_ends(model, block, begin, end, err));
-    nt_allocator_block(model, block)->state = ALLOCATOR_UNMAPPED;
+    allocator_at(model, block)->state = ALLOCATOR_UNMAPPED;
     allocator_merge(model, block);
     NT_TRY(allocator_store_unmapped(model, block, err));
     model->stats.bytes[NT_METRIC_RESERVED] -= end - begin;
     model->stats.device_frees++;
-    nt_allocator_tell(model, NT_ACTION_SEGMENT_UNMAP, b.lane, begin, end - begin,
-                      NT_NONE);
-    if (!nt_allocator_is_split(nt_allocator_block(model, block))) {
+    allocator_tell(model, NT_ACTION_SEGMENT_UNMAP, b.lane, begin, end - begin, NT_NONE);
+    if (!allocator_is_split(allocator_at(model, block))) {
         allocator_end_area(model, block);
     }
     return NT_OK;
@@ -803,13 +800,13 @@ allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err)
 static bool
 allocator_is_whole(const nt_allocator *model, uint32_t block)
 {
-    return !nt_allocator_is_split(nt_allocator_block(model, block));
+    return !allocator_is_split(allocator_at(model, block));
 }
 
 static uint64_t
 allocator_age(const nt_allocator *model, uint32_t block)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     const allocator_pool *pool = &model->pools[model->lanes[b->lane].pool];
     return pool->calls[b->kind] - b->u.born;
 }
@@ -863,13 +860,13 @@ allocator_collect_round(nt_allocator *model, size_t count, uint64_t *ages,
     for (size_t i = 0; i < count; i++) {
         const uint32_t block = model->found[i];
         if (block == NT_NONE || !allocator_is_whole(model, block) ||
-            nt_allocator_block(model, block)->area != NT_NONE) {
+            allocator_at(model, block)->area != NT_NONE) {
             continue;
         }
         const uint64_t age = allocator_age(model, block);
         if ((double)age >= threshold) {
             is_any_freed = true;
-            *reclaimed += nt_allocator_block(model, block)->size;
+            *reclaimed += allocator_at(model, block)->size;
             *ages -= age;
             (*blocks)--;
             allocator_release_segment(model, block);
@@ -948,7 +945,7 @@ allocator_release_blocks(nt_allocator *model, uint32_t pool, nt_pool_kind kind,
     NT_TRY(allocator_find_pool(model, pool, kind, &count, err));
     for (size_t i = 0; i < count; i++) {
         const uint32_t block = model->found[i];
-        if (nt_allocator_block(model, block)->area != NT_NONE) {
+        if (allocator_at(model, block)->area != NT_NONE) {
             model->found[mapped++] = block;
         } else if (allocator_is_whole(model, block)) {
             allocator_release_segment(model, block);
@@ -975,10 +972,10 @@ allocator_wait(nt_allocator *model, uint32_t pool, nt_error *err)
     model->stats.waits++;
     uint32_t block = model->first_pending;
     while (block != NT_NONE && (pool == NT_NONE || model->pools[pool].pending != 0)) {
-        const allocator_block b = *nt_allocator_block(model, block);
+        const allocator_block b = *allocator_at(model, block);
         if (pool == NT_NONE || model->lanes[b.lane].pool == pool) {
-            nt_allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.lane, b.address,
-                              b.u.requested, b.tag);
+            allocator_tell(model, NT_ACTION_FREE_COMPLETED, b.lane, b.address,
+                           b.u.requested, b.tag);
             NT_TRY(nt_allocator_complete(model, block, err));
         }
         block = b.later;
@@ -1088,26 +1085,26 @@ static nt_status
 allocator_adopt_piece(nt_allocator *model, const nt_allocator_piece *piece,
                       uint32_t block, nt_error *err)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     b->tag = piece->tag;
     b->state = allocator_piece_states[piece->state];
     if (piece->state == NT_PIECE_UNMAPPED) {
         return allocator_store_unmapped(model, block, err);
     }
-    nt_allocator_rise(model, NT_METRIC_RESERVED, piece->size);
+    allocator_rise(model, NT_METRIC_RESERVED, piece->size);
     if (piece->state == NT_PIECE_FREE) {
         return allocator_store(model, block, err);
     }
     b->u.requested = piece->requested;
     model->stats.active++;
-    nt_allocator_rise(model, NT_METRIC_ACTIVE, piece->size);
-    nt_allocator_rise(model, NT_METRIC_REQUESTED, piece->requested);
+    allocator_rise(model, NT_METRIC_ACTIVE, piece->size);
+    allocator_rise(model, NT_METRIC_REQUESTED, piece->requested);
     if (piece->state == NT_PIECE_PENDING) {
         allocator_enqueue(model, block);
         return NT_OK;
     }
     model->stats.allocations++;
-    nt_allocator_rise(model, NT_METRIC_ALLOCATED, piece->size);
+    allocator_rise(model, NT_METRIC_ALLOCATED, piece->size);
     return NT_OK;
 }
 
@@ -1150,7 +1147,7 @@ nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t 
     for (size_t i = 0; i < area->count; i++) {
         NT_TRY(allocator_adopt_piece(model, &area->pieces[i], row, err));
         blocks[i] = allocator_is_idle(area->pieces[i].state) ? NT_NONE : row;
-        row = nt_allocator_block(model, row)->after;
+        row = allocator_at(model, row)->after;
     }
     return NT_OK;
 }
@@ -1164,7 +1161,7 @@ allocator_find_heads(const nt_allocator *model, nt_sort_item **out, size_t *coun
     *count = 0;
     *capacity = 0;
     for (uint32_t i = 0; i < model->block_count; i++) {
-        const allocator_block *b = nt_allocator_block(model, i);
+        const allocator_block *b = allocator_at(model, i);
         if (b->state == ALLOCATOR_UNUSED || b->before != NT_NONE) {
             continue;
         }
@@ -1186,7 +1183,7 @@ static nt_status
 allocator_show_segment(const nt_allocator *model, uint32_t first, allocator_view *view,
                        uint32_t *end, nt_error *err)
 {
-    const allocator_block *head = nt_allocator_block(model, first);
+    const allocator_block *head = allocator_at(model, first);
     const allocator_lane *lane = &model->lanes[head->lane];
     nt_segment segment = {
         .address = head->address,
@@ -1197,8 +1194,8 @@ allocator_show_segment(const nt_allocator *model, uint32_t first, allocator_view
         .stack = NT_NO_STACK,
     };
     uint32_t i = first;
-    for (; i != NT_NONE; i = nt_allocator_block(model, i)->after) {
-        const allocator_block *b = nt_allocator_block(model, i);
+    for (; i != NT_NONE; i = allocator_at(model, i)->after) {
+        const allocator_block *b = allocator_at(model, i);
         if (b->state == ALLOCATOR_UNMAPPED) {
             break;
         }
@@ -1218,7 +1215,7 @@ static nt_status
 allocator_show_block(const nt_allocator *model, uint32_t block, allocator_view *view,
                      nt_error *err)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     const bool is_free = b->state == ALLOCATOR_FREE;
     const nt_block row = {
         .address = b->address,
@@ -1239,10 +1236,10 @@ allocator_show(const nt_allocator *model, uint32_t head, allocator_view *view,
 {
     uint32_t block = head;
     while (block != NT_NONE) {
-        uint32_t end = nt_allocator_block(model, block)->after;
-        if (nt_allocator_block(model, block)->state != ALLOCATOR_UNMAPPED) {
+        uint32_t end = allocator_at(model, block)->after;
+        if (allocator_at(model, block)->state != ALLOCATOR_UNMAPPED) {
             NT_TRY(allocator_show_segment(model, block, view, &end, err));
-            for (; block != end; block = nt_allocator_block(model, block)->after) {
+            for (; block != end; block = allocator_at(model, block)->after) {
                 NT_TRY(allocator_show_block(model, block, view, err));
             }
         }
@@ -1315,7 +1312,7 @@ allocator_is_in(const nt_ordered *set, uint32_t block, uint64_t first, uint64_t 
 static bool
 allocator_is_stored(const nt_allocator *model, uint32_t block)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     const allocator_lane *lane = &model->lanes[b->lane];
     if (b->state != ALLOCATOR_FREE) {
         return allocator_is_in(&lane->unmapped[b->kind], block, 0, b->address);
@@ -1332,11 +1329,11 @@ allocator_is_stored(const nt_allocator *model, uint32_t block)
 static const char *
 allocator_check_neighbours(const nt_allocator *model, uint32_t block)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     if (b->after == NT_NONE) {
         return NULL;
     }
-    const allocator_block *next = nt_allocator_block(model, b->after);
+    const allocator_block *next = allocator_at(model, b->after);
     ALLOCATOR_HOLDS(next->before == block, "neighbours know each other");
     ALLOCATOR_HOLDS(next->address == b->address + b->size, "blocks leave no gap");
     ALLOCATOR_HOLDS(next->lane == b->lane && next->kind == b->kind &&
@@ -1358,7 +1355,7 @@ allocator_check_neighbours(const nt_allocator *model, uint32_t block)
 static const char *
 allocator_check_block(const nt_allocator *model, uint32_t block, allocator_tally *tally)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     tally->seen++;
     ALLOCATOR_HOLDS(b->size != 0 && b->size % NT_MIN_BLOCK_SIZE == 0,
                     "sizes are multiples of 512");
@@ -1395,15 +1392,15 @@ static const char *
 allocator_check_segment(const nt_allocator *model, uint32_t head,
                         allocator_tally *tally, nt_ordered *spans)
 {
-    const allocator_block *first = nt_allocator_block(model, head);
+    const allocator_block *first = allocator_at(model, head);
     uint64_t end = first->address;
-    for (uint32_t i = head; i != NT_NONE; i = nt_allocator_block(model, i)->after) {
+    for (uint32_t i = head; i != NT_NONE; i = allocator_at(model, i)->after) {
         const char *broken = allocator_check_block(model, i, tally);
         if (broken != NULL) {
             return broken;
         }
         ALLOCATOR_HOLDS(tally->seen <= model->block_count, "segments have an end");
-        end += nt_allocator_block(model, i)->size;
+        end += allocator_at(model, i)->size;
     }
     if (first->area == NT_NONE) {
         tally->segments++;
@@ -1430,8 +1427,8 @@ allocator_check_pending(const nt_allocator *model, uint64_t expected)
     uint64_t count = 0;
     uint32_t earlier = NT_NONE;
     for (uint32_t i = model->first_pending; i != NT_NONE;
-         i = nt_allocator_block(model, i)->later) {
-        const allocator_block *b = nt_allocator_block(model, i);
+         i = allocator_at(model, i)->later) {
+        const allocator_block *b = allocator_at(model, i);
         ALLOCATOR_HOLDS(b->state == ALLOCATOR_PENDING && b->earlier == earlier &&
                             ++count <= expected,
                         "the queue holds what is pending");
@@ -1526,7 +1523,7 @@ nt_allocator_check(const nt_allocator *model)
     nt_ordered spans = {.count = 0};
     const char *broken = NULL;
     for (uint32_t i = 0; i < model->block_count && broken == NULL; i++) {
-        const allocator_block *b = nt_allocator_block(model, i);
+        const allocator_block *b = allocator_at(model, i);
         if (b->state != ALLOCATOR_UNUSED && b->before == NT_NONE) {
             broken = allocator_check_segment(model, i, &tally, &spans);
         }
@@ -1696,7 +1693,7 @@ nt_allocator_set_capturing(nt_allocator *model, bool is_capturing)
 static uint64_t
 allocator_expandable_size(const nt_allocator *model, uint32_t block)
 {
-    const allocator_block *b = nt_allocator_block(model, block);
+    const allocator_block *b = allocator_at(model, block);
     const uint32_t after = b->after;
     return after != NT_NONE && model->blocks[after].state == ALLOCATOR_UNMAPPED
                ? b->size + model->blocks[after].size
@@ -1794,8 +1791,8 @@ allocator_struggle(nt_allocator *model, allocator_request *request, uint32_t *bl
     }
     if (*block == NT_NONE) {
         model->stats.ooms++;
-        nt_allocator_tell(model, NT_ACTION_OOM, request->lane, 0, request->rounded,
-                          NT_NONE);
+        allocator_tell(model, NT_ACTION_OOM, request->lane, 0, request->rounded,
+                       NT_NONE);
     }
     return NT_OK;
 }
@@ -1804,13 +1801,13 @@ allocator_struggle(nt_allocator *model, allocator_request *request, uint32_t *bl
 static void
 allocator_hand_out(nt_allocator *model, uint32_t block, uint64_t nbytes, uint32_t tag)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     b->state = ALLOCATOR_ALLOCATED;
     b->u.requested = nbytes;
     b->tag = tag;
-    nt_allocator_rise(model, NT_METRIC_ALLOCATED, b->size);
-    nt_allocator_rise(model, NT_METRIC_ACTIVE, b->size);
-    nt_allocator_rise(model, NT_METRIC_REQUESTED, nbytes);
+    allocator_rise(model, NT_METRIC_ALLOCATED, b->size);
+    allocator_rise(model, NT_METRIC_ACTIVE, b->size);
+    allocator_rise(model, NT_METRIC_REQUESTED, nbytes);
     model->stats.allocations++;
     model->stats.active++;
 }
@@ -1829,7 +1826,7 @@ static bool
 allocator_has_rest(const nt_allocator *model, const allocator_request *request,
                    uint32_t block)
 {
-    const allocator_block *found = nt_allocator_block(model, block);
+    const allocator_block *found = allocator_at(model, block);
     const allocator_pool *pool = &model->pools[model->lanes[found->lane].pool];
     return !(pool->flags & NT_POOL_NO_SPLIT) &&
            nt_should_split(&model->options.settings, found->size, request->rounded,
@@ -1888,7 +1885,7 @@ allocator_find_cover(nt_allocator *model, uint32_t lane, uint64_t address,
 {
     NT_TRY(allocator_find_below(model, lane, address, block, err));
     if (*block != NT_NONE) {
-        const allocator_block *b = nt_allocator_block(model, *block);
+        const allocator_block *b = allocator_at(model, *block);
         if (size > b->size || address - b->address > b->size - size) {
             *block = NT_NONE;
         }
@@ -1905,7 +1902,7 @@ nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
         return false;
     }
     const uint32_t fit = allocator_look_up(model, &request);
-    return fit != NT_NONE && nt_allocator_block(model, fit)->address == address;
+    return fit != NT_NONE && allocator_at(model, fit)->address == address;
 }
 
 nt_status
@@ -1930,13 +1927,13 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
         return NT_OK;
     }
     allocator_unstore(model, found);
-    const uint64_t before = address - nt_allocator_block(model, found)->address;
+    const uint64_t before = address - allocator_at(model, found)->address;
     if (before != 0) {
         uint32_t low;
         NT_TRY(allocator_cut(model, found, before, &low, err));
         NT_TRY(allocator_store(model, low, err));
     }
-    if (nt_allocator_block(model, found)->size > size) {
+    if (allocator_at(model, found)->size > size) {
         NT_TRY(allocator_split(model, &found, size, err));
     }
     allocator_hand_out(model, found, nbytes, tag);
@@ -1947,7 +1944,7 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
 nt_status
 nt_allocator_give(nt_allocator *model, uint32_t block, nt_error *err)
 {
-    model->stats.bytes[NT_METRIC_ALLOCATED] -= nt_allocator_block(model, block)->size;
+    model->stats.bytes[NT_METRIC_ALLOCATED] -= allocator_at(model, block)->size;
     model->stats.allocations--;
     return allocator_settle(model, block, err);
 }
@@ -1955,7 +1952,7 @@ nt_allocator_give(nt_allocator *model, uint32_t block, nt_error *err)
 void
 nt_allocator_give_later(nt_allocator *model, uint32_t block)
 {
-    allocator_block *b = nt_allocator_block(model, block);
+    allocator_block *b = allocator_at(model, block);
     model->stats.bytes[NT_METRIC_ALLOCATED] -= b->size;
     model->stats.allocations--;
     b->state = ALLOCATOR_PENDING;
@@ -1990,25 +1987,25 @@ nt_allocator_empty_pool(nt_allocator *model, uint32_t pool, nt_error *err)
 uint64_t
 nt_allocator_address(const nt_allocator *model, uint32_t block)
 {
-    return nt_allocator_block(model, block)->address;
+    return allocator_at(model, block)->address;
 }
 
 uint64_t
 nt_allocator_size(const nt_allocator *model, uint32_t block)
 {
-    return nt_allocator_block(model, block)->size;
+    return allocator_at(model, block)->size;
 }
 
 uint64_t
 nt_allocator_requested(const nt_allocator *model, uint32_t block)
 {
-    return nt_allocator_block(model, block)->u.requested;
+    return allocator_at(model, block)->u.requested;
 }
 
 uint32_t
 nt_allocator_lane(const nt_allocator *model, uint32_t block)
 {
-    return nt_allocator_block(model, block)->lane;
+    return allocator_at(model, block)->lane;
 }
 
 const nt_allocator_stats *

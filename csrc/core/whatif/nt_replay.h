@@ -7,9 +7,9 @@
 #ifndef NT_REPLAY_H
 #define NT_REPLAY_H
 
+#include "base/nt_base.h"
 #include "whatif/nt_allocator.h"
 #include "whatif/nt_program.h"
-#include "base/nt_base.h"
 
 /* The bytes of a device of which nothing is known. */
 #define NT_REPLAY_DEVICE (UINT64_C(1) << 40)

@@ -136,7 +136,7 @@ def test_a_moved_field_is_noticed(tmp_path: Path, part: str, field: str, moved: 
 def test_every_function_that_is_looked_up_is_compared() -> None:
     looked_up = {
         name
-        for file in ("nt_device.c", "nt_device_cuda.c", "nt_cupti.c")
+        for file in ("nt_device.c", "nt_cupti.c")
         for name in re.findall(
             r"^    (?:NVML|CUDA|CUPTI)\(\w+, \"(\w+)\"",
             (ROOT / "csrc/core/monitor" / file).read_text(),
