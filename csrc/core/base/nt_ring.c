@@ -21,8 +21,16 @@
 _Static_assert(TABLES_STACKS <= 1 << NT_RING_ORIGIN_STACK_BITS,
                "an origin has room for every stack's id");
 
+/* Where arrays lie in one piece of memory: counted first, then handed out. */
+typedef struct ring_plan {
+    uint8_t *base; /* NULL while counting */
+    uint64_t used;
+    int failed; /* it would not fit into a size_t */
+} ring_plan;
+
+/* The place of `count` elements; NULL while counting. */
 static void *
-ring_plan_take(nt_ring_plan *plan, uint64_t count, uint64_t element)
+ring_plan_take(ring_plan *plan, uint64_t count, uint64_t element)
 {
     const uint64_t line = 64;
     const uint64_t first = (plan->used + line - 1) & ~(line - 1);
@@ -33,7 +41,7 @@ ring_plan_take(nt_ring_plan *plan, uint64_t count, uint64_t element)
 }
 
 static void
-tables_place_slots(nt_ring_slots *slots, nt_ring_plan *plan, uint64_t most)
+tables_place_slots(nt_ring_slots *slots, ring_plan *plan, uint64_t most)
 {
     uint64_t count = 2;
     while (count < 2 * most) {
@@ -46,8 +54,9 @@ tables_place_slots(nt_ring_slots *slots, nt_ring_plan *plan, uint64_t most)
     }
 }
 
+/* Takes the arrays of `t`, and fills the slots once there is memory. */
 static void
-ring_tables_place(nt_ring_tables *t, nt_ring_plan *plan, int frames)
+ring_tables_place(nt_ring_tables *t, ring_plan *plan, int frames)
 {
     t->text_most = TABLES_TEXTS;
     t->store_most = frames ? TABLES_STORE : TABLES_SMALL_STORE;
@@ -324,7 +333,7 @@ _Static_assert(sizeof(nt_ring_entry) == NT_RING_WORDS * sizeof(uint64_t),
 /* The memory of a ring, its entries last: of these a system gives only what events have
  * come to. Returns the ring. */
 static nt_ring *
-ring_place(nt_ring_plan *plan, uint64_t capacity, int frames)
+ring_place(ring_plan *plan, uint64_t capacity, int frames)
 {
     nt_ring *ring = ring_plan_take(plan, 1, sizeof(nt_ring));
     nt_ring_tables *tables = ring_plan_take(plan, 1, sizeof(nt_ring_tables));
@@ -360,7 +369,7 @@ nt_ring_new(const struct nt_alloc *alloc, uint64_t events, int frames)
     while (capacity <= events) {
         capacity <<= 1;
     }
-    nt_ring_plan plan = {0};
+    ring_plan plan = {0};
     (void)ring_place(&plan, capacity, frames);
     /* A line more, since the allocator's blocks need not begin at one. */
     const uint64_t size = plan.used + 64;
@@ -370,7 +379,7 @@ nt_ring_new(const struct nt_alloc *alloc, uint64_t events, int frames)
     }
     /* No entry is read before it was written. */
     memset(block, 0, (size_t)(size - capacity * sizeof(nt_ring_entry)));
-    plan = (nt_ring_plan){.base = block + (64 - ((uintptr_t)block & 63))};
+    plan = (ring_plan){.base = block + (64 - ((uintptr_t)block & 63))};
     nt_ring *ring = ring_place(&plan, capacity, frames);
     ring->block = block;
     ring->size = size;

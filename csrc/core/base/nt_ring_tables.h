@@ -53,19 +53,4 @@ struct nt_ring_tables {
     uint64_t lost_stacks, lost_texts;
 };
 
-/* Where arrays lie in one piece of memory: counted first, then handed out. */
-typedef struct nt_ring_plan {
-    uint8_t *base; /* NULL while counting */
-    uint64_t used;
-    int failed; /* it would not fit into a size_t */
-} nt_ring_plan;
-
-/* The place of `count` elements; NULL while counting. */
-void *
-nt_ring_plan_take(nt_ring_plan *plan, uint64_t count, uint64_t element);
-
-/* Takes the arrays of `tables`, and fills the slots once there is memory. */
-void
-nt_ring_tables_place(nt_ring_tables *tables, nt_ring_plan *plan, int frames);
-
 #endif

@@ -425,7 +425,7 @@ steps_has_forward(const steps_work *w, size_t event)
     return false;
 }
 
-/* What nt_steps_end_at knows of the steps so far. */
+/* What steps_end_at knows of the steps so far. */
 typedef struct steps_ends {
     size_t edge;   /* the last one */
     size_t passes; /* that begin before it */

@@ -1428,10 +1428,10 @@ timeline_large_add(nt_timeline_large *large, uint64_t address, uint32_t row,
 /*
  * When which block lived, and how large it was. The trace gives what was asked for;
  * the block is that, rounded, and in the large pool of ordinary segments possibly more
- * (nt_timeline_large).
+ * (timeline_large_place).
  *
  * A trace that does not go back to the start is looked through first for blocks that
- * were there before it (nt_timeline_start).
+ * were there before it.
  */
 
 typedef struct replay {

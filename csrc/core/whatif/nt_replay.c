@@ -947,7 +947,7 @@ silence_is_chosen(const replay *r, uint64_t number)
     return share == UINT32_MAX || (uint32_t)(bits >> 32) < share;
 }
 
-/* Sorts the ends of pools that are silent; nt_replay_clear_silence() frees them. */
+/* Sorts the ends of pools that are silent; replay_close_silence() frees them. */
 static nt_status
 replay_open_silence(replay *r)
 {
