@@ -244,7 +244,7 @@ docs: $(VENV)/.docs  ## the pages as HTML in build/docs; a warning is an error
 	@echo "build/docs/index.html"
 
 pictures: setup-test  ## the pictures of the README and the pages, from the bundled snapshots
-	@tools/need $(PYTHON) chromium graphviz
+	@tools/need $(PYTHON) chromium graphviz optipng
 	@$(BIN)/python tools/pictures.py
 
 notebooks: $(VENV)/.docs $(TORCH_STAMP)  ## run the notebooks in a kernel, and store what they show
