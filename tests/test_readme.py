@@ -92,11 +92,12 @@ def test_readme_answers_all_five_questions() -> None:
 
 def test_readme_installs_before_it_explains() -> None:
     lines = README.splitlines()
-    wanted = ("git clone", "pip install", "neutracer report tests/data/")
+    wanted = ("make demo", "make test", "pip install", "neutracer report tests/data/")
     first = [next(n for n, line in enumerate(lines, 1) if word in line) for word in wanted]
     assert first == sorted(first)
-    assert first[-1] < 60
-    assert "Memory Distribution Timeline Plot (MDTP)" in " ".join(lines[:60])
+    assert first[1] < 15
+    assert first[-1] < 65
+    assert "Memory Distribution Timeline Plot (MDTP)" in " ".join(lines[:65])
 
 
 def test_readme_code_runs_as_written() -> None:
