@@ -43,6 +43,9 @@ JOBS ?= auto
 PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 60
 
+# Python's and C's at the same time; only what has changed since they were checked last.
+LINT = $(MAKE) -j2 -Otarget build/.lint-python build/.lint-c
+
 .PHONY: help demo test test-all test-integrations build lint format sanitize fuzz fuzz-structure bench matrix coverage valgrind \
     docs pictures notebooks dist clean setup-test venv
 
@@ -113,11 +116,13 @@ demo: $(VENV)/.modules  ## build, and report on a bundled snapshot of a real run
 build: $(VENV)/.modules  ## build the compiled modules in place
 	@ls neutracer/*.so
 
-test: setup-test build/.lint  ## lint, and all tests but the long ones
+test: setup-test  ## lint, and all tests but the long ones
+	@$(LINT)
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 # What a test skips for want of it, and pip or apt have.
-test-all: setup-test $(VENV)/.docs build/.lint  ## all tests, the long ones too, with all that they can use
+test-all: setup-test $(VENV)/.docs  ## all tests, the long ones too, with all that they can use
+	@$(LINT)
 	@tools/need $(PYTHON) clang chromium graphviz valgrind
 	@$(PIP) install 'neutracer[fsspec,notebook]'
 	@$(BIN)/python -m pytest $(PARALLEL) -m ""
@@ -143,33 +148,33 @@ test-integrations: build/integrations/.hosts  ## trainers, trackers and pytest's
 
 lint: setup-test  ## ruff, mypy --strict, clang-format, gcc and clang with warnings as errors
 	@tools/need $(PYTHON) clang
-	@rm -f build/.lint
-	@$(MAKE) build/.lint
+	@rm -f build/.lint-*
+	@$(LINT)
 
-# gcc always, clang where it is: `make lint` sees to it that it is.
-build/.lint: $(ALL_C_FILES) $(PY_FILES) $(TEST_FILES) $(wildcard benchmarks/*.py) \
-    setup.py pyproject.toml .clang-format | $(VENV)/.tools
+build/.lint-python: $(PY_FILES) $(TEST_FILES) $(wildcard benchmarks/*.py) setup.py pyproject.toml \
+    | $(VENV)/.tools
 	@mkdir -p build
 	$(BIN)/python -m ruff check -q .
 	$(BIN)/python -m ruff format -q --check .
 	$(BIN)/python -m mypy
+	@touch $@
+
+# gcc always, clang where it is: `make lint` sees to it that it is.
+compile = printf '%s\n' $(1) | \
+    xargs -P "$$(nproc)" -I {} $$compiler $(C_WARNINGS) -Icsrc/core $(2) -c {} -o /dev/null
+
+build/.lint-c: $(ALL_C_FILES) .clang-format | $(VENV)/.tools
+	@mkdir -p build
 	@echo "clang-format, C files"; $(CLANG_FORMAT) --dry-run -Werror $(ALL_C_FILES)
 	@include=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
 	for compiler in gcc $$(command -v clang >/dev/null && echo clang); do \
 	    echo "$$compiler -Werror, csrc and the C tests"; \
-	    for file in $(filter csrc/core/%,$(C_SOURCES)); do \
-	        $$compiler $(C_WARNINGS) -Icsrc/core -c $$file -o /dev/null; \
-	    done; \
-	    for file in $(filter csrc/py/% csrc/pyheap/% tests/c/test_%,$(C_SOURCES)); do \
-	        $$compiler $(C_WARNINGS) -Icsrc/core -Icsrc/pyheap -Itests/c -isystem $$include \
-	            -c $$file -o /dev/null; \
-	    done; \
+	    $(call compile,$(filter csrc/core/%,$(C_SOURCES))); \
+	    $(call compile,$(filter csrc/py/% csrc/pyheap/% tests/c/test_%,$(C_SOURCES)), \
+	        -Icsrc/pyheap -Itests/c -isystem $$include); \
 	    if pkg-config --exists libcgraph libgvc 2>/dev/null; then \
-	        for file in $(filter csrc/graphviz/%,$(C_SOURCES)); do \
-	            $$compiler $(C_WARNINGS) -Icsrc/core -isystem $$include \
-	                $$(pkg-config --cflags libgvc | sed 's/-I/-isystem /g') \
-	                -c $$file -o /dev/null; \
-	        done; \
+	        $(call compile,$(filter csrc/graphviz/%,$(C_SOURCES)), \
+	            -isystem $$include $$(pkg-config --cflags libgvc | sed 's/-I/-isystem /g')); \
 	    fi; \
 	done
 	@touch $@
@@ -244,7 +249,7 @@ docs: $(VENV)/.docs  ## the pages as HTML in build/docs; a warning is an error
 	@echo "build/docs/index.html"
 
 pictures: setup-test  ## the pictures of the README and the pages, from the bundled snapshots
-	@tools/need $(PYTHON) chromium graphviz
+	@tools/need $(PYTHON) chromium graphviz optipng
 	@$(BIN)/python tools/pictures.py
 
 notebooks: $(VENV)/.docs $(TORCH_STAMP)  ## run the notebooks in a kernel, and store what they show

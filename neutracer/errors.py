@@ -75,6 +75,47 @@ class UnavailableError(NeutracerError, RuntimeError):
         return f"{sentence}: {self.install}" if self.install else sentence
 
 
+# The releases of optional packages that will do, as in pyproject.toml.
+_RELEASES = {
+    "fsspec": "fsspec>=2023.9",
+    "matplotlib": "matplotlib>=3.7",
+    "prometheus_client": "prometheus-client>=0.19",
+    "resvg-py": "resvg-py>=0.5",
+    "rich": "rich>=13",
+    "shtab": "shtab>=1.7.2",
+    "zstandard": "zstandard>=0.22",
+}
+
+
+def pip_install(package: str) -> str:
+    """The command that installs an optional package.
+
+    Example:
+        >>> print(pip_install("torch"))
+        pip install torch
+        >>> print(pip_install("matplotlib"))
+        pip install 'matplotlib>=3.7'
+    """
+    requirement = f"'{_RELEASES[package]}'" if package in _RELEASES else package
+    return f"pip install {requirement}"
+
+
+def missing(package: str, what: str = "") -> UnavailableError:
+    """The error for an optional package that is not installed.
+
+    Args:
+        package: Its name, as in `pip_install`.
+        what: The missing thing, where that is not the package itself.
+
+    Example:
+        >>> print(missing("torch"))
+        torch is not available: install it with 'pip install torch'
+    """
+    command = pip_install(package)
+    quote = '"' if "'" in command else "'"
+    return UnavailableError(what or package, f"install it with {quote}{command}{quote}")
+
+
 class RehearsalError(NeutracerError, RuntimeError):
     """A program that a rehearsal could not take through all of its steps.
 

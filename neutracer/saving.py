@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, pip_install
 
 __all__ = ["atomic_file", "check_output", "made_here", "unfinished_name"]
 
@@ -300,6 +300,6 @@ def _zstd(file: BinaryIO) -> Any:
         import zstandard  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise UnavailableError(
-            "zstd compression", "pip install 'neutracer[zstd]' (or Python 3.14)"
+            "zstd compression", f"{pip_install('zstandard')} (or Python 3.14)"
         ) from None
     return zstandard.ZstdCompressor().stream_writer(file, closefd=False)

@@ -96,7 +96,10 @@ def torch() -> Any:
 
 
 #: The files that take longest, which begin first: what runs last runs alone.
-LONG = ("test_differential", "test_notebooks", "test_package", "test_source", "test_in_browser")
+LONG = (
+    *("test_features", "test_attach", "test_differential", "test_notebooks", "test_package"),
+    *("test_source", "test_in_browser", "test_readme", "test_torchrun"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

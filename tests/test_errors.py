@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
+from places import ROOT
 
 from neutracer import errors
 
@@ -46,6 +48,17 @@ def test_unavailable_error_says_what_to_install() -> None:
     assert (error.what, error.install) == ("torch", "install it with 'pip install torch'")
     assert str(error) == "torch is not available: install it with 'pip install torch'"
     assert str(errors.UnavailableError("a CUDA device")) == "a CUDA device is not available"
+
+
+def test_missing_package_is_asked_for_as_the_metadata_does() -> None:
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for package, requirement in errors._RELEASES.items():
+        assert re.search(rf'"{re.escape(requirement)}[";]', metadata), package
+    error = errors.missing("matplotlib", "a picture")
+    assert (error.what, error.install) == (
+        "a picture",
+        "install it with \"pip install 'matplotlib>=3.7'\"",
+    )
 
 
 def test_settings_error_tells_its_position() -> None:

@@ -16,7 +16,7 @@ from ipython_cells import outputs_of
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
-MOST_BYTES = 600_000
+MOST_BYTES = 200_000
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

@@ -12,10 +12,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from forked import WithTorch
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -92,11 +94,12 @@ def test_readme_answers_all_five_questions() -> None:
 
 def test_readme_installs_before_it_explains() -> None:
     lines = README.splitlines()
-    wanted = ("git clone", "pip install", "neutracer report tests/data/")
+    wanted = ("make demo", "make test", "pip install", "neutracer report tests/data/")
     first = [next(n for n, line in enumerate(lines, 1) if word in line) for word in wanted]
     assert first == sorted(first)
-    assert first[-1] < 60
-    assert "Memory Distribution Timeline Plot (MDTP)" in " ".join(lines[:60])
+    assert first[1] < 15
+    assert first[-1] < 65
+    assert "Memory Distribution Timeline Plot (MDTP)" in " ".join(lines[:65])
 
 
 def test_readme_code_runs_as_written() -> None:
@@ -113,6 +116,13 @@ def test_readme_links_lead_to_files() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+@pytest.fixture(scope="module")
+def with_torch_alone() -> Iterator[WithTorch]:
+    path = os.pathsep.join([*sys.path, str(ROOT / "tests")])
+    with WithTorch(environment={**os.environ, "PYTHONPATH": path}) as process:
+        yield process
+
+
 def failed_examples(name: str) -> int:
     """How many of a module's examples do not print what they say, which is printed."""
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -120,7 +130,7 @@ def failed_examples(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples_run_as_written(name: str) -> None:
+def test_docstring_examples_run_as_written(name: str, request: pytest.FixtureRequest) -> None:
     if name.startswith(WITH_HOST):
         pytest.importorskip(name, exc_type=ModuleNotFoundError)
     with_torch = ">>> import torch" in inspect.getsource(importlib.import_module(name))
@@ -130,12 +140,7 @@ def test_docstring_examples_run_as_written(name: str) -> None:
         # Without the folder that it is run in, which has the sources.
         call = "import sys; del sys.path[0]; from test_readme import failed_examples; "
         call += f"sys.exit(failed_examples({name!r}))"
-        done = subprocess.run(
-            [sys.executable, "-c", call],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT / "tests")])},
-        )
+        done = request.getfixturevalue("with_torch_alone").run(call, cwd=ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         assert failed_examples(name) == 0

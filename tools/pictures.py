@@ -3,8 +3,8 @@
 
     python tools/pictures.py [NAME ...]    # into docs/pictures; all of them without a name
 
-Needs matplotlib, Pillow (which comes with it), Graphviz for the object graph together with
-torch, and Chromium for the page.
+Needs matplotlib, Pillow (which comes with it), optipng, Graphviz for the object graph together
+with torch, and Chromium for the page.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import base64
 import gc
 import io
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -68,7 +69,8 @@ def save(name: str, png: bytes) -> None:
     """Writes one picture."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     path = PICTURES / f"{name}.png"
-    image.save(path, optimize=True)
+    image.save(path)
+    subprocess.run(["optipng", "-quiet", "-o2", path], check=True)
     print(f"{path.relative_to(ROOT)}: {image.width} x {image.height}, {path.stat().st_size:,} B")
 
 

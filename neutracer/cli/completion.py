@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from neutracer.cli.parts import FAILED, HelpPage, complain, written
-from neutracer.errors import UnavailableError
+from neutracer.errors import missing
 
 __all__ = ["add_completion"]
 
@@ -46,8 +46,7 @@ def _completion(options: argparse.Namespace) -> int:
     try:
         shtab = import_module("shtab")
     except ImportError:
-        install = "install it with \"pip install 'neutracer[completion]'\""
-        return complain(str(UnavailableError("shtab", install)))
+        return complain(str(missing("shtab")))
     for action in _arguments(options.parser):
         if action.metavar in _FILES:
             action.complete = shtab.FILE

@@ -19,7 +19,7 @@ from neutracer.cli.parts import (
     program_of,
 )
 from neutracer.diagnose.holds.cycle_run import cycle_run
-from neutracer.errors import NeutracerError, TensorCycleWarning, UnavailableError
+from neutracer.errors import NeutracerError, TensorCycleWarning, missing
 from neutracer.process.cycles.watch import warn_tensor_cycles
 from neutracer.process.recording.program import end_by, run_program, shell_code
 from neutracer.process.recording.sidecar import filled_in
@@ -115,7 +115,7 @@ def _watched_device(device: str | None) -> str | None:
     try:
         import torch
     except ImportError:
-        raise UnavailableError("torch", "install it with 'pip install torch'") from None
+        raise missing("torch") from None
     if device is None and not torch.cuda.is_available():
         complain("no accelerator here: tensors of every device count")
         return "all"

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import HelpPage, complain, written
+from neutracer.errors import missing
 
 __all__ = ["add_learn_kernels"]
 
@@ -53,7 +54,7 @@ def add_learn_kernels(commands: Any, summary: str) -> None:
 
 def _learn(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
-        return complain("torch is not available: install it with 'pip install torch'")
+        return complain(str(missing("torch")))
     import torch
 
     if not torch.cuda.is_available():

@@ -67,7 +67,7 @@ class ObjectGraph(GraphData):
     def to_png(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> bytes:
         """The picture as PNG, laid out by Graphviz; arguments and errors as `to_svg`.
 
-        The Graphviz in wheels draws SVG; "neutracer[png]" brings what turns that into PNG.
+        The Graphviz in wheels draws SVG; resvg-py turns that into PNG.
         """
         return _written(drawing.png(self, max_nodes), path)
 
@@ -106,7 +106,7 @@ class ObjectGraph(GraphData):
         Raises:
             ValueError: It ends in none of these.
             UnavailableError: What draws the format is not here: Graphviz for .svg and .png, and
-                for .png in a wheel "neutracer[png]"; it says what to install.
+                for .png in a wheel resvg-py; it says what to install.
             NeutracerError: Graphviz made no picture, or took more than 30 seconds.
             OSError: The file can't be written.
         """

@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from neutracer.errors import UnavailableError
+from neutracer.errors import missing
 from neutracer.integrations.meter import Measured, Place, places_of
 from neutracer.rehearsal.cards import find_card
 from neutracer.rehearsal.failures import sentence
@@ -40,7 +40,7 @@ class RehearsedMeter:
         try:
             from neutracer.rehearsal.running import Run
         except ImportError as error:
-            raise UnavailableError("torch", "install it with 'pip install torch'") from error
+            raise missing("torch") from error
 
         self._run = Run(find_card(device), _ENDLESS, "", 1)
         self._stack = ExitStack()

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
 from neutracer.diagnose.settings.what_if_parts import Outcome, named
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, missing
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence
 from neutracer.render.palette import DARK, LIGHT, Palette
@@ -54,9 +54,7 @@ def require_matplotlib() -> None:
     try:
         importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError:
-        raise UnavailableError(
-            "matplotlib", "install it with \"pip install 'neutracer[plot]'\""
-        ) from None
+        raise missing("matplotlib") from None
     except ImportError as error:
         # NumPy tells a page about its own failure, and has the reason as the cause.
         reason: BaseException = error

@@ -8,7 +8,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.arguments import text, whole_number
-from neutracer.errors import RehearsalError, UnavailableError
+from neutracer.errors import RehearsalError, missing
 from neutracer.rehearsal.cards import Card, find_card, nccl_bytes
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import parse_bytes
@@ -127,7 +127,7 @@ def _run_of(
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise UnavailableError("torch", "install it with 'pip install torch'") from error
+        raise missing("torch") from error
     from neutracer.rehearsal.running import Run
 
     return Run(card, room, settings, count, ranks, strategy)

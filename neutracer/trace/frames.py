@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from neutracer.errors import UnavailableError
+from neutracer.errors import missing
 
 __all__ = ["Series", "pandas_frame", "polars_frame"]
 
@@ -34,7 +34,7 @@ def _module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise UnavailableError(name, f"install it with 'pip install {name}'") from None
+        raise missing(name) from None
 
 
 def pandas_frame(columns: Iterable[Series]) -> Any:

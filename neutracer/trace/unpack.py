@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-from neutracer.errors import LimitError, SnapshotError, UnavailableError
+from neutracer.errors import LimitError, SnapshotError, UnavailableError, pip_install
 
 __all__ = ["UNPACK_RULES", "Reader", "Unpacked", "packed_kind", "unpack"]
 
@@ -128,7 +128,7 @@ def _zstd(stream: Reader) -> Unpacked:
         return _Frames(stream)
     except ImportError:
         raise UnavailableError(
-            "zstd decompression", "pip install 'neutracer[zstd]' (or Python 3.14)"
+            "zstd decompression", f"{pip_install('zstandard')} (or Python 3.14)"
         ) from None
 
 

@@ -59,7 +59,7 @@ def test_without_shtab_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert "pip install 'neutracer[completion]'" in capsys.readouterr().err
+    assert "pip install 'shtab>=1.7.2'" in capsys.readouterr().err
 
 
 def test_commands_are_described_in_a_line() -> None:

@@ -12,13 +12,6 @@ import neutracer
 from neutracer.cli import demo
 from neutracer.cli.main import main
 
-ROOT = Path(__file__).parents[2]
-
-
-def test_recording_is_the_one_that_is_tested() -> None:
-    name = "train_resnet_late_zero_grad.pickle.xz"
-    assert demo._RECORDING.read_bytes() == (ROOT / "tests" / "data" / name).read_bytes()
-
 
 def test_demo_reports_and_writes_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import corpus
 import pytest
 from places import TESTS
 from reference_reader import described
@@ -17,39 +19,51 @@ import neutracer
 from neutracer import HistoryWarning, SnapshotError
 
 FUZZ = TESTS / "fuzz"
-CORPUS = FUZZ / "corpus"
-INPUTS = sorted(path for path in CORPUS.rglob("*") if path.is_file())
-SEEDS = sorted((CORPUS / "seeds").iterdir())
+INPUTS = {
+    f"{group}/{name}": data
+    for group in corpus.groups()
+    for name, data in corpus.read(group).items()
+}
+SEEDS = sorted(name for name in INPUTS if name.startswith("seeds/"))
 
 
-def loaded(path: Path) -> neutracer.Snapshot | None:
-    """The snapshot in a file; None where it is refused with a reason."""
+def loaded(name: str) -> neutracer.Snapshot | None:
+    """The snapshot in an input; None where it is refused with a reason."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HistoryWarning)
         try:
-            return neutracer.load(path)
+            return neutracer.load(INPUTS[name])
         except SnapshotError as error:
             if not error.reason:
-                pytest.fail(f"{path.name} is refused without a reason")
+                pytest.fail(f"{name} is refused without a reason")
             return None
 
 
 def test_corpus_is_there_and_small() -> None:
     assert len(SEEDS) > 50
-    assert sum(path.stat().st_size for path in INPUTS) < 1_000_000
-    assert max(path.stat().st_size for path in INPUTS) <= 4096
+    assert sum(map(len, INPUTS.values())) < 1_000_000
+    assert max(map(len, INPUTS.values())) <= 4096
+
+
+def test_same_inputs_make_the_same_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, inputs = corpus.ARCHIVES / "ring.tar.xz", corpus.read("ring")
+    monkeypatch.setattr(corpus, "ARCHIVES", tmp_path)
+    corpus.write("ring", dict(reversed(inputs.items())))
+    assert corpus.read("ring") == inputs
+    made = (tmp_path / "ring.tar.xz").read_bytes()
+    assert lzma.decompress(made) == lzma.decompress(kept.read_bytes())
 
 
 def test_inputs_load_or_say_why() -> None:
     accepted = 0
-    for path in INPUTS:
-        snapshot = loaded(path)
+    for name in INPUTS:
+        snapshot = loaded(name)
         if snapshot is None:
             continue
         accepted += 1
         again = neutracer.load(snapshot.to_bytes())
         # As text, in which a number that is none equals itself.
-        assert repr({**described(snapshot), "ignored": []}) == repr(described(again)), path.name
+        assert repr({**described(snapshot), "ignored": []}) == repr(described(again)), name
         for device in snapshot.devices:
             timeline = snapshot.timeline(device)
             assert len(timeline.allocated) == snapshot.trace_length(device)
@@ -57,11 +71,11 @@ def test_inputs_load_or_say_why() -> None:
     assert accepted > 50
 
 
-@pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.stem)
-def test_seeds_are_read_whole(path: Path) -> None:
-    snapshot = loaded(path)
+@pytest.mark.parametrize("name", SEEDS)
+def test_seeds_are_read_whole(name: str) -> None:
+    snapshot = loaded(name)
     assert snapshot is not None
-    assert (snapshot.partial is not None) == path.stem.startswith("truncated")
+    assert (snapshot.partial is not None) == name.startswith("seeds/truncated")
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fuzz targets compiled: which there are, what they begin with, and their programs.
-
-A target whose inputs are snapshots shares the corpus of all such: `corpus/seeds` (from
-make_seeds.py), `corpus/fixed` (what broke a property once) and `corpus/found` (what
-reached new code). Another target has a folder of its own, `corpus/<name>`.
-"""
+"""The fuzz targets: their names, the inputs that they begin with, and their programs."""
 
 from __future__ import annotations
 
@@ -13,13 +8,14 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import corpus
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-CORPUS = HERE / "corpus"
 BUILD = ROOT / "build" / "fuzz"
 
-#: The folders with snapshots.
-SNAPSHOTS = ("seeds", "fixed", "found")
+#: Where the inputs are unpacked, a folder per group.
+CORPUS = BUILD / "corpus"
 
 FLAGS = ["-std=c11", "-g", "-DNT_DEBUG", "-fno-omit-frame-pointer", "-Wall", "-Wextra"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -46,13 +42,13 @@ def targets() -> list[str]:
 
 def takes_snapshots(name: str) -> bool:
     """Whether the inputs of a target are snapshots."""
-    return not (CORPUS / name.removeprefix("fuzz_")).is_dir()
+    return name.removeprefix("fuzz_") not in corpus.groups()
 
 
 def corpora(name: str) -> list[Path]:
-    """The folders with the inputs that a target begins with."""
-    names = SNAPSHOTS if takes_snapshots(name) else (name.removeprefix("fuzz_"),)
-    return [CORPUS / folder for folder in names if (CORPUS / folder).is_dir()]
+    """The unpacked folders with the inputs that a target begins with."""
+    groups = corpus.SNAPSHOTS if takes_snapshots(name) else (name.removeprefix("fuzz_"),)
+    return [CORPUS / group for group in groups]
 
 
 def input_options(name: str) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import lzma
 import pickle
-import shutil
 import struct
 import sys
 from pathlib import Path
@@ -20,9 +19,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
-SEEDS = HERE / "corpus" / "seeds"
 sys.path.insert(0, str(TESTS / "helpers"))
 
+import corpus  # noqa: E402
 from snapshot_encoders import (  # noqa: E402
     cpp_encoder,
     memoless_encoder,
@@ -297,13 +296,11 @@ def files() -> dict[str, bytes]:
 
 def main() -> None:
     """Writes the seeds anew."""
-    shutil.rmtree(SEEDS, ignore_errors=True)
-    SEEDS.mkdir(parents=True)
     made = files()
     for name, data in made.items():
         if len(data) > MOST_BYTES:
             raise SystemExit(f"{name} has {len(data)} bytes, more than {MOST_BYTES}")
-        (SEEDS / f"{name}.pickle").write_bytes(data)
+    corpus.write("seeds", {f"{name}.pickle": data for name, data in made.items()})
     print(f"{len(made)} seeds, {sum(map(len, made.values())):,} bytes")
 
 

@@ -20,7 +20,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from building import HERE, build, corpora, input_options, targets
+import corpus
+from building import CORPUS, HERE, build, corpora, input_options, targets
 
 
 def pack(folder: Path, names: list[str]) -> None:
@@ -34,6 +35,7 @@ def pack(folder: Path, names: list[str]) -> None:
             # Line numbers are found again where the input is tried with the whole program.
             program = folder / kind / name
             subprocess.run(["strip", "-S", "-o", program, made / name], check=True)
+    corpus.unpack(CORPUS)
     for name in names:
         (folder / "corpus" / name).mkdir(parents=True)
         for path in (path for source in corpora(name) for path in source.iterdir()):

@@ -6,9 +6,12 @@ Example:
     $ python tests/fuzz/run.py --executions 50000000 --target fuzz_snapshot
     $ python tests/fuzz/run.py --replay         # no libFuzzer: the corpus, once
     $ python tests/fuzz/run.py --keep           # what is new goes into the corpus
+    $ python tests/fuzz/run.py --add fixed sums_wrap.pickle    # these files go into a group
 
-Every target fuzz_<name>.c holds one property; building.py says which inputs it begins with.
-What a run finds stays under build/fuzz; --keep puts what reached new code into the corpus.
+Every target fuzz_<name>.c holds one property; corpus.py says which inputs it begins with.
+They are unpacked to build/fuzz/corpus, and what a run finds stays under build/fuzz; --keep puts
+what reached new code into the corpus. An input that broke a property goes into the group
+`fixed`, or into its target's own, under a name that says what it is.
 pack.py takes the same targets to a machine without a compiler.
 """
 
@@ -24,11 +27,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import corpus
 from building import (
     BUILD,
     CORPUS,
     HERE,
-    SNAPSHOTS,
     build,
     corpora,
     input_options,
@@ -130,6 +133,7 @@ def fuzz(names: list[str], seconds: float | None, executions: int | None, worker
         Whether every property held.
     """
     folder = build(names, os.environ.get("CLANG", "clang"), standalone=False)
+    corpus.unpack(CORPUS)
     held = True
     print(HEADINGS, flush=True)
     for name in names:
@@ -146,7 +150,8 @@ def replay(names: list[str], *, sanitize: bool) -> bool:
     """Runs the corpus through every target once, built with $CC (cc)."""
     compiler = os.environ.get("CC", "cc")
     folder = build(names, compiler, standalone=True, sanitize=sanitize)
-    files = sorted(str(path) for path in CORPUS.rglob("*") if path.is_file())
+    corpus.unpack(CORPUS)
+    files = sorted(str(path) for path in CORPUS.glob("*/*"))
     done = [subprocess.run([str(folder / name), *files], check=False) for name in names]
     return all(process.returncode == 0 for process in done)
 
@@ -160,19 +165,18 @@ def merge(program: Path, sources: list[Path], into: Path) -> None:
     subprocess.run(command, cwd=HERE, check=True, stderr=subprocess.DEVNULL)
 
 
-def replace(folder: Path, merged: list[Path]) -> None:
-    """Puts what was merged, and is nowhere else in the corpus, in a folder's place."""
-    shutil.rmtree(folder, ignore_errors=True)
-    kept = {path.read_bytes() for path in CORPUS.rglob("*") if path.is_file()}
-    folder.mkdir()
-    for path in merged:
-        if path.is_file() and path.read_bytes() not in kept:
-            shutil.copy(path, folder / path.name)
+def replace(group: str, merged: list[Path]) -> None:
+    """Makes a group of those merged inputs that no other group has."""
+    others = [corpus.read(other) for other in corpus.groups() if other != group]
+    kept = {data for inputs in others for data in inputs.values()}
+    made = {path.name: path.read_bytes() for path in merged}
+    corpus.write(group, {name: data for name, data in made.items() if data not in kept})
 
 
 def keep(names: list[str]) -> None:
     """Puts what the runs found into the corpus: the fewest inputs that reach the same code."""
     folder = build(names, os.environ.get("CLANG", "clang"), standalone=False)
+    corpus.unpack(CORPUS)
     merged = BUILD / "merged"
     shutil.rmtree(merged, ignore_errors=True)
     shared: list[Path] = []
@@ -185,11 +189,16 @@ def keep(names: list[str]) -> None:
             shared.append(merged / name)
         else:
             merge(folder / name, [*corpora(name), units], merged / name)
-            replace(corpora(name)[0], sorted((merged / name).iterdir()))
+            replace(corpora(name)[0].name, list((merged / name).iterdir()))
     if shared:
-        replace(CORPUS / SNAPSHOTS[-1], [path for made in shared for path in made.iterdir()])
-    size = sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file())
-    print(f"{sum(1 for _ in CORPUS.rglob('*'))} inputs; the corpus is {size:,} bytes")
+        replace("found", [path for made in shared for path in made.iterdir()])
+    print(corpus.summary())
+
+
+def add(group: str, files: list[Path]) -> None:
+    """Puts files into a group, in place of inputs of the same name."""
+    corpus.write(group, corpus.read(group) | {path.name: path.read_bytes() for path in files})
+    print(corpus.summary())
 
 
 def main() -> int:
@@ -202,7 +211,14 @@ def main() -> int:
     parser.add_argument("--replay", action="store_true", help="run the corpus once, with $CC")
     parser.add_argument("--plain", action="store_true", help="with --replay: no sanitizers")
     parser.add_argument("--keep", action="store_true", help="put what was found into the corpus")
+    parser.add_argument("--add", choices=corpus.groups(), help="put the files into this group")
+    parser.add_argument("file", nargs="*", type=Path, help="with --add")
     arguments = parser.parse_args()
+    if bool(arguments.add) != bool(arguments.file):
+        parser.error("--add goes with the files to add")
+    if arguments.add:
+        add(arguments.add, arguments.file)
+        return 0
     names = arguments.target or targets()
     if arguments.replay:
         return 0 if replay(names, sanitize=not arguments.plain) else 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import WithTorch
 
 import neutracer
 from neutracer.cli.main import main
@@ -123,14 +125,23 @@ torch.save(model.state_dict(), "made/model.pt")
 """
 
 
-def rehearse(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "neutracer", "rehearse", *words]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def process() -> Iterator[WithTorch]:
+    with WithTorch("torch._dynamo") as process:
+        yield process
 
 
-def test_a_script_is_stopped_after_its_steps_and_writes_nothing(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "--device", "L4", "train.py")
+def rehearse(
+    process: WithTorch, folder: Path, script: str, *words: str
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    return process.neutracer("rehearse", *words, cwd=folder)
+
+
+def test_a_script_is_stopped_after_its_steps_and_writes_nothing(
+    process: WithTorch, tmp_path: Path
+) -> None:
+    done = rehearse(process, tmp_path, SCRIPT, "--device", "L4", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step []") == 2
     assert "Rehearsed, not recorded: 3 steps on NVIDIA L4" in done.stdout
@@ -138,16 +149,16 @@ def test_a_script_is_stopped_after_its_steps_and_writes_nothing(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rehearsed.pickle", "train.py"]
 
 
-def test_a_script_that_fails_says_so_in_one_sentence(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "train.py", "--nonsense")
+def test_a_script_that_fails_says_so_in_one_sentence(process: WithTorch, tmp_path: Path) -> None:
+    done = rehearse(process, tmp_path, SCRIPT, "train.py", "--nonsense")
     assert done.returncode == 2
     assert "train.py:12: the program failed: SystemError: no such option" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "rehearsed.pickle").exists()
 
 
-def test_a_script_that_does_not_fit(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "--capacity", "24MiB", "train.py")
+def test_a_script_that_does_not_fit(process: WithTorch, tmp_path: Path) -> None:
+    done = rehearse(process, tmp_path, SCRIPT, "--capacity", "24MiB", "train.py")
     assert done.returncode == 1, done.stderr
     assert "it does not fit" in done.stdout
 
@@ -160,21 +171,9 @@ def test_no_script_and_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "ended before its optimizer made a step" in capsys.readouterr().err
 
 
-def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "train.py").write_text(script)
-    command = [sys.executable, "-m", "neutracer", "rehearse", "train.py"]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-
-def test_a_script_that_ends_itself_says_where(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-import sys, torch
-x = torch.zeros(1 << 20, device="cuda")
-sys.exit(3)
-""",
-    )
+def test_a_script_that_ends_itself_says_where(process: WithTorch, tmp_path: Path) -> None:
+    script = 'import sys, torch\n\nx = torch.zeros(1 << 20, device="cuda")\nsys.exit(3)\n'
+    done = rehearse(process, tmp_path, script, "train.py")
     assert done.returncode == 2
     said = "train.py:4: the program ended itself after 0 steps, with exit code 3"
     assert said in done.stderr
@@ -183,14 +182,18 @@ sys.exit(3)
     assert (tmp_path / "rehearsed.pickle").exists()
 
 
-def test_a_script_without_an_optimizer_is_rehearsed_to_its_end(tmp_path: Path) -> None:
-    done = run(tmp_path, 'import torch\nx = torch.zeros(1 << 20, device="cuda")\n')
+def test_a_script_without_an_optimizer_is_rehearsed_to_its_end(
+    process: WithTorch, tmp_path: Path
+) -> None:
+    script = 'import torch\n\nx = torch.zeros(1 << 20, device="cuda")\n'
+    done = rehearse(process, tmp_path, script, "train.py")
     assert done.returncode == 0, done.stderr
     assert "No optimizer made a step" in done.stdout
 
 
-def test_an_error_is_told_once(tmp_path: Path) -> None:
-    done = run(tmp_path, 'import torch\nx = torch.zeros(4, 4, device="cuda")\nx @ x[:3]\n')
+def test_an_error_is_told_once(process: WithTorch, tmp_path: Path) -> None:
+    script = 'import torch\nx = torch.zeros(4, 4, device="cuda")\nx @ x[:3]\n'
+    done = rehearse(process, tmp_path, script, "train.py")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "train.py:3: the program failed: RuntimeError" in done.stderr

@@ -63,7 +63,7 @@ def say_no_pixels(folder: Path) -> str:
         ring().save(folder / "graph.png")
     except neutracer.UnavailableError as error:
         said = str(error)
-    assert "neutracer[png]" in said, said
+    assert "resvg-py" in said, said
     return said
 
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from neutracer._native import core
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, pip_install
 from neutracer.process.hooks.attach import HookState, state
 from neutracer.process.hooks.build import (
     PREBUILT,
@@ -28,12 +28,12 @@ from neutracer.render.row import PlainRow
 
 __all__ = ["EnvironmentReport", "Part", "environment"]
 
-# Packages that neutracer can use, what for, and how to get them.
+# Packages that neutracer can use, and what for.
 _PACKAGES = (
-    ("matplotlib", "plots", "pip install 'neutracer[plot]'"),
-    ("resvg-py", "object graphs as PNG in a wheel", "pip install 'neutracer[png]'"),
-    ("rich", "colours on a terminal", "pip install 'neutracer[cli]'"),
-    ("prometheus_client", "serve_metrics()", "pip install 'neutracer[prometheus]'"),
+    ("matplotlib", "plots"),
+    ("resvg-py", "object graphs as PNG in a wheel"),
+    ("rich", "colours on a terminal"),
+    ("prometheus_client", "serve_metrics()"),
 )
 
 _NO_CUDA = "built without CUDA, so it has no snapshots and no recorder of its own"
@@ -106,7 +106,7 @@ def environment(version: str) -> EnvironmentReport:
         True
     """
     parts = [_torch()]
-    parts += [Part(name, _version(name), use, install) for name, use, install in _PACKAGES]
+    parts += [Part(name, _version(name), use, pip_install(name)) for name, use in _PACKAGES]
     parts += [_zstd(), _graphviz(), _heap(), *_hooks(), *_observer()]
     return EnvironmentReport(
         neutracer=version,
@@ -139,7 +139,7 @@ def _zstd() -> Part:
     version = _version("zstandard")
     if not version and importlib.util.find_spec("compression") is not None:
         version = platform.python_version()
-    return Part("zstd", version, ".zst files", "pip install 'neutracer[zstd]'")
+    return Part("zstd", version, ".zst files", pip_install("zstandard"))
 
 
 def _graphviz() -> Part:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, pip_install
 from neutracer.trace.told import MOST_SIDECAR_BYTES, sidecar_paths, sidecars
 
 __all__ = ["Named", "facts_of", "listed", "named", "opened_file", "size_of"]
@@ -75,7 +75,7 @@ def _filesystem(path: str) -> tuple[Any, str]:
         fsspec = importlib.import_module("fsspec")
         system, inner = fsspec.core.url_to_fs(path)
     except ImportError as error:
-        install = f"install it with \"pip install 'neutracer[fsspec]'\" ({error})"
+        install = f'install it with "{pip_install("fsspec")}" ({error})'
         raise UnavailableError(f"a reader of {scheme}:// paths", install) from None
     return system, inner
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from neutracer.errors import NeutracerError, UnavailableError
+from neutracer.errors import NeutracerError, UnavailableError, pip_install
 
 __all__ = ["rasterize"]
 
@@ -60,7 +60,7 @@ def _resvg() -> Any:
         raise UnavailableError(
             "drawing PNG",
             "the Graphviz in neutracer's wheels draws SVG: install what turns it into PNG with "
-            "\"pip install 'neutracer[png]'\", or use to_svg() or to_html()",
+            f'"{pip_install("resvg-py")}", or use to_svg() or to_html()',
         ) from None
     return resvg_py
 

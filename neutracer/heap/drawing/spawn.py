@@ -26,8 +26,8 @@ _TIMEOUT = 30
 
 _INSTALL = (
     "install Graphviz (on Debian: apt install graphviz libgraphviz-dev), then build neutracer "
-    "where Graphviz is found: pip install --force-reinstall --no-binary neutracer neutracer, or "
-    "`make build` in a source checkout; to_dot(), to_html() and to_json() work without it"
+    "again in its checkout: pip install --force-reinstall . or `make build`; to_dot(), to_html() "
+    "and to_json() work without it"
 )
 
 

@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 from neutracer._native import core
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, missing
 from neutracer.pickling import StaysHere
 from neutracer.process.device.cupti_library import RULES, candidates, package
 from neutracer.process.device.devices import devices
@@ -216,7 +216,7 @@ def _start() -> core.Attribution:
     told = [error for error in failures if "cannot open shared" not in error.install]
     if told:
         raise told[0]
-    raise UnavailableError("CUPTI", f"install it with 'pip install {package()}'")
+    raise missing(package(), "CUPTI")
 
 
 def _has_driver() -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from neutracer.arguments import number
-from neutracer.errors import UnavailableError
+from neutracer.errors import missing
 from neutracer.pickling import StaysHere
 from neutracer.process.exporter.page import page_of
 from neutracer.process.exporter.probes import Probes
@@ -199,9 +199,7 @@ def _prometheus() -> Any:
         import prometheus_client
         import prometheus_client.core
     except ImportError:
-        raise UnavailableError(
-            "prometheus_client", "install it with 'pip install neutracer[prometheus]'"
-        ) from None
+        raise missing("prometheus_client") from None
     return prometheus_client
 
 

@@ -16,7 +16,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, missing
 from neutracer.process.hooks.check import FALLBACK
 from neutracer.process.hooks.compiling import alone, compile_into
 from neutracer.process.hooks.folder import cache_folder, prepare, resolved, unsafe, why_not
@@ -101,7 +101,7 @@ def installed_torch() -> Torch:
     if loaded is None:
         spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise UnavailableError("torch", "install it with 'pip install torch'")
+        raise missing("torch")
     folder = Path(spec.origin).parent
     try:
         text = (folder / "version.py").read_text(encoding="utf-8")

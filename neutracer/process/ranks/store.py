@@ -15,7 +15,7 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, pip_install
 from neutracer.process.ranks.digest import RankDigest
 
 __all__ = ["RankStore", "address_of", "opened_store", "read_digests"]
@@ -77,7 +77,7 @@ def opened_store(host: str, port: int) -> RankStore:
         from torch.distributed import TCPStore
     except ImportError:
         raise UnavailableError(
-            "torch", "the store of a job speaks torch's own protocol: 'pip install torch'"
+            "torch", f"the store of a job speaks torch's own protocol: '{pip_install('torch')}'"
         ) from None
     try:
         # Asked first, because torch tries for minutes, and tells all of it on standard error.

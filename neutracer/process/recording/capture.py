@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from neutracer._native import core
-from neutracer.errors import UnavailableError
+from neutracer.errors import UnavailableError, missing
 from neutracer.process.recording.cache_calls import CACHE_CALLS, note_in_dump
 from neutracer.process.recording.living import ask_tensors
 from neutracer.process.recording.symbols import light_symbols
@@ -63,7 +63,7 @@ def torch_with_cuda() -> Any:
     """
     torch = sys.modules.get("torch")
     if torch is None and importlib.util.find_spec("torch") is None:
-        raise UnavailableError("torch", "install it with 'pip install torch'")
+        raise missing("torch")
     if torch is None:
         raise UnavailableError("torch in this process", "import torch and use a CUDA device first")
     if getattr(torch.version, "cuda", None) is None or not hasattr(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of training programs, plain and under each watcher: the same results, bit for bit.
 
-usage: python table.py [--device cuda] [--processes 12] [--quick] [--seconds 520] [--json FILE]
+usage: python table.py [--device cuda] [--processes 12] [--quick] [--endings PROGRAM ...]
+                       [--seconds 520] [--json FILE]
 
 Every feature is run without us, twice, and then under each watcher alone and under all of
 them; so are programs that fail, whose standard output, standard error and exit code are
@@ -64,7 +65,7 @@ WATCHERS = {
     },
 }
 
-#: Of these the ordinary tests run some.
+#: Of these `--quick` runs some.
 QUICK_WATCHERS = ("run", "all")
 QUICK_ENDINGS = (
     *("exit_code", "uncaught_in_backward", "interrupt_by_signal", "terminated"),
@@ -241,7 +242,12 @@ def _order(title: str) -> int:
 
 
 def compared(
-    device: str, processes: int, quick: bool, only: Sequence[str] = (), seconds: float = _ALL_S
+    device: str,
+    processes: int,
+    quick: bool,
+    only: Sequence[str] = (),
+    seconds: float = _ALL_S,
+    some: Sequence[str] = QUICK_ENDINGS,
 ) -> tuple[list[str], dict[str, Column]]:
     """The names of features, and by watcher what they came to; "plain" and "again" first."""
     from base import FEATURES
@@ -257,7 +263,7 @@ def compared(
     how = {"plain": "none", "again": "none", **WATCHERS[device], **SHOWN_ONLY[device]}
     if quick:
         how = {title: how[title] for title in ("plain", *QUICK_WATCHERS)}
-        endings = list(QUICK_ENDINGS)
+        endings = list(some)
     if only:
         how = {title: each for title, each in how.items() if title in ("plain", "again", *only)}
     columns = {title: Column() for title in how}
@@ -373,14 +379,22 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--processes", type=int, default=12)
-    parser.add_argument("--quick", action="store_true", help="what the ordinary tests run")
+    parser.add_argument("--quick", action="store_true", help="fewer features and watchers")
+    parser.add_argument(
+        "--endings", nargs="+", default=QUICK_ENDINGS, help="with --quick: programs that fail"
+    )
     parser.add_argument("--seconds", type=float, default=_ALL_S, help="for all of it")
     parser.add_argument("--json", help="a file for all outcomes")
     parser.add_argument("--only", nargs="+", default=(), metavar="WATCHER", help="only these")
     options = parser.parse_args(words)
     begin = time.monotonic()
     names, columns = compared(
-        options.device, options.processes, options.quick, options.only, options.seconds
+        options.device,
+        options.processes,
+        options.quick,
+        options.only,
+        options.seconds,
+        options.endings,
     )
     if options.json:
         plain: dict[str, Any] = {title: vars(column) for title, column in columns.items()}

@@ -72,7 +72,7 @@ def test_without_resvg_a_sentence_says_what_to_install(
     graphviz_of_wheels: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(UnavailableError, match=r"drawing PNG .*neutracer\[png\].*use to_svg"):
+    with pytest.raises(UnavailableError, match=r"drawing PNG .*resvg-py.*use to_svg"):
         callback_cycle().save(tmp_path / "graph.png")
     assert list(tmp_path.iterdir()) == []
 

@@ -545,7 +545,7 @@ def test_missing_matplotlib_is_told():
         "except neutracer.UnavailableError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'neutracer[plot]'" in done.stdout
+    assert "pip install 'matplotlib>=3.7'" in done.stdout
 
 
 def test_import_leaves_matplotlib_alone():

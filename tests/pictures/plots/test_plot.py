@@ -258,7 +258,7 @@ def test_matplotlib_that_is_not_there_is_to_be_installed(monkeypatch):
     monkeypatch.setattr(extra.importlib, "import_module", fails)
     with pytest.raises(neutracer.UnavailableError) as raised:
         extra.require_matplotlib()
-    assert "pip install 'neutracer[plot]'" in raised.value.install
+    assert "pip install 'matplotlib>=3.7'" in raised.value.install
 
 
 def test_notebook_shows_a_twin_in_a_dark_theme_until_the_figure_changes():

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs in processes that have torch imported: forks of one that did nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# Reads a program per line, and writes how the fork that ran it has ended.
+_SERVER = """
+import json, os, sys
+for name in sys.argv[1:]:
+    __import__(name)
+answers, jobs = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
+for line in jobs:
+    program, words, folder, out, err = json.loads(line)
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+        continue
+    for number, path in enumerate((os.devnull, out, err)):
+        os.dup2(os.open(path, os.O_RDWR), number)
+    answers.close()
+    jobs.close()
+    os.chdir(folder)
+    sys.argv = words
+    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+    break
+"""
+
+_COMMAND = "import sys; from neutracer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+class WithTorch:
+    """The process that is forked.
+
+    Args:
+        more: Modules that the programs need besides.
+        environment: Its environment; by default this one's.
+    """
+
+    def __init__(self, *more: str, environment: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, "torch", *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> WithTorch:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.communicate()
+
+    def run(self, program: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """A program, with words for its `sys.argv`, run to its end in a folder."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+            job = (program, ["-c", *words], str(cwd), out.name, err.name)
+            print(json.dumps(job), file=self._process.stdin, flush=True)
+            code = int(self._process.stdout.readline())
+            texts = [Path(file.name).read_text(encoding="utf-8") for file in (out, err)]
+        return subprocess.CompletedProcess(list(words), code, *texts)
+
+    def neutracer(self, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """The command `neutracer`."""
+        return self.run(_COMMAND, *words, cwd=cwd)
