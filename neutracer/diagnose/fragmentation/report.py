@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
 from neutracer.diagnose.fragmentation.findings import findings_of
-from neutracer.diagnose.fragmentation.layout import Room, holes_of, pools_of, room_of, segments_of
+from neutracer.diagnose.fragmentation.layout import (
+    Served,
+    holes_of,
+    pools_of,
+    segments_of,
+    served_requests,
+)
 from neutracer.diagnose.fragmentation.parts import (
     Hole,
     PoolFragmentation,
@@ -104,7 +110,7 @@ class FragmentationReport(Report):
     segments: tuple[SegmentFragmentation, ...]
     holes: tuple[Hole, ...]
     end_known: bool = True
-    _room: Room | None = field(compare=False)
+    _served: Served | None = field(compare=False)
     _history: bytes = field(compare=False)
 
     @property
@@ -158,14 +164,15 @@ class FragmentationReport(Report):
             UnavailableError: The report is of a monitor's readings alone, or of a file without
                 segments.
         """
-        if self._room is None:
+        if self._served is None:
             why = (
                 "a monitor's readings don't" if self.end_known else "the file lists no segments to"
             )
             raise UnavailableError("the layout", f"{why} show it")
-        nbytes = min(whole_number("nbytes", nbytes, least=0), (1 << 64) - 1)
+        nbytes = whole_number("nbytes", nbytes, least=0)
         pool, stream = number_pair("pool", pool, whole=True), whole_number("stream", stream)
-        return self._room.fits(pool, stream, nbytes)
+        ranges = self._served.get((pool, stream), ())
+        return nbytes == 0 or any(least <= nbytes <= most for least, most in ranges)
 
     def __getitem__(self, key: str) -> Any:
         """A figure by its name, for programs written for the usual guide."""
@@ -288,7 +295,7 @@ def fragmentation_report(
             *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         ),
         end_known=known,
-        _room=room_of(snap, fragment) if known else None,
+        _served=served_requests(snap, fragment) if known else None,
         _history=history,
     )
 
@@ -328,7 +335,7 @@ def _of_monitor(seen: Seen) -> FragmentationReport:
         segments=(),
         holes=(),
         findings=seen.findings(),
-        _room=None,
+        _served=None,
         **known,
     )
 
