@@ -24,7 +24,7 @@ from neutracer.diagnose.fragmentation.parts import (
     SegmentFragmentation,
     band,
 )
-from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
+from neutracer.diagnose.fragmentation.seen import Monitor, Readings, readings_of
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Report
@@ -240,7 +240,7 @@ class FragmentationReport(Report):
 
 
 def fragmentation_report(
-    source: Snapshot | Watcher | SnapshotSource | None = None, *, device: int | None = None
+    source: Snapshot | Monitor | SnapshotSource | None = None, *, device: int | None = None
 ) -> FragmentationReport:
     """How much of the reserved memory is used, and what keeps the rest from use.
 
@@ -264,9 +264,8 @@ def fragmentation_report(
         >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
         ('moderate', 0.248, True)
     """
-    seen = watched(source, device)
-    if seen is not None:
-        return _of_monitor(seen)
+    if isinstance(source, Monitor):
+        return _of_monitor(readings_of(source, device))
     snap = source if isinstance(source, Snapshot) else _read(source)
     number = snap.device(device)
     known = end_is_known(snap, number)
@@ -310,31 +309,31 @@ def _read(source: Any) -> Snapshot:
     return snapshot()
 
 
-def _of_monitor(seen: Seen) -> FragmentationReport:
+def _of_monitor(readings: Readings) -> FragmentationReport:
     """The layout now, if this process has one, with a monitor's history."""
     known: dict[str, Any] = {
         "max_event": None,
-        "avg_fragmentation": seen.mean,
-        "_history": seen.history,
+        "avg_fragmentation": readings.mean,
+        "_history": readings.history,
     }
     try:
         snap = _read(None)
     except UnavailableError:
         snap = None
-    if snap is not None and seen.device in snap.devices:
-        now = fragmentation_report(snap, device=seen.device)
-        largest = max(seen.largest, now.ratio)
-        return replace(now, max_fragmentation=largest, retries=seen.retries, **known)
+    if snap is not None and readings.device in snap.devices:
+        now = fragmentation_report(snap, device=readings.device)
+        largest = max(readings.largest, now.ratio)
+        return replace(now, max_fragmentation=largest, retries=readings.retries, **known)
     return FragmentationReport(
-        device=seen.device,
-        **seen.figures,
-        max_fragmentation=seen.largest,
-        oom_count=seen.ooms,
-        retries=seen.retries,
+        device=readings.device,
+        **readings.figures,
+        max_fragmentation=readings.largest,
+        oom_count=readings.ooms,
+        retries=readings.retries,
         pools=(),
         segments=(),
         holes=(),
-        findings=seen.findings(),
+        findings=readings.findings(),
         _served=None,
         **known,
     )
