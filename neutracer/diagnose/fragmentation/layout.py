@@ -15,14 +15,14 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Served", "holes_of", "pools_of", "segments_of", "served_requests"]
+__all__ = ["Served", "holes_of", "pools_of", "segments_of", "served_of"]
 
 #: The requests that need no new segment, of each pool and stream that serves any: ranges in
 #: bytes, ascending, both ends included.
 Served = Mapping[tuple[tuple[int, int], int], Sequence[tuple[int, int]]]
 
 
-def served_requests(snap: Snapshot, fragment: core.Fragment) -> Served:
+def served_of(snap: Snapshot, fragment: core.Fragment) -> Served:
     """The requests that the free blocks of a device serve.
 
     The allocator looks at the smallest block that is large enough, and at no other.

@@ -8,16 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import neutracer.diagnose.fragmentation.layout as layout
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
 from neutracer.diagnose.fragmentation.findings import findings_of
-from neutracer.diagnose.fragmentation.layout import (
-    Served,
-    holes_of,
-    pools_of,
-    segments_of,
-    served_requests,
-)
 from neutracer.diagnose.fragmentation.parts import (
     Hole,
     PoolFragmentation,
@@ -110,7 +104,7 @@ class FragmentationReport(Report):
     segments: tuple[SegmentFragmentation, ...]
     holes: tuple[Hole, ...]
     end_known: bool = True
-    _served: Served | None = field(compare=False)
+    _served: layout.Served | None = field(compare=False)
     _history: bytes = field(compare=False)
 
     @property
@@ -286,15 +280,15 @@ def fragmentation_report(
         avg_fragmentation=mean if len(timeline) else now,
         oom_count=timeline.facts["oom_count"],
         retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
-        pools=pools_of(groups),
-        segments=segments_of(snap, fragment, timeline),
-        holes=holes_of(snap, fragment),
+        pools=layout.pools_of(groups),
+        segments=layout.segments_of(snap, fragment, timeline),
+        holes=layout.holes_of(snap, fragment),
         findings=(
             *first_findings(snap, device=number),
             *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         ),
         end_known=known,
-        _served=served_requests(snap, fragment) if known else None,
+        _served=layout.served_of(snap, fragment) if known else None,
         _history=history,
     )
 
