@@ -25,8 +25,8 @@ from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.cycles import TensorCycle
 from neutracer.process.cycles.watch import CycleWatch, warn_tensor_cycles
-from neutracer.process.exporter.passage import Passage
 from neutracer.process.recording.capture import snapshot
+from neutracer.process.recording.passage import Passage
 from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
 from neutracer.trace.snapshot import Snapshot, load
 

@@ -146,6 +146,8 @@ def real_reports() -> dict[str, Report]:
     frag = neutracer.load(DATA / "frag_default.pickle")
     leak = neutracer.load(DATA / "leak_list.pickle.xz")
     setting = "expandable_segments:True"
+    ring: list[Any] = [importlib.import_module("torch").zeros(1024)]
+    ring.append(ring)
     reports = [
         environment(neutracer.__version__),
         overview(frag, "frag_default.pickle"),

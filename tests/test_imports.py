@@ -171,6 +171,19 @@ def test_report_loads_only_what_its_file_asks_for() -> None:
     assert run("-c", script, file).splitlines()[-1] == "[]"
 
 
+def test_watch_for_cycles_loads_no_drawing() -> None:
+    pytest.importorskip("torch")
+    script = (
+        "import sys, torch, neutracer\n"
+        "neutracer.warn_tensor_cycles().remove()\n"
+        "ours = [name for name in sys.modules if name.startswith('neutracer.')]\n"
+        "print([name for name in ours if name.startswith('neutracer.heap.drawing')], len(ours))"
+    )
+    drawing, count = run("-c", script).rsplit(maxsplit=1)
+    assert drawing == "[]"
+    assert int(count) <= 30
+
+
 def test_each_command_is_listed_and_helps(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -16,7 +16,7 @@ from ipython_cells import outputs_of
 import neutracer
 from neutracer.cells import reader_name
 from neutracer.diagnose.overview.cell import cell_report
-from neutracer.process.exporter.passage import Passage
+from neutracer.process.recording.passage import Passage
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20

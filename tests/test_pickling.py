@@ -31,7 +31,7 @@ from neutracer.diagnose.overview.report import overview
 from neutracer.diagnose.overview.run_report import RunReport
 from neutracer.diagnose.settings.replay_check import check_replay
 from neutracer.pickling import StaysHere
-from neutracer.process.exporter.passage import Passage
+from neutracer.process.recording.passage import Passage
 from neutracer.render.report import Report
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)

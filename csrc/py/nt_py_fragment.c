@@ -172,6 +172,28 @@ fragment_fits(PyObject *self, PyObject *args)
     return PyBool_FromLong(fits);
 }
 
+PyDoc_STRVAR(serves_doc,
+             "serves(size, below, small, /)\n--\n\n"
+             "The least and the most bytes of the requests that a free block of\n"
+             "`size` bytes in a small or a large pool serves, where the next smaller\n"
+             "free block of the pool has `below` bytes; None if it serves none.");
+
+static PyObject *
+fragment_serves(PyObject *self, PyObject *args)
+{
+    unsigned long long size, below;
+    int small;
+    if (!PyArg_ParseTuple(args, "KKp", &size, &below, &small)) {
+        return NULL;
+    }
+    uint64_t least, most;
+    if (!nt_fragment_serves(((py_fragment *)self)->fragment, size, below, small != 0,
+                            &least, &most)) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("KK", (unsigned long long)least, (unsigned long long)most);
+}
+
 PyObject *
 nt_py_fragment_ratios(PyObject *module, PyObject *args)
 {
@@ -207,6 +229,7 @@ static PyMethodDef fragment_methods[] = {
     {"groups", fragment_groups, METH_NOARGS, groups_doc},
     {"segments", fragment_segments, METH_NOARGS, segments_doc},
     {"fits", fragment_fits, METH_VARARGS, fits_doc},
+    {"serves", fragment_serves, METH_VARARGS, serves_doc},
     NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };

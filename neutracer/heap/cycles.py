@@ -14,7 +14,6 @@ from neutracer.heap.advice import choose_cut, reference_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Place
-from neutracer.render.json import to_plain
 from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes, format_count, format_duration_us
 
@@ -127,19 +126,6 @@ class TensorCycle(PlainRow):
             tensor_count=self.tensor_count + plain["tensors"],
             resurrected=self.resurrected + plain["survivors"],
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The cycle as plain data for JSON, its graph included."""
-        names = (
-            *("signature", "bytes", "device_bytes", "count", "chain", "tensors", "tensor_count"),
-            *("objects", "cut", "advice", "place", "garbage", "resurrected"),
-        )
-        plain = {name: to_plain(getattr(self, name), name) for name in names}
-        plain["graph"] = {
-            "nodes": to_plain(self.graph.nodes, "nodes"),
-            "edges": to_plain(self.graph.edges, "edges"),
-        }
-        return plain
 
     def _repr_html_(self) -> str:
         return self.graph._repr_html_()

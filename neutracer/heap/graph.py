@@ -17,9 +17,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import neutracer.heap.drawing.draw as drawing
 from neutracer.arguments import path_name
-from neutracer.heap.objects import GraphData
+from neutracer.heap.objects import MOST_NODES, MOST_ON_PAGE, GraphData
 from neutracer.saving import atomic_file
 
 __all__ = ["ObjectGraph"]
@@ -33,10 +32,10 @@ class ObjectGraph(GraphData):
 
     Each `to_...` returns what it makes; with a path it writes the file too, whole or not at
     all. Pictures of large graphs are folded to at most `max_nodes` boxes (1 to 5,000), and
-    say what was folded.
+    say what was folded. The drawing is imported by the first picture.
     """
 
-    def to_dot(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> str:
+    def to_dot(self, path: Path | None = None, *, max_nodes: int = MOST_NODES) -> str:
         """The picture in the DOT language, which `dot` and other programs read.
 
         Args:
@@ -47,9 +46,11 @@ class ObjectGraph(GraphData):
             ValueError: `max_nodes` is out of range.
             OSError: The file can't be written.
         """
+        from neutracer.heap.drawing import draw as drawing
+
         return _text(drawing.dot(self, max_nodes), path)
 
-    def to_svg(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> str:
+    def to_svg(self, path: Path | None = None, *, max_nodes: int = MOST_NODES) -> str:
         """The picture as SVG, laid out by Graphviz.
 
         Args:
@@ -62,16 +63,20 @@ class ObjectGraph(GraphData):
             NeutracerError: Graphviz made no picture, or took more than 30 seconds.
             OSError: The file can't be written.
         """
+        from neutracer.heap.drawing import draw as drawing
+
         return _text(drawing.svg(self, max_nodes), path)
 
-    def to_png(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_NODES) -> bytes:
+    def to_png(self, path: Path | None = None, *, max_nodes: int = MOST_NODES) -> bytes:
         """The picture as PNG, laid out by Graphviz; arguments and errors as `to_svg`.
 
         The Graphviz in wheels draws SVG; resvg-py turns that into PNG.
         """
+        from neutracer.heap.drawing import draw as drawing
+
         return _written(drawing.png(self, max_nodes), path)
 
-    def to_html(self, path: Path | None = None, *, max_nodes: int = drawing.MOST_ON_PAGE) -> str:
+    def to_html(self, path: Path | None = None, *, max_nodes: int = MOST_ON_PAGE) -> str:
         """A self-contained page with the picture: pan, zoom, search, click for details.
 
         It loads nothing. Without Graphviz its layout is plainer, and it says so.
@@ -84,6 +89,8 @@ class ObjectGraph(GraphData):
             ValueError: `max_nodes` is out of range.
             OSError: The file can't be written.
         """
+        from neutracer.heap.drawing import draw as drawing
+
         return _text(drawing.html(self, max_nodes), path)
 
     def to_json(self, path: Path | None = None) -> str:
@@ -95,6 +102,8 @@ class ObjectGraph(GraphData):
         Raises:
             OSError: The file can't be written.
         """
+        from neutracer.heap.drawing import draw as drawing
+
         return _text(drawing.json(self), path)
 
     def save(self, path: Path) -> None:
@@ -124,6 +133,8 @@ class ObjectGraph(GraphData):
         write(name)
 
     def _repr_html_(self) -> str:
+        from neutracer.heap.drawing import draw as drawing
+
         return drawing.fragment(self)
 
 

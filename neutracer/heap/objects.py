@@ -24,6 +24,8 @@ from neutracer.render.row import PlainRow
 from neutracer.units import format_bytes
 
 __all__ = [
+    "MOST_NODES",
+    "MOST_ON_PAGE",
     "Allocation",
     "Edge",
     "GraphData",
@@ -32,6 +34,12 @@ __all__ = [
     "devices_sum",
     "devices_text",
 ]
+
+#: The most boxes in a picture, unless more are requested: what can be read at a glance.
+MOST_NODES = 60
+
+#: The most boxes on a page, unless more are requested: a page can be searched.
+MOST_ON_PAGE = 200
 
 # How an edge's name is written for readers, by the kind of reference.
 _FORMS = {

@@ -283,6 +283,38 @@ NT_TEST(random_blocks_serve_nothing_larger)
     }
 }
 
+static bool
+rounding_prefers(const nt_settings *settings, uint64_t block, uint64_t below,
+                 bool small, uint64_t nbytes)
+{
+    return nt_round_size(settings, nbytes) > below &&
+           rounding_serves(settings, block, small, nbytes);
+}
+
+NT_TEST(random_requests_go_to_the_smallest_block)
+{
+    uint64_t seed = 11;
+    size_t served = 0;
+    for (int i = 0; i < 20000 && t->failures == 0; i++) {
+        const nt_settings settings = rounding_random_settings(&seed);
+        const bool small = nt_test_random(&seed) % 3 == 0;
+        const uint64_t block =
+            (1 + nt_test_random(&seed) % (small ? 4096 : 400 * 2048)) * 512;
+        const uint64_t below = nt_test_random(&seed) % (block / 512) * 512;
+        const uint64_t least = nt_smallest_request(&settings, block, below, small);
+        const uint64_t most = nt_largest_request(&settings, block, small);
+        const uint64_t first = least == 0 ? most : least;
+        NT_CHECK(least <= most);
+        NT_CHECK(rounding_prefers(&settings, block, below, small, first) ==
+                     (least != 0) ||
+                 most == 0);
+        NT_CHECK(least <= 1 ||
+                 !rounding_prefers(&settings, block, below, small, least - 1));
+        served += least != 0;
+    }
+    NT_CHECK(served > 1000);
+}
+
 const nt_test_case nt_rounding_tests[] = {
     NT_CASE(requests_become_multiples_of_512),
     NT_CASE(divisions_split_powers_of_two),
@@ -295,5 +327,6 @@ const nt_test_case nt_rounding_tests[] = {
     NT_CASE(largest_request_of_known_blocks),
     NT_CASE(random_sizes_follow_the_model),
     NT_CASE(random_blocks_serve_nothing_larger),
+    NT_CASE(random_requests_go_to_the_smallest_block),
     NT_CASES_END,
 };

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from neutracer.diagnose.overview.cell import CellReport, cell_report
-from neutracer.process.exporter.passage import Passage
+from neutracer.process.recording.passage import Passage
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -375,6 +375,15 @@ nt_fragment_fits(const nt_fragment *f, int32_t device, nt_pool_id pool, uint64_t
     return best != UINT64_MAX && nt_may_use(&f->settings, best, rounded);
 }
 
+bool
+nt_fragment_serves(const nt_fragment *f, uint64_t size, uint64_t below, bool small,
+                   uint64_t *least, uint64_t *most)
+{
+    *least = nt_smallest_request(&f->settings, size, below, small);
+    *most = *least == 0 ? 0 : nt_largest_request(&f->settings, size, small);
+    return *least != 0;
+}
+
 /* Whether event `i` is the first half of a call that the next event ends. */
 static bool
 fragment_is_half(const uint8_t *action, size_t count, size_t i)

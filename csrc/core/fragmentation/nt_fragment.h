@@ -83,6 +83,15 @@ bool
 nt_fragment_fits(const nt_fragment *fragment, int32_t device, nt_pool_id pool,
                  uint64_t stream, uint64_t nbytes);
 
+/*
+ * The requests that a free block of `size` bytes in a small or a large pool serves,
+ * from *least to *most bytes, where the next smaller free block of the pool has `below`
+ * bytes (0 where there is none). False, with both 0, if it serves none.
+ */
+bool
+nt_fragment_serves(const nt_fragment *fragment, uint64_t size, uint64_t below,
+                   bool small, uint64_t *least, uint64_t *most);
+
 /* How the ratio (reserved - allocated) / reserved went over a trace. */
 typedef struct nt_ratio_summary {
     double largest, mean, last; /* over the events; 0 where there is none */

@@ -140,3 +140,34 @@ nt_largest_request(const nt_settings *settings, uint64_t block_size, bool small)
                         nt_may_use(settings, block_size, rounded);
     return usable ? high : 0;
 }
+
+/* Whether a request goes to a block of `block_size` bytes and not to one of `below`. */
+static bool
+rounding_goes_to(const nt_settings *settings, uint64_t nbytes, uint64_t block_size,
+                 uint64_t below, bool small)
+{
+    const uint64_t rounded = nt_round_size(settings, nbytes);
+    return rounded > below && nt_is_small(rounded) == small &&
+           nt_may_use(settings, block_size, rounded);
+}
+
+uint64_t
+nt_smallest_request(const nt_settings *settings, uint64_t block_size, uint64_t below,
+                    bool small)
+{
+    /* Up to the largest request, each condition once met holds for all larger ones. */
+    uint64_t high = nt_largest_request(settings, block_size, small);
+    if (high == 0 || !rounding_goes_to(settings, high, block_size, below, small)) {
+        return 0;
+    }
+    uint64_t low = 1;
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (rounding_goes_to(settings, middle, block_size, below, small)) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return high;
+}

@@ -60,4 +60,13 @@ nt_may_use(const nt_settings *settings, uint64_t block_size, uint64_t rounded);
 uint64_t
 nt_largest_request(const nt_settings *settings, uint64_t block_size, bool small);
 
+/*
+ * The smallest request that such a block serves where the next smaller free block of
+ * the pool has `below` bytes (0 where there is none): all requests from here up to
+ * nt_largest_request go to this block. 0 if none do.
+ */
+uint64_t
+nt_smallest_request(const nt_settings *settings, uint64_t block_size, uint64_t below,
+                    bool small);
+
 #endif

@@ -158,6 +158,15 @@ def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) 
     return (Note(replayed.advice, detail=detail or why),)
 
 
+def _last_state(timeline: Timeline, *, known: bool) -> int:
+    """The event after which the state is the last one that the recording shows.
+
+    Where the end is not known, the replay lets go of all blocks that are still in use with the
+    last event.
+    """
+    return len(timeline) - 1 if known else len(timeline) - 2
+
+
 def _whole_call(timeline: Timeline, event: int) -> int:
     """The event that ends the call of which a new segment is the first half."""
     rows = timeline.events
@@ -300,9 +309,8 @@ def findings_of(
     timeline = snap.timeline(device)
     known = end_is_known(snap, device)
     if len(timeline):
-        # The trace knows who opened a segment also where the segment itself does not. Where the
-        # end is not known, what it leaves in use ends with its last event in the replay alone.
-        now = _look_at(snap, timeline, len(timeline) - (1 if known else 2))
+        # The trace knows who opened a segment also where the segment itself does not.
+        now = _look_at(snap, timeline, _last_state(timeline, known=known))
     else:
         now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())

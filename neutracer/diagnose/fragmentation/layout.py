@@ -3,80 +3,53 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 from neutracer._native import core
 from neutracer.diagnose.fragmentation.parts import Hole, PoolFragmentation, SegmentFragmentation
-from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Place
 from neutracer.trace.places import place_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["Room", "holes_of", "pools_of", "room_of", "segments_of"]
+__all__ = ["Served", "holes_of", "pools_of", "segments_of", "served_of"]
 
-#: A free block as a request sees it: its pool, its stream, "small" or "large", its bytes.
-FreeBlock = tuple[tuple[int, int], int, str, int]
+#: The requests that need no new segment, of each pool and stream that serves any: ranges in
+#: bytes, ascending, both ends included.
+Served = Mapping[tuple[tuple[int, int], int], Sequence[tuple[int, int]]]
 
 
-@dataclass(frozen=True)
-class Room(FieldsOnly):
-    """The free blocks of one device as requests see them, and nothing of who made them.
+def served_of(snap: Snapshot, fragment: core.Fragment) -> Served:
+    """The requests that the free blocks of a device serve.
 
-    Attributes:
-        blocks: Of each free block its pool, its stream, "small" or "large", and its bytes;
-            alike ones once, since a request takes one.
-        settings: The allocator's, as the file has them.
+    The allocator looks at the smallest block that is large enough, and at no other.
     """
-
-    blocks: frozenset[FreeBlock]
-    settings: Mapping[str, Any]
-
-    def fits(self, pool: tuple[int, int], stream: int, nbytes: int) -> bool:
-        """Whether a request finds a free block."""
-        return self._fragment.fits(0, pool, stream, nbytes)
-
-    @cached_property
-    def _fragment(self) -> core.Fragment:
-        """The core's object, which knows the allocator's rules: of a snapshot in which each
-        free block is a segment."""
-        import pickle
-
-        segments: list[dict[str, Any]] = []
-        address = 0
-        for pool, stream, kind, size in self.blocks:
-            block = {"address": address, "size": size, "requested_size": 0, "state": "inactive"}
-            segments.append(
-                {
-                    "device": 0,
-                    "address": address,
-                    "total_size": size,
-                    "stream": stream,
-                    "segment_type": kind,
-                    "segment_pool_id": pool,
-                    "blocks": [{**block, "frames": []}],
-                }
-            )
-            address += size
-        plain = {"segments": segments, "device_traces": [], "allocator_settings": self.settings}
-        saved = pickle.dumps(plain, protocol=4)
-        return core.Fragment(core.load(saved, sys.maxsize, None), None, 0)
-
-
-def room_of(snap: Snapshot, fragment: core.Fragment) -> Room:
-    """The free blocks that a device's fragmentation is about."""
     firsts, seconds, streams = map(snap.segments.codes, ("pool_first", "pool_second", "stream"))
-    kinds = cast("list[str]", snap.segments["segment_type"])
-    blocks = frozenset(
-        ((firsts[row], seconds[row]), streams[row], kinds[row], size)
-        for _, row, _, size, _, _ in fragment.holes()
-    )
-    return Room(blocks, dict(snap.settings))
+    kinds = snap.segments["segment_type"]
+    sizes: dict[tuple[tuple[int, int], int, bool], set[int]] = {}
+    for _, row, _, size, _, _ in fragment.holes():
+        key = (firsts[row], seconds[row]), streams[row], kinds[row] == "small"
+        sizes.setdefault(key, set()).add(size)
+    served: dict[tuple[tuple[int, int], int], list[tuple[int, int]]] = {}
+    # Requests of the small pool are smaller than all others.
+    for (pool, stream, small), free in sorted(sizes.items(), key=lambda item: not item[0][2]):
+        ranges = served.setdefault((pool, stream), [])
+        ascending = sorted(free)
+        for below, size in zip((0, *ascending), ascending, strict=False):
+            found = fragment.serves(size, below, small)
+            if found is not None:
+                _append(ranges, *found)
+    return served
+
+
+def _append(ranges: list[tuple[int, int]], least: int, most: int) -> None:
+    """Add a range above all others; one that goes on where the last ends becomes part of it."""
+    if ranges and ranges[-1][1] + 1 == least:
+        least = ranges.pop()[0]
+    ranges.append((least, most))
 
 
 def _places(snap: Snapshot) -> Callable[[int], Place]:

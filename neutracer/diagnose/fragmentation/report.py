@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import neutracer.diagnose.fragmentation.layout as layout
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
 from neutracer.diagnose.fragmentation.findings import findings_of
-from neutracer.diagnose.fragmentation.layout import Room, holes_of, pools_of, room_of, segments_of
 from neutracer.diagnose.fragmentation.parts import (
     Hole,
     PoolFragmentation,
     SegmentFragmentation,
     band,
 )
-from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
+from neutracer.diagnose.fragmentation.seen import Monitor, Readings, readings_of
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Report
@@ -104,7 +104,7 @@ class FragmentationReport(Report):
     segments: tuple[SegmentFragmentation, ...]
     holes: tuple[Hole, ...]
     end_known: bool = True
-    _room: Room | None = field(compare=False)
+    _served: layout.Served | None = field(compare=False)
     _history: bytes = field(compare=False)
 
     @property
@@ -158,14 +158,15 @@ class FragmentationReport(Report):
             UnavailableError: The report is of a monitor's readings alone, or of a file without
                 segments.
         """
-        if self._room is None:
+        if self._served is None:
             why = (
                 "a monitor's readings don't" if self.end_known else "the file lists no segments to"
             )
             raise UnavailableError("the layout", f"{why} show it")
-        nbytes = min(whole_number("nbytes", nbytes, least=0), (1 << 64) - 1)
+        nbytes = whole_number("nbytes", nbytes, least=0)
         pool, stream = number_pair("pool", pool, whole=True), whole_number("stream", stream)
-        return self._room.fits(pool, stream, nbytes)
+        ranges = self._served.get((pool, stream), ())
+        return nbytes == 0 or any(least <= nbytes <= most for least, most in ranges)
 
     def __getitem__(self, key: str) -> Any:
         """A figure by its name, for programs written for the usual guide."""
@@ -233,7 +234,7 @@ class FragmentationReport(Report):
 
 
 def fragmentation_report(
-    source: Snapshot | Watcher | SnapshotSource | None = None, *, device: int | None = None
+    source: Snapshot | Monitor | SnapshotSource | None = None, *, device: int | None = None
 ) -> FragmentationReport:
     """How much of the reserved memory is used, and what keeps the rest from use.
 
@@ -257,9 +258,8 @@ def fragmentation_report(
         >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
         ('moderate', 0.248, True)
     """
-    seen = watched(source, device)
-    if seen is not None:
-        return _of_monitor(seen)
+    if isinstance(source, Monitor):
+        return _of_monitor(readings_of(source, device))
     snap = source if isinstance(source, Snapshot) else _read(source)
     number = snap.device(device)
     known = end_is_known(snap, number)
@@ -280,15 +280,15 @@ def fragmentation_report(
         avg_fragmentation=mean if len(timeline) else now,
         oom_count=timeline.facts["oom_count"],
         retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
-        pools=pools_of(groups),
-        segments=segments_of(snap, fragment, timeline),
-        holes=holes_of(snap, fragment),
+        pools=layout.pools_of(groups),
+        segments=layout.segments_of(snap, fragment, timeline),
+        holes=layout.holes_of(snap, fragment),
         findings=(
             *first_findings(snap, device=number),
             *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         ),
         end_known=known,
-        _room=room_of(snap, fragment) if known else None,
+        _served=layout.served_of(snap, fragment) if known else None,
         _history=history,
     )
 
@@ -303,32 +303,32 @@ def _read(source: Any) -> Snapshot:
     return snapshot()
 
 
-def _of_monitor(seen: Seen) -> FragmentationReport:
+def _of_monitor(readings: Readings) -> FragmentationReport:
     """The layout now, if this process has one, with a monitor's history."""
     known: dict[str, Any] = {
         "max_event": None,
-        "avg_fragmentation": seen.mean,
-        "_history": seen.history,
+        "avg_fragmentation": readings.mean,
+        "_history": readings.history,
     }
     try:
         snap = _read(None)
     except UnavailableError:
         snap = None
-    if snap is not None and seen.device in snap.devices:
-        now = fragmentation_report(snap, device=seen.device)
-        largest = max(seen.largest, now.ratio)
-        return replace(now, max_fragmentation=largest, retries=seen.retries, **known)
+    if snap is not None and readings.device in snap.devices:
+        now = fragmentation_report(snap, device=readings.device)
+        largest = max(readings.largest, now.ratio)
+        return replace(now, max_fragmentation=largest, retries=readings.retries, **known)
     return FragmentationReport(
-        device=seen.device,
-        **seen.figures,
-        max_fragmentation=seen.largest,
-        oom_count=seen.ooms,
-        retries=seen.retries,
+        device=readings.device,
+        **readings.figures,
+        max_fragmentation=readings.largest,
+        oom_count=readings.ooms,
+        retries=readings.retries,
         pools=(),
         segments=(),
         holes=(),
-        findings=seen.findings(),
-        _room=None,
+        findings=readings.findings(),
+        _served=None,
         **known,
     )
 

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a monitor saw of a device's fragmentation."""
+"""A device's fragmentation by the readings of a monitor."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, runtime_checkable
 
 from neutracer.diagnose.fragmentation.parts import band, severity_of
 from neutracer.render.document import Note
 from neutracer.render.report import Finding
 from neutracer.units import format_bytes, format_share
 
-__all__ = ["Seen", "Watcher", "watched"]
+__all__ = ["Monitor", "Readings", "readings_of"]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The readings of one device, as a report without a layout needs them.
+class Readings:
+    """A monitor's readings of one device, as a report without a layout needs them.
 
     Attributes:
         device: Its number; -1 is the CPU.
@@ -38,7 +37,7 @@ class Seen:
     retries: int
 
     def findings(self) -> tuple[Finding, ...]:
-        """What the last reading amounts to."""
+        """The finding about the last reading, if there is one."""
         reserved, allocated = (self.figures[f"{name}_bytes"] for name in ("reserved", "allocated"))
         ratio = (reserved - allocated) / reserved if reserved else 0.0
         unused = reserved - allocated
@@ -50,23 +49,16 @@ class Seen:
         return (Finding("fragmentation", severity, unused, text, (note,)),)
 
 
-class Watcher(Protocol):
-    """What is asked of a MemoryMonitor, which only those load who have one."""
+@runtime_checkable
+class Monitor(Protocol):
+    """A monitor of devices as a MemoryMonitor answers: its last reading, and all of them."""
 
     def get_stats(self, device: Any = None) -> Any: ...
     def device_series(self, device: Any = None) -> Any: ...
 
 
-def watched(source: object, device: object) -> Seen | None:
-    """What a monitor saw of a device, if `source` is one; else None."""
-    # Where nobody has loaded the monitor, nothing is one.
-    module = sys.modules.get("neutracer.process.monitor.memory_monitor")
-    is_monitor = module is not None and isinstance(source, module.MemoryMonitor)
-    return _seen_by(cast(Watcher, source), device) if is_monitor else None
-
-
-def _seen_by(monitor: Watcher, device: object) -> Seen:
-    """What a monitor saw of a device.
+def readings_of(monitor: Monitor, device: object) -> Readings:
+    """The readings that a monitor took of a device.
 
     Raises:
         NeutracerError: The monitor was not started.
@@ -87,7 +79,7 @@ def _seen_by(monitor: Watcher, device: object) -> Seen:
         "reclaimable_bytes": 0,
         "largest_request": 0,
     }
-    return Seen(
+    return Readings(
         device=-1 if name == "cpu" else int(name.rpartition(":")[2]),
         figures=figures,
         largest=stats["max_ratio"],

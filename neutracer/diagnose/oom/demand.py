@@ -6,8 +6,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+from neutracer.diagnose.leaks.series import highs
 from neutracer.diagnose.oom.budget import Failure
 from neutracer.diagnose.oom.growth import rises
 from neutracer.diagnose.oom.rounds import Rounds
@@ -88,10 +88,8 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
         return None
     live, begins = timeline.allocated, rounds.begins
     floors = [live[begin - 1] if begin else 0 for begin in begins]
-    needs = [
-        max(live[begin:end]) - floor
-        for (begin, end), floor in zip(pairwise(begins), floors, strict=False)
-    ]
+    peaks = highs(live[: begins[-1]], begins[:-1])
+    needs = [peak - floor for peak, floor in zip(peaks, floors, strict=False)]
     if not needs:
         return None
     if len(needs) > 2:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from neutracer.diagnose.leaks.series import floors
 from neutracer.diagnose.leaks.trend import leak_trend
 from neutracer.diagnose.oom.kept_graph import graph_keeper
 from neutracer.diagnose.oom.rounds import FEWEST, Rounds, rounds_before
@@ -306,10 +307,10 @@ def saw_tooth(timeline: Timeline, event: int) -> SawTooth | None:
     if len(begins) < _FEWEST_TEETH:
         return None
     live = timeline.allocated
-    floors = [min(live[begin:end]) for begin, end in pairwise([*begins, event + 1])]
-    trend = leak_trend(floors)
+    least = floors(live[: event + 1], begins)
+    trend = leak_trend(least)
     if trend.resets < 2 or trend.verdict == "leak":
         return None
-    falls = [i for i, (a, b) in enumerate(pairwise(floors)) if 2 * (a - b) >= trend.reset_bytes]
-    piled = live[event] - min(floors[falls[-1] :]) if falls else 0
+    falls = [i for i, (a, b) in enumerate(pairwise(least)) if 2 * (a - b) >= trend.reset_bytes]
+    piled = live[event] - min(least[falls[-1] :]) if falls else 0
     return SawTooth(max(piled, 0), trend.resets, trend.reset_bytes)

@@ -11,7 +11,7 @@ from neutracer.diagnose.holds.cycles import cycle_finding
 from neutracer.diagnose.oom.explain import explain
 from neutracer.errors import NeutracerError
 from neutracer.heap.cycles import TensorCycle
-from neutracer.process.exporter.passage import Passage
+from neutracer.process.recording.passage import Passage
 from neutracer.render.document import (
     Block,
     Document,

@@ -16,7 +16,7 @@ import json as json_text
 
 from neutracer.arguments import whole_number
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.heap.drawing.fold import MOST_NODES, fold
+from neutracer.heap.drawing.fold import fold
 from neutracer.heap.drawing.layout import lay_out
 from neutracer.heap.drawing.page import page
 from neutracer.heap.drawing.plan import dot_text, plan
@@ -24,14 +24,11 @@ from neutracer.heap.drawing.raster import rasterize
 from neutracer.heap.drawing.scene import node_words, scene
 from neutracer.heap.drawing.spawn import NoRendererError, render
 from neutracer.heap.drawing.svg import parts_of
-from neutracer.heap.objects import GraphData, Node
+from neutracer.heap.objects import MOST_NODES, MOST_ON_PAGE, GraphData, Node
 from neutracer.render.inline import MOST_INLINE
 from neutracer.render.json import to_plain
 
-__all__ = ["MOST_NODES", "MOST_ON_PAGE", "dot", "fragment", "html", "json", "png", "svg"]
-
-#: The most boxes on a page, unless more are requested: a page can be searched.
-MOST_ON_PAGE = 200
+__all__ = ["dot", "fragment", "html", "json", "png", "svg"]
 
 #: The most boxes that are laid out.
 MOST_DRAWN = 5_000

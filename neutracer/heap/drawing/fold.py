@@ -24,13 +24,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from neutracer.heap.drawing.merge import merged_edges, merged_node
-from neutracer.heap.objects import Edge, GraphData, Node
+from neutracer.heap.objects import MOST_NODES, Edge, GraphData, Node
 from neutracer.units import format_count
 
-__all__ = ["MOST_NODES", "fold"]
-
-#: The most boxes in a picture, unless more are requested: what can be read at a glance.
-MOST_NODES = 60
+__all__ = ["fold"]
 
 # A graph up to this size needs no folding.
 _SMALL = 16

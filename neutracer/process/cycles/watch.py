@@ -8,6 +8,7 @@ watch reports it.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -104,6 +105,8 @@ def warn_tensor_cycles(
     folder = None if html_dir is None else path_name(html_dir, "html_dir")
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
+        # A page may be due at the end of the program, when nothing can be imported any more.
+        importlib.import_module("neutracer.heap.drawing.draw")
     watch = CycleWatch(callback, folder, once_per_signature)
     watch._begin(*wanted, min_bytes)
     return watch

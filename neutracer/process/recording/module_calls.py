@@ -25,12 +25,12 @@ _lock = threading.Lock()
 
 
 class ModuleCalls:
-    """The marks of one recording.
+    """The marks of one recording. On CUDA it begins once the program has used a device.
 
     Example:
         >>> import torch
         >>> from neutracer.process.hooks.shim import why_none
-        >>> if not why_none():
+        >>> if not why_none() and (load().backend == "cpu" or torch.cuda.is_initialized()):
         ...     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
         ...     calls = ModuleCalls(load(), model)
         ...     calls.attach()

@@ -8,6 +8,7 @@ from bundle import DATA, NAMES, expected, snapshot
 from small_snapshots import BASE, MIB, block, dumped, one_program, segment
 
 import neutracer
+from neutracer._native import core
 from neutracer.diagnose.fragmentation.parts import band
 
 every_snapshot = pytest.mark.parametrize("name", NAMES)
@@ -197,6 +198,34 @@ def test_report_has_stable_json(name):
 def test_fits_refuses_a_negative_size():
     with pytest.raises(ValueError, match="negative"):
         report("frag_default").fits(-1)
+
+
+def test_what_fits_follows_the_rules_for_oversize_blocks():
+    sizes = (1, 2, 3, 15, 30, 80, 100, 130)
+    segments = [
+        segment(BASE + (row << 33), [block(BASE + (row << 33), size * MIB)])
+        for row, size in enumerate(sizes)
+    ]
+    plain = {
+        "segments": segments,
+        "device_traces": [],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,roundup_power2_divisions:4"
+        },
+    }
+    snap = neutracer.load(dumped(plain))
+    found, native = neutracer.fragmentation_report(snap), core.Fragment(snap.native, None, 0)
+    answers = {
+        nbytes: found.fits(nbytes)
+        for nbytes in range(0, 140 * MIB, 77 * 512)
+        for nbytes in (nbytes, nbytes + 1)
+    }
+    assert answers == {one: native.fits(0, (0, 0), 0, one) for one in answers}
+    # 50 MiB are below the limit and the 80 MiB block above it; 70 MiB are above it too.
+    assert [found.fits(size * MIB) for size in (28, 50, 70, 101, 131)] == [
+        True, False, True, True, False,
+    ]  # fmt: skip
+    assert not found.fits(1 << 70)
 
 
 def test_unknown_figure_is_a_key_error():

@@ -15,12 +15,11 @@ from hostile_names import HOSTILE_NAMES
 from object_graphs import MIB, cache_of, callback_cycle, named, ring, tensor_node
 
 from neutracer.heap.drawing import spawn as drawing_spawn
-from neutracer.heap.drawing.draw import MOST_NODES
 from neutracer.heap.drawing.fold import cycle_order, fold
 from neutracer.heap.drawing.merge import merged_node
 from neutracer.heap.drawing.scene import scene
 from neutracer.heap.graph import ObjectGraph
-from neutracer.heap.objects import Edge, Node
+from neutracer.heap.objects import MOST_NODES, Edge, Node
 
 HOSTILE = pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
 
