@@ -148,7 +148,7 @@ def real_reports() -> dict[str, Report]:
     setting = "expandable_segments:True"
     reports = [
         environment(neutracer.__version__),
-        overview(frag, "frag_default.pickle"),
+        overview(frag, title="frag_default.pickle"),
         neutracer.report(frag).tree(),
         neutracer.fragmentation_report(frag),
         neutracer.explain(frag),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
@@ -18,14 +18,14 @@ from neutracer.diagnose.fragmentation.parts import (
     SegmentFragmentation,
     band,
 )
-from neutracer.diagnose.fragmentation.seen import Seen, Watcher, watched
+from neutracer.diagnose.question import after_caveats, opened
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Report
 from neutracer.trace.devices import cache_emptier, device_name, shown_device
-from neutracer.trace.flaws import end_is_known, first_findings
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.layout import unused_share
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_count, format_share
@@ -36,14 +36,25 @@ __all__ = [
     "PoolFragmentation",
     "SegmentFragmentation",
     "band",
+    "device_fragmentation",
     "fragmentation_report",
 ]
 
 if TYPE_CHECKING:
+    from neutracer.diagnose.fragmentation.seen import Seen
+
     Doubles = memoryview[float]
 else:
     # What a memoryview holds can be said at run time from Python 3.14 on.
     Doubles = memoryview
+
+
+class Watcher(Protocol):
+    """What is asked of a MemoryMonitor, which only those load who have one."""
+
+    def get_stats(self, device: Any = None) -> Any: ...
+    def device_series(self, device: Any = None) -> Any: ...
+
 
 # Holes of the printed report; all of them are in `.holes`.
 _SHOWN_HOLES = 5
@@ -257,11 +268,21 @@ def fragmentation_report(
         >>> report.severity, round(report.ratio, 3), report.fits(30 << 20)
         ('moderate', 0.248, True)
     """
-    seen = watched(source, device)
-    if seen is not None:
-        return _of_monitor(seen)
-    snap = source if isinstance(source, Snapshot) else _read(source)
+    if hasattr(source, "device_series") and not isinstance(source, type):
+        from neutracer.diagnose.fragmentation.seen import seen_by
+
+        return _of_monitor(seen_by(cast(Watcher, source), device))
+    return _begun(opened(source), device)
+
+
+def _begun(snap: Snapshot, device: int | None) -> FragmentationReport:
+    """A device's report with the findings on the file itself in front."""
     number = snap.device(device)
+    return after_caveats(device_fragmentation(snap, number), snap, device=number)
+
+
+def device_fragmentation(snap: Snapshot, number: int) -> FragmentationReport:
+    """The report on one device, without the findings on the file itself."""
     known = end_is_known(snap, number)
     fragment = core.Fragment(snap.native, None, number)
     groups = fragment.groups()
@@ -283,24 +304,11 @@ def fragmentation_report(
         pools=pools_of(groups),
         segments=segments_of(snap, fragment, timeline),
         holes=holes_of(snap, fragment),
-        findings=(
-            *first_findings(snap, device=number),
-            *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
-        ),
+        findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         end_known=known,
         _room=room_of(snap, fragment) if known else None,
         _history=history,
     )
-
-
-def _read(source: Any) -> Snapshot:
-    """A file's snapshot, or for None that of this process."""
-    if source is not None:
-        return load(source)
-    # What looks at a process is loaded by those who do.
-    from neutracer.process.recording.capture import snapshot
-
-    return snapshot()
 
 
 def _of_monitor(seen: Seen) -> FragmentationReport:
@@ -311,11 +319,11 @@ def _of_monitor(seen: Seen) -> FragmentationReport:
         "_history": seen.history,
     }
     try:
-        snap = _read(None)
+        snap = opened(None)
     except UnavailableError:
         snap = None
     if snap is not None and seen.device in snap.devices:
-        now = fragmentation_report(snap, device=seen.device)
+        now = _begun(snap, seen.device)
         largest = max(seen.largest, now.ratio)
         return replace(now, max_fragmentation=largest, retries=seen.retries, **known)
     return FragmentationReport(

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 from neutracer.diagnose.fragmentation.parts import band, severity_of
 from neutracer.render.document import Note
 from neutracer.render.report import Finding
 from neutracer.units import format_bytes, format_share
 
-__all__ = ["Seen", "Watcher", "watched"]
+__all__ = ["Seen", "seen_by"]
 
 
 @dataclass(frozen=True)
@@ -50,22 +49,7 @@ class Seen:
         return (Finding("fragmentation", severity, unused, text, (note,)),)
 
 
-class Watcher(Protocol):
-    """What is asked of a MemoryMonitor, which only those load who have one."""
-
-    def get_stats(self, device: Any = None) -> Any: ...
-    def device_series(self, device: Any = None) -> Any: ...
-
-
-def watched(source: object, device: object) -> Seen | None:
-    """What a monitor saw of a device, if `source` is one; else None."""
-    # Where nobody has loaded the monitor, nothing is one.
-    module = sys.modules.get("neutracer.process.monitor.memory_monitor")
-    is_monitor = module is not None and isinstance(source, module.MemoryMonitor)
-    return _seen_by(cast(Watcher, source), device) if is_monitor else None
-
-
-def _seen_by(monitor: Watcher, device: object) -> Seen:
+def seen_by(monitor: Any, device: object) -> Seen:
     """What a monitor saw of a device.
 
     Raises:
