@@ -17,7 +17,8 @@ import pytest
 from bundle import DATA
 
 import neutracer
-from neutracer.trace.beside import Beside, beside_file
+from neutracer.process.recording import capture, sidecar
+from neutracer.trace.beside import Beside, DeviceRoom, beside_file
 
 
 def what_if(source: Path) -> Any:
@@ -101,3 +102,13 @@ def test_a_question_on_a_file_leaves_the_live_process_alone() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_without_a_source_the_process_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = (DATA / "frag_default.pickle").read_bytes()
+    monkeypatch.setattr(capture, "snapshot", lambda: neutracer.load(data))
+    monkeypatch.setattr(sidecar, "room_now", lambda device: DeviceRoom(8 << 30, 0.25, None))
+    why = neutracer.explain()
+    assert (why.capacity_bytes, why.limit_bytes, why.limit_is_guess) == (8 << 30, 2 << 30, False)
+    plan = neutracer.what_if(None, "expandable_segments:True")
+    assert "below a limit of its own" in " ".join(plan.notes)
