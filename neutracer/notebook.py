@@ -133,14 +133,14 @@ class Magics:
                 known = known.snapshot
             is_snapshot = isinstance(known, Snapshot)
             if is_snapshot:
-                return overview(known, words[0])
-            return overview(_loaded(words[0]), words[0], path=words[0])
+                return overview(known, title=words[0])
+            return overview(_loaded(words[0]), words[0])
         try:
             return overview(snapshot())
         except UnavailableError as error:
             if self._last is None:
                 raise _wrong(str(error)) from None
-            return overview(self._last, "the last recorded cell")
+            return overview(self._last, title="the last recorded cell")
 
     def holders(self, line: str) -> HoldersReport:
         """List what the notebook's outputs and past exceptions keep, in bytes of tensors.

@@ -150,7 +150,7 @@ def real_reports() -> dict[str, Report]:
     ring.append(ring)
     reports = [
         environment(neutracer.__version__),
-        overview(frag, "frag_default.pickle"),
+        overview(frag, title="frag_default.pickle"),
         neutracer.report(frag).tree(),
         neutracer.fragmentation_report(frag),
         neutracer.explain(frag),

@@ -25,7 +25,6 @@ C_FILES = sorted([*ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("tests/**/*.[ch]")])
 PYTHON_FILES = sorted(ROOT.glob("neutracer/**/*.py"))
 
 MOST_C_FUNCTION_LINES = 70
-MOST_PYTHON_LINES = 350
 
 #: What the core may include of the C library.
 STANDARD_HEADERS = {
@@ -503,15 +502,6 @@ def test_c_functions_stay_short() -> None:
     lengths = [entry for path in C_FILES for entry in function_lengths(path)]
     assert len(lengths) > 100
     assert [entry for entry in lengths if entry[1] > MOST_C_FUNCTION_LINES] == []
-
-
-def test_python_files_stay_short() -> None:
-    long = [
-        f"{relative(path)}: {lines} lines, {MOST_PYTHON_LINES} at most"
-        for path in PYTHON_FILES
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MOST_PYTHON_LINES
-    ]
-    assert long == []
 
 
 def test_every_source_file_names_its_licence() -> None:

@@ -59,7 +59,7 @@ def _demo(options: argparse.Namespace) -> int:
         with without_history_warning():
             snap = load(_RECORDING)
             page = view(snap, options.output)
-        report = overview(snap, _RECORDING.name)
+        report = overview(snap, title=_RECORDING.name)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.output, error)
     show(report.document(), sys.stdout, max_lines=None)

@@ -12,14 +12,12 @@ from neutracer.cli.parts import (
     add_max_memory,
     add_output,
     check_written,
-    complain,
     complain_of,
     device_size,
     give,
     without_history_warning,
 )
 from neutracer.diagnose.oom.explain import explain
-from neutracer.diagnose.oom.facts import OomFacts, read_sidecar
 from neutracer.diagnose.oom.parts import KINDS
 from neutracer.diagnose.oom.report import ExplainReport
 from neutracer.errors import NeutracerError
@@ -109,19 +107,12 @@ def _explain(options: argparse.Namespace) -> int:
 def _asked(options: argparse.Namespace) -> ExplainReport:
     with without_history_warning():
         snap = load(options.file, max_memory=options.max_memory)
-    facts: OomFacts | None = None
-    if options.file != "-" and options.request is None:
-        try:
-            facts = read_sidecar(options.file)
-        except NeutracerError as error:
-            complain(f"left out: {error}")
     return explain(
         snap,
         device_size(options.capacity),
         device=options.device,
         event=options.event,
         request=options.request,
-        facts=facts,
     )
 
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import neutracer
 from neutracer.cli.parts import HelpPage, complain_of, within_memory
-from neutracer.process.recording.streams import can_be_restored
 
 __all__ = ["main"]
 
@@ -131,10 +131,18 @@ def standing_streams() -> Iterator[None]:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
                 raise
             finally:
-                pairs = zip(was, (sys.stdout, sys.stderr), strict=True)
-                sys.stdout, sys.stderr = (
-                    stream if can_be_restored(stream) else now for stream, now in pairs
-                )
+                _restore_streams(*was)
+
+
+def _restore_streams(*streams: Any) -> None:
+    now = sys.stdout, sys.stderr
+    if now == streams:
+        return
+    # Only a program that was run here replaces them.
+    from neutracer.process.recording.streams import can_be_restored
+
+    pairs = zip(streams, now, strict=True)
+    sys.stdout, sys.stderr = (old if can_be_restored(old) else new for old, new in pairs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -116,7 +116,7 @@ def within_memory(options: argparse.Namespace) -> int:
 
 
 def add_window(parser: argparse.ArgumentParser) -> None:
-    """Add the part of the trace that is read, which `window_of` gives to `load_part`."""
+    """Add the part of the trace that is read, which `window_of` gives to `load`."""
     parser.add_argument(
         "--host",
         action="store_true",
@@ -155,11 +155,11 @@ def _seconds(text: str) -> tuple[Any, ...]:
 
 
 def window_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `load_part` for what `add_window` asks for; none for the whole file."""
+    """The arguments of `load` for what `add_window` asks for; none for the whole file."""
     if options.events is None and options.seconds is None:
-        return {"is_host": True} if options.host else {}
+        return {"host": True} if options.host else {}
     part = {"events": options.events, "seconds": options.seconds, "device": options.device}
-    return {**part, "is_host": options.host}
+    return {**part, "host": options.host}
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -297,8 +297,8 @@ def check_written(output: str | None, *files: str) -> None:
     """
     if output is None or not os.path.exists(output):
         return
-    from neutracer.diagnose.oom.facts import sidecar_paths
     from neutracer.saving import check_output
+    from neutracer.trace.beside import sidecar_paths
 
     beside = [path for file in files if file != "-" for path in sidecar_paths(file)]
     check_output(output, *files, *filter(_is_record, filter(os.path.isfile, beside)))

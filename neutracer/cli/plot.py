@@ -23,8 +23,8 @@ from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
 from neutracer.pictures.ranks.plot import plot_ranks
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
-from neutracer.trace.host import load_part
 from neutracer.trace.progress import end_progress
+from neutracer.trace.snapshot import load
 
 __all__ = ["add_plot"]
 
@@ -109,7 +109,7 @@ def _draw(options: argparse.Namespace, output: str) -> None:
         return
     axes = {"device": options.device, "x": options.x}
     window = window_of(options)
-    file = load_part(options.files[0], **window) if window else options.files[0]
+    file = load(options.files[0], **window) if window else options.files[0]
     if options.kind == "fragmentation":
         plot_fragmentation(file, event=options.event, **axes, **look)
     else:

@@ -112,7 +112,7 @@ def _told(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
             snap.save(options.output)
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(options.output, error)
-        report = overview(snap, options.output, path=options.output)
+        report = overview(snap, options.output)
         print_report(report, options.json, sys.stdout)
     if failure:
         kept = (

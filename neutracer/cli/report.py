@@ -24,7 +24,7 @@ from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
 from neutracer.render.document import Severity
 from neutracer.render.report import Report
-from neutracer.trace.host import load_part
+from neutracer.trace.snapshot import load
 
 __all__ = ["add_report"]
 
@@ -96,10 +96,9 @@ def _read(file: str, options: argparse.Namespace) -> OverviewReport | None:
     """The report on one file; None, with a word on standard error, if it can't be read."""
     try:
         with without_history_warning():
-            snap = load_part(file, **window_of(options), max_memory=options.max_memory)
-        if file == "-":
-            return overview(snap, "standard input", device=options.device)
-        return overview(snap, file, path=file, device=options.device)
+            snap = load(file, **window_of(options), max_memory=options.max_memory)
+        name = "" if file == "-" else file
+        return overview(snap, name, title="standard input", device=options.device)
     except (NeutracerError, OSError, ValueError) as error:
         complain_of(file, error)
         return None

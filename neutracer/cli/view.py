@@ -21,8 +21,8 @@ from neutracer.errors import NeutracerError
 from neutracer.pictures.page.view import empty_page, view
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
-from neutracer.trace.host import load_part
 from neutracer.trace.progress import end_progress
+from neutracer.trace.snapshot import load
 
 __all__ = ["add_view"]
 
@@ -82,7 +82,7 @@ def _view(options: argparse.Namespace) -> int:
         check_written(output, options.file)
         with without_history_warning():
             window = window_of(options)
-            source = load_part(options.file, **window) if window else options.file
+            source = load(options.file, **window) if window else options.file
             dark = True if options.dark else None
             path = view(source, output, device=options.device, focus=focus, dark=dark)
     except (NeutracerError, OSError, ValueError) as error:

@@ -24,7 +24,6 @@ from neutracer.diagnose.settings.search import OBJECTIVES
 from neutracer.diagnose.settings.what_if import what_if
 from neutracer.errors import NeutracerError, SettingsError
 from neutracer.render.report import Report
-from neutracer.trace.host import load_part
 from neutracer.trace.snapshot import load
 
 __all__ = [
@@ -171,10 +170,8 @@ def simulation(options: argparse.Namespace) -> list[Any]:
     """What is drawn: the files, or with `--set` what the first one would have been."""
     window = window_of(options)
     if options.settings is None:
-        return (
-            [load_part(file, **window) for file in options.files] if window else list(options.files)
-        )
-    snap = load_part(options.files[0], **window)
+        return [load(file, **window) for file in options.files] if window else list(options.files)
+    snap = load(options.files[0], **window)
     capacity = device_size(options.capacity)
     plan = what_if(snap, options.settings, capacity=capacity, device=options.device)
     return [plan[options.settings]]

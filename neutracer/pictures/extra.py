@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
+from neutracer.diagnose import question
 from neutracer.diagnose.settings.what_if_parts import Outcome, named
 from neutracer.errors import UnavailableError, missing
 from neutracer.render.document import Place
 from neutracer.render.escape import sentence
 from neutracer.render.palette import DARK, LIGHT, Palette
 from neutracer.saving import atomic_file, check_output
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 
 __all__ = [
@@ -68,7 +69,7 @@ def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
     """A snapshot as it is, the one that an outcome describes, or what `load` makes of it."""
     if isinstance(source, Outcome):
         return source.snapshot()
-    return source if isinstance(source, Snapshot) else load(source)
+    return question.opened(source)
 
 
 def palette_of(dark: bool | None) -> Palette:

@@ -36,7 +36,6 @@ from typing import Any, ClassVar
 
 from neutracer.pickling import FieldsOnly
 from neutracer.render.document import Block, Document, Entry, Findings, Note, Severity
-from neutracer.render.json import to_plain
 from neutracer.render.row import PlainRow
 from neutracer.render.text import render_text
 from neutracer.units import format_count
@@ -122,6 +121,9 @@ class Report(FieldsOnly, abc.ABC):
         Raises:
             TypeError: A field holds what JSON can't express.
         """
+        # JSON is for those who ask for it.
+        from neutracer.render.json import to_plain
+
         return {name: to_plain(value, name) for name, value in self.json_items()}
 
     def json_items(self) -> Iterator[tuple[str, Any]]:

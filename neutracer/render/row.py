@@ -22,7 +22,6 @@ from typing import Any
 
 from neutracer.render.document import Figure, Place
 from neutracer.render.escape import sentence
-from neutracer.render.json import shown_items, to_plain
 
 __all__ = ["PlacedRow", "PlainRow", "brief", "shown"]
 
@@ -47,10 +46,15 @@ class PlainRow:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data for JSON."""
+        # A page shows rows without it.
+        from neutracer.render.json import to_plain
+
         return {name: to_plain(value, name) for name, value in self.json_items()}
 
     def json_items(self) -> Iterator[tuple[str, Any]]:
         """What `to_dict` has, one after the other, and as it is."""
+        from neutracer.render.json import shown_items
+
         return shown_items(self)
 
     def __repr__(self) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from neutracer._native import core
+from neutracer.trace.beside import TENSOR_CATEGORIES
 from neutracer.trace.roles import Passes, own_stacks, passes_and_rules
 from neutracer.trace.stacks import Stacks
 from neutracer.trace.table import Table
-from neutracer.trace.told import rules_told
 
 __all__ = ["CATEGORIES", "FIRST_TOLD", "RULES", "Categories", "Decided"]
 
@@ -142,14 +142,14 @@ class Decided:
         native: The core's timeline.
         events: Its events.
         stacks: The snapshot's stacks.
-        told: By address what blocks were at the end, as the process's tensors said.
+        tensors: By address, the category of the blocks that were tensors at the end.
     """
 
     def __init__(
-        self, native: core.Timeline, events: Table, stacks: Stacks, told: Mapping[int, str]
+        self, native: core.Timeline, events: Table, stacks: Stacks, tensors: Mapping[int, str]
     ) -> None:
         self._native, self._events, self._stacks = native, events, stacks
-        self._told = told
+        self._tensors = tensors
 
     @cached_property
     def _both(self) -> tuple[Passes, bytes]:
@@ -170,7 +170,7 @@ class Decided:
         """What each allocation was for."""
         rows = self._native.tables()["allocations"]
         ends = {name: memoryview(rows[name]) for name in ("address", "free_event")}
-        return Categories(rules_told(self._both[1], ends, self._told, FIRST_TOLD), self._native)
+        return Categories(_with_tensors(self._both[1], ends, self._tensors), self._native)
 
 
 @dataclass(frozen=True)
@@ -229,3 +229,23 @@ class Categories:
         sums = core.sum_codes(self._timeline, self.codes, len(CATEGORIES), event)
         rows = [(name, *one) for name, one in zip(CATEGORIES, sums, strict=True) if one[2]]
         return sorted(rows, key=lambda row: -row[1])
+
+
+def _with_tensors(
+    rules: bytes, rows: Mapping[str, memoryview], tensors: Mapping[int, str]
+) -> bytes:
+    """The rules of a timeline's allocations, overridden for the blocks of known tensors.
+
+    Args:
+        rules: The core's, one per row.
+        rows: The columns address and free_event.
+        tensors: By address, the category of a block at the end.
+    """
+    if not tensors:
+        return rules
+    numbers = {category: FIRST_TOLD + at for at, category in enumerate(TENSOR_CATEGORIES)}
+    changed = bytearray(rules)
+    for row, (address, freed) in enumerate(zip(rows["address"], rows["free_event"], strict=True)):
+        if freed == -1 and address in tensors:
+            changed[row] = numbers[tensors[address]]
+    return bytes(changed)

@@ -13,28 +13,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from neutracer.render.document import Note, Severity
-from neutracer.render.report import Finding
 from neutracer.render.row import PlainRow
-from neutracer.trace.rehearsed import KEY, Rehearsed
-from neutracer.trace.window import WINDOW, Window
+from neutracer.trace.beside import Beside
 from neutracer.units import format_bytes, format_count
 
 __all__ = [
-    "FIRST",
+    "CAVEAT_KINDS",
     "FLAW_RULES",
+    "REHEARSED",
     "SEGMENTS_MISSING",
+    "WINDOW",
+    "Caveat",
     "Flaw",
+    "caveats_of",
     "end_is_known",
-    "first_findings",
     "flaws_of",
     "trace_flaws",
 ]
 
-_PARTIAL, _BROKEN = "partial_file", "broken_file"
+_PARTIAL, _BROKEN, _BESIDE = "partial_file", "broken_file", "broken_sidecar"
 
-#: The kinds of the findings that a report on such a file begins with.
-FIRST = (_PARTIAL, _BROKEN, KEY, WINDOW)
+#: The kinds of the caveats of a part of a trace, and of a run that has not happened.
+WINDOW, REHEARSED = "window", "rehearsed"
+
+#: The kinds of all caveats.
+CAVEAT_KINDS = (_PARTIAL, _BROKEN, _BESIDE, WINDOW, REHEARSED)
 
 #: The kind of the flaw of a device that has a trace and no segments.
 SEGMENTS_MISSING = "segments_missing"
@@ -151,6 +154,23 @@ class Flaw(PlainRow):
     message: str
 
 
+@dataclass(frozen=True)
+class Caveat:
+    """A limit on every figure of a snapshot: it breaks off, is a part, can't be right.
+
+    Attributes:
+        kind: One of `CAVEAT_KINDS`.
+        severity: "info", "moderate" or "severe".
+        message: The caveat in one line.
+        details: Sentences on it.
+    """
+
+    kind: str
+    severity: str
+    message: str
+    details: tuple[str, ...] = ()
+
+
 def flaws_of(notes: Iterable[tuple[int, int, int, int]]) -> tuple[Flaw, ...]:
     """The core's notes (kind, device, count, bytes) in words."""
     found = []
@@ -191,19 +211,28 @@ def trace_flaws(timeline: _Replayed, devices: Iterable[object]) -> tuple[Flaw, .
     return (told, *(one for one in found if one.kind not in _OF_SEGMENTS))
 
 
+class _Window(Protocol):
+    def caveat(self, origin: str) -> Caveat: ...
+
+
+class _Rehearsed(Protocol):
+    def caveat(self) -> Caveat: ...
+
+
 class _Read(Protocol):
     """What is asked of a snapshot."""
 
     origin: str
+    beside: Beside
 
     @property
     def partial(self) -> str | None: ...
     @property
     def flaws(self) -> tuple[Flaw, ...]: ...
     @property
-    def rehearsed(self) -> Rehearsed | None: ...
+    def rehearsed(self) -> _Rehearsed | None: ...
     @property
-    def window(self) -> Window | None: ...
+    def window(self) -> _Window | None: ...
 
 
 def end_is_known(snap: _Read, device: int) -> bool:
@@ -212,28 +241,34 @@ def end_is_known(snap: _Read, device: int) -> bool:
     return not any(flaw.kind == SEGMENTS_MISSING and flaw.device == device for flaw in snap.flaws)
 
 
-def first_findings(*snaps: _Read, device: int | None = None) -> tuple[Finding, ...]:
-    """The findings that come first in every report on a file that breaks off, that can't be
-    right, or whose run has not happened; none of a sound recording.
+def caveats_of(*snaps: _Read, device: int | None = None) -> tuple[Caveat, ...]:
+    """The caveats of snapshots; none of a sound recording.
 
     Args:
-        snaps: The snapshots of the report.
+        snaps: The snapshots.
         device: Only flaws of this device; None is all.
     """
-    found = [_partial_finding(snap, snap.partial) for snap in snaps if snap.partial]
+    found = [_of_partial(snap, snap.partial) for snap in snaps if snap.partial]
     flaws = [flaw for snap in snaps for flaw in snap.flaws]
-    told = [flaw for flaw in flaws if device is None or flaw.device == device]
-    if told:
-        is_history = all(flaw.kind == SEGMENTS_MISSING for flaw in told)
+    chosen = [flaw for flaw in flaws if device is None or flaw.device == device]
+    if chosen:
+        is_history = all(flaw.kind == SEGMENTS_MISSING for flaw in chosen)
         message = _ONLY_HISTORY if is_history else _READ_WITH_CARE
-        notes = tuple(Note(f"{flaw.message}.") for flaw in told)
-        found.append(Finding(_BROKEN, Severity.SEVERE, 0, message, notes))
-    found += [snap.window.finding(snap.origin) for snap in snaps if snap.window]
-    marked = [snap.rehearsed for snap in snaps]
-    return (*found, *(finding for one in marked if one for finding in one.findings()))
+        details = tuple(f"{flaw.message}." for flaw in chosen)
+        found.append(Caveat(_BROKEN, "severe", message, details))
+    found += [_of_sidecar(snap) for snap in snaps if snap.beside.damage]
+    found += [snap.window.caveat(snap.origin) for snap in snaps if snap.window]
+    marks = (snap.rehearsed for snap in snaps)
+    return (*found, *(mark.caveat() for mark in marks if mark is not None))
 
 
-def _partial_finding(snap: _Read, why: str) -> Finding:
+def _of_partial(snap: _Read, why: str) -> Caveat:
     name = os.path.basename(snap.origin) or "the file"
     message = f"only a part of {name} could be read, and all figures are of that part"
-    return Finding(_PARTIAL, Severity.SEVERE, 0, message, (Note(f"{why[:1].upper()}{why[1:]}."),))
+    return Caveat(_PARTIAL, "severe", message, (f"{why[:1].upper()}{why[1:]}.",))
+
+
+def _of_sidecar(snap: _Read) -> Caveat:
+    name = os.path.basename(snap.origin) or "the file"
+    message = f"the JSON beside {name} can't be read: what it says of the process counts nowhere"
+    return Caveat(_BESIDE, "info", message, tuple(f"{why}." for why in snap.beside.damage))

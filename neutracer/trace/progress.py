@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from neutracer import units
-from neutracer.render.terminal import colour_wanted
 
 __all__ = ["end_progress", "reporting", "tell", "working"]
 
@@ -59,6 +58,9 @@ _display: _Display | None = None
 
 def _line() -> tuple[Callable[[str], object], Callable[[], object]]:
     """What shows a text in place of the one before, and what takes it back."""
+    # Only long work on a terminal has a line.
+    from neutracer.render.terminal import colour_wanted
+
     if colour_wanted():
         with contextlib.suppress(ImportError):
             return _rich_line()

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from neutracer.render.document import Note, Severity
-from neutracer.render.report import Finding
+from neutracer.trace.flaws import REHEARSED, Caveat
 from neutracer.units import format_bytes, format_count, parse_bytes
 
 __all__ = ["KEY", "Rehearsed", "rehearsed_of"]
 
 #: The key of allocator_settings under which it lies in a file.
-KEY = "rehearsed"
+KEY = REHEARSED
 
 _VERSION = 1
 
@@ -91,21 +90,20 @@ class Rehearsed:
         room = self.capacity_bytes if capacity is None else parse_bytes(capacity)
         return room >= self._needs()[1]
 
-    def findings(self) -> tuple[Finding, ...]:
-        """What comes first in every report: that this is no recording, and what it rests on."""
+    def caveat(self) -> Caveat:
+        """That this is no recording, whether it fits, and what that rests on."""
         least, most = self._needs()
-        needs, severity = _range((least, most)), Severity.INFO
+        needs, severity = _range((least, most)), "info"
         told = f"it fits, and needs {needs}"
         if least > self.capacity_bytes:
-            told, severity = f"it does not fit: it needs {needs}", Severity.SEVERE
+            told, severity = f"it does not fit: it needs {needs}", "severe"
         elif most > self.capacity_bytes:
-            told, severity = f"it may or may not fit: it needs {needs}", Severity.MODERATE
+            told, severity = f"it may or may not fit: it needs {needs}", "moderate"
         elif self.stopped:
             told = f"until it stopped it needs {needs}"
         notes = [f"It stopped early: {self.stopped.rstrip('.')}."] if self.stopped else []
         notes += [*self._figures(), *self._assumed()]
-        texts = tuple(Note(text) for text in notes)
-        return (Finding(KEY, severity, 0, f"{self}: {told}", texts),)
+        return Caveat(REHEARSED, severity, f"{self}: {told}", tuple(notes))
 
     def _figures(self) -> Iterator[str]:
         """The ranges, and what they come from."""

@@ -3,29 +3,33 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from neutracer import units
 from neutracer._native import core
 from neutracer.errors import HistoryWarning
+from neutracer.trace.beside import Beside, beside_file
 from neutracer.trace.bounds import memory_bound
-from neutracer.trace.devices import chosen_device
-from neutracer.trace.events import annotation_table, event_table, said_of_trace
-from neutracer.trace.flaws import Flaw, first_findings, flaws_of, trace_flaws
+from neutracer.trace.devices import chosen_device, device_name, shown_device
+from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
+from neutracer.trace.flaws import Flaw, caveats_of, flaws_of, trace_flaws
 from neutracer.trace.layout import block_table, named_stats, segment_table
 from neutracer.trace.progress import reporting
+from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
 from neutracer.trace.source import SnapshotSource, open_source, source_path
 from neutracer.trace.stacks import Stacks
 from neutracer.trace.table import Table
 from neutracer.trace.timeline import Timeline
-from neutracer.trace.told import told_beside
 from neutracer.trace.window import EventWindow, SecondWindow, Window, window_of
-from neutracer.trace.written import Written, written
 
-__all__ = ["Snapshot", "load", "part_of", "read_whole"]
+__all__ = ["Snapshot", "load", "settings_words"]
 
 
 def load(
@@ -34,6 +38,7 @@ def load(
     events: EventWindow | None = None,
     seconds: SecondWindow | None = None,
     device: int | None = None,
+    host: bool = False,
     max_memory: int | str | None = None,
     progress: Callable[[int], object] | bool | None = None,
 ) -> Snapshot:
@@ -49,6 +54,7 @@ def load(
             devices: two numbers, of which None is the beginning or the end.
         device: With `events` or `seconds`, only this device; None is all, or for `events` the
             only one.
+        host: Read the host's pinned memory (`Snapshot.host`) in place of the devices'.
         max_memory: The most memory that reading may take: bytes, or a text like "4GiB".
             None is what this machine, or the container, has free.
         progress: Called with the number of bytes read so far, some 20 times a second;
@@ -60,7 +66,7 @@ def load(
         `.window` says which one, and what nobody can know of it.
 
     Raises:
-        ValueError: There are no such events, seconds or device.
+        ValueError: There are no such events, seconds, device or pinned memory.
         SnapshotError: It is no snapshot, damaged, or holds what no allocator can have
             written; `.offset` is the byte where that is known.
         LimitError: It would take more than `max_memory`, or unpacks without end.
@@ -77,51 +83,58 @@ def load(
     """
     if events is not None and seconds is not None:
         raise ValueError("a part is chosen by events or by seconds, not by both")
-    return part_of(read_whole(source, max_memory, progress), events, seconds, device)
-
-
-def read_whole(
-    source: SnapshotSource,
-    max_memory: int | str | None,
-    progress: Callable[[int], object] | bool | None,
-) -> Snapshot:
-    """All of a file, as `load` reads it."""
     limit = memory_bound() if max_memory is None else units.parse_bytes(max_memory)
     limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
         native = core.load(opened, limit, report)
     if native.partial is not None:
-        warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=3)
-    return Snapshot(native, origin=source_path(source))
-
-
-def part_of(
-    whole: Snapshot, events: EventWindow | None, seconds: SecondWindow | None, device: int | None
-) -> Snapshot:
-    """The part of it that was asked for."""
+        warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
+    origin = source_path(source)
+    whole = Snapshot(native, origin=origin, beside=beside_file(origin))
+    if host:
+        whole = _host_of(whole)
     if events is None and seconds is None:
         return whole
     return _part(whole, window_of(whole, events, seconds, device))
 
 
+def _host_of(snap: Snapshot) -> Snapshot:
+    if snap.host is None:
+        raise ValueError(
+            "no pinned memory of the host is recorded in it: PyTorch 2.14 and later do that with "
+            "torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)"
+        )
+    return snap.host
+
+
 def _part(whole: Snapshot, window: Window) -> Snapshot:
     """A part of a snapshot that holds nothing of the rest."""
     ranges = tuple((whole.timeline(p.device).native, p.first, p.end) for p in window.parts)
-    made = Snapshot(core.load(written(ranges), sys.maxsize, None), origin=whole.origin)
+    # The sidecar knows the blocks at the file's end, and no others.
+    tensors = whole.beside.tensors
+    beside = replace(
+        whole.beside, tensors={one: tensors[one] for one in tensors if window.reaches_end(one)}
+    )
+    native = core.load(_written(ranges), sys.maxsize, None)
+    made = Snapshot(native, origin=whole.origin, beside=beside)
     made._partial, made._flaws, made._window = whole._partial, whole._flaws, window
-    # The sidecar knows what blocks are at the file's end, and no others.
-    made.told = {one: told for one, told in whole.told.items() if window.reaches_end(one)}
     return made
+
+
+def _written(source: core.Snapshot | tuple[tuple[core.Timeline, int, int], ...]) -> bytes:
+    """A snapshot of the core, or ranges of its timelines, as the bytes of a file."""
+    core.save(source, (buffer := io.BytesIO()).write)
+    return buffer.getvalue()
 
 
 def _restored(saved: bytes, renamed: Mapping[str, str] | None, *rest: Any) -> Snapshot:
     """What was pickled; it takes as much memory as at its origin."""
     snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
-    snap._partial, snap._flaws, snap.told, snap._window = rest
+    snap._partial, snap._flaws, snap.beside, snap._window = rest
     return snap
 
 
-class Snapshot(Written):
+class Snapshot:
     """What the allocator held, and the trace of how it came to that.
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
@@ -131,11 +144,22 @@ class Snapshot(Written):
     """
 
     def __init__(
-        self, native: core.Snapshot, renamed: Mapping[str, str] | None = None, origin: str = ""
+        self,
+        native: core.Snapshot,
+        renamed: Mapping[str, str] | None = None,
+        origin: str = "",
+        beside: Beside | None = None,
     ) -> None:
-        """Made by `load`; not by users. `renamed`: what files are called here, by name.
-        `origin`: the file that was read, which `save` does not replace."""
-        self.origin, self.told = origin, told_beside(origin)
+        """Made by `load`; not by users.
+
+        Args:
+            native: The core's object.
+            renamed: What files are called here, by name.
+            origin: The file that was read, which `save` does not replace.
+            beside: The facts beside the file, or of the process that it is of.
+        """
+        self.origin = origin
+        self.beside = Beside() if beside is None else beside
         self._native, self._renamed, self._partial = native, renamed, native.partial
         self._flaws = flaws_of(native.broken())
         self._strings = [(renamed or {}).get(text, text) for text in native.strings()]
@@ -320,13 +344,95 @@ class Snapshot(Written):
         if number not in self._timelines:
             first, count = self._traces[number] if number < len(self._traces) else (0, 0)
             events, name = self.events[first : first + count], self.device_name(number)
-            told = self.told.get(number, {})
-            made = Timeline(self._native, number, events, self._stacks, name, told)
+            tensors = self.beside.tensors.get(number, {})
+            made = Timeline(self._native, number, events, self._stacks, name, tensors)
             self._timelines[number] = made
         return self._timelines[number]
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it shows the CPU's allocator, as `live` does on a torch without CUDA."""
+        return self._native.settings().get("exact_sizes") is True
+
+    def device_name(self, device: int) -> str:
+        """What a device is called: "cuda:0", "cpu" or "pinned host memory"."""
+        return device_name(shown_device(self, device))
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it shows the host's pinned memory: the `host` of another snapshot."""
+        return self._native.settings().get("pinned") is True
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The allocator's settings as the file has them; empty before torch 2.3."""
+        return MappingProxyType(self._native.settings())
+
+    @property
+    def settings_stated(self) -> bool:
+        """Whether the file states its settings; else `settings_in_force` are what it shows."""
+        return bool(self._native.settings())
+
+    @property
+    def settings_in_force(self) -> Mapping[str, Any]:
+        """The settings as neutracer understands them, defaults filled in; sizes in bytes.
+
+        `text` is the PYTORCH_CUDA_ALLOC_CONF that expresses them.
+        """
+        return MappingProxyType(self._native.settings_in_force())
+
+    @property
+    def rehearsed(self) -> Rehearsed | None:
+        """None of a recording; of a run that has not happened what was assumed of it."""
+        return rehearsed_of(self._native.settings())
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        events: range | slice | tuple[int, int] | None = None,
+        device: int | None = None,
+    ) -> None:
+        """Write the snapshot in PyTorch's own format, which its viewer opens; whole or not at all.
+
+        Args:
+            path: Where to; JSON with the same keys if it ends in .json (frames are spelt out
+                there at each event); compressed if it ends in .gz, .xz or .zst.
+            events: Only these events of one device, with the segments as they were after the
+                last of them, and before the first (`segments_before`): a range, a slice, or the
+                first one and the one after the last. None writes everything.
+            device: The device of `events`; None is the only one.
+
+        Raises:
+            ValueError: There are no such events or device, or it is the file that was read.
+            UnavailableError: Nothing here writes that compression.
+            OSError: It can't be written.
+        """
+        # Most who read a snapshot write none.
+        from neutracer.saving import atomic_file
+        from neutracer.trace.formats import in_format
+
+        length = 0 if events is None and device is None else self.trace_length(device)
+        chosen = None if events is None else event_range(events, length)
+        with atomic_file(path, self) as target, in_format(path, target) as file:
+            if chosen is None:
+                core.save(self._native, file.write)
+            else:
+                core.save(((self.timeline(device).native, *chosen),), file.write)
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes, as bytes."""
+        return _written(self._native)
+
+    def to_dict(self) -> Any:
+        """The snapshot as PyTorch's own structure of dicts and lists."""
+        import pickle
+
+        # Our own bytes, in which no opcode names a class.
+        return pickle.loads(self.to_bytes())
+
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
-        rest = (self._partial, self._flaws, self.told, self._window)
+        rest = (self._partial, self._flaws, self.beside, self._window)
         return _restored, (self.to_bytes(), self._renamed, *rest)
 
     def __copy__(self) -> Snapshot:
@@ -347,4 +453,16 @@ class Snapshot(Written):
             (self.device_name(one), self.memory_stats(one), self.trace_length(one))
             for one in self.devices
         ]
-        return summary_html(stats, first_findings(self), self.origin)
+        return summary_html(stats, caveats_of(self), self.origin)
+
+
+def settings_words(settings: str, *, is_stated: bool) -> str:
+    """The allocator's settings for a reader.
+
+    Args:
+        settings: The text for PYTORCH_CUDA_ALLOC_CONF; "" is PyTorch's default.
+        is_stated: Whether the file states its settings; else they are what its trace shows.
+    """
+    if is_stated:
+        return settings or "default settings"
+    return f"{settings}, as its trace shows" if settings else "settings not recorded"

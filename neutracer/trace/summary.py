@@ -6,9 +6,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from neutracer.render.document import Block, Document, Figure, Findings, KeyValues, Paragraph
+from neutracer.render.document import (
+    Block,
+    Document,
+    Entry,
+    Figure,
+    Findings,
+    KeyValues,
+    Note,
+    Paragraph,
+    Severity,
+)
 from neutracer.render.inline import inline_html
-from neutracer.render.report import Finding
+from neutracer.trace.flaws import Caveat
 
 __all__ = ["summary_html"]
 
@@ -17,17 +27,20 @@ _HINT = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() an
 
 def summary_html(
     devices: Iterable[tuple[str, Mapping[str, int], int]],
-    findings: Iterable[Finding],
+    caveats: Iterable[Caveat],
     origin: str = "",
 ) -> str:
     """The totals of a snapshot as HTML that is safe.
 
     Args:
         devices: Of each, its name, its `memory_stats` and the number of its events.
-        findings: What comes before them.
+        caveats: Of the snapshot; they come first.
         origin: The file that it was read from; empty where there is none.
     """
-    entries = tuple(finding.entry() for finding in findings)
+    entries = tuple(
+        Entry(Severity(one.severity), one.message, "", tuple(map(Note, one.details)))
+        for one in caveats
+    )
     blocks: list[Block] = [Findings(entries)] if entries else []
     for device, stats, events in devices:
         figures = (

@@ -52,13 +52,14 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         events: Table,
         stacks: Stacks,
         name: str = "",
-        told: Mapping[int, str] = MappingProxyType({}),
+        tensors: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Made by `Snapshot.timeline`; not by users. `told`: blocks at the end, by address."""
+        """Made by `Snapshot.timeline`; not by users. `tensors`: by address, the category of a
+        block at the end."""
         self.device = device
         self._name = name or f"cuda:{device}"
         self.events = events
-        self._stacks, self._told = stacks, told
+        self._stacks, self._tensors = stacks, tensors
         self._native = core.Timeline(snapshot, device)
         self._columns = self._native.tables()
 
@@ -173,7 +174,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def _decided(self) -> Decided:
-        return Decided(self._native, self.events, self._stacks, self._told)
+        return Decided(self._native, self.events, self._stacks, self._tensors)
 
     @property
     def passes(self) -> Passes:

@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from neutracer.arguments import number
-from neutracer.render.document import Note, Severity
-from neutracer.render.report import Finding
 from neutracer.render.row import PlainRow
 from neutracer.trace.events import event_range
+from neutracer.trace.flaws import WINDOW, Caveat
 from neutracer.units import format_bytes, format_count, format_duration_us
 
-__all__ = ["WINDOW", "EventWindow", "SecondWindow", "Window", "WindowPart", "window_of"]
-
-#: The kind of the finding on a part.
-WINDOW = "window"
+__all__ = ["EventWindow", "SecondWindow", "Window", "WindowPart", "window_of"]
 
 #: Which events are asked for: a range, a slice, or the first one and the one after the last.
 EventWindow = range | slice | tuple[int, int]
@@ -76,14 +72,14 @@ class Window(PlainRow):
         """Whether it has the last event of a device's trace."""
         return any(part.device == device and part.end == part.events for part in self.parts)
 
-    def finding(self, origin: str) -> Finding:
-        """What comes first in every report: that this is a part, and what is not known of it."""
+    def caveat(self, origin: str) -> Caveat:
+        """That this is a part of a trace, and what is not known of it."""
         name = os.path.basename(origin) or "the trace"
         notes = ["Events are counted from the part's first one, which is event 0 here."]
         for part in self.parts:
             notes += _not_known(part)
         message = f"only a part of {name}: {self}"
-        return Finding(WINDOW, Severity.INFO, 0, message, tuple(map(Note, notes)))
+        return Caveat(WINDOW, "info", message, tuple(notes))
 
 
 def _not_known(part: WindowPart) -> list[str]:

@@ -106,7 +106,7 @@ def test_help_shows_an_example(capsys: Capture) -> None:
     assert "neutracer explain oom.pickle --capacity 24GiB" in capsys.readouterr().out
 
 
-def test_damaged_json_beside_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+def test_damaged_json_beside_is_a_finding(tmp_path: Path, capsys: Capture) -> None:
     recording = full()
     recording.oom(100, device_free=30)
     path = tmp_path / "oom.pickle"
@@ -115,7 +115,8 @@ def test_damaged_json_beside_is_left_out(tmp_path: Path, capsys: Capture) -> Non
     assert main(["explain", str(path)]) == 0
     told = capsys.readouterr()
     assert "Out of memory" in told.out
-    assert "oom.json" in told.err
+    assert "oom.json: not JSON" in told.out
+    assert told.err == ""
 
 
 def test_output_that_fails_is_named(tmp_path: Path, capsys: Capture) -> None:

@@ -138,7 +138,7 @@ def test_figures_are_ranges_wherever_they_are_told() -> None:
         low, high = rehearsed.ranges[name]
         assert 0 < low < high
     assert rehearsed.ranges["peak_allocated_bytes"][0] <= rehearsed.ranges["peak_reserved_bytes"][0]
-    assert " to " in rehearsed.findings()[0].message
+    assert " to " in rehearsed.caveat().message
 
 
 def test_no_more_is_reserved_than_there_is() -> None:
@@ -169,7 +169,7 @@ def test_the_verdict_is_as_sure_as_the_range(capacity: int, verdict: str) -> Non
     told = neutracer.trace.rehearsed.Rehearsed(
         "a card", capacity, 20, 1, "", "", {"needed_bytes": (15, 25)}
     )
-    assert verdict in told.findings()[0].message
+    assert verdict in told.caveat().message
 
 
 def test_what_is_no_mark_counts_as_nothing_known() -> None:
@@ -579,7 +579,7 @@ def test_what_is_outside_of_pytorch_s_figures() -> None:
     low, high = eight.outside["NCCL"]
     assert 0 < low < high
     assert eight.capacity_bytes == alone.capacity_bytes - high
-    assert "NCCL" in str(eight.findings()[0].evidence)
+    assert "NCCL" in str(eight.caveat().details)
 
 
 def test_evaluation_takes_a_bounded_number_of_batches() -> None:

@@ -16,7 +16,6 @@ import pytest
 import neutracer
 from neutracer.cli.main import main
 from neutracer.diagnose.settings.replay_check import check_replay
-from neutracer.trace.host import load_part
 from tests.helpers.bundle import DATA
 from tests.helpers.small_snapshots import BASE, MIB, block, event, one_program, segment
 
@@ -59,7 +58,7 @@ def test_what_pytorch_wrote_is_there() -> None:
 
 
 def test_series_are_the_traces_sums() -> None:
-    host = load_part(LOADER, is_host=True)
+    host = neutracer.load(LOADER, host=True)
     allocated = reserved = 0
     signs = {"alloc": 1, "free_requested": -1}
     kept = {"segment_alloc": 1, "segment_free": -1}
@@ -74,7 +73,7 @@ def test_series_are_the_traces_sums() -> None:
 
 
 def test_sizes_below_512_bytes_are_exact() -> None:
-    rows = load_part(LOADER, is_host=True).timeline().allocations
+    rows = neutracer.load(LOADER, host=True).timeline().allocations
     assert {row.size for row in rows if row.requested_size == 64} == {64}
 
 
@@ -113,7 +112,7 @@ def test_host_by_itself_opens_where_a_snapshot_does(tmp_path: Path) -> None:
 
 def test_part_of_it() -> None:
     data = pickle.dumps(_with_host())
-    part = load_part(data, is_host=True, events=range(2, 6))
+    part = neutracer.load(data, host=True, events=range(2, 6))
     assert len(part.events) == 4
     assert part.is_pinned
     assert neutracer.load(data, events=range(1, 3)).host is None
@@ -233,7 +232,7 @@ def test_without_it(empty: dict[str, Any]) -> None:
     data = pickle.dumps({**one_program(), **empty})
     assert neutracer.load(data).host is None
     with pytest.raises(ValueError, match="record_pinned_host_memory=True"):
-        load_part(data, is_host=True)
+        neutracer.load(data, host=True)
 
 
 @pytest.mark.parametrize(

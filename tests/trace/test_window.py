@@ -133,8 +133,8 @@ def test_what_a_sidecar_tells_is_of_the_end_only(tmp_path: Path) -> None:
     path = tmp_path / "snap.pickle"
     path.write_bytes(dumped(one_program()))
     (tmp_path / "snap.json").write_text(json.dumps({"tensors": {"0": {"parameter": [BASE]}}}))
-    assert neutracer.load(path, events=(1, 5)).told == {0: {BASE: "parameter"}}
-    assert neutracer.load(path, events=(1, 3)).told == {}
+    assert neutracer.load(path, events=(1, 5)).beside.tensors == {0: {BASE: "parameter"}}
+    assert neutracer.load(path, events=(1, 3)).beside.tensors == {}
 
 
 @pytest.mark.parametrize(

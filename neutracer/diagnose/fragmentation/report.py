@@ -19,13 +19,14 @@ from neutracer.diagnose.fragmentation.parts import (
     band,
 )
 from neutracer.diagnose.fragmentation.seen import Monitor, Readings, readings_of
+from neutracer.diagnose.question import after_caveats, opened
 from neutracer.errors import UnavailableError
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Report
 from neutracer.trace.devices import cache_emptier, device_name, shown_device
-from neutracer.trace.flaws import end_is_known, first_findings
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.layout import unused_share
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_count, format_share
@@ -36,6 +37,7 @@ __all__ = [
     "PoolFragmentation",
     "SegmentFragmentation",
     "band",
+    "device_fragmentation",
     "fragmentation_report",
 ]
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 else:
     # What a memoryview holds can be said at run time from Python 3.14 on.
     Doubles = memoryview
+
 
 # Holes of the printed report; all of them are in `.holes`.
 _SHOWN_HOLES = 5
@@ -260,8 +263,17 @@ def fragmentation_report(
     """
     if isinstance(source, Monitor):
         return _of_monitor(readings_of(source, device))
-    snap = source if isinstance(source, Snapshot) else _read(source)
+    return _begun(opened(source), device)
+
+
+def _begun(snap: Snapshot, device: int | None) -> FragmentationReport:
+    """A device's report with the findings on the file itself in front."""
     number = snap.device(device)
+    return after_caveats(device_fragmentation(snap, number), snap, device=number)
+
+
+def device_fragmentation(snap: Snapshot, number: int) -> FragmentationReport:
+    """The report on one device, without the findings on the file itself."""
     known = end_is_known(snap, number)
     fragment = core.Fragment(snap.native, None, number)
     groups = fragment.groups()
@@ -283,24 +295,11 @@ def fragmentation_report(
         pools=layout.pools_of(groups),
         segments=layout.segments_of(snap, fragment, timeline),
         holes=layout.holes_of(snap, fragment),
-        findings=(
-            *first_findings(snap, device=number),
-            *findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
-        ),
+        findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
         end_known=known,
         _served=layout.served_of(snap, fragment) if known else None,
         _history=history,
     )
-
-
-def _read(source: Any) -> Snapshot:
-    """A file's snapshot, or for None that of this process."""
-    if source is not None:
-        return load(source)
-    # What looks at a process is loaded by those who do.
-    from neutracer.process.recording.capture import snapshot
-
-    return snapshot()
 
 
 def _of_monitor(readings: Readings) -> FragmentationReport:
@@ -311,11 +310,11 @@ def _of_monitor(readings: Readings) -> FragmentationReport:
         "_history": readings.history,
     }
     try:
-        snap = _read(None)
+        snap = opened(None)
     except UnavailableError:
         snap = None
     if snap is not None and readings.device in snap.devices:
-        now = fragmentation_report(snap, device=readings.device)
+        now = _begun(snap, readings.device)
         largest = max(readings.largest, now.ratio)
         return replace(now, max_fragmentation=largest, retries=readings.retries, **known)
     return FragmentationReport(

@@ -20,6 +20,7 @@ from neutracer.diagnose.leaks.diff_parts import (
     peaks_of,
 )
 from neutracer.diagnose.leaks.told import ToldReport, told_report
+from neutracer.diagnose.question import first_findings, opened
 from neutracer.render.document import (
     Block,
     Cell,
@@ -30,8 +31,8 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.devices import device_name, shown_device
-from neutracer.trace.flaws import end_is_known, first_findings
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.flaws import end_is_known
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes
 
@@ -208,7 +209,7 @@ def _opened(source: Snapshot | HasSnapshot | SnapshotSource) -> Snapshot:
         if source.snapshot is None:
             raise ValueError("this report has no snapshot: give the snapshot itself")
         source = source.snapshot
-    return source if isinstance(source, Snapshot) else load(cast(SnapshotSource, source))
+    return opened(cast(SnapshotSource, source))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
-from neutracer.diagnose.leaks.emptied import emptied_at
 from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of
 from neutracer.diagnose.leaks.series import Observed
 from neutracer.diagnose.leaks.verdict import Verdict
@@ -36,6 +35,9 @@ _MOST_LAYERS = 256
 def held_against(seen: Observed, verdict: Verdict, survivors: Survivors) -> Verdict:
     """The verdict, unless the trace's own blocks don't bear it out."""
     if verdict.kind == "cycle_garbage" and seen.timeline is not None:
+        # Only of what fell again is it asked where.
+        from neutracer.diagnose.leaks.emptied import emptied_at
+
         place = emptied_at(seen, verdict.trend)
         if place is None:
             return verdict

@@ -18,12 +18,13 @@ from neutracer.diagnose.leaks.steps import (
     time_steps,
     trace_steps,
 )
+from neutracer.diagnose.question import opened
 from neutracer.trace.devices import shown_device
 from neutracer.trace.flaws import end_is_known
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 
-__all__ = ["observe"]
+__all__ = ["observe", "observe_trace"]
 
 # Layouts of a trace that are made for the growth of fragmentation: it takes that many.
 _LAYOUTS = 48
@@ -53,16 +54,16 @@ def observe(
         ValueError: It is empty, or steps and source don't fit.
     """
     if isinstance(source, (str, bytes, bytearray, os.PathLike)) or hasattr(source, "read"):
-        source = load(cast(Any, source))
+        source = opened(cast(Any, source))
     if isinstance(source, Snapshot):
-        return _of_trace(source, step_us, steps, capacity, device), (source,)
+        return observe_trace(source, step_us, steps, capacity, device), (source,)
     if hasattr(source, "series") and not isinstance(source, (Mapping, type)):
         return _of_monitor(source, step_us, steps, capacity, device), ()
     if isinstance(source, Mapping):
         return _of_columns(source, step_us, steps, capacity), ()
     items = _items(source)
     if len(items) and isinstance(items[0], (Snapshot, str, os.PathLike)):
-        shots = tuple(one if isinstance(one, Snapshot) else load(cast(Any, one)) for one in items)
+        shots = tuple(opened(cast(Any, one)) for one in items)
         if steps is not None:
             raise ValueError("with several snapshots each one is a step: leave out steps=")
         return _of_snapshots(shots, step_us, capacity, device), shots
@@ -239,7 +240,7 @@ def _of_snapshots(
     )
 
 
-def _of_trace(
+def observe_trace(
     snap: Snapshot,
     step_us: float | None,
     steps: Sequence[int] | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -13,13 +13,14 @@ from neutracer.diagnose.leaks.findings import chance_text, findings_of, suspect_
 from neutracer.diagnose.leaks.growth import Growth, Survivors, growth_of, snapshot_growth
 from neutracer.diagnose.leaks.proof import held_against, proved_by_blocks
 from neutracer.diagnose.leaks.series import Observed
-from neutracer.diagnose.leaks.sources import observe
+from neutracer.diagnose.leaks.sources import observe, observe_trace
 from neutracer.diagnose.leaks.verdict import VERDICTS, Verdict, forecast, judge
+from neutracer.diagnose.question import after_caveats
 from neutracer.diagnose.settings.capacity import capacity_bytes
 from neutracer.render.document import Block, Document, Figure, Paragraph, Table
 from neutracer.render.report import Report
 from neutracer.render.row import PlainRow
-from neutracer.trace.flaws import FIRST, first_findings
+from neutracer.trace.flaws import CAVEAT_KINDS
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count, split_bytes
 
@@ -110,7 +111,7 @@ class LeakTrendReport(Report):
         """The report as a page."""
         facts = (self.verdict.replace("_", " "), format_count(self.steps, self.unit))
         blocks: tuple[Block, ...] = self.finding_blocks()
-        if all(one.kind in FIRST for one in self.findings):
+        if all(one.kind in CAVEAT_KINDS for one in self.findings):
             blocks += (Paragraph(f"{VERDICTS[self.verdict].capitalize()}. {self.because}"),)
         blocks += (self._series_table(),)
         if self.change_points:
@@ -233,14 +234,32 @@ def leak_trend(
     if step_us is not None and not _is_duration(step_us):
         raise ValueError(f"step_us is {step_us!r}: it must be a step's length in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)
+    is_monitor = seen.timeline is None and not shots and hasattr(source, "mark")
+    report = _trend(seen, shots, device, is_monitor, live)
+    return after_caveats(report, *shots, device=device)
+
+
+def trend_of_trace(snap: Snapshot, device: int) -> LeakTrendReport:
+    """`leak_trend` of one device of a snapshot, without the findings on the file itself.
+
+    Raises:
+        ValueError: The file says nothing of steps.
+    """
+    return _trend(observe_trace(snap, None, None, None, device), (snap,), device, False, None)
+
+
+def _trend(
+    seen: Observed,
+    shots: Sequence[Snapshot],
+    device: int | None,
+    is_monitor: bool,
+    live: bool | None,
+) -> LeakTrendReport:
     verdict = proved_by_blocks(seen, judge(seen))
     survivors = _survivors(seen, verdict, shots, device)
     verdict = held_against(seen, verdict, survivors)
-    is_monitor = seen.timeline is None and not shots and hasattr(source, "mark")
     survivors = _with_holders(seen, verdict, survivors, is_monitor, live)
-    first = first_findings(*shots, device=device)
-    report = _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
-    return replace(report, findings=(*first, *report.findings)) if first else report
+    return _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
 
 
 def _is_duration(step_us: Any) -> bool:

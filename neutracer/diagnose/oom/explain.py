@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from neutracer._native import core
 from neutracer.diagnose.oom.budget import Failure, budget_of
 from neutracer.diagnose.oom.case import Case
-from neutracer.diagnose.oom.facts import OomFacts, facts_beside, with_room
+from neutracer.diagnose.oom.facts import OomFacts, facts_of, with_room
 from neutracer.diagnose.oom.parts import Verdict
 from neutracer.diagnose.oom.phases import Phase, phase_of
 from neutracer.diagnose.oom.report import ExplainReport, unknown_finding
 from neutracer.diagnose.oom.room import Room
 from neutracer.diagnose.oom.verdicts import looked_at, verdicts_of
 from neutracer.diagnose.oom.whole_step import step_needs
+from neutracer.diagnose.question import after_caveats, opened
 from neutracer.diagnose.settings.capacity import asked_bytes, capacity_bytes
-from neutracer.process.recording.sidecar import DeviceRoom, room_beside, room_now
 from neutracer.trace.devices import shown_device
-from neutracer.trace.flaws import end_is_known, first_findings
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.layout import Layout
 from neutracer.trace.places import place_of
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_count
 
-__all__ = ["ExplainReport", "Verdict", "explain"]
+__all__ = ["ExplainReport", "Verdict", "explain", "explained"]
 
 # Lines that hold memory in the report; the rest is in `Timeline.holders`.
 _MOST_HOLDINGS = 50
@@ -79,11 +79,39 @@ def explain(
         >>> neutracer.explain("tests/data/frag_default.pickle", request="30MiB").fits
         True
     """
-    notes: list[str] = []
+    if facts is not None and not isinstance(facts, OomFacts):
+        raise TypeError(
+            f"facts must be neutracer.OomFacts, not {type(facts).__name__}: "
+            "OomFacts.from_dict() and OomFacts.from_message() make them"
+        )
     limit = capacity_bytes(capacity)
-    known = _known(facts, source, request is not None, notes)
-    snap = _opened(source)
+    snap = opened(source)
+    if facts is None and request is None:
+        facts = facts_of(snap.beside)
+    known = OomFacts() if facts is None else facts.filled()
     number = _device(snap, device, known)
+    report = explained(
+        snap, number, known, capacity=limit, event=event, request=request, thorough=thorough
+    )
+    return after_caveats(report, snap, device=number)
+
+
+def explained(
+    snap: Snapshot,
+    number: int,
+    known: OomFacts,
+    *,
+    capacity: int | None = None,
+    event: int | None = None,
+    request: int | str | None = None,
+    thorough: bool = True,
+) -> ExplainReport:
+    """`explain` of one device, without the findings on the file itself.
+
+    Raises:
+        ValueError: No request failed on it, or not at this event.
+    """
+    notes: list[str] = []
     timeline = snap.timeline(number) if snap.trace_length(number) else None
     ooms = _oom_events(timeline)
     if request is not None:
@@ -91,51 +119,12 @@ def explain(
     else:
         failure = _failed(snap, number, ooms, event, known)
     known = _matching(snap, failure, known, notes)
-    known = with_room(known, _room(source, snap, number))
-    case = _case(snap, number, timeline, failure, known, limit, thorough, event)
+    known = with_room(known, snap.beside.rooms.get(number))
+    case = _case(snap, number, timeline, failure, known, capacity, thorough, event)
     fits = request is not None and case.room.holds
     notes += _notes(snap, case)
     verdicts = () if fits or case.is_unknown else verdicts_of(case)
     return _report(case, verdicts, request is not None, ooms, notes)
-
-
-def _known(
-    facts: OomFacts | None,
-    source: Snapshot | SnapshotSource | None,
-    is_question: bool,
-    notes: list[str],
-) -> OomFacts:
-    """What is known beside the snapshot: what the caller gave, or what is beside the file.
-
-    Raises:
-        TypeError: `facts` are no OomFacts.
-    """
-    if facts is not None and not isinstance(facts, OomFacts):
-        raise TypeError(
-            f"facts must be neutracer.OomFacts, not {type(facts).__name__}: "
-            "OomFacts.from_dict() and OomFacts.from_message() make them"
-        )
-    if facts is None and not is_question:
-        facts = facts_beside(source, notes)
-    return OomFacts() if facts is None else facts.filled()
-
-
-def _opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
-    if source is None:
-        # What looks at a process is loaded by those who do.
-        from neutracer.process.recording.capture import snapshot
-
-        source = snapshot()
-    return source if isinstance(source, Snapshot) else load(source)
-
-
-def _room(
-    source: Snapshot | SnapshotSource | None, snap: Snapshot, device: int
-) -> DeviceRoom | None:
-    """What limits this process, or limited the one that was recorded, where that is known."""
-    if source is None:
-        return room_now(device)
-    return room_beside(snap.origin, device) if snap.origin else None
 
 
 def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:
@@ -340,6 +329,6 @@ def _report(
         looked_at=looked_at(case),
         step=None if is_question else step_needs(case, tuple(verdicts)),
         notes=tuple(notes),
-        findings=(*first_findings(case.snap, device=room.device), *findings),
+        findings=tuple(findings),
         _events=0 if case.timeline is None else len(case.timeline),
     )

@@ -8,20 +8,14 @@ happened can say so in an `OomFacts`, which is kept in the JSON file beside the 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from neutracer.errors import SnapshotError
-from neutracer.process.recording.sidecar import DeviceRoom
-from neutracer.trace.told import MOST_SIDECAR_BYTES, sidecar_paths
+from neutracer.trace.beside import OOM_SCHEMA, Beside, DeviceRoom
 
-__all__ = ["OomFacts", "facts_beside", "read_sidecar", "sidecar_paths", "with_room"]
-
-_SCHEMA = "neutracer.oom/1"
+__all__ = ["OomFacts", "facts_of", "with_room"]
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
@@ -132,8 +126,8 @@ class OomFacts:
         Raises:
             ValueError: It is not such a dict.
         """
-        if not isinstance(plain, Mapping) or plain.get("schema") != _SCHEMA:
-            raise ValueError(f"facts of an out-of-memory error have the schema {_SCHEMA!r}")
+        if not isinstance(plain, Mapping) or plain.get("schema") != OOM_SCHEMA:
+            raise ValueError(f"facts of an out-of-memory error have the schema {OOM_SCHEMA!r}")
         found: dict[str, Any] = {n: plain[n] for n in _COUNTS if _is_count(plain.get(n))}
         for name in ("grad_enabled", "is_rounded"):
             if isinstance(plain.get(name), bool):
@@ -155,7 +149,7 @@ class OomFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain data for JSON; what is not known is left out."""
-        plain: dict[str, Any] = {"schema": _SCHEMA}
+        plain: dict[str, Any] = {"schema": OOM_SCHEMA}
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and value != () and value != "" and value is not False:
@@ -206,46 +200,13 @@ def _listed(plain: Mapping[str, Any], name: str) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def read_sidecar(path: str | os.PathLike[str]) -> OomFacts | None:
-    """The facts in the JSON beside a snapshot: its key "oom", a dict or PyTorch's message.
-
-    Returns:
-        The facts, or None where there is no such file or it says nothing of an error.
-
-    Raises:
-        SnapshotError: The file beside it is damaged.
-        OSError: It can't be read.
-    """
-    for beside in sidecar_paths(path):
-        if not os.path.isfile(beside) or os.path.getsize(beside) > MOST_SIDECAR_BYTES:
-            continue
-        try:
-            with open(beside, encoding="utf-8") as file:
-                plain = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise SnapshotError(f"{os.path.basename(beside)}: not JSON: {error}") from error
-        said = plain.get("oom") if isinstance(plain, dict) else None
-        if isinstance(said, str) and said:
-            return OomFacts.from_message(said)
-        if isinstance(said, dict) and said.get("schema") == _SCHEMA:
-            return OomFacts.from_dict(said).filled()
-    return None
-
-
-def facts_beside(source: object, notes: list[str]) -> OomFacts | None:
-    """The facts in the JSON beside a snapshot, if that is a file.
-
-    Args:
-        source: What `neutracer.load` takes, or a Snapshot, or None.
-        notes: Gets a sentence where the JSON is there and can't be read.
-    """
-    if not isinstance(source, str | os.PathLike) or source == "-":
+def facts_of(beside: Beside) -> OomFacts | None:
+    """The facts in the JSON beside a snapshot; None where it says nothing of an error."""
+    if beside.oom is None:
         return None
-    try:
-        return read_sidecar(source)
-    except (SnapshotError, OSError) as error:
-        notes.append(f"The JSON beside the file was not read: {error}")
-        return None
+    if isinstance(beside.oom, str):
+        return OomFacts.from_message(beside.oom)
+    return OomFacts.from_dict(beside.oom).filled()
 
 
 def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:

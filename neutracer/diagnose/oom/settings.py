@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from neutracer.diagnose.oom.budget import Budget
 from neutracer.diagnose.settings.replay_settings import expandable_advice
 from neutracer.diagnose.settings.replaying import Replayer, canonical
-from neutracer.process.recording.sidecar import DeviceRoom
 from neutracer.render.document import Copyable, Note
+from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.snapshot import Snapshot
 
 __all__ = ["SettingsAdvice", "settings_advice"]

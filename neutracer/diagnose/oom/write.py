@@ -29,8 +29,8 @@ from neutracer.process.recording.living import living_tensors
 from neutracer.process.recording.sidecar import file_stem, sidecar, write_text
 from neutracer.render.text import render_text
 from neutracer.saving import atomic_file
+from neutracer.trace.beside import TensorBlocks
 from neutracer.trace.snapshot import Snapshot, load
-from neutracer.trace.told import Told
 
 __all__ = ["DEFAULT_SECONDS", "write_down"]
 
@@ -150,8 +150,8 @@ class _Work:
             return dumped(cuda, traces=False)
         return dumped(cuda)
 
-    def _process(self, tensors: Told) -> dict[str, Any]:
-        process = sidecar((self._told.device,), recording=recording_facts(), told=tensors)
+    def _process(self, tensors: TensorBlocks) -> dict[str, Any]:
+        process = sidecar((self._told.device,), recording=recording_facts(), tensors=tensors)
         running = RUNNING.facts()
         return {**process, "running": running} if running else process
 
@@ -188,8 +188,8 @@ def _read(taken: bytes | Snapshot | None) -> Snapshot | None:
     return load(taken, progress=False) if isinstance(taken, bytes) else taken
 
 
-def _explained(snap: Snapshot, facts: OomFacts, tensors: Told) -> ExplainReport:
-    snap.told = tensors
+def _explained(snap: Snapshot, facts: OomFacts, tensors: TensorBlocks) -> ExplainReport:
+    snap.beside = replace(snap.beside, tensors=tensors)
     return explain(snap, facts=facts, device=facts.device, thorough=False)
 
 

@@ -166,7 +166,7 @@ def _report(
     shown = None
     if shows and files:
         try:
-            shown = overview(load(files[-1]), str(told["program"]), path=files[-1])
+            shown = overview(load(files[-1]), files[-1])
         except (NeutracerError, OSError, ValueError) as error:
             notes.append(f"{os.path.basename(files[-1])}: {error}")
     if record_s is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from neutracer.diagnose.fragmentation.report import FragmentationReport, band, fragmentation_report
+from neutracer.diagnose.fragmentation.report import FragmentationReport, band
 from neutracer.diagnose.holds.by_module import module_tables
 from neutracer.render.document import Figure, Table
 from neutracer.render.row import PlacedRow, PlainRow
@@ -104,7 +104,9 @@ class DeviceOverview(PlainRow):
     end_known: bool = True
 
 
-def device_overview(snap: Snapshot, device: int) -> DeviceOverview:
+def device_overview(
+    snap: Snapshot, device: int, fragmentation: FragmentationReport
+) -> DeviceOverview:
     timeline = snap.timeline(device)
     peak, reserved = timeline.peak("allocated"), timeline.peak("reserved")
     held = timeline.held_by_place()
@@ -136,7 +138,7 @@ def device_overview(snap: Snapshot, device: int) -> DeviceOverview:
         },
         modules=timeline.held_by_module(peak.event),
         reserved_peak={"reserved_bytes": reserved.bytes, "event": reserved.event},
-        fragmentation=fragmentation_report(snap, device=device),
+        fragmentation=fragmentation,
         oom=_ooms(snap, device),
         events=len(timeline),
         duration_us=duration,

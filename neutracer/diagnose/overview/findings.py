@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from neutracer.diagnose.leaks.trend import leak_trend
+from neutracer.diagnose.leaks.trend import trend_of_trace
 from neutracer.diagnose.oom.facts import OomFacts
 from neutracer.diagnose.oom.parts import Verdict
 from neutracer.errors import NeutracerError
@@ -80,10 +80,10 @@ def failure_findings(
 def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None) -> Verdict | None:
     """The main verdict; None for a trace that no allocator can have written."""
     # Most snapshots have nothing to explain.
-    from neutracer.diagnose.oom.explain import explain
+    from neutracer.diagnose.oom.explain import explained
 
     try:
-        why = explain(snap, device=timeline.device, event=event, facts=facts or OomFacts())
+        why = explained(snap, timeline.device, facts or OomFacts(), event=event)
     except (NeutracerError, ValueError):
         return None
     return why.main
@@ -103,7 +103,7 @@ def trend_findings(
     if not 0 < len(timeline) <= _MOST_EVENTS:
         return ()
     try:
-        trend = leak_trend(snap, device=timeline.device)
+        trend = trend_of_trace(snap, timeline.device)
     except (NeutracerError, ValueError):
         return ()
     if trend.verdict in _QUIET or trend.verdict in told:

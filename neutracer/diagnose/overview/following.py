@@ -183,7 +183,7 @@ class Following:
             self._notes.append(f"{os.path.basename(stem)}: {error}")
             return
         try:
-            shown = overview(snap, f"{stem}.pickle", path=f"{stem}.pickle")
+            shown = overview(snap, f"{stem}.pickle")
             write_text(f"{stem}.txt", render_text(shown.document()))
         except Exception as error:
             # What the program came to must not depend on what can be said of it.
@@ -198,7 +198,7 @@ class Following:
             return self._recording.save(path)
         snap = snapshot()
         snap.save(path)
-        facts = sidecar(snap.devices, recording=recording_facts(), told=snap.told)
+        facts = sidecar(snap.devices, recording=recording_facts(), tensors=snap.beside.tensors)
         write_text(sidecar_path(path), facts)
         return snap
 

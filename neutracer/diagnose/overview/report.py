@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import cast
 
-from neutracer.diagnose.oom.facts import OomFacts, facts_beside
+from neutracer.diagnose.fragmentation.report import device_fragmentation
+from neutracer.diagnose.oom.facts import facts_of
 from neutracer.diagnose.overview.devices import (
     DeviceOverview,
     Holding,
@@ -21,14 +21,13 @@ from neutracer.diagnose.overview.findings import failure_findings, trend_finding
 from neutracer.diagnose.overview.late_gradients import late_gradients_finding
 from neutracer.diagnose.overview.oddities import oddities
 from neutracer.diagnose.overview.tree import PeakTreeReport, peak_tree
+from neutracer.diagnose.question import after_caveats, first_findings, opened
 from neutracer.render.document import Block, Document, Findings, KeyValues
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.devices import PINNED
 from neutracer.trace.devices import device_name as name_of
-from neutracer.trace.flaws import FIRST, first_findings
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.written import settings_words
 from neutracer.units import format_count, format_duration_us
 
 __all__ = ["DeviceOverview", "Holding", "OutOfMemory", "OverviewReport", "overview", "report"]
@@ -157,33 +156,22 @@ def report(
         >>> found.worst == "severe", found.devices[0].peak["allocated_bytes"] >> 20
         (True, 590)
     """
-    if source is None:
-        # What looks at a process is loaded by those who do.
-        from neutracer.process.recording.capture import snapshot
-
-        return overview(snapshot(), device=device)
-    snap = source if isinstance(source, Snapshot) else load(source)
-    given = isinstance(source, (str, os.PathLike)) and bool(snap.origin)
-    called = os.fspath(cast("str | os.PathLike[str]", source)) if given else None
-    path = snap.origin
-    return overview(snap, path or "snapshot", path=path, called=called, device=device)
+    snap = opened(source)
+    file = snap.origin
+    if file and isinstance(source, (str, os.PathLike)):
+        file = os.fspath(source)
+    return overview(snap, file, title="" if source is None else "snapshot", device=device)
 
 
 def overview(
-    snap: Snapshot,
-    file: str = "",
-    *,
-    path: str = "",
-    called: str | None = None,
-    device: int | None = None,
+    snap: Snapshot, file: str = "", *, title: str = "", device: int | None = None
 ) -> OverviewReport:
     """What a snapshot shows.
 
     Args:
         snap: The snapshot.
-        file: The name of its file, or another name, for the page's title.
-        path: Where its file is: `explain` reads the facts beside it. Empty where it has none.
-        called: The file's name in commands that say more; None for `path`.
+        file: The name of its file, for the title and in commands that say more; "" is none.
+        title: The title where it has no file.
         device: Only this device; None is all on which anything was reserved.
 
     Example:
@@ -192,27 +180,25 @@ def overview(
         >>> overview(neutracer.load("tests/data/frag_default.pickle")).worst
         <Severity.SEVERE: 'severe'>
     """
-    if snap.is_pinned:
-        # What else is asked of that file is of its devices.
-        path = called = ""
     chosen = snap.devices if device is None else (snap.device(device),)
-    devices = tuple(device_overview(snap, number) for number in chosen)
+    entries = [_entry(snap, number) for number in chosen]
     if device is None:
         # A process that uses one device of several has the others in its file, empty.
-        devices = tuple(filter(_is_used, devices)) or devices
+        entries = [pair for pair in entries if _is_used(pair[0])] or entries
+    devices = tuple(entry for entry, _ in entries)
     findings: list[Finding] = []
     by_device = []
-    first = first_findings(snap, device=None if device is None else chosen[0])
-    facts = facts_beside(path, []) if path else None
-    name = path if called is None else called
-    for entry in devices:
-        found = _found_on(snap, entry, name, facts)
+    # Follow-up commands on a file are about its devices, not the host's pinned memory.
+    name = "" if snap.is_pinned else file
+    for entry, fragmented in entries:
+        found = _found_on(snap, entry, name, fragmented)
         where = f"{device_name(entry)}: " if len(devices) > 1 else ""
         findings += [replace(one, message=where + one.message) for one in found]
         told = (*first_findings(snap, device=entry.device), *ranked(found))
         by_device.append((entry.device, told))
+    first = first_findings(snap, device=None if device is None else chosen[0])
     made = OverviewReport(
-        file=os.path.basename(file),
+        file=os.path.basename(file or title),
         devices=devices,
         partial=snap.partial,
         ignored_keys=snap.ignored_keys,
@@ -231,24 +217,31 @@ def overview(
     return made
 
 
+def _entry(snap: Snapshot, number: int) -> tuple[DeviceOverview, tuple[Finding, ...]]:
+    """A device, and the findings on its fragmentation."""
+    fragmentation = device_fragmentation(snap, number)
+    whole = after_caveats(fragmentation, snap, device=number)
+    return device_overview(snap, number, whole), fragmentation.findings
+
+
 def _is_used(entry: DeviceOverview) -> bool:
-    """Whether anything was ever reserved on a device, or asked for in vain."""
+    """Whether the device was ever used, or an allocation on it failed."""
     return bool(entry.reserved_peak["reserved_bytes"] or entry.oom)
 
 
 def _found_on(
-    snap: Snapshot, entry: DeviceOverview, name: str, facts: OomFacts | None
+    snap: Snapshot, entry: DeviceOverview, name: str, fragmented: tuple[Finding, ...]
 ) -> list[Finding]:
     """What is worth reporting of one device; `name` is its file's in commands."""
     timeline = snap.timeline(entry.device)
-    failures, causes = failure_findings(snap, timeline, name, facts)
-    if any(one.kind == "pending_frees" for one in entry.fragmentation.findings):
+    failures, causes = failure_findings(snap, timeline, name, facts_of(snap.beside))
+    if any(one.kind == "pending_frees" for one in fragmented):
         # Reserved memory grows because blocks wait, and not because sizes differ.
         causes |= {"cache_growth"}
     return [
         *failures,
         *trend_findings(snap, timeline, name, causes),
-        *(one for one in entry.fragmentation.findings if one.kind not in FIRST),
+        *fragmented,
         *late_gradients_finding(timeline),
     ]
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from neutracer.arguments import path_name
 from neutracer.errors import UnavailableError, pip_install
-from neutracer.trace.told import MOST_SIDECAR_BYTES, sidecar_paths, sidecars
+from neutracer.trace.beside import MOST_SIDECAR_BYTES, sidecar_paths, sidecars
 
 __all__ = ["Named", "facts_of", "listed", "named", "opened_file", "size_of"]
 
@@ -182,14 +182,14 @@ def size_of(path: str) -> int:
 
 def facts_of(path: str) -> dict[str, Any]:
     """What the JSON beside a snapshot says; nothing where there is none, or it is damaged."""
-    for plain in _remote_sidecars(path) if _is_remote(path) else sidecars(path):
+    for plain in _remote_sidecars(path) if _is_remote(path) else sidecars(path)[0]:
         if str(plain.get("schema", "")).startswith("neutracer."):
             return plain
     return {}
 
 
 def _remote_sidecars(path: str) -> Iterator[dict[str, Any]]:
-    """What `sidecars` gives, of a URL."""
+    """The JSON objects beside a snapshot at a URL; what can't be read is passed over."""
     for beside in sidecar_paths(path):
         try:
             system, inner = _filesystem(beside)

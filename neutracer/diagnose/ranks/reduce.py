@@ -130,6 +130,7 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
     timeline = snap.timeline(device)
     notes = [f"only a part was read: {snap.partial}"] if snap.partial else []
     notes += [flaw.message for flaw in snap.flaws]
+    notes += snap.beside.damage
     # PyTorch notes the moment of a snapshot in the traces of devices that are not in use too.
     rest = [snap.device_name(one) for one, (_, held) in ranked.items() if held and one != device]
     if rest:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer.arguments import whole_number
+from neutracer.diagnose.question import first_findings, opened
 from neutracer.diagnose.savings.changes import Wanted, changes_of
 from neutracer.diagnose.settings.replay_settings import refuse_others
 from neutracer.render.document import Block, Document, Figure, KeyValues, Table
 from neutracer.render.report import Report
-from neutracer.trace.flaws import first_findings
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes
@@ -117,7 +117,7 @@ def savings(
         True
     """
     count = whole_number("ranks", ranks, least=2)
-    snap = source if isinstance(source, Snapshot) else load(source)
+    snap = opened(source)
     refuse_others(snap)
     number = snap.device(device)
     timeline = snap.timeline(number)

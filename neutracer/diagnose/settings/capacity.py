@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neutracer.arguments import number
-from neutracer.process.recording.sidecar import DeviceRoom
+from neutracer.trace.beside import DeviceRoom
 from neutracer.units import format_bytes, parse_bytes
 
 __all__ = [

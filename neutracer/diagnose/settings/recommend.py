@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
+from neutracer.diagnose.question import first_findings
 from neutracer.diagnose.settings.bound import Bound
 from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.rank import Row, best_of, rank
@@ -39,10 +40,8 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, Report
 from neutracer.render.row import PlainRow
-from neutracer.trace.flaws import first_findings
-from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.written import settings_words
 from neutracer.units import format_bytes, format_count
 
 __all__ = ["Choice", "RecommendReport", "recommend"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from neutracer.diagnose.question import first_findings
 from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.what_if import open_replayer, trust_blocks
 from neutracer.render.document import Document
 from neutracer.render.report import Report
-from neutracer.trace.flaws import first_findings
-from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.written import settings_words
 from neutracer.units import format_count
 
 __all__ = ["CheckReport", "check_replay"]

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from neutracer._native import core
 from neutracer.diagnose.settings.capacity import asked_capacity, limit_notes, roundest
 from neutracer.diagnose.settings.fidelity import Fidelity, fidelity_of
-from neutracer.diagnose.settings.replay_notes import event_notes, start_notes
 from neutracer.diagnose.settings.replay_settings import (
     canonical,
     refuse_others,
     takes_share,
     version_number,
 )
-from neutracer.process.recording.sidecar import DeviceRoom, room_beside
+from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 
@@ -71,8 +70,8 @@ class Replayer:
         self.version = version_number(torch_version)
         self.snap = snap
         self.device = device
-        if room is None and snap.origin:
-            room = room_beside(snap.origin, device)
+        if room is None:
+            room = snap.beside.rooms.get(device)
         self.room = room
         self.asked = asked_capacity(capacity, fraction, room)
         refuse_others(snap)
@@ -342,6 +341,8 @@ class Replayer:
 
     def notes(self) -> tuple[str, ...]:
         """What the trace can't tell, a sentence each."""
+        from neutracer.diagnose.settings.replay_notes import event_notes, start_notes
+
         is_exact = self.check.is_exact
         return (
             *start_notes(self.snap, self.timeline, is_exact),

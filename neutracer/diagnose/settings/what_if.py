@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from neutracer.diagnose.question import first_findings, opened
 from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.program_changes import Change, change_program
 from neutracer.diagnose.settings.replay_settings import canonical, wanted_settings
@@ -18,8 +19,6 @@ from neutracer.diagnose.settings.what_if_parts import (
     named_recorded,
     outcome_cells,
 )
-from neutracer.process.recording.capture import snapshot
-from neutracer.process.recording.sidecar import room_now
 from neutracer.render.document import (
     Block,
     Document,
@@ -30,8 +29,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
-from neutracer.trace.flaws import first_findings
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.units import format_bytes, format_count, format_share
 
@@ -190,12 +188,8 @@ def open_replayer(
         ValueError: There are several devices, no history, or another allocator; or
             `torch_version` is no version of torch, or `fraction` one of an unknown device.
     """
-    is_live = source is None
-    source = snapshot() if source is None else source
-    snap = source if isinstance(source, Snapshot) else load(source)
-    chosen = snap.device(device)
-    room = room_now(chosen) if is_live else None
-    return Replayer(snap, chosen, capacity, torch_version, fraction, room)
+    snap = opened(source)
+    return Replayer(snap, snap.device(device), capacity, torch_version, fraction)
 
 
 def _flaws(replayer: Replayer) -> tuple[Finding, ...]:

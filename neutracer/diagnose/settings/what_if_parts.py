@@ -9,9 +9,9 @@ from typing import Any
 
 from neutracer.render.document import Cell, Copyable, Figure
 from neutracer.render.row import PlainRow
+from neutracer.trace.beside import Beside
 from neutracer.trace.layout import unused_share
-from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.written import settings_words
+from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.units import format_bytes, format_count, format_span
 
 __all__ = [
@@ -143,7 +143,9 @@ class Outcome(PlainRow):
         if self._trace is None:
             raise ValueError("this outcome stands alone, without its recording")
         made = self._trace()
-        made.origin = "" if self._recorded is None else self._recorded.origin
+        if self._recorded is not None:
+            made.origin = self._recorded.origin
+            made.beside = Beside(rooms=self._recorded.beside.rooms)
         return made
 
     @property

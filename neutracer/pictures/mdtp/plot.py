@@ -19,9 +19,8 @@ from neutracer.pictures.extra import (
     source_name,
 )
 from neutracer.render.palette import Palette
-from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.written import settings_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

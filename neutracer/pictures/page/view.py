@@ -23,7 +23,7 @@ from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.diagnose.settings.what_if_parts import Outcome, named
-from neutracer.pictures.extra import marked
+from neutracer.pictures.extra import marked, opened
 from neutracer.pictures.page.bundle import bundle, part
 from neutracer.pictures.page.inline import PageView
 from neutracer.pictures.page.parts import page_style, tabs, told, told_of_host
@@ -32,7 +32,7 @@ from neutracer.render.escape import sentence
 from neutracer.render.html import page_shell
 from neutracer.saving import check_output
 from neutracer.trace.categories import FIRST_TOLD
-from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 
 __all__ = ["empty_page", "packed_columns", "view", "view_html"]
@@ -153,9 +153,9 @@ def _page(
         focus = number_pair("focus", focus, whole=True)
     snap, name, path = _opened(source, title)
     several = device is None and (len(snap.devices) > 1 or snap.host is not None)
-    report = overview(snap, name, path=path, called=os.path.basename(path))
+    report = overview(snap, os.path.basename(path), title=name)
     devices = _by_failure(report) if several else (snap.timeline(device).device,)
-    host = [] if snap.host is None or device is not None else [overview(snap.host, name)]
+    host = [] if snap.host is None or device is not None else [overview(snap.host, title=name)]
     if focus is not None:
         if len(devices) != 1:
             raise ValueError("a focus needs one device: say which")
@@ -164,7 +164,7 @@ def _page(
         "title": name,
         "focus": focus,
         "renamed": dict(_renamed(snap)),
-        "rules": {number: _told_rules(snap, number) for number in devices if snap.told},
+        "rules": {number: _told_rules(snap, number) for number in devices if snap.beside.tensors},
         "devices": [*told(report, devices), *map(told_of_host, host)],
     }
     payloads = _data("told", facts) + _packed("snapshot", packed_columns(snap))
@@ -245,10 +245,10 @@ def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Sn
 
 def _named(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
     if isinstance(source, Outcome):
-        return source.snapshot(), title or f"What if: {named(source)}", ""
+        return opened(source), title or f"What if: {named(source)}", ""
     if isinstance(source, Snapshot):
         return source, title or os.path.basename(source.origin) or "PyTorch snapshot", ""
     if isinstance(source, (str, os.PathLike)) and source != "-":
         path = os.fspath(source)
-        return load(source), title or os.path.basename(path), path
-    return load(source), title or "PyTorch snapshot", ""
+        return opened(source), title or os.path.basename(path), path
+    return opened(source), title or "PyTorch snapshot", ""

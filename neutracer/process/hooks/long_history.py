@@ -274,7 +274,9 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             recording["wrapped"] = any(
                 pushed >= recording["max_entries"] for pushed in _pushed().values()
             )
-        facts = sidecar(snap.devices, recording=recording, program=self._program, told=snap.told)
+        facts = sidecar(
+            snap.devices, recording=recording, program=self._program, tensors=snap.beside.tensors
+        )
         return snap, facts
 
 

@@ -223,7 +223,7 @@ class AlertDesk:
             os.makedirs(self._directory, exist_ok=True)
             snap = snapshot()
             snap.save(path)
-            facts = sidecar(snap.devices, recording=HISTORY.facts(), told=snap.told)
+            facts = sidecar(snap.devices, recording=HISTORY.facts(), tensors=snap.beside.tensors)
             write_text(sidecar_path(path), facts)
         except Exception as error:
             self.errors += 1

@@ -13,12 +13,13 @@ import gc
 import logging
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import NeutracerError
+from neutracer.trace.beside import TensorBlocks
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.told import Told
 
 __all__ = ["ask_tensors", "living_tensors"]
 
@@ -28,13 +29,14 @@ _LOGGER = logging.getLogger("neutracer")
 def ask_tensors(snap: Snapshot) -> Snapshot:
     """Note in a snapshot of this process, just taken, what its blocks are to the program."""
     try:
-        snap.told = living_tensors("cpu" if snap.is_cpu else "cuda")
+        tensors = living_tensors("cpu" if snap.is_cpu else "cuda")
+        snap.beside = replace(snap.beside, tensors=tensors)
     except (NeutracerError, RuntimeError) as error:
         _LOGGER.info("the tensors of this process could not be asked: %s", error)
     return snap
 
 
-def living_tensors(device_type: str) -> Told:
+def living_tensors(device_type: str) -> TensorBlocks:
     """By device, the addresses of blocks that are parameters, gradients or optimizer states.
 
     Modules' buffers count as parameters.

@@ -331,8 +331,13 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             "wrapped": bool(wrapped),
             **vars(HISTORY.in_force() or self._wish),
         }
-        here: dict[str, Any] = {"step": self.step, "program": self._program, "told": snap.told}
-        facts = sidecar(snap.devices, recording=recording, **here)
+        facts = sidecar(
+            snap.devices,
+            recording=recording,
+            step=self.step,
+            program=self._program,
+            tensors=snap.beside.tensors,
+        )
         return snap, facts
 
     def _warn(self, text: str) -> None:

@@ -8,30 +8,30 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from neutracer.render.json import dumps
 from neutracer.saving import atomic_file
-from neutracer.trace.told import Told, sidecar_paths, sidecars, told_plain
+from neutracer.trace.beside import (
+    SIDECAR_SCHEMA,
+    DeviceRoom,
+    TensorBlocks,
+    device_room,
+    plain_tensors,
+)
 
 __all__ = [
-    "DeviceRoom",
     "file_stem",
     "filled_in",
     "job_facts",
     "rank_facts",
     "rank_text",
-    "room_beside",
     "room_now",
     "running_program",
     "sidecar",
     "sidecar_path",
-    "sidecar_paths",
     "write_text",
 ]
-
-_SCHEMA = "neutracer.sidecar/1"
 
 # What launchers put into the environment, as rank, world size, local rank: torchrun, Open MPI,
 # MPICH, Slurm. The last is often what another one was started by, and the same in all its ranks.
@@ -164,7 +164,7 @@ def sidecar(
     recording: Mapping[str, Any],
     step: int | str | None = None,
     program: str | None = None,
-    told: Told | None = None,
+    tensors: TensorBlocks | None = None,
 ) -> dict[str, Any]:
     """The facts of this process and its devices at this moment, as plain data.
 
@@ -176,7 +176,7 @@ def sidecar(
         recording: What was recorded, and how.
         step: What the program calls the place where it is.
         program: What runs; None takes it from `sys.argv`.
-        told: What blocks are, by the program's tensors.
+        tensors: The program's tensors, by block.
 
     Example:
         >>> facts = sidecar((), recording={}, step=12)
@@ -186,7 +186,7 @@ def sidecar(
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)
     return {
-        "schema": _SCHEMA,
+        "schema": SIDECAR_SCHEMA,
         **rank_facts(),
         **job_facts(),
         "host": os.uname().nodename,
@@ -200,32 +200,8 @@ def sidecar(
         "settings": {name: os.environ[name] for name in _CONF if name in os.environ},
         "recording": dict(recording),
         "devices": {str(device): _device(torch, device) for device in devices},
-        "tensors": told_plain(told or {}),
+        "tensors": plain_tensors(tensors or {}),
     }
-
-
-@dataclass(frozen=True)
-class DeviceRoom:
-    """What limited a process on its device: a share of it, its size, and what others held.
-
-    Attributes:
-        total_bytes: The device's, of which `set_per_process_memory_fraction` takes a share.
-        fraction: That share; 1.0 where there was no such limit, None where this is not known.
-        other_bytes: What other processes, CUDA's contexts and other libraries held; None where
-            this is not known.
-    """
-
-    total_bytes: int
-    fraction: float | None
-    other_bytes: int | None
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """The most that PyTorch lets its allocator have, or None without such a limit."""
-        if self.fraction is None or self.fraction >= 1.0:
-            return None
-        # A double holds the share that PyTorch gives back, and not always the bytes.
-        return int(self.fraction * self.total_bytes + 0.5)
 
 
 def room_now(device: int) -> DeviceRoom | None:
@@ -233,35 +209,7 @@ def room_now(device: int) -> DeviceRoom | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return _room_of(_device(torch, device))
-
-
-def room_beside(path: str | os.PathLike[str], device: int) -> DeviceRoom | None:
-    """What the sidecar of a snapshot says of a device's limits; None where it says nothing."""
-    for plain in sidecars(path):
-        if plain.get("schema") == _SCHEMA:
-            devices = plain.get("devices")
-            said = devices.get(str(device)) if isinstance(devices, dict) else None
-            return _room_of(said) if isinstance(said, dict) else None
-    return None
-
-
-def _room_of(said: Mapping[str, Any]) -> DeviceRoom | None:
-    """The limits in a device's part of a sidecar."""
-    total, other = _count(said.get("total_bytes")), _count(said.get("other_bytes"))
-    fraction = said.get("process_fraction")
-    if not total:
-        return None
-    share = None
-    if isinstance(fraction, int | float) and 0 <= fraction <= 1:
-        share = float(fraction)
-    return DeviceRoom(total, share, other if other is None or other <= total else None)
-
-
-def _count(value: object) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if 0 <= value < 1 << 60 else None
+    return device_room(_device(torch, device))
 
 
 def _free_bytes(cuda: Any, device: int) -> int | None:

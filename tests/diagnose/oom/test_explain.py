@@ -448,13 +448,15 @@ def test_message_beside_the_file_is_read() -> None:
     assert kinds(report) == ["process_cap", "capacity", "fragmentation"]
 
 
-def test_damaged_json_beside_it_is_a_note(tmp_path: Path) -> None:
+def test_damaged_json_beside_it_is_a_finding(tmp_path: Path) -> None:
     recording = full()
     recording.oom(100, device_free=30)
     path = tmp_path / "oom.pickle"
     path.write_bytes(recording.dumped())
     (tmp_path / "oom.json").write_text("{")
-    assert "was not read" in words(neutracer.explain(path))
+    why = neutracer.explain(path)
+    assert [one.kind for one in why.findings] == ["broken_sidecar", why.verdicts[0].kind]
+    assert "oom.json: not JSON" in words(why)
 
 
 # ---- real files ------------------------------------------------------------------------
@@ -505,7 +507,7 @@ def test_recorded_phases_are_told(name: str) -> None:
 @pytest.mark.parametrize("name", FAILED)
 def test_settings_in_force_are_never_advised(name: str) -> None:
     snap = snapshot(name)
-    report = neutracer.explain(snap)
+    report = neutracer.explain(snap, facts=OomFacts())
     advised = [note.text for verdict in report.verdicts for note in verdict.advice]
     if snap.settings_in_force["expandable_segments"]:
         assert not any("set " in text and "expandable" in text for text in advised)

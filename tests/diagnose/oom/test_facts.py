@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from bundle import DATA
 
 import neutracer
-from neutracer.diagnose.oom.facts import OomFacts, read_sidecar, sidecar_paths
-from neutracer.errors import SnapshotError
+from neutracer.diagnose.oom.facts import OomFacts, facts_of
+from neutracer.render.document import Severity
+from neutracer.trace.beside import beside_file, sidecar_paths
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -100,6 +102,10 @@ def test_facts_know_their_failure() -> None:
     assert OomFacts().is_of(5)
 
 
+def read_sidecar(path: Path) -> OomFacts | None:
+    return facts_of(beside_file(str(path)))
+
+
 def test_json_is_looked_for_beside_the_file(tmp_path: Path) -> None:
     snapshot = tmp_path / "run.pickle.xz"
     assert read_sidecar(snapshot) is None
@@ -118,10 +124,15 @@ def test_json_of_others_is_passed_over(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "\x00", "[" * 100_000])
-def test_damaged_json_is_an_error(tmp_path: Path, text: str) -> None:
+def test_damaged_json_is_one_finding_and_no_error(tmp_path: Path, text: str) -> None:
+    shutil.copy(DATA / "frag_default.pickle", tmp_path / "run.pickle")
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(SnapshotError, match="not JSON"):
-        read_sidecar(tmp_path / "run.pickle")
+    for ask in (neutracer.report, neutracer.explain, neutracer.fragmentation_report):
+        found = ask(tmp_path / "run.pickle").findings
+        assert found[0].kind == "broken_sidecar"
+        assert found[0].severity is Severity.INFO
+        assert str(found[0].evidence[0]).startswith("run.json: not JSON: ")
+        assert [one.kind for one in found].count("broken_sidecar") == 1
 
 
 def test_facts_of_another_kind_are_refused() -> None:

@@ -19,8 +19,9 @@ import neutracer
 from neutracer.diagnose.oom import moment as oom_moment
 from neutracer.diagnose.oom import watch as oom_watch
 from neutracer.diagnose.oom import write as oom_write
-from neutracer.diagnose.oom.facts import OomFacts, read_sidecar
+from neutracer.diagnose.oom.facts import OomFacts, facts_of
 from neutracer.process.recording import history
+from neutracer.trace.beside import beside_file
 
 MIB = 1 << 20
 HAS_NOTES = sys.version_info >= (3, 11)
@@ -114,7 +115,7 @@ def test_json_is_read_back_by_explain(fake, tmp_path):
     plain = json.loads(Path(report.json).read_text(encoding="utf-8"))
     assert plain["schema"] == "neutracer.oom_report/1"
     assert plain["process"]["devices"]["0"]["total_bytes"] == 64 * MIB
-    facts = read_sidecar(report.snapshot)
+    facts = facts_of(beside_file(str(report.snapshot)))
     assert facts == report.oom
     assert facts.segment_bytes == 48 * MIB
     assert facts.device_free_bytes == 32 * MIB

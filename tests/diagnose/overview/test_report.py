@@ -18,7 +18,7 @@ TRENDS = {"leak_list": "leak", "create_graph_leak": "leak", "cycle_nodes": "cycl
 
 
 def of_file(name: str) -> OverviewReport:
-    return overview(snapshot(name), name, path=str(DATA / f"{name}.pickle.xz"))
+    return overview(snapshot(name), str(DATA / f"{name}.pickle.xz"))
 
 
 def failures(report: OverviewReport) -> list[Finding]:
@@ -56,7 +56,7 @@ def test_earlier_failure_is_pointed_at(tmp_path) -> None:
     recording.oom(40, device_free=30)
     path = tmp_path / "oom.pickle"
     path.write_bytes(recording.dumped())
-    (found,) = failures(overview(neutracer.load(path), path=str(path)))
+    (found,) = failures(overview(neutracer.load(path), str(path)))
     assert str(found.advice[-1]) == f"more: neutracer explain {path} --event {first}"
 
 
@@ -85,7 +85,7 @@ def test_findings_of_several_devices_name_theirs(tmp_path, snapshot_path) -> Non
     both[0]["segments"] += both[1]["segments"]
     both[0]["device_traces"] = [part["device_traces"][0] for part in both]
     path.write_bytes(pickle.dumps(both[0]))
-    report = overview(neutracer.load(path), path=str(path))
+    report = overview(neutracer.load(path), str(path))
     assert {one.message[:8] for one in report.findings} == {"cuda:0: ", "cuda:1: "}
     (failed,) = failures(report)
     assert str(failed.advice[-1]) == f"more: neutracer explain '{path}' --device 0"

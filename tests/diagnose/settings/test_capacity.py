@@ -17,7 +17,7 @@ from small_snapshots import one_program
 import neutracer
 from neutracer.cli.main import main
 from neutracer.diagnose.settings.replaying import Replayer
-from neutracer.process.recording.sidecar import DeviceRoom
+from neutracer.trace.beside import DeviceRoom
 
 MIB = 1 << 20
 TOTAL = 150_109_880_320

@@ -20,12 +20,12 @@ from places import TESTS
 from small_snapshots import BASE, one_program, two_devices
 
 import neutracer
+from neutracer.diagnose.question import first_findings
 from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.pictures.page.bundle import bundle
 from neutracer.pictures.page.parts import HOST_NUMBER
 from neutracer.pictures.page.rules import page_rules
 from neutracer.pictures.page.view import empty_page, packed_columns, view
-from neutracer.trace.flaws import first_findings
 from neutracer.units import format_bytes
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")

@@ -13,8 +13,8 @@ from bundle import snapshot
 
 import neutracer
 from neutracer.process.recording.living import living_tensors
+from neutracer.trace.beside import TENSOR_CATEGORIES, beside_file, plain_tensors
 from neutracer.trace.categories import CATEGORIES, FIRST_TOLD, RULES
-from neutracer.trace.told import TOLD_CATEGORIES, told_beside, told_plain
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -54,8 +54,8 @@ def test_nobodys_python_runs_for_it() -> None:
 
 def test_rules_for_it_come_last() -> None:
     names = [category for category, _ in list(RULES.values())[FIRST_TOLD:]]
-    assert tuple(names) == TOLD_CATEGORIES
-    assert set(TOLD_CATEGORIES) <= set(CATEGORIES)
+    assert tuple(names) == TENSOR_CATEGORIES
+    assert set(TENSOR_CATEGORIES) <= set(CATEGORIES)
 
 
 def test_what_was_told_decides_and_comes_back_from_the_file(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_what_was_told_decides_and_comes_back_from_the_file(tmp_path: Path) -> N
     told = {snap.devices[0]: {address: "optimizer_state"}}
     path = tmp_path / "x.pickle.gz"
     snap.save(path)
-    (tmp_path / "x.pickle.gz.json").write_text(json.dumps({"tensors": told_plain(told)}))
+    (tmp_path / "x.pickle.gz.json").write_text(json.dumps({"tensors": plain_tensors(told)}))
     loaded = neutracer.load(path)
-    assert loaded.told == told
+    assert loaded.beside.tensors == told
     for one in (loaded, pickle.loads(pickle.dumps(loaded))):
         timeline = one.timeline()
         columns = timeline.allocations
@@ -92,4 +92,4 @@ def test_what_was_told_decides_and_comes_back_from_the_file(tmp_path: Path) -> N
 )
 def test_a_file_beside_that_says_nothing_sound_is_passed_over(tmp_path: Path, plain: Any) -> None:
     (tmp_path / "x.json").write_text(json.dumps(plain))
-    assert told_beside(str(tmp_path / "x.pickle")) == {}
+    assert beside_file(str(tmp_path / "x.pickle")).tensors == {}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from neutracer.process.recording import sidecar
-from neutracer.trace.told import told_beside
+from neutracer.trace.beside import DeviceRoom, beside_file
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_room_is_told(
         cuda.get_per_process_memory_fraction = lambda device: fraction
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     room = sidecar.room_now(0)
-    assert room == sidecar.DeviceRoom(total, fraction, 6 << 20)
+    assert room == DeviceRoom(total, fraction, 6 << 20)
     assert room.limit_bytes == limit
 
 
@@ -149,7 +149,7 @@ def test_cuda_that_does_not_answer_hides_what_others_hold(
         mem_get_info=fail,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert sidecar.room_now(0) == sidecar.DeviceRoom(1 << 30, None, None)
+    assert sidecar.room_now(0) == DeviceRoom(1 << 30, None, None)
 
 
 def test_device_without_a_context_is_not_asked_and_so_gets_none(
@@ -178,22 +178,19 @@ def test_device_without_a_context_is_not_asked_and_so_gets_none(
 )
 def test_what_is_no_sidecar_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.pickle.json").write_text(text)
-    assert sidecar.room_beside(tmp_path / "a.pickle.xz", 0) is None
-    assert sidecar.room_beside(tmp_path / "none.pickle", 0) is None
+    assert beside_file(str(tmp_path / "a.pickle.xz")).rooms == {}
+    assert beside_file(str(tmp_path / "none.pickle")) == beside_file("")
 
 
 def test_pipe_beside_a_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.pickle.json")
-    assert sidecar.room_beside(tmp_path / "a.pickle", 0) is None
-    assert told_beside(str(tmp_path / "a.pickle")) == {}
+    assert beside_file(str(tmp_path / "a.pickle")) == beside_file("")
 
 
 def test_room_is_read_again(tmp_path: Path) -> None:
     said = {"total_bytes": 1 << 30, "process_fraction": 0.5, "other_bytes": 1 << 40}
     plain = {"schema": "neutracer.sidecar/1", "devices": {"1": said}}
     (tmp_path / "a.json").write_text(json.dumps(plain))
-    assert sidecar.room_beside(tmp_path / "a.pickle.xz", 0) is None
     # More than the device has is not believed.
-    assert sidecar.room_beside(tmp_path / "a.pickle.xz", 1) == sidecar.DeviceRoom(
-        1 << 30, 0.5, None
-    )
+    room = DeviceRoom(1 << 30, 0.5, None)
+    assert beside_file(str(tmp_path / "a.pickle.xz")).rooms == {1: room}
