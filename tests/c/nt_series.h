@@ -3,7 +3,7 @@
 #ifndef NT_SERIES_H
 #define NT_SERIES_H
 
-#include "analysis/nt_trend.h"
+#include "leak/nt_trend.h"
 #include "nt_test.h"
 
 #define NT_SERIES_LEVEL (UINT64_C(8) << 30)
