@@ -30,38 +30,24 @@ trend_jumps(const nt_trend *found)
 }
 
 static PyObject *
-trend_figures(const nt_trend *found)
-{
-    PyObject *figures = PyDict_New();
-    for (size_t i = 0; figures != NULL && i < NT_TREND_FIGURES; i++) {
-        PyObject *figure = PyFloat_FromDouble(found->figures[i]);
-        if (figure == NULL ||
-            PyDict_SetItemString(figures, nt_trend_figure_names[i], figure) < 0) {
-            Py_CLEAR(figures);
-        }
-        Py_XDECREF(figure);
-    }
-    return figures;
-}
-
-static PyObject *
 trend_dict(const nt_trend *t)
 {
     return Py_BuildValue(
-        "{snsnsnsdsdsdsdsdsdsdsdsOsOsnsnsdsdsNsN}", "bin", (Py_ssize_t)t->bin, "warmup",
-        (Py_ssize_t)t->warmup, "points", (Py_ssize_t)t->points, "level", t->level,
-        "last", t->last, "slope", t->slope, "low", t->low, "high", t->high, "score",
-        t->score, "memory", t->memory, "noise", t->noise, "is_levelling",
+        "{snsnsnsdsdsdsdsdsdsdsdsdsOsOsOsnsnsdsdsN}", "bin", (Py_ssize_t)t->bin,
+        "warmup", (Py_ssize_t)t->warmup, "points", (Py_ssize_t)t->points, "level",
+        t->level, "last", t->last, "slope", t->slope, "low", t->low, "high", t->high,
+        "score", t->score, "deviate", t->deviate, "memory", t->memory, "noise",
+        t->noise, "grows", t->grows ? Py_True : Py_False, "is_levelling",
         t->is_levelling ? Py_True : Py_False, "is_in_doubt",
         t->is_in_doubt ? Py_True : Py_False, "bursts", (Py_ssize_t)t->bursts, "teeth",
         (Py_ssize_t)t->teeth, "tooth", t->tooth, "tooth_slope", t->tooth_slope, "jumps",
-        trend_jumps(t), "figures", trend_figures(t));
+        trend_jumps(t));
 }
 
 PyDoc_STRVAR(
     find_trend_doc,
     "find_trend(values, find_warmup=True, are_windows=False, /)\n--\n\n"
-    "What a series of bytes, a 64-bit number a step, does: nt_trend as a dict.");
+    "The trend of a series of bytes, one 64-bit number per step: nt_trend as a dict.");
 
 static PyObject *
 trend_find(PyObject *module, PyObject *args)

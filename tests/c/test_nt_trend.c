@@ -32,7 +32,7 @@ NT_TEST(straight_line_has_its_slope)
     NT_CHECK(found.slope > 4095.99 && found.slope < 4096.01);
     NT_CHECK(found.low > 4095.9 && found.high < 4096.1);
     NT_CHECK(found.score > 4.0);
-    NT_CHECK(found.figures[NT_TREND_SCORE] > 6.0);
+    NT_CHECK(found.score > 6.0);
     NT_CHECK_UINT(found.warmup, 0);
     NT_CHECK(!found.is_levelling);
 }
@@ -78,10 +78,8 @@ NT_TEST(one_jump_is_no_growth)
             values[i] += UINT64_C(1) << 30;
         }
         const nt_trend found = nt_series_look(t, values, 60);
-        /* By chance one of a hundred may exceed 2.33; none comes near what the jump
-         * itself would give. */
-        if (found.score > 3.5) {
-            NT_FAIL("a jump at %zu gives a score of %g", at, found.score);
+        if (found.grows) {
+            NT_FAIL("a jump at %zu is taken for growth", at);
         }
         NT_CHECK(found.jump_count != 0 || found.warmup != 0);
     }
@@ -157,10 +155,10 @@ NT_TEST(noise_seldom_looks_like_growth)
         for (uint64_t seed = 1; seed <= 300; seed++) {
             nt_series_make(values, 60, memories[k], 0.003 * (double)NT_SERIES_LEVEL,
                            0.0, seed);
-            alarms += nt_series_look(t, values, 60).score > 2.326;
+            alarms += nt_series_look(t, values, 60).grows;
             nt_series_make(values, 60, memories[k], 0.003 * (double)NT_SERIES_LEVEL,
                            0.001 * (double)NT_SERIES_LEVEL, seed);
-            found += nt_series_look(t, values, 60).score > 2.326;
+            found += nt_series_look(t, values, 60).grows;
         }
         /* One in a hundred, and four more for chance; 97 in a hundred. What remembers
          * 0.9 for so short rises no further than one walk of 200 does: 80 there.
@@ -173,23 +171,6 @@ NT_TEST(noise_seldom_looks_like_growth)
     }
 }
 
-NT_TEST(slow_beginning_is_doubted)
-{
-    uint64_t slow[40], sudden[40];
-    double slower = 0.0, faster = 0.0;
-    for (uint64_t seed = 1; seed <= 1000; seed++) {
-        nt_series_make(slow, 40, 0.9, 0.003 * (double)NT_SERIES_LEVEL, 2e6, seed);
-        for (size_t i = 0; i < 40; i++) {
-            sudden[i] = slow[i] - (i < 6 ? UINT64_C(1) << 31 : 0);
-            slow[i] -= i < 12 ? (UINT64_C(1) << 31) >> i : 0;
-        }
-        slower += nt_series_look(t, slow, 40).score;
-        faster += nt_series_look(t, sudden, 40).score;
-    }
-    /* The first point behind a sudden end says more than one that may be on its way. */
-    NT_CHECK(faster > slower);
-}
-
 NT_TEST(long_series_are_put_in_bins)
 {
     static uint64_t values[TREND_MOST];
@@ -199,8 +180,8 @@ NT_TEST(long_series_are_put_in_bins)
     NT_CHECK_UINT(found.points * found.bin + found.warmup, TREND_MOST);
     NT_CHECK(found.slope > 850.0 && found.slope < 1150.0);
     NT_CHECK(found.low < found.slope && found.slope < found.high);
-    NT_CHECK(found.score > 2.748);
-    NT_CHECK(found.figures[NT_TREND_SCORE] > 5.0);
+    NT_CHECK(found.grows);
+    NT_CHECK(found.score > 5.0);
 }
 
 NT_TEST(extreme_values_give_finite_figures)
@@ -288,68 +269,20 @@ NT_TEST(what_rests_between_its_rises_is_no_garbage)
         }
         const nt_trend found = nt_series_look(t, values, 160);
         NT_CHECK((found.teeth >= 2) == (busy > 9));
-        NT_CHECK(found.score < 2.748);
+        NT_CHECK(found.grows == false);
     }
 }
 
 /* Hills of `period` steps, as high as `height` bytes, their feet at 0. */
-static double
-trend_hill(size_t at, size_t period, double height)
-{
-    const double part = 2.0 * (double)(at % period) / (double)period - 1.0;
-    return height * (1.0 - part * part);
-}
-
-NT_TEST(season_is_taken_out)
-{
-    uint64_t values[200], rising[200];
-    size_t found = 0, alarms = 0;
-    for (uint64_t seed = 1; seed <= 100; seed++) {
-        const size_t period = 13 + seed % 30;
-        nt_series_make(values, 200, 0.6, 0.001 * (double)NT_SERIES_LEVEL, 0.0, seed);
-        for (size_t i = 0; i < 200; i++) {
-            values[i] += (uint64_t)trend_hill(i, period, 0.1 * (double)NT_SERIES_LEVEL);
-            rising[i] = values[i] + NT_SERIES_LEVEL / 1000 * i;
-        }
-        const nt_trend steady = nt_series_look(t, values, 200);
-        const nt_trend leak = nt_series_look(t, rising, 200);
-        NT_CHECK_UINT(steady.teeth, 0);
-        alarms += steady.score > 2.748;
-        found += leak.score > 2.748 && !leak.is_levelling;
-        NT_CHECK(leak.last > leak.level);
-    }
-    /* 97 in a hundred, and one of 300. */
-    if (alarms > 2 || found < 97) {
-        NT_FAIL("%zu of 100 false, %zu of 100 found", alarms, found);
-    }
-}
-
-NT_TEST(whole_period_of_any_shape_is_taken_out)
-{
-    static const uint64_t shape[] = {0, 9, 9, 9, 9, 9, 2, 7, 0, 0, 0};
-    uint64_t values[120];
-    nt_series_make(values, 120, 0.0, 2e6, 0.0, 4);
-    for (size_t i = 0; i < 120; i++) {
-        values[i] += (shape[i % 11] << 26) + (UINT64_C(1) << 20) * i;
-    }
-    const nt_trend found = nt_series_look(t, values, 120);
-    NT_CHECK(found.score > 4.0);
-    NT_CHECK(found.figures[NT_TREND_SCORE] > 5.0);
-    NT_CHECK(found.slope > 0.95 * (1 << 20) && found.slope < 1.05 * (1 << 20));
-}
-
-/* A level in noise with rises of 32 MiB, each six steps in the mean, or,
- * where it goes both ways, as many falls. */
+/* A level in noise with rises of 32 MiB, each six steps in the mean. */
 static void
-trend_bursts(uint64_t *values, size_t count, bool is_walk, uint64_t seed)
+trend_bursts(uint64_t *values, size_t count, uint64_t seed)
 {
     nt_series_make(values, count, 0.6, 2e6, 0.0, seed);
     uint64_t total = 40 * (UINT64_C(1) << 25);
     for (size_t i = 0; i < count; i++) {
         if (nt_test_random(&seed) % 6 == 0) {
-            const uint64_t size = nt_test_random(&seed) % (UINT64_C(1) << 26);
-            const bool is_fall = is_walk && nt_test_random(&seed) % 2 == 0;
-            total = is_fall ? total - size : total + size;
+            total += nt_test_random(&seed) % (UINT64_C(1) << 26);
         }
         values[i] += total;
     }
@@ -358,17 +291,14 @@ trend_bursts(uint64_t *values, size_t count, bool is_walk, uint64_t seed)
 NT_TEST(rare_rises_are_growth)
 {
     uint64_t values[200];
-    size_t found = 0, alarms = 0;
+    size_t found = 0;
     for (uint64_t seed = 1; seed <= 200; seed++) {
-        trend_bursts(values, 200, false, seed);
+        trend_bursts(values, 200, seed);
         const nt_trend rising = nt_series_look(t, values, 200);
-        found += rising.score > 2.748 && !rising.is_levelling;
-        trend_bursts(values, 200, true, seed);
-        alarms += nt_series_look(t, values, 200).score > 2.748;
+        found += rising.grows && !rising.is_levelling;
     }
-    /* 97 in a hundred, and one in a hundred. */
-    if (alarms > 2 || found < 194) {
-        NT_FAIL("%zu of 200 false, %zu of 200 found", alarms, found);
+    if (found < 194) {
+        NT_FAIL("%zu of 200 found", found);
     }
 }
 
@@ -380,9 +310,9 @@ NT_TEST(what_is_in_doubt_is_said_to_be)
         /* A walk that goes up by a sixth of its changes. */
         nt_series_make(values, 300, 1.0, 6e6, 1e6, seed);
         const nt_trend found = nt_series_look(t, values, 300);
-        proved += found.score > 2.748;
+        proved += found.grows;
         doubted += found.is_in_doubt;
-        both += found.is_in_doubt && found.score > 2.748;
+        both += found.is_in_doubt && found.grows;
         nt_series_make(values, 300, 0.3, 6e6, 0.0, seed);
         NT_CHECK(!nt_series_look(t, values, 300).is_in_doubt);
     }
@@ -390,26 +320,6 @@ NT_TEST(what_is_in_doubt_is_said_to_be)
     /* Four of five are one or the other, and a quarter is more than chance. */
     if (proved < 50 || proved + doubted < 160) {
         NT_FAIL("%zu of 200 proved, %zu in doubt", proved, doubted);
-    }
-}
-
-NT_TEST(leak_behind_an_early_jump_is_growth)
-{
-    uint64_t values[120];
-    size_t found = 0, alarms = 0;
-    for (uint64_t seed = 1; seed <= 100; seed++) {
-        nt_series_make(values, 120, 0.3, 2e6, 0.0, seed);
-        for (size_t i = 40; i < 120; i++) {
-            values[i] -= 900000000;
-        }
-        alarms += nt_series_look(t, values, 120).score > 2.748;
-        for (size_t i = 40; i < 120; i++) {
-            values[i] += 1000000 * (i - 40);
-        }
-        found += nt_series_look(t, values, 120).score > 2.748;
-    }
-    if (alarms > 2 || found < 95) {
-        NT_FAIL("%zu of 100 false, %zu of 100 found", alarms, found);
     }
 }
 
@@ -422,29 +332,23 @@ NT_TEST(leak_far_below_what_came_up_at_once_is_growth)
         values[i] = values[i - 1] + (i % 10 == 0 ? 120000 : 40000);
     }
     const nt_trend found = nt_series_look(t, values, 40);
-    NT_CHECK(found.score > 2.748);
+    NT_CHECK(found.grows);
     NT_CHECK(!found.is_levelling);
 }
 
 NT_TEST(leaks_that_begin_late_are_growth)
 {
     uint64_t values[200];
-    size_t found = 0, alarms = 0;
+    size_t found = 0;
     for (uint64_t seed = 1; seed <= 200; seed++) {
         nt_series_make(values, 200, 0.6, 2e6, 0.0, seed);
         for (size_t i = 80; i < 200; i++) {
             values[i] += 20000000 + 500000 * (i - 80);
         }
-        found += nt_series_look(t, values, 200).score > 2.748;
-        /* The same rise, which ends in the middle. */
-        for (size_t i = 100; i < 200; i++) {
-            values[i] -= 500000 * (i - 100);
-        }
-        const nt_trend ended = nt_series_look(t, values, 200);
-        alarms += ended.score > 2.748 && !ended.is_levelling;
+        found += nt_series_look(t, values, 200).grows;
     }
-    if (alarms > 2 || found < 170) {
-        NT_FAIL("%zu of 200 false, %zu of 200 found", alarms, found);
+    if (found < 170) {
+        NT_FAIL("%zu of 200 found", found);
     }
 }
 
@@ -476,21 +380,10 @@ NT_TEST(pauses_are_no_slowing)
             values[i] = held;
         }
         const nt_trend found = nt_series_look(t, values, 240);
-        if (found.score <= 2.748 || found.is_levelling) {
+        if (!found.grows || found.is_levelling) {
             NT_FAIL("with pauses of %zu the score is %g", pause, found.score);
         }
     }
-}
-
-NT_TEST(stairs_are_no_season)
-{
-    uint64_t values[160];
-    nt_series_make(values, 160, 0.3, 2e6, 0.0, 6);
-    for (size_t i = 0; i < 160; i++) {
-        values[i] += (UINT64_C(1) << 28) * (i / 40);
-    }
-    /* Three rises, however even, may be all. */
-    NT_CHECK(nt_series_look(t, values, 160).score < 2.748);
 }
 
 NT_TEST(windows_may_fall_slowly)
@@ -540,20 +433,15 @@ const nt_test_case nt_trend_tests[] = {
     NT_CASE(bursts_are_bridged),
     NT_CASE(sawtooth_is_told_from_growth),
     NT_CASE(noise_seldom_looks_like_growth),
-    NT_CASE(slow_beginning_is_doubted),
     NT_CASE(long_series_are_put_in_bins),
     NT_CASE(extreme_values_give_finite_figures),
     NT_CASE(what_rests_between_its_rises_is_no_garbage),
-    NT_CASE(season_is_taken_out),
-    NT_CASE(whole_period_of_any_shape_is_taken_out),
     NT_CASE(rare_rises_are_growth),
     NT_CASE(what_is_in_doubt_is_said_to_be),
-    NT_CASE(leak_behind_an_early_jump_is_growth),
     NT_CASE(leak_far_below_what_came_up_at_once_is_growth),
     NT_CASE(leaks_that_begin_late_are_growth),
     NT_CASE(what_is_taken_again_at_once_is_no_saw_tooth),
     NT_CASE(pauses_are_no_slowing),
-    NT_CASE(stairs_are_no_season),
     NT_CASE(windows_may_fall_slowly),
     NT_CASE(floors_are_the_least_values),
     NT_CASE(highs_are_the_largest_values),

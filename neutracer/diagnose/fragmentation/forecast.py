@@ -104,13 +104,12 @@ def forecast_of(
     # `last` is the middle of the last five.
     now = top - found["last"] - 2 * slope
     room = now - request
-    p_value = math.erfc(found["score"] * _ROOT_HALF) / 2
     # A walk gets as far by chance in so many steps; what forgets where it was does not.
     chance = _WALK * found["noise"] * math.sqrt(looked)
     walks = found["memory"] >= _REMEMBERS and slope * looked <= chance
     small = slope * looked <= _MATERIAL * top
     ends = found["is_levelling"] or found["teeth"] >= 2 or _comes_back(found, slope * looked)
-    if p_value >= _ALPHA or low <= 0 or walks or small or ends or room <= 0:
+    if not found["grows"] or low <= 0 or walks or small or ends or room <= 0:
         return None
 
     def after(rate: float) -> int:

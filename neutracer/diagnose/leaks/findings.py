@@ -89,7 +89,7 @@ def findings_of(
         advice = _to_be_sure(seen)
         message = "can't tell whether memory grows"
         return (Finding("unknown", Severity.INFO, 0, message, evidence, advice),)
-    notes = [_how_sure(trend, seen.unit), Note(verdict.because)]
+    notes = [_how_sure(seen, trend), Note(verdict.because)]
     notes += _who(survivors)
     notes += _when(coming, seen) or _cost(verdict, seen.unit)
     kind, severity = verdict.kind, _severity(seen, verdict, coming)
@@ -121,15 +121,16 @@ def _rate(trend: Trend, unit: str, kind: str) -> str:
     return f"{format_bytes(round(trend.slope))} a {unit}"
 
 
-def _how_sure(trend: Trend, unit: str) -> Note:
+def _how_sure(seen: Observed, trend: Trend) -> Note:
+    unit = seen.unit
+    chance = f", {chance_text(trend.p_value)}" if seen.has_blocks else ""
     steps = format_count(trend.steps, unit)
     set_aside = f", {format_count(trend.warmup)} set aside as warm-up" if trend.warmup else ""
     if trend.is_sawtooth:
         rise = format_bytes(round(trend.tooth_slope))
         return Note(f"Seen in {steps}{set_aside}; between two falls it rises by {rise} a {unit}.")
     low, high = (format_bytes(round(end)) for end in trend.interval)
-    chance = chance_text(trend.p_value)
-    return Note(f"Seen in {steps}{set_aside}: 95 % interval {low} to {high}, {chance}.")
+    return Note(f"Seen in {steps}{set_aside}: 95 % interval {low} to {high}{chance}.")
 
 
 def _who(survivors: Survivors) -> list[Note]:
@@ -163,7 +164,7 @@ def _when(coming: Forecast, seen: Observed) -> list[Note]:
 
 def _cost(verdict: Verdict, unit: str) -> list[Note]:
     """What a leak comes to, where nothing says when the memory is full."""
-    if verdict.kind not in ("leak", "non_torch_growth", "fragmentation_growth"):
+    if verdict.kind not in ("leak", "growing", "non_torch_growth", "fragmentation_growth"):
         return []
     run = RUN[unit]
     cost = format_bytes(round(max(verdict.trend.slope, 0.0) * run))
@@ -189,7 +190,7 @@ def _severity(seen: Observed, verdict: Verdict, coming: Forecast) -> Severity:
 def _advice(
     kind: str, survivors: Survivors, device: int, settings: Mapping[str, Any]
 ) -> tuple[Note, ...]:
-    if kind == "leak":
+    if kind in ("leak", "growing"):
         return _leak_advice(survivors, device)
     if kind == "cycle_garbage":
         return (

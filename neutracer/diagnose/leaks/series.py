@@ -34,14 +34,14 @@ class Trend:
         steps: Steps that were looked at, after these.
         slope: Growth in bytes a step (Theil-Sen).
         interval: Its 95 % interval.
-        p_value: How likely a series that does not grow looks as if it grew so: by the
-            figures of its shape, or by Mann-Kendall's one-sided test where that shows
-            no rise (`nt_trend.h`).
+        p_value: Of Mann-Kendall's one-sided test, which knows no random walks.
+        grows: It rises by that test, and its medians and floors rise to the end
+            (`nt_trend.h`).
         level: The median, in bytes.
         last: The median of the last five steps, in bytes.
         memory: The autocorrelation that was reckoned with: an upper bound of it.
         is_levelling: It grows, ever more slowly.
-        is_in_doubt: It rises, and may keep growing; but so do others that do not.
+        is_in_doubt: Rising by the test, but not distinguishable from a random walk.
         teeth: How often a gradual rise ended in a fall; 0 or at least 2.
         tooth: The median fall in bytes.
         tooth_slope: The median rise in bytes a step between two falls.
@@ -55,6 +55,7 @@ class Trend:
     slope: float
     interval: tuple[float, float]
     p_value: float
+    grows: bool
     level: float
     last: float
     memory: float
@@ -87,6 +88,7 @@ def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
         slope=found["slope"],
         interval=(found["low"], found["high"]),
         p_value=math.erfc(found["score"] * _ROOT_HALF) / 2,
+        grows=found["grows"],
         level=found["level"],
         last=found["last"],
         memory=found["memory"],
@@ -146,6 +148,11 @@ class Observed(FieldsOnly):
     def __getstate__(self) -> dict[str, Any]:
         # The series are what a report needs of it; what they come from stays here.
         return {**super().__getstate__(), "make_stuck": None, "timeline": None}
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether blocks stand behind the numbers: a trace's, or those of several snapshots."""
+        return self.timeline is not None or self.unit == "snapshot"
 
     @cached_property
     def live(self) -> Trend:

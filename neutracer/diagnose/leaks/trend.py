@@ -51,15 +51,16 @@ class LeakTrendReport(Report):
     """Whether memory grows step after step, and what grows.
 
     Attributes:
-        verdict: "leak", "cycle_garbage" (of traces only: numbers don't tell it from what a
-            program empties itself), "non_torch_growth", "fragmentation_growth",
+        verdict: "leak" or "cycle_garbage" (only where blocks bear it out: a trace or several
+            snapshots), "growing" (the same rise seen in numbers alone, which cannot tell a
+            random walk from slow growth), "non_torch_growth", "fragmentation_growth",
             "cache_growth", "steady" or "unknown".
         series: The series that decided: "allocated" (live bytes), "reserved", or
             "non_torch" (used on the device and not PyTorch's).
         bytes_per_step: Its growth (Theil-Sen slope of the least value of each step).
         interval: The 95 % interval of that.
-        p_value: The chance that a series without growth looks like this one, by the figures
-            of its shape, or by Mann-Kendall's one-sided test where that shows no rise.
+        p_value: Of Mann-Kendall's one-sided test; None without blocks behind the numbers,
+            since the test knows no random walks.
         unit: What a step is: "step", "snapshot", or "window" where steps are unknown.
         steps: How many were looked at, after the warm-up.
         warmup_steps: How many were set aside before them.
@@ -84,7 +85,7 @@ class LeakTrendReport(Report):
     series: str
     bytes_per_step: float
     interval: tuple[float, float]
-    p_value: float
+    p_value: float | None
     unit: str
     steps: int
     warmup_steps: int
@@ -131,12 +132,13 @@ class LeakTrendReport(Report):
                 Figure.bytes(round(trend.level)),
                 Figure.bytes(round(trend.last)),
                 rate,
-                chance_text(trend.p_value),
+                *((chance_text(trend.p_value),) if seen.has_blocks else ()),
                 format_count(trend.warmup),
             )
             for trend, rate in zip(trends, rates, strict=True)
         )
-        heads = ("", "median", "last", f"a {self.unit}", "growth by chance", "warm-up")
+        chance = ("growth by chance",) if seen.has_blocks else ()
+        heads = ("", "median", "last", f"per {self.unit}", *chance, "warm-up")
         return Table("Least of each " + self.unit, rows, heads)
 
     def _change_table(self) -> Table:
@@ -190,12 +192,9 @@ def leak_trend(
     finds the warm-up and sets it aside, bridges bursts that are taken back, and does not take a
     sudden change of the level for growth. The slope is Theil-Sen's (Sen, JASA 63, 1968) and its
     test Mann-Kendall's, after the memory of the series (its autocorrelation, up to 0.9 for short
-    ones) was taken off (Yue and others, Hydrological Processes 16, 2002); both also use what the
-    first step says (Prais and Winsten, Cowles Commission 383, 1954). Whether what rises is growth
-    is decided by nineteen figures of its shape, among them how the medians and the least values of
-    its parts rise, and how soon it comes back to its line (Dickey and Fuller, JASA 74, 1979), by
-    boosted trees that were fitted on series of known truth (Friedman, Annals of Statistics 29,
-    2001). A series of more than 1,024 steps is first put into bins.
+    ones) was taken off (Yue and others, Hydrological Processes 16, 2002). A rise is growth where
+    the medians and the floors of twelve parts of the series, and of its last 65 %, rise too. A
+    series of more than 1,024 steps is first put into bins.
 
     Args:
         source: One of
@@ -278,7 +277,7 @@ def _report(
         series=trend.name,
         bytes_per_step=trend.slope,
         interval=trend.interval,
-        p_value=trend.p_value,
+        p_value=trend.p_value if seen.has_blocks else None,
         unit=seen.unit,
         steps=trend.steps,
         warmup_steps=trend.warmup,
@@ -316,8 +315,9 @@ def _with_holders(
     seen: Observed, verdict: Verdict, survivors: Survivors, is_monitor: bool, live: bool | None
 ) -> Survivors:
     """The survivors with what keeps them alive, where that was asked."""
-    if verdict.kind not in ("leak", "cycle_garbage") or live is False:
-        return survivors if verdict.kind in ("leak", "cycle_garbage") else Survivors()
+    kinds = ("leak", "growing", "cycle_garbage")
+    if verdict.kind not in kinds or live is False:
+        return survivors if verdict.kind in kinds else Survivors()
     if not (live or is_monitor):
         return survivors
     # Whoever only reads a file needs nothing that looks at objects.

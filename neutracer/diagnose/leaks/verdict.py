@@ -15,6 +15,7 @@ __all__ = ["RUN", "VERDICTS", "Forecast", "Verdict", "forecast", "judge"]
 #: What `leak_trend` can say, with what it means.
 VERDICTS = {
     "leak": "live memory grows step after step",
+    "growing": "live memory rises step after step",
     "cycle_garbage": "live memory grows until something lets go of it all at once",
     "non_torch_growth": "memory on the device that is not PyTorch's grows",
     "fragmentation_growth": "live blocks split up ever more free memory",
@@ -22,13 +23,6 @@ VERDICTS = {
     "steady": "nothing grows",
     "unknown": "no verdict is possible",
 }
-
-# A growth is believed below these p-values: with the noise that a step's floor may have, at
-# most one steady program in a hundred is then said to leak. Two thirds of that hundredth are
-# kept for what no p-value knows of: steps and warm-ups that were not recognised. The series
-# besides the live bytes share what is left.
-ALPHA = 0.003
-ALPHA_BESIDES = 0.0025
 
 #: How long a program may run, by what a step is: nobody says when it ends.
 RUN = {"step": 100_000, "window": 1_000, "snapshot": 1_000}
@@ -82,13 +76,21 @@ def judge(seen: Observed) -> Verdict:
     live = seen.live
     if live.is_sawtooth:
         if _leaks(seen):
-            return Verdict("leak", live, "What is left after each fall grows.")
+            return _grows(seen, "The level after each fall grows.")
         return _falls_back(seen)
     if _leaks(seen):
         if live.is_levelling:
             return Verdict("unknown", live, "It grew ever more slowly and may level off.")
-        return Verdict("leak", live, "The lowest level of each step grows.")
+        return _grows(seen, "The lowest level of each step grows.")
     return _besides(seen) or _not_growing(live, seen)
+
+
+def _grows(seen: Observed, because: str) -> Verdict:
+    """The verdict on live bytes that grow: a leak only where blocks can bear it out."""
+    if seen.has_blocks:
+        return Verdict("leak", seen.live, because)
+    text = f"{because} Numbers alone cannot tell a random walk from slow growth."
+    return Verdict("growing", seen.live, text)
 
 
 def _falls_back(seen: Observed) -> Verdict:
@@ -127,14 +129,14 @@ def _besides(seen: Observed) -> Verdict | None:
     if stuck is None:
         text = "These series don't show whether empty_cache() could give it back."
         return Verdict("cache_growth", cached, text)
-    if stuck.p_value < ALPHA_BESIDES and stuck.slope >= 0.5 * cached.slope:
+    if stuck.grows and stuck.slope >= 0.5 * cached.slope:
         return Verdict("fragmentation_growth", cached, "The free bytes lie between live blocks.")
     return Verdict("cache_growth", cached, f"{cache_emptier(seen.device)} can give it back.")
 
 
 def _leaks(seen: Observed) -> bool:
     """Whether the growth of the live bytes is proved, and matters before a long run ends."""
-    return seen.live.p_value < ALPHA and _would_matter(seen)
+    return seen.live.grows and _would_matter(seen)
 
 
 def _would_matter(seen: Observed) -> bool:
@@ -146,7 +148,7 @@ def _settled(trend: Trend, whole: float) -> bool:
     """Whether another series' growth is proved, matters, and shows no sign of ending."""
     if trend.is_levelling or trend.is_sawtooth or _was_given_back(trend):
         return False
-    return trend.p_value < ALPHA_BESIDES and trend.growth > _MATERIAL * whole
+    return trend.grows and trend.growth > _MATERIAL * whole
 
 
 def _was_given_back(trend: Trend) -> bool:
@@ -164,7 +166,7 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
     rises = live.interval[0] > 0 and live.growth > _MATERIAL * live.level
     if live.steps < _PROVABLE and rises:
         return Verdict("unknown", live, f"It rose in each of {live.steps} {seen.unit}s: too few.")
-    if live.p_value < ALPHA:
+    if live.grows:
         return Verdict("steady", live, "It grows by too little to matter.")
     if seen.timeline is None and live.is_in_doubt and not live.is_levelling and _would_matter(seen):
         rate, steps = format_bytes(round(live.slope)), format_count(live.steps, seen.unit)
@@ -214,7 +216,7 @@ def _room(seen: Observed, verdict: Verdict) -> float | None:
     if seen.capacity is None:
         return None
     outside = seen.outside.last if seen.outside is not None else 0.0
-    if verdict.kind == "leak":
+    if verdict.kind in ("leak", "growing"):
         above = 0
         if seen.peaks is not None:
             recent = list(zip(seen.peaks, seen.allocated, strict=True))[-5:]

@@ -167,7 +167,7 @@ def _grown(one: RankDigest) -> int:
 
 
 def _leaks_alone(case: _Case) -> bool:
-    leaks = [one for one in case.members if one.verdict == "leak"]
+    leaks = [one for one in case.members if one.verdict in ("leak", "growing")]
     return leaks == [case.one] and len(case.members) > 1 and _grown(case.one) > _LEAST
 
 

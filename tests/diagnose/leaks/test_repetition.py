@@ -200,7 +200,7 @@ def test_severity_follows_what_growth_will_cost(
 ) -> None:
     level = min(rate * 100, 1 << 20)
     trend = leak_trend([level + rate * step for step in range(40)], **options)
-    assert trend.verdict == "leak"
+    assert trend.verdict == "growing"
     assert trend.findings[0].severity == severity
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trend_series as made
+from bench_trend import count_set
 from bundle import DATA, NAMES, snapshot
 from small_snapshots import BASE, block, dumped, event, segment
 
@@ -112,6 +113,24 @@ def test_reports_fit_one_screen(name: str) -> None:
 # ---- synthetic series ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("group", ["a", "b"])
+def test_families_have_their_verdicts(group: str) -> None:
+    """Of series that are no walks one in 200 is called growing at most, of leaks 97 in 100 are."""
+    found = count_set(group, 25, "test")
+    others, leaks = found["other steady"], found["leaks"]
+    assert others["growing"] <= 0.005 * others.total()
+    assert leaks["growing"] >= 0.97 * leaks.total()
+
+
+def test_numbers_alone_have_no_chance() -> None:
+    """The rank test's p knows no random walks, so a report on bare numbers gives none."""
+    trend = leak_trend(rising())
+    assert (trend.verdict, trend.p_value) == ("growing", None)
+    text = " ".join(str(trend).split())
+    assert "Numbers alone cannot tell a random walk from slow growth." in text
+    assert "p <" not in text
+
+
 @pytest.mark.parametrize("how", made.DISTURBANCES)
 def test_steady_programs_raise_no_alarm(how: str) -> None:
     rng = random.Random(f"steady {how}")
@@ -128,26 +147,6 @@ def test_steady_programs_raise_no_alarm(how: str) -> None:
     assert verdicts["steady"] + verdicts["unknown"] >= 97
 
 
-@pytest.mark.parametrize("memory", made.MEMORIES)
-def test_small_leaks_are_found(memory: float) -> None:
-    """With a memory of 0.9 they rise by 2.6 deviations of a walk with such changes."""
-    rng = random.Random(f"leak {memory}")
-    found = Counter[str]()
-    for _ in range(60):
-        series = made.leaking(made.level(rng, 60, memory))
-        found[leak_trend(made.whole(series)).verdict] += 1
-    assert found["leak"] >= (57 if memory < 0.9 else 26)
-    assert found["steady"] <= 1
-
-
-def test_leaks_among_jumps_are_found() -> None:
-    rng = random.Random("jumps")
-    series = [made.leaking(made.level(rng, 60, 0.6)) for _ in range(60)]
-    found = [leak_trend(made.whole(made.disturbed(rng, one, "steps"))).verdict for one in series]
-    assert found.count("leak") >= 54
-    assert found.count("steady") <= 3
-
-
 def test_slow_warmup_is_no_leak() -> None:
     rng = random.Random("slow")
     verdicts = Counter[str]()
@@ -157,7 +156,7 @@ def test_slow_warmup_is_no_leak() -> None:
         rising = [one - 0.3 * made.LEVEL * math.exp(-at / pace) for at, one in series]
         verdicts[leak_trend(made.whole(rising)).verdict] += 1
     # One of a hundred by chance, and three more for the chance of these hundred.
-    assert verdicts["leak"] <= 4
+    assert verdicts["growing"] <= 4
 
 
 def test_interval_holds_the_true_rate() -> None:
@@ -223,7 +222,7 @@ def test_cache_that_grows_beside_a_sawtooth_is_told() -> None:
 def test_leak_below_garbage_is_a_leak() -> None:
     values = [LEVEL + 40 * MIB * (step % 15) + 5 * MIB * step for step in range(90)]
     trend = leak_trend(values)
-    assert trend.verdict == "leak"
+    assert trend.verdict == "growing"
     assert trend.bytes_per_step == pytest.approx(5 * MIB, rel=0.01)
     assert trend.resets >= 3
 
@@ -250,7 +249,7 @@ def test_growth_too_small_for_a_long_run_is_no_leak() -> None:
 
 def test_a_certain_leak_is_one_however_little_the_steps_seen_show_of_it() -> None:
     trend = leak_trend(rising(60, 512))
-    assert (trend.verdict, trend.findings[0].severity) == ("leak", "info")
+    assert (trend.verdict, trend.findings[0].severity) == ("growing", "info")
     assert trend.bytes_per_step == pytest.approx(512)
 
 
@@ -285,7 +284,7 @@ def test_few_readings_prove_nothing(count: int) -> None:
 # ---- the page ---------------------------------------------------------------------------
 
 
-RATE = re.compile(r"(\S+) +([KMG]iB) +p [<=]")
+RATE = re.compile(r"(\S+) +([KMG]iB) +\d+$")
 
 
 @pytest.mark.parametrize(
@@ -308,13 +307,10 @@ def test_rates_of_a_column_end_alike(live: int, cached: int, told: list[tuple[st
     assert rates[0].end(1) == rates[1].end(1)
 
 
-def test_chances_are_told_in_one_way() -> None:
-    trend = leak_trend({"allocated": rising(), "reserved": [2 * LEVEL] * 40})
-    assert re.findall(r"p [<=]? ?[0-9.]+", str(trend)) == [
-        "p < 0.0001.",
-        "p < 0.0001",
-        "p = 0.5000",
-    ]
+def test_chances_are_written_in_one_way() -> None:
+    found = re.findall(r"p [<=] \S+", str(leak_trend(snapshot("leak_list"))))
+    assert found[0] == "p < 0.0001."
+    assert all(re.fullmatch(r"p (< 0\.0001|= [01]\.\d{4})\.?", one) for one in found)
 
 
 def test_cache_given_back_is_said_so() -> None:
@@ -355,7 +351,7 @@ def test_growth_that_slows_down_a_little_is_a_leak(steps: int) -> None:
         rng = random.Random(f"longest first {seed}")
         sizes = sorted((rng.lognormvariate(0.0, 0.25) for _ in range(steps)), reverse=True)
         kept = itertools.accumulate(sizes)
-        found += leak_trend([LEVEL + round(one * MIB) for one in kept]).verdict == "leak"
+        found += leak_trend([LEVEL + round(one * MIB) for one in kept]).verdict == "growing"
     assert found >= 38
 
 
@@ -365,7 +361,7 @@ def test_floor_of_each_step_counts() -> None:
         starts.append(len(values))
         values += [LEVEL + step * MIB, 2 * LEVEL, 3 * LEVEL, LEVEL + step * MIB + 77]
     trend = leak_trend(values, steps=starts, capacity=3 * LEVEL + 60 * MIB)
-    assert trend.verdict == "leak"
+    assert trend.verdict == "growing"
     assert trend.bytes_per_step == pytest.approx(MIB)
     assert list(trend.floors) == [LEVEL + step * MIB for step in range(40)]
     # What a step takes above its floor must fit too.
@@ -386,7 +382,7 @@ def test_highest_of_the_last_steps_must_fit_too() -> None:
 @pytest.mark.parametrize("make", [list, tuple, lambda v: array("Q", v), lambda v: array("d", v)])
 def test_numbers_of_any_kind_are_read(make: Any) -> None:
     assert leak_trend(make(rising())).bytes_per_step == pytest.approx(MIB)
-    assert leak_trend(iter(rising())).verdict == "leak"
+    assert leak_trend(iter(rising())).verdict == "growing"
 
 
 def test_bad_input_is_named() -> None:
@@ -536,52 +532,6 @@ def among(recording: dict[str, Any], nbytes: int) -> dict[str, Any]:
     return {**recording, "segments": [*recording["segments"], segment(at, [held])]}
 
 
-def test_walks_that_rest_between_moves_are_no_leak() -> None:
-    """Most changes of such a walk are bursts to a series that has a level."""
-    rng = random.Random("walks")
-    found = Counter[str]()
-    for _ in range(200):
-        value, series = 0.0, []
-        for _ in range(rng.randint(120, 400)):
-            if rng.random() < 0.2:
-                value += rng.choice((-1, 1)) * rng.expovariate(1 / 0.004)
-            series.append(round(LEVEL * (1 + value)))
-        found[leak_trend(series).verdict] += 1
-    assert found["leak"] <= 4
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("around", [0.0, 2.0])
-def test_walks_without_drift_are_no_leak(momentum: float, around: float) -> None:
-    """Whether a change remembers the last one, or each batch takes something besides."""
-    rng = random.Random(f"walk {momentum} {around}")
-    leaks = 0
-    for _ in range(200):
-        value, change, series = float(LEVEL), 0.0, []
-        for _ in range(rng.randint(100, 400)):
-            change = momentum * change + rng.gauss(0.0, 0.001 * LEVEL)
-            value += change
-            series.append(round(value + rng.gauss(0.0, around * 0.001 * LEVEL)))
-        leaks += leak_trend(series).verdict == "leak"
-    # One of 200 by chance, and four more for the chance of these 200.
-    assert leaks <= 5
-
-
-def test_chance_that_is_told_of_a_walk_is_that_of_its_figures() -> None:
-    """By ranks alone most of what a walk does at its wildest could not be chance."""
-    rng = random.Random("told")
-    told = []
-    for _ in range(1200):
-        value, series = float(LEVEL), []
-        for _ in range(60):
-            value += rng.gauss(0.0, 0.001 * LEVEL)
-            series.append(round(value))
-        told.append(leak_trend(series).p_value)
-    # Walks are the likest to a leak: three times as many as of all that does not grow.
-    assert sum(p < 0.003 for p in told) <= 12
-    assert sum(p < 0.0001 for p in told) <= 2
-
-
 def test_walks_that_go_down_little_by_little_are_no_garbage() -> None:
     alarms = 0
     for seed in range(200):
@@ -607,27 +557,6 @@ def test_what_piles_up_seldom_goes_back(turns: int, resets: int) -> None:
     assert (trend.verdict, trend.resets) == ("steady", resets)
 
 
-def waves(rng: random.Random, rate: float) -> list[int]:
-    """Eight hills of 5 % of the level in noise, beneath which each step leaves `rate`."""
-    period, count = rng.randint(15, 40), 8 * 30
-    found = []
-    for at in range(count):
-        wave = 0.05 * math.sin(2 * math.pi * at / period)
-        found.append(round(LEVEL * (1 + wave + rng.gauss(0.0, 0.002) + rate * at)))
-    return found
-
-
-def test_seasons_are_no_growth_and_hide_none() -> None:
-    found = Counter[str]()
-    leaks = 0
-    for seed in range(60):
-        rng = random.Random(f"season {seed}")
-        found[leak_trend(waves(rng, 0.0)).verdict] += 1
-        leaks += leak_trend(waves(rng, 0.001)).verdict == "leak"
-    assert found == {"steady": 60}
-    assert leaks >= 58
-
-
 def test_hill_is_no_garbage() -> None:
     """It goes down as it goes up: nothing collects it."""
     hill = [*range(20), *range(20, 0, -1)] * 5 + [0]
@@ -642,24 +571,7 @@ def test_leak_with_pauses_does_not_slow_down(pause: int) -> None:
     for step in range(260):
         held += 4 * MIB * (step % (20 + pause) < 20)
         series.append(held)
-    assert leak_trend(series).verdict == "leak"
-
-
-def test_rises_alone_are_a_leak_and_as_many_falls_are_none() -> None:
-    called_leaks = {True: 0, False: 0}
-    for only_rises, count in ((True, 200), (False, 1000)):
-        for seed in range(count):
-            rng = random.Random(f"rises {seed} {only_rises}")
-            held, series = 0.0, []
-            for _ in range(240):
-                if rng.random() < 1 / 8:
-                    size = 0.02 * min(rng.expovariate(1), 3)
-                    held += size if only_rises or rng.random() < 0.5 else -size
-                series.append(round(LEVEL * (1 + held + rng.gauss(0.0, 0.001))))
-            called_leaks[only_rises] += leak_trend(series).verdict == "leak"
-    assert called_leaks[True] >= 194
-    # One and a half of a hundred: a walk that rests.
-    assert called_leaks[False] <= 15
+    assert leak_trend(series).verdict == "growing"
 
 
 @pytest.mark.parametrize("at", [12, 25])
@@ -667,71 +579,8 @@ def test_one_change_of_the_level_is_no_warmup(at: int) -> None:
     rng = random.Random("jump")
     steps = [8 * step + 1024 * (step >= at) + rng.gauss(0.0, 20.0) for step in range(60)]
     trend = leak_trend([LEVEL + round(step * MIB) for step in steps])
-    assert (trend.verdict, trend.warmup_steps) == ("leak", 0)
+    assert (trend.verdict, trend.warmup_steps) == ("growing", 0)
     assert [point.step for point in trend.change_points] == [at]
-
-
-def test_walks_with_drift_are_leaks() -> None:
-    rng = random.Random("drift")
-    found = 0
-    for _ in range(100):
-        value, series = float(LEVEL), []
-        for _ in range(200):
-            value += rng.gauss(0.0005 * LEVEL, 0.001 * LEVEL)
-            series.append(round(value))
-        found += leak_trend(series).verdict == "leak"
-    # 97 of a hundred, and four fewer for the chance of these hundred.
-    assert found >= 93
-
-
-def test_floors_that_rise_one_after_another_are_a_leak() -> None:
-    """Rises of very different sizes, one in seven steps, in noise larger than most of them."""
-    found = 0
-    for seed in range(300):
-        rng, around, held, series = random.Random(f"hv {seed}"), 0.0, 0.0, []
-        for _ in range(200):
-            around = 0.6 * around + rng.gauss(0.0, 8e6)
-            if rng.random() < 0.15:
-                held += 6e6 * math.exp(1.5 * rng.gauss(0.0, 1.0))
-            series.append(round(2 * LEVEL + around + held))
-        found += leak_trend(series).verdict == "leak"
-    assert found >= 225
-
-
-def wandering(seed: int, drift: float) -> list[int]:
-    """A walk of 300 steps of 1 MiB, which goes up by so much of that a step in the mean."""
-    rng, value, series = random.Random(f"wander {seed}"), float(LEVEL), []
-    for _ in range(300):
-        value += rng.gauss(drift, 1.0) * MIB
-        series.append(round(value))
-    return series
-
-
-def test_what_may_wander_is_not_said_to_be_steady() -> None:
-    """A drift of a sixth of the changes is not proved in 300 steps, and is no rest either."""
-    found = Counter(leak_trend(wandering(seed, 1 / 6)).verdict for seed in range(100))
-    assert found["unknown"] >= 45
-    assert found["steady"] <= 20
-    trend = next(
-        one
-        for one in (leak_trend(wandering(seed, 1 / 6)) for seed in range(100))
-        if one.verdict == "unknown"
-    )
-    text = " ".join(str(trend).split())
-    assert "but memory that wanders up and down without a level may do so too" in text
-    assert "neutracer.record() and leak_trend on its snapshot say which line" in text
-    assert [str(one.severity) for one in trend.findings] == ["info"]
-
-
-def test_walks_that_came_to_rest_are_steady() -> None:
-    """What rose at first and no longer does is not said to be in doubt."""
-    found = Counter[str]()
-    for seed in range(100):
-        rng = random.Random(f"rest {seed}")
-        series = wandering(seed, 1 / 6)[:150]
-        series += [series[-1] + round(rng.gauss(0.0, 1.0) * MIB) for _ in range(250)]
-        found[leak_trend(series).verdict] += 1
-    assert found["steady"] >= 95
 
 
 def test_levels_that_switch_and_grow_are_leaks() -> None:
@@ -740,7 +589,7 @@ def test_levels_that_switch_and_grow_are_leaks() -> None:
     found = 0
     for _ in range(50):
         series = [LEVEL + (at + (20 if rng.random() < 0.4 else 0)) * MIB for at in range(150)]
-        found += leak_trend(series).verdict == "leak"
+        found += leak_trend(series).verdict == "growing"
     assert found == 50
 
 
@@ -834,7 +683,7 @@ def test_monitor_is_cut_at_its_marks() -> None:
     columns = readings(MIB)
     marks = [(at, f"step {n}") for n, at in enumerate(columns["time_us"][::10])]
     trend = leak_trend(Watched(columns, marks), live=False)
-    assert trend.verdict == "leak"
+    assert trend.verdict == "growing"
     assert trend.bytes_per_step == pytest.approx(MIB, rel=0.01)
     assert trend.capacity == 8 << 30
     assert trend.oom_in_us == pytest.approx((trend.oom_step - 119) * 1e6)
@@ -851,7 +700,7 @@ def test_shortest_steps_are_a_monitors_readings() -> None:
 
 def test_monitor_without_marks_has_windows() -> None:
     leak = leak_trend(Watched(readings(10 * MIB)), live=False)
-    assert (leak.verdict, leak.unit) == ("leak", "window")
+    assert (leak.verdict, leak.unit) == ("growing", "window")
     calm = leak_trend(Watched(readings(0)), live=False)
     assert calm.verdict == "steady"
     with pytest.raises(ValueError, match="no readings"):
@@ -875,7 +724,7 @@ def test_phases_of_a_monitor_are_steps() -> None:
 
     trend = leak_trend(Phased({}), live=False)
     assert trend.unit == "step"
-    assert trend.verdict == "leak"
+    assert trend.verdict == "growing"
     assert trend.bytes_per_step == pytest.approx(2 * MIB)
 
 
@@ -920,7 +769,7 @@ def test_alike_tensors_of_a_monitor_are_named(torch: Any) -> None:
     where = "cuda" if torch.cuda.is_initialized() else "cpu"
     hoard = [torch.zeros(3, 1011, device=where) for _ in range(40)]
     trend = leak_trend(Watched(readings(MIB)))
-    assert trend.verdict == "leak"
+    assert trend.verdict == "growing"
     assert len(hoard) == 40
     groups = [grown for grown in trend.growth if "(3, 1011)" in grown.category]
     assert len(groups) == 1

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nineteenth held-out set of families of series: written without a look at the method.
-
-Its rules are those of the twelfth set (trend_families_twelfth.py), and its author another.
-"""
+"""Set b: programs of serving and training, with driftless walks among the steady ones."""
 
 from __future__ import annotations
 
@@ -11,14 +8,17 @@ import math
 import random
 from collections.abc import Callable
 
-from trend_families import Series, around, family, some_level
-from trend_programs import (
+from trend_families import (
+    Series,
     added,
+    around,
     drawn_until_enough,
+    family,
     leaking,
     log_uniform,
     poisson,
     some_length,
+    some_level,
     steady,
 )
 
@@ -92,7 +92,7 @@ def _jitter(rng: random.Random, count: int, level: float) -> Series:
     return [size * rng.randint(-values, values) / values for _ in range(count)]
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def speculative_decoding_with_a_draft_length_that_follows_acceptance(rng: random.Random) -> Series:
     """Drafts tokens ahead, more of them while they are accepted, and rolls back what is not."""
     count, level = some_length(rng), some_level(rng)
@@ -114,7 +114,7 @@ def speculative_decoding_with_a_draft_length_that_follows_acceptance(rng: random
     return steady(rng, added(_quiet(rng, count, level), found), 0.5 * level)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def prefix_tree_of_shared_prompts_evicted_down_to_a_low_watermark(rng: random.Random) -> Series:
     """Keeps prompts' pages in a tree, which is full early and then loses its oldest leaves."""
     count, level = some_length(rng), some_level(rng)
@@ -134,7 +134,7 @@ def prefix_tree_of_shared_prompts_evicted_down_to_a_low_watermark(rng: random.Ra
     return steady(rng, added(_quiet(rng, count, level), found), 0.2 * level)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def checkpoint_copied_on_the_device_and_drained_by_a_background_upload(
     rng: random.Random,
 ) -> Series:
@@ -155,7 +155,7 @@ def checkpoint_copied_on_the_device_and_drained_by_a_background_upload(
     return steady(rng, added(_quiet(rng, count, level), found), 0.4 * level)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def sparse_experts_whose_fullest_one_sets_the_rounded_up_buffers(rng: random.Random) -> Series:
     """Routes tokens to experts by a router that soon balances, in buffers of rounded sizes."""
     count, level = some_length(rng), some_level(rng)
@@ -174,7 +174,7 @@ def sparse_experts_whose_fullest_one_sets_the_rounded_up_buffers(rng: random.Ran
     return steady(rng, added(_quiet(rng, count, level), found), 0.5 * level)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def server_that_captures_a_graph_for_each_batch_size_then_only_replays(
     rng: random.Random,
 ) -> Series:
@@ -199,7 +199,7 @@ def server_that_captures_a_graph_for_each_batch_size_then_only_replays(
     return steady(rng, added(_quiet(rng, count, level), found), 0.1 * level)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def adapters_of_many_ranks_swapped_through_a_few_device_slots(rng: random.Random) -> Series:
     """Serves fine-tuned adapters, the least lately used of which makes room for the next."""
     count, level = some_length(rng), some_level(rng)
@@ -220,7 +220,7 @@ def adapters_of_many_ranks_swapped_through_a_few_device_slots(rng: random.Random
     return steady(rng, added(_quiet(rng, count, level), found), 0.3 * level)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def kernel_search_that_tries_workspaces_and_settles_on_the_fastest(rng: random.Random) -> Series:
     """Tries kernels one operator after the other, then runs a round of layouts with the best."""
     count, level = some_length(rng), some_level(rng)
@@ -240,7 +240,7 @@ def kernel_search_that_tries_workspaces_and_settles_on_the_fastest(rng: random.R
     return steady(rng, added(_quiet(rng, count, level), found), 0.2 * level)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def decode_pool_whose_requests_migrate_in_and_out_alike_walk(rng: random.Random) -> Series:
     """Takes requests from other hosts as often and as large as it hands them over."""
     count, level = some_length(rng), some_level(rng)
@@ -254,7 +254,7 @@ def decode_pool_whose_requests_migrate_in_and_out_alike_walk(rng: random.Random)
     return steady(rng, _wandering(level, changes), 0.0)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def dynamic_graph_store_with_edges_put_in_and_cut_in_bursts_walk(rng: random.Random) -> Series:
     """Holds a graph whose edges come and go, in calm and in busy spells."""
     count, level = some_length(rng), some_level(rng)
@@ -271,7 +271,7 @@ def dynamic_graph_store_with_edges_put_in_and_cut_in_bursts_walk(rng: random.Ran
     return steady(rng, _wandering(level, changes), 0.0)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def tenants_given_and_taken_pages_by_a_broker_with_momentum_walk(rng: random.Random) -> Series:
     """Gets pages or gives them away, and tends to go on the way it went for a while."""
     count, level = some_length(rng), some_level(rng)
@@ -286,7 +286,7 @@ def tenants_given_and_taken_pages_by_a_broker_with_momentum_walk(rng: random.Ran
     return steady(rng, _wandering(level, changes), 0.0)
 
 
-@family("steady", "held-out-19")
+@family("steady", "b")
 def embedding_shards_traded_between_ranks_now_and_then_walk(rng: random.Random) -> Series:
     """Trades shards of a table with its neighbours, rarely, and has noise around what it holds."""
     count, level = some_length(rng), some_level(rng)
@@ -302,7 +302,7 @@ def embedding_shards_traded_between_ranks_now_and_then_walk(rng: random.Random) 
     return steady(rng, added(_wandering(level, changes), noise), 0.0)
 
 
-@family("cycle_garbage", "held-out-19")
+@family("cycle_garbage", "b")
 def request_spans_linked_in_rings_until_an_old_generation_is_collected(
     rng: random.Random,
 ) -> Series:
@@ -326,7 +326,7 @@ def request_spans_linked_in_rings_until_an_old_generation_is_collected(
     return steady(rng, added(_quiet(rng, count, level), found), 0.2 * level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def streaming_server_that_never_returns_pages_of_cancelled_streams(rng: random.Random) -> Series:
     """Serves streams, of which some are cut by the client and then keep their pages."""
     count, level = some_length(rng), some_level(rng)
@@ -346,7 +346,7 @@ def streaming_server_that_never_returns_pages_of_cancelled_streams(rng: random.R
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def compiler_that_keeps_a_plan_for_every_exact_length_it_ever_met(rng: random.Random) -> Series:
     """Compiles anew for each length not met before, and new ones get rarer but never end."""
     count, level = some_length(rng), some_level(rng)
@@ -369,7 +369,7 @@ def compiler_that_keeps_a_plan_for_every_exact_length_it_ever_met(rng: random.Ra
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def tracer_that_holds_tensors_of_each_scheduled_window(rng: random.Random) -> Series:
     """Traces a few steps of every so many and keeps what those held."""
     count, level = some_length(rng), some_level(rng)
@@ -388,7 +388,7 @@ def tracer_that_holds_tensors_of_each_scheduled_window(rng: random.Random) -> Se
     return leaking(rng, _quiet(rng, count, level), drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def elastic_job_that_forgets_the_old_communicator_at_each_resize(rng: random.Random) -> Series:
     """Makes communicators anew when workers come or go, which changes its share of the state."""
     count, level = some_length(rng), some_level(rng)
@@ -413,7 +413,7 @@ def elastic_job_that_forgets_the_old_communicator_at_each_resize(rng: random.Ran
     return leaking(rng, added(_quiet(rng, count, level), held), kept, level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def retrieval_index_that_appends_each_query_in_chunks_beside_reranking(
     rng: random.Random,
 ) -> Series:
@@ -436,7 +436,7 @@ def retrieval_index_that_appends_each_query_in_chunks_beside_reranking(
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def retried_batches_whose_tracebacks_free_but_part_of_what_they_held(
     rng: random.Random,
 ) -> Series:
@@ -458,7 +458,7 @@ def retried_batches_whose_tracebacks_free_but_part_of_what_they_held(
     return leaking(rng, _quiet(rng, count, level), drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def validation_that_hooks_the_model_once_more_each_time_it_runs(rng: random.Random) -> Series:
     """Registers one more hook at every validation, and each hook keeps a little in each step."""
     count, level = some_length(rng), some_level(rng)
@@ -482,7 +482,7 @@ def validation_that_hooks_the_model_once_more_each_time_it_runs(rng: random.Rand
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def self_play_search_that_leaves_branches_of_each_finished_game(rng: random.Random) -> Series:
     """Grows a search tree in each game and drops it at the end but for some branches."""
     count, level = some_length(rng, 40), some_level(rng)
@@ -511,7 +511,7 @@ def self_play_search_that_leaves_branches_of_each_finished_game(rng: random.Rand
     return leaking(rng, added(_quiet(rng, count, level), trees), kept, level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def chat_sessions_never_closed_under_a_daily_wave_of_users(rng: random.Random) -> Series:
     """Serves more users by day, and the sessions of those who just leave stay for good."""
     count, level = some_length(rng), some_level(rng)
@@ -534,7 +534,7 @@ def chat_sessions_never_closed_under_a_daily_wave_of_users(rng: random.Random) -
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-19")
+@family("leak", "b")
 def reward_model_whose_rare_branch_appends_to_a_list_with_its_graph(
     rng: random.Random,
 ) -> Series:

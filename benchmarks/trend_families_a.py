@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The eighteenth held-out set of families of series: written without a look at the method.
-
-Its rules are those of the twelfth set (trend_families_twelfth.py), and its author another.
-"""
+"""Set a: programs of simulation, search and design, with driftless walks among the steady ones."""
 
 from __future__ import annotations
 
@@ -11,15 +8,18 @@ import math
 import random
 from collections.abc import Callable
 
-from trend_families import Series, around, family, some_level
-from trend_programs import (
+from trend_families import (
+    Series,
     added,
+    around,
     drawn_until_enough,
+    family,
     in_blocks,
     leaking,
     log_uniform,
     poisson,
     some_length,
+    some_level,
     steady,
 )
 
@@ -95,7 +95,7 @@ def _wandering(rng: random.Random, level: float, changes: Series) -> Series:
 # --- steady ---
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def radiance_field_training_prunes_the_empty_cells_of_its_grid(rng: random.Random) -> Series:
     """A radiance field whose grid is pruned now and then until only what is occupied is left."""
     count, level = some_length(rng), some_level(rng)
@@ -117,7 +117,7 @@ def radiance_field_training_prunes_the_empty_cells_of_its_grid(rng: random.Rando
     return steady(rng, added(_quiet(rng, count, level), pruned, rays, views), 0.4 * level)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def molecule_beam_search_widens_its_beam_and_drops_it_for_each_target(
     rng: random.Random,
 ) -> Series:
@@ -140,7 +140,7 @@ def molecule_beam_search_widens_its_beam_and_drops_it_for_each_target(
     return steady(rng, added(base, frontier[skipped : skipped + count]), 0.3 * level)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def subtitle_service_interleaves_streams_whose_caches_end_with_each_sentence(
     rng: random.Random,
 ) -> Series:
@@ -166,7 +166,7 @@ def subtitle_service_interleaves_streams_whose_caches_end_with_each_sentence(
     return steady(rng, added(base, [unit * one for one in tokens]), 0.3 * level)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def granular_flow_simulator_enlarges_its_contact_lists_until_they_fit(
     rng: random.Random,
 ) -> Series:
@@ -191,7 +191,7 @@ def granular_flow_simulator_enlarges_its_contact_lists_until_they_fit(
     return steady(rng, added(_quiet(rng, count, level), lists, contacts), 0.3 * level)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def brackets_of_tiny_networks_are_halved_until_one_is_left(rng: random.Random) -> Series:
     """Populations of networks that are trained together and thinned out rung by rung, again."""
     count, level = some_length(rng), some_level(rng)
@@ -214,7 +214,7 @@ def brackets_of_tiny_networks_are_halved_until_one_is_left(rng: random.Random) -
     return steady(rng, added(base, found[skipped : skipped + count]), 0.3 * level)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def continuous_depth_network_takes_more_solver_stages_on_stiff_batches(
     rng: random.Random,
 ) -> Series:
@@ -237,7 +237,7 @@ def continuous_depth_network_takes_more_solver_stages_on_stiff_batches(
     return steady(rng, added(_quiet(rng, count, level), found), 0.3 * level)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def voices_of_readers_stay_loaded_until_the_shelf_is_full(rng: random.Random) -> Series:
     """Speech synthesis that loads a voice when it is asked for and evicts when space is used up."""
     count, level = some_length(rng), some_level(rng)
@@ -270,7 +270,7 @@ def voices_of_readers_stay_loaded_until_the_shelf_is_full(rng: random.Random) ->
 # --- steady: walks ---
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def students_of_a_shared_notebook_load_and_drop_tensors_walk(rng: random.Random) -> Series:
     """A shared notebook where now and then somebody loads a tensor or drops one as large."""
     count, level = some_length(rng), some_level(rng)
@@ -284,7 +284,7 @@ def students_of_a_shared_notebook_load_and_drop_tensors_walk(rng: random.Random)
     return steady(rng, added(noise, _wandering(rng, level, changes)), 0.0)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def flock_simulator_is_born_and_dies_with_momentum_walk(rng: random.Random) -> Series:
     """A flock of agents whose number goes on for some steps in the way that it went before."""
     count, level = some_length(rng), some_level(rng)
@@ -302,7 +302,7 @@ def flock_simulator_is_born_and_dies_with_momentum_walk(rng: random.Random) -> S
     return steady(rng, added(noise, _wandering(rng, level, changes)), 0.0)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def odds_maker_opens_and_settles_bets_in_busy_and_calm_spells_walk(rng: random.Random) -> Series:
     """A pricing model that holds open bets, many of which come and go in the spells of a match."""
     count, level = some_length(rng), some_level(rng)
@@ -320,7 +320,7 @@ def odds_maker_opens_and_settles_bets_in_busy_and_calm_spells_walk(rng: random.R
     return steady(rng, added(noise, _wandering(rng, level, changes)), 0.0)
 
 
-@family("steady", "held-out-18")
+@family("steady", "a")
 def scene_editor_adds_and_deletes_meshes_of_a_few_sizes_walk(rng: random.Random) -> Series:
     """An editor for scenes where as many meshes are added as deleted, all of a few fixed sizes."""
     count, level = some_length(rng), some_level(rng)
@@ -340,7 +340,7 @@ def scene_editor_adds_and_deletes_meshes_of_a_few_sizes_walk(rng: random.Random)
 # --- garbage in cycles ---
 
 
-@family("cycle_garbage", "held-out-18")
+@family("cycle_garbage", "a")
 def proof_search_leaves_trees_with_parent_links_to_the_collector(rng: random.Random) -> Series:
     """A prover whose embedded goals know their parents, so that only the collector frees them."""
     count, level = some_length(rng), some_level(rng)
@@ -368,7 +368,7 @@ def proof_search_leaves_trees_with_parent_links_to_the_collector(rng: random.Ran
 # --- leaks ---
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def herbarium_classifier_keeps_the_saliency_maps_of_disputed_leaves(rng: random.Random) -> Series:
     """A service that keeps a map on the device for each picture that a botanist disputes."""
     count, level = some_length(rng), some_level(rng)
@@ -386,7 +386,7 @@ def herbarium_classifier_keeps_the_saliency_maps_of_disputed_leaves(rng: random.
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def tuner_keeps_the_best_weights_of_every_abandoned_trial(rng: random.Random) -> Series:
     """A search over settings whose trials differ in size, and each leaves a copy behind."""
     count, level = some_length(rng), some_level(rng)
@@ -415,7 +415,7 @@ def tuner_keeps_the_best_weights_of_every_abandoned_trial(rng: random.Random) ->
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def archive_of_novel_gaits_admits_ever_fewer_but_never_forgets(rng: random.Random) -> Series:
     """Evolution of walking robots that keeps each gait unlike those before, ever more slowly."""
     count, level = some_length(rng), some_level(rng)
@@ -436,7 +436,7 @@ def archive_of_novel_gaits_admits_ever_fewer_but_never_forgets(rng: random.Rando
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def crystal_energies_compile_a_graph_with_workspace_for_each_new_cell(
     rng: random.Random,
 ) -> Series:
@@ -458,7 +458,7 @@ def crystal_energies_compile_a_graph_with_workspace_for_each_new_cell(
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def probes_are_hooked_again_at_each_checkup_and_hold_ever_more(rng: random.Random) -> Series:
     """Training that hooks its probes again at each check-up, each keeping more than before."""
     count, level = some_length(rng), some_level(rng)
@@ -483,7 +483,7 @@ def probes_are_hooked_again_at_each_checkup_and_hold_ever_more(rng: random.Rando
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def go_player_trims_only_some_branches_of_the_games_it_remembers(rng: random.Random) -> Series:
     """A player whose tree of positions grows at each move and is trimmed too little after games."""
     count, level = some_length(rng), some_level(rng)
@@ -507,7 +507,7 @@ def go_player_trims_only_some_branches_of_the_games_it_remembers(rng: random.Ran
     return leaking(rng, _quiet(rng, count, level), drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def dropped_video_calls_leave_their_background_masks_in_bursts(rng: random.Random) -> Series:
     """A filter for video calls that keeps the mask of each call lost while the net is bad."""
     count, level = some_length(rng), some_level(rng)
@@ -535,7 +535,7 @@ def dropped_video_calls_leave_their_background_masks_in_bursts(rng: random.Rando
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def curvature_scan_chains_the_sum_of_its_losses_by_their_graphs(rng: random.Random) -> Series:
     """A scan of a loss surface whose running sum keeps a little of each point's graph."""
     count, level = some_length(rng), some_level(rng)
@@ -562,7 +562,7 @@ def curvature_scan_chains_the_sum_of_its_losses_by_their_graphs(rng: random.Rand
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def turbine_monitor_keeps_suspicious_windows_since_an_alarm(rng: random.Random) -> Series:
     """A monitor that frees all until an alarm, and from then on keeps what is suspicious."""
     count, level = some_length(rng, 40), some_level(rng)
@@ -585,7 +585,7 @@ def turbine_monitor_keeps_suspicious_windows_since_an_alarm(rng: random.Random) 
     return leaking(rng, base, drawn_until_enough(draw), level)
 
 
-@family("leak", "held-out-18")
+@family("leak", "a")
 def federated_server_never_frees_the_updates_of_devices_that_drop_out(
     rng: random.Random,
 ) -> Series:
