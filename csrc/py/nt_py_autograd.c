@@ -4,9 +4,8 @@
 #include "nt_py.h"
 
 #include "nt_py_plain.h"
-#include "tensor/ph_node.h"
-#include "tensor/ph_tensor.h"
-#include "compat/py_compat.h"
+#include "ph_tensor.h"
+#include "py_compat.h"
 
 /* ---- all tensors ----------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
 #include "nt_py.h"
 
 #include "nt_py_plain.h"
-#include "watch/ph_gcwatch.h"
+#include "ph_gcwatch.h"
 
 /* ---- plain data for Python ----------------------------------------------------- */
 

@@ -4,8 +4,8 @@
 
 #include <time.h>
 
-#include "names/ph_names.h"
-#include "walk/ph_walk.h"
+#include "ph_names.h"
+#include "ph_walk.h"
 
 PyObject *
 nt_py_raise_heap(nt_status status, const nt_error *err)

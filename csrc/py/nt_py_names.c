@@ -3,8 +3,8 @@
  * ph_tensor.h say what they mean. */
 #include "nt_py.h"
 
-#include "names/ph_names.h"
-#include "tensor/ph_tensor.h"
+#include "ph_names.h"
+#include "ph_tensor.h"
 
 static PyObject *
 names_prepare(PyObject *module, PyObject *unused)

@@ -6,7 +6,7 @@
 
 #include "nt_py.h"
 
-#include "describe/ph_describe.h"
+#include "ph_describe.h"
 #include "ph_join.h"
 
 /* Learns what there is to learn of the heap; of torch only where it is imported. */

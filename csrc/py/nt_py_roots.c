@@ -9,8 +9,8 @@
 #include "nt_py_plain.h"
 #include "ph_held.h"
 #include "ph_loops.h"
-#include "ph_roots.h"
-#include "compat/py_compat_frames.h"
+#include "ph_join.h"
+#include "py_compat_objects.h"
 
 /* ---- what Python tells of PyTorch's graph ---------------------------------------- */
 

@@ -64,13 +64,6 @@ typedef struct py_compat_frame {
 bool
 py_compat_frame_read(PyObject *object, py_compat_frame *out);
 
-#if PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030B0000
-/* The same for the data of a running frame, which is not an object. Also false for
- * anything without code. */
-bool
-py_compat_frame_read_data(struct _PyInterpreterFrame *frame, py_compat_frame *out);
-#endif
-
 /* What stands at a place below frame->count among its values; NULL: nothing. *held,
  * unless NULL: whether the frame holds a reference of its own to it. */
 PyObject *
@@ -129,5 +122,30 @@ py_compat_local_name(PyCodeObject *code, Py_ssize_t index);
 /* The place of the first variable that comes from an outer function; -1 if unknown. */
 Py_ssize_t
 py_compat_first_free(PyCodeObject *code);
+
+/* ---- frames that run ------------------------------------------------------------- */
+
+/* The frames that a thread is running, which are not objects of their own from 3.11 on.
+ * They are read where they lie: no frame object is made for them. All is borrowed. For
+ * an interpreter that is not known there are none. */
+
+/* Not 0 ends the round. */
+typedef int (*py_compat_frame_visit)(void *ctx, const py_compat_frame *frame);
+
+/* The thread's frames, the innermost first. Returns what ended the round, or 0. */
+int
+py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx);
+
+/* Holds the calling thread's frames, as they are read here, against those that Python
+ * names; NT_REFUSED where they differ. Makes frame objects for them. Nearly free once
+ * it has succeeded. */
+nt_status
+py_compat_check_frames(nt_error *err) NT_CHECKED;
+
+/* What the thread itself refers to, by a name for a reader. `name` is C text. */
+typedef int (*py_compat_thread_visit)(void *ctx, const char *name, PyObject *object);
+
+int
+py_compat_each_held(PyThreadState *thread, py_compat_thread_visit visit, void *ctx);
 
 #endif

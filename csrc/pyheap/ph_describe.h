@@ -10,9 +10,9 @@
 #define PH_DESCRIBE_H
 
 #include "base/nt_arena.h"
-#include "names/ph_names.h"
-#include "tensor/ph_tensor.h"
-#include "walk/ph_walk.h"
+#include "ph_names.h"
+#include "ph_tensor.h"
+#include "ph_walk.h"
 
 /* What ph_describe_options.device_type can be besides a c10::DeviceType. */
 #define PH_ANY_DEVICE (-1)

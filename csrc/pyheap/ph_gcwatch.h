@@ -13,7 +13,7 @@
 #ifndef PH_GCWATCH_H
 #define PH_GCWATCH_H
 
-#include "walk/ph_walk.h"
+#include "ph_walk.h"
 
 /* One collection, as it is known at "stop". */
 typedef struct ph_collection {

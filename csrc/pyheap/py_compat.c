@@ -2,7 +2,7 @@
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE 1 /* pipe2, syscall */
 #endif
-#include "compat/py_compat.h"
+#include "py_compat.h"
 
 #include <fcntl.h>
 #include <string.h>
