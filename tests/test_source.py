@@ -205,14 +205,14 @@ def test_sources_include_their_own_header_first() -> None:
     assert wrong == []
 
 
-# ---- the arrows of csrc/wasm -----------------------------------------------------------
+# ---- the arrows of csrc/page -----------------------------------------------------------
 
-WASM_FILES = sorted(ROOT.glob("csrc/wasm/*.[ch]"))
+PAGE_FILES = sorted(ROOT.glob("csrc/page/*.[ch]"))
 
 
 def test_every_file_of_the_page_is_listed() -> None:
     listed = {row[0].strip("`") for row in table_rows("The page")}
-    assert {path.stem for path in WASM_FILES if path.suffix == ".c"} == listed
+    assert {path.stem for path in PAGE_FILES if path.suffix == ".c"} == listed
 
 
 def test_the_page_includes_core_and_itself_only() -> None:
@@ -223,7 +223,7 @@ def test_the_page_includes_core_and_itself_only() -> None:
     allowed |= {f"<{name}>" for name in STANDARD_HEADERS}
     wrong = [
         f"{relative(path)} includes {include}"
-        for path in WASM_FILES
+        for path in PAGE_FILES
         for include in includes(path)
         if include not in allowed
     ]

@@ -779,7 +779,6 @@ tensor_refuse_exception(nt_error *err)
 }
 
 enum { ASK_TYPE, ASK_SETS, ASK_DTYPES, ASK_FIELDS, ASK_NODE, ASK_FUNCTION, ASK_DEVICE };
-
 static const char *const ask_names[] = {
     "tensor_type", "layouts",       "dtypes",         "fields",
     "node",        "function_type", "private_device",

@@ -5,9 +5,9 @@
  * files of this folder and by nobody else.
  *
  * A call that fails returns the status, and nt_page_err has the words. Answers are
- * columns, which the page reads out of the module's memory by their names
- * (nt_page_column.c), and numbers in nt_page_figures. They stay until the next call of
- * the same kind. The page runs one call at a time.
+ * columns, which the page reads out of the module's memory by their names, and numbers
+ * in nt_page_figures. They stay until the next call of the same kind. The page runs one
+ * call at a time.
  */
 #ifndef NT_PAGE_H
 #define NT_PAGE_H
