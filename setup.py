@@ -150,7 +150,7 @@ class BuildModules(build_ext):
 # What the hooks and a rehearsal compile on the user's machine, against the torch there.
 HOOKS = (
     "csrc/torch/*.[ch]pp",
-    "csrc/pretend/*.cpp",
+    "csrc/rehearsal/*.cpp",
     "csrc/core/base/nt_ring.h",
     "csrc/core/base/nt_ring_origins.h",
     "csrc/core/trace/nt_live_api.h",
