@@ -911,7 +911,7 @@ ph_describe_live(const ph_heap *heap, const nt_bitset *dead, nt_bitset *live,
 /* And in one of more than this from one, since each look may go through all of it. */
 #define TRY_LARGE 4096
 
-/* ---- which cycle keeps what ---------------------------------------------------- */
+/* ---- which cycle keeps what ------------------------------------------------------ */
 
 static nt_status
 describe_allocate(ph_state *s, void **array, size_t count, size_t element)

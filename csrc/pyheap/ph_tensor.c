@@ -230,8 +230,7 @@ fits_sizes_far(const learn_probe *probe, const uint8_t *at, size_t fact)
            memcmp(sizes + bytes, probe->strides, bytes) == 0;
 }
 
-/* ---- facts from Python -------------------------------------------------------------
- */
+/* ---- facts from Python ----------------------------------------------------------- */
 
 static bool
 learn_numbers(PyObject *tuple, int64_t *out, uint64_t *count)
@@ -295,8 +294,7 @@ learn_parse_set(PyObject *rows, const PyTypeObject *type, learn_set *out, nt_err
     return NT_OK;
 }
 
-/* ---- the search --------------------------------------------------------------------
- */
+/* ---- the search ------------------------------------------------------------------ */
 
 /* Which of a probe's objects is looked at. */
 typedef const uint8_t *(*learn_object)(const learn_probe *probe);
@@ -471,8 +469,7 @@ learn_autograd(const learn_set *graded, ph_tensor_layout *out, nt_error *err)
                : NT_OK;
 }
 
-/* ---- the proof ---------------------------------------------------------------------
- */
+/* ---- the proof ------------------------------------------------------------------- */
 
 /* What a probe's facts and what is read of it differ in; NULL where they agree. */
 static const char *
@@ -695,8 +692,7 @@ ph_tensor_device_name(int16_t device_type)
     return unknown;
 }
 
-/* ---- learning ----------------------------------------------------------------------
- */
+/* ---- learning -------------------------------------------------------------------- */
 
 /* A Python text into a name's room; false, with no exception set, where it is none. */
 static bool
