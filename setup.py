@@ -150,7 +150,7 @@ class BuildModules(build_ext):
 # What the hooks and a rehearsal compile on the user's machine, against the torch there.
 HOOKS = (
     "csrc/torch/*.[ch]pp",
-    "csrc/pretend/*.cpp",
+    "csrc/rehearsal/*.cpp",
     "csrc/core/base/nt_ring.h",
     "csrc/core/base/nt_ring_origins.h",
     "csrc/core/trace/nt_live_api.h",
@@ -230,13 +230,13 @@ core = {
     "cflags": compile_flags(),
 }
 modules = [
-    extension("_core", files("csrc/py/*.c", "csrc/pyheap/**/*.c"), ["csrc/py", "csrc/pyheap"])
+    extension("_core", files("csrc/py/*.c", "csrc/pyheap/*.c"), ["csrc/py", "csrc/pyheap"])
 ]
 modules += graphviz()
 if on("SELFTEST"):
     # A copy of its own of the walk and the watch, so that a test can hold finalizers off.
-    copied = ("walk/*.c", "watch/*.c", "compat/py_compat.c", "compat/py_compat_objects.c")
-    walk = files(*(f"csrc/pyheap/{name}" for name in copied))
+    copied = ("ph_walk", "ph_gcwatch", "py_compat", "py_compat_objects")
+    walk = files(*(f"csrc/pyheap/{name}.c" for name in copied))
     modules.append(
         extension("_selftest", [*files("tests/c/*.c"), *walk], ["tests/c", "csrc/pyheap"])
     )

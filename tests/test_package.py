@@ -84,7 +84,7 @@ def test_wheel_holds_package_and_core(built: Path) -> None:
     }
     assert {"neutracer/heap/drawing/page.css", "neutracer/heap/drawing/page.js"} <= names
     sources = {name for name in names if name.endswith((".c", ".h", ".cpp", ".hpp", ".a"))}
-    compiled_there = [*ROOT.glob("csrc/torch/*.[ch]pp"), *ROOT.glob("csrc/pretend/*.cpp")]
+    compiled_there = [*ROOT.glob("csrc/torch/*.[ch]pp"), *ROOT.glob("csrc/rehearsal/*.cpp")]
     headers = ("base/nt_ring.h", "base/nt_ring_origins.h", "trace/nt_live_api.h")
     assert compiled_there
     assert sources == {

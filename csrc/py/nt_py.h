@@ -48,10 +48,6 @@ nt_py_raise(nt_status status, const nt_error *err);
 PyObject *
 nt_py_raise_unavailable(nt_status status, const nt_error *err, const char *what);
 
-/* The same for a call of csrc/pyheap. */
-PyObject *
-nt_py_raise_heap(nt_status status, const nt_error *err);
-
 /* __reduce__ of every type: what is memory of this process is not pickled or copied,
  * under no protocol. */
 PyObject *
@@ -87,7 +83,7 @@ PyObject *
 nt_py_columns(nt_py_state *state, PyObject *owner, const void *columns, size_t count,
               const nt_py_column_def *defs, size_t def_count);
 
-/* nt_py_progress.c: interruption and progress without the GIL. */
+/* nt_py_module.c: interruption and progress without the GIL. */
 
 typedef struct nt_py_progress {
     PyThreadState *thread; /* saved while the GIL is released */
@@ -133,9 +129,13 @@ nt_py_settings_dict(const nt_settings *settings);
 int
 nt_py_parse_settings(PyObject *text, nt_settings *out);
 
-/* nt_py_load.c */
+/* nt_py_file.c */
 PyObject *
 nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *
+nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *
+nt_py_pack(PyObject *module, PyObject *args);
 
 /* nt_py_timeline.c */
 
@@ -163,13 +163,12 @@ nt_py_layout_new(nt_py_state *state, nt_py_timeline *timeline, int32_t event);
 PyObject *
 nt_py_layout_tables(nt_py_state *state, PyObject *owner, const nt_layout *layout);
 
-/* nt_py_fragment.c */
 extern PyType_Spec nt_py_fragment_spec;
 
 PyObject *
 nt_py_fragment_ratios(PyObject *module, PyObject *args);
 
-/* nt_py_replay.c: what a timeline asked of the allocator, run on the model. */
+/* nt_py_program.c: what a timeline asked of the allocator, run on the model. */
 extern PyType_Spec nt_py_program_spec;
 
 /* nt_py_monitor.c: the monitor's native thread. */
@@ -199,12 +198,6 @@ extern PyType_Spec nt_py_around_spec;
 int
 nt_py_drop_ours(void);
 
-/* nt_py_save.c */
-PyObject *
-nt_py_save(PyObject *module, PyObject *args, PyObject *kwargs);
-PyObject *
-nt_py_pack(PyObject *module, PyObject *args);
-
 /* nt_py_live.c: what _core and the shim on PyTorch's allocators give each other. */
 
 /* Adds the capsule `live_api` to the module. */
@@ -220,17 +213,13 @@ PyObject *
 nt_py_arrow_stream(PyObject *module, PyObject *args);
 
 /* Functions that the module gets besides its own, a table a file. */
-extern PyMethodDef nt_py_cycles_methods[];      /* nt_py_cycles.c */
-extern PyMethodDef nt_py_autograd_methods[];    /* nt_py_autograd.c */
-extern PyMethodDef nt_py_roots_methods[];       /* nt_py_roots.c */
-extern PyMethodDef nt_py_heap_methods[];        /* nt_py_heap.c */
-extern PyMethodDef nt_py_names_methods[];       /* nt_py_names.c */
-extern PyMethodDef nt_py_live_methods[];        /* nt_py_live.c */
-extern PyMethodDef nt_py_dump_methods[];        /* nt_py_dump.c */
-extern PyMethodDef nt_py_last_signal_methods[]; /* nt_py_last_signal.c */
-extern PyMethodDef nt_py_trend_methods[];       /* nt_py_trend.c */
-extern PyMethodDef nt_py_pick_methods[];        /* nt_py_pick.c */
-extern PyMethodDef nt_py_steps_methods[];       /* nt_py_steps.c */
-extern PyMethodDef nt_py_categories_methods[];  /* nt_py_categories.c */
+extern PyMethodDef nt_py_heap_methods[];
+extern PyMethodDef nt_py_live_methods[];
+extern PyMethodDef nt_py_dump_methods[];
+extern PyMethodDef nt_py_last_signal_methods[];
+extern PyMethodDef nt_py_trend_methods[];
+extern PyMethodDef nt_py_pick_methods[]; /* nt_py_column.c */
+extern PyMethodDef nt_py_steps_methods[];
+extern PyMethodDef nt_py_categories_methods[];
 
 #endif

@@ -171,8 +171,7 @@ attribution_seed(PyObject *self, PyObject *args)
     return status == NT_OK ? Py_NewRef(Py_None) : attribution_raise(status, &err);
 }
 
-/* ---- reading -----------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------- */
 
 /* A text of the ledger's, which never moves. */
 typedef struct attribution_text {

@@ -37,8 +37,7 @@ device_append(PyObject **list, PyObject *item)
     return *list != NULL;
 }
 
-/* ---- Devices -----------------------------------------------------------------------
- */
+/* ---- Devices --------------------------------------------------------------------- */
 
 typedef struct py_devices {
     PyObject_HEAD nt_device *device;

@@ -2,8 +2,62 @@
 #include "nt_py.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "trace/nt_rounding.h"
+
+/* ---- interruption and progress --------------------------------------------------- */
+
+/* Between two visits to Python: short enough that Ctrl-C and a progress line feel
+ * immediate, long enough that waiting for the GIL behind other threads costs little. */
+#define PROGRESS_TICK_NS (UINT64_C(50) * 1000 * 1000)
+
+static uint64_t
+progress_clock_ns(void)
+{
+    struct timespec now = {0, 0};
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* The core tells how far it is: signals (Ctrl-C) are looked at, and the callback
+ * is called. An exception stops the work and stays set. */
+static int
+progress_report(void *ctx, uint64_t done)
+{
+    nt_py_progress *p = ctx;
+    if (progress_clock_ns() - p->last_ns < PROGRESS_TICK_NS) {
+        return 0;
+    }
+    PyEval_RestoreThread(p->thread);
+    int stop = PyErr_CheckSignals() < 0;
+    if (!stop && p->callback != NULL && p->callback != Py_None) {
+        PyObject *result =
+            PyObject_CallFunction(p->callback, "K", (unsigned long long)done);
+        stop = result == NULL;
+        Py_XDECREF(result);
+    }
+    p->thread = PyEval_SaveThread();
+    p->last_ns = progress_clock_ns();
+    return stop;
+}
+
+void
+nt_py_begin(nt_py_progress *p, PyObject *callback)
+{
+    p->callback = callback;
+    p->last_ns = progress_clock_ns();
+    p->progress = (nt_progress){.report = progress_report, .ctx = p};
+    p->thread = PyEval_SaveThread();
+}
+
+void
+nt_py_end(nt_py_progress *p)
+{
+    PyEval_RestoreThread(p->thread);
+}
+
+/* ---- the module ------------------------------------------------------------------ */
 
 static struct PyModuleDef module_def;
 
@@ -203,11 +257,10 @@ module_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
 static int
 module_add_functions(PyObject *module)
 {
-    PyMethodDef *const tables[] = {
-        nt_py_cycles_methods,      nt_py_heap_methods,  nt_py_roots_methods,
-        nt_py_autograd_methods,    nt_py_names_methods, nt_py_trend_methods,
-        nt_py_pick_methods,        nt_py_live_methods,  nt_py_dump_methods,
-        nt_py_last_signal_methods, nt_py_steps_methods, nt_py_categories_methods};
+    PyMethodDef *const tables[] = {nt_py_heap_methods,  nt_py_trend_methods,
+                                   nt_py_pick_methods,  nt_py_live_methods,
+                                   nt_py_dump_methods,  nt_py_last_signal_methods,
+                                   nt_py_steps_methods, nt_py_categories_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;

@@ -1,9 +1,114 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The monitor's sampler as a type. */
-#include "nt_py_monitor.h"
+/* The monitor's sampler as a type, and where its readings come from: functions that its
+ * native thread calls, without the GIL. */
+#include "nt_py.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
+
+#include "monitor/nt_device.h"
+#include "monitor/nt_sampler.h"
+#include "trace/nt_live_api.h"
+
+/* The devices that are followed, and NVML's number of each. */
+typedef struct monitor_places {
+    const nt_device *device;    /* NULL: there is no NVML, and every slot is -1 */
+    const nt_live_source *live; /* the shim, or NULL */
+    size_t count;
+    int32_t devices[NT_SAMPLER_DEVICES];
+    int32_t slots[NT_SAMPLER_DEVICES];
+} monitor_places;
+
+/* ---- readings -------------------------------------------------------------------- */
+
+/* The allocator's figures through the shim: nt_sampler_source.stats. `ctx` is the
+ * shim's const nt_live_source. */
+static int
+monitor_read_live(void *ctx, int32_t device, nt_reading *out)
+{
+    const nt_live_source *live = ctx;
+    nt_live_brief brief;
+    const int answer = live->device_brief(live->ctx, device, &brief);
+    if (answer != 0) {
+        return answer == 1 ? NT_SOURCE_NOT_YET : answer;
+    }
+    /* The peak can be set back, by a program that takes all of its memory back too. The
+     * CPU (-1) is in use without a tensor on it. */
+    if (device >= 0 && brief.reserved_bytes == 0 && brief.peak_reserved_bytes == 0 &&
+        brief.ever_reserved_bytes == 0) {
+        return NT_SOURCE_NOT_YET;
+    }
+    out->figure[NT_FIGURE_ALLOCATED] = (uint64_t)brief.allocated_bytes;
+    out->figure[NT_FIGURE_RESERVED] = (uint64_t)brief.reserved_bytes;
+    out->figure[NT_FIGURE_ACTIVE] = (uint64_t)brief.active_bytes;
+    out->figure[NT_FIGURE_INACTIVE_SPLIT] = (uint64_t)brief.inactive_split_bytes;
+    out->figure[NT_FIGURE_REQUESTED] = (uint64_t)brief.requested_bytes;
+    out->figure[NT_FIGURE_RETRIES] = (uint64_t)brief.num_alloc_retries;
+    out->figure[NT_FIGURE_OOMS] = (uint64_t)brief.num_ooms;
+    out->peak_allocated = (uint64_t)brief.peak_allocated_bytes;
+    out->peak_reserved = (uint64_t)brief.peak_reserved_bytes;
+    return NT_SOURCE_OK;
+}
+
+/* What the kernel says of this machine's memory. */
+static int
+monitor_read_system(nt_sampler_memory *out)
+{
+    unsigned long long all = 0, available = 0;
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (file == NULL) {
+        return -1;
+    }
+    while ((all == 0 || available == 0) && fgets(line, sizeof line, file) != NULL) {
+        (void)sscanf(line, "MemTotal: %llu kB", &all);
+        (void)sscanf(line, "MemAvailable: %llu kB", &available);
+    }
+    (void)fclose(file);
+    if (all == 0 || available == 0 || available > all) {
+        return -1;
+    }
+    out->used = (uint64_t)(all - available) << 10;
+    out->total = (uint64_t)all << 10;
+    return NT_SOURCE_OK;
+}
+
+/* Bytes that PyTorch's allocator may reserve of `total`; 0 where nobody said. */
+static uint64_t
+monitor_read_cap(const nt_live_source *live, int32_t device, uint64_t total)
+{
+    const double share = live == NULL || live->device_fraction == NULL
+                             ? 1.0
+                             : live->device_fraction(live->ctx, device);
+    return share > 0.0 && share < 1.0 ? (uint64_t)(share * (double)total) : 0;
+}
+
+/* Through NVML, or for the CPU from the kernel, and the cap through the shim:
+ * nt_sampler_source.memory. `ctx` is a
+ * const monitor_places. */
+static int
+monitor_read_memory(void *ctx, int32_t device, nt_sampler_memory *out)
+{
+    const monitor_places *places = ctx;
+    nt_device_memory memory;
+    if (device == NT_SAMPLER_CPU) {
+        return monitor_read_system(out);
+    }
+    for (size_t i = 0; i < places->count; i++) {
+        if (places->devices[i] == device && places->slots[i] >= 0) {
+            if (nt_device_read_memory(places->device, (size_t)places->slots[i], &memory,
+                                      NULL) != NT_OK) {
+                return -1;
+            }
+            out->used = memory.used;
+            out->total = memory.total;
+            out->cap = monitor_read_cap(places->live, device, memory.total);
+            return NT_SOURCE_OK;
+        }
+    }
+    return -1;
+}
 
 /* A capsule with an nt_sampler_source that lives as long as the capsule. */
 #define MONITOR_SOURCE_CAPSULE "neutracer.sampler_source"
@@ -12,12 +117,11 @@ typedef struct py_sampler {
     PyObject_HEAD nt_sampler *sampler;
     PyObject *nvml;   /* owned: the object that `device` belongs to, or NULL */
     PyObject *source; /* owned: the capsule that the source came from, or NULL */
-    nt_py_places places;
+    monitor_places places;
     bool asks; /* the sampler's thread has a source of readings */
 } py_sampler;
 
-/* ---- making one --------------------------------------------------------------------
- */
+/* ---- making one ------------------------------------------------------------------ */
 
 PyDoc_STRVAR(sampler_doc,
              "Sampler(devices, slots, nvml, source, options)\n--\n\n"
@@ -103,10 +207,10 @@ monitor_source(py_sampler *self, nt_sampler_source *out)
     }
     self->places.live = live;
     if (live != NULL && live->device_brief != NULL) {
-        out->stats = nt_py_read_live;
+        out->stats = monitor_read_live;
         out->stats_ctx = (void *)live;
     }
-    out->memory = nt_py_read_memory;
+    out->memory = monitor_read_memory;
     out->memory_ctx = &self->places;
     return 0;
 }
@@ -202,8 +306,7 @@ sampler_of(PyObject *self)
     return ((py_sampler *)self)->sampler;
 }
 
-/* ---- running -----------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------- */
 
 PyDoc_STRVAR(start_doc, "start()\n--\n\n"
                         "Starts the thread; does nothing where it runs already.");
@@ -339,8 +442,7 @@ sampler_put_failure(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- what was seen -----------------------------------------------------------------
- */
+/* ---- what was seen --------------------------------------------------------------- */
 
 static PyObject *
 sampler_alert(const nt_alert *alert)

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ph_join.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/nt_sort.h"
+#include "py_compat_objects.h"
 
 nt_status
 ph_join_init(ph_join *join, const ph_heap *heap, nt_error *err)
@@ -50,9 +53,9 @@ ph_join_object(const ph_join *join, uint32_t node)
 }
 
 static nt_status
-join_copy(ph_join *join, const char *text, const char **copy, nt_error *err)
+join_copy(nt_arena *arena, const char *text, const char **copy, nt_error *err)
 {
-    *copy = (const char *)nt_arena_copy(&join->arena, text, strlen(text) + 1);
+    *copy = (const char *)nt_arena_copy(arena, text, strlen(text) + 1);
     return *copy == NULL ? nt_fail_nomem(err) : NT_OK;
 }
 
@@ -61,8 +64,8 @@ ph_join_add(ph_join *join, const char *label, const char *file, int line,
             uint64_t thread, uint32_t *node, nt_error *err)
 {
     ph_added added = {.line = line, .thread = thread};
-    NT_TRY(join_copy(join, label, &added.label, err));
-    NT_TRY(join_copy(join, file, &added.file, err));
+    NT_TRY(join_copy(&join->arena, label, &added.label, err));
+    NT_TRY(join_copy(&join->arena, file, &added.file, err));
     NT_TRY(nt_grow(&join->alloc, (void **)&join->added, &join->added_capacity,
                    join->added_count + 1, sizeof *join->added, err));
     join->added[join->added_count] = added;
@@ -73,7 +76,7 @@ ph_join_add(ph_join *join, const char *label, const char *file, int line,
 static nt_status
 join_append(ph_join *join, ph_link link, nt_error *err)
 {
-    NT_TRY(join_copy(join, link.name, &link.name, err));
+    NT_TRY(join_copy(&join->arena, link.name, &link.name, err));
     NT_TRY(nt_grow(&join->alloc, (void **)&join->links, &join->link_capacity,
                    join->link_count + 1, sizeof *join->links, err));
     join->links[join->link_count++] = link;
@@ -400,5 +403,337 @@ ph_join_within(const ph_join *join, nt_bitset *within, uint32_t *cut, nt_error *
         left += !nt_bitset_has(within, node);
     }
     *cut = left;
+    return NT_OK;
+}
+
+/* ---- what keeps objects alive by itself ------------------------------------------ */
+
+typedef struct roots_round {
+    ph_join *join;
+    const char *own;
+    size_t own_length;
+    bool asking; /* the frames so far are whoever is asking */
+    uint64_t thread;
+    uint32_t node;     /* of the thread; NT_NONE before it has one */
+    nt_bitset *spaces; /* namespaces that a module keeps */
+    nt_error *err;
+    nt_status status;
+} roots_round;
+
+/* UTF-8 of a str; "" for what has none (a lone surrogate). */
+static const char *
+roots_text(PyObject *text)
+{
+    const char *utf8 = NULL;
+    if (text != NULL && PyUnicode_Check(text)) {
+        utf8 = PyUnicode_AsUTF8(text);
+        if (utf8 == NULL) {
+            PyErr_Clear();
+        }
+    }
+    return utf8 == NULL ? "" : utf8;
+}
+
+static void
+roots_link(roots_round *round, uint32_t source, PyObject *object, ph_edge_kind kind,
+           const char *name)
+{
+    const uint32_t node =
+        object == NULL ? NT_NONE : ph_heap_find(round->join->heap, object);
+    if (node != NT_NONE && round->status == NT_OK) {
+        round->status = ph_join_link(round->join, source, node, kind, name, round->err);
+    }
+}
+
+/* What stands at a place among a frame's values. */
+static void
+roots_link_value(roots_round *round, uint32_t source, const py_compat_frame *frame,
+                 Py_ssize_t at)
+{
+    bool held;
+    PyObject *value = py_compat_frame_value(frame, at, &held);
+    const uint32_t node =
+        value == NULL ? NT_NONE : ph_heap_find(round->join->heap, value);
+    if (node == NT_NONE || round->status != NT_OK) {
+        return;
+    }
+    PyObject *name = at < frame->named ? py_compat_local_name(frame->code, at) : NULL;
+    const ph_edge_kind kind = name == NULL ? PH_EDGE_OTHER : PH_EDGE_LOCAL;
+    const char *text = name == NULL ? "a value in use" : roots_text(name);
+    round->status =
+        held ? ph_join_link(round->join, source, node, kind, text, round->err)
+             : ph_join_borrow(round->join, source, node, kind, text, round->err);
+}
+
+/* A namespace without a module: what exec runs in. */
+static void
+roots_link_space(roots_round *round, uint32_t source, PyObject *space, const char *name)
+{
+    const uint32_t node =
+        space == NULL ? NT_NONE : ph_heap_find(round->join->heap, space);
+    if (node != NT_NONE && !nt_bitset_has(round->spaces, node)) {
+        roots_link(round, source, space, PH_EDGE_FIELD, name);
+    }
+}
+
+static bool
+roots_is_asking(roots_round *round, const py_compat_frame *frame)
+{
+    round->asking = round->asking && strncmp(roots_text(frame->code->co_filename),
+                                             round->own, round->own_length) == 0;
+    return round->asking;
+}
+
+static int
+roots_frame(void *ctx, const py_compat_frame *frame)
+{
+    roots_round *round = ctx;
+    const bool asked = round->asking;
+    if (roots_is_asking(round, frame)) {
+        return 0;
+    }
+    if (asked && !frame->whole) {
+        /* Called by way of C, which keeps the arguments until the call is over. */
+        round->join->call_references = 1;
+    }
+    PyObject *function = (PyObject *)frame->code->co_name;
+#if PY_VERSION_HEX >= 0x030B0000
+    function = frame->code->co_qualname;
+#endif
+    char label[PH_NAME_BYTES + 16];
+    (void)snprintf(label, sizeof label, "frame of %.*s", PH_NAME_BYTES,
+                   roots_text(function));
+    uint32_t node;
+    round->status =
+        ph_join_add(round->join, label, roots_text(frame->code->co_filename),
+                    frame->line, round->thread, &node, round->err);
+    if (round->status != NT_OK) {
+        return 1;
+    }
+    for (Py_ssize_t at = 0; at < frame->count; at++) {
+        roots_link_value(round, node, frame, at);
+    }
+    if (frame->code->co_flags & CO_OPTIMIZED) {
+        roots_link(round, node, frame->function, PH_EDGE_FIELD, "the function it runs");
+    }
+    roots_link_space(round, node, frame->locals, "f_locals");
+    roots_link_space(round, node, frame->globals, "f_globals");
+    return round->status != NT_OK;
+}
+
+static int
+roots_held(void *ctx, const char *name, PyObject *object)
+{
+    roots_round *round = ctx;
+    if (ph_heap_find(round->join->heap, object) == NT_NONE) {
+        return 0;
+    }
+    if (round->node == NT_NONE) {
+        round->status = ph_join_add(round->join, "thread", "", 0, round->thread,
+                                    &round->node, round->err);
+        if (round->status != NT_OK) {
+            return 1;
+        }
+    }
+    roots_link(round, round->node, object, PH_EDGE_FIELD, name);
+    return round->status != NT_OK;
+}
+
+/* Calls `visit` with each value of sys.modules that the walk has. */
+static void
+roots_each_module(const ph_join *join, void (*visit)(void *, uint32_t, PyObject *),
+                  void *ctx)
+{
+    PyObject *modules = PyImport_GetModuleDict(), *module;
+    Py_ssize_t at = 0;
+    while (modules != NULL && PyDict_Next(modules, &at, NULL, &module)) {
+        const uint32_t node = ph_heap_find(join->heap, module);
+        if (node != NT_NONE) {
+            visit(ctx, node, module);
+        }
+    }
+}
+
+static void
+roots_space(void *ctx, uint32_t Py_UNUSED(node), PyObject *module)
+{
+    roots_round *round = ctx;
+    if (PyModule_Check(module)) {
+        const uint32_t space =
+            ph_heap_find(round->join->heap, PyModule_GetDict(module));
+        if (space != NT_NONE) {
+            nt_bitset_add(round->spaces, space);
+        }
+    }
+}
+
+nt_status
+ph_roots_add(ph_join *join, const char *own, nt_error *err)
+{
+    nt_bitset spaces = {.words = NULL};
+    roots_round round = {.join = join,
+                         .own = own,
+                         .own_length = strlen(own),
+                         .spaces = &spaces,
+                         .err = err};
+    NT_TRY(nt_bitset_init(&spaces, join->alloc, join->walked, err));
+    roots_each_module(join, roots_space, &round);
+    PyThreadState *here = PyThreadState_Get();
+    PyThreadState *thread = PyInterpreterState_ThreadHead(here->interp);
+    for (; thread != NULL && round.status == NT_OK;
+         thread = PyThreadState_Next(thread)) {
+        round.asking = thread == here;
+        round.thread = thread->thread_id;
+        round.node = NT_NONE;
+        (void)py_compat_each_frame(thread, roots_frame, &round);
+        if (round.status == NT_OK) {
+            (void)py_compat_each_held(thread, roots_held, &round);
+        }
+    }
+    nt_bitset_clear(&spaces);
+    return round.status;
+}
+
+static void
+roots_module(void *ctx, uint32_t node, PyObject *Py_UNUSED(module))
+{
+    nt_bitset_add(ctx, node);
+}
+
+nt_status
+ph_roots_mark(const ph_join *join, nt_bitset *roots, nt_error *err)
+{
+    NT_TRY(nt_bitset_init(roots, join->alloc, join->graph.node_count, err));
+    for (uint32_t node = join->walked; node < join->graph.node_count; node++) {
+        nt_bitset_add(roots, node);
+    }
+    roots_each_module(join, roots_module, roots);
+    return NT_OK;
+}
+
+/* ---- a way through a join -------------------------------------------------------- */
+
+static nt_status
+way_added(const ph_join *join, uint32_t number, nt_arena *arena, ph_node *node,
+          nt_error *err)
+{
+    const ph_added *added = &join->added[number - join->walked];
+    *node =
+        (ph_node){.type = "", .kind = PH_NODE_ROOT, .line = added->line, .count = 1};
+    NT_TRY(join_copy(arena, added->label, &node->label, err));
+    return join_copy(arena, added->file, &node->file, err);
+}
+
+static nt_status
+way_node(const ph_join *join, uint32_t number, nt_arena *arena, ph_node *node,
+         nt_error *err)
+{
+    PyObject *object = ph_join_object(join, number);
+    if (object == NULL) {
+        return way_added(join, number, arena, node, err);
+    }
+    ph_label label;
+    ph_names_label(object, &label);
+    *node = (ph_node){.kind = label.kind,
+                      .line = label.line,
+                      .count = 1,
+                      .is_strong = label.is_strong};
+    if (nt_bitset_has(&join->autograd, number)) {
+        node->kind = PH_NODE_AUTOGRAD;
+    } else if (node->kind == PH_NODE_TENSOR && !ph_tensor_read(object, &node->tensor)) {
+        node->kind = PH_NODE_OBJECT;
+    }
+    NT_TRY(join_copy(arena, label.type, &node->type, err));
+    NT_TRY(join_copy(arena, label.text, &node->label, err));
+    return join_copy(arena, label.file, &node->file, err);
+}
+
+/* A cell is known by its variable where the way comes from the function. */
+static const char *
+way_variable(const ph_join *join, const uint32_t *nodes, uint32_t at,
+             const ph_edge *edges)
+{
+    if (at < 2 || edges[at].kind != PH_EDGE_CELL ||
+        edges[at - 1].kind != PH_EDGE_ITEM || edges[at - 2].kind != PH_EDGE_CLOSURE) {
+        return "";
+    }
+    PyObject *function = ph_join_object(join, nodes[at - 2]);
+    return function == NULL ? "" : ph_names_cell(function, atol(edges[at - 1].name));
+}
+
+static nt_status
+way_edge(const ph_join *join, const uint32_t *nodes, uint32_t count, uint32_t at,
+         nt_arena *arena, ph_edge *edges, nt_error *err)
+{
+    const uint32_t source = nodes[at], target = nodes[(at + 1) % count];
+    ph_edge *edge = &edges[at];
+    *edge = (ph_edge){.source = at, .target = (at + 1) % count, .name = ""};
+    const ph_link *link = ph_join_find_link(join, source, target);
+    PyObject *object = ph_join_object(join, source);
+    if (link != NULL) {
+        edge->kind = link->kind;
+        return join_copy(arena, link->name, &edge->name, err);
+    }
+    if (object == NULL) {
+        return NT_OK;
+    }
+    char name[PH_NAME_BYTES];
+    (void)ph_names_find(object, ph_join_object(join, target), &edge->kind, name);
+    const char *variable = way_variable(join, nodes, at, edges);
+    return join_copy(arena, variable[0] != '\0' ? variable : name, &edge->name, err);
+}
+
+static nt_status
+way_room(nt_arena *arena, uint32_t count, ph_way *way, nt_error *err)
+{
+    way->nodes = nt_arena_take(arena, count * sizeof *way->nodes, _Alignof(ph_node));
+    way->edges = nt_arena_take(arena, count * sizeof *way->edges, _Alignof(ph_edge));
+    way->threads = nt_arena_take(arena, count * sizeof *way->threads, 8);
+    const bool made = way->nodes != NULL && way->edges != NULL && way->threads != NULL;
+    return made ? NT_OK : nt_fail_nomem(err);
+}
+
+/* Puts one node in the place of all beyond the first and the last half. */
+static void
+way_fold(ph_way *way)
+{
+    const uint32_t half = PH_WAY_NODES / 2, out = way->count - PH_WAY_NODES;
+    way->nodes[half] = (ph_node){
+        .type = "", .label = "", .file = "", .kind = PH_NODE_FOLDED, .count = out + 1};
+    way->threads[half] = 0;
+    for (uint32_t at = half + 1; at < PH_WAY_NODES; at++) {
+        way->nodes[at] = way->nodes[at + out];
+        way->threads[at] = way->threads[at + out];
+    }
+    const bool closed = way->edge_count == way->count;
+    way->count = PH_WAY_NODES;
+    way->edge_count = closed ? PH_WAY_NODES : PH_WAY_NODES - 1;
+    for (uint32_t at = half; at < way->edge_count; at++) {
+        way->edges[at] = way->edges[at + out];
+        way->edges[at].source = at;
+        way->edges[at].target = (at + 1) % way->count;
+    }
+    way->edges[half - 1].target = half;
+}
+
+nt_status
+ph_way_make(const ph_join *join, const uint32_t *nodes, uint32_t count, bool closed,
+            nt_arena *arena, ph_way *way, nt_error *err)
+{
+    ph_way made = {.count = count, .edge_count = closed ? count : count - 1};
+    NT_TRY(way_room(arena, count, &made, err));
+    for (uint32_t at = 0; at < count; at++) {
+        NT_TRY(way_node(join, nodes[at], arena, &made.nodes[at], err));
+        made.threads[at] =
+            nodes[at] < join->walked ? 0 : join->added[nodes[at] - join->walked].thread;
+        if (at < made.edge_count) {
+            NT_TRY(way_edge(join, nodes, count, at, arena, made.edges, err));
+            made.edges[at].in_cycle = closed;
+        }
+    }
+    if (count > PH_WAY_NODES) {
+        way_fold(&made);
+    }
+    *way = made;
     return NT_OK;
 }

@@ -10,9 +10,7 @@
 #define PH_JOIN_H
 
 #include "base/nt_arena.h"
-#include "names/ph_names.h"
-#include "tensor/ph_tensor.h"
-#include "walk/ph_walk.h"
+#include "ph_describe.h"
 
 /* Kinds of nodes and references that Python does not have. */
 #define PH_NODE_AUTOGRAD ((ph_node_kind)65)
@@ -124,5 +122,44 @@ ph_join_unexplained(const ph_join *join, uint32_t node, uint64_t *python,
 nt_status
 ph_join_within(const ph_join *join, nt_bitset *within, uint32_t *cut,
                nt_error *err) NT_CHECKED;
+
+/* ---- what keeps objects alive by itself ------------------------------------------ */
+
+/* Modules, and threads with the frames that they run. Each frame and thread becomes a
+ * node of a join. */
+
+/*
+ * Adds every thread and frame with what it holds. The innermost frames of this thread
+ * whose file begins with `own` belong to the caller, and are left out. Before
+ * ph_join_close.
+ */
+nt_status
+ph_roots_add(ph_join *join, const char *own, nt_error *err) NT_CHECKED;
+
+/* The added nodes, and the modules of sys.modules. `roots` is initialised here for all
+ * nodes. After ph_join_close. */
+nt_status
+ph_roots_mark(const ph_join *join, nt_bitset *roots, nt_error *err) NT_CHECKED;
+
+/* ---- a way through a join -------------------------------------------------------- */
+
+/* What its nodes are, and by which names each refers to the next, as plain data that
+ * refers to no object. */
+
+/* Of a longer way the middle is one folded node. */
+#define PH_WAY_NODES 128
+
+typedef struct ph_way {
+    ph_node *nodes; /* in order, in the arena that it was made in */
+    uint32_t count;
+    ph_edge *edges; /* from each node to the next; a closed way's last leads back */
+    uint32_t edge_count;
+    uint64_t *threads; /* of an added node the ident of its thread, else 0 */
+} ph_way;
+
+/* `nodes`: numbers of the join, each with an edge to the next. */
+nt_status
+ph_way_make(const ph_join *join, const uint32_t *nodes, uint32_t count, bool closed,
+            nt_arena *arena, ph_way *way, nt_error *err) NT_CHECKED;
 
 #endif

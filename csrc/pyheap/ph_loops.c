@@ -5,7 +5,7 @@
 
 #include "base/nt_map.h"
 #include "base/nt_sort.h"
-#include "ph_roots.h"
+#include "ph_join.h"
 
 /* References of one component that a shortest way round is looked for through. */
 #define MOST_TRIED 8

@@ -6,7 +6,7 @@
 #ifndef PH_LOOPS_H
 #define PH_LOOPS_H
 
-#include "ph_ways.h"
+#include "ph_join.h"
 
 /* A component of the join with a reference of PyTorch's graph inside. */
 typedef struct ph_loop {

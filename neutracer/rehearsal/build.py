@@ -26,7 +26,7 @@ _loaded: list[Any] = []
 
 
 def _source() -> Path:
-    return hooks.source_folder() / "pretend" / "nt_pretend_cuda.cpp"
+    return hooks.source_folder() / "rehearsal" / "nt_pretend_cuda.cpp"
 
 
 def _target() -> hooks.Target:

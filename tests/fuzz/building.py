@@ -22,10 +22,10 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 # Coverage alone: to look at every comparison takes half of a run's time, and the
 # dictionary and nt_mutate.c know the values that matter.
 FOLLOWED = ["-fsanitize=fuzzer-no-link", "-fno-sanitize-coverage=trace-cmp,trace-div,trace-gep"]
-INCLUDES = [f"-I{ROOT / folder}" for folder in ("csrc/core", "csrc/wasm", "tests/c", "tests/fuzz")]
+INCLUDES = [f"-I{ROOT / folder}" for folder in ("csrc/core", "csrc/page", "tests/c", "tests/fuzz")]
 
 # The page's face of the core takes its memory from the system; here it is watched.
-PAGE = ROOT / "csrc/wasm"
+PAGE = ROOT / "csrc/page"
 PAGE_MEMORY = ["-Dnt_alloc_system=nt_fuzz_alloc"]
 
 #: Longer inputs only make every run slower: all of a snapshot's format fits this.
@@ -90,7 +90,7 @@ def build(names: list[str], compiler: str, *, standalone: bool, sanitize: bool =
         ("standalone" if standalone else "libfuzzer") + ("" if sanitize else "-plain")
     )
     flags = ["-O2", *SANITIZERS] if sanitize else ["-O0" if standalone else "-O2"]
-    core = [*sorted(ROOT.glob("csrc/core/*/*.c")), *sorted(ROOT.glob("csrc/wasm/*.c"))]
+    core = [*sorted(ROOT.glob("csrc/core/*/*.c")), *sorted(ROOT.glob("csrc/page/*.c"))]
     shared = [ROOT / "tests/c/nt_same.c", *sorted(HERE.glob("nt_fuzz*.c"))]
     first = HERE / ("standalone_main.c" if standalone else "nt_mutate.c")
     mains = {name: HERE / f"{name}.c" for name in names}

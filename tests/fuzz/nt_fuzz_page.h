@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the page's module exports and imports (csrc/wasm), as C: in a browser the page
+ * What the page's module exports and imports (csrc/page), as C: in a browser the page
  * is the only one that calls it.
  */
 #ifndef NT_FUZZ_PAGE_H

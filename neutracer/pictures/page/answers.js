@@ -18,7 +18,7 @@ const ON_AXES = ["draw", "at", "place", "highest", "moment", "block", "range", "
 const SEED = 4;
 const METRICS = ["allocated", "active", "reserved", "requested"];
 
-// The figures of `facts` in csrc/wasm/nt_page_ask.c, by name.
+// The figures of `facts` in csrc/page/nt_page_ask.c, by name.
 const factsOf = (core) => {
   core.exports.facts();
   const numbers = core.figures(32);

@@ -3,7 +3,7 @@
 
 import { bytes, count, many, share } from "./units.js";
 
-// The figures of csrc/wasm/nt_page_what_if.c, by name.
+// The figures of csrc/page/nt_page_what_if.c, by name.
 const PROGRAM = ["steps", "limitLow", "limitHigh", "isDevice", "addresses", "addressesSame", "events", "eventsSame",
   "isSame", "isEndSame", "firstEvent", "recordedAction", "recordedAddress", "recordedSize", "modelledAction",
   "modelledAddress", "modelledSize", "pools"];

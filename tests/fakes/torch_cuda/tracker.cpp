@@ -4,7 +4,6 @@
  * layout then tells of a block. Prints the cases that fail; exits with their number.
  */
 #include "../../../csrc/torch/nt_torch_cuda.cpp"
-#include "../../../csrc/torch/nt_torch_cuda_copy.cpp"
 
 #include <cstdio>
 

@@ -211,7 +211,7 @@ class Runs:
 # What we say on standard error: the notes of exceptions, and the page at the end of `run`.
 _NOTE = re.compile(r"^(neutracer: |  next step: |  report: ).*\n?", re.M)
 # What AddressSanitizer says of the request that the hooks make to see it refused (TOO_MUCH in
-# nt_torch_cpu_check.cpp), and of no other.
+# nt_torch_cpu.cpp), and of no other.
 _REFUSED = re.compile(
     r"^==\d+==WARNING: AddressSanitizer failed to allocate 0x1000000000000000 bytes\n?", re.M
 )

@@ -594,7 +594,7 @@ def test_cuda_part_type_checks_without_cuda(tmp_path: Path) -> None:
     for folder in (tmp_path, goal.torch.folder / "include", toolkit):
         words += ["-isystem", str(folder)]
     words += ["-isystem", hooks_build.sysconfig.get_paths()["include"]]
-    for name in ("nt_torch_cuda.cpp", "nt_torch_cuda_copy.cpp", "nt_torch_module.cpp"):
+    for name in ("nt_torch_cuda.cpp", "nt_torch_module.cpp"):
         done = subprocess.run(
             [compiler, *words, str(ROOT / "csrc" / "torch" / name)],
             capture_output=True,
