@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compat/py_compat.h"
 #include "watch/ph_gcwatch.h"
+#include "compat/py_compat.h"
 
 /* ---- a subscriber that writes down everything ------------------------------------ */
 
