@@ -110,6 +110,20 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def check_no_circle(arrows: dict[str, set[str]]) -> None:
+    done: set[str] = set()
+
+    def walk(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail, name))
+        if name not in done:
+            for target in sorted(arrows.get(name, set())):
+                walk(target, (*trail, name))
+            done.add(name)
+
+    for name in arrows:
+        walk(name, ())
+
+
 def project_files() -> list[Path]:
     found = []
     for folder, folders, names in os.walk(ROOT):
@@ -316,25 +330,56 @@ def test_every_core_header_compiles_alone(compiler: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(not shutil.which("gcc") or not shutil.which("nm"), reason="needs gcc, nm")
-def test_compiled_core_needs_only_these_symbols(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def core_symbols(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
+    """(file, symbol, kind) of every object of the core, as nm lists them."""
+    if not shutil.which("gcc") or not shutil.which("nm"):
+        pytest.skip("needs gcc, nm")
+    folder = tmp_path_factory.mktemp("core")
     sources = [path for path in CORE_FILES if path.suffix == ".c"]
     flags = ["-std=c11", "-fPIC", "-c", "-U_FORTIFY_SOURCE", f"-I{CORE}"]
-    subprocess.run(["gcc", *flags, *sources], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["gcc", *flags, *sources], cwd=folder, check=True, capture_output=True)
     listed = subprocess.run(
         ["nm", "-A", "-P", "-g", *(f"{path.stem}.o" for path in sources)],
-        cwd=tmp_path,
+        cwd=folder,
         check=True,
         capture_output=True,
         text=True,
     )
-    found = []
-    for line in listed.stdout.splitlines():
-        file, symbol, kind = line.split()[:3]
-        extra = EXTRA_SYMBOLS.get(file.partition(".")[0], set())
-        if kind == "U" and symbol not in OUTSIDE_SYMBOLS | extra and symbol[:3] != "nt_":
-            found.append(f"{file} {symbol}")
+    rows = [line.split()[:3] for line in listed.stdout.splitlines()]
+    return [(file.partition(".")[0], symbol, kind) for file, symbol, kind in rows]
+
+
+def test_compiled_core_needs_only_these_symbols(
+    core_symbols: list[tuple[str, str, str]],
+) -> None:
+    found = [
+        f"{file} {symbol}"
+        for file, symbol, kind in core_symbols
+        if kind == "U" and symbol[:3] != "nt_"
+        if symbol not in OUTSIDE_SYMBOLS | EXTRA_SYMBOLS.get(file, set())
+    ]
     assert found == []
+
+
+def test_core_files_call_each_other_in_no_circle(
+    core_symbols: list[tuple[str, str, str]],
+) -> None:
+    owners = {symbol: file for file, symbol, kind in core_symbols if kind != "U"}
+    arrows: dict[str, set[str]] = {file: set() for file, _, _ in core_symbols}
+    for file, symbol, kind in core_symbols:
+        if kind == "U" and symbol in owners:
+            arrows[file].add(owners[symbol])
+    check_no_circle(arrows)
+
+
+def test_core_files_include_each_other_in_no_circle() -> None:
+    check_no_circle(
+        {
+            path.relative_to(CORE).as_posix(): {name[1:-1] for name in includes(path)}
+            for path in CORE_FILES
+        }
+    )
 
 
 def code_of(path: Path) -> str:
@@ -419,17 +464,7 @@ def test_compiled_modules_load_in_one_place() -> None:
 
 def test_python_imports_have_no_circle() -> None:
     arrows = {module_name(path): imports_of(path) for path in python_modules()}
-    done: set[str] = set()
-
-    def walk(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " -> ".join((*trail, name))
-        if name not in done:
-            for target in sorted(arrows.get(name, set())):
-                walk(target, (*trail, name))
-            done.add(name)
-
-    for name in arrows:
-        walk(name, ())
+    check_no_circle(arrows)
 
 
 def test_import_brings_no_extra_with_it() -> None:
