@@ -45,7 +45,7 @@ Source = tuple[object, dict]
 TOLD = [one if one != "cycle_garbage" else "saw-tooth" for one in VERDICTS]
 
 
-def told(trend: neutracer.LeakTrendReport) -> str:
+def told(trend: neutracer.reports.LeakTrendReport) -> str:
     return "saw-tooth" if trend.verdict == "steady" and trend.resets else trend.verdict
 
 
