@@ -45,7 +45,7 @@ def truth(program: str, number: int) -> dict:
     return json.loads((DATA / "whatif" / str(number) / f"{program}.json").read_text())
 
 
-def cell(outcome: neutracer.Outcome, stats: dict[str, int]) -> str:
+def cell(outcome: neutracer.reports.Outcome, stats: dict[str, int]) -> str:
     """How an outcome stands to what PyTorch counted."""
     causes = "+".join(outcome.causes)
     wrong = []
@@ -98,7 +98,7 @@ def recommendation(path: Path) -> None:
         warnings.simplefilter("ignore", neutracer.HistoryWarning)
         snap = neutracer.load(path)
     try:
-        report = neutracer.recommend(snap, objective="reserved")
+        report = neutracer.what_if(snap, objective="reserved")
     except ValueError as error:
         print(f"  {name:38} {error}")
         return
@@ -145,7 +145,7 @@ def speed(snap: neutracer.Snapshot) -> None:
         "default settings, with range": lambda: program.find_range(""),
         "what_if, one that expands": lambda: neutracer.what_if(snap, "expandable_segments:True"),
         "what_if, one with ties": lambda: neutracer.what_if(snap, "max_split_size_mb:128"),
-        "recommend(objective='reserved')": lambda: neutracer.recommend(snap, objective="reserved"),
+        "recommend(objective='reserved')": lambda: neutracer.what_if(snap, objective="reserved"),
     }
     print(f"  {'':34} {'ms':>9} {'M events/s':>11}")
     for name, work in rows.items():

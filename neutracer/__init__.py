@@ -15,43 +15,24 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from neutracer.diagnose.device.report import DeviceReport, device_report
-    from neutracer.diagnose.fragmentation.report import FragmentationReport, fragmentation_report
-    from neutracer.diagnose.holds.alive import AliveReport, why_alive
-    from neutracer.diagnose.holds.autograd_cycles import (
-        AutogradCycle,
-        AutogradCyclesReport,
-        find_autograd_cycles,
-    )
-    from neutracer.diagnose.holds.cycles import (
-        TensorCyclesReport,
-        find_tensor_cycles,
-        garbage_bytes,
-    )
-    from neutracer.diagnose.holds.holders import (
-        HoldersReport,
-        NotebookHolder,
-        notebook_holders,
-        release_holders,
-    )
-    from neutracer.diagnose.leaks.diff import DiffReport, diff
-    from neutracer.diagnose.leaks.trend import LeakTrendReport, leak_trend
+    from neutracer import reports as reports
+    from neutracer.diagnose.device.report import device_report
+    from neutracer.diagnose.fragmentation.report import fragmentation_report
+    from neutracer.diagnose.holds.alive import why_alive
+    from neutracer.diagnose.holds.autograd_cycles import find_autograd_cycles
+    from neutracer.diagnose.holds.cycles import find_tensor_cycles, garbage_bytes
+    from neutracer.diagnose.holds.holders import notebook_holders, release_holders
+    from neutracer.diagnose.leaks.diff import diff
+    from neutracer.diagnose.leaks.trend import leak_trend
     from neutracer.diagnose.oom.explain import explain
     from neutracer.diagnose.oom.facts import OomFacts
-    from neutracer.diagnose.oom.page import OomReport
-    from neutracer.diagnose.oom.parts import Verdict
-    from neutracer.diagnose.oom.report import ExplainReport
-    from neutracer.diagnose.oom.watch import OomWatch, oom_report, watch_oom
-    from neutracer.diagnose.overview.cell import CellReport
-    from neutracer.diagnose.overview.report import OverviewReport, report
-    from neutracer.diagnose.ranks.parts import FirstOom, HeatMap, Odd, RankRow
+    from neutracer.diagnose.oom.watch import oom_report, watch_oom
+    from neutracer.diagnose.overview.report import report
     from neutracer.diagnose.ranks.ranks import ranks
-    from neutracer.diagnose.ranks.report import RanksReport
-    from neutracer.diagnose.ranks.watch import RanksWatch, watch_ranks
-    from neutracer.diagnose.savings.report import Saving, SavingsReport, savings
-    from neutracer.diagnose.settings.recommend import RecommendReport, recommend
-    from neutracer.diagnose.settings.what_if import Outcome, WhatIfReport, what_if
-    from neutracer.diagnose.training.training import Training, training
+    from neutracer.diagnose.ranks.watch import watch_ranks
+    from neutracer.diagnose.savings.report import savings
+    from neutracer.diagnose.settings.what_if import what_if
+    from neutracer.diagnose.training.training import training
     from neutracer.errors import (
         HistoryWarning,
         LimitError,
@@ -67,101 +48,50 @@ if _typing.TYPE_CHECKING:
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
     from neutracer.pictures.mdtp.plot import mdtp
-    from neutracer.pictures.page.inline import PageView
     from neutracer.pictures.page.view import view
     from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
     from neutracer.pictures.ranks.plot import debug_server_page, plot_ranks
-    from neutracer.process.cycles.pressure import (
-        PressureCollection,
-        PressureCollector,
-        collect_on_pressure,
-    )
-    from neutracer.process.cycles.watch import CycleWatch, warn_tensor_cycles
-    from neutracer.process.device.attribution import DeviceAttribution, attribute_device_memory
-    from neutracer.process.device.sums import LibraryUse
-    from neutracer.process.exporter.serve import MetricsCollector, MetricsServer, serve_metrics
+    from neutracer.process.cycles.pressure import collect_on_pressure
+    from neutracer.process.cycles.watch import warn_tensor_cycles
+    from neutracer.process.device.attribution import attribute_device_memory
+    from neutracer.process.exporter.serve import MetricsCollector, serve_metrics
     from neutracer.process.hooks.tail import live
-    from neutracer.process.monitor.alerts import Alert
     from neutracer.process.monitor.memory_monitor import MemoryMonitor
-    from neutracer.process.phases.phase import Phase, phase
+    from neutracer.process.phases.phase import phase
     from neutracer.process.recording.capture import snapshot
-    from neutracer.process.recording.recorder import Recording, record
+    from neutracer.process.recording.recorder import record
     from neutracer.rehearsal.extensions import register_scratch
     from neutracer.rehearsal.largest import largest_batch
     from neutracer.rehearsal.rehearse import rehearse
-    from neutracer.render.report import Finding, Report
     from neutracer.trace.layout import Layout
-    from neutracer.trace.rehearsed import Rehearsed
     from neutracer.trace.snapshot import Snapshot, load
     from neutracer.trace.stacks import Frame
     from neutracer.trace.table import Table
-    from neutracer.trace.timeline import Churn, Holder, Moment, Timeline
+    from neutracer.trace.timeline import Holder, Moment, Timeline
 
 __version__ = "1.0.0"
 
 __all__ = [
-    "Alert",
-    "AliveReport",
-    "AutogradCycle",
-    "AutogradCyclesReport",
-    "CellReport",
-    "Churn",
-    "CycleWatch",
-    "DeviceAttribution",
-    "DeviceReport",
-    "DiffReport",
-    "ExplainReport",
-    "Finding",
-    "FirstOom",
-    "FragmentationReport",
     "Frame",
-    "HeatMap",
     "HistoryWarning",
     "Holder",
-    "HoldersReport",
     "Layout",
-    "LeakTrendReport",
-    "LibraryUse",
     "LimitError",
     "MemoryMonitor",
     "MetricsCollector",
-    "MetricsServer",
     "Moment",
     "NeutracerError",
-    "NotebookHolder",
     "ObjectGraph",
-    "Odd",
     "OomFacts",
-    "OomReport",
-    "OomWatch",
-    "Outcome",
-    "OverviewReport",
-    "PageView",
-    "Phase",
-    "PressureCollection",
-    "PressureCollector",
-    "RankRow",
-    "RanksReport",
-    "RanksWatch",
-    "RecommendReport",
-    "Recording",
     "RehearsalError",
-    "Rehearsed",
-    "Report",
-    "Saving",
-    "SavingsReport",
     "SettingsError",
     "Snapshot",
     "SnapshotError",
     "Table",
     "TensorCycle",
     "TensorCycleWarning",
-    "TensorCyclesReport",
     "Timeline",
-    "Training",
     "UnavailableError",
-    "Verdict",
-    "WhatIfReport",
     "attribute_device_memory",
     "collect_on_pressure",
     "debug_server_page",
@@ -184,7 +114,6 @@ __all__ = [
     "plot_ranks",
     "plot_timeline",
     "ranks",
-    "recommend",
     "record",
     "register_scratch",
     "rehearse",
@@ -203,43 +132,34 @@ __all__ = [
 ]
 
 # What a name needs is imported when the name is first used: a command takes part of the
-# package, and so does a program that only records.
+# package, and so does a program that only records. `reports` has the classes of answers.
 _MODULES = {
-    "neutracer.diagnose.holds.alive": ("AliveReport", "why_alive"),
-    "neutracer.diagnose.holds.autograd_cycles": (
-        "AutogradCycle",
-        "AutogradCyclesReport",
-        "find_autograd_cycles",
-    ),
-    "neutracer.diagnose.overview.cell": ("CellReport",),
-    "neutracer.diagnose.overview.report": ("OverviewReport", "report"),
+    "neutracer.diagnose.device.report": ("device_report",),
+    "neutracer.diagnose.fragmentation.report": ("fragmentation_report",),
+    "neutracer.diagnose.holds.alive": ("why_alive",),
+    "neutracer.diagnose.holds.autograd_cycles": ("find_autograd_cycles",),
     "neutracer.diagnose.holds.cycles": (
-        "TensorCyclesReport",
         "find_tensor_cycles",
         "garbage_bytes",
     ),
-    "neutracer.diagnose.device.report": ("DeviceReport", "device_report"),
-    "neutracer.diagnose.leaks.diff": ("DiffReport", "diff"),
-    "neutracer.diagnose.oom.explain": ("explain",),
-    "neutracer.diagnose.oom.facts": ("OomFacts",),
-    "neutracer.diagnose.oom.parts": ("Verdict",),
-    "neutracer.diagnose.oom.report": ("ExplainReport",),
-    "neutracer.diagnose.fragmentation.report": ("FragmentationReport", "fragmentation_report"),
     "neutracer.diagnose.holds.holders": (
-        "HoldersReport",
-        "NotebookHolder",
         "notebook_holders",
         "release_holders",
     ),
-    "neutracer.diagnose.leaks.trend": ("LeakTrendReport", "leak_trend"),
-    "neutracer.diagnose.oom.page": ("OomReport",),
-    "neutracer.diagnose.oom.watch": ("OomWatch", "oom_report", "watch_oom"),
-    "neutracer.diagnose.ranks.parts": ("FirstOom", "HeatMap", "Odd", "RankRow"),
+    "neutracer.diagnose.leaks.diff": ("diff",),
+    "neutracer.diagnose.leaks.trend": ("leak_trend",),
+    "neutracer.diagnose.oom.explain": ("explain",),
+    "neutracer.diagnose.oom.facts": ("OomFacts",),
+    "neutracer.diagnose.oom.watch": (
+        "oom_report",
+        "watch_oom",
+    ),
+    "neutracer.diagnose.overview.report": ("report",),
     "neutracer.diagnose.ranks.ranks": ("ranks",),
-    "neutracer.diagnose.ranks.report": ("RanksReport",),
-    "neutracer.diagnose.ranks.watch": ("RanksWatch", "watch_ranks"),
-    "neutracer.diagnose.settings.recommend": ("RecommendReport", "recommend"),
-    "neutracer.diagnose.settings.what_if": ("Outcome", "WhatIfReport", "what_if"),
+    "neutracer.diagnose.ranks.watch": ("watch_ranks",),
+    "neutracer.diagnose.savings.report": ("savings",),
+    "neutracer.diagnose.settings.what_if": ("what_if",),
+    "neutracer.diagnose.training.training": ("training",),
     "neutracer.errors": (
         "HistoryWarning",
         "LimitError",
@@ -252,52 +172,75 @@ _MODULES = {
     ),
     "neutracer.heap.cycles": ("TensorCycle",),
     "neutracer.heap.graph": ("ObjectGraph",),
-    "neutracer.process.device.attribution": ("DeviceAttribution", "attribute_device_memory"),
-    "neutracer.process.device.sums": ("LibraryUse",),
-    "neutracer.process.recording.capture": ("snapshot",),
-    "neutracer.process.cycles.watch": ("CycleWatch", "warn_tensor_cycles"),
-    "neutracer.diagnose.training.training": ("Training", "training"),
-    "neutracer.process.phases.phase": ("Phase", "phase"),
-    "neutracer.process.exporter.serve": ("MetricsCollector", "MetricsServer", "serve_metrics"),
-    "neutracer.process.monitor.memory_monitor": ("MemoryMonitor",),
-    "neutracer.process.monitor.alerts": ("Alert",),
-    "neutracer.process.cycles.pressure": (
-        "PressureCollection",
-        "PressureCollector",
-        "collect_on_pressure",
+    "neutracer.notebook": (
+        "load_ipython_extension",
+        "unload_ipython_extension",
+    ),
+    "neutracer.pictures.mdtp.plot": ("mdtp",),
+    "neutracer.pictures.page.view": ("view",),
+    "neutracer.pictures.plots.plot": (
+        "plot_fragmentation",
+        "plot_timeline",
+    ),
+    "neutracer.pictures.ranks.plot": (
+        "debug_server_page",
+        "plot_ranks",
+    ),
+    "neutracer.process.cycles.pressure": ("collect_on_pressure",),
+    "neutracer.process.cycles.watch": ("warn_tensor_cycles",),
+    "neutracer.process.device.attribution": ("attribute_device_memory",),
+    "neutracer.process.exporter.serve": (
+        "MetricsCollector",
+        "serve_metrics",
     ),
     "neutracer.process.hooks.tail": ("live",),
-    "neutracer.process.recording.recorder": ("Recording", "record"),
-    "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
-    "neutracer.pictures.mdtp.plot": ("mdtp",),
-    "neutracer.pictures.plots.plot": ("plot_fragmentation", "plot_timeline"),
-    "neutracer.pictures.ranks.plot": ("debug_server_page", "plot_ranks"),
-    "neutracer.pictures.page.view": ("view",),
-    "neutracer.pictures.page.inline": ("PageView",),
+    "neutracer.process.monitor.memory_monitor": ("MemoryMonitor",),
+    "neutracer.process.phases.phase": ("phase",),
+    "neutracer.process.recording.capture": ("snapshot",),
+    "neutracer.process.recording.recorder": ("record",),
     "neutracer.rehearsal.extensions": ("register_scratch",),
     "neutracer.rehearsal.largest": ("largest_batch",),
     "neutracer.rehearsal.rehearse": ("rehearse",),
-    "neutracer.diagnose.savings.report": ("Saving", "SavingsReport", "savings"),
-    "neutracer.trace.rehearsed": ("Rehearsed",),
-    "neutracer.render.report": ("Finding", "Report"),
     "neutracer.trace.layout": ("Layout",),
-    "neutracer.trace.snapshot": ("Snapshot", "load"),
+    "neutracer.trace.snapshot": (
+        "Snapshot",
+        "load",
+    ),
     "neutracer.trace.stacks": ("Frame",),
     "neutracer.trace.table": ("Table",),
-    "neutracer.trace.timeline": ("Churn", "Holder", "Moment", "Timeline"),
+    "neutracer.trace.timeline": (
+        "Holder",
+        "Moment",
+        "Timeline",
+    ),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def _importer(
+    namespace: dict[str, _typing.Any], modules: dict[str, tuple[str, ...]]
+) -> _typing.Callable[[str], object]:
+    """A module's `__getattr__`, which imports the names that other modules define."""
+    homes = {name: home for home, names in modules.items() for name in names}
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+        value = namespace[name] = getattr(_importlib.import_module(homes[name]), name)
+        return value
+
+    return find
 
 
 if not _typing.TYPE_CHECKING:
     # Checkers see the imports above, and that nothing else is there.
+    _find = _importer(globals(), _MODULES)
+
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(_importlib.import_module(_HOMES[name]), name)
-        return value
+        if name == "reports":
+            return _importlib.import_module("neutracer.reports")
+        return _find(name)
 
 
 def __dir__() -> list[str]:
-    # Folders that were imported are attributes too, and nobody's to use.
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    # Folders that were imported are attributes too, and not for use.
+    return sorted({*__all__, "reports", *(name for name in globals() if name.startswith("__"))})

@@ -31,9 +31,13 @@ def functions_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
             yield name, function
 
 
+def public_things() -> Iterator[tuple[str, Any]]:
+    for place in (neutracer, neutracer.reports):
+        yield from ((name, getattr(place, name)) for name in place.__all__)
+
+
 def public_annotations() -> Iterator[tuple[str, Any]]:
-    for name in neutracer.__all__:
-        thing = getattr(neutracer, name)
+    for name, thing in public_things():
         if inspect.isclass(thing):
             yield name, thing
             yield from ((f"{name}.{method}", found) for method, found in functions_of(thing))
@@ -58,11 +62,10 @@ def test_hints_of_every_public_name_resolve() -> None:
 
 
 def test_signatures_of_reports_resolve() -> None:
-    for name in neutracer.__all__:
-        thing = getattr(neutracer, name)
-        if inspect.isclass(thing) and issubclass(thing, neutracer.Report):
+    for name, thing in public_things():
+        if inspect.isclass(thing) and issubclass(thing, neutracer.reports.Report):
             found = inspect.signature(thing, eval_str=True).parameters["findings"]
-            assert found.annotation == tuple[neutracer.Finding, ...], name
+            assert found.annotation == tuple[neutracer.reports.Finding, ...], name
 
 
 @pytest.mark.parametrize("name", ["mdtp", "plot_timeline", "plot_fragmentation"])

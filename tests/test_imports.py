@@ -9,18 +9,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import neutracer
-from neutracer.cli.main import main
+from neutracer import reports
+from neutracer.cli.main import _COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = sorted(
-    path.stem.replace("_", "-")
-    for path in ROOT.glob("neutracer/cli/*.py")
-    if path.stem not in ("__init__", "main", "parts")
-)
+COMMANDS = sorted(_COMMANDS)
 
 
 def run(*arguments: str) -> str:
@@ -32,9 +30,9 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def imported_for_checkers() -> dict[str, str]:
-    """The names that a type checker sees, with their modules."""
-    tree = ast.parse((ROOT / "neutracer" / "__init__.py").read_text(encoding="utf-8"))
+def imported_for_checkers(module: ModuleType) -> dict[str, str]:
+    """The names that a type checker sees in a module, with the modules that define them."""
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     assert ast.unparse(checked.test) == "_typing.TYPE_CHECKING"
     return {
@@ -45,16 +43,18 @@ def imported_for_checkers() -> dict[str, str]:
     }
 
 
-def test_checkers_see_what_programs_get() -> None:
-    seen = imported_for_checkers()
-    assert seen == neutracer._HOMES
-    assert set(neutracer.__all__) <= set(seen)
+@pytest.mark.parametrize("place", [neutracer, reports], ids=lambda place: place.__name__)
+def test_checkers_see_what_programs_get(place: ModuleType) -> None:
+    seen = imported_for_checkers(place)
+    others = {"reports": "neutracer"} if place is neutracer else {}
+    assert seen == {name: home for home, names in place._MODULES.items() for name in names} | others
+    assert set(place.__all__) <= set(seen)
     # A folder that somebody imported is no public name.
     importlib.import_module("neutracer.render.text")
-    shown = {name for name in dir(neutracer) if not name.startswith("_")}
-    assert shown == set(neutracer.__all__)
-    for name, module in seen.items():
-        assert getattr(neutracer, name) is getattr(importlib.import_module(module), name)
+    shown = {name for name in dir(place) if not name.startswith("_")}
+    assert shown == {*place.__all__, *others}
+    for name, home in seen.items():
+        assert getattr(place, name) is getattr(importlib.import_module(home), name)
 
 
 def documented() -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ def test_each_documented_name_can_be_the_first_import() -> None:
     for module, name in places:
         home = neutracer._HOMES[name] if module == "neutracer" else ""
         groups.setdefault((module, home), []).append(f"{module}:{name}")
-    assert {name for _, name in places} == set(neutracer.__all__)
+    assert {name for _, name in places} == {*neutracer.__all__, *reports.__all__}
     assert run("-c", script, *map(" ".join, groups.values())) == "[]\n"
 
 
@@ -102,7 +102,7 @@ def test_names_are_there_at_the_end() -> None:
         "file = 'data/frag_default.pickle'\n"
         "def end():\n"
         "    neutracer.explain(file, request='1GiB'), neutracer.view(file)\n"
-        "    print(neutracer.recommend(file).recorded.ooms)\n"
+        "    print(neutracer.what_if(file).recorded.ooms)\n"
         "atexit.register(end)"
     )
     assert run("-c", script) == "1\n"
@@ -122,6 +122,8 @@ def test_unknown_names_are_refused() -> None:
         neutracer.leek_trend  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="leek_trend"):
         exec("from neutracer import leek_trend")
+    with pytest.raises(AttributeError, match=r"'neutracer.reports' has no attribute 'Verdikt'"):
+        reports.Verdikt  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_import_leaves_diagnoses_for_later() -> None:
@@ -145,7 +147,7 @@ def test_commands_import_no_other(command: str) -> None:
         "except SystemExit: pass\n"
         "print(sorted(name for name in sys.modules if name.startswith('neutracer.cli.')))"
     )
-    others = [f"neutracer.cli.{command}"] if command in COMMANDS else []
+    others = [f"neutracer.cli.{_COMMANDS[command].module}"] if command in COMMANDS else []
     last = run("-c", script, command).splitlines()[-1]
     assert last == str(sorted(["neutracer.cli.main", "neutracer.cli.parts", *others]))
 

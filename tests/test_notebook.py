@@ -259,7 +259,7 @@ def test_view_of_a_large_page_is_a_linked_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = neutracer.PageView("<p>x</p>" * 200_000, 'a "b" <i>.pickle')
+    page = neutracer.reports.PageView("<p>x</p>" * 200_000, 'a "b" <i>.pickle')
     link = page._repr_html_()
     (path,) = tmp_path.iterdir()
     assert f'<a href="{path.name}"' in link
@@ -273,7 +273,7 @@ def test_view_that_cannot_be_written_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = neutracer.PageView("<p>x</p>" * 200_000, "x" * 30)
+    page = neutracer.reports.PageView("<p>x</p>" * 200_000, "x" * 30)
     monkeypatch.setattr("neutracer.pictures.page.inline.atomic_file", _refuse)
     assert "can&#x27;t be written here" in page._repr_html_().replace("can't", "can&#x27;t")
     assert "<a" not in page._repr_html_()
@@ -284,6 +284,6 @@ def _refuse(path: object, *inputs: object) -> object:
 
 
 def test_hostile_title_stays_in_its_attribute() -> None:
-    shown = neutracer.PageView("<p>", '"><script>alert(1)</script>')._repr_html_()
+    shown = neutracer.reports.PageView("<p>", '"><script>alert(1)</script>')._repr_html_()
     assert "<script" not in shown
     assert shown.count("<iframe") == 1

@@ -46,7 +46,7 @@ class Ring:
         self.me = self
 
 
-def plan() -> neutracer.WhatIfReport:
+def plan() -> neutracer.reports.WhatIfReport:
     return neutracer.what_if(snapshot("frag_default"), EXPANDABLE, capacity="2GiB")
 
 
@@ -167,7 +167,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "OverviewReport": lambda: overview(snapshot("frag_default")),
     "PeakTreeReport": lambda: overview(snapshot("frag_default")).tree(),
     "RanksReport": lambda: neutracer.ranks(DATA / "frag_default.pickle.xz"),
-    "RecommendReport": lambda: neutracer.recommend(snapshot("frag_default"), "2GiB"),
+    "RecommendReport": lambda: neutracer.what_if(snapshot("frag_default"), capacity="2GiB"),
     "RunReport": run_report,
     "SavingsReport": lambda: neutracer.savings(snapshot("train_resnet_healthy")),
     "TensorCyclesReport": tensor_cycles,
@@ -380,14 +380,14 @@ def test_handles_say_what_to_send() -> None:
 
 def test_every_handle_stays_here() -> None:
     handles = (
-        neutracer.CycleWatch,
-        neutracer.DeviceAttribution,
+        neutracer.reports.CycleWatch,
+        neutracer.reports.DeviceAttribution,
         neutracer.MemoryMonitor,
         neutracer.MetricsCollector,
-        neutracer.MetricsServer,
-        neutracer.OomWatch,
-        neutracer.PressureCollector,
-        neutracer.Recording,
+        neutracer.reports.MetricsServer,
+        neutracer.reports.OomWatch,
+        neutracer.reports.PressureCollector,
+        neutracer.reports.Recording,
     )
     for handle in handles:
         assert issubclass(handle, StaysHere)

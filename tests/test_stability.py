@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 from public_names import LIST, RELEASED, broken_promises, public_names
 
 import neutracer
-from neutracer.deprecation import deprecated
 
 
 def test_public_names_are_those_on_record() -> None:
@@ -49,31 +46,3 @@ def test_list_has_each_kind() -> None:
     ):
         assert line in told
     assert any(line.startswith("load(") for line in told)
-
-
-def test_deprecated_function_warns_at_its_caller() -> None:
-    @deprecated("1.2", "new(3)")
-    def old(count: int) -> int:
-        """Counts."""
-        return count + 1
-
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        assert old(2) == 3
-    (warning,) = told
-    assert warning.category is DeprecationWarning
-    assert warning.filename == __file__
-    assert str(warning.message) == "old() is deprecated since neutracer 1.2: use new(3)"
-    assert old.__name__ == "old"
-    assert old.__doc__ is not None
-    assert old.__doc__.startswith("Counts.")
-    assert "Deprecated since 1.2" in old.__doc__
-
-
-def test_deprecated_warning_can_be_an_error() -> None:
-    @deprecated("1.2", "new()")
-    def old() -> None:
-        raise AssertionError("it must not get here")
-
-    with pytest.raises(DeprecationWarning, match="use new"):
-        old()

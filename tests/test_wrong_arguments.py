@@ -135,7 +135,7 @@ def test_fragmentation_report_names_arguments(snap, ask, kind, words) -> None:
 def test_sizes_of_no_device_are_refused(snap, beyond) -> None:
     words = r"must be above 0 bytes and at most 2\^60"
     refused(lambda: neutracer.explain(snap, request=beyond), ValueError, "a request " + words)
-    for ask in (neutracer.explain, neutracer.leak_trend, neutracer.what_if, neutracer.recommend):
+    for ask in (neutracer.explain, neutracer.leak_trend, neutracer.what_if):
         refused(lambda ask=ask: ask(snap, capacity=beyond), ValueError, "a capacity " + words)
 
 

@@ -11,10 +11,13 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
-    HelpPage,
+    add_command,
+    add_fail_on,
+    add_json,
     add_program,
     complain,
     complain_of,
+    fails,
     print_report,
     program_of,
 )
@@ -23,7 +26,6 @@ from neutracer.errors import NeutracerError, TensorCycleWarning, missing
 from neutracer.process.cycles.watch import warn_tensor_cycles
 from neutracer.process.recording.program import end_by, run_program, shell_code
 from neutracer.process.recording.sidecar import filled_in
-from neutracer.render.document import Severity
 from neutracer.saving import check_output
 from neutracer.units import format_count, parse_bytes
 
@@ -41,31 +43,23 @@ program can't be watched; the summary goes to standard error, or with --json to 
 
 def add_cycles(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands; `summary` is its line in their list."""
-    parser = commands.add_parser(
-        "cycles",
-        help=summary,
-        description=(
-            "Runs a Python program under the cycle watch and sums up at the end which "
-            "reference cycles kept tensors until the garbage collector ran."
-        ),
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
+    description = (
+        "Runs a Python program under the cycle watch and sums up at the end which reference "
+        "cycles kept tensors until the garbage collector ran."
     )
+    parser = add_command(commands, "cycles", summary, description, _EXAMPLE, _cycles)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
     parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="ignore smaller ones")
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_json(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="an offline page with the graphs, as c-{rank}.html"
     )
-    parser.add_argument(
-        "--fail-on",
-        choices=[str(severity) for severity in Severity],
-        metavar="SEVERITY",
-        help="exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
+    add_fail_on(
+        parser,
+        "exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
     )
     add_program(parser)
-    parser.set_defaults(run=_cycles)
 
 
 def _cycles(options: argparse.Namespace) -> int:
@@ -95,10 +89,8 @@ def _cycles(options: argparse.Namespace) -> int:
     except (NeutracerError, OSError) as error:
         complain_of(options.output, error)
         return code or FAILED
-    if code == 0 and options.fail_on and report.worst is not None:
-        code = 1 if report.worst >= options.fail_on else 0
     end_by(ended)
-    return code
+    return code or int(fails(report, options.fail_on))
 
 
 def _check_page(output: str) -> None:

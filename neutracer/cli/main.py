@@ -9,41 +9,46 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import neutracer
 from neutracer.cli.parts import HelpPage, complain_of, within_memory
 
 __all__ = ["main"]
 
-# The commands, as they are listed. Each has a module of its own, as what_if, of which only
-# that of the command called is imported.
+
+class _Command(NamedTuple):
+    """A command: its group in the help, its module in `neutracer.cli`, its line in the list."""
+
+    group: str
+    module: str
+    summary: str
+
+
+# The commands in the order in which one meets them. Only the module of the one that is called
+# is imported; it defines `add_what_if` for "what-if".
 _COMMANDS = {
-    "run": "run a program, record its GPU memory and say what it did",
-    "attach": "the same for a program that is already running (Python 3.14 or later)",
-    "rehearse": "the memory that a program would need on a card, without running it there",
-    "report": "what a snapshot shows, on one page",
-    "explain": "why a program ran out of memory, and what would have helped",
-    "what-if": "the same program under other allocator settings, and the best of them",
-    "recommend": "the allocator settings to use, and the least memory the program fits in",
-    "diff": "what one snapshot holds that another did not, by line, category and size",
-    "ranks": "compare the ranks of a job: which one is odd and why, which ran out first",
-    "view": "write a snapshot as one offline page",
-    "mdtp": "memory over time as a picture: each block at its address",
-    "plot": "a picture: who held how much, fragmentation, categories, ranks",
-    "cycles": "run a program and name the reference cycles that kept its tensors",
-    "top": "follow the memory of a running job in the terminal",
-    "demo": "a recording that comes with neutracer: its report and its page",
-    "env": "versions, what is available, what is missing and how to get it",
-    "learn-kernels": "measure what this card's kernels take, for rehearsals",
-    "build-hooks": "compile the hooks on PyTorch's allocator ahead of their first use",
-    "completion": "the script with which a shell completes commands, options and files",
+    "run": _Command("record", "run", "run a program, record its GPU memory and report on it"),
+    "attach": _Command("record", "run", "record a program that is running (Python 3.14 or later)"),
+    "demo": _Command("record", "view", "report on a recording that comes with neutracer"),
+    "rehearse": _Command("record", "rehearse", "the memory a program would need, without its GPU"),
+    "report": _Command("ask", "report", "what a snapshot shows, on one page"),
+    "explain": _Command("ask", "explain", "why a program ran out of memory, and what to do"),
+    "leak": _Command("ask", "leak", "whether memory grows step after step, and from which line"),
+    "what-if": _Command("ask", "what_if", "the best allocator settings, or the effect of yours"),
+    "diff": _Command("ask", "leak", "what one snapshot holds that another does not"),
+    "ranks": _Command("ask", "ranks", "compare the ranks of a job: the odd one, the first to fail"),
+    "cycles": _Command("ask", "cycles", "run a program and name the cycles that kept its tensors"),
+    "view": _Command("look", "view", "write a snapshot as one offline page"),
+    "plot": _Command("look", "plot", "draw memory over time, fragmentation or ranks"),
+    "top": _Command("look", "top", "follow the memory of a running job in the terminal"),
+    "setup": _Command("set up", "setup", "show what is installed, compile hooks, measure kernels"),
 }
 
 _ALONE = frozenset(("-h", "--help", "--version"))
 
 _EXAMPLE = """where to begin:
-  neutracer demo                       # what it says about a real run that comes with it
+  neutracer demo                       # the report on a real run that comes with it
   neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
   neutracer report snapshot.pickle     # an existing snapshot: what it shows
   neutracer explain oom.pickle         # one with an out-of-memory error: why
@@ -52,29 +57,47 @@ each command lists its options and examples with --help
 """
 
 
+class _CommandList(HelpPage):
+    """The page of `neutracer --help`: the commands under the names of their groups."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        if isinstance(action, argparse._SubParsersAction):
+            # Without the line of its own, which says no more than the heading.
+            return text.partition("\n")[2]
+        command = _COMMANDS.get(action.dest)
+        if command is None or action.option_strings:
+            return text
+        first = next(name for name, each in _COMMANDS.items() if each.group == command.group)
+        return f"  {command.group}\n{text}" if action.dest == first else text
+
+
 def _options(words: list[str]) -> argparse.Namespace:
-    """The arguments; the parser is whole only for the chosen command, or for `completion`.
+    """The arguments; the parser is whole only for the chosen command, or for completion.
 
     The other commands have no parser where none of their names can be printed.
     """
     chosen = next((word for word in words if not word.startswith("-")), None)
+    is_whole = words[:2] == ["setup", "completion"]
     parser = argparse.ArgumentParser(
         prog="neutracer",
         description="Explains the GPU memory of PyTorch programs.",
         epilog=_EXAMPLE,
-        formatter_class=HelpPage,
+        formatter_class=_CommandList,
     )
     parser.add_argument("--version", action="version", version=f"neutracer {neutracer.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    only = chosen if chosen in _COMMANDS and words[0] == chosen != "completion" else None
-    for command, summary in _COMMANDS.items():
-        if only not in (None, command):
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
+    only = chosen if chosen in _COMMANDS and words[0] == chosen and not is_whole else None
+    for name, command in _COMMANDS.items():
+        if only not in (None, name):
             continue
-        if chosen in (command, "completion"):
-            name = command.replace("-", "_")
-            getattr(import_module(f"neutracer.cli.{name}"), f"add_{name}")(commands, summary)
+        if chosen == name or is_whole:
+            module = import_module(f"neutracer.cli.{command.module}")
+            getattr(module, f"add_{name.replace('-', '_')}")(commands, command.summary)
         else:
-            commands.add_parser(command, help=summary)
+            commands.add_parser(name, help=command.summary)
     if chosen is not None and chosen not in _COMMANDS:
         first = words[: words.index(chosen)]
         # These need no command.
@@ -86,15 +109,21 @@ def _options(words: list[str]) -> argparse.Namespace:
         # With the usage of that command, whose own parser passes over them.
         what = f"unrecognized arguments: {' '.join(unknown)}"
         if hasattr(options, "file") and all(os.path.isfile(word) for word in unknown):
-            what = f"{options.command} takes one file; diff, mdtp and ranks compare several"
+            what = f"{options.command} takes one file; diff, leak, plot and ranks take several"
         commands.choices[options.command].error(what)
     return options
 
 
 def _no_command(word: str) -> str:
-    """What to say of a word that is not a command: a file's name, or a typo."""
-    if os.path.isfile(word):
-        command = "run" if word.endswith(".py") else "report"
+    """The complaint about a word that is not a command: a file's name, or a typo."""
+    name = os.path.basename(os.path.normpath(word))
+    if os.path.exists(word) or os.path.splitext(name)[1] or os.sep in word:
+        if os.path.isdir(word):
+            command = "ranks"
+        elif name.endswith(".py"):
+            command = "run"
+        else:
+            command = "explain" if "oom" in name else "report"
         return f"{word!r} is a file, not a command; did you mean 'neutracer {command} FILE'?"
     import difflib
 
@@ -157,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with standing_streams():
-            options = _options(words)
+            options = _options(words or ["--help"])
             return within_memory(options)
     except BrokenPipeError:
         # The reader has seen enough.

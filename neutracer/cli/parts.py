@@ -9,11 +9,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from neutracer.errors import HistoryWarning, NeutracerError
+from neutracer.errors import HistoryWarning, NeutracerError, SettingsError
 from neutracer.render.escape import clean
 
 if TYPE_CHECKING:
@@ -24,18 +24,27 @@ if TYPE_CHECKING:
 __all__ = [
     "FAILED",
     "HelpPage",
+    "add_command",
+    "add_device",
+    "add_fail_on",
+    "add_file",
+    "add_json",
     "add_max_memory",
     "add_output",
     "add_program",
     "add_recording",
     "add_window",
+    "answered",
     "check_written",
     "complain",
     "complain_of",
     "device_size",
+    "fails",
     "give",
     "print_report",
     "program_of",
+    "refused",
+    "say_written",
     "window_of",
     "within_memory",
     "without_history_warning",
@@ -47,6 +56,8 @@ FAILED = 2
 
 # A smaller number lacks its unit.
 _LEAST_DEVICE = 1 << 20
+
+Answer = TypeVar("Answer", bound="Report")
 
 # How what is known beside a snapshot begins.
 _RECORD = re.compile(rb'"(neutracer\.(sidecar|oom_report)/|oom")')
@@ -81,6 +92,84 @@ def complain_of(what: str, error: Exception) -> int:
         if isinstance(error.filename, (str, bytes)):
             what = os.fsdecode(error.filename)
     return complain(f"{what or repr(what)}: {reason}")
+
+
+def add_command(
+    commands: Any, name: str, summary: str, description: str, example: str, run: Callable[..., int]
+) -> argparse.ArgumentParser:
+    """Add a command to a parser's commands.
+
+    Args:
+        commands: What `add_subparsers` returned.
+        name: The command's.
+        summary: Its line in the list of commands.
+        description: What its own help says first.
+        example: What its help ends with: examples, files, exit codes.
+        run: Takes the options and returns the exit code.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=description, epilog=example, formatter_class=HelpPage
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add the one snapshot that a command reads."""
+    parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the device that a command is about."""
+    parser.add_argument(
+        "--device", type=int, metavar="N", help="which device, if there are several"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the form of what a command prints."""
+    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+
+
+def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[str] = ()) -> None:
+    """Add the condition under which a command ends with 1, which `fails` looks at.
+
+    Args:
+        parser: The command's.
+        text: The help.
+        verdicts: Words that may be given beside severities, several with commas between them.
+    """
+    from neutracer.render.document import Severity
+
+    severities = [str(severity) for severity in Severity]
+    known = (*verdicts, *severities)
+
+    def wanted(text: str) -> tuple[str, ...]:
+        words = tuple(word.strip() for word in text.split(",")) if verdicts else (text,)
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return words
+
+    parser.add_argument(
+        "--fail-on",
+        type=wanted,
+        default=(),
+        metavar="WORD,…" if verdicts else "SEVERITY",
+        help=text,
+    )
+
+
+def fails(report: Report, wanted: tuple[str, ...], verdicts: Iterable[str] = ()) -> bool:
+    """Whether a report has one of the verdicts, or a finding of one of the severities, that
+    `--fail-on` names."""
+    from neutracer.render.document import Severity
+
+    worst = report.worst
+    severities = [severity for severity in Severity if severity in wanted]
+    return not set(wanted).isdisjoint(verdicts) or (
+        worst is not None and any(worst >= severity for severity in severities)
+    )
 
 
 def add_max_memory(parser: argparse.ArgumentParser) -> None:
@@ -164,8 +253,27 @@ def window_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the form of a report and where it goes, which `give` follows."""
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_json(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+
+
+def answered(
+    options: argparse.Namespace, ask: Callable[[argparse.Namespace], Answer]
+) -> Answer | None:
+    """The report on the snapshot `options.file`; None, after a complaint, where there is none.
+
+    Raises:
+        SettingsError: PyTorch would not accept the settings that are asked about.
+    """
+    try:
+        check_written(options.output, options.file)
+        with without_history_warning():
+            return ask(options)
+    except SettingsError:
+        raise
+    except (NeutracerError, OSError, ValueError) as error:
+        complain_of(options.file, error)
+        return None
 
 
 def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
@@ -190,6 +298,15 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
     page = io.StringIO()
     _put(reports, options.json, page)
     return 0 if written(options.output, page.getvalue()) else FAILED
+
+
+def say_written(path: str) -> None:
+    """Print the name of a page or picture that was written."""
+    from neutracer.render.terminal import write
+    from neutracer.trace.progress import end_progress
+
+    end_progress()
+    write(f"{clean(path)}\n", sys.stdout)
 
 
 def _put(reports: Sequence[Report], as_json: bool, out: TextIO) -> None:
@@ -285,6 +402,13 @@ def device_size(text: str | None) -> int | None:
     return size
 
 
+def refused(settings: str | list[str], error: SettingsError) -> str:
+    """The complaint about settings that PyTorch refuses."""
+    written = settings if isinstance(settings, str) else " ".join(settings)
+    hint = "; they are written KEY:VALUE, as expandable_segments:True" if "=" in written else ""
+    return f"--set: {error}{hint}"
+
+
 def check_written(output: str | None, *files: str) -> None:
     """Check, before they are opened, that a file to write is none of those to read.
 
@@ -343,7 +467,7 @@ def print_report(report: Report, as_json: bool, page: TextIO) -> None:
     from neutracer.render.terminal import show
 
     if getattr(sys.stdout if as_json else page, "closed", False):
-        complain("the program has closed the stream that its report goes to")
+        complain("cannot print the report: the program closed its stream")
     elif as_json:
         dump(report, sys.stdout)
     else:

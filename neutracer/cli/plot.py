@@ -5,87 +5,99 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import Any
 
 from neutracer.cli.parts import (
-    HelpPage,
+    add_command,
+    add_device,
     add_max_memory,
     add_window,
     complain,
     complain_of,
+    refused,
+    say_written,
     window_of,
     without_history_warning,
 )
-from neutracer.errors import NeutracerError
+from neutracer.errors import NeutracerError, SettingsError
 from neutracer.pictures.extra import picture_file
-from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
-from neutracer.pictures.ranks.plot import plot_ranks
-from neutracer.render.escape import clean
-from neutracer.render.terminal import write
-from neutracer.trace.progress import end_progress
 from neutracer.trace.snapshot import load
+
+# Each picture imports its own drawing.
 
 __all__ = ["add_plot"]
 
 _EXAMPLE = """example:
-  neutracer plot timeline snapshot.pickle -o timeline.png      # who held how much, over time
-  neutracer plot categories snapshot.pickle --x event --dark
-  neutracer plot fragmentation snapshot.pickle -o unused.svg --event 2048
-  neutracer plot ranks neutracer-run -o job.png                # rank x time
-
-`neutracer mdtp` draws each block at its address.
+  neutracer plot snapshot.pickle -o memory.png                    # each block at its address
+  neutracer plot before.pickle after.pickle -o both.svg --x event
+  neutracer plot snapshot.pickle -o what_if.png --set expandable_segments:True
+  neutracer plot snapshot.pickle --what timeline                  # who held how much, over time
+  neutracer plot snapshot.pickle --what timeline --by category --seconds 0.05:0.07
+  neutracer plot snapshot.pickle --what fragmentation --event 2048
+  neutracer plot neutracer-run --what ranks -o job.png            # rank x time
 """
 
-_KINDS = ("timeline", "fragmentation", "categories", "ranks")
+_KINDS = ("mdtp", "timeline", "fragmentation", "ranks")
+
+# Options that only one of them has.
+_OWN = {"by": "timeline", "event": "fragmentation", "addresses": "mdtp", "set": "mdtp"}
 
 
 def add_plot(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands; `summary` is its line in their list."""
-    plot = commands.add_parser(
-        "plot",
-        help=summary,
-        description="Draws a snapshot, or the ranks of a job.",
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
+    description = (
+        "Draws a snapshot, or the ranks of a job. The default is memory x time, each block at its "
+        "address; two files are drawn side by side on one scale."
     )
-    plot.add_argument("kind", choices=_KINDS, help=f"what is drawn: {', '.join(_KINDS)}")
+    plot = add_command(commands, "plot", summary, description, _EXAMPLE, _plot)
     plot.add_argument(
-        "files", nargs="+", metavar="FILE", help="a snapshot; for ranks a folder, or several"
+        "files", nargs="+", metavar="FILE", help="a snapshot, or two; for ranks a folder, or many"
+    )
+    plot.add_argument(
+        "--what",
+        choices=_KINDS,
+        default="mdtp",
+        help="the picture: mdtp (default), timeline, fragmentation or ranks",
     )
     plot.add_argument(
         "-o",
         "--output",
         metavar="OUT",
-        help="a file: .png, .svg, .pdf and others (default: FILE with .KIND.png)",
+        help="a file: .png, .svg, .pdf and others (default: FILE with .WHAT.png)",
     )
-    plot.add_argument("--device", type=int, metavar="N", help="which device, if there are several")
-    plot.add_argument(
-        "--x", choices=("time", "event"), default="time", help="what the horizontal axis is"
-    )
+    add_device(plot)
+    plot.add_argument("--x", choices=("time", "event"), default="time", help="the horizontal axis")
+    add_window(plot)
     plot.add_argument(
         "--by",
-        choices=("place", "line", "stack"),
-        default="place",
+        choices=("place", "line", "stack", "category"),
         help="timeline: what a band is (default: the program's own line)",
     )
-    plot.add_argument("--top", type=int, default=8, metavar="N", help="timeline: how many bands")
     plot.add_argument(
         "--event", type=int, metavar="N", help="fragmentation: the segments after this event"
     )
-    add_window(plot)
-    plot.add_argument("--title", metavar="TEXT", help="the title (default: the file's name)")
+    plot.add_argument(
+        "--addresses",
+        metavar="A:B",
+        help="mdtp: only these addresses (0x7f3a00:0x7f4000), or one block as PyTorch's viewer "
+        "names it (b7f3a00_2)",
+    )
+    plot.add_argument(
+        "--set",
+        metavar="CONF",
+        help="mdtp: beside it what it would have been with this PYTORCH_CUDA_ALLOC_CONF",
+    )
     plot.add_argument("--dark", action="store_true", help="for a dark page")
     add_max_memory(plot)
-    plot.set_defaults(run=_plot)
 
 
 def _plot(options: argparse.Namespace) -> int:
-    if options.kind != "ranks" and len(options.files) > 1:
-        return complain(f"{options.kind} is of one file; mdtp draws two side by side")
+    wrong = _misuse(options)
+    if wrong:
+        return complain(wrong)
     name = os.path.basename(os.path.normpath(options.files[0]))
     stem = "snapshot" if options.files[0] == "-" else name
-    output = f"{stem}.{options.kind}.png" if options.output is None else options.output
+    output = f"{stem}.{options.what}.png" if options.output is None else options.output
     try:
         picture_file(output, *options.files)
     except (NeutracerError, ValueError) as error:
@@ -93,25 +105,64 @@ def _plot(options: argparse.Namespace) -> int:
     try:
         with without_history_warning():
             _draw(options, output)
+    except SettingsError as error:
+        return complain(refused(options.set, error))
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(" ".join(options.files), error)
-    end_progress()
-    write(f"{clean(output)}\n", sys.stdout)
+    say_written(output)
     return 0
 
 
+def _misuse(options: argparse.Namespace) -> str:
+    """The complaint about options that don't go together; empty where they do."""
+    for name, what in _OWN.items():
+        if getattr(options, name) is not None and options.what != what:
+            return f"--{name} is for --what {what}"
+    if options.what == "ranks":
+        is_part = bool(window_of(options))
+        return "ranks are drawn whole: without --events, --seconds and --host" if is_part else ""
+    if options.what != "mdtp":
+        is_one = len(options.files) == 1
+        return "" if is_one else f"{options.what} is of one file; mdtp draws two side by side"
+    if len(options.files) > (2 if options.set is None else 1):
+        return "give one file, alone or with --set, or two to compare"
+    return ""
+
+
 def _draw(options: argparse.Namespace, output: str) -> None:
-    look = {"title": options.title, "dark": options.dark, "output": output}
-    if options.kind == "ranks":
-        if window_of(options):
-            raise ValueError("ranks are drawn whole: without --events, --seconds and --host")
+    look = {"dark": options.dark, "output": output}
+    if options.what == "ranks":
+        from neutracer.pictures.ranks.plot import plot_ranks
+
         plot_ranks(options.files, **look)
         return
-    axes = {"device": options.device, "x": options.x}
+    look |= {"device": options.device, "x": options.x}
     window = window_of(options)
-    file = load(options.files[0], **window) if window else options.files[0]
-    if options.kind == "fragmentation":
-        plot_fragmentation(file, event=options.event, **axes, **look)
+    files = [load(file, **window) for file in options.files] if window else options.files
+    if options.what == "mdtp":
+        from neutracer.pictures.mdtp.plot import mdtp
+
+        shown = files if options.set is None else [_simulated(files[0], options)]
+        mdtp(*shown, address_range=_addresses(options.addresses), **look)
+        return
+    from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
+
+    if options.what == "fragmentation":
+        plot_fragmentation(files[0], event=options.event, **look)
     else:
-        by = "category" if options.kind == "categories" else options.by
-        plot_timeline(file, by=by, top=options.top, **axes, **look)
+        plot_timeline(files[0], by=options.by or "place", **look)
+
+
+def _simulated(source: Any, options: argparse.Namespace) -> Any:
+    """What the recording would have been with `--set`, which is drawn beside it."""
+    from neutracer.diagnose.settings.what_if import what_if
+
+    return what_if(source, options.set, device=options.device)[options.set]
+
+
+def _addresses(text: str | None) -> tuple[str, str] | str | None:
+    """What `--addresses` says: two of them, or a block."""
+    if text is None or ":" not in text:
+        return text
+    first, _, end = text.partition(":")
+    return first, end

@@ -11,10 +11,13 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
-    HelpPage,
+    add_command,
+    add_fail_on,
+    add_json,
     check_written,
     complain,
     complain_of,
+    fails,
     print_report,
     written,
 )
@@ -23,7 +26,6 @@ from neutracer.diagnose.ranks.ranks import ranks_of
 from neutracer.diagnose.ranks.report import RanksReport
 from neutracer.diagnose.ranks.stored import stored_ranks
 from neutracer.errors import NeutracerError
-from neutracer.render.document import Severity
 from neutracer.render.html import render_page
 from neutracer.render.json import dump
 from neutracer.render.terminal import show
@@ -34,7 +36,7 @@ _EXAMPLE = """example:
   neutracer ranks neutracer-run                  # the folder that each rank wrote into
   neutracer ranks rank*.pickle --json > job.json
   neutracer ranks s3://bucket/job -o job.html    # a page with the map of ranks and time
-  neutracer ranks --store node7:29500            # a job that runs, by what its ranks tell
+  neutracer ranks --store node7:29500            # a running job, by its ranks' own digests
 
 exit codes: 0, 1 for findings at --fail-on, 2 where there is nothing to compare
 """
@@ -42,40 +44,31 @@ exit codes: 0, 1 for findings at --fail-on, 2 where there is nothing to compare
 
 def add_ranks(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands; `summary` is its line in their list."""
-    parser = commands.add_parser(
-        "ranks",
-        help=summary,
-        description=(
-            "Compares the ranks of one job by the snapshots that they wrote: the spread of each "
-            "figure, the odd rank and why it is odd, who ran out of memory first. Files are read "
-            "by as many processes as there are cores, one file at a time each."
-        ),
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
+    description = (
+        "Compares the ranks of one job by the snapshots that they wrote: the spread of each "
+        "figure, the odd rank and why it is odd, the first to run out of memory. As many "
+        "processes as there are cores read the files, one at a time each."
     )
+    parser = add_command(commands, "ranks", summary, description, _EXAMPLE, _ranks)
     parser.add_argument(
         "sources", nargs="*", metavar="DIR|FILE", help="a folder with snapshots, or snapshots"
     )
     parser.add_argument(
         "--store",
         metavar="HOST:PORT",
-        help="a running job, by what its ranks tell its store (neutracer.watch_ranks): "
+        help="a running job, by what its ranks publish in its store (neutracer.watch_ranks): "
         "MASTER_ADDR and MASTER_PORT of the job",
     )
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_json(parser)
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         help="write there instead of printing: a page for .html, a picture for .png, .svg or .pdf",
     )
-    parser.add_argument(
-        "--fail-on",
-        choices=[str(severity) for severity in Severity],
-        metavar="SEVERITY",
-        help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
+    add_fail_on(
+        parser, "exit with 1 if a finding is at least that: info, moderate, serious, severe"
     )
-    parser.set_defaults(run=_ranks)
 
 
 def _ranks(options: argparse.Namespace) -> int:
@@ -91,10 +84,7 @@ def _ranks(options: argparse.Namespace) -> int:
         broken = [row for row in report.rows if row.source]
         rest = f" (nor can {len(broken) - 1} more be read)" if broken[1:] else ""
         return complain(f"{broken[0].source}: {broken[0].note}{rest}")
-    code = _show(report, options)
-    if code == 0 and options.fail_on and report.worst is not None:
-        code = int(report.worst >= options.fail_on)
-    return code
+    return _show(report, options) or int(fails(report, options.fail_on))
 
 
 def _report(options: argparse.Namespace) -> RanksReport:

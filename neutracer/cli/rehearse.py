@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from neutracer.cli.parts import (
-    HelpPage,
+    add_command,
+    add_json,
     add_program,
     complain,
     complain_of,
@@ -37,20 +38,15 @@ The snapshot opens in every command. Files that the program would write are not 
 
 def add_rehearse(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands; `summary` is its line in their list."""
-    parser = commands.add_parser(
-        "rehearse",
-        help=summary,
-        description=(
-            "Runs an unchanged training script on fake tensors, as if it had a card: no GPU and "
-            "no memory of one is needed, with a build of PyTorch for CUDA or for the CPU. It "
-            "stops after some steps of the optimizer, and says what it would have taken. "
-            "DataLoaders load in the process itself, and values that only a device would know "
-            "are made up, which the report says with the line. The first time on a machine it "
-            "compiles a small library, which takes some seconds and a C++ compiler."
-        ),
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
+    description = (
+        "Runs an unchanged training script on fake tensors, as if it had a card: it needs no "
+        "GPU, and a build of PyTorch for CUDA or for the CPU. It stops after some steps of the "
+        "optimizer, and reports what it would have taken. DataLoaders load in the process "
+        "itself, and values that only a device would know are made up, which the report says "
+        "with the line. The first time on a machine it compiles a small library, which takes "
+        "some seconds and a C++ compiler."
     )
+    parser = add_command(commands, "rehearse", summary, description, _EXAMPLE, _rehearse)
     parser.add_argument("-m", dest="module", action="store_true", help="rehearse a module")
     parser.add_argument(
         "--device",
@@ -77,9 +73,8 @@ def add_rehearse(commands: Any, summary: str) -> None:
         default="rehearsed.pickle",
         help="where the snapshot goes (default: rehearsed.pickle)",
     )
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+    add_json(parser)
     add_program(parser)
-    parser.set_defaults(run=_rehearse)
 
 
 def _rehearse(options: argparse.Namespace) -> int:

@@ -9,20 +9,21 @@ from typing import Any
 
 from neutracer.cli.parts import (
     FAILED,
-    HelpPage,
+    add_command,
+    add_fail_on,
     add_max_memory,
     add_output,
     add_window,
     check_written,
     complain,
     complain_of,
+    fails,
     give,
     window_of,
     without_history_warning,
 )
 from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
-from neutracer.render.document import Severity
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 
@@ -31,7 +32,7 @@ __all__ = ["add_report"]
 _EXAMPLE = """example:
   neutracer report snapshot.pickle
   neutracer report --json rank*.pickle.gz > report.json
-  neutracer report --tree snapshot.pickle             # and who led to the peak
+  neutracer report --tree snapshot.pickle             # and the call tree behind the peak
   neutracer report --seconds 2:3 snapshot.pickle      # only that second
   neutracer report --fail-on severe snapshot.pickle   # exit code 1 if it finds that
 
@@ -41,30 +42,21 @@ exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
 
 def add_report(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands; `summary` is its line in their list."""
-    parser = commands.add_parser(
-        "report",
-        help=summary,
-        description="Says what each snapshot shows: totals, peak and who holds it, findings.",
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
-    )
+    description = "Shows what each snapshot holds: totals, the peak and its holders, findings."
+    parser = add_command(commands, "report", summary, description, _EXAMPLE, _report)
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
     )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
     add_window(parser)
     parser.add_argument(
-        "--tree", action="store_true", help="also who led to the peak: its stacks as a tree"
+        "--tree", action="store_true", help="also the call tree behind the peak, from its stacks"
     )
     add_output(parser)
-    parser.add_argument(
-        "--fail-on",
-        choices=[str(severity) for severity in Severity],
-        metavar="SEVERITY",
-        help="exit with 1 if a finding is at least that: info, moderate, serious, severe",
+    add_fail_on(
+        parser, "exit with 1 if a finding is at least that: info, moderate, serious, severe"
     )
     add_max_memory(parser)
-    parser.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -79,10 +71,7 @@ def _report(options: argparse.Namespace) -> int:
         return code
     if give([*_with_trees(reports, options.tree)], options) == FAILED:
         return FAILED
-    if code == 0 and options.fail_on:
-        bad = [r for r in reports if r.worst is not None and r.worst >= options.fail_on]
-        code = 1 if bad else 0
-    return code
+    return code or int(any(fails(report, options.fail_on) for report in reports))
 
 
 def _with_trees(reports: list[OverviewReport], trees: bool) -> Iterator[Report]:
@@ -93,7 +82,7 @@ def _with_trees(reports: list[OverviewReport], trees: bool) -> Iterator[Report]:
 
 
 def _read(file: str, options: argparse.Namespace) -> OverviewReport | None:
-    """The report on one file; None, with a word on standard error, if it can't be read."""
+    """The report on one file; None, after a complaint, if it can't be read."""
     try:
         with without_history_warning():
             snap = load(file, **window_of(options), max_memory=options.max_memory)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from neutracer.cli.parts import HelpPage, complain
+from neutracer.cli.parts import add_command, complain
 from neutracer.diagnose.overview.top_page import top_lines
 from neutracer.errors import NeutracerError
 from neutracer.process.exporter.page import SCHEMA
@@ -53,13 +53,8 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 def add_top(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands; `summary` is its line in their list."""
-    parser = commands.add_parser(
-        "top",
-        help=summary,
-        description="Shows what the exporter of a running job reports: curves, alerts, holders.",
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
-    )
+    description = "Shows what the exporter of a running job reports: curves, alerts, holders."
+    parser = add_command(commands, "top", summary, description, _EXAMPLE, _top)
     parser.add_argument(
         "urls", nargs="+", metavar="URL", help="an exporter's address; ':9435' is on this machine"
     )
@@ -71,7 +66,6 @@ def add_top(commands: Any, summary: str) -> None:
     )
     parser.add_argument("--once", action="store_true", help="show it once and exit")
     parser.add_argument("--json", action="store_true", help="what the exporters report, as JSON")
-    parser.set_defaults(run=_top)
 
 
 def _top(options: argparse.Namespace) -> int:

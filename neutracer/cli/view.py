@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `neutracer view`."""
+"""The commands `neutracer view` and `neutracer demo`: a snapshot as a page."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import webbrowser
+from pathlib import Path
 from typing import Any
 
 from neutracer.cli.parts import (
-    HelpPage,
+    add_command,
     add_max_memory,
     add_window,
     check_written,
     complain_of,
+    say_written,
     window_of,
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
 from neutracer.pictures.page.view import empty_page, view
 from neutracer.render.escape import clean
-from neutracer.render.terminal import write
-from neutracer.trace.progress import end_progress
+from neutracer.render.terminal import show, write
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_view"]
+__all__ = ["add_demo", "add_view"]
 
-_EXAMPLE = """example:
+_RECORDING = Path(__file__).parents[1] / "demo" / "late_zero_grad.pickle.xz"
+
+_VIEW_EXAMPLE = """example:
   neutracer view snapshot.pickle -o snapshot.html
   neutracer view --device 1 snapshot.pickle.gz
   neutracer view --events 2000000:2050000 long.pickle
@@ -36,16 +40,19 @@ The page is one file that loads nothing; it opens in any recent browser, and any
 snapshot can be dropped on it. Without FILE it is empty, and waits for one.
 """
 
+_DEMO_EXAMPLE = """example:
+  neutracer demo                 # the report here, the page in the browser
+  neutracer demo --no-browser -o demo.html
+
+The recording comes with neutracer: four steps of a real training run on a GPU, which keep
+their gradients for longer than they need to.
+"""
+
 
 def add_view(commands: Any, summary: str) -> None:
     """Add the command to a parser's commands; `summary` is its line in their list."""
-    parser = commands.add_parser(
-        "view",
-        help=summary,
-        description="Writes a page that shows a snapshot: findings, timeline, address map, tables.",
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
-    )
+    description = "Writes a page that shows a snapshot: findings, timeline, address map, tables."
+    parser = add_command(commands, "view", summary, description, _VIEW_EXAMPLE, _view)
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -60,16 +67,7 @@ def add_view(commands: Any, summary: str) -> None:
     )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
     add_window(parser)
-    parser.add_argument(
-        "--focus",
-        type=int,
-        nargs=2,
-        metavar=("FROM", "TO"),
-        help="open on these events; the page has all of them",
-    )
-    parser.add_argument("--dark", action="store_true", help="dark, whatever the browser prefers")
     add_max_memory(parser)
-    parser.set_defaults(run=_view)
 
 
 def _view(options: argparse.Namespace) -> int:
@@ -77,28 +75,69 @@ def _view(options: argparse.Namespace) -> int:
         return _empty(options)
     name = "snapshot" if options.file == "-" else os.path.basename(options.file)
     output = f"{name}.html" if options.output is None else options.output
-    focus = None if options.focus is None else (options.focus[0], options.focus[1])
     try:
         check_written(output, options.file)
         with without_history_warning():
             window = window_of(options)
             source = load(options.file, **window) if window else options.file
-            dark = True if options.dark else None
-            path = view(source, output, device=options.device, focus=focus, dark=dark)
+            path = view(source, output, device=options.device)
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(options.file, error)
-    end_progress()
-    write(f"{clean(str(path))}\n", sys.stdout)
+    say_written(str(path))
     return 0
 
 
 def _empty(options: argparse.Namespace) -> int:
-    """Writes the page that waits for a file."""
+    """Write the page that waits for a file."""
     output = "neutracer.html" if options.output is None else options.output
     try:
         check_written(output)
-        path = empty_page(True if options.dark else None).save(output)
+        path = empty_page().save(output)
     except (OSError, ValueError) as error:
         return complain_of(output, error)
-    write(f"{clean(str(path))}\n", sys.stdout)
+    say_written(str(path))
     return 0
+
+
+def add_demo(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands; `summary` is its line in their list."""
+    description = "Reports on a recording that comes with neutracer, and writes its page."
+    parser = add_command(commands, "demo", summary, description, _DEMO_EXAMPLE, _demo)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="neutracer-demo.html",
+        help="the page (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-browser", action="store_true", help="write the page and open no browser"
+    )
+
+
+def _demo(options: argparse.Namespace) -> int:
+    # `view` needs nothing of the report.
+    from neutracer.diagnose.overview.report import overview
+
+    try:
+        check_written(options.output, str(_RECORDING))
+        with without_history_warning():
+            snap = load(_RECORDING)
+            page = view(snap, options.output)
+        report = overview(snap, _RECORDING.name)
+    except (NeutracerError, OSError, ValueError) as error:
+        return complain_of(options.output, error)
+    show(report.document(), sys.stdout, max_lines=None)
+    opened = not options.no_browser and _open(Path(str(page)).absolute())
+    way = "opened in the browser" if opened else "open it in any browser"
+    name = clean(str(page))
+    write(f"\nThe same as a page to look around in: {name} ({way})\n", sys.stdout)
+    write("On a program of yours: neutracer run train.py\n", sys.stdout)
+    return 0
+
+
+def _open(page: Path) -> bool:
+    """Whether a browser with a window took the page; one in the terminal is left alone."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    return webbrowser.open(page.as_uri())

@@ -64,7 +64,7 @@ class NeutracerTracker(GeneralTracker):  # type: ignore[misc]
         """The accelerator's trackers begin; this one is on already."""
 
     @property
-    def tracker(self) -> neutracer.Training:
+    def tracker(self) -> neutracer.reports.Training:
         """The run that is watched."""
         return self.run
 

@@ -131,8 +131,8 @@ class Meter:
         self._empty_cache = empty_cache
         self._cycles = (cycles, min_bytes)
         self._found: list[neutracer.TensorCycle] = []
-        self._watch: neutracer.CycleWatch | None = None
-        self._recording: neutracer.Recording | None = None
+        self._watch: neutracer.reports.CycleWatch | None = None
+        self._recording: neutracer.reports.Recording | None = None
         self._joined = False
         self._start: dict[int, int] = {}
         self._began_us = 0

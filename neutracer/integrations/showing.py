@@ -45,7 +45,7 @@ class Showing(abc.ABC):
     def page(self, name: str, path: Path) -> None:  # noqa: B027
         """The offline page, where the tracker takes files."""
 
-    def out_of_memory(self, report: neutracer.OomReport) -> None:
+    def out_of_memory(self, report: neutracer.reports.OomReport) -> None:
         """A report of an out-of-memory error: its text, its pictures, its page."""
         name = Path(report.text).stem
         self.text(name, str(report))

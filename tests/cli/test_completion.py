@@ -18,12 +18,11 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_know_commands_and_options(shell: str, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("shtab")
-    assert main(["completion", shell]) == 0
+    assert main(["setup", "completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(command in script for command in _COMMANDS)
     assert all(option in script for option in ("fail-on", "capacity", "max-memory"))
-    assert main(["completion", shell, "-o", str(tmp_path / "script")]) == 0
-    assert (tmp_path / "script").read_text() == script
+    (tmp_path / "script").write_text(script)
     program = shutil.which(shell)
     if program is not None:
         done = subprocess.run([program, "-n", str(tmp_path / "script")], capture_output=True)
@@ -44,13 +43,15 @@ def completed(script: Path, folder: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes(tmp_path: Path) -> None:
+def test_bash_completes(tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("shtab")
     script = tmp_path / "script"
-    assert main(["completion", "bash", "-o", str(script)]) == 0
-    assert completed(script, tmp_path, "re") == ["rehearse", "report", "recommend"]
+    assert main(["setup", "completion", "bash"]) == 0
+    script.write_text(capsys.readouterr().out)
+    assert completed(script, tmp_path, "re") == ["rehearse", "report"]
     assert completed(script, tmp_path, "report", "--fail") == ["--fail-on"]
-    assert completed(script, tmp_path, "mdtp", "--style", "c") == ["classic"]
+    assert completed(script, tmp_path, "plot", "--what", "t") == ["timeline"]
+    assert completed(script, tmp_path, "setup", "h") == ["hooks"]
     assert completed(script, tmp_path, "report", "scr") == ["script"]
 
 
@@ -58,15 +59,17 @@ def test_without_shtab_it_says_what_to_install(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) == 2
+    assert main(["setup", "completion", "bash"]) == 2
     assert "pip install 'shtab>=1.7.2'" in capsys.readouterr().err
 
 
 def test_commands_are_described_in_a_line() -> None:
     pytest.importorskip("shtab")
     done = subprocess.run(
-        [sys.executable, "-m", "neutracer", "completion", "fish"], capture_output=True, text=True
+        [sys.executable, "-m", "neutracer", "setup", "completion", "fish"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0
     assert "what a snapshot shows, on one page" in done.stdout
-    assert "Its main thread starts another one" not in done.stdout
+    assert "The work runs on a background thread" not in done.stdout

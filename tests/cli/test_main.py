@@ -105,7 +105,7 @@ def test_memory_limit_is_kept(capsys):
 def test_picture_that_has_no_room_is_refused_in_words(bound, tmp_path):
     # With a thread a core, OpenBLAS ended such a process by the signal of Ctrl-C.
     pytest.importorskip("matplotlib")
-    command = [sys.executable, "-m", "neutracer", "mdtp", "--max-memory", bound]
+    command = [sys.executable, "-m", "neutracer", "plot", "--max-memory", bound]
     made = subprocess.run(
         [*command, FRAG, "-o", tmp_path / "picture.png"], capture_output=True, text=True
     )
@@ -133,18 +133,18 @@ def test_truncated_file_is_reported_as_partial(capsys, tmp_path):
 
 
 def test_env_names_versions_and_what_is_missing(capsys):
-    assert main(["env"]) == 0
+    assert main(["setup", "env"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("neutracer ")
     assert "torch" in text
-    assert main(["env", "--json"]) == 0
+    assert main(["setup", "env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "neutracer.env/1"
 
 
 def test_help_has_an_example(capsys):
-    for command in ("report", "env"):
+    for words in (["report"], ["setup"], ["setup", "env"]):
         with pytest.raises(SystemExit) as caught:
-            main([command, "--help"])
+            main([*words, "--help"])
         assert caught.value.code == 0
         assert "example" in capsys.readouterr().out
 
@@ -162,17 +162,19 @@ def test_help_says_where_to_begin(capsys):
         ([FRAG], "is a file, not a command; did you mean 'neutracer report FILE'?"),
         ([__file__], "is a file, not a command; did you mean 'neutracer run FILE'?"),
         (["whatif", FRAG], "there is no command 'whatif'; did you mean 'what-if'?"),
-        (["-m", "train.py"], "there is no command 'train.py'; they are"),
-        (["xyz"], "there is no command 'xyz'; they are run, attach, rehearse, report, "),
+        (["-m", "train.py"], "did you mean 'neutracer run FILE'?"),
+        (["oom.pickle.xz"], "did you mean 'neutracer explain FILE'?"),
+        ([str(DATA)], "did you mean 'neutracer ranks FILE'?"),
+        (["xyz"], "there is no command 'xyz'; they are run, attach, demo, rehearse, report, "),
         (["report", "--devce", "1", FRAG], "usage: neutracer report "),
         (["explain", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes; write it like '24GiB'"),
         (["what-if", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes"),
         (["what-if", FRAG, "--set", "expandable_segments=True"], "they are written KEY:VALUE"),
-        (["mdtp", FRAG, "-o", "x.png", "--set", "a=1"], "neutracer: --set: unknown key"),
+        (["plot", FRAG, "-o", "x.png", "--set", "a=1"], "neutracer: --set: unknown key"),
         (["what-if", FRAG, "--check", "--capacity", "24GiB"], "--check looks at the recording"),
         (["run", "python", "train.py"], "without 'python' before it"),
-        (["view", FRAG, __file__], "view takes one file; diff, mdtp and ranks compare several"),
-        (["env", FRAG], "unrecognized arguments: "),
+        (["view", FRAG, __file__], "view takes one file; diff, leak, plot and ranks take several"),
+        (["setup", "env", FRAG], "unrecognized arguments: "),
     ],
 )
 def test_likely_slips_are_told(words, hint, capsys):
@@ -193,6 +195,18 @@ def test_file_named_like_a_command(name, capsys, tmp_path, monkeypatch):
         main([name])
     command = "run" if name.endswith(".py") else "report"
     assert f"did you mean 'neutracer {command} FILE'?" in capsys.readouterr().err
+
+
+def test_without_a_word_it_helps(capsys):
+    pages = []
+    for words in ([], ["--help"]):
+        with pytest.raises(SystemExit) as ending:
+            main(words)
+        assert ending.value.code == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    groups = ["record", "ask", "look", "set up"]
+    assert [line.strip() for line in pages[0].splitlines() if line.strip() in groups] == groups
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])

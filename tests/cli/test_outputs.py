@@ -115,11 +115,9 @@ def test_name_of_a_file_can_not_forge_lines(
         (["top", "http://[::1", "--once"], "Invalid IPv6 URL"),
         (["run", "--every", "1e300", "x.py"], "at most 1,000,000,000"),
         (["run", "--max-entries", "9" * 30, "x.py"], "at most 1,000,000,000"),
-        (["mdtp", FRAG, "-o", "x.png", "--capacity", "1GiB"], "it needs --set"),
-        (["mdtp", FRAG, "-o", "x.png", "--pool", "5", "5"], "no segment is of stream None, pool"),
-        (["mdtp", FRAG, "-o", ".png"], "the name of a picture ends in"),
-        (["mdtp", FRAG, "-o", "x.png", "--range", "nan", "1"], "time_range must be two numbers"),
-        (["mdtp", FRAG, "-o", "x.png", "--stream", "-1"], "stream is -1"),
+        (["plot", FRAG, "-o", "x.png", "--event", "1"], "--event is for --what fragmentation"),
+        (["plot", FRAG, "--what", "ranks", "--set", ""], "--set is for --what mdtp"),
+        (["plot", FRAG, "-o", ".png"], "the name of a picture ends in"),
     ],
 )
 def test_odd_options_give_two_and_a_line(
@@ -129,7 +127,7 @@ def test_odd_options_give_two_and_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if command[0] == "mdtp":
+    if command[0] == "plot":
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
@@ -183,10 +181,11 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ["view", "in.pickle"],
         ["report", "in.pickle"],
         ["report", "--json", FRAG, "in.pickle"],
+        ["leak", FRAG, "in.pickle"],
         ["explain", "--request", "1GiB", "in.pickle"],
-        ["mdtp", "in.pickle"],
-        ["mdtp", FRAG, "in.pickle"],
-        ["mdtp", "in.pickle", "--set", "expandable_segments:True"],
+        ["plot", "in.pickle"],
+        ["plot", FRAG, "in.pickle"],
+        ["plot", "in.pickle", "--set", "expandable_segments:True"],
         ["cycles", "in.pickle"],
         ["ranks", "in.pickle"],
         ["ranks", "."],
@@ -199,7 +198,7 @@ def test_output_is_never_the_input(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if command[0] == "mdtp":
+    if command[0] == "plot":
         pytest.importorskip("matplotlib")
         # The others have no picture's ending.
         names = names[2:]

@@ -248,7 +248,7 @@ def run_case(number: int, bases: list[dict[str, Any]], folder: str) -> list[str]
     weights, commands = zip(*_commands(file, folder), strict=True)
     command = rng.choices(commands, weights)[0]
     if number % _PICTURE_EVERY == 0 and importlib.util.find_spec("matplotlib"):
-        command = ["mdtp", file, "-o", f"{folder}/picture.png"]
+        command = ["plot", file, "-o", f"{folder}/picture.png"]
     return [f"case {number}, {' '.join(command)}: {one}" for one in complaints(command, folder)]
 
 

@@ -207,7 +207,7 @@ def run(
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def judge(outcome: neutracer.Outcome, stats: dict[str, int]) -> tuple[bool, str, str]:
+def judge(outcome: neutracer.reports.Outcome, stats: dict[str, int]) -> tuple[bool, str, str]:
     """Whether it fits as predicted; exact, inside or outside; and what lies outside."""
     wrong = []
     for figure, name in FIGURES.items():
@@ -325,7 +325,7 @@ def drive(options: argparse.Namespace) -> int:
     recorder = options.recorder
     if recorder == "live":
         # Once, and not in each process that needs them.
-        subprocess.run([sys.executable, "-m", "neutracer", "build-hooks"], check=True)
+        subprocess.run([sys.executable, "-m", "neutracer", "setup", "hooks"], check=True)
     began, source = time.monotonic(), seeds(options.seed, recorder)
     chosen = [next(source) for _ in range(-(-options.pairs // PAIRS_A_PROGRAM))]
     print(f"--seed {options.seed} --recorder {recorder}: programs {chosen[0]} to {chosen[-1]}")

@@ -157,7 +157,7 @@ def callbacks(results: Results) -> None:
     import neutracer
 
     # As on a machine on which the hooks have been used once.
-    subprocess.run([sys.executable, "-m", "neutracer", "build-hooks"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "neutracer", "setup", "hooks"], cwd=ROOT, check=True)
     torch.zeros(1, device="cuda")
     with tempfile.TemporaryDirectory() as folder:
         run = neutracer.training(folder, max_entries=0).start()

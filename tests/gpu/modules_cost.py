@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `record(modules=model)` finds and costs, on models of `categories_programs`.
 
-    neutracer build-hooks
+    neutracer setup hooks
     python tests/gpu/modules_cost.py [NAME ...] [--rounds 40] [--marks-only]
 
 Takes some three minutes on a GPU. For each program: the time of a step with the recording alone,

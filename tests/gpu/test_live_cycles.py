@@ -139,7 +139,7 @@ def test_pytorchs_detector_sees_no_more(recording: None) -> None:
 
 def test_garbage_is_collected_under_real_pressure() -> None:
     total = torch.cuda.get_device_properties(0).total_memory
-    told: list[neutracer.PressureCollection] = []
+    told: list[neutracer.reports.PressureCollection] = []
     used = torch.cuda.memory_allocated() / total
     size = 1 << 30
     with neutracer.collect_on_pressure(

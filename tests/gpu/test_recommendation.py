@@ -76,7 +76,7 @@ def run(folder: pathlib.Path, conf: str) -> tuple[neutracer.Snapshot, dict[str, 
 
 def test_recommended_setting_does_as_predicted(tmp_path, capsys):
     snap, before = run(tmp_path, "")
-    report = neutracer.recommend(snap, objective="reserved")
+    report = neutracer.what_if(snap, objective="reserved")
     assert report.fidelity == 1.0, report.check.sentence
     assert report.recorded.peak_reserved_bytes == before["peak_reserved_bytes"]
     best = report.best

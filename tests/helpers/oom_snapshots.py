@@ -215,7 +215,7 @@ class Recording:
 
 def explained(
     recording: Recording, capacity: int | None = None, **known: Any
-) -> neutracer.ExplainReport:
+) -> neutracer.reports.ExplainReport:
     """Why it ran out; `known` is what else the process knew, the fields of `OomFacts`."""
     facts = neutracer.OomFacts(**known) if known else None
     return neutracer.explain(recording.dumped(), capacity, facts=facts)

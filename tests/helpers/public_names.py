@@ -57,7 +57,13 @@ def python_names() -> Iterator[str]:
         thing = getattr(neutracer, name)
         if not inspect.isclass(thing):
             yield f"{name}{arguments_of(thing)}"
-            continue
+    for place in (neutracer, neutracer.reports):
+        for name in place.__all__:
+            yield from class_names(name, getattr(place, name))
+
+
+def class_names(name: str, thing: Any) -> Iterator[str]:
+    if inspect.isclass(thing):
         ours = [one.__name__ for one in thing.__mro__[1:] if one is not object]
         yield f"class {name}({', '.join(ours)})"
         if not issubclass(thing, BaseException):
@@ -65,13 +71,21 @@ def python_names() -> Iterator[str]:
 
 
 def command_options() -> Iterator[str]:
-    for command in commands._COMMANDS:
-        name = command.replace("-", "_")
+    for name, command in commands._COMMANDS.items():
         below = argparse.ArgumentParser().add_subparsers()
-        getattr(import_module(f"neutracer.cli.{name}"), f"add_{name}")(below, "")
-        for action in below.choices[command]._actions:
+        module = import_module(f"neutracer.cli.{command.module}")
+        getattr(module, f"add_{name.replace('-', '_')}")(below, "")
+        yield from options_of(name, below.choices[name])
+
+
+def options_of(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part, below in action.choices.items():
+                yield from options_of(f"{name} {part}", below)
+        else:
             words = " ".join(action.option_strings) or action.dest
-            yield f"neutracer {command}: {words}"
+            yield f"neutracer {name}: {words}"
 
 
 def schema_fields() -> Iterator[str]:

@@ -203,7 +203,7 @@ def test_an_error_is_told_once(process: WithTorch, tmp_path: Path) -> None:
 def test_learning_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert main(["learn-kernels"]) == 2
+    assert main(["setup", "kernels"]) == 2
     assert "no CUDA device" in capsys.readouterr().err
 
 

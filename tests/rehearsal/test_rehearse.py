@@ -106,7 +106,7 @@ def test_it_is_marked_in_every_report_and_when_it_was_saved(tmp_path: Path) -> N
     for report in (
         neutracer.fragmentation_report(again),
         neutracer.what_if(again, "expandable_segments:True"),
-        neutracer.recommend(again),
+        neutracer.what_if(again),
         neutracer.diff(again, again),
         neutracer.explain(again, request="1GiB", capacity="1GiB"),
     ):

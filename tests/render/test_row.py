@@ -28,7 +28,7 @@ def answers() -> Iterator[object]:
     yield from (neutracer.report(frag), neutracer.report(leak))
     yield from (neutracer.explain(frag), neutracer.fragmentation_report(frag))
     yield from (neutracer.leak_trend(snap), neutracer.diff(frag, leak))
-    yield from (neutracer.recommend(frag), neutracer.what_if(frag, "expandable_segments:True"))
+    yield from (neutracer.what_if(frag), neutracer.what_if(frag, "expandable_segments:True"))
     with contextlib.suppress(ImportError):
         import torch  # noqa: F401  tensors are looked for where it has been imported
 

@@ -147,7 +147,7 @@ def test_reports_name_it() -> None:
 def test_what_replays_says_what_can_be(kind: str, words: str) -> None:
     plain = one_program()
     plain["allocator_settings"] = {**plain["allocator_settings"], kind: True}
-    askers = (neutracer.what_if, neutracer.recommend, neutracer.savings, check_replay)
+    askers = (neutracer.what_if, neutracer.savings, check_replay)
     for ask in askers:
         with pytest.raises(ValueError, match=words) as refused:
             ask(_loaded(plain))  # type: ignore[operator]

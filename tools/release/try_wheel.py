@@ -68,8 +68,8 @@ def say_no_pixels(folder: Path) -> str:
 
 
 def environment(folder: Path) -> str:
-    """What `neutracer env` says; this Python's objects can be walked."""
-    text = command(folder, "env")
+    """What `neutracer setup env` says; this Python's objects can be walked."""
+    text = command(folder, "setup", "env")
     assert "known" in next(line for line in text.splitlines() if "Python's heap" in line), text
     return text
 
@@ -127,7 +127,7 @@ def main(recording: str) -> None:
     }
     if importlib.util.find_spec("resvg_py") and importlib.util.find_spec("matplotlib"):
         steps["object graph as PNG"] = lambda: draw_pixels(folder)
-        steps["MDTP as PNG"] = lambda: command(folder, "mdtp", recording, "-o", "mdtp.png")
+        steps["MDTP as PNG"] = lambda: command(folder, "plot", recording, "-o", "mdtp.png")
     elif not importlib.util.find_spec("resvg_py"):
         steps["the sentence for PNG"] = lambda: say_no_pixels(folder)
     if importlib.util.find_spec("torch"):

@@ -67,7 +67,7 @@ class Part(PlainRow):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnvironmentReport(Report):
-    """What `neutracer env` prints.
+    """What `neutracer setup env` prints.
 
     Attributes:
         neutracer: Its version.
@@ -171,7 +171,7 @@ def _hooks() -> list[Part]:
         path = Path(now.built_at)
     note = "; ".join(f"passed over: {reason}" for reason in passed_over(goal))
     if path is None:
-        install = f"compiled at first use for torch {goal.torch.version}, or by build-hooks"
+        install = f"compiled at first use for torch {goal.torch.version}, or by setup hooks"
         hindered = obstacle(goal)
         absent = "missing" if hindered else "not built yet"
         return [Part("Hooks", "", use, hindered or install, note, absent)]

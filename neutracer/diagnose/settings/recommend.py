@@ -12,20 +12,20 @@ from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.rank import Row, best_of, rank
 from neutracer.diagnose.settings.replaying import Replayer
 from neutracer.diagnose.settings.search import (
-    OBJECTIVES,
     Survey,
     candidates,
     confirmed_capacity,
     smallest_capacities,
     survey,
 )
-from neutracer.diagnose.settings.what_if import doubt, open_replayer, trust_blocks
 from neutracer.diagnose.settings.what_if_parts import (
     OUTCOME_HEADS,
     Outcome,
+    doubt,
     named,
     named_recorded,
     outcome_cells,
+    trust_blocks,
 )
 from neutracer.diagnose.settings.words import above, bound_sentence, cost, gain, near_least, stops
 from neutracer.render.document import (
@@ -40,11 +40,10 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, Report
 from neutracer.render.row import PlainRow
-from neutracer.trace.snapshot import Snapshot, settings_words
-from neutracer.trace.source import SnapshotSource
+from neutracer.trace.snapshot import settings_words
 from neutracer.units import format_bytes, format_count
 
-__all__ = ["Choice", "RecommendReport", "recommend"]
+__all__ = ["Choice", "RecommendReport", "best_settings"]
 
 # How many choices are shown.
 _SHOWN = 3
@@ -163,53 +162,16 @@ class RecommendReport(Report):
         return Table("Smallest memory in which every request succeeds", rows)
 
 
-def recommend(
-    source: Snapshot | SnapshotSource | None,
-    capacity: int | str | None = None,
-    objective: str = "fit",
-    *,
-    fraction: float | None = None,
-    device: int | None = None,
-    torch_version: str | None = None,
-) -> RecommendReport:
+def best_settings(replayer: Replayer, objective: str) -> RecommendReport:
     """Search the allocator's settings for the ones that serve a program best.
 
-    Some three dozen settings are replayed in parallel; `what_if` says how, and how far the
-    figures go. A setting is recommended only where it does better than the recorded one.
+    Some three dozen are replayed in parallel. One is recommended only where it does better
+    than the recorded settings.
 
     Args:
-        source: A Snapshot or what `load` takes; None is this process's device, now.
-        capacity: The most memory that the process may have: bytes, or a text like "24GiB";
-            None is as when it was recorded. `.recorded.fits` says whether the program fits
-            in it as it is, `.best.outcome.fits` whether it does with the best setting. With
-            `fraction` it is the whole device's.
-        objective: What counts as best: "fit" needs the least memory for every request to
-            succeed, "reserved" has the lowest peak of reserved, "speed" the fewest device
-            calls. Differences of up to 2 % count as none.
-        fraction: As `what_if` has it: the share that `set_per_process_memory_fraction` is given.
-        device: The device; None is the only one.
-        torch_version: PyTorch's version, like "2.11", whose rules and settings apply; None is
-            the newest that is known, with the settings that the file's own version has.
-
-    Returns:
-        The report; `str(report)` is one screen.
-
-    Raises:
-        SnapshotError: The file can't be read.
-        ValueError: There is no such objective; there are several devices, no history, or a
-            program under another allocator; or `torch_version` is no version of torch.
-
-    Example:
-        >>> import neutracer
-        >>> report = neutracer.recommend(
-        ...     "tests/data/frag_default.pickle", capacity="2GiB", objective="reserved"
-        ... )
-        >>> report.best.environment, report.best.saved_bytes >> 20
-        ('PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True', 1348)
+        replayer: The program, on one device.
+        objective: One of `OBJECTIVES`.
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
-    replayer = open_replayer(source, capacity, device, torch_version, fraction)
     tried = candidates(replayer)
     return _report(replayer, objective, len(tried), survey(replayer, tried))
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from neutracer.diagnose.question import first_findings
 from neutracer.diagnose.settings.fidelity import Fidelity
-from neutracer.diagnose.settings.what_if import open_replayer, trust_blocks
+from neutracer.diagnose.settings.what_if import open_replayer
+from neutracer.diagnose.settings.what_if_parts import trust_blocks
 from neutracer.render.document import Document
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import Snapshot, settings_words

@@ -5,41 +5,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 from neutracer.diagnose.question import first_findings, opened
 from neutracer.diagnose.settings.fidelity import Fidelity
 from neutracer.diagnose.settings.program_changes import Change, change_program
+from neutracer.diagnose.settings.recommend import RecommendReport, best_settings
 from neutracer.diagnose.settings.replay_settings import canonical, wanted_settings
 from neutracer.diagnose.settings.replaying import Replayer
+from neutracer.diagnose.settings.search import OBJECTIVES
 from neutracer.diagnose.settings.what_if_parts import (
-    CAUSES,
     OUTCOME_HEADS,
     Outcome,
+    doubt,
     named,
     named_recorded,
     outcome_cells,
+    trust_blocks,
 )
 from neutracer.render.document import (
     Block,
     Document,
-    KeyValues,
     Note,
-    Paragraph,
     Severity,
     Table,
 )
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
-from neutracer.units import format_bytes, format_count, format_share
+from neutracer.units import format_bytes, format_count
 
 __all__ = [
     "Fidelity",
     "Outcome",
     "WhatIfReport",
-    "doubt",
     "open_replayer",
-    "trust_blocks",
     "what_if",
 ]
 
@@ -123,27 +123,6 @@ class WhatIfReport(Report):
         return Document("What if", facts, (*blocks, *trust_blocks(self.check, shown, self.notes)))
 
 
-def trust_blocks(
-    check: Fidelity, outcomes: tuple[Outcome, ...], notes: tuple[str, ...]
-) -> tuple[Block, ...]:
-    """How far to trust the figures of a page: fidelity, causes of ranges, gaps."""
-    blocks: list[Block] = [Paragraph(check.sentence)]
-    causes = {cause for outcome in outcomes for cause in outcome.causes}
-    pairs = tuple((word, text) for word, text in CAUSES.items() if word in causes)
-    if pairs:
-        blocks.append(KeyValues("What the figures depend on", pairs))
-    blocks += [Paragraph(note) for note in notes]
-    return tuple(blocks)
-
-
-def doubt(check: Fidelity) -> tuple[Note, ...]:
-    """What a finding of replayed figures should say where the model is not exact."""
-    if check.is_exact:
-        return ()
-    share = format_share(check.value)
-    return (Note(f"replayed, and doubtful: the model reproduces {share} of this recording"),)
-
-
 def _findings(
     recorded: Outcome, outcomes: tuple[Outcome, ...], check: Fidelity
 ) -> tuple[Finding, ...]:
@@ -196,6 +175,19 @@ def _flaws(replayer: Replayer) -> tuple[Finding, ...]:
     return first_findings(replayer.snap, device=replayer.device)
 
 
+@overload
+def what_if(
+    source: Snapshot | SnapshotSource | None,
+    *,
+    capacity: int | str | None = None,
+    fraction: float | None = None,
+    device: int | None = None,
+    objective: str = "fit",
+    torch_version: str | None = None,
+) -> RecommendReport: ...
+
+
+@overload
 def what_if(
     source: Snapshot | SnapshotSource | None,
     *settings: str,
@@ -207,17 +199,36 @@ def what_if(
     batch: float = 1.0,
     no_cycles: bool | Iterable[str] = False,
     torch_version: str | None = None,
-) -> WhatIfReport:
-    """Replay a trace under other allocator settings.
+) -> WhatIfReport: ...
+
+
+def what_if(
+    source: Snapshot | SnapshotSource | None,
+    *settings: str,
+    capacity: int | str | None = None,
+    fraction: float | None = None,
+    device: int | None = None,
+    objective: str = "fit",
+    empty_cache_after: Iterable[int] = (),
+    free_at_once: Iterable[str] = (),
+    batch: float = 1.0,
+    no_cycles: bool | Iterable[str] = False,
+    torch_version: str | None = None,
+) -> WhatIfReport | RecommendReport:
+    """Replay a trace under other allocator settings; without any, find the best ones.
 
     The requests and frees of the trace go to a model of PyTorch's caching allocator, which
     places each block anew. Where the place depends on what no trace has (the driver's
     addresses, another stream's timing), figures have ranges, from runs with other values of
     these.
 
+    Without settings and changes of the program, some three dozen settings are replayed in
+    parallel. One is recommended only where it does better than the recorded settings.
+
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now.
-        settings: Texts for PYTORCH_CUDA_ALLOC_CONF; PyTorch's default is always there too.
+        settings: Texts for PYTORCH_CUDA_ALLOC_CONF, as "expandable_segments:True". PyTorch's
+            default, "", is always there too.
         capacity: The most memory that the process may have: bytes, or a text like "24GiB";
             None is as when it was recorded. It is all of the device where PyTorch set no
             limit itself: leave out what CUDA's context and others take. With `fraction` it is
@@ -227,6 +238,9 @@ def what_if(
             garbage_collection_threshold acts. The device is the recorded one where the JSON
             beside the file tells its size, else the one of `capacity`.
         device: The device; None is the only one.
+        objective: What counts as best where no settings are given: "fit" needs the least
+            memory for every request to succeed, "reserved" has the lowest peak of reserved,
+            "speed" the fewest device calls. Differences of up to 2 % count as none.
         empty_cache_after: What if the program called empty_cache() after these events?
         free_at_once: What if the blocks of these functions ("forward") or lines
             ("train.py:155") were freed as soon as they are made? Any frame of a stack counts.
@@ -236,11 +250,14 @@ def what_if(
             trace has frames of Python's collector, else the lines at which collections
             ran ("train.py:95"). Each block is then freed when its line makes the next one.
         torch_version: PyTorch's version, like "2.11", whose rules apply; None is the newest
-            that is known.
+            that is known. The settings that are tried are those of the file's own version.
 
     Returns:
-        The report; `str(report)` is one screen. With a changed program `.outcomes` describe
-        that one, under the recorded settings too, and `.recorded` the recorded one.
+        The report; `str(report)` is one screen. With settings or changes a WhatIfReport: with
+        a changed program `.outcomes` describe that one, under the recorded settings too, and
+        `.recorded` the recorded one. Without, a RecommendReport: `.recorded.fits` says
+        whether the program fits in `capacity` as it is, `.best.outcome.fits` whether it does
+        with the best setting.
 
     Raises:
         SettingsError: PyTorch would not accept a setting (`.position` is where), or it asks
@@ -248,25 +265,32 @@ def what_if(
         SnapshotError: The file can't be read.
         ValueError: There are several devices, no history, or a program under another
             allocator; or a setting names a share of a device without its capacity; a change
-            that this trace does not allow.
+            that this trace does not allow; no such objective; or `torch_version` is no
+            version of torch.
 
     Example:
         >>> import neutracer
-        >>> plan = neutracer.what_if(
-        ...     "tests/data/frag_default.pickle", "expandable_segments:True", capacity="2GiB"
-        ... )
+        >>> file = "tests/data/frag_default.pickle"
+        >>> plan = neutracer.what_if(file, "expandable_segments:True", capacity="2GiB")
         >>> plan.fidelity
         1.0
         >>> plan[""].peak_reserved_bytes >> 20
         2028
         >>> plan["expandable_segments:True"].peak_reserved_bytes >> 20
         680
+        >>> best = neutracer.what_if(file, capacity="2GiB", objective="reserved").best
+        >>> best.environment, best.saved_bytes >> 20
+        ('PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True', 1348)
     """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"no objective {objective!r}; there are {', '.join(OBJECTIVES)}")
     wanted = wanted_settings(settings, capacity is not None or fraction is not None)
     replayer = open_replayer(source, capacity, device, torch_version, fraction)
     change = change_program(
         replayer.snap, replayer.timeline, empty_cache_after, free_at_once, batch, no_cycles
     )
+    if not settings and change is None:
+        return best_settings(replayer, objective)
     return _compared(replayer, wanted, change)
 
 

@@ -7,23 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neutracer.render.document import Cell, Copyable, Figure
+from neutracer.diagnose.settings.fidelity import Fidelity
+from neutracer.render.document import Block, Cell, Copyable, Figure, KeyValues, Note, Paragraph
 from neutracer.render.row import PlainRow
 from neutracer.trace.beside import Beside
 from neutracer.trace.layout import unused_share
 from neutracer.trace.snapshot import Snapshot, settings_words
-from neutracer.units import format_bytes, format_count, format_span
+from neutracer.units import format_bytes, format_count, format_share, format_span
 
 __all__ = [
     "CAUSES",
     "OUTCOME_HEADS",
     "RANGED",
     "Outcome",
+    "doubt",
     "named",
     "named_recorded",
     "outcome_cells",
     "outcome_of",
     "stop_of",
+    "trust_blocks",
     "widened",
 ]
 
@@ -284,3 +287,24 @@ def _failures(outcome: Outcome) -> str:
     if low != high:
         return f"{format_count(low)} to {format_count(high)}"
     return format_count(low) if low else "no"
+
+
+def trust_blocks(
+    check: Fidelity, outcomes: tuple[Outcome, ...], notes: tuple[str, ...]
+) -> tuple[Block, ...]:
+    """How far to trust the figures of a page: fidelity, causes of ranges, gaps."""
+    blocks: list[Block] = [Paragraph(check.sentence)]
+    causes = {cause for outcome in outcomes for cause in outcome.causes}
+    pairs = tuple((word, text) for word, text in CAUSES.items() if word in causes)
+    if pairs:
+        blocks.append(KeyValues("What the figures depend on", pairs))
+    blocks += [Paragraph(note) for note in notes]
+    return tuple(blocks)
+
+
+def doubt(check: Fidelity) -> tuple[Note, ...]:
+    """What a finding of replayed figures should say where the model is not exact."""
+    if check.is_exact:
+        return ()
+    share = format_share(check.value)
+    return (Note(f"replayed, and doubtful: the model reproduces {share} of this recording"),)

@@ -235,7 +235,7 @@ def compiler() -> str:
         if found:
             return found
     raise UnavailableError(
-        "a C++ compiler", "install g++, or run 'neutracer build-hooks' where there is one"
+        "a C++ compiler", "install g++, or run 'neutracer setup hooks' where there is one"
     )
 
 

@@ -63,7 +63,7 @@ def load(*, compile: bool = True) -> Any:
         if path is not None and path.is_relative_to(PREBUILT.resolve()) and not _loads(path):
             path = None
         if path is None and not compile:
-            raise UnavailableError("a compiled module of hooks", "run 'neutracer build-hooks'")
+            raise UnavailableError("a compiled module of hooks", "run 'neutracer setup hooks'")
         try:
             path = path or _built(goal)
             module = _connected(path)

@@ -62,7 +62,7 @@ def torch_with(monkeypatch: pytest.MonkeyPatch, reserved: int, allocated: int) -
     monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
 
 
-def finding(report: neutracer.DeviceReport, kind: str) -> neutracer.Finding:
+def finding(report: neutracer.reports.DeviceReport, kind: str) -> neutracer.reports.Finding:
     (found,) = [one for one in report.findings if one.kind == kind]
     return found
 

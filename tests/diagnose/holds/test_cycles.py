@@ -27,7 +27,7 @@ def quiet() -> Iterator[None]:
         gc.collect()
 
 
-def find(**options: object) -> neutracer.TensorCyclesReport:
+def find(**options: object) -> neutracer.reports.TensorCyclesReport:
     return neutracer.find_tensor_cycles(device="cpu", **options)
 
 

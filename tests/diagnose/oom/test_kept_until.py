@@ -12,11 +12,11 @@ import neutracer
 from neutracer.diagnose.oom.rounds import rounds_before
 
 
-def advice_of(verdict: neutracer.Verdict) -> list[str]:
+def advice_of(verdict: neutracer.reports.Verdict) -> list[str]:
     return [str(note) for note in verdict.advice]
 
 
-def released_at(verdict: neutracer.Verdict) -> str:
+def released_at(verdict: neutracer.reports.Verdict) -> str:
     """The line that the remedy says to let go of memory at."""
     assert verdict.kind == "leak"
     assert verdict.remedy is not None
@@ -207,7 +207,7 @@ def test_what_backward_leaves_is_compared_with_the_parameters(
 # ---- gradients of each sample ------------------------------------------------------------------
 
 
-def gradients(mib: float, *, is_sharded: bool = False) -> neutracer.Verdict:
+def gradients(mib: float, *, is_sharded: bool = False) -> neutracer.reports.Verdict:
     """The first verdict where the first backward pass has made gradients of so many MiB."""
     recording = Recording()
     for _ in range(4):

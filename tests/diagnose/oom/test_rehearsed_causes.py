@@ -162,7 +162,7 @@ def part_loss(one: Any, rows: int) -> Any:
     return one(batch(rows)).square().mean()
 
 
-def ran_out(program: Callable[[], None], mib: int) -> neutracer.Verdict:
+def ran_out(program: Callable[[], None], mib: int) -> neutracer.reports.Verdict:
     snap = neutracer.rehearse(program, steps=1, capacity=f"{mib}MiB")
     return neutracer.explain(snap, facts=CLEAN).verdicts[0]
 

@@ -184,7 +184,7 @@ def test_settings_that_are_not_stated_are_not_said_to_be_defaults(tmp_path: Path
     assert found.to_dict()["settings_recorded"] is False
     plan = neutracer.what_if(path, "expandable_segments:True")
     assert "the default is assumed, with which the model reproduces it" in str(plan)
-    for told in (plan, check_replay(path), neutracer.recommend(path)):
+    for told in (plan, check_replay(path), neutracer.what_if(path)):
         assert "settings not recorded" in str(told)
         assert "default settings" not in str(told)
         assert told.to_dict()["settings_recorded"] is False
@@ -196,7 +196,7 @@ def test_a_recommendation_of_nothing_names_no_settings_that_are_not_stated(tmp_p
     stated = {**plain, "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}
     nothing = "nothing that was tried does better than the program's own settings: "
     for file, words in ((plain, "settings not recorded"), (stated, "default settings")):
-        (found,) = neutracer.recommend(written(tmp_path, file)).findings
+        (found,) = neutracer.what_if(written(tmp_path, file)).findings
         assert found.message == nothing + words
 
 

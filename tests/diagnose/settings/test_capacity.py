@@ -46,7 +46,7 @@ def with_sidecar(folder: Path, name: str, **device: Any) -> str:
     return str(path)
 
 
-def notes(report: neutracer.WhatIfReport) -> str:
+def notes(report: neutracer.reports.WhatIfReport) -> str:
     return "\n".join(report.notes)
 
 
@@ -101,16 +101,16 @@ def test_no_such_share(fraction: float) -> None:
 
 
 def test_a_share_needs_its_device() -> None:
-    for ask in (neutracer.what_if, neutracer.recommend):
+    for settings in ((), ("",)):
         with pytest.raises(ValueError, match="how large that was: capacity="):
-            ask(snapshot("frag_default"), fraction=0.5)
+            neutracer.what_if(snapshot("frag_default"), *settings, fraction=0.5)
     with pytest.raises(TypeError, match="fraction must be a number"):
         neutracer.what_if(snapshot("frag_default"), fraction="half")  # type: ignore[arg-type]
 
 
 def test_the_sidecar_tells_the_device(tmp_path: Path) -> None:
     path = with_sidecar(tmp_path, "frag_default", total_bytes=TOTAL, process_fraction=1.0)
-    asked = neutracer.what_if(path, fraction=(2048 * MIB) / TOTAL)
+    asked = neutracer.what_if(path, "", fraction=(2048 * MIB) / TOTAL)
     assert asked.capacity_bytes == 2048 * MIB
     assert asked.recorded.ooms == 1
 
@@ -118,7 +118,7 @@ def test_the_sidecar_tells_the_device(tmp_path: Path) -> None:
 def test_the_sidecar_tells_the_limit(tmp_path: Path) -> None:
     share = (2048 * MIB) / TOTAL
     path = with_sidecar(tmp_path, "frag_default", total_bytes=TOTAL, process_fraction=share)
-    told, guessed = neutracer.what_if(path), neutracer.what_if(snapshot("frag_default"))
+    told, guessed = (neutracer.what_if(one, "") for one in (path, snapshot("frag_default")))
     assert "PyTorch kept this process below a limit of its own" in notes(told)
     assert "as its failures show" in notes(guessed)
     assert told.capacity_bytes is None
@@ -128,7 +128,9 @@ def test_the_sidecar_tells_the_limit(tmp_path: Path) -> None:
 
 def test_a_limit_that_the_trace_refutes_is_no_limit(tmp_path: Path) -> None:
     path = with_sidecar(tmp_path, "frag_default", total_bytes=TOTAL, process_fraction=0.001)
-    assert notes(neutracer.what_if(path)) == notes(neutracer.what_if(snapshot("frag_default")))
+    assert notes(neutracer.what_if(path, "")) == notes(
+        neutracer.what_if(snapshot("frag_default"), "")
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,13 +146,13 @@ def test_a_limit_that_the_trace_refutes_is_no_limit(tmp_path: Path) -> None:
 def test_a_sidecar_without_a_size_tells_nothing(tmp_path: Path, device: dict[str, Any]) -> None:
     path = with_sidecar(tmp_path, "frag_default", **device)
     with pytest.raises(ValueError, match="how large"):
-        neutracer.what_if(path, fraction=0.5)
+        neutracer.what_if(path, "", fraction=0.5)
 
 
 def test_a_full_device_is_told() -> None:
     data = DATA / "programs" / "900-0.snapshot.xz"
     snap = neutracer.load(lzma.decompress(data.read_bytes()))
-    alone = neutracer.what_if(snap)
+    alone = neutracer.what_if(snap, "")
     assert "The device was full, without a limit of PyTorch's" in notes(alone)
     room = DeviceRoom(TOTAL, 1.0, None)
     told = Replayer(snap, 0, room=room).notes()
@@ -165,11 +167,11 @@ def test_no_limit_of_pytorchs_is_believed_of_a_file_that_says_there_was_none() -
 
 
 def test_smallest_memory_does_in_both_ways() -> None:
-    report = neutracer.recommend(snapshot("whatif/7/frag_default"))
+    report = neutracer.what_if(snapshot("whatif/7/frag_default"))
     own = report.recorded_capacity_bytes
     assert own is not None
     total = 4 * own
-    card = neutracer.what_if(snapshot("whatif/7/frag_default"), capacity=own)
+    card = neutracer.what_if(snapshot("whatif/7/frag_default"), "", capacity=own)
     share = neutracer.what_if(
         snapshot("whatif/7/frag_default"), capacity=total, fraction=(own + 0.5) / total
     )
@@ -180,31 +182,31 @@ def test_smallest_memory_does_in_both_ways() -> None:
 
 def test_recommend_takes_a_share() -> None:
     snap = snapshot("train_resnet_healthy")
-    report = neutracer.recommend(snap, "4GiB", fraction=0.4, objective="reserved")
+    report = neutracer.what_if(snap, capacity="4GiB", fraction=0.4, objective="reserved")
     assert report.capacity_bytes == int(0.4 * (4 << 30))
     # What collects garbage is tried where it does something.
-    assert report.tried > neutracer.recommend(snap, objective="reserved").tried
+    assert report.tried > neutracer.what_if(snap, objective="reserved").tried
 
 
 def test_settings_that_are_not_stated_are_told() -> None:
     plain = one_program()
     plain.pop("allocator_settings", None)
-    report = neutracer.what_if(pickle.dumps(plain))
+    report = neutracer.what_if(pickle.dumps(plain), "")
     assert "Settings not recorded; the default is assumed" in notes(report)
-    assert "Settings not recorded" not in notes(neutracer.what_if(snapshot("frag_default")))
+    assert "Settings not recorded" not in notes(neutracer.what_if(snapshot("frag_default"), ""))
 
 
 def test_settings_are_inferred_from_what_expands() -> None:
     stated = snapshot("whatif/7/frag_default")
     plain = stated.to_dict()
     plain["allocator_settings"] = {}
-    report = neutracer.what_if(pickle.dumps(plain))
+    report = neutracer.what_if(pickle.dumps(plain), "")
     assert report.recorded.settings == "expandable_segments:True"
     assert report.fidelity == 1.0
     text = "the trace shows expandable_segments:True, with which the model reproduces it"
     assert text in notes(report)
     # What is on already is not advised.
-    advised = neutracer.recommend(pickle.dumps(plain), objective="reserved").choices
+    advised = neutracer.what_if(pickle.dumps(plain), objective="reserved").choices
     assert all(choice.settings != "expandable_segments:True" for choice in advised)
 
 

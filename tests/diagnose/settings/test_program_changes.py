@@ -34,7 +34,7 @@ def test_empty_cache_gives_back_what_was_reclaimable(name: str) -> None:
 
 def test_emptying_often_keeps_the_peak_down() -> None:
     snap = snapshot("frag_default")
-    plan = neutracer.what_if(snap, capacity="2GiB", empty_cache_after=range(0, 2048, 100))
+    plan = neutracer.what_if(snap, "", capacity="2GiB", empty_cache_after=range(0, 2048, 100))
     assert plan.is_changed
     assert plan[""].peak_reserved_bytes < plan.recorded.peak_reserved_bytes // 2 + (64 << 20)
     assert plan[""].device_calls > plan.recorded.device_calls
@@ -46,7 +46,7 @@ def test_emptying_often_keeps_the_peak_down() -> None:
 def test_blocks_freed_at_once_never_pile_up() -> None:
     snap = snapshot("frag_default")
     everybody = sorted({event.stack[-1].name for event in snap.events if event.stack})
-    plan = neutracer.what_if(snap, capacity="2GiB", free_at_once=everybody)
+    plan = neutracer.what_if(snap, "", capacity="2GiB", free_at_once=everybody)
     largest = max(event.size for event in snap.events if event.action == "alloc")
     # One block at a time, rounded up by less than a MiB; the failed request comes last.
     oom = next(event.size for event in snap.events if event.action == "oom")
@@ -57,7 +57,7 @@ def test_blocks_freed_at_once_never_pile_up() -> None:
 
 def test_one_line_is_chosen_by_its_place() -> None:
     snap = snapshot("frag_default")
-    plan = neutracer.what_if(snap, capacity="2GiB", free_at_once=["train.py:155"])
+    plan = neutracer.what_if(snap, "", capacity="2GiB", free_at_once=["train.py:155"])
     assert any("800 blocks of train.py:155" in note for note in plan.notes)
     # Before the request that fails in the recording, and goes through now.
     assert max(plan.series("")["allocated"][:-1]) < plan.recorded.peak_allocated_bytes
@@ -68,7 +68,7 @@ def test_one_line_is_chosen_by_its_place() -> None:
 
 def test_batch_scales_all_but_what_is_fixed() -> None:
     snap = snapshot("train_resnet_healthy")
-    same = neutracer.what_if(snap)
+    same = neutracer.what_if(snap, "")
     assert not same.is_changed
     twice, half = (neutracer.what_if(snap, batch=batch)[""] for batch in (2, 0.5))
     peak = same[""].peak_allocated_bytes
@@ -87,7 +87,7 @@ def test_batch_that_fits_no_more_is_found() -> None:
 
 def test_recorded_settings_are_kept_in_changed_plans() -> None:
     snap = snapshot("whatif/7/frag_default")
-    plan = neutracer.what_if(snap, capacity="2GiB", batch=0.5)
+    plan = neutracer.what_if(snap, "", capacity="2GiB", batch=0.5)
     assert list(plan) == ["", "expandable_segments:True"]
     assert plan["expandable_segments:True"] is plan.outcomes[1]
     reserved = plan.series("expandable_segments:True")["reserved"]

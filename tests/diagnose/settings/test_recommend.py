@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`recommend`: choices that do what they promise, bounds that hold, verdicts that fit."""
+"""`what_if` without settings: choices keep their promise, bounds hold, verdicts fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ every_program = pytest.mark.parametrize("name", NAMES)
 
 
 def test_best_setting_saves_what_pytorch_saved() -> None:
-    report = neutracer.recommend(snapshot("frag_default"), "2GiB", "reserved")
+    report = neutracer.what_if(snapshot("frag_default"), capacity="2GiB", objective="reserved")
     stats = expected("whatif/7/frag_default")["stats"]
     best = report.best
     assert best is not None
@@ -54,7 +54,7 @@ def test_best_setting_saves_what_pytorch_saved() -> None:
 @every_program
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_choices_do_better_than_recorded(name: str, objective: str) -> None:
-    report = neutracer.recommend(snapshot(name), objective=objective)
+    report = neutracer.what_if(snapshot(name), objective=objective)
     own = order_of(objective, report.recorded, report.recorded_capacity_bytes)
     for choice in report.choices:
         mine = order_of(objective, choice.outcome, choice.smallest_capacity_bytes)
@@ -70,7 +70,7 @@ def test_choices_do_better_than_recorded(name: str, objective: str) -> None:
 
 @every_program
 def test_smallest_capacity_fits_and_less_does_not(name: str) -> None:
-    report = neutracer.recommend(snapshot(name))
+    report = neutracer.what_if(snapshot(name))
     replayer = Replayer(snapshot(name), 0)
     needs: list[tuple[str | None, int | None]] = [(None, report.recorded_capacity_bytes)]
     needs += [(choice.settings, choice.smallest_capacity_bytes) for choice in report.choices]
@@ -123,7 +123,7 @@ def test_candidates_are_distinct_and_legal() -> None:
 
 def test_capacity_gets_a_verdict() -> None:
     def kinds(name: str, capacity: str) -> list[str]:
-        return [each.kind for each in neutracer.recommend(snapshot(name), capacity).findings]
+        return [each.kind for each in neutracer.what_if(snapshot(name), capacity=capacity).findings]
 
     assert kinds("frag_default", "2GiB")[0] == "out_of_memory"
     assert kinds("frag_default", "24GiB")[0] == "fits"
@@ -133,11 +133,11 @@ def test_capacity_gets_a_verdict() -> None:
 
 def test_verdict_names_what_needs_least() -> None:
     least = "expandable_segments:True,large_segment_size_mb:12"
-    short = neutracer.recommend(snapshot("frag_default"), "2GiB")
+    short = neutracer.what_if(snapshot("frag_default"), capacity="2GiB")
     assert short.findings[0].message.endswith(f"; {least} needs 2,072 MiB")
     # What is as good as that is simpler, whatever the capacity.
     for capacity in ("2GiB", "24GiB", None):
-        report = neutracer.recommend(snapshot("frag_default"), capacity)
+        report = neutracer.what_if(snapshot("frag_default"), capacity=capacity)
         assert report.best is not None
         assert report.best.settings == "expandable_segments:True"
         told = next(each for each in report.findings if each.kind == "recommendation")
@@ -145,7 +145,7 @@ def test_verdict_names_what_needs_least() -> None:
 
 
 def test_small_gains_are_not_recommended() -> None:
-    report = neutracer.recommend(snapshot("whatif/7/frag_default"))
+    report = neutracer.what_if(snapshot("whatif/7/frag_default"))
     # Another setting needs 2,086 MiB. Under a limit of PyTorch's 2,094 would do; a device has to
     # have whole pages.
     assert report.recorded_capacity_bytes == 2100 * MIB
@@ -153,7 +153,7 @@ def test_small_gains_are_not_recommended() -> None:
 
 
 def test_gain_counts_by_every_figure() -> None:
-    outcome = neutracer.what_if(snapshot("frag_default"), capacity="2GiB").recorded
+    outcome = neutracer.what_if(snapshot("frag_default"), "", capacity="2GiB").recorded
     own = (outcome, 1000)
     less = replace(outcome, peak_reserved_bytes=outcome.peak_reserved_bytes // 2)
     assert is_worth("fit", (outcome, 970), own)
@@ -166,7 +166,7 @@ def test_gain_counts_by_every_figure() -> None:
 
 
 def test_peaks_are_held_against_what_went_through() -> None:
-    enough = neutracer.recommend(snapshot("frag_default"), "24GiB")
+    enough = neutracer.what_if(snapshot("frag_default"), capacity="24GiB")
     with_failed = enough.bound.with_failed_bytes
     assert enough.recorded.beyond_event is not None
     assert enough.bound.of(enough.recorded) == with_failed
@@ -175,21 +175,24 @@ def test_peaks_are_held_against_what_went_through() -> None:
         assert choice.above_bound == pytest.approx(peak / with_failed - 1)
     text = " ".join(str(enough).split())
     assert "101.4 % above 1,970 MiB as recorded, 5.6 % with expandable_segments:True." in text
-    short = neutracer.recommend(snapshot("frag_default"), "2GiB")
+    short = neutracer.what_if(snapshot("frag_default"), capacity="2GiB")
     assert short.bound.of(short.recorded) == short.bound.bytes
     assert "250.2 % above 579 MiB as recorded, 17.4 % with" in " ".join(str(short).split())
 
 
 @pytest.mark.parametrize("name", ["frag_default", "whatif/0/dyn_transformer_capped"])
 def test_bound_holds_where_a_replay_ends(name: str) -> None:
-    replayer, bound = Replayer(snapshot(name), 0, "24GiB"), packing_bound(snapshot(name).timeline())
+    replayer, bound = (
+        Replayer(snapshot(name), 0, "24GiB"),
+        packing_bound(snapshot(name).timeline()),
+    )
     outcome = replayer.quick(None)
     assert outcome.beyond_event is not None
     assert 0 < bound.of(outcome) <= outcome.peak_reserved_bytes
 
 
 def test_no_share_where_the_program_stops() -> None:
-    report = neutracer.recommend(snapshot("frag_default"), "578MiB", "fit")
+    report = neutracer.what_if(snapshot("frag_default"), capacity="578MiB", objective="fit")
     assert report.choices
     for choice, plain in zip(report.choices, report.to_dict()["choices"], strict=True):
         # Less than what was live at one time: not all of the program was run.
@@ -210,7 +213,7 @@ def test_no_share_where_the_program_stops() -> None:
 @pytest.mark.parametrize("objective", ["reserved", "speed"])
 @pytest.mark.parametrize("capacity", ["300MiB", "400MiB", "578MiB", "700MiB"])
 def test_setting_that_stops_earlier_is_not_recommended(objective: str, capacity: str) -> None:
-    report = neutracer.recommend(snapshot("frag_default"), capacity, objective)
+    report = neutracer.what_if(snapshot("frag_default"), capacity=capacity, objective=objective)
     own = report.recorded.stopped_event
     assert own is not None
     for choice in report.choices:
@@ -220,7 +223,7 @@ def test_setting_that_stops_earlier_is_not_recommended(objective: str, capacity:
 
 
 def test_more_memory_is_never_recommended_to_fit() -> None:
-    report = neutracer.recommend(snapshot("frag_default"), "578MiB", "fit")
+    report = neutracer.what_if(snapshot("frag_default"), capacity="578MiB", objective="fit")
     later = replace(report.recorded, stopped_event=500, ooms=2)
     earlier = replace(later, stopped_event=10, ooms=1, peak_reserved_bytes=MIB)
     # It fails less because it ends before what fails with the recorded settings as well.
@@ -238,7 +241,7 @@ def test_more_memory_is_never_recommended_to_fit() -> None:
 @every_program
 def test_shares_are_never_below_the_bound(name: str) -> None:
     for capacity in ("400MiB", "600MiB", "700MiB", "24GiB"):
-        report = neutracer.recommend(snapshot(name), capacity)
+        report = neutracer.what_if(snapshot(name), capacity=capacity)
         for choice in report.choices:
             stops = choice.outcome.stopped_event is not None
             assert (choice.above_bound is None) is stops
@@ -257,7 +260,7 @@ def test_cost_is_told_in_words() -> None:
 
 
 def test_verdict_says_where_knowledge_ends() -> None:
-    report = neutracer.recommend(snapshot("frag_default"), "24GiB")
+    report = neutracer.what_if(snapshot("frag_default"), capacity="24GiB")
     assert "beyond its trace is not known" in report.findings[0].message
 
 
@@ -273,15 +276,24 @@ def test_search_may_begin_anywhere_below() -> None:
 
 def test_unknown_objective_is_refused() -> None:
     with pytest.raises(ValueError, match="fit, reserved, speed"):
-        neutracer.recommend(snapshot("frag_default"), objective="cheap")
+        neutracer.what_if(snapshot("frag_default"), objective="cheap")
 
 
 @every_program
 def test_report_is_one_screen_and_plain_data(name: str) -> None:
-    report = neutracer.recommend(snapshot(name), "2GiB")
+    report = neutracer.what_if(snapshot(name), capacity="2GiB")
     lines = str(report).splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
     plain = report.to_dict()
     assert plain["schema"] == "neutracer.recommend/1"
     assert json.loads(json.dumps(plain)) == plain
+
+
+def test_settings_that_are_tried_are_those_of_a_release() -> None:
+    snap = snapshot("frag_default")
+    tried = [neutracer.what_if(snap, torch_version=version).tried for version in ("2.9", "2.10")]
+    # Those with large_segment_size_mb are for the newer one only.
+    assert tried[0] + 6 == tried[1]
+    with pytest.raises(ValueError, match=r"a version of torch is written as 2\.11"):
+        neutracer.what_if(snap, torch_version="old")

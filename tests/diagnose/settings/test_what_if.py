@@ -39,11 +39,11 @@ def cap_of(name: str) -> int | None:
     return cap * MIB if cap else None
 
 
-def plan_of(program: str, number: int, capacity: int | None) -> neutracer.WhatIfReport:
+def plan_of(program: str, number: int, capacity: int | None) -> neutracer.reports.WhatIfReport:
     return neutracer.what_if(snapshot(f"whatif/{number}/{program}"), *SETTINGS, capacity=capacity)
 
 
-def misses(plan: neutracer.WhatIfReport, program: str) -> list[tuple[Any, ...]]:
+def misses(plan: neutracer.reports.WhatIfReport, program: str) -> list[tuple[Any, ...]]:
     """The figures whose range does not hold what PyTorch had."""
     found = []
     for number, settings in enumerate(SETTINGS):
@@ -55,7 +55,7 @@ def misses(plan: neutracer.WhatIfReport, program: str) -> list[tuple[Any, ...]]:
     return found
 
 
-def is_exact(outcome: neutracer.Outcome, stats: dict[str, int]) -> bool:
+def is_exact(outcome: neutracer.reports.Outcome, stats: dict[str, int]) -> bool:
     return all(getattr(outcome, figure) == stats[name] for figure, name in FIGURES.items())
 
 
@@ -70,7 +70,7 @@ def test_own_settings_are_reproduced_exactly(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_figures_are_those_of_pytorch(name: str) -> None:
-    recorded = neutracer.what_if(snapshot(name), capacity=cap_of(name)).recorded
+    recorded = neutracer.what_if(snapshot(name), "", capacity=cap_of(name)).recorded
     for figure, key in FIGURES.items():
         truth = expected(name)["stats"][key]
         low, high = recorded.range(figure)
@@ -159,16 +159,16 @@ def test_settings_are_found_however_spelt() -> None:
 
 def test_capacity_says_whether_it_fits() -> None:
     snap = snapshot("train_resnet_healthy")
-    enough = neutracer.what_if(snap, capacity="1900MiB").recorded
+    enough = neutracer.what_if(snap, "", capacity="1900MiB").recorded
     assert enough.fits
     assert enough.stopped_event is None
-    short = neutracer.what_if(snap, capacity="1400MiB").recorded
+    short = neutracer.what_if(snap, "", capacity="1400MiB").recorded
     assert not short.fits
     assert short.stopped_event is not None
     assert short.stopped_event > 0
     assert short.peak_reserved_bytes <= 1400 * MIB
     # Less than what was there before the trace began.
-    tiny = neutracer.what_if(snap, capacity="100MiB").recorded
+    tiny = neutracer.what_if(snap, "", capacity="100MiB").recorded
     assert not tiny.fits
     for figure in RANGED:
         low, high = tiny.range(figure)
@@ -239,7 +239,7 @@ def test_overflow_that_pytorch_tells_is_told() -> None:
         **plain.get("allocator_settings", {}),
         "trace_alloc_overflowed": True,
     }
-    plan = neutracer.what_if(pickle.dumps(plain))
+    plan = neutracer.what_if(pickle.dumps(plain), "")
     assert any("wrapped" in note for note in plan.notes)
 
 
@@ -294,15 +294,15 @@ def test_share_of_a_device_needs_its_size() -> None:
 def test_nothing_to_replay_is_refused() -> None:
     empty = {**one_program(), "device_traces": [[]]}
     with pytest.raises(ValueError, match="no history"):
-        neutracer.what_if(pickle.dumps(empty))
+        neutracer.what_if(pickle.dumps(empty), "")
     other = one_program()
     other["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
     with pytest.raises(ValueError, match="another allocator"):
-        neutracer.what_if(pickle.dumps(other))
+        neutracer.what_if(pickle.dumps(other), "")
     with pytest.raises(ValueError, match="above 0"):
-        neutracer.what_if(snapshot("frag_default"), capacity=0)
+        neutracer.what_if(snapshot("frag_default"), "", capacity=0)
     with pytest.raises(ValueError, match="at most 2\\^60"):
-        neutracer.what_if(snapshot("frag_default"), capacity=1 << 64)
+        neutracer.what_if(snapshot("frag_default"), "", capacity=1 << 64)
 
 
 def test_several_devices_need_a_choice() -> None:
@@ -314,8 +314,8 @@ def test_several_devices_need_a_choice() -> None:
         "device_traces": [one["device_traces"][0], one["device_traces"][0]],
     }
     with pytest.raises(ValueError, match="several devices"):
-        neutracer.what_if(pickle.dumps(several))
-    assert neutracer.what_if(pickle.dumps(several), device=1).device == 1
+        neutracer.what_if(pickle.dumps(several), "")
+    assert neutracer.what_if(pickle.dumps(several), "", device=1).device == 1
 
 
 @pytest.mark.parametrize("name", ["frag_default", "whatif/0/dyn_transformer_capped"])
@@ -354,6 +354,6 @@ def test_recorded_figures_are_those_of_the_recording() -> None:
     # The orders of addresses that are tried give others.
     for number in range(9):
         name = f"whatif/{number}/dyn_transformer_capped"
-        plan = neutracer.what_if(snapshot(name))
+        plan = neutracer.what_if(snapshot(name), "")
         assert plan.fidelity == 1.0
         assert is_exact(plan.recorded, expected(name)["stats"])

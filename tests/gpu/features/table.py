@@ -109,7 +109,7 @@ class Runs:
     def build(self) -> None:
         """Compile the hooks, so that no feature waits for that; where they can't be had the
         watchers do without, or say so."""
-        command = [sys.executable, "-m", "neutracer", "build-hooks"]
+        command = [sys.executable, "-m", "neutracer", "setup", "hooks"]
         subprocess.run(command, env=self.environment, capture_output=True, timeout=_ALL_S / 2)
 
     def features(self, number: int, how: str, names: Sequence[str]) -> dict[str, str]:

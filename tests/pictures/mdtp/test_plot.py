@@ -521,7 +521,7 @@ def test_classic_oom_column_is_red():
 def test_command_writes_the_picture(tmp_path, capsys, snapshot_path, ending):
     out = tmp_path / f"memory.{ending}"
     file = str(snapshot_path("cuda_graph_pool"))
-    assert main(["mdtp", file, "-o", str(out), "--x", "event"]) == 0
+    assert main(["plot", file, "-o", str(out), "--x", "event"]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     heads = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert out.read_bytes().startswith(heads[ending])
@@ -529,11 +529,11 @@ def test_command_writes_the_picture(tmp_path, capsys, snapshot_path, ending):
 
 def test_command_refuses_what_it_cannot(tmp_path, capsys, snapshot_path):
     file = str(snapshot_path("foreign_memory"))
-    assert main(["mdtp", file, "-o", str(tmp_path / "memory.docx")]) == 2
+    assert main(["plot", file, "-o", str(tmp_path / "memory.docx")]) == 2
     assert ".png, .svg or .pdf" in capsys.readouterr().err
-    assert main(["mdtp", file, file, file, "-o", "x.png"]) == 2
+    assert main(["plot", file, file, file, "-o", "x.png"]) == 2
     assert "two to compare" in capsys.readouterr().err
-    assert main(["mdtp", str(tmp_path / "none.pickle"), "-o", str(tmp_path / "x.png")]) == 2
+    assert main(["plot", str(tmp_path / "none.pickle"), "-o", str(tmp_path / "x.png")]) == 2
     assert "No such file" in capsys.readouterr().err
 
 

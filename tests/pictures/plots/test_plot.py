@@ -200,23 +200,23 @@ def test_severity_drawn_is_that_of_the_report(name, told):
     assert words == ([told] if told else [])
 
 
-@pytest.mark.parametrize("kind", ["timeline", "fragmentation", "categories", "ranks"])
+@pytest.mark.parametrize("kind", ["mdtp", "timeline", "fragmentation", "ranks"])
 def test_command_draws_each_kind(kind, tmp_path, capsys, monkeypatch, snapshot_path):
     file = str(snapshot_path("frag_default"))
     monkeypatch.chdir(tmp_path)
-    assert main(["plot", kind, file]) == 0
+    assert main(["plot", "--what", kind, file]) == 0
     light = Path(capsys.readouterr().out.strip())
     assert light.name == f"{Path(file).name}.{kind}.png"
-    assert main(["plot", kind, file, "--dark", "-o", "dark.png"]) == 0
+    assert main(["plot", "--what", kind, file, "--dark", "-o", "dark.png"]) == 0
     pixels = [Image.open(path).convert("RGB").getpixel((1, 1)) for path in (light, "dark.png")]
     assert pixels == [(255, 255, 255), (18, 24, 30)]
 
 
 def test_command_draws_one_file_unless_they_are_ranks(capsys, snapshot_path):
     file = str(snapshot_path("frag_default"))
-    assert main(["plot", "timeline", file, file]) == 2
+    assert main(["plot", "--what", "timeline", file, file]) == 2
     assert "timeline is of one file" in capsys.readouterr().err
-    assert main(["plot", "fragmentation", file, "-o", "x.docx"]) == 2
+    assert main(["plot", "--what", "fragmentation", file, "-o", "x.docx"]) == 2
     assert ".png, .svg or .pdf" in capsys.readouterr().err
 
 

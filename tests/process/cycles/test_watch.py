@@ -86,7 +86,7 @@ def test_warning_stands_where_the_reference_is() -> None:
     assert "Tensor [1024] float32 cpu, 4 KiB" in text
 
 
-def warned(times: int, **options: object) -> tuple[int, neutracer.CycleWatch]:
+def warned(times: int, **options: object) -> tuple[int, neutracer.reports.CycleWatch]:
     """How many warnings so many collections gave, and the watch."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -58,7 +58,7 @@ def monitor() -> Iterator[MemoryMonitor]:
 
 
 @pytest.fixture
-def server(monitor: MemoryMonitor) -> Iterator[neutracer.MetricsServer]:
+def server(monitor: MemoryMonitor) -> Iterator[neutracer.reports.MetricsServer]:
     with neutracer.serve_metrics(monitor, port=0, rank=3, garbage_interval=None) as made:
         yield made
 
@@ -83,7 +83,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 @needs_selftest
-def test_metrics_have_base_units_and_labels(server: neutracer.MetricsServer) -> None:
+def test_metrics_have_base_units_and_labels(server: neutracer.reports.MetricsServer) -> None:
     found = samples(fetch(server.url + "/metrics"))
     assert found["neutracer_allocated_bytes"] == 600 * MIB
     assert found["neutracer_reserved_bytes"] == 800 * MIB
@@ -98,7 +98,7 @@ def test_metrics_have_base_units_and_labels(server: neutracer.MetricsServer) -> 
 
 
 @needs_selftest
-def test_page_in_docs_lists_every_metric(server: neutracer.MetricsServer) -> None:
+def test_page_in_docs_lists_every_metric(server: neutracer.reports.MetricsServer) -> None:
     families = re.findall(r"^# TYPE (\w+)", fetch(server.url + "/metrics"), re.M)
     rows = [line for line in (DOCS / "monitoring.md").read_text().splitlines() if "| `" in line]
     listed = " ".join(rows)
@@ -117,7 +117,7 @@ def test_collector_fits_a_registry(monitor: MemoryMonitor) -> None:
 
 
 @needs_selftest
-def test_server_listens_on_loopback_only(server: neutracer.MetricsServer) -> None:
+def test_server_listens_on_loopback_only(server: neutracer.reports.MetricsServer) -> None:
     assert server.url.startswith("http://127.0.0.1:")
     assert "/metrics" in fetch(server.url, "localhost:1")
     wrong = [
@@ -209,7 +209,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def scraping(server: neutracer.MetricsServer, tmp_path: Path) -> Iterator[str]:
+def scraping(server: neutracer.reports.MetricsServer, tmp_path: Path) -> Iterator[str]:
     """The address of a Prometheus that scrapes the exporter twice a second."""
     target = server.url.removeprefix("http://")
     config = tmp_path / "prometheus.yml"
@@ -384,7 +384,7 @@ def test_alert_rules_fire_when_they_should(tmp_path: Path) -> None:
 
 @needs_selftest
 @needs_prometheus
-def test_promtool_finds_no_fault_in_metrics(server: neutracer.MetricsServer) -> None:
+def test_promtool_finds_no_fault_in_metrics(server: neutracer.reports.MetricsServer) -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics"],
         input=fetch(server.url + "/metrics"),
@@ -413,7 +413,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_selftest
 def test_top_shows_a_running_job(
-    server: neutracer.MetricsServer, capsys: pytest.CaptureFixture[str]
+    server: neutracer.reports.MetricsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end = time.monotonic() + PATIENCE
     while server.monitor.get_stats()["samples"] < 5 and time.monotonic() < end:
@@ -431,7 +431,7 @@ def test_top_shows_a_running_job(
 
 @needs_selftest
 def test_top_gives_json(
-    server: neutracer.MetricsServer, capsys: pytest.CaptureFixture[str]
+    server: neutracer.reports.MetricsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = server.url.rpartition(":")[2]
     assert main(["top", "--once", "--json", f":{port}", f"localhost:{port}/metrics"]) == 0
@@ -463,7 +463,7 @@ def test_top_goes_on_with_other_ranks(
             raise KeyboardInterrupt
         living.monitor.mark(f"look {looks}")
 
-    def serving(rank: int) -> neutracer.MetricsServer:
+    def serving(rank: int) -> neutracer.reports.MetricsServer:
         return neutracer.serve_metrics(
             monitor, port=0, rank=rank, layout_interval=None, garbage_interval=None
         )
@@ -616,7 +616,7 @@ def test_curve_has_solid_and_shade() -> None:
 
 
 @needs_selftest
-def test_scrapes_do_not_disturb_each_other(server: neutracer.MetricsServer) -> None:
+def test_scrapes_do_not_disturb_each_other(server: neutracer.reports.MetricsServer) -> None:
     texts: list[str] = []
     threads = [
         threading.Thread(target=lambda: texts.append(fetch(server.url + "/metrics")))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks are built for everybody: whatever home, disk, compiler and neighbours there are, a
-build works or says what to do, and `neutracer env` says the same."""
+build works or says what to do, and `neutracer setup env` says the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from neutracer.saving import unfinished_name
 GOAL = hooks_build.Target(hooks_build.Torch("0.0.0", "cpu", Path("nowhere")), "key", "_torch.so")
 
 # Builds for GOAL with a compiler that is the line of shell in argv[1], $1 its output, and
-# says where, or why not, and what `neutracer env` has to say before.
+# says where, or why not, and what `neutracer setup env` has to say before.
 BUILD = """
 import json, sys
 from pathlib import Path
@@ -454,5 +454,5 @@ def test_hooks_of_a_wheel_that_can_not_be_loaded_are_compiled(
         assert used != path
         assert used.read_text() == "compiled\n"
     else:
-        with pytest.raises(UnavailableError, match="build-hooks"):
+        with pytest.raises(UnavailableError, match="setup hooks"):
             hooks_shim.load(compile=False)

@@ -176,12 +176,12 @@ def test_home_that_takes_no_files_is_named_in_one_sentence(
     monkeypatch.setenv("HOME", "/proc")
     assert hooks_folder.cache_folder() == Path("/proc/.cache/neutracer/hooks")
     assert hooks_build.find(GOAL) is None
-    monkeypatch.setattr("neutracer.cli.build_hooks.target", lambda: GOAL)
-    assert main(["build-hooks"]) == 2
+    monkeypatch.setattr("neutracer.process.hooks.build.target", lambda: GOAL)
+    assert main(["setup", "hooks"]) == 2
     said = capsys.readouterr().err
     assert "a folder for the hooks is not available" in said
     assert "to /proc (No such file or directory); NEUTRACER_CACHE names another place" in said
-    assert main(["build-hooks", "-o", "/proc/hooks"]) == 2
+    assert main(["setup", "hooks", "-o", "/proc/hooks"]) == 2
     said = capsys.readouterr().err
     assert "to /proc (No such file or directory); name another one" in said
 

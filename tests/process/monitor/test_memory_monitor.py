@@ -178,7 +178,7 @@ def test_threshold_calls_back_from_python() -> None:
     told: list[Any] = []
     threads: list[str] = []
 
-    def receive(alert: neutracer.Alert) -> None:
+    def receive(alert: neutracer.reports.Alert) -> None:
         threads.append(threading.current_thread().name)
         told.append(alert)
 

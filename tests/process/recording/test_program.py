@@ -120,7 +120,7 @@ def test_closed_stream_takes_no_report(tmp_path: Path, closed: str) -> None:
     done = subprocess.run([sys.executable, *command, path], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (7, "")
     assert done.stderr == (
-        "neutracer: the program has closed the stream that its report goes to\n" if options else ""
+        "neutracer: cannot print the report: the program closed its stream\n" if options else ""
     )
 
 
