@@ -22,7 +22,7 @@ from neutracer.cli.parts import (
     print_report,
     written,
 )
-from neutracer.errors import NeutracerError, UnavailableError
+from neutracer.errors import NeutracerError
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
 from neutracer.units import format_duration_us
@@ -176,8 +176,7 @@ def _completion(options: argparse.Namespace) -> int:
     try:
         shtab = import_module("shtab")
     except ImportError:
-        install = "install it with \"pip install 'neutracer[completion]'\""
-        return complain(str(UnavailableError("shtab", install)))
+        return complain(str(missing("shtab")))
     for action in _arguments(options.parser):
         if action.metavar in _FILES:
             action.complete = shtab.FILE
