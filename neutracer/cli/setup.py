@@ -22,7 +22,7 @@ from neutracer.cli.parts import (
     print_report,
     written,
 )
-from neutracer.errors import NeutracerError
+from neutracer.errors import NeutracerError, missing
 from neutracer.render.escape import clean
 from neutracer.render.terminal import write
 from neutracer.units import format_duration_us
