@@ -229,9 +229,7 @@ core = {
     "include_dirs": ["csrc/core"],
     "cflags": compile_flags(),
 }
-modules = [
-    extension("_core", files("csrc/py/*.c", "csrc/pyheap/*.c"), ["csrc/py", "csrc/pyheap"])
-]
+modules = [extension("_core", files("csrc/py/*.c", "csrc/pyheap/*.c"), ["csrc/py", "csrc/pyheap"])]
 modules += graphviz()
 if on("SELFTEST"):
     # A copy of its own of the walk and the watch, so that a test can hold finalizers off.
