@@ -485,18 +485,6 @@ snapshot_pool_stats(PyObject *self, PyObject *arg)
     return Py_BuildValue("NN", pools[NT_POOL_SMALL], pools[NT_POOL_LARGE]);
 }
 
-PyDoc_STRVAR(check_doc,
-             "check_layout()\n--\n\n"
-             "The first segment row that breaks the allocator's invariants, or None.");
-
-static PyObject *
-snapshot_check_layout(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    const uint32_t row = nt_layout_check(nt_snapshot_layout(snapshot_of(self)));
-    return row == NT_NONE ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(row);
-}
-
 static PyObject *
 snapshot_get_keys(PyObject *self, void *unused)
 {
@@ -559,7 +547,6 @@ static PyMethodDef snapshot_methods[] = {
     {"ignored", snapshot_ignored, METH_NOARGS, ignored_doc},
     {"broken", snapshot_broken, METH_NOARGS, broken_doc},
     {"pool_stats", snapshot_pool_stats, METH_O, stats_doc},
-    {"check_layout", snapshot_check_layout, METH_NOARGS, check_doc},
     NT_PY_NO_PICKLE,
     {NULL, NULL, 0, NULL},
 };

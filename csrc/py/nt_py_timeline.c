@@ -108,21 +108,6 @@ timeline_tables(PyObject *self, PyObject *unused)
     return Py_BuildValue("{sNsN}", "allocations", allocations, "segments", segments);
 }
 
-PyDoc_STRVAR(
-    event_allocations_doc,
-    "event_allocations()\n--\n\n"
-    "A Column: the row of allocations that each event concerns, or 2**32 - 1.");
-
-static PyObject *
-timeline_event_allocations(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    const nt_timeline *t = timeline_of(self)->timeline;
-    return nt_py_column(nt_py_state_of(Py_TYPE(self)), self,
-                        nt_timeline_event_allocations(t),
-                        (Py_ssize_t)nt_timeline_event_count(t), 'I');
-}
-
 /* 0 and *out set, or -1 with an exception. */
 static int
 timeline_metric(PyObject *arg, nt_metric *out)
@@ -312,8 +297,6 @@ timeline_churn(PyObject *self, PyObject *unused)
 
 static PyMethodDef timeline_methods[] = {
     {"tables", timeline_tables, METH_NOARGS, tables_doc},
-    {"event_allocations", timeline_event_allocations, METH_NOARGS,
-     event_allocations_doc},
     {"series", timeline_series, METH_O, series_doc},
     {"peak", timeline_peak, METH_O, peak_doc},
     {"broken", timeline_broken, METH_NOARGS, broken_doc},

@@ -256,7 +256,87 @@ heap_is_root(PyObject *module, PyObject *args)
     return PyBool_FromLong(root);
 }
 
+/* A walk of an extent with what a collection would find in it; NULL with an exception.
+ */
+static ph_heap *
+heap_walk(PyObject *extent, nt_bitset *dead, uint32_t *count)
+{
+    ph_heap *heap = NULL;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    const long value = PyLong_AsLong(extent);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (ph_walk_prepare(&err) != NT_OK ||
+        ph_heap_new((ph_extent)value, false, &heap, &err) != NT_OK ||
+        ph_heap_unreachable(heap, dead, count, &err) != NT_OK) {
+        ph_heap_free(heap);
+        PyErr_SetString(PyExc_RuntimeError, err.message);
+        return NULL;
+    }
+    return heap;
+}
+
+/* (id, name of the type) of what a collection of an extent would find now. No object is
+ * touched but for its type, which a dead object keeps alive: so no collection may begin
+ * for what is made. */
+static PyObject *
+heap_unreachable(PyObject *module, PyObject *extent)
+{
+    nt_bitset dead = {.words = NULL};
+    uint32_t count;
+    (void)module;
+    ph_heap *heap = heap_walk(extent, &dead, &count);
+    if (heap == NULL) {
+        return NULL;
+    }
+    const int enabled = PyGC_Disable();
+    PyObject *list = PyList_New(count);
+    Py_ssize_t used = 0;
+    for (size_t n = nt_bitset_next(&dead, 0); list != NULL && n != NT_NO_MEMBER;
+         n = nt_bitset_next(&dead, n + 1)) {
+        PyObject *object = ph_heap_object(heap, (uint32_t)n);
+        PyObject *member =
+            Py_BuildValue("(Ns)", PyLong_FromVoidPtr(object), Py_TYPE(object)->tp_name);
+        if (member == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, used++, member);
+        }
+    }
+    if (enabled) {
+        PyGC_Enable();
+    }
+    nt_bitset_clear(&dead);
+    ph_heap_free(heap);
+    return list;
+}
+
+/* A walk's objects, references, unreachable objects, and bytes held and at most. */
+static PyObject *
+heap_facts(PyObject *module, PyObject *extent)
+{
+    nt_bitset dead = {.words = NULL};
+    uint32_t count;
+    size_t peak;
+    (void)module;
+    ph_heap *heap = heap_walk(extent, &dead, &count);
+    if (heap == NULL) {
+        return NULL;
+    }
+    const size_t bytes = ph_heap_bytes(heap, &peak);
+    PyObject *facts = Py_BuildValue(
+        "{s:I,s:I,s:I,s:n,s:n}", "objects", (unsigned)ph_heap_count(heap), "edges",
+        (unsigned)ph_heap_graph(heap)->edge_count, "unreachable", (unsigned)count,
+        "bytes", (Py_ssize_t)bytes, "peak_bytes", (Py_ssize_t)peak);
+    nt_bitset_clear(&dead);
+    ph_heap_free(heap);
+    return facts;
+}
+
 PyMethodDef selftest_heap_methods[] = {
+    {"heap_unreachable", heap_unreachable, METH_O, NULL},
+    {"heap_facts", heap_facts, METH_O, NULL},
     {"heap_watch_add", (PyCFunction)(void (*)(void))heap_watch_add,
      METH_VARARGS | METH_KEYWORDS, NULL},
     {"heap_watch_remove", heap_watch_remove, METH_O, NULL},

@@ -40,11 +40,6 @@ def test_peaks_name_their_event(timeline):
     assert timeline.peak(2) == (0, 20 * MIB)
 
 
-def test_event_allocations_name_their_rows(timeline):
-    rows = memoryview(timeline.event_allocations()).tolist()
-    assert rows == [NONE, 0, 1, 1, 1]
-
-
 def test_holders_and_churn_add_up(timeline):
     holders = timeline.holders(2, 0)
     assert sum(nbytes for _, _, nbytes, _ in holders) == 10 * MIB

@@ -267,7 +267,7 @@ def seems_dead(thing: object, extent: int, more: int) -> bool:
     address = ctypes.c_void_p(id(thing))  # no object of ctypes may lead to it
     for _ in range(more):
         ctypes.pythonapi.Py_IncRef(address)
-    found = id(thing) in [where for where, _ in core.heap_unreachable(extent)]
+    found = id(thing) in [where for where, _ in selftest.heap_unreachable(extent)]
     for _ in range(more):
         ctypes.pythonapi.Py_DecRef(address)
     return found
@@ -290,7 +290,7 @@ def test_operands_of_what_waits_are_alive(
 
 def test_function_tells_what_is_unreachable(quiet: None) -> None:
     heap_shapes.two_nodes()
-    found = core.heap_unreachable(FULL)
+    found = selftest.heap_unreachable(FULL)
     predicted, _ = collect_and_save(lambda: None, True, FULL)
     assert {address for address, _ in found} == set(predicted)
     assert [name for _, name in found].count("Node") == 2
@@ -310,7 +310,7 @@ def test_what_is_unreachable_stays_while_it_is_told(quiet: None) -> None:
     gc.set_threshold(700, 0, 1000)
     gc.enable()
     try:
-        found = core.heap_unreachable(FULL)
+        found = selftest.heap_unreachable(FULL)
     finally:
         gc.set_threshold(*before)
     assert [name for _, name in found].count("Ring") == 3000
@@ -318,8 +318,8 @@ def test_what_is_unreachable_stays_while_it_is_told(quiet: None) -> None:
 
 
 def test_nothing_is_found_where_nothing_is(quiet: None) -> None:
-    assert core.heap_unreachable(FULL) == []
-    assert core.heap_facts(FULL)["unreachable"] == 0
+    assert selftest.heap_unreachable(FULL) == []
+    assert selftest.heap_facts(FULL)["unreachable"] == 0
 
 
 def test_look_leaves_no_trace(quiet: None) -> None:
@@ -327,7 +327,7 @@ def test_look_leaves_no_trace(quiet: None) -> None:
     node.a, node.b = 1, [2]
     size, count = sys.getsizeof(node), sys.getrefcount(node)
     before = len(gc.get_objects(generation=0))
-    core.heap_facts(FULL)
+    selftest.heap_facts(FULL)
     assert len(gc.get_objects(generation=0)) == before
     assert (sys.getsizeof(node), sys.getrefcount(node)) == (size, count)
 
@@ -420,16 +420,10 @@ def test_roots_are_held_from_outside(quiet: None) -> None:
 
 def test_memory_is_a_small_multiple(quiet: None) -> None:
     keep = [{"row": [i, (str(i), [])]} for i in range(60_000)]
-    facts = core.heap_facts(FULL)
+    facts = selftest.heap_facts(FULL)
     assert facts["objects"] > 4 * len(keep)
     for name in ("bytes", "peak_bytes"):
         assert facts[name] <= 48 * facts["objects"] + 4 * facts["edges"]
-
-
-@pytest.mark.parametrize("extent", [-1, 4])
-def test_unknown_extent_is_an_error(extent: int) -> None:
-    with pytest.raises(ValueError, match="extent must be 0 to 3"):
-        core.heap_facts(extent)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from bundle import snapshot
 from places import ROOT
+from segment_sums import blocks_fill_segments
 from without_hooks import without_hooks
 
 import neutracer
@@ -267,7 +268,7 @@ def test_join_is_exact_while_another_thread_allocates(shim: Any) -> None:
             series = getattr(timeline, metric)
             if len(series):
                 assert series[-1] == stats[f"{metric}_bytes.all.current"]
-        assert snap.native.check_layout() is None
+        assert blocks_fill_segments(snap)
         taken += len(snap.events)
     assert taken > 20_000
     assert selftest.live_churn(False) > 50_000
@@ -343,7 +344,9 @@ def test_later_calls_keep_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 CPU_PROGRAM = textwrap.dedent("""
-    import gc, json, torch, neutracer
+    import gc, json, sys, torch, neutracer
+    sys.path.append("helpers")
+    from segment_sums import blocks_fill_segments
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
     optimizer = torch.optim.AdamW(model.parameters())
     first = neutracer.live(max_events=20_000)
@@ -381,7 +384,7 @@ CPU_PROGRAM = textwrap.dedent("""
         "allocated": stats["allocated_bytes.all.current"],
         "reserved": stats["reserved_bytes.all.current"],
         "complete": snap.history_complete(),
-        "layout": snap.native.check_layout(),
+        "fills": blocks_fill_segments(snap),
         "refused": neutracer.process.hooks.attach.state().frames_refused,
         "names": sorted({f.name for row in snap.events for f in row.stack}),
         "what_if": refusal(neutracer.what_if),
@@ -405,7 +408,7 @@ def test_cpu_allocations_of_torch_are_followed() -> None:
     assert told["first"] == 0
     assert told["events"] > 1000
     assert told["found"] == 50
-    assert told["layout"] is None
+    assert told["fills"]
     assert told["unmatched"] == 0
     assert told["last"] == told["allocated"] == told["reserved"]
     assert told["complete"] is False
