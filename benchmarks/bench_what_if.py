@@ -145,7 +145,7 @@ def speed(snap: neutracer.Snapshot) -> None:
         "default settings, with range": lambda: program.find_range(""),
         "what_if, one that expands": lambda: neutracer.what_if(snap, "expandable_segments:True"),
         "what_if, one with ties": lambda: neutracer.what_if(snap, "max_split_size_mb:128"),
-        "recommend(objective='reserved')": lambda: neutracer.what_if(snap, objective="reserved"),
+        "what_if(objective='reserved')": lambda: neutracer.what_if(snap, objective="reserved"),
     }
     print(f"  {'':34} {'ms':>9} {'M events/s':>11}")
     for name, work in rows.items():

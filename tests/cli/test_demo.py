@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import neutracer
-from neutracer.cli import demo
+from neutracer.cli import view
 from neutracer.cli.main import main
 
 
@@ -44,7 +44,7 @@ def test_demo_opens_page_where_there_is_a_window(
 
 
 def test_demo_leaves_its_recording_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    before = demo._RECORDING.read_bytes()
-    assert main(["demo", "--no-browser", "-o", str(demo._RECORDING)]) == 2
-    assert demo._RECORDING.read_bytes() == before
-    assert neutracer.load(demo._RECORDING).flaws == ()
+    before = view._RECORDING.read_bytes()
+    assert main(["demo", "--no-browser", "-o", str(view._RECORDING)]) == 2
+    assert view._RECORDING.read_bytes() == before
+    assert neutracer.load(view._RECORDING).flaws == ()

@@ -54,7 +54,7 @@ def cases(folder: str) -> Iterator[tuple[str, Case]]:
     yield "leak_trend", lambda: shown(neutracer.leak_trend([snap] * 8))
     yield "what_if", lambda: shown(neutracer.what_if(snap, SETTING))
     yield "Outcome", lambda: neutracer.what_if(snap, SETTING)[SETTING].snapshot().to_bytes()
-    yield "recommend", lambda: shown(neutracer.what_if(snap))
+    yield "what_if without settings", lambda: shown(neutracer.what_if(snap))
     yield "view", lambda: neutracer.view(snap, folder + "/page.html")
     yield "PageView", lambda: neutracer.view(snap)._repr_html_()  # type: ignore[operator]
     yield "mdtp", lambda: neutracer.mdtp(snap, output=folder + "/page.png")

@@ -15,7 +15,8 @@ from oom_snapshots import BASE, MIB, Recording, checkered, explained, full, loop
 from small_snapshots import dumped, event, two_devices
 
 import neutracer
-from neutracer import ExplainReport, OomFacts
+from neutracer import OomFacts
+from neutracer.reports import ExplainReport
 
 GIB = 1 << 30
 FAILED = [name for name in NAMES if any(a == "oom" for a in snapshot(name).events["action"])]
