@@ -196,10 +196,10 @@ PYTEST_IN = cd build/$@ && PYTHONPATH=$(CURDIR)/build/$@/lib $(1) \
 # nothing that reads sources or compiles them by itself: none of what was built here runs in it. Nor
 # what the sanitizer itself can't bear: a bound on the address space, and a fork beside threads that
 # allocate, after which the child waits for a lock of its allocator.
-NOT_SANITIZED := test_source.py test_package.py test_release.py pictures/page/test_wasm.py \
+NOT_SANITIZED := test_source.py test_package.py test_release.py picture/test_wasm.py \
     core/test_fuzz_corpus.py::test_targets_hold_on_the_corpus \
     cli/test_main.py::test_picture_that_has_no_room_is_refused_in_words \
-    process/hooks/test_tail.py::test_child_of_a_fork_waits_for_no_lock
+    hooks/test_tail.py::test_child_of_a_fork_waits_for_no_lock
 
 sanitize: setup-test  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@NEUTRACER_SELFTEST=1 NEUTRACER_SANITIZE=1 NEUTRACER_DEBUG=1 NEUTRACER_WERROR=1 \

@@ -101,7 +101,7 @@ go(one)
 # The main thread sends itself what another process would send it.
 SAFE_POINT = """
 import os, statistics, sys, tempfile, time
-import neutracer.process.remote.ask as remote
+import neutracer.run.attach as remote
 def took(script):
     begin = time.perf_counter()
     sys.remote_exec(os.getpid(), script)

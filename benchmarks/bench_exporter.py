@@ -20,7 +20,7 @@ import torch
 import neutracer
 from neutracer._native import core
 from neutracer.heap.cycles import device_filter
-from neutracer.process.cycles.watch import prepare_heap
+from neutracer.heap.watch import prepare_heap
 
 MILLIONS = (0, 1, 3)
 

@@ -24,9 +24,9 @@ import time
 import torch
 from paired import Figure, Switch, Work, compare, quiet
 
-import neutracer.process.hooks.attach as hooks
-from neutracer.process.hooks.long_history import FRAMES as DEFAULT_FRAMES
-from neutracer.process.hooks.tail import live
+import neutracer.hooks.shim as hooks
+from neutracer.hooks.live import live
+from neutracer.recording.long_history import FRAMES as DEFAULT_FRAMES
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

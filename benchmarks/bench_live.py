@@ -36,7 +36,7 @@ from bench_hooks import (
 from paired import Figure, Switch, Work, compare, quiet
 
 import neutracer
-import neutracer.process.hooks.attach as hooks
+import neutracer.hooks.shim as hooks
 
 #: Steps of an element, where something costs in some of them only: of the collections as of
 #: the readings there are a few in so many.

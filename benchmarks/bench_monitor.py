@@ -29,7 +29,7 @@ import torch
 
 import neutracer
 from neutracer._native import core
-from neutracer.process.monitor.source import Poller
+from neutracer.monitor.memory_monitor import Poller
 
 ON_GPU = torch.cuda.is_available()
 RATES = (10, 1000)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import neutracer
-from neutracer.diagnose.overview.report import overview
+from neutracer.overview import overview
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 

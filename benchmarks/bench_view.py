@@ -143,7 +143,7 @@ def compare(name: str, path: Path, beside: Path, folder: Path) -> None:
     """Ours and PyTorch's viewer on one file: seconds to the first picture, and memory."""
     from chromium import Browser
 
-    from neutracer.pictures.page.view import empty_page
+    from neutracer.picture.view import empty_page
 
     with Browser(folder / f"ours-{name}") as browser:
         page = empty_page().save(folder / "empty.html")
@@ -172,7 +172,7 @@ def measure(name: str, path: Path, folder: Path) -> None:
     from chromium import Browser
 
     import neutracer
-    from neutracer.pictures.page.view import empty_page
+    from neutracer.picture.view import empty_page
 
     columns = neutracer.load(path).native.nbytes
     page = empty_page().save(folder / "empty.html")

@@ -16,23 +16,6 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from neutracer import reports as reports
-    from neutracer.diagnose.device.report import device_report
-    from neutracer.diagnose.fragmentation.report import fragmentation_report
-    from neutracer.diagnose.holds.alive import why_alive
-    from neutracer.diagnose.holds.autograd_cycles import find_autograd_cycles
-    from neutracer.diagnose.holds.cycles import find_tensor_cycles, garbage_bytes
-    from neutracer.diagnose.holds.holders import notebook_holders, release_holders
-    from neutracer.diagnose.leaks.diff import diff
-    from neutracer.diagnose.leaks.trend import leak_trend
-    from neutracer.diagnose.oom.explain import explain
-    from neutracer.diagnose.oom.facts import OomFacts
-    from neutracer.diagnose.oom.watch import oom_report, watch_oom
-    from neutracer.diagnose.overview.report import report
-    from neutracer.diagnose.ranks.ranks import ranks
-    from neutracer.diagnose.ranks.watch import watch_ranks
-    from neutracer.diagnose.savings.report import savings
-    from neutracer.diagnose.settings.what_if import what_if
-    from neutracer.diagnose.training.training import training
     from neutracer.errors import (
         HistoryWarning,
         LimitError,
@@ -43,31 +26,42 @@ if _typing.TYPE_CHECKING:
         TensorCycleWarning,
         UnavailableError,
     )
+    from neutracer.fragmentation.report import fragmentation_report
+    from neutracer.heap.alive import why_alive
+    from neutracer.heap.autograd_cycles import find_autograd_cycles
     from neutracer.heap.cycles import TensorCycle
     from neutracer.heap.graph import ObjectGraph
+    from neutracer.heap.holders import notebook_holders, release_holders
+    from neutracer.heap.tensor_cycles import collect_on_pressure, find_tensor_cycles, garbage_bytes
+    from neutracer.heap.watch import warn_tensor_cycles
+    from neutracer.hooks.live import live
+    from neutracer.leak.diff import diff
+    from neutracer.leak.trend import leak_trend
+    from neutracer.monitor.device_report import attribute_device_memory, device_report
+    from neutracer.monitor.exporter import MetricsCollector, serve_metrics
+    from neutracer.monitor.memory_monitor import MemoryMonitor
+    from neutracer.monitor.phases import phase
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
     from neutracer.notebook import unload_ipython_extension as unload_ipython_extension
-    from neutracer.pictures.mdtp.plot import mdtp
-    from neutracer.pictures.page.view import view
-    from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
-    from neutracer.pictures.ranks.plot import debug_server_page, plot_ranks
-    from neutracer.process.cycles.pressure import collect_on_pressure
-    from neutracer.process.cycles.watch import warn_tensor_cycles
-    from neutracer.process.device.attribution import attribute_device_memory
-    from neutracer.process.exporter.serve import MetricsCollector, serve_metrics
-    from neutracer.process.hooks.tail import live
-    from neutracer.process.monitor.memory_monitor import MemoryMonitor
-    from neutracer.process.phases.phase import phase
-    from neutracer.process.recording.capture import snapshot
-    from neutracer.process.recording.recorder import record
-    from neutracer.rehearsal.extensions import register_scratch
-    from neutracer.rehearsal.largest import largest_batch
-    from neutracer.rehearsal.rehearse import rehearse
-    from neutracer.trace.layout import Layout
+    from neutracer.oom.explain import explain
+    from neutracer.oom.facts import OomFacts
+    from neutracer.oom.watch import oom_report, watch_oom
+    from neutracer.overview import report
+    from neutracer.picture.plots import mdtp, plot_fragmentation, plot_timeline
+    from neutracer.picture.view import view
+    from neutracer.rank.plot import debug_server_page, plot_ranks
+    from neutracer.rank.report import ranks
+    from neutracer.rank.watch import watch_ranks
+    from neutracer.recording.recorder import record, snapshot
+    from neutracer.rehearsal.kernels.extensions import register_scratch
+    from neutracer.rehearsal.rehearse import largest_batch, rehearse
+    from neutracer.run.training import training
     from neutracer.trace.snapshot import Snapshot, load
     from neutracer.trace.stacks import Frame
     from neutracer.trace.table import Table
-    from neutracer.trace.timeline import Holder, Moment, Timeline
+    from neutracer.trace.timeline import Holder, Layout, Moment, Timeline
+    from neutracer.whatif.savings import savings
+    from neutracer.whatif.what_if import what_if
 
 __version__ = "1.0.0"
 
@@ -134,32 +128,36 @@ __all__ = [
 # What a name needs is imported when the name is first used: a command takes part of the
 # package, and so does a program that only records. `reports` has the classes of answers.
 _MODULES = {
-    "neutracer.diagnose.device.report": ("device_report",),
-    "neutracer.diagnose.fragmentation.report": ("fragmentation_report",),
-    "neutracer.diagnose.holds.alive": ("why_alive",),
-    "neutracer.diagnose.holds.autograd_cycles": ("find_autograd_cycles",),
-    "neutracer.diagnose.holds.cycles": (
+    "neutracer.monitor.device_report": (
+        "attribute_device_memory",
+        "device_report",
+    ),
+    "neutracer.fragmentation.report": ("fragmentation_report",),
+    "neutracer.heap.alive": ("why_alive",),
+    "neutracer.heap.autograd_cycles": ("find_autograd_cycles",),
+    "neutracer.heap.tensor_cycles": (
+        "collect_on_pressure",
         "find_tensor_cycles",
         "garbage_bytes",
     ),
-    "neutracer.diagnose.holds.holders": (
+    "neutracer.heap.holders": (
         "notebook_holders",
         "release_holders",
     ),
-    "neutracer.diagnose.leaks.diff": ("diff",),
-    "neutracer.diagnose.leaks.trend": ("leak_trend",),
-    "neutracer.diagnose.oom.explain": ("explain",),
-    "neutracer.diagnose.oom.facts": ("OomFacts",),
-    "neutracer.diagnose.oom.watch": (
+    "neutracer.leak.diff": ("diff",),
+    "neutracer.leak.trend": ("leak_trend",),
+    "neutracer.oom.explain": ("explain",),
+    "neutracer.oom.facts": ("OomFacts",),
+    "neutracer.oom.watch": (
         "oom_report",
         "watch_oom",
     ),
-    "neutracer.diagnose.overview.report": ("report",),
-    "neutracer.diagnose.ranks.ranks": ("ranks",),
-    "neutracer.diagnose.ranks.watch": ("watch_ranks",),
-    "neutracer.diagnose.savings.report": ("savings",),
-    "neutracer.diagnose.settings.what_if": ("what_if",),
-    "neutracer.diagnose.training.training": ("training",),
+    "neutracer.overview": ("report",),
+    "neutracer.rank.report": ("ranks",),
+    "neutracer.rank.watch": ("watch_ranks",),
+    "neutracer.whatif.savings": ("savings",),
+    "neutracer.whatif.what_if": ("what_if",),
+    "neutracer.run.training": ("training",),
     "neutracer.errors": (
         "HistoryWarning",
         "LimitError",
@@ -176,43 +174,45 @@ _MODULES = {
         "load_ipython_extension",
         "unload_ipython_extension",
     ),
-    "neutracer.pictures.mdtp.plot": ("mdtp",),
-    "neutracer.pictures.page.view": ("view",),
-    "neutracer.pictures.plots.plot": (
+    "neutracer.picture.plots": (
+        "mdtp",
         "plot_fragmentation",
         "plot_timeline",
     ),
-    "neutracer.pictures.ranks.plot": (
+    "neutracer.picture.view": ("view",),
+    "neutracer.rank.plot": (
         "debug_server_page",
         "plot_ranks",
     ),
-    "neutracer.process.cycles.pressure": ("collect_on_pressure",),
-    "neutracer.process.cycles.watch": ("warn_tensor_cycles",),
-    "neutracer.process.device.attribution": ("attribute_device_memory",),
-    "neutracer.process.exporter.serve": (
+    "neutracer.heap.watch": ("warn_tensor_cycles",),
+    "neutracer.monitor.exporter": (
         "MetricsCollector",
         "serve_metrics",
     ),
-    "neutracer.process.hooks.tail": ("live",),
-    "neutracer.process.monitor.memory_monitor": ("MemoryMonitor",),
-    "neutracer.process.phases.phase": ("phase",),
-    "neutracer.process.recording.capture": ("snapshot",),
-    "neutracer.process.recording.recorder": ("record",),
-    "neutracer.rehearsal.extensions": ("register_scratch",),
-    "neutracer.rehearsal.largest": ("largest_batch",),
-    "neutracer.rehearsal.rehearse": ("rehearse",),
-    "neutracer.trace.layout": ("Layout",),
+    "neutracer.hooks.live": ("live",),
+    "neutracer.monitor.memory_monitor": ("MemoryMonitor",),
+    "neutracer.monitor.phases": ("phase",),
+    "neutracer.recording.recorder": (
+        "record",
+        "snapshot",
+    ),
+    "neutracer.rehearsal.kernels.extensions": ("register_scratch",),
+    "neutracer.rehearsal.rehearse": (
+        "largest_batch",
+        "rehearse",
+    ),
+    "neutracer.trace.timeline": (
+        "Holder",
+        "Layout",
+        "Moment",
+        "Timeline",
+    ),
     "neutracer.trace.snapshot": (
         "Snapshot",
         "load",
     ),
     "neutracer.trace.stacks": ("Frame",),
     "neutracer.trace.table": ("Table",),
-    "neutracer.trace.timeline": (
-        "Holder",
-        "Moment",
-        "Timeline",
-    ),
 }
 
 

@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an argument has to be, checked where it comes in.
-
-Errors have the argument's name, as the caller knows it. Whoever knows what a range is for
-checks it.
-
-Example:
-    >>> whole_number("limit", 3)
-    3
-    >>> whole_number("limit", "3")
-    Traceback (most recent call last):
-    ...
-    TypeError: limit must be a whole number, not str
-"""
+"""Checks of public functions' arguments, with errors that name them; notebook cells."""
 
 from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-__all__ = ["callback", "number", "number_pair", "path_name", "several", "text", "whole_number"]
+# ---- Arguments ---------------------------------------------------------------------------
+
+# What an argument has to be, checked where it comes in.
+#
+# Errors have the argument's name, as the caller knows it. Whoever knows what a range is for
+# checks it.
+#
+# Example:
+#     >>> whole_number("limit", 3)
+#     3
+#     >>> whole_number("limit", "3")
+#     Traceback (most recent call last):
+#     ...
+#     TypeError: limit must be a whole number, not str
 
 
 def _no(name: str, wanted: str, value: object) -> TypeError:
@@ -149,3 +151,28 @@ def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
     if "\0" in text:
         raise ValueError(f"{name} has a null character in it: {text!r}")
     return text
+
+
+# ---- Cells -------------------------------------------------------------------------------
+
+# What a notebook calls the code of its cells.
+#
+# A cell's code has a file name that no reader knows ("/tmp/ipykernel_71/2537.py").
+# Importing this imports no IPython: where none runs in this process, no file is a cell.
+#
+# Example:
+#     >>> reader_name("train.py")
+#     'train.py'
+
+
+def reader_name(filename: str) -> str:
+    """The name of a file as a reader knows it: "In[3]" for that of the third cell.
+
+    Args:
+        filename: As a frame or a code object has it.
+    """
+    module = sys.modules.get("IPython.core.interactiveshell")
+    shell: Any = getattr(getattr(module, "InteractiveShell", None), "_instance", None)
+    named = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    told = None if named is None else named(filename)
+    return filename if told is None else str(told[1])

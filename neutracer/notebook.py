@@ -17,17 +17,15 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from neutracer.cells import reader_name
-from neutracer.diagnose.holds.cycles import find_tensor_cycles
-from neutracer.diagnose.holds.holders import HoldersReport, notebook_holders, release_holders
-from neutracer.diagnose.overview.cell import CellReport, cell_report
-from neutracer.diagnose.overview.report import OverviewReport, overview
+from neutracer.arguments import reader_name
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.cycles import TensorCycle
-from neutracer.process.cycles.watch import CycleWatch, warn_tensor_cycles
-from neutracer.process.recording.capture import snapshot
-from neutracer.process.recording.passage import Passage
-from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
+from neutracer.heap.holders import HoldersReport, notebook_holders, release_holders
+from neutracer.heap.tensor_cycles import find_tensor_cycles
+from neutracer.heap.watch import CycleWatch, warn_tensor_cycles
+from neutracer.overview import OverviewReport, overview
+from neutracer.recording.recorder import DEFAULT_MAX_ENTRIES, snapshot
+from neutracer.run.cell import CellReport, Passage, cell_report
 from neutracer.trace.snapshot import Snapshot, load
 
 __all__ = ["Magics", "load_ipython_extension", "unload_ipython_extension"]

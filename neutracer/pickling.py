@@ -16,8 +16,6 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
-__all__ = ["FieldsOnly", "StaysHere", "Unchanging"]
-
 Self = TypeVar("Self")
 
 

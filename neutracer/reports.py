@@ -18,40 +18,41 @@ import typing as _typing
 import neutracer as _neutracer
 
 if _typing.TYPE_CHECKING:
-    from neutracer.diagnose.device.report import DeviceReport
-    from neutracer.diagnose.fragmentation.report import FragmentationReport
-    from neutracer.diagnose.holds.alive import AliveReport
-    from neutracer.diagnose.holds.autograd_cycles import AutogradCycle, AutogradCyclesReport
-    from neutracer.diagnose.holds.cycles import TensorCyclesReport
-    from neutracer.diagnose.holds.holders import HoldersReport, NotebookHolder
-    from neutracer.diagnose.leaks.diff import DiffReport
-    from neutracer.diagnose.leaks.trend import LeakTrendReport
-    from neutracer.diagnose.oom.page import OomReport
-    from neutracer.diagnose.oom.parts import Verdict
-    from neutracer.diagnose.oom.report import ExplainReport
-    from neutracer.diagnose.oom.watch import OomWatch
-    from neutracer.diagnose.overview.cell import CellReport
-    from neutracer.diagnose.overview.report import OverviewReport
-    from neutracer.diagnose.ranks.parts import FirstOom, HeatMap, Odd, RankRow
-    from neutracer.diagnose.ranks.report import RanksReport
-    from neutracer.diagnose.ranks.watch import RanksWatch
-    from neutracer.diagnose.savings.report import Saving, SavingsReport
-    from neutracer.diagnose.settings.recommend import RecommendReport
-    from neutracer.diagnose.settings.what_if import WhatIfReport
-    from neutracer.diagnose.settings.what_if_parts import Outcome
-    from neutracer.diagnose.training.training import Training
-    from neutracer.pictures.page.inline import PageView
-    from neutracer.process.cycles.pressure import PressureCollection, PressureCollector
-    from neutracer.process.cycles.watch import CycleWatch
-    from neutracer.process.device.attribution import DeviceAttribution
-    from neutracer.process.device.sums import LibraryUse
-    from neutracer.process.exporter.serve import MetricsServer
-    from neutracer.process.monitor.alerts import Alert
-    from neutracer.process.phases.phase import Phase
-    from neutracer.process.recording.recorder import Recording
+    from neutracer.fragmentation.report import FragmentationReport
+    from neutracer.heap.alive import AliveReport
+    from neutracer.heap.autograd_cycles import AutogradCycle, AutogradCyclesReport
+    from neutracer.heap.holders import HoldersReport, NotebookHolder
+    from neutracer.heap.tensor_cycles import (
+        PressureCollection,
+        PressureCollector,
+        TensorCyclesReport,
+    )
+    from neutracer.heap.watch import CycleWatch
+    from neutracer.leak.diff import DiffReport
+    from neutracer.leak.trend import LeakTrendReport
+    from neutracer.monitor.device_report import DeviceAttribution, DeviceReport, LibraryUse
+    from neutracer.monitor.exporter import MetricsServer
+    from neutracer.monitor.memory_monitor import Alert
+    from neutracer.monitor.phases import Phase
+    from neutracer.oom.case import Verdict
+    from neutracer.oom.explain import ExplainReport
+    from neutracer.oom.page import OomReport
+    from neutracer.oom.watch import OomWatch
+    from neutracer.overview import OverviewReport
+    from neutracer.picture.view import PageView
+    from neutracer.rank.jobs import FirstOom, HeatMap, Odd, RankRow
+    from neutracer.rank.report import RanksReport
+    from neutracer.rank.watch import RanksWatch
+    from neutracer.recording.recorder import Recording
     from neutracer.render.report import Finding, Report
-    from neutracer.trace.rehearsed import Rehearsed
+    from neutracer.run.cell import CellReport
+    from neutracer.run.training import Training
+    from neutracer.trace.flaws import Rehearsed
     from neutracer.trace.timeline import Churn
+    from neutracer.whatif.replaying import Outcome
+    from neutracer.whatif.savings import Saving, SavingsReport
+    from neutracer.whatif.search import RecommendReport
+    from neutracer.whatif.what_if import WhatIfReport
 
 __all__ = [
     "Alert",
@@ -100,59 +101,61 @@ __all__ = [
 
 # Each is imported when it is first used, as the names of `neutracer` are.
 _MODULES = {
-    "neutracer.diagnose.device.report": ("DeviceReport",),
-    "neutracer.diagnose.fragmentation.report": ("FragmentationReport",),
-    "neutracer.diagnose.holds.alive": ("AliveReport",),
-    "neutracer.diagnose.holds.autograd_cycles": (
+    "neutracer.monitor.device_report": (
+        "DeviceAttribution",
+        "DeviceReport",
+        "LibraryUse",
+    ),
+    "neutracer.fragmentation.report": ("FragmentationReport",),
+    "neutracer.heap.alive": ("AliveReport",),
+    "neutracer.heap.autograd_cycles": (
         "AutogradCycle",
         "AutogradCyclesReport",
     ),
-    "neutracer.diagnose.holds.cycles": ("TensorCyclesReport",),
-    "neutracer.diagnose.holds.holders": (
+    "neutracer.heap.tensor_cycles": (
+        "PressureCollection",
+        "PressureCollector",
+        "TensorCyclesReport",
+    ),
+    "neutracer.heap.holders": (
         "HoldersReport",
         "NotebookHolder",
     ),
-    "neutracer.diagnose.leaks.diff": ("DiffReport",),
-    "neutracer.diagnose.leaks.trend": ("LeakTrendReport",),
-    "neutracer.diagnose.oom.page": ("OomReport",),
-    "neutracer.diagnose.oom.parts": ("Verdict",),
-    "neutracer.diagnose.oom.report": ("ExplainReport",),
-    "neutracer.diagnose.oom.watch": ("OomWatch",),
-    "neutracer.diagnose.overview.cell": ("CellReport",),
-    "neutracer.diagnose.overview.report": ("OverviewReport",),
-    "neutracer.diagnose.ranks.parts": (
+    "neutracer.leak.diff": ("DiffReport",),
+    "neutracer.leak.trend": ("LeakTrendReport",),
+    "neutracer.oom.page": ("OomReport",),
+    "neutracer.oom.case": ("Verdict",),
+    "neutracer.oom.explain": ("ExplainReport",),
+    "neutracer.oom.watch": ("OomWatch",),
+    "neutracer.run.cell": ("CellReport",),
+    "neutracer.overview": ("OverviewReport",),
+    "neutracer.rank.jobs": (
         "FirstOom",
         "HeatMap",
         "Odd",
         "RankRow",
     ),
-    "neutracer.diagnose.ranks.report": ("RanksReport",),
-    "neutracer.diagnose.ranks.watch": ("RanksWatch",),
-    "neutracer.diagnose.savings.report": (
+    "neutracer.rank.report": ("RanksReport",),
+    "neutracer.rank.watch": ("RanksWatch",),
+    "neutracer.whatif.savings": (
         "Saving",
         "SavingsReport",
     ),
-    "neutracer.diagnose.settings.recommend": ("RecommendReport",),
-    "neutracer.diagnose.settings.what_if": ("WhatIfReport",),
-    "neutracer.diagnose.settings.what_if_parts": ("Outcome",),
-    "neutracer.diagnose.training.training": ("Training",),
-    "neutracer.pictures.page.inline": ("PageView",),
-    "neutracer.process.cycles.pressure": (
-        "PressureCollection",
-        "PressureCollector",
-    ),
-    "neutracer.process.cycles.watch": ("CycleWatch",),
-    "neutracer.process.device.attribution": ("DeviceAttribution",),
-    "neutracer.process.device.sums": ("LibraryUse",),
-    "neutracer.process.exporter.serve": ("MetricsServer",),
-    "neutracer.process.monitor.alerts": ("Alert",),
-    "neutracer.process.phases.phase": ("Phase",),
-    "neutracer.process.recording.recorder": ("Recording",),
+    "neutracer.whatif.search": ("RecommendReport",),
+    "neutracer.whatif.what_if": ("WhatIfReport",),
+    "neutracer.whatif.replaying": ("Outcome",),
+    "neutracer.run.training": ("Training",),
+    "neutracer.picture.view": ("PageView",),
+    "neutracer.heap.watch": ("CycleWatch",),
+    "neutracer.monitor.exporter": ("MetricsServer",),
+    "neutracer.monitor.memory_monitor": ("Alert",),
+    "neutracer.monitor.phases": ("Phase",),
+    "neutracer.recording.recorder": ("Recording",),
     "neutracer.render.report": (
         "Finding",
         "Report",
     ),
-    "neutracer.trace.rehearsed": ("Rehearsed",),
+    "neutracer.trace.flaws": ("Rehearsed",),
     "neutracer.trace.timeline": ("Churn",),
 }
 

@@ -16,8 +16,6 @@ from typing import Any, BinaryIO, cast
 from neutracer.arguments import path_name
 from neutracer.errors import UnavailableError, pip_install
 
-__all__ = ["atomic_file", "check_output", "made_here", "unfinished_name"]
-
 # Names of files in the making: the running kernel, the machine, and something random. They
 # are short, since the name of the file itself may take all of the 255 bytes of a name.
 _UNFINISHED = re.compile(r"\.neutracer-([0-9a-f]{8})-([0-9a-f]{8})-[0-9a-f]{8}\.tmp")

@@ -20,8 +20,8 @@ import pytest
 
 import neutracer
 from neutracer.cli.main import main
-from neutracer.diagnose.overview.environment import environment
-from neutracer.diagnose.overview.report import overview
+from neutracer.cli.setup import environment
+from neutracer.overview import overview
 from neutracer.render.report import Report
 from neutracer.units import format_bytes
 

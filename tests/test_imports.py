@@ -88,9 +88,10 @@ def test_each_documented_name_can_be_the_first_import() -> None:
         "print([places for places in groups if not are_there(places)])\n"
     )
     places = documented()
+    homes = {name: home for home, names in neutracer._MODULES.items() for name in names}
     groups: dict[tuple[str, str], list[str]] = {}
     for module, name in places:
-        home = neutracer._HOMES[name] if module == "neutracer" else ""
+        home = homes[name] if module == "neutracer" else ""
         groups.setdefault((module, home), []).append(f"{module}:{name}")
     assert {name for _, name in places} == {*neutracer.__all__, *reports.__all__}
     assert run("-c", script, *map(" ".join, groups.values())) == "[]\n"
@@ -111,7 +112,7 @@ def test_names_are_there_at_the_end() -> None:
 def test_work_goes_on_where_no_thread_begins_any_more() -> None:
     script = (
         "import atexit, threading\n"
-        "from neutracer.diagnose.settings.variants import side_by_side\n"
+        "from neutracer.whatif.replaying import side_by_side\n"
         "atexit.register(lambda: print(side_by_side(abs, [-1, 2], threading.Event())))"
     )
     assert run("-c", script) == "[1, 2]\n"
@@ -127,7 +128,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_import_leaves_diagnoses_for_later() -> None:
-    parts = "('neutracer.diagnose', 'neutracer.pictures', 'neutracer.heap')"
+    parts = "('neutracer.overview', 'neutracer.oom', 'neutracer.picture', 'neutracer.heap')"
     script = (
         f"import sys, neutracer; print([name for name in sys.modules if name.startswith({parts})])"
     )
@@ -155,11 +156,11 @@ def test_commands_import_no_other(command: str) -> None:
 def test_report_loads_only_what_its_file_asks_for() -> None:
     file = str(ROOT / "tests/data/multi_stream.pickle.xz")
     parts = (
-        "neutracer.process.monitor",
-        "neutracer.process.hooks",
-        "neutracer.diagnose.oom.explain",
-        "neutracer.diagnose.settings.replaying",
-        "neutracer.render.inline",
+        "neutracer.monitor",
+        "neutracer.hooks",
+        "neutracer.oom.explain",
+        "neutracer.whatif.replaying",
+        "neutracer.render.html",
         "rich",
         "hashlib",
         "logging",

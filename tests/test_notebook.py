@@ -14,9 +14,8 @@ import pytest
 from ipython_cells import outputs_of
 
 import neutracer
-from neutracer.cells import reader_name
-from neutracer.diagnose.overview.cell import cell_report
-from neutracer.process.recording.passage import Passage
+from neutracer.arguments import reader_name
+from neutracer.run.cell import Passage, cell_report
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -60,7 +59,7 @@ WITH_TORCH = [
     "%neutracer_report first",
     "%neutracer_report",
     "%%neutracer nested\nneutracer.live()\nkept.append(make(1))\nneutracer.live().devices",
-    "from neutracer.process.hooks.attach import state\nstate().active, state().threads",
+    "from neutracer.hooks.shim import state\nstate().active, state().threads",
     "make(4)",
     "%neutracer_holders",
     "%neutracer_holders --release",
@@ -274,7 +273,7 @@ def test_view_that_cannot_be_written_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = neutracer.reports.PageView("<p>x</p>" * 200_000, "x" * 30)
-    monkeypatch.setattr("neutracer.pictures.page.inline.atomic_file", _refuse)
+    monkeypatch.setattr("neutracer.saving.atomic_file", _refuse)
     assert "can&#x27;t be written here" in page._repr_html_().replace("can't", "can&#x27;t")
     assert "<a" not in page._repr_html_()
 

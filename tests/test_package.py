@@ -82,7 +82,7 @@ def test_wheel_holds_package_and_core(built: Path) -> None:
     assert {name.split(".")[0] for name in compiled} - {"neutracer/_graphviz"} == {
         "neutracer/_core"
     }
-    assert {"neutracer/heap/drawing/page.css", "neutracer/heap/drawing/page.js"} <= names
+    assert {"neutracer/heap/page.css", "neutracer/heap/page.js"} <= names
     sources = {name for name in names if name.endswith((".c", ".h", ".cpp", ".hpp", ".a"))}
     compiled_there = [*ROOT.glob("csrc/torch/*.[ch]pp"), *ROOT.glob("csrc/rehearsal/*.cpp")]
     headers = ("base/nt_ring.h", "base/nt_ring_origins.h", "trace/nt_live_api.h")
@@ -103,10 +103,10 @@ def test_wheel_works_in_clean_venv(built: Path, tmp_path: Path) -> None:
         python, "-m", "neutracer", "report", ROOT / "tests/data/frag_default.pickle", cwd=tmp_path
     )
     assert "cuda:0" in text
-    place = "from neutracer.process.hooks.build import source_folder; print(source_folder())"
+    place = "from neutracer.hooks.build import source_folder; print(source_folder())"
     sources = Path(run(python, "-c", place, cwd=tmp_path).strip())
     assert sources == Path(site.strip(), "neutracer", "csrc")
-    rehearsed = "from neutracer.rehearsal.build import _source; print(_source().is_file())"
+    rehearsed = "from neutracer.rehearsal.session import _source; print(_source().is_file())"
     assert run(python, "-c", rehearsed, cwd=tmp_path).strip() == "True"
     version = run(python, "-m", "neutracer", "--version", cwd=tmp_path)
     assert version.split() == ["neutracer", neutracer.__version__]

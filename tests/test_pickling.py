@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import pickle
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,19 +18,17 @@ from bundle import DATA, NAMES, pickled, snapshot
 from small_snapshots import dumped, one_program, two_devices
 
 import neutracer
-import neutracer.diagnose
 from neutracer._native import core
-from neutracer.diagnose.holds.cycle_run import CycleRunReport
-from neutracer.diagnose.oom.page import OomReport
-from neutracer.diagnose.overview.attach_report import AttachReport
-from neutracer.diagnose.overview.cell import CellReport
-from neutracer.diagnose.overview.environment import environment
-from neutracer.diagnose.overview.report import overview
-from neutracer.diagnose.overview.run_report import RunReport
-from neutracer.diagnose.settings.replay_check import check_replay
+from neutracer.cli.setup import environment
+from neutracer.heap.tensor_cycles import CycleRunReport
+from neutracer.oom.page import OomReport
+from neutracer.overview import overview
 from neutracer.pickling import StaysHere
-from neutracer.process.recording.passage import Passage
 from neutracer.render.report import Report
+from neutracer.run.attach import AttachReport
+from neutracer.run.cell import CellReport, Passage
+from neutracer.run.report import RunReport
+from neutracer.whatif.what_if import check_replay
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
 EXPANDABLE = "expandable_segments:True"
@@ -247,9 +243,8 @@ def test_shallow_copy_is_the_snapshot() -> None:
 
 
 def test_every_kind_of_report_is_pickled() -> None:
-    rooms = neutracer.diagnose.__path__
-    for module in pkgutil.walk_packages(rooms, "neutracer.diagnose."):
-        importlib.import_module(module.name)
+    for name in {*neutracer.reports.__all__, *neutracer.__all__}:
+        getattr(neutracer.reports if name in neutracer.reports.__all__ else neutracer, name)
     known = {kind.__name__ for kind in subclasses(Report) if kind.__module__.startswith("neutr")}
     assert known == {*REPORTS, "DeviceReport"}
 

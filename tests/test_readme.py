@@ -27,10 +27,10 @@ MODULES = sorted(
     if path.name != "__main__.py"
 )
 # Imported with their host, or with torch.
-WITH_HOST = ("neutracer.integrations.", "neutracer.rehearsal.", "neutracer.pictures.ranks.debug")
+WITH_HOST = ("neutracer.integrations.", "neutracer.rehearsal.", "neutracer.rank.debug_page")
 
 # Their examples with tensors say what the whole process has: in one without other tests' objects.
-OF_ALL_OBJECTS = ("neutracer.heap.", "neutracer.diagnose.holds.", "neutracer.process.cycles.")
+OF_ALL_OBJECTS = ("neutracer.heap.",)
 
 
 @pytest.fixture(autouse=True)

@@ -120,7 +120,7 @@ def test_hooks_are_for_the_releases_that_the_index_has(
 
 def test_hooks_lie_where_neutracer_looks_for_those_of_the_installed_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from neutracer.process.hooks.build import target
+    from neutracer.hooks.build import target
 
     site = tmp_path / "torches" / torch.__version__
     site.mkdir(parents=True)

@@ -205,7 +205,7 @@ def test_files_of_live_writers_stay(tmp_path):
     with atomic_file(tmp_path / "slow") as slow:
         slow.write(b"begun")
         write(tmp_path / "quick")
-        script = "from neutracer.process.recording.sidecar import write_text as w; w({!r}, 'x')"
+        script = "from neutracer.recording.sidecar import write_text as w; w({!r}, 'x')"
         path = str(tmp_path / "other")
         subprocess.run([sys.executable, "-c", script.format(path)], check=True)
     assert (tmp_path / "slow").read_bytes() == b"begun"

@@ -776,7 +776,7 @@ tensor_refuse_exception(nt_error *err)
 
 enum { ASK_TYPE, ASK_SETS, ASK_DTYPES, ASK_FIELDS, ASK_NODE, ASK_FUNCTION, ASK_DEVICE };
 static const char *const ask_names[] = {
-    "tensor_type", "layouts",       "dtypes",         "fields",
+    "tensor_type", "layouts",       "dtypes",         "tensor_fields",
     "node",        "function_type", "private_device",
 };
 
@@ -810,7 +810,7 @@ ph_tensor_prepare(nt_error *err)
         return NT_OK;
     }
     PyObject *answers[ASK_COUNT] = {NULL};
-    PyObject *module = PyImport_ImportModule("neutracer.heap.tensor_probes");
+    PyObject *module = PyImport_ImportModule("neutracer.heap.probes");
     bool answered = module != NULL;
     for (size_t at = 0; answered && at < ASK_COUNT; at++) {
         answers[at] = PyObject_CallMethod(module, ask_names[at], NULL);

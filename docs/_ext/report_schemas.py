@@ -21,8 +21,7 @@ import typing
 from typing import Any
 
 import neutracer
-from neutracer.render.report import Report
-from neutracer.render.row import PlainRow
+from neutracer.render.report import PlainRow, Report
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -21,11 +21,11 @@ from neutracer.cli.parts import (
     print_report,
     program_of,
 )
-from neutracer.diagnose.holds.cycle_run import cycle_run
 from neutracer.errors import NeutracerError, TensorCycleWarning, missing
-from neutracer.process.cycles.watch import warn_tensor_cycles
-from neutracer.process.recording.program import end_by, run_program, shell_code
-from neutracer.process.recording.sidecar import filled_in
+from neutracer.heap.tensor_cycles import cycle_run
+from neutracer.heap.watch import warn_tensor_cycles
+from neutracer.recording.program import end_by, run_program, shell_code
+from neutracer.recording.sidecar import filled_in
 from neutracer.saving import check_output
 from neutracer.units import format_count, parse_bytes
 

@@ -19,9 +19,8 @@ from neutracer.cli.parts import (
     fails,
     give,
 )
-from neutracer.diagnose.oom.explain import explain
-from neutracer.diagnose.oom.parts import KINDS
-from neutracer.diagnose.oom.report import ExplainReport
+from neutracer.oom.case import KINDS
+from neutracer.oom.explain import ExplainReport, explain
 from neutracer.trace.snapshot import load
 
 __all__ = ["add_explain"]

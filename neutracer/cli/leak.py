@@ -21,11 +21,10 @@ from neutracer.cli.parts import (
     give,
     without_history_warning,
 )
-from neutracer.diagnose.leaks.diff import diff
-from neutracer.diagnose.leaks.told import told_report
-from neutracer.diagnose.leaks.trend import leak_trend
-from neutracer.diagnose.leaks.verdict import VERDICTS
 from neutracer.errors import NeutracerError
+from neutracer.leak.diff import diff, told_report
+from neutracer.leak.growth import VERDICTS
+from neutracer.leak.trend import leak_trend
 from neutracer.trace.snapshot import Snapshot, load
 
 __all__ = ["add_diff", "add_leak"]

@@ -168,7 +168,7 @@ def _restore_streams(*streams: Any) -> None:
     if now == streams:
         return
     # Only a program that was run here replaces them.
-    from neutracer.process.recording.streams import can_be_restored
+    from neutracer.recording.program import can_be_restored
 
     pairs = zip(streams, now, strict=True)
     sys.stdout, sys.stderr = (old if can_be_restored(old) else new for old, new in pairs)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from neutracer.errors import HistoryWarning, NeutracerError, SettingsError
-from neutracer.render.escape import clean
+from neutracer.render.document import clean
 
 if TYPE_CHECKING:
     from neutracer.render.report import Report
@@ -74,8 +74,8 @@ class HelpPage(argparse.RawDescriptionHelpFormatter):
 
 def complain(text: str) -> int:
     """Say something on standard error, in one line; returns `FAILED`."""
-    from neutracer.render.terminal import write
-    from neutracer.trace.progress import end_progress
+    from neutracer.render.text import write
+    from neutracer.trace.source import end_progress
 
     end_progress()
     # It may be closed, by a program that was run here.
@@ -186,8 +186,7 @@ def within_memory(options: argparse.Namespace) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     if not hasattr(options, "max_memory"):
         return run(options)
-    from neutracer.trace.bounds import bounded_process, memory_bound
-    from neutracer.trace.progress import working
+    from neutracer.trace.source import bounded_process, memory_bound, working
     from neutracer.units import format_bytes, parse_bytes
 
     try:
@@ -289,7 +288,7 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
     Raises:
         OSError: Standard output can't be written.
     """
-    from neutracer.trace.progress import end_progress
+    from neutracer.trace.source import end_progress
 
     end_progress()
     if options.output is None:
@@ -302,16 +301,16 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
 
 def say_written(path: str) -> None:
     """Print the name of a page or picture that was written."""
-    from neutracer.render.terminal import write
-    from neutracer.trace.progress import end_progress
+    from neutracer.render.text import write
+    from neutracer.trace.source import end_progress
 
     end_progress()
     write(f"{clean(path)}\n", sys.stdout)
 
 
 def _put(reports: Sequence[Report], as_json: bool, out: TextIO) -> None:
-    from neutracer.render.json import dump
-    from neutracer.render.terminal import show
+    from neutracer.render.report import dump
+    from neutracer.render.text import show
 
     if as_json:
         several = {"schema": "neutracer.reports/1", "reports": tuple(reports)}
@@ -342,9 +341,9 @@ def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> No
         hooks: Whether the hooks may record: then it is as long as there is room for.
     """
     # Commands that record nothing do without.
-    from neutracer.diagnose.overview.following import DEFAULT_DIRECTORY
-    from neutracer.process.hooks.long_history import HOOK_ENTRIES, RECORDER_ENTRIES
-    from neutracer.process.recording.recorder import DEFAULT_MAX_ENTRIES
+    from neutracer.recording.long_history import HOOK_ENTRIES, RECORDER_ENTRIES
+    from neutracer.recording.recorder import DEFAULT_MAX_ENTRIES
+    from neutracer.run.following import DEFAULT_DIRECTORY
 
     room = (
         f"what 256 MiB of the host's memory have room for, {HOOK_ENTRIES:,}, or "
@@ -463,8 +462,8 @@ def print_report(report: Report, as_json: bool, page: TextIO) -> None:
 
     Where a program that was run here has closed that stream, nothing is printed.
     """
-    from neutracer.render.json import dump
-    from neutracer.render.terminal import show
+    from neutracer.render.report import dump
+    from neutracer.render.text import show
 
     if getattr(sys.stdout if as_json else page, "closed", False):
         complain("cannot print the report: the program closed its stream")

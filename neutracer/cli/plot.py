@@ -20,7 +20,7 @@ from neutracer.cli.parts import (
     without_history_warning,
 )
 from neutracer.errors import NeutracerError, SettingsError
-from neutracer.pictures.extra import picture_file
+from neutracer.picture.extra import picture_file
 from neutracer.trace.snapshot import load
 
 # Each picture imports its own drawing.
@@ -132,7 +132,7 @@ def _misuse(options: argparse.Namespace) -> str:
 def _draw(options: argparse.Namespace, output: str) -> None:
     look = {"dark": options.dark, "output": output}
     if options.what == "ranks":
-        from neutracer.pictures.ranks.plot import plot_ranks
+        from neutracer.rank.plot import plot_ranks
 
         plot_ranks(options.files, **look)
         return
@@ -140,12 +140,12 @@ def _draw(options: argparse.Namespace, output: str) -> None:
     window = window_of(options)
     files = [load(file, **window) for file in options.files] if window else options.files
     if options.what == "mdtp":
-        from neutracer.pictures.mdtp.plot import mdtp
+        from neutracer.picture.plots import mdtp
 
         shown = files if options.set is None else [_simulated(files[0], options)]
         mdtp(*shown, address_range=_addresses(options.addresses), **look)
         return
-    from neutracer.pictures.plots.plot import plot_fragmentation, plot_timeline
+    from neutracer.picture.plots import plot_fragmentation, plot_timeline
 
     if options.what == "fragmentation":
         plot_fragmentation(files[0], event=options.event, **look)
@@ -155,7 +155,7 @@ def _draw(options: argparse.Namespace, output: str) -> None:
 
 def _simulated(source: Any, options: argparse.Namespace) -> Any:
     """What the recording would have been with `--set`, which is drawn beside it."""
-    from neutracer.diagnose.settings.what_if import what_if
+    from neutracer.whatif.what_if import what_if
 
     return what_if(source, options.set, device=options.device)[options.set]
 

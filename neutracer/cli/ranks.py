@@ -21,14 +21,13 @@ from neutracer.cli.parts import (
     print_report,
     written,
 )
-from neutracer.diagnose.ranks.files import listed
-from neutracer.diagnose.ranks.ranks import ranks_of
-from neutracer.diagnose.ranks.report import RanksReport
-from neutracer.diagnose.ranks.stored import stored_ranks
 from neutracer.errors import NeutracerError
+from neutracer.rank.reduce import listed
+from neutracer.rank.report import RanksReport, ranks_of
+from neutracer.rank.watch import stored_ranks
 from neutracer.render.html import render_page
-from neutracer.render.json import dump
-from neutracer.render.terminal import show
+from neutracer.render.report import dump
+from neutracer.render.text import show
 
 __all__ = ["add_ranks"]
 
@@ -112,7 +111,7 @@ def _show(report: RanksReport, options: argparse.Namespace) -> int:
         return 0
     ending = os.path.splitext(output)[1].lower()
     if ending in (".png", ".svg", ".pdf"):
-        from neutracer.pictures.ranks.plot import plot_ranks
+        from neutracer.rank.plot import plot_ranks
 
         try:
             plot_ranks(report, output=output)

@@ -17,8 +17,8 @@ from neutracer.cli.parts import (
     print_report,
     program_of,
 )
-from neutracer.diagnose.overview.report import overview
 from neutracer.errors import NeutracerError, RehearsalError
+from neutracer.overview import overview
 from neutracer.rehearsal.rehearse import rehearse_program
 from neutracer.saving import check_output
 from neutracer.trace.snapshot import Snapshot

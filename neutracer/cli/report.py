@@ -22,8 +22,8 @@ from neutracer.cli.parts import (
     window_of,
     without_history_warning,
 )
-from neutracer.diagnose.overview.report import OverviewReport, overview
 from neutracer.errors import NeutracerError
+from neutracer.overview import OverviewReport, overview
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 

@@ -18,11 +18,11 @@ from neutracer.cli.parts import (
     program_of,
     without_history_warning,
 )
-from neutracer.diagnose.overview.attach_report import DEFAULT_WAIT_S, attach_and_report
-from neutracer.diagnose.overview.run_report import run_and_report
 from neutracer.errors import NeutracerError
-from neutracer.process.hooks.long_history import RECORDERS
-from neutracer.process.recording.program import end_by
+from neutracer.recording.long_history import RECORDERS
+from neutracer.recording.program import end_by
+from neutracer.run.attach import DEFAULT_WAIT_S, attach_and_report
+from neutracer.run.report import run_and_report
 
 __all__ = ["add_attach", "add_run"]
 

@@ -21,9 +21,9 @@ from neutracer.cli.parts import (
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
-from neutracer.pictures.page.view import empty_page, view
-from neutracer.render.escape import clean
-from neutracer.render.terminal import show, write
+from neutracer.picture.view import empty_page, view
+from neutracer.render.document import clean
+from neutracer.render.text import show, write
 from neutracer.trace.snapshot import load
 
 __all__ = ["add_demo", "add_view"]
@@ -117,7 +117,7 @@ def add_demo(commands: Any, summary: str) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     # `view` needs nothing of the report.
-    from neutracer.diagnose.overview.report import overview
+    from neutracer.overview import overview
 
     try:
         check_written(options.output, str(_RECORDING))

@@ -19,12 +19,11 @@ from neutracer.cli.parts import (
     give,
     refused,
 )
-from neutracer.diagnose.settings.replay_check import check_replay
-from neutracer.diagnose.settings.search import OBJECTIVES
-from neutracer.diagnose.settings.what_if import what_if
 from neutracer.errors import SettingsError
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
+from neutracer.whatif.search import OBJECTIVES
+from neutracer.whatif.what_if import check_replay, what_if
 
 __all__ = ["add_what_if"]
 

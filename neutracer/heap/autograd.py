@@ -29,8 +29,6 @@ from typing import Any
 from neutracer._native import core
 from neutracer.errors import UnavailableError
 
-__all__ = ["AutogradLinks", "read_autograd"]
-
 _OTHER, _NODE, _TENSOR = 0, 1, 2
 
 # A node that was read keeps its Python object, and torch frees a chain of such nodes by

@@ -1,15 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The object graph that users get: plain data that they can draw and write.
-
-Example:
-    >>> from neutracer.heap.objects import Edge, Node
-    >>> graph = ObjectGraph(
-    ...     nodes=(Node(0, "app.Ring", "Ring"),),
-    ...     edges=(Edge(0, 0, "me", kind="attribute", in_cycle=True, cut=True),),
-    ... )
-    >>> print(graph.to_dot().splitlines()[-2].split()[0])
-    "n0"
-"""
+"""`ObjectGraph`: an object graph and its renderings, DOT, SVG, PNG, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +10,6 @@ from dataclasses import dataclass
 from neutracer.arguments import path_name
 from neutracer.heap.objects import MOST_NODES, MOST_ON_PAGE, GraphData
 from neutracer.saving import atomic_file
-
-__all__ = ["ObjectGraph"]
 
 Path = str | os.PathLike[str]
 
@@ -46,7 +34,7 @@ class ObjectGraph(GraphData):
             ValueError: `max_nodes` is out of range.
             OSError: The file can't be written.
         """
-        from neutracer.heap.drawing import draw as drawing
+        from neutracer.heap import drawing
 
         return _text(drawing.dot(self, max_nodes), path)
 
@@ -63,7 +51,7 @@ class ObjectGraph(GraphData):
             NeutracerError: Graphviz made no picture, or took more than 30 seconds.
             OSError: The file can't be written.
         """
-        from neutracer.heap.drawing import draw as drawing
+        from neutracer.heap import drawing
 
         return _text(drawing.svg(self, max_nodes), path)
 
@@ -72,7 +60,7 @@ class ObjectGraph(GraphData):
 
         The Graphviz in wheels draws SVG; resvg-py turns that into PNG.
         """
-        from neutracer.heap.drawing import draw as drawing
+        from neutracer.heap import drawing
 
         return _written(drawing.png(self, max_nodes), path)
 
@@ -89,7 +77,7 @@ class ObjectGraph(GraphData):
             ValueError: `max_nodes` is out of range.
             OSError: The file can't be written.
         """
-        from neutracer.heap.drawing import draw as drawing
+        from neutracer.heap import drawing
 
         return _text(drawing.html(self, max_nodes), path)
 
@@ -102,9 +90,9 @@ class ObjectGraph(GraphData):
         Raises:
             OSError: The file can't be written.
         """
-        from neutracer.heap.drawing import draw as drawing
+        from neutracer.heap import drawing
 
-        return _text(drawing.json(self), path)
+        return _text(drawing.graph_json(self), path)
 
     def save(self, path: Path) -> None:
         """Write the picture as a file, in the format that its name ends in.
@@ -133,7 +121,7 @@ class ObjectGraph(GraphData):
         write(name)
 
     def _repr_html_(self) -> str:
-        from neutracer.heap.drawing import draw as drawing
+        from neutracer.heap import drawing
 
         return drawing.fragment(self)
 

@@ -16,24 +16,14 @@ Example:
     ('.items', '[0]')
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from neutracer.render.document import Place
-from neutracer.render.row import PlainRow
+from neutracer.render.report import PlainRow
 from neutracer.units import format_bytes
-
-__all__ = [
-    "MOST_NODES",
-    "MOST_ON_PAGE",
-    "Allocation",
-    "Edge",
-    "GraphData",
-    "Node",
-    "TensorFacts",
-    "devices_sum",
-    "devices_text",
-]
 
 #: The most boxes in a picture, unless more are requested: what can be read at a glance.
 MOST_NODES = 60

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects with known contents, from which the core learns how Python lays out objects.
-
-The core compares an object's memory with what this module says of it, and gives names only
-to what it finds. Nothing here is useful elsewhere.
-"""
+"""Sizes, devices and labels of Python objects and tensors, read without running their code."""
 
 from __future__ import annotations
 
@@ -15,11 +11,19 @@ import operator
 import sys
 import threading
 import types
-from collections import deque
+
+# csrc/pyheap looks it up here.
+from collections import deque as deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-__all__ = ["borrowers", "deque", "fields", "frames", "objects"]
+# ---- Probes ------------------------------------------------------------------------------
+
+# Objects with known contents, from which the core learns how Python lays out objects.
+#
+# The core compares an object's memory with what this module says of it, and gives names only
+# to what it finds. Nothing here is useful elsewhere.
 
 
 class _Thing:
@@ -220,3 +224,210 @@ def fields() -> list[tuple[object, str, object]]:
     if sys.implementation.name != "cpython":
         return []
     return [row for _ in range(2) for part in (_iterators, _cached, _others) for row in part()]
+
+
+# ---- Tensor probes -----------------------------------------------------------------------
+
+# Tensors with known facts, from which the core learns how torch lays out tensors.
+#
+# The core compares the bytes of a tensor with what torch says of it here, and trusts only what
+# fits every probe. All probes are small and on the CPU or on "meta"; this module does not
+# import torch.
+
+_CPU, _META = 0, 14
+#: torch's ScalarType numbers, the same in every release.
+_NUMBERS = {
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "float32": 6,
+    "float64": 7,
+    "complex64": 9,
+    "complex128": 10,
+    "bool": 11,
+    "bfloat16": 15,
+}
+#: Likewise; making such a tensor warns.
+_WARNING = {
+    "complex32": 8,
+    "qint8": 12,
+    "quint8": 13,
+    "qint32": 14,
+    "quint4x2": 16,
+    "quint2x4": 17,
+    "bcomplex32": 46,
+}
+
+
+def _torch() -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise ImportError("torch has not been imported")
+    return torch
+
+
+@contextmanager
+def _ordinary(torch: Any, *, grad: bool) -> Iterator[None]:
+    """Make ordinary tensors, whatever modes the program has switched on."""
+    with ExitStack() as stack:
+        # First, because switching the others is itself a call that a mode may see.
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        modes = sys.modules.get("torch.utils._python_dispatch")
+        if hasattr(modes, "_disable_current_modes"):
+            stack.enter_context(modes._disable_current_modes())  # type: ignore[union-attr]
+        yield
+
+
+def tensor_type() -> type:
+    """The type that every tensor has at its base, and that holds the C++ tensor."""
+    core = _torch()._C
+    base: type = core.TensorBase if hasattr(core, "TensorBase") else core._TensorBase
+    return base
+
+
+def _facts(tensor: Any, flag: bool | None = None) -> tuple[Any, ...]:
+    """A tensor and what torch says of it; the order is the one that the core reads.
+
+    `flag` says whether requires_grad was set on it directly; None if autograd never touched
+    it.
+    """
+    storage = tensor.untyped_storage()
+    count = tensor._use_count() if hasattr(tensor, "_use_count") else -1
+    name = str(tensor.dtype).partition(".")[2]
+    return (
+        tensor,
+        tensor._cdata,
+        storage._cdata,
+        0 if tensor.is_meta else storage.data_ptr(),
+        storage.nbytes(),
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        tensor.storage_offset(),
+        tensor.numel(),
+        _NUMBERS.get(name, -1),
+        _META if tensor.is_meta else _CPU,
+        int(flag) if flag is not None else -1 if tensor._is_view() else -2,
+        int(tensor.grad_fn is not None),
+        int(tensor.requires_grad),
+        count,
+    )
+
+
+def _plain(torch: Any, shapes: list[tuple[int, ...]], names: list[str]) -> list[Any]:
+    made = []
+    for at, shape in enumerate(shapes):
+        for name in names[at % 2 :: 2]:
+            dtype = getattr(torch, name)
+            made.append(torch.empty(shape, dtype=dtype, device="cpu"))
+            made.append(torch.empty(shape, dtype=dtype, device="meta"))
+    return made
+
+
+def _views(torch: Any) -> list[Any]:
+    base = torch.zeros(7, 5, 3, dtype=torch.float32, device="cpu")
+    deep = torch.zeros(2, 1, 3, 1, 2, 4, dtype=torch.int16, device="cpu")
+    views = [
+        base[2:5],
+        base.transpose(0, 2),
+        base[1, 2:, ::2],
+        deep[1:],
+        deep.permute(5, 4, 3, 2, 1, 0),
+    ]
+    return [base, deep, *views, base.view(-1)[11:]]
+
+
+def _graded(torch: Any) -> list[tuple[Any, bool]]:
+    """Tensors with a place in autograd, and whether requires_grad was set on them."""
+    made: list[tuple[Any, bool]] = []
+    for size in range(3, 9):
+        leaf = torch.ones(size, device="cpu", requires_grad=True)
+        off = torch.ones(size, device="cpu", requires_grad=True).requires_grad_(False)
+        result = leaf * 2
+        kept = leaf + 1
+        kept.retain_grad()
+        used = torch.ones(size, device="cpu", requires_grad=True)
+        used.register_hook(_hook)
+        made += [(leaf, True), (off, False), (result, False), (kept, False), (used, True)]
+        made.append((result[1:], False))
+    return made
+
+
+def _hook(gradient: Any) -> Any:
+    return gradient
+
+
+def layouts() -> list[list[tuple[Any, ...]]]:
+    """Three sets: plain tensors, tensors in autograd, and a mixture to check against."""
+    torch = _torch()
+    names = list(_NUMBERS)
+    shapes = [(), (3,), (2, 5), (4, 1, 6), (0,), (2, 3, 0, 4), (1, 2, 3, 4, 5)]
+    with _ordinary(torch, grad=False):
+        plain = _plain(torch, shapes, names) + _views(torch)
+        others = _plain(torch, [(9, 8), (2, 2, 2, 2, 2, 2), (1,) * 9, (6, 0)], names[::-1])
+    with _ordinary(torch, grad=True):
+        graded = _graded(torch)
+        later = [tensor for tensor, _ in _graded(torch)]
+        later.append(torch.nn.Parameter(torch.zeros(3, 2, device="cpu")))
+        return [
+            [_facts(tensor) for tensor in plain],
+            [_facts(tensor, flag) for tensor, flag in graded],
+            [_facts(tensor) for tensor in [*others, *later]],
+        ]
+
+
+def dtypes() -> list[tuple[Any, str]]:
+    """An empty tensor of each dtype, or the dtype's number, and the dtype's name."""
+    torch = _torch()
+    found = {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+    found = {kind for kind in found if str(kind).partition(".")[2] not in _WARNING}
+    made: list[tuple[Any, str]] = [(number, name) for name, number in _WARNING.items()]
+    with _ordinary(torch, grad=False):
+        for kind in sorted(found, key=str):
+            try:
+                tensor = torch.empty(0, dtype=kind, device="cpu")
+            except Exception:  # a dtype that only some kernels know
+                continue
+            made.append((tensor, str(kind).partition(".")[2]))
+    return made
+
+
+def tensor_fields() -> list[tuple[object, str, object]]:
+    """Fields of the tensor's Python object, as `probes.fields` has them."""
+    torch = _torch()
+    rows: list[tuple[object, str, object]] = []
+    with _ordinary(torch, grad=True):
+        for size in (2, 3):
+            tensor = torch.ones(size, device="cpu", requires_grad=True)
+            tensor.register_hook(_hook)
+            rows.append((tensor, "_backward_hooks", tensor._backward_hooks))
+            if hasattr(tensor, "register_post_accumulate_grad_hook"):
+                tensor.register_post_accumulate_grad_hook(_hook)
+                hooks = tensor._post_accumulate_grad_hooks
+                rows.append((tensor, "_post_accumulate_grad_hooks", hooks))
+    return rows
+
+
+def node() -> object:
+    """A node of the autograd graph that torch wrote in C++."""
+    torch = _torch()
+    with _ordinary(torch, grad=True):
+        result = torch.ones(2, device="cpu", requires_grad=True) * 2
+        made: object = result.grad_fn
+    return made
+
+
+def function_type() -> type:
+    """The base of the nodes of autograd functions that are written in Python."""
+    base: type = _torch()._C._FunctionBase
+    return base
+
+
+def private_device() -> str:
+    """The name of the device that a plug-in adds."""
+    name = getattr(_torch()._C, "_get_privateuse1_backend_name", None)
+    return str(name()) if name is not None else "privateuseone"

@@ -12,9 +12,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 import neutracer
-from neutracer.integrations.quiet import quietly
-
-__all__ = ["NeutracerTracker"]
+from neutracer.integrations.hosts import quietly
 
 
 class NeutracerTracker(GeneralTracker):  # type: ignore[misc]

@@ -9,9 +9,7 @@ from functools import cache
 from typing import Any
 
 import neutracer
-from neutracer.integrations.quiet import quietly
-
-__all__ = ["NeutracerCallback", "callbacks", "pytorch_lightning_callbacks"]
+from neutracer.integrations.hosts import quietly
 
 #: Made when it is first asked for, from the package that is installed.
 NeutracerCallback: Any

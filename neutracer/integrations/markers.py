@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MARKERS"]
-
 #: The markers: their names, and what pytest lists of them.
 MARKERS = {
     "limit_gpu_memory": (

@@ -1,23 +1,680 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures pytest's tests, holds their limits against it, and reports the heaviest."""
+"""What the pytest markers measure: GPU memory, leaks and fragmentation of a test, and baselines."""
 
 from __future__ import annotations
 
+import gc
+import json
+import re
+import sys
+import time
+import warnings
 from collections.abc import Generator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.integrations.baseline import device_name, read_baseline, write_baseline
-from neutracer.integrations.limits import LINES, arguments, limit_problems, lines, more, value
+import neutracer
+from neutracer.errors import NeutracerError, UnavailableError, missing
 from neutracer.integrations.markers import MARKERS
-from neutracer.integrations.meter import Measured, Meter, allocated, no_device
-from neutracer.integrations.rehearsing import RehearsedMeter
+from neutracer.recording.recorder import HISTORY, dumped
+from neutracer.rehearsal.cards import find_card
+from neutracer.rehearsal.requests import sentence
+from neutracer.saving import atomic_file
+from neutracer.trace.stacks import grouped
+from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share, parse_bytes
 
-__all__ = ["Measuring"]
+# ---- Meter -------------------------------------------------------------------------------
+
+# What one test took of each CUDA device: bytes as PyTorch's allocator counts them, and lines.
+#
+# Counters and not samples: two runs of the same test give the same figures. What would make
+# them differ is put out of the way first: garbage of earlier tests is collected, and the
+# workspaces that cuBLAS keeps are given back, so that each test pays for its own.
+
+#: Who holds bytes, in words ("forward (model.py:7)"), how many bytes, in how many blocks.
+Place = tuple[str, int, int]
+
+
+@dataclass
+class Measured:
+    """What a test took.
+
+    Attributes:
+        device: The device on which its peak was highest.
+        start_bytes: Allocated there when the test's own code began.
+        fixture_bytes: What the fixtures allocated before, above what there was.
+        peak_bytes: The most that the test allocated above its start.
+        left_bytes: What more was allocated when its code had ended.
+        allocated_peak_bytes: The most that was allocated, what was there before included.
+        reserved_peak_bytes: The most that was reserved.
+        cycles: Reference cycles with tensors that were collected in it or at its end.
+        cycle_bytes: Bytes of CUDA tensors that these kept: when the collector came decides
+            whether they are in the peak.
+        places: Who held the peak, the most bytes first; empty where it was not asked.
+        rehearsed: The card that the test took itself to have; "" where there was a device.
+    """
+
+    device: int = 0
+    start_bytes: int = 0
+    fixture_bytes: int = 0
+    peak_bytes: int = 0
+    left_bytes: int = 0
+    allocated_peak_bytes: int = 0
+    reserved_peak_bytes: int = 0
+    cycles: list[neutracer.TensorCycle] = field(default_factory=list)
+    cycle_bytes: int = 0
+    places: list[Place] = field(default_factory=list)
+    rehearsed: str = ""
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the most reserved bytes that the most allocated bytes leave unused."""
+        if not self.reserved_peak_bytes:
+            return 0.0
+        return 1 - self.allocated_peak_bytes / self.reserved_peak_bytes
+
+
+def no_device() -> str:
+    """Why nothing can be measured on a CUDA device here; "" if it can. Imports torch."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if getattr(torch.version, "cuda", None) is None:
+        return "this torch is built without CUDA"
+    return "" if torch.cuda.device_count() else "there is no CUDA device"
+
+
+def _cuda() -> Any:
+    """torch.cuda where it is in use, else None; nothing is imported or initialised."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _stats() -> dict[int, dict[str, int]]:
+    cuda = _cuda()
+    if cuda is None:
+        return {}
+    return {device: cuda.memory_stats(device) for device in range(cuda.device_count())}
+
+
+def allocated() -> dict[int, int]:
+    """Allocated bytes of each device; empty before CUDA is in use."""
+    return {device: stats.get(_CURRENT, 0) for device, stats in _stats().items()}
+
+
+_CURRENT, _PEAK = "allocated_bytes.all.current", "allocated_bytes.all.peak"
+_RESERVED_PEAK = "reserved_bytes.all.peak"
+
+
+def _give_back_workspaces() -> None:
+    """Free what cuBLAS keeps, as PyTorch's own leak checks do; its next use allocates it."""
+    cuda = _cuda()
+    clear = getattr(sys.modules["torch"]._C, "_cuda_clearCublasWorkspaces", None) if cuda else None
+    if clear is not None:
+        clear()
+
+
+class Meter:
+    """Measures one test: `begin` before its code, `end` after it, `left` after its fixtures.
+
+    Args:
+        before_setup: `allocated()` before its fixtures were made.
+        lines: Whether lines may be asked for: the allocator's history is on meanwhile.
+        empty_cache: Whether it begins with an empty cache.
+        cycles: Whether reference cycles are watched for, and on which devices: "all", ...
+        min_bytes: Cycles that keep less are ignored.
+    """
+
+    def __init__(
+        self,
+        before_setup: dict[int, int],
+        *,
+        lines: bool = True,
+        empty_cache: bool = False,
+        cycles: object = "all",
+        min_bytes: int = 0,
+    ) -> None:
+        self._before_setup = before_setup
+        self._lines = lines
+        self._empty_cache = empty_cache
+        self._cycles = (cycles, min_bytes)
+        self._found: list[neutracer.TensorCycle] = []
+        self._watch: neutracer.reports.CycleWatch | None = None
+        self._recording: neutracer.reports.Recording | None = None
+        self._joined = False
+        self._start: dict[int, int] = {}
+        self._began_us = 0
+        #: Why cycles could not be watched; "" if they were.
+        self.blind = ""
+        self.measured = Measured()
+
+    def begin(self) -> None:
+        """The test's code comes next."""
+        gc.collect()
+        _give_back_workspaces()
+        cuda = _cuda()
+        if cuda is not None:
+            if self._empty_cache:
+                cuda.empty_cache()
+            for device in range(cuda.device_count()):
+                cuda.reset_peak_memory_stats(device)
+        self._start = allocated()
+        self._watch_cycles()
+        self._began_us = time.time_ns() // 1000
+        if self._lines:
+            self._record()
+
+    def _watch_cycles(self) -> None:
+        # pytest restores the filters when the test is over.
+        warnings.filterwarnings("ignore", category=neutracer.TensorCycleWarning)
+        device, min_bytes = self._cycles
+        try:
+            self._watch = neutracer.warn_tensor_cycles(
+                device, min_bytes=min_bytes, callback=self._found.append
+            )
+        except neutracer.UnavailableError as error:
+            self.blind = str(error)
+
+    def _record(self) -> None:
+        try:
+            recording = neutracer.record()
+            recording.quiet = True
+            self._recording = recording.start()
+        except neutracer.UnavailableError:
+            return
+        self._joined = HISTORY.is_foreign()
+
+    def end(self) -> Measured:
+        """The test's code has ended; its fixtures are still there."""
+        seen = _stats()
+        gc.collect()
+        if self._watch is not None:
+            self._watch.remove()
+        _give_back_workspaces()
+        after = allocated()
+        rows = [self._row(device, stats, after) for device, stats in seen.items()]
+        self.measured = max(rows, key=lambda row: row.peak_bytes, default=Measured())
+        self.measured.cycles = self._found
+        self.measured.cycle_bytes = sum(
+            nbytes
+            for cycle in self._found
+            for device, nbytes in cycle.device_bytes.items()
+            if device.startswith("cuda")
+        )
+        return self.measured
+
+    def _row(self, device: int, stats: dict[str, int], after: dict[int, int]) -> Measured:
+        start = self._start.get(device, 0)
+        peak = stats.get(_PEAK, 0)
+        return Measured(
+            device=device,
+            start_bytes=start,
+            fixture_bytes=start - self._before_setup.get(device, 0),
+            peak_bytes=max(peak - start, 0),
+            left_bytes=after[device] - start,
+            allocated_peak_bytes=peak,
+            reserved_peak_bytes=stats.get(_RESERVED_PEAK, 0),
+        )
+
+    def find_places(self) -> list[Place]:
+        """Who held the test's peak: only what the test itself allocated."""
+        timeline = self._timeline(self.measured.device)
+        if timeline is not None:
+            self.measured.places = places_of(timeline, self._first_event(timeline))
+        return self.measured.places
+
+    def left(self) -> tuple[int, list[Place]]:
+        """What the test allocated and is still there: bytes of all devices, and their lines.
+
+        Where the history is not whole, what more is allocated than before the test.
+        """
+        gc.collect()
+        _give_back_workspaces()
+        now, total, places = allocated(), 0, []
+        for device, nbytes in now.items():
+            timeline = self._timeline(device)
+            if timeline is None:
+                total += max(nbytes - self._start.get(device, 0), 0)
+            elif len(timeline):
+                held = _places(timeline, len(timeline) - 1, self._first_event(timeline))
+                total += sum(place[1] for place in held)
+                places += held
+        return total, places
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        if self._recording is not None:
+            self._recording.discard()
+            self._recording = None
+
+    def _timeline(self, device: int) -> neutracer.Timeline | None:
+        """What the device's allocator did; None where it is not known from the start."""
+        if self._recording is None or self._recording.waiting:
+            return None
+        try:
+            # Its blocks' stacks are what is asked: not what each of them is to the program.
+            snap = neutracer.load(dumped(_cuda()))
+            whole = device in snap.devices and not snap.history_overflowed(device)
+            return snap.timeline(device) if whole else None
+        except neutracer.NeutracerError:
+            return None
+
+    def _first_event(self, timeline: neutracer.Timeline) -> int:
+        """The test's first event: a history that the program had on has earlier ones too."""
+        if not self._joined:
+            return 0
+        times = timeline.time_us
+        return next((k for k in range(len(times)) if times[k] >= self._began_us), len(times))
+
+
+def places_of(timeline: neutracer.Timeline, first: int) -> list[Place]:
+    """Who held the most that was allocated from an event on, of what was allocated since."""
+    levels = timeline.allocated[first:]
+    if not len(levels):
+        return []
+    return _places(timeline, first + max(range(len(levels)), key=levels.__getitem__), first)
+
+
+def _places(timeline: neutracer.Timeline, event: int, first: int) -> list[Place]:
+    rows: list[Any] = [row for row in timeline.alive(event) if row.alloc_event >= first]
+    here, rule = {row.alloc_event for row in rows}, timeline.categories.rule
+    made = {
+        event
+        for row, event in enumerate(timeline.allocations["alloc_event"])
+        if event in here and rule(row)[0] == "workspace"
+    }
+    workspaces = [row for row in rows if row.alloc_event in made]
+    others = [row for row in rows if row.alloc_event not in made]
+    found = [
+        (f"{words}{place}", nbytes, count)
+        for words, some in (("", others), ("workspace of cuBLAS or cuDNN, from ", workspaces))
+        for place, nbytes, count in grouped((row.stack, row.size, 1) for row in some)
+    ]
+    return sorted(found, key=lambda place: -place[1])
+
+
+# ---- Rehearsing --------------------------------------------------------------------------
+
+# What one test would take of a card that is not there: it runs on fake tensors.
+#
+# The test and the fixtures of its own are run as `neutracer.rehearse` runs a step. Fixtures of a
+# wider scope that are made meanwhile hold fake tensors: they are torn down with the test, and made
+# anew for the next one.
+
+# Nothing fails for want of memory: the test's limit says what is too much.
+_ENDLESS = 1 << 50
+
+
+class RehearsedMeter:
+    """Measures one test as `Meter` does, on a card that is not there.
+
+    Args:
+        device: The card's name, or a part of it.
+
+    Raises:
+        ValueError: The table has no such card.
+        UnavailableError: There is no torch.
+    """
+
+    def __init__(self, device: str) -> None:
+        try:
+            from neutracer.rehearsal.running import Run
+        except ImportError as error:
+            raise missing("torch") from error
+
+        self._run = Run(find_card(device), _ENDLESS, "", 1)
+        self._stack = ExitStack()
+        self._tracing: Any = None
+        self._timeline: Timeline | None = None
+        self._start_bytes = 0
+        self._began_us = 0
+        self._range = (0, 0)
+        #: Fixtures of a wider scope than the test's that were made meanwhile.
+        self.fixtures: list[Any] = []
+        self.blind = "the test is rehearsed, and its tensors are not real"
+        self.measured = Measured()
+
+    def enter(self) -> None:
+        """The test's fixtures come next.
+
+        Raises:
+            UnavailableError: This torch is not one that a rehearsal is known to fit.
+        """
+        from neutracer.rehearsal.session import pretending
+
+        room = {"devices": 1, "capacity": _ENDLESS}
+        self._tracing = self._stack.enter_context(
+            pretending(self._run.card, self._run.requests, **room)
+        )
+
+    def begin(self) -> None:
+        """The test's code comes next."""
+        gc.collect()
+        self._start_bytes = self._run.requests.live_bytes
+        # What the fixtures asked for has an earlier microsecond.
+        before = time.time_ns() // 1000
+        while (now := time.time_ns() // 1000) == before:
+            pass
+        self._began_us = now
+
+    def end(self) -> Measured:
+        """The test's code has ended; its fixtures are still there."""
+        gc.collect()
+        self._run.keep(self._tracing)
+        snap = self._run.snapshot()
+        rehearsed = snap.rehearsed
+        assert rehearsed is not None
+        self.measured = Measured(rehearsed=rehearsed.device)
+        if 0 not in snap.devices:
+            return self.measured
+        self._timeline = timeline = snap.timeline(0)
+        first = self._first(timeline)
+        start = timeline.allocated[first - 1] if first else 0
+        levels = timeline.allocated[first:]
+        peak = max((int(level) for level in levels), default=start)
+        whole = timeline.peak("allocated").bytes
+        low, high = rehearsed.ranges.get("peak_allocated_bytes", (whole, whole))
+        self._range = (low - whole, high - whole)
+        self.measured = Measured(
+            rehearsed=rehearsed.device,
+            start_bytes=start,
+            fixture_bytes=start,
+            peak_bytes=max(peak - start, 0),
+            left_bytes=int(levels[-1]) - start if len(levels) else 0,
+            allocated_peak_bytes=peak,
+            reserved_peak_bytes=timeline.peak("reserved").bytes,
+        )
+        return self.measured
+
+    def _first(self, timeline: Timeline) -> int:
+        times = timeline.time_us
+        return next((k for k in range(len(times)) if times[k] >= self._began_us), len(times))
+
+    @property
+    def peak_range(self) -> tuple[int, int]:
+        """The least and the most bytes that its peak can be above its start."""
+        peak = self.measured.peak_bytes
+        return max(peak + self._range[0], 0), peak + self._range[1]
+
+    def find_places(self) -> list[Place]:
+        """Who held the test's peak: only what the test itself allocated."""
+        if self._timeline is not None:
+            self.measured.places = places_of(self._timeline, self._first(self._timeline))
+        return self.measured.places
+
+    def left(self) -> tuple[int, list[Place]]:
+        """What is allocated above the test's start: bytes, without their lines."""
+        gc.collect()
+        return max(self._run.requests.live_bytes - self._start_bytes, 0), []
+
+    def failure(self, error: BaseException) -> str:
+        """Why the test could not be rehearsed to its end, and what was made up until then."""
+        card = f"rehearsed on fake tensors, as if on {self._run.card.name}"
+        return "\n".join([f"{card}: {sentence(error)}", *self._run.notes])
+
+    def close(self) -> None:
+        """The test's fixtures are gone: tensors are real again."""
+        self._timeline = None
+        self._stack.close()
+
+
+# ---- Limits ------------------------------------------------------------------------------
+
+# What the plugin's markers ask for, and in words where a test broke it.
+
+#: Lines of a failure.
+LINES = 5
+
+# Arguments of a marker besides its limit, and what they are where they are not given.
+_MORE: dict[str, dict[str, Any]] = {
+    "limit_gpu_memory": {"rehearse": False, "device": "NVIDIA H200"},
+}
+
+
+def arguments(mark: pytest.Mark | None, **defaults: Any) -> dict[str, Any]:
+    """A marker's arguments by name.
+
+    Raises:
+        pytest.UsageError: It has others.
+    """
+    if mark is None:
+        return defaults
+    given = dict(zip(defaults, mark.args, strict=False))
+    given.update(mark.kwargs)
+    if len(mark.args) > len(defaults) or given.keys() - defaults:
+        raise pytest.UsageError(f"{mark.name} takes {', '.join(defaults)}: {MARKERS[mark.name]}")
+    return {**defaults, **given}
+
+
+def value(item: pytest.Item, marker: str, argument: str) -> Any:
+    """The one argument of a marker; None where the test has no such marker.
+
+    Raises:
+        pytest.UsageError: It has none, or what can't be a limit.
+    """
+    mark = item.get_closest_marker(marker)
+    if mark is None:
+        return None
+    value = arguments(mark, **{argument: None}, **_MORE.get(marker, {}))[argument]
+    try:
+        good = 0 <= value <= 1 if argument == "ratio" else parse_bytes(value) >= 0
+    except (TypeError, ValueError) as error:
+        raise pytest.UsageError(f"{marker} of {item.nodeid}: {error}") from error
+    if not good:
+        raise pytest.UsageError(f"{marker} of {item.nodeid}: {value!r} is not a share from 0 to 1")
+    return value
+
+
+def more(item: pytest.Item, marker: str) -> dict[str, Any]:
+    """What a marker says besides its limit."""
+    mark = item.get_closest_marker(marker)
+    more = _MORE[marker]
+    return more if mark is None else arguments(mark, limit=None, **more)
+
+
+def limit_problems(item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str]:
+    """Which limits a test broke while it ran, with the lines that did."""
+    now, problems = meter.measured, []
+    limit = value(item, "limit_gpu_memory", "limit")
+    if limit is not None:
+        problems += _peak_problems(item, meter, limit)
+    ratio = value(item, "limit_gpu_fragmentation", "ratio")
+    if ratio is not None and now.fragmentation > ratio:
+        problems.append(
+            f"{format_share(now.fragmentation)} of the {format_bytes(now.reserved_peak_bytes)} "
+            f"reserved on cuda:{now.device} was unused at the peak of "
+            f"{format_bytes(now.allocated_peak_bytes)}, and "
+            f"limit_gpu_fragmentation({ratio!r}) allows {format_share(ratio)}"
+        )
+    if item.get_closest_marker("no_tensor_cycles") is not None:
+        problems += _cycle_problems(meter)
+    return problems
+
+
+def _peak_problems(item: pytest.Item, meter: Meter | RehearsedMeter, limit: object) -> list[str]:
+    """The peak above the limit, with its lines; one that may be above it is warned of."""
+    now, most = meter.measured, parse_bytes(limit)  # type: ignore[arg-type]
+    allows = f"limit_gpu_memory({limit!r}) allows"
+    between = ""
+    if isinstance(meter, RehearsedMeter):
+        low, high = meter.peak_range
+        if low != high:
+            between = f" (between {format_bytes(low)} and {format_bytes(high)})"
+        if now.peak_bytes <= most < high:
+            item.warn(
+                pytest.PytestWarning(
+                    f"{item.name} may allocate up to {format_bytes(high)} of an {now.rehearsed}, "
+                    f"more than {allows}: what some kernels take is known only as a range"
+                )
+            )
+    if now.peak_bytes <= most:
+        return []
+    did = "allocated" if not now.rehearsed else "would allocate"
+    where = f"cuda:{now.device}" if not now.rehearsed else now.rehearsed
+    return [
+        f"the test {did} {format_bytes(now.peak_bytes)}{between} of {where} at its peak, "
+        f"{format_bytes(now.peak_bytes - most)} more than {allows}",
+        *lines(meter.find_places()),
+    ]
+
+
+def _cycle_problems(meter: Meter | RehearsedMeter) -> list[str]:
+    if meter.blind:
+        return [f"no_tensor_cycles can't be checked: {meter.blind}"]
+    cycles = meter.measured.cycles
+    if not cycles:
+        return []
+    total = format_bytes(sum(cycle.bytes for cycle in cycles))
+    count = format_count(sum(cycle.count for cycle in cycles), "reference cycle")
+    problems = [f"{count} kept {total} of tensors until the garbage collector ran"]
+    for cycle in cycles[:LINES]:
+        problems += ["", str(cycle)]
+    return problems
+
+
+def lines(places: list[Place]) -> list[str]:
+    return [
+        f"  {format_bytes(nbytes)} in {format_count(count, 'block')}: {place}"
+        for place, nbytes, count in places[:LINES]
+    ]
+
+
+# ---- Baseline ----------------------------------------------------------------------------
+
+# The peaks of a test suite in a file that is committed, and what has grown since.
+
+_SCHEMA = "neutracer.pytest_baseline/1"
+
+# Lines kept of a test.
+_PLACES = 5
+
+
+def device_name(device: int) -> str:
+    """What PyTorch calls a device that is in use: workspaces and kernels differ by its kind."""
+    name: str = sys.modules["torch"].cuda.get_device_properties(device).name
+    return name
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a file says: by kind of device, by test, the peak and who held it.
+
+    Attributes:
+        path: The file.
+        devices: By the device's name, by the test's id: "peak_bytes" and "places".
+        exists: Whether the file is there.
+    """
+
+    path: Path
+    devices: dict[str, dict[str, dict[str, Any]]]
+    exists: bool
+
+    def growth(self, test: str, name: str, now: Measured, tolerance: float) -> str:
+        """How the peak of a test has grown, in words; "" if it has not.
+
+        Args:
+            test: The test's id.
+            name: The device's name.
+            now: What it took.
+            tolerance: The share of the old peak that it may be more. What reference cycles
+                kept is allowed besides: when the collector comes, decides about it.
+        """
+        before = self.devices.get(name, {}).get(test)
+        if before is None:
+            return ""
+        old: int = before["peak_bytes"]
+        more = now.peak_bytes - old
+        if more <= old * tolerance + now.cycle_bytes:
+            return ""
+        slack = f", and {format_bytes(now.cycle_bytes)} of cycles" if now.cycle_bytes else ""
+        return (
+            f"the peak on cuda:{now.device} grew by {format_bytes(more)}: "
+            f"{format_bytes(now.peak_bytes)}, and {format_bytes(old)} in {self.path.name} "
+            f"(tolerance {format_share(tolerance)}{slack})"
+        )
+
+    def grown(self, test: str, name: str, now: Measured) -> list[str]:
+        """The lines that hold more at the peak than they did, the most growth first."""
+        old: dict[str, int] = dict(self.devices[name][test]["places"])
+        pairs = [(place, nbytes, old.pop(place)) for place, nbytes, _ in now.places if place in old]
+        same = {place for place, _, _ in pairs}
+        for place, nbytes, _ in now.places:
+            if place not in same:
+                # A line that is not in the file may be one that has moved.
+                moved = next((one for one in old if _function(one) == _function(place)), "")
+                pairs.append((place, nbytes, old.pop(moved, 0)))
+        rows = [(nbytes - was, _grown(place, nbytes, was)) for place, nbytes, was in pairs]
+        return [text for more, text in sorted(rows, reverse=True) if more > 0]
+
+
+def _function(place: str) -> str:
+    """A place without its line."""
+    return re.sub(r":\d+", "", place)
+
+
+def _grown(place: str, nbytes: int, was: int) -> str:
+    said = f"it was {format_bytes(was)}" if was else "it is new among the largest"
+    return f"+{format_bytes(nbytes - was)} {place}: {said}"
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The file, or an empty baseline where there is none.
+
+    Raises:
+        NeutracerError: It is no baseline.
+    """
+    if not path.exists():
+        return Baseline(path, {}, exists=False)
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if plain["schema"] != _SCHEMA:
+            raise ValueError(f"its schema is {plain['schema']!r}")
+        devices = {
+            name: {
+                test: {"peak_bytes": int(row["peak_bytes"]), "places": list(row["places"])}
+                for test, row in tests.items()
+            }
+            for name, tests in plain["devices"].items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise NeutracerError(f"{path} is not a baseline of neutracer: {error}") from error
+    return Baseline(path, devices, exists=True)
+
+
+def write_baseline(baseline: Baseline, measured: dict[str, dict[str, Any]]) -> int:
+    """Write the file with the tests that were measured in the place of their old figures.
+
+    Args:
+        baseline: What was there; tests that did not run stay in it.
+        measured: By the test's id, what its report carries.
+
+    Returns:
+        The tests that were written.
+    """
+    devices = {name: dict(tests) for name, tests in baseline.devices.items()}
+    count = 0
+    for test, row in measured.items():
+        if row["device_name"]:
+            places = [place[:2] for place in row["places"][:_PLACES]]
+            kept = {"peak_bytes": row["peak_bytes"], "places": places}
+            devices.setdefault(row["device_name"], {})[test] = kept
+            count += 1
+    if count:
+        plain = {"schema": _SCHEMA, "devices": devices}
+        with atomic_file(str(baseline.path)) as file:
+            file.write(json.dumps(plain, indent=1, sort_keys=True).encode() + b"\n")
+    return count
+
+
+# ---- Measuring ---------------------------------------------------------------------------
+
+# Measures pytest's tests, holds their limits against it, and reports the heaviest.
 
 _DEVICE_MARKERS = ("limit_gpu_memory", "limit_gpu_leaks", "limit_gpu_fragmentation")
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import mlflow
 
-from neutracer.integrations.showing import Showing
-
-__all__ = ["MlflowTracker"]
+from neutracer.integrations.hosts import Showing
 
 _FOLDER = "neutracer"
 

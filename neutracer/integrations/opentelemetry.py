@@ -10,10 +10,8 @@ from opentelemetry import metrics
 
 import neutracer
 from neutracer.errors import UnavailableError
-from neutracer.process.device.devices import find_device
-from neutracer.process.exporter.serve import COUNTERS, GAUGES, is_known
-
-__all__ = ["instrument"]
+from neutracer.monitor.devices import find_device
+from neutracer.monitor.exporter import COUNTERS, GAUGES, is_known
 
 #: The conventions' own names: what it is, the unit, the kind of instrument.
 _CONVENTIONS = (

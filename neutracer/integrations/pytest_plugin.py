@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin: limits on the GPU memory of tests, a baseline of it, and the heaviest.
-
-pytest loads it through its entry point. It measures tests that carry one of its markers,
-and all tests with `--neutracer` or `--neutracer-baseline`; otherwise it only names its
-options and markers, and imports nothing of neutracer.
-"""
+"""The pytest plugin: markers and hooks; measuring is imported when a test has a marker."""
 
 from __future__ import annotations
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neutracer.integrations.showing import Showing
-
-__all__ = ["TensorBoardTracker"]
+from neutracer.integrations.hosts import Showing
 
 
 class TensorBoardTracker(Showing):

@@ -10,9 +10,7 @@ from typing import Any
 import transformers
 
 import neutracer
-from neutracer.integrations.quiet import quietly
-
-__all__ = ["NeutracerCallback"]
+from neutracer.integrations.hosts import quietly
 
 # What of the arguments decides about memory.
 _SETTINGS = (

@@ -13,9 +13,7 @@ import wandb
 from PIL import Image
 
 from neutracer.errors import UnavailableError
-from neutracer.integrations.showing import Showing
-
-__all__ = ["WandbTracker"]
+from neutracer.integrations.hosts import Showing
 
 _STEP = "neutracer/step"
 

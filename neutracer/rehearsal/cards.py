@@ -6,8 +6,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["CARDS", "Card", "find_card", "nccl_bytes"]
-
 
 @dataclass(frozen=True)
 class Card:

@@ -1,21 +1,264 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rehearsed program asks of the allocator, in order, and what the allocator makes of it."""
+"""Requests of a rehearsal as a trace: stacks, failures, and the snapshot built from them."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 import sys
 import time
 from array import array
 from collections.abc import Sequence
+from types import CodeType, FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from neutracer._native import core
-from neutracer.rehearsal.stacks import CallStacks
-from neutracer.trace.rehearsed import KEY, Rehearsed
+from neutracer.arguments import reader_name
+from neutracer.trace.flaws import KEY, Rehearsed
 from neutracer.trace.snapshot import Snapshot
 
-__all__ = ["Requests"]
+# ---- Stacks ------------------------------------------------------------------------------
+
+# The Python calls that are under way, as PyTorch's recorder would write them down.
+
+#: What stands between a line that calls an operator and whoever rehearses it. A real operator
+#: has none of these frames.
+_BETWEEN = (
+    "/torch/utils/_python_dispatch.py",
+    "/torch/_ops.py",
+    "/torch/_library/",
+    "/torch/_subclasses/",
+    "/torch/utils/_device.py",
+    "/torch/_compile.py",
+    "/torch/_dynamo/",
+    "/torch/utils/_stats.py",
+    "/torch/overrides.py",
+)
+
+_OURS = __name__.rpartition(".")[0]
+
+
+class CallStacks:
+    """Stacks by number; equal ones have one number, and 0 is the empty one."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[CodeType, int], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+        self._hidden: dict[CodeType, bool] = {}
+
+    def number(self, frame: FrameType | None) -> int:
+        """The stack from a frame outwards."""
+        found = []
+        frames, hidden = self._frames, self._hidden
+        while frame is not None:
+            code = frame.f_code
+            is_hidden = hidden.get(code)
+            if is_hidden is None:
+                is_hidden = hidden[code] = is_between(frame)
+            if not is_hidden:
+                key = (code, frame.f_lineno)
+                number = frames.get(key)
+                if number is None:
+                    number = frames[key] = len(frames)
+                found.append(number)
+            frame = frame.f_back
+        return self._numbers.setdefault(tuple(found), len(self._numbers))
+
+    def here(self) -> int:
+        """The caller's stack."""
+        return self.number(sys._getframe(1))
+
+    def plain(self) -> list[list[dict[str, object]]]:
+        """All stacks by number, as PyTorch's snapshots have them; a frame is one dict."""
+        frames: list[dict[str, object]] = [
+            {"name": code.co_name, "filename": reader_name(code.co_filename), "line": line}
+            for code, line in self._frames
+        ]
+        return [[frames[number] for number in stack] for stack in self._numbers]
+
+
+def is_between(frame: FrameType) -> bool:
+    """Whether a frame stands between a program's line and its operator."""
+    name = frame.f_globals.get("__name__") or ""
+    if isinstance(name, str) and (name == _OURS or name.startswith(f"{_OURS}.")):
+        return True
+    path = frame.f_code.co_filename.replace("\\", "/")
+    return path.startswith("<frozen ") or any(part in path for part in _BETWEEN)
+
+
+# ---- Notes -------------------------------------------------------------------------------
+
+# What a rehearsal had to make up, with the line that asked for it.
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame is no line of the program's own."""
+    path = frame.f_code.co_filename
+    if path.startswith(("<frozen ", _STANDARD)) or any(part in path for part in _LIBRARIES):
+        return True
+    name = frame.f_globals.get("__name__") or ""
+    return str(name).partition(".")[0] in ("neutracer", "torch")
+
+
+def program_line(frame: FrameType | None) -> str:
+    """The innermost line of the program itself: "train.py:12"; else a library's."""
+    first = frame
+    while frame is not None and is_library(frame):
+        frame = frame.f_back
+    chosen = frame or first
+    if chosen is None:
+        return ""
+    return f"{os.path.basename(reader_name(chosen.f_code.co_filename))}:{chosen.f_lineno}"
+
+
+class Notes:
+    """Sentences, each once, in the order of their first cause."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, int] = {}
+
+    def add(self, sentence: str) -> None:
+        """Say a sentence; {line} in it is the program's line that is at work."""
+        text = sentence.replace("{line}", program_line(sys._getframe(1)))
+        self._said[text] = self._said.get(text, 0) + 1
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What was said."""
+        return tuple(self._said)
+
+
+# ---- Failures ----------------------------------------------------------------------------
+
+# What ended a rehearsal, in one sentence with the program's line.
+
+_FAKE = "torch._subclasses.fake_tensor"
+_MOST = 300
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the program that an exception came through."""
+    traceback, found, last = error.__traceback__, "", ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        last = f"{os.path.basename(reader_name(code.co_filename))}:{traceback.tb_lineno}"
+        if not is_library(traceback.tb_frame):
+            found = last
+        traceback = traceback.tb_next
+    return found or last
+
+
+def sentence(error: BaseException) -> str:
+    """One sentence: the line, and why it can't be rehearsed or failed.
+
+    Example:
+        >>> sentence(ValueError("too few heads"))
+        'the program failed: ValueError: too few heads'
+    """
+    line = line_of(error)
+    at = f"{line}: " if line else ""
+    name, said = type(error).__name__, _said(error)
+    if name in ("DynamicOutputShapeException", "DataDependentOutputException"):
+        return f"{at}{said} depends on the values of a tensor, which a rehearsal does not have"
+    if name in ("UnsupportedOperatorException", "UnsupportedFakeTensorException"):
+        return f"{at}the operator {said} has no fake kernel; torch.library.register_fake adds one"
+    if isinstance(error, NotImplementedError) and "Could not run" in said:
+        found = re.search(r"Could not run '([\w:.]+)'", said)
+        operator = found[1] if found else "an operator"
+        return f"{at}{operator} has no kernel for a card that is not there"
+    return f"{at}the program failed: {name}: {said}" if said else f"{at}the program failed: {name}"
+
+
+def _said(error: BaseException) -> str:
+    """The first line of what an exception says."""
+    text = str(error).strip()
+    first = text.splitlines()[0].strip().rstrip(".") if text else ""
+    return first if len(first) <= _MOST else f"{first[:_MOST]}..."
+
+
+# ---- Gathering ---------------------------------------------------------------------------
+
+# Gradients that meet in a backward pass.
+#
+# Where several operators contribute to one gradient, autograd's engine adds each to the first one,
+# in place if nothing else holds that (`accumulate` in `input_buffer.cpp`). For fake tensors it
+# makes a new sum instead, since they are a subclass.
+
+_ADD = torch.ops.aten.add.Tensor
+_ENGINE = "_engine_run_backward"
+
+
+def _references(tensor: Tensor) -> tuple[int, int]:
+    """How many hold a tensor and its storage, with those that hold it for this call."""
+    storage = tensor.untyped_storage()
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
+
+
+def _is_engine_s() -> bool:
+    """Whether the call that is under way comes from the engine, and not from a hook."""
+    frame = sys._getframe(2)
+    while frame is not None and is_between(frame):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return frame.f_code.co_name == _ENGINE
+
+
+class _Probe(TorchDispatchMode):  # type: ignore[misc]
+    """Looks at a sum of two gradients that nothing else holds."""
+
+    found: tuple[int, int] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ADD and torch._C._current_graph_task_id() != -1:
+            self.found = _references(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class Gathering:
+    """Knows the sums that the engine would make in place."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int] | None = None
+
+    def look(self) -> None:
+        """Learn what the last reference counts; called once under a mode of fake tensors."""
+        with _Probe() as probe, torch.enable_grad():
+            twice = torch.zeros(2, requires_grad=True) * 2
+            (twice.sin() + twice.cos()).sum().backward()
+        self._last = probe.found
+
+    def is_in_place(self, func: Any, args: Any) -> bool:
+        """Whether an operator that is about to run is such a sum.
+
+        Args:
+            func: The operator.
+            args: Its arguments: the first is what is added to.
+        """
+        if func is not _ADD or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+            return False
+        one, other = args[0], args[1]
+        return (
+            isinstance(other, Tensor)
+            and one.shape == other.shape
+            and one.dtype == other.dtype
+            and one.untyped_storage().nbytes() == one.numel() * one.element_size()
+            and _references(one) == self._last
+            and _is_engine_s()
+        )
+
+
+# ---- Requests ----------------------------------------------------------------------------
+
+# What a rehearsed program asks of the allocator, in order, and what the allocator makes of it.
 
 _BLOCK = 512
 _BASE = 1 << 40

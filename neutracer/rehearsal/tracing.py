@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on fake tensors, noted as what they would ask of the allocator."""
+"""Operators under fake tensors: each output's request, view or in-place write."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     FakeTensor,
@@ -16,15 +18,199 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from neutracer.rehearsal.attention import Attention
-from neutracer.rehearsal.gathering import Gathering
-from neutracer.rehearsal.kernels import Kernels
-from neutracer.rehearsal.notes import Notes
-from neutracer.rehearsal.operators import REPLACED
-from neutracer.rehearsal.requests import Requests
-from neutracer.rehearsal.values import Values
+from neutracer.rehearsal.kernels import recurrent
+from neutracer.rehearsal.kernels.attention import Attention
+from neutracer.rehearsal.kernels.rules import Kernels
+from neutracer.rehearsal.requests import Gathering, Notes, Requests
+from neutracer.rehearsal.values import Values, known_of, truth_told
 
-__all__ = ["Tracing", "tensors_in"]
+# ---- Operators ---------------------------------------------------------------------------
+
+# Operators that fake tensors can't run by themselves.
+
+aten = torch.ops.aten
+
+
+def _item(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor's value as a number of Python."""
+    tensor = args[0]
+    known = known_of(tensor)
+    if known is not None:
+        if known.validity.is_made_up:
+            mode.notes.add("{line} asks for a value that depends on data: one was made up.")
+        with torch._C._DisableTorchDispatch():
+            return known.real.item()
+    value: Any = 1.0 if tensor.dtype.is_floating_point else 1
+    if tensor.dtype is torch.bool:
+        value = False
+    if tensor.dtype.is_complex:
+        value = complex(1.0)
+    mode.notes.add(f"{{line}} asks for the value of a tensor: it got {value}, which is made up.")
+    return value
+
+
+def _positions(source: Any) -> Any:
+    """Where a tensor is not zero, one row each; of an unknown one every other place."""
+    known, truth = known_of(source), truth_told(source)
+    with torch._C._DisableTorchDispatch():
+        if known is not None:
+            return torch.nonzero(known.real)
+        if truth is None:
+            places = torch.arange(-(-source.numel() // 2)).mul_(2)
+        else:
+            places = torch.arange(source.numel() if truth else 0)
+        if not source.dim():
+            return places[:, None][:, :0]
+        return torch.stack(torch.unravel_index(places, tuple(source.shape)), 1)
+
+
+def _note_shape(mode: Any, *sources: Any) -> None:
+    found = [known_of(source) for source in sources]
+    if any(one is None or one.validity.is_made_up for one in found):
+        mode.notes.add("{line} makes a shape that depends on data: it was made up.")
+
+
+def _nonzero(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    _note_shape(mode, args[0])
+    value = _positions(args[0])
+    result = args[0].new_empty(tuple(value.shape), dtype=torch.int64)
+    mode.values.make_up(result, value)
+    return result
+
+
+def _by_mask(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Indexing, whose masks become positions first, as in PyTorch's own kernels."""
+    places: list[Any] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+            continue
+        found = _nonzero(mode, aten.nonzero.default, (index,), {})
+        mode.note(aten.nonzero.default, (index,), {}, found)
+        places += found.unbind(1)
+    return mode.values.run(func, (args[0], places, *args[2:]), kwargs)
+
+
+def _masked_select(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    mask = args[1]
+    shape = torch.broadcast_shapes(args[0].shape, mask.shape)
+    if tuple(mask.shape) != tuple(shape):
+        mask = mask.expand(shape)
+    _note_shape(mode, mask)
+    return args[0].new_empty((len(_positions(mask)),))
+
+
+def _of_values(mode: Any, func: Any, args: Any, kwargs: Any, made_up: Callable[[], Any]) -> Any:
+    """Results as large as values make them, or as `made_up` does where they are not known."""
+    source = args[0]
+    _note_shape(mode, source)
+    known = known_of(source)
+    if known is None or any(isinstance(arg, torch.Tensor) for arg in args[1:]):
+        return made_up()
+    with torch._C._DisableTorchDispatch():
+        real = func(known.real, *args[1:], **kwargs)
+    several = real if isinstance(real, tuple) else (real,)
+    found = []
+    for value in several:
+        out = source.new_empty(tuple(value.shape), dtype=value.dtype)
+        mode.values.make_up(out, value)
+        found.append(out)
+    return tuple(found) if isinstance(real, tuple) else found[0]
+
+
+def _unique(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    source = args[0]
+    flat, places = (source.numel(),), tuple(source.shape)
+
+    def distinct() -> Any:
+        lists = [source.new_empty(shape, dtype=torch.int64) for shape in (places, flat)]
+        return (source.new_empty(flat), *lists)
+
+    return _of_values(mode, func, args, kwargs, distinct)
+
+
+def _bincount(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+    rows = max(int(least), 1)
+    dtype = torch.int64 if len(args) < 2 or args[1] is None else torch.float64
+    return _of_values(mode, func, args, kwargs, lambda: args[0].new_empty((rows,), dtype=dtype))
+
+
+def _repeat(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    size = kwargs.get("output_size")
+    if size is not None:
+        return args[0].new_empty((size,))
+    return _of_values(mode, func, args, kwargs, lambda: args[0].new_empty((args[0].numel(),)))
+
+
+def _add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum; attention's scores get their mask in place."""
+    if not mode.attention.is_plain:
+        return mode.values.run(func, args, kwargs)
+    aten.add_.Tensor(*args, **kwargs)
+    return aten.detach.default(args[0])
+
+
+def _plain_ctc(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether cuDNN computes the loss of sequences: it wants targets in the CPU's memory."""
+    return False
+
+
+def _ctc_loss(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The loss of sequences, and what it keeps: each place of the longest target, and a blank on
+    either side of it."""
+    likely, targets = args[0], args[1]
+    steps, batch = likely.shape[:2]
+    longest = targets.shape[-1] if targets.dim() == 2 else -(-targets.numel() // max(batch, 1))
+    kept = likely.new_empty((batch, steps, 2 * longest + 1))
+    return likely.new_empty((batch,)), kept
+
+
+def _ctc_loss_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[1].new_empty(args[1].shape)
+
+
+def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Lists of tensors changed in place; of gradients that are unscaled none is infinite."""
+    return None
+
+
+REPLACED: dict[Any, Callable[..., Any]] = {
+    **recurrent.REPLACED,
+    aten.add.Tensor: _add,
+    aten._local_scalar_dense.default: _item,
+    aten.nonzero.default: _nonzero,
+    aten.index.Tensor: _by_mask,
+    aten.index_put.default: _by_mask,
+    aten.index_put_.default: _by_mask,
+    aten._index_put_impl_.default: _by_mask,
+    aten.masked_select.default: _masked_select,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique,
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeat,
+    **{
+        getattr(getattr(aten, name), overload): _plain_ctc
+        for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
+        if hasattr(aten, name)
+        for overload in getattr(aten, name).overloads()
+    },
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _in_place,
+    **{
+        getattr(getattr(aten, name), overload): _in_place
+        for name in ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
+        for overload in getattr(aten, name).overloads()
+    },
+}
+
+
+# ---- Tracing -----------------------------------------------------------------------------
+
+# Operators on fake tensors, noted as what they would ask of the allocator.
 
 #: Operators whose kernels make their results from the last to the first: of dropout the mask.
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
@@ -171,3 +357,145 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         """Nothing that happens from now on is noted."""
         self.is_closed = True
         self._handles.clear()
+
+
+# ---- Fakes -------------------------------------------------------------------------------
+
+# What ordinary programs do to tensors, and fake ones refuse.
+
+#: Batches of a loader that are loaded for evaluation, say.
+_BATCHES = 8
+
+
+class _NoWeakReferences:
+    """`weakref` for `torch.utils.swap_tensors`, which refuses tensors that have some. A
+    FakeTensorMode keeps weak references to all of its tensors, and looks none up by them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(weakref, name)
+
+    def getweakrefs(self, value: object) -> list[Any]:
+        """None that anybody needs."""
+        return []
+
+
+def _deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
+    """As Tensor.__deepcopy__: new memory of the same size."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment."
+        )
+    with torch.no_grad():
+        made = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    else:
+        made.requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = made
+    if tensor.grad is not None:
+        made.grad = _deepcopy(tensor.grad, memo)
+    return made
+
+
+def _to_numpy(tracing: Tracing) -> Any:
+    plain = Tensor.numpy
+
+    def numpy(tensor: Tensor, *, force: bool = False) -> Any:
+        """A tensor's values as an array: known ones, else zeros."""
+        known = known_of(tensor)
+        if known is None or known.validity.is_made_up:
+            tracing.notes.add("{line} turns a tensor into an array: its values are made up.")
+        with torch._C._DisableTorchDispatch():
+            real = torch.zeros(tensor.shape, dtype=tensor.dtype) if known is None else known.real
+            return plain(real.detach(), force=force)
+
+    return numpy
+
+
+def _resizer(tracing: Tracing) -> Any:
+    plain = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, nbytes: int) -> Any:
+        before = storage.nbytes()
+        result = plain(storage, nbytes)
+        if storage.nbytes() != before and tracing.holds(storage):
+            tracing.resized(storage, storage.nbytes())
+        return result
+
+    return resize_
+
+
+def _loader(plain: Any) -> Any:
+    """DataLoader's constructor, without processes and threads: they know nothing of fakes."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        names = ("num_workers", "pin_memory", "timeout", "prefetch_factor", "persistent_workers")
+        for name in (*names, "multiprocessing_context"):
+            kwargs.pop(name, None)
+        # dataset, batch_size, shuffle, sampler and batch_sampler come before num_workers.
+        plain(self, *args[:5], **kwargs)
+
+    return init
+
+
+def _fake_ctc_loss(plain: Any) -> Any:
+    """`torch.ctc_loss`, with all lengths on the device: fake ones on the CPU have no memory from
+    which PyTorch could read them."""
+
+    def ctc_loss(likely: Tensor, targets: Tensor, *rest: Any) -> Any:
+        lengths = [
+            one.to(likely.device)
+            if isinstance(one, Tensor)
+            else torch.tensor(one).to(likely.device)
+            for one in rest[:2]
+        ]
+        return plain(likely, targets, *lengths, *rest[2:])
+
+    return ctc_loss
+
+
+def _counting(tracing: Tracing) -> Any:
+    plain = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        tracing.backwards += 1
+        return plain(*args, **kwargs)
+
+    return backward
+
+
+def _bounded(tracing: Tracing, plain: Any) -> Any:
+    """A loader's batches; where no backward pass comes of them, only the first ones: each takes
+    what the one before took."""
+
+    def batches(self: Any) -> Iterator[Any]:
+        before = tracing.backwards
+        for number, batch in enumerate(plain(self)):
+            if number >= _BATCHES and tracing.backwards == before:
+                tracing.notes.add(
+                    f"{{line}} is given {_BATCHES} batches of a DataLoader, without a backward "
+                    "pass: others would be like these."
+                )
+                return
+            yield batch
+
+    return batches
+
+
+def patches(tracing: Tracing) -> list[tuple[Any, str, Any]]:
+    """What to put in the place of PyTorch's own, as (owner, name, value)."""
+    from torch.utils.data import DataLoader
+
+    return [
+        (sys.modules["torch.utils"], "weakref", _NoWeakReferences()),
+        (FakeTensor, "__deepcopy__", _deepcopy),
+        (Tensor, "numpy", _to_numpy(tracing)),
+        (torch.UntypedStorage, "resize_", _resizer(tracing)),
+        (DataLoader, "__init__", _loader(DataLoader.__init__)),
+        (DataLoader, "__iter__", _bounded(tracing, DataLoader.__iter__)),
+        (torch.autograd, "backward", _counting(tracing)),
+        (torch, "ctc_loss", _fake_ctc_loss(torch.ctc_loss)),
+    ]

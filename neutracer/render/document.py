@@ -1,60 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of findings, figures and tables as plain data, before it is rendered.
+"""A report as plain data, before anything is laid out.
 
-A question builds one `Document`; `text`, `html` and the notebook show it. Nothing here is
-escaped or aligned: strings are data as they came, and each renderer makes them harmless
-and lays them out. All classes are frozen, and all sequences are tuples.
-
-A document is a title with a few facts beside it, and blocks below:
-
-- `Findings`: what is wrong, worst first; each an `Entry` with its `Note` lines;
-- `Table`: rows of cells; a cell is a text, a `Figure` (a number with its unit, aligned at
-  the decimal point) or a `Place` (function, file and line, in aligned columns);
-- `KeyValues`: names with values; `Heading`, `Paragraph`: words.
-
-Example:
-    >>> from neutracer.render.text import render_text
-    >>> page = Document(
-    ...     title="run.pickle",
-    ...     facts=("1 device",),
-    ...     blocks=(
-    ...         Table(
-    ...             title="cuda:0",
-    ...             columns=("", "now", "peak"),
-    ...             rows=(("allocated", Figure.bytes(3 << 20), Figure.bytes(5 << 20)),),
-    ...         ),
-    ...     ),
-    ... )
-    >>> print(render_text(page))
-    run.pickle   1 device
-    <BLANKLINE>
-    cuda:0         now        peak
-      allocated    3.0 MiB    5.0 MiB
+Every report is a `Document`: figures, paragraphs, tables, places in code. The renderers (`text`,
+`html`, `report`) show the same document; nothing else decides how a figure looks. Escaping of
+strings from files and the palette of severities are here too, so that all renderers share them.
 """
 
 from __future__ import annotations
 
 import enum
+import unicodedata
 from dataclasses import dataclass
 
 from neutracer import units
 
-__all__ = [
-    "Block",
-    "Cell",
-    "Copyable",
-    "Document",
-    "Entry",
-    "Figure",
-    "Findings",
-    "Heading",
-    "KeyValues",
-    "Note",
-    "Paragraph",
-    "Place",
-    "Severity",
-    "Table",
-]
+# ---- Document ----------------------------------------------------------------------------
+
+# A page of findings, figures and tables as plain data, before it is rendered.
+#
+# A question builds one `Document`; `text`, `html` and the notebook show it. Nothing here is
+# escaped or aligned: strings are data as they came, and each renderer makes them harmless
+# and lays them out. All classes are frozen, and all sequences are tuples.
+#
+# A document is a title with a few facts beside it, and blocks below:
+#
+# - `Findings`: what is wrong, worst first; each an `Entry` with its `Note` lines;
+# - `Table`: rows of cells; a cell is a text, a `Figure` (a number with its unit, aligned at
+#   the decimal point) or a `Place` (function, file and line, in aligned columns);
+# - `KeyValues`: names with values; `Heading`, `Paragraph`: words.
+#
+# Example:
+#     >>> from neutracer.render.text import render_text
+#     >>> page = Document(
+#     ...     title="run.pickle",
+#     ...     facts=("1 device",),
+#     ...     blocks=(
+#     ...         Table(
+#     ...             title="cuda:0",
+#     ...             columns=("", "now", "peak"),
+#     ...             rows=(("allocated", Figure.bytes(3 << 20), Figure.bytes(5 << 20)),),
+#     ...         ),
+#     ...     ),
+#     ... )
+#     >>> print(render_text(page))
+#     run.pickle   1 device
+#     <BLANKLINE>
+#     cuda:0         now        peak
+#       allocated    3.0 MiB    5.0 MiB
 
 
 class Severity(str, enum.Enum):
@@ -294,3 +286,284 @@ class Document:
     facts: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
     more: str = ""
+
+
+# ---- Escape ------------------------------------------------------------------------------
+
+# Makes text from data harmless to show, and measures its width on a terminal. Names in a
+# snapshot (functions, files, annotations) are whatever somebody wrote. Whatever can move a
+# cursor, colour a terminal, reorder letters or break a line becomes a backslash escape, which
+# is visible and does nothing.
+
+# Real scripts stack at most a few marks on a letter; more only paint over other lines.
+_MOST_MARKS = 4
+
+_ELLIPSIS = "…"
+
+# A text from data that flows is never longer than a few lines.
+_MOST_SENTENCE = 500
+
+
+def clean(text: str) -> str:
+    r"""Spell out every character that is not plainly visible.
+
+    Control characters, ANSI escapes, BiDi and zero-width characters, line separators,
+    unpaired surrogates and unassigned characters become `\x1b`, `\u202e` and the like.
+    Newlines and tabs become escapes too: the result is always one line.
+
+    Example:
+        >>> print(clean("red \x1b[31m"))
+        red \x1b[31m
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    parts: list[str] = []
+    marks = 0
+    for char in text:
+        marks = marks + 1 if unicodedata.category(char) in ("Mn", "Me") else 0
+        parts.append(char if char.isprintable() and marks <= _MOST_MARKS else _escaped(char))
+    return "".join(parts)
+
+
+def sentence(text: str, width: int | None = None) -> str:
+    """A clean text for one place of a page, cut to `width` columns or else to 500."""
+    return shorten_right(clean(text), _MOST_SENTENCE if width is None else width)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def display_width(text: str) -> int:
+    """The columns that a clean text takes on a terminal.
+
+    Example:
+        >>> display_width("数"), display_width("a")
+        (2, 1)
+    """
+    if text.isascii():
+        return len(text)
+    return sum(_char_width(char) for char in text)
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def pad(text: str, width: int) -> str:
+    """The text with spaces at its right up to `width` columns."""
+    return text + " " * (width - display_width(text))
+
+
+def shorten_right(text: str, width: int) -> str:
+    """The beginning of a clean text in at most `width` columns; a cut is marked.
+
+    Example:
+        >>> shorten_right("forward_features", 10)
+        'forward_f…'
+    """
+    if display_width(text) <= width:
+        return text
+    return _head(text, width - 1) + _ELLIPSIS
+
+
+def shorten_left(text: str, width: int) -> str:
+    """The end of a clean text in at most `width` columns; a cut is marked.
+
+    Where a path is cut, the cut is moved on to the next separator.
+
+    Example:
+        >>> shorten_left("/usr/lib/python3/torch/nn/linear.py:134", 24)
+        '…/torch/nn/linear.py:134'
+    """
+    if display_width(text) <= width:
+        return text
+    tail = _head(text[::-1], width - 1)[::-1]
+    separator = tail.find("/")
+    return _ELLIPSIS + (tail[separator:] if separator > 0 else tail)
+
+
+def _head(text: str, width: int) -> str:
+    used = 0
+    for index, char in enumerate(text):
+        used += _char_width(char)
+        if used > width:
+            return text[:index]
+    return text
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Break a clean text at its spaces into lines of at most `width` columns.
+
+    A word that is longer than a line is cut into lines, each of at least one character,
+    behind a comma where there is one.
+    Spaces inside a line are kept as they are. An empty text is one empty line.
+
+    Example:
+        >>> wrap("of at most 35.8 MiB", 12)
+        ['of at most', '35.8 MiB']
+    """
+    lines: list[str] = []
+    rest = text.strip(" ")
+    while display_width(rest) > width:
+        line, rest = _take_line(rest, width)
+        lines.append(line)
+    lines.append(rest)
+    return lines
+
+
+def _take_line(text: str, width: int) -> tuple[str, str]:
+    head = _head(text, width) or text[:1]
+    end = len(head) if text[len(head) : len(head) + 1] == " " else head.rfind(" ")
+    if end <= 0:
+        end = head.rfind(",") + 1 or len(head)
+        return text[:end], text[end:]
+    return text[:end].rstrip(" "), text[end:].lstrip(" ")
+
+
+# ---- Palette -----------------------------------------------------------------------------
+
+# The one palette of every text, plot, graph and page.
+#
+# Allocated memory is blue, darker where a block is larger; reserved but free memory is sand;
+# never reserved memory is blank; trouble is red. Blue, sand and red differ in lightness as
+# well as in hue, so that they survive greyscale print and the usual colour blindnesses.
+#
+# Example:
+#     >>> LIGHT.ink
+#     '#22303c'
+#     >>> LIGHT.blue(1.0) == LIGHT.allocated[-1]
+#     True
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours as `#rrggbb`, for one kind of page.
+
+    Attributes:
+        page: The background, which is also memory that was never reserved.
+        ink: Text.
+        grey: Text of second rank, axes.
+        line: Hairlines: borders of segments, rules between rows.
+        allocated: The blue scale, from the smallest block to the largest.
+        groups: Bands of blocks that must differ, without an order: kinds of blue, each of
+            which differs from every other one also for those who see no red or no green.
+            Neighbours in this order differ most, the last and the first too.
+        hues: Who or what for, where nothing else has a colour: eight hues, each of which
+            differs from every other one also for those who see no red or no green.
+        sand: Reserved but free.
+        sand_ink: Lines and words about what is free.
+        red: Trouble: running out of memory, cycles.
+        red_fill: What trouble is about, as a surface under text.
+        surface: Everything else that is drawn as a surface under text.
+    """
+
+    page: str
+    ink: str
+    grey: str
+    line: str
+    allocated: tuple[str, ...]
+    groups: tuple[str, ...]
+    hues: tuple[str, ...]
+    sand: str
+    sand_ink: str
+    red: str
+    red_fill: str
+    surface: str
+
+    def blue(self, share: float) -> str:
+        """The blue of a block, between the smallest (0.0) and the largest (1.0)."""
+        position = min(max(share, 0.0), 1.0) * (len(self.allocated) - 1)
+        index = min(int(position), len(self.allocated) - 2)
+        return mixed(self.allocated[index], self.allocated[index + 1], position - index)
+
+
+def mixed(one: str, other: str, share: float = 0.5) -> str:
+    """Between two colours: the first at a share of 0, the second at 1."""
+    pairs = zip(_channels(one), _channels(other), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(colour[1:])
+    return red, green, blue
+
+
+LIGHT = Palette(
+    page="#ffffff",
+    ink="#22303c",
+    grey="#5b6770",
+    line="#d9dfe4",
+    allocated=("#c3daee", "#82b4db", "#3f83c0", "#1a5a9e", "#0b2f66"),
+    groups=(
+        "#1b377d",
+        "#658fdc",
+        "#336a70",
+        "#a0d5df",
+        "#545f9f",
+        "#8dbffe",
+        "#01464f",
+        "#578699",
+    ),
+    hues=(
+        "#1f5fa8",
+        "#d98200",
+        "#0b7a5e",
+        "#8a4fa3",
+        "#5aa9d6",
+        "#6b4226",
+        "#93a90f",
+        "#d67fb5",
+    ),
+    sand="#fae3c6",
+    sand_ink="#8a5a12",
+    red="#b3202a",
+    red_fill="#fde3e1",
+    surface="#f4f6f8",
+)
+
+DARK = Palette(
+    page="#12181e",
+    ink="#dfe6ec",
+    grey="#98a6b2",
+    line="#33404b",
+    allocated=("#d6e8f8", "#a5cdef", "#72abe0", "#4f8ccb", "#3d76b5"),
+    groups=(
+        "#6c95f9",
+        "#82cbc6",
+        "#4d86aa",
+        "#9df2de",
+        "#679c98",
+        "#5460c4",
+        "#5daec5",
+        "#295f7f",
+    ),
+    hues=(
+        "#5b9be6",
+        "#e09a2d",
+        "#2f9e7d",
+        "#a678c8",
+        "#8fd0f2",
+        "#a8744d",
+        "#b9c93c",
+        "#e6a3cd",
+    ),
+    sand="#5c4a30",
+    sand_ink="#e5b878",
+    red="#ff7a73",
+    red_fill="#4a1f22",
+    surface="#1c252d",
+)
+
+# A terminal has its own background, which can't be queried; its named colours are
+# readable on it, so the roles of a text are given by name.
+TERMINAL_STYLES = {
+    "strong": "bold",
+    "muted": "dim",
+    "info": "blue",
+    "moderate": "yellow",
+    "serious": "red",
+    "severe": "bold red",
+}

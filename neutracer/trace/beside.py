@@ -9,21 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "MOST_SIDECAR_BYTES",
-    "OOM_SCHEMA",
-    "SIDECAR_SCHEMA",
-    "TENSOR_CATEGORIES",
-    "Beside",
-    "DeviceRoom",
-    "TensorBlocks",
-    "beside_file",
-    "device_room",
-    "plain_tensors",
-    "sidecar_paths",
-    "sidecars",
-]
-
 #: By device and address, the category of a tensor's block.
 TensorBlocks = Mapping[int, Mapping[int, str]]
 

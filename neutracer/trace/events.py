@@ -1,17 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of what happened: trace events, and the ranges that the program named."""
+"""Trace events as a table, the devices of a snapshot, and the window of events to read."""
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from neutracer._native import core
-from neutracer.arguments import number_pair
+from neutracer.arguments import number, number_pair, whole_number
+from neutracer.render.report import PlainRow
+from neutracer.trace.flaws import WINDOW, Caveat
 from neutracer.trace.stacks import NONE, ForwardTexts, Stacks
 from neutracer.trace.table import Column, Table, constant
+from neutracer.units import format_bytes, format_count, format_duration_us
 
-__all__ = ["annotation_table", "event_range", "event_table", "said_of_trace"]
+# ---- Devices -----------------------------------------------------------------------------
+
+# Which device of a snapshot is meant, and what devices are called.
+
+#: What reports have as their device where it is none of CUDA's: the CPU, and the host's pinned
+#: memory.
+CPU, PINNED = -1, -2
+
+
+def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> int:
+    """The device, or the only one there is.
+
+    Args:
+        devices: Those with segments or events.
+        traced: How many have a trace, though it may be empty.
+        device: Its number; None is the only one.
+
+    Raises:
+        ValueError: There is no such device, or there are several and None was given.
+        TypeError: It is no number.
+    """
+    if device is None:
+        if len(devices) > 1:
+            which = "say which with device= (--device)"
+            raise ValueError(f"the snapshot has several devices, {which}: {devices}")
+        return devices[0] if devices else 0
+    if isinstance(device, str):
+        raise TypeError(f"a snapshot's device must be its number, like 0, not {device!r}")
+    device = whole_number("a snapshot's device", device, "its number, as 0")
+    if device not in devices and not 0 <= device < traced:
+        others = f"only {devices}" if devices else "nor any other"
+        raise ValueError(f"the snapshot has no device {device}, {others}")
+    return device
+
+
+class _Placed(Protocol):
+    """What says whose memory it shows, as a Snapshot does."""
+
+    @property
+    def is_cpu(self) -> bool: ...
+
+    @property
+    def is_pinned(self) -> bool: ...
+
+
+def shown_device(snap: _Placed, number: int) -> int:
+    """The device that a report of a snapshot has for its device `number`."""
+    return PINNED if snap.is_pinned else CPU if snap.is_cpu else number
+
+
+def cache_emptier(device: int) -> str:
+    """The call that gives back what is cached of a report's device."""
+    if device == PINNED:
+        # As old as the recording of this memory.
+        return "torch.accelerator.empty_host_cache()"
+    return "torch.cuda.empty_cache()"
+
+
+def device_name(device: int) -> str:
+    """What a report calls its device: "cuda:0", "cpu" or "pinned host memory"."""
+    return {CPU: "cpu", PINNED: "pinned host memory"}.get(device, f"cuda:{device}")
+
+
+# ---- Events ------------------------------------------------------------------------------
+
+# The tables of what happened: trace events, and the ranges that the program named.
 
 _STAGES = ("START", "END")
 
@@ -110,3 +181,168 @@ def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[in
     if not 0 <= first <= end <= count:
         raise ValueError(f"events {first} to {end} are not among the {count} there are")
     return first, end
+
+
+# ---- Window ------------------------------------------------------------------------------
+
+# A part of a trace: which events, what lived before them, and what can't be known of it.
+
+#: Which events are asked for: a range, a slice, or the first one and the one after the last.
+EventWindow = range | slice | tuple[int, int]
+
+#: Which seconds since the file's first event; None is its beginning, or its end.
+SecondWindow = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, repr=False)
+class WindowPart(PlainRow):
+    """The part of one device's trace that was read.
+
+    Attributes:
+        device: The device.
+        first: The number that the first event has in the whole trace.
+        end: That of the one after the last.
+        events: How many events the whole trace has.
+        unknown_count: Blocks that lived before the part and whose stack nobody knows, because
+            they were allocated before the recording began.
+        unknown_bytes: Their bytes.
+        slack_bytes: By how much blocks from before the recording may be larger than is known.
+    """
+
+    device: int
+    first: int
+    end: int
+    events: int
+    unknown_count: int = 0
+    unknown_bytes: int = 0
+    slack_bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.end - self.first == 1:
+            return f"event {self.first:,} of {self.events:,}"
+        return f"events {self.first:,} to {self.end - 1:,} of {self.events:,}"
+
+
+@dataclass(frozen=True, repr=False)
+class Window(PlainRow):
+    """What part of a longer trace a snapshot is, as `load(events=)` reads it.
+
+    Attributes:
+        parts: One a device.
+    """
+
+    parts: tuple[WindowPart, ...]
+
+    def __str__(self) -> str:
+        if len(self.parts) == 1:
+            return str(self.parts[0])
+        return "; ".join(f"cuda:{part.device} {part}" for part in self.parts)
+
+    def reaches_end(self, device: int) -> bool:
+        """Whether it has the last event of a device's trace."""
+        return any(part.device == device and part.end == part.events for part in self.parts)
+
+    def caveat(self, origin: str) -> Caveat:
+        """That this is a part of a trace, and what is not known of it."""
+        name = os.path.basename(origin) or "the trace"
+        notes = ["Events are counted from the part's first one, which is event 0 here."]
+        for part in self.parts:
+            notes += _not_known(part)
+        message = f"only a part of {name}: {self}"
+        return Caveat(WINDOW, "info", message, tuple(notes))
+
+
+def _not_known(part: WindowPart) -> list[str]:
+    """What nobody can know of the blocks from before a part."""
+    notes = []
+    if part.unknown_count:
+        blocks = format_count(part.unknown_count, "block")
+        were = "was" if part.unknown_count == 1 else "were"
+        notes.append(
+            f"{blocks}, {format_bytes(part.unknown_bytes)}, {were} allocated before the recording "
+            "began: no stack is known."
+        )
+    if part.slack_bytes:
+        bound = format_bytes(part.slack_bytes)
+        notes.append(f"Blocks from before the recording may be up to {bound} larger.")
+    return notes
+
+
+class _Whole(Protocol):
+    """What is asked of the whole snapshot."""
+
+    @property
+    def devices(self) -> tuple[int, ...]: ...
+    def device(self, device: int | None) -> int: ...
+    def trace_length(self, device: int | None = None) -> int: ...
+    def timeline(self, device: int | None = None) -> Any: ...
+
+
+def window_of(
+    whole: _Whole, events: EventWindow | None, seconds: SecondWindow | None, device: int | None
+) -> Window:
+    """The part that is asked for, as `load` has it.
+
+    Raises:
+        ValueError: It has no events, has gaps, or is not among those there are; there is no such
+            device, or the events have no times.
+        TypeError: It is neither a range, a slice nor a pair of numbers.
+    """
+    if events is not None:
+        number = whole.device(device)
+        return Window((_part_of(whole, number, *_among(events, whole.trace_length(number))),))
+    devices = whole.devices if device is None else (whole.device(device),)
+    times = [whole.timeline(one).time_us for one in devices]
+    begin = min((spans[0] for spans in times if len(spans)), default=0)
+    ranges = [_within(seconds or (None, None), spans, begin) for spans in times]
+    if all(first == end for first, end in ranges):
+        length = max((spans[-1] - begin for spans in times if len(spans)), default=0)
+        lasts = format_duration_us(length)
+        raise ValueError(f"there are no events in these seconds; the trace lasts {lasts}")
+    found = zip(devices, ranges, strict=True)
+    return Window(tuple(_part_of(whole, one, first, end) for one, (first, end) in found))
+
+
+def _part_of(whole: _Whole, device: int, first: int, end: int) -> WindowPart:
+    """One device's part, with what nobody can know of what lived before it."""
+    timeline = whole.timeline(device)
+    blocks = timeline.at(first - 1).blocks
+    lost = [row.size for row in blocks if row.state != "inactive" and not row.stack]
+    slack = timeline.facts["slack_bound"]
+    return WindowPart(device, first, end, len(timeline), len(lost), sum(lost), slack)
+
+
+def _among(events: EventWindow, count: int) -> tuple[int, int]:
+    """The first event and the one after the last, among `count`."""
+    first, end = event_range(events, count)
+    if first == end:
+        asked = f"{events.start}:{events.stop}" if isinstance(events, slice) else f"{events}"
+        asked = asked.replace("None", "")
+        raise ValueError(f"there are no events {asked}; the trace has {count:,}")
+    return first, end
+
+
+def _within(seconds: SecondWindow, times: Sequence[int], begin: int) -> tuple[int, int]:
+    """The first event of a span of seconds since `begin` and the one after its last; `times` are
+    those of a device's events, in microseconds, not falling."""
+    if isinstance(seconds, (str, bytes)) or not hasattr(seconds, "__len__") or len(seconds) != 2:
+        raise TypeError("seconds must be two numbers, from and to")
+    low, high = (None if one is None else number("seconds", one) for one in seconds)
+    if low != low or high != high:
+        raise ValueError("seconds must be two numbers, not nan")
+    if low is not None and high is not None and not low <= high:
+        raise ValueError(f"seconds {low} to {high} end before they begin")
+    if len(times) and not times[-1]:
+        raise ValueError("the events of this snapshot have no times: use events=")
+    first = 0 if low is None else _first_at(times, begin, low)
+    end = len(times) if high is None else _first_at(times, begin, high)
+    return first, max(first, end)
+
+
+def _first_at(times: Sequence[int], begin: int, seconds: float) -> int:
+    try:
+        at = begin + round(seconds * 1e6)
+    except OverflowError:
+        # Beyond all times, infinite or not.
+        return 0 if seconds < 0 else len(times)
+    return bisect_left(times, at)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot of PyTorch's CUDA caching allocator: load, look, save."""
+"""`Snapshot` and `load`: one allocator snapshot as columns, read-only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -15,21 +15,87 @@ from typing import Any
 from neutracer import units
 from neutracer._native import core
 from neutracer.errors import HistoryWarning
+from neutracer.render.document import (
+    Block,
+    Document,
+    Entry,
+    Figure,
+    Findings,
+    KeyValues,
+    Note,
+    Paragraph,
+    Severity,
+)
 from neutracer.trace.beside import Beside, beside_file
-from neutracer.trace.bounds import memory_bound
-from neutracer.trace.devices import chosen_device, device_name, shown_device
-from neutracer.trace.events import annotation_table, event_range, event_table, said_of_trace
-from neutracer.trace.flaws import Flaw, caveats_of, flaws_of, trace_flaws
-from neutracer.trace.layout import block_table, named_stats, segment_table
-from neutracer.trace.progress import reporting
-from neutracer.trace.rehearsed import Rehearsed, rehearsed_of
-from neutracer.trace.source import SnapshotSource, open_source, source_path
+from neutracer.trace.events import (
+    EventWindow,
+    SecondWindow,
+    Window,
+    annotation_table,
+    chosen_device,
+    device_name,
+    event_range,
+    event_table,
+    said_of_trace,
+    shown_device,
+    window_of,
+)
+from neutracer.trace.flaws import (
+    Caveat,
+    Flaw,
+    Rehearsed,
+    caveats_of,
+    flaws_of,
+    rehearsed_of,
+    trace_flaws,
+)
+from neutracer.trace.source import SnapshotSource, memory_bound, open_source, reporting, source_path
 from neutracer.trace.stacks import Stacks
 from neutracer.trace.table import Table
-from neutracer.trace.timeline import Timeline
-from neutracer.trace.window import EventWindow, SecondWindow, Window, window_of
+from neutracer.trace.timeline import Timeline, block_table, named_stats, segment_table
 
-__all__ = ["Snapshot", "load", "settings_words"]
+# ---- Summary -----------------------------------------------------------------------------
+
+# What a notebook shows of a snapshot.
+
+_HINT = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
+
+
+def summary_html(
+    devices: Iterable[tuple[str, Mapping[str, int], int]],
+    caveats: Iterable[Caveat],
+    origin: str = "",
+) -> str:
+    """The totals of a snapshot as HTML that is safe.
+
+    Args:
+        devices: Of each, its name, its `memory_stats` and the number of its events.
+        caveats: Of the snapshot; they come first.
+        origin: The file that it was read from; empty where there is none.
+    """
+    entries = tuple(
+        Entry(Severity(one.severity), one.message, "", tuple(map(Note, one.details)))
+        for one in caveats
+    )
+    blocks: list[Block] = [Findings(entries)] if entries else []
+    for device, stats, events in devices:
+        figures = (
+            ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
+            ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
+            ("events", Figure.count(events)),
+        )
+        blocks.append(KeyValues(device, figures))
+    blocks.append(Paragraph(_HINT))
+    name, kind = os.path.basename(origin), "PyTorch snapshot"
+    page = Document(name or kind, (kind,) if name else (), tuple(blocks))
+    from neutracer.render.html import inline_html
+
+    return inline_html(page)
+
+
+# ---- Snapshot ----------------------------------------------------------------------------
+
+# A snapshot of PyTorch's CUDA caching allocator: load, look, save.
 
 
 def load(
@@ -410,7 +476,7 @@ class Snapshot:
         """
         # Most who read a snapshot write none.
         from neutracer.saving import atomic_file
-        from neutracer.trace.formats import in_format
+        from neutracer.trace.source import in_format
 
         length = 0 if events is None and device is None else self.trace_length(device)
         chosen = None if events is None else event_range(events, length)
@@ -447,7 +513,6 @@ class Snapshot:
 
     def _repr_html_(self) -> str:
         # HTML is for notebooks.
-        from neutracer.trace.summary import summary_html
 
         stats = [
             (self.device_name(one), self.memory_stats(one), self.trace_length(one))

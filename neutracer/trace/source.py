@@ -1,24 +1,622 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a snapshot's bytes come from: paths, files, bytes, standard input, compressed or not.
+"""Input: a path, bytes, a binary file or "-" becomes the bytes of one snapshot.
 
-The first bytes show what a file is, not its name. What is not a snapshot is named before the
-reader sees it.
+Unpacks .gz, .xz and .zst under a memory limit, reports progress, and names formats that are not
+snapshots. Raises `SnapshotError` or `LimitError` for input that can't be read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import os
+import pickle
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
 
+from neutracer import units
 from neutracer.arguments import path_name
-from neutracer.errors import SnapshotError
-from neutracer.trace.unpack import Reader, Unpacked, packed_kind, unpack
+from neutracer.errors import LimitError, SnapshotError, UnavailableError, pip_install
 
-__all__ = ["FILE_RULES", "SnapshotSource", "check_head", "open_source", "source_path"]
+# ---- Formats -----------------------------------------------------------------------------
+
+# The formats that a snapshot is written in: PyTorch's pickle, and the same as JSON.
+
+_PACKED = (".gz", ".xz", ".zst")
+
+
+@contextmanager
+def in_format(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[BinaryIO]:
+    """What a pickle is written to, so that the file has the format that its name ends in.
+
+    Args:
+        path: The file's name: JSON where it ends in .json, packed or not.
+        file: Open for writing.
+    """
+    name = os.fsdecode(path)
+    stem, ending = os.path.splitext(name)
+    if not (stem if ending in _PACKED else name).endswith(".json"):
+        yield file
+        return
+    yield (written := io.BytesIO())
+    # Our own bytes, in which no opcode names a class.
+    _put(pickle.loads(written.getvalue()), file)
+
+
+def _put(plain: dict[str, Any], file: BinaryIO) -> None:
+    """Write a dict of lists item by item: a long trace is never one text."""
+    begin = b"{"
+    for key, value in plain.items():
+        file.write(begin + f"\n{json.dumps(key)}: ".encode("ascii"))
+        _put_value(value, file, depth=2)
+        begin = b","
+    file.write(b"{}\n" if begin == b"{" else b"\n}\n")
+
+
+def _put_value(value: Any, file: BinaryIO, depth: int) -> None:
+    """Write a value; of a list, and of the lists in it down to a depth, one item a line."""
+    if not depth or not isinstance(value, list) or not value:
+        file.write(json.dumps(value, allow_nan=False).encode("ascii"))
+        return
+    for number, item in enumerate(value):
+        file.write(b",\n" if number else b"[\n")
+        _put_value(item, file, depth - 1)
+    file.write(b"\n]")
+
+
+# ---- Bounds ------------------------------------------------------------------------------
+
+# How much memory there is for what is read: of the machine, the container, the process.
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment,unused-ignore]
+
+
+# What is left to the rest of the machine, as a share of what is free.
+_SHARE = 0.9
+
+# Where nothing tells how much is free.
+_UNKNOWN = 16 << 30
+
+# How long a figure of the machine counts, in seconds: many small files are read at one look.
+_FRESH_S = 0.25
+
+# When this machine was looked at last, and what it had; replaced as a whole, by any thread.
+_seen: tuple[float, int] = (float("-inf"), 0)
+
+# The interpreter's own needs, and those of threads that a library starts.
+_SLACK = 64 << 20
+
+# How many threads NumPy's OpenBLAS starts when it is loaded; else one a core.
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def memory_bound() -> int:
+    """Bytes that this process may take: nine tenths of what is free.
+
+    That is the least of the machine's available memory, what each control group around this
+    process (version 1 or 2) still allows, and what its address space may still grow by
+    (`ulimit -v`).
+
+    A figure of the last quarter of a second is taken as it is.
+    """
+    global _seen
+    at, bound = _seen
+    now = time.monotonic()
+    if now - at > _FRESH_S:
+        bound = free_share("/")
+        _seen = (now, bound)
+    return bound
+
+
+def free_share(root: str) -> int:
+    """The same, looked up now.
+
+    Args:
+        root: Where /proc and /sys are.
+    """
+    found = (_machine(root), _address_space(root), *_groups(root))
+    frees = [free for free in found if free is not None]
+    return int(max(0, min(frees)) * _SHARE) if frees else _UNKNOWN
+
+
+@contextlib.contextmanager
+def bounded_process(limit: int) -> Iterator[None]:
+    """Refuse this process more than `limit` bytes beside what it has now, while it lasts.
+
+    What asks for more gets a MemoryError; where the system has no such bound, nothing.
+    """
+    if resource is None or not sys.platform.startswith("linux"):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = _own_data() + limit + _SLACK
+    most = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(wanted, *most, sys.maxsize), hard))
+    # Where there is no room for a thread, OpenBLAS ends the process as Ctrl-C does. Nothing
+    # here computes with it.
+    is_set = _THREADS in os.environ
+    os.environ.setdefault(_THREADS, "1")
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        if not is_set:
+            os.environ.pop(_THREADS, None)
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text()
+    return ""
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _field(text: str, name: str) -> int | None:
+    """A line "name: 12 kB" of a file under /proc, in bytes."""
+    for line in text.splitlines():
+        if line.startswith(name):
+            kilobytes = _number(line.split()[1]) if len(line.split()) > 1 else None
+            return None if kilobytes is None else kilobytes << 10
+    return None
+
+
+def _machine(root: str) -> int | None:
+    return _field(_read(Path(root, "proc/meminfo")), "MemAvailable:")
+
+
+def _address_space(root: str) -> int | None:
+    """What is left to this process of the addresses that it may have."""
+    used = _field(_read(Path(root, "proc/self/status")), "VmSize:")
+    if resource is None or used is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft - used
+
+
+def _own_data() -> int:
+    return _field(_read(Path("/proc/self/status")), "VmData:") or 0
+
+
+def _groups(root: str) -> Iterator[int | None]:
+    """What each control group around this process has left."""
+    for line in _read(Path(root, "proc/self/cgroup")).splitlines():
+        number, controllers, name = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            yield from _levels(Path(root, "sys/fs/cgroup"), name, _left_v2)
+        elif "memory" in controllers.split(","):
+            yield from _levels(Path(root, "sys/fs/cgroup/memory"), name, _left_v1)
+
+
+def _levels(mount: Path, name: str, left: Callable[[Path], int | None]) -> Iterator[int | None]:
+    """The group `name` and those above it; in a container its root is the group itself."""
+    folder = mount / name.lstrip("/")
+    if ".." in folder.parts:  # a group outside of what is mounted here
+        folder = mount
+    while folder != mount:
+        yield left(folder)
+        folder = folder.parent
+    yield left(mount)
+
+
+def _left_v2(folder: Path) -> int | None:
+    most = _number(_read(folder / "memory.max"))
+    used = _number(_read(folder / "memory.current"))
+    return _left(folder, most, used, "inactive_file")
+
+
+def _left_v1(folder: Path) -> int | None:
+    most = _number(_read(folder / "memory.limit_in_bytes"))
+    used = _number(_read(folder / "memory.usage_in_bytes"))
+    return _left(folder, most, used, "total_inactive_file")
+
+
+def _left(folder: Path, most: int | None, used: int | None, cache: str) -> int | None:
+    """What is left of `most`; pages of files that nobody uses are given up for it."""
+    if most is None or used is None:
+        return None
+    lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    idle = next((_number(line[1]) for line in lines if len(line) == 2 and line[0] == cache), 0)
+    return most - used + min(idle or 0, used)
+
+
+# ---- Progress ----------------------------------------------------------------------------
+
+# How far what takes long is, on a terminal: a load by itself, and all that a command does.
+
+# From this size on, loading tells on a terminal how far it is.
+_LONG_FILE = 256 << 20
+
+# What takes less than this is not worth a line, which changes so often.
+_WAIT_S = 1.0
+_PACE_S = 0.2
+
+# Takes a line back: to its beginning, and everything after that erased.
+_ERASE = "\r" + " " * 60 + "\r"
+
+
+class _Display:
+    """One line on standard error, from a second on: what is done, and for how long."""
+
+    def __init__(self) -> None:
+        self.text = "working"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="neutracer progress", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        begun = time.monotonic()
+        if self._ended.wait(_WAIT_S):
+            return
+        show, end = _line()
+        try:
+            while not self._ended.is_set():
+                show(f"{self.text}, {time.monotonic() - begun:.0f} s")
+                self._ended.wait(_PACE_S)
+        finally:
+            end()
+
+    def end(self) -> None:
+        """Take the line back; a second time does nothing."""
+        self._ended.set()
+        self._thread.join()
+
+
+_display: _Display | None = None
+
+
+def _line() -> tuple[Callable[[str], object], Callable[[], object]]:
+    """What shows a text in place of the one before, and what takes it back."""
+    # Only long work on a terminal has a line.
+    from neutracer.render.text import colour_wanted
+
+    if colour_wanted():
+        with contextlib.suppress(ImportError):
+            return _rich_line()
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r{text:<60.60}")
+        sys.stderr.flush()
+
+    def end() -> None:
+        sys.stderr.write(_ERASE)
+        sys.stderr.flush()
+
+    return show, end
+
+
+def _rich_line() -> tuple[Callable[[str], object], Callable[[], object]]:
+    from rich.console import Console
+    from rich.text import Text
+
+    status: Any = Console(stderr=True).status(Text(""))
+    status.start()
+    return (lambda text: status.update(Text(text))), status.stop
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Say on standard error what is done, where that is a terminal and it takes over a second.
+
+    `tell` says what; `end_progress` takes the line back before something else is written.
+    """
+    global _display
+    if _display is not None or not sys.stderr.isatty():
+        yield
+        return
+    _display = _Display()
+    try:
+        yield
+    finally:
+        end_progress()
+
+
+def end_progress() -> None:
+    """Take the line of `working` back, for good; without one it does nothing."""
+    global _display
+    shown, _display = _display, None
+    if shown is not None:
+        shown.end()
+
+
+def tell(text: str) -> None:
+    """What is being done, for the line of `working`; without one it does nothing."""
+    if _display is not None:
+        _display.text = text
+
+
+@contextlib.contextmanager
+def reporting(
+    source: object, progress: Callable[[int], object] | bool | None
+) -> Iterator[Callable[[int], object] | None]:
+    """The function to call with the bytes read, or None.
+
+    Args:
+        source: What is loaded.
+        progress: A function, which is handed on; True for a line on standard error; False
+            for nothing; None for a line if that is a terminal and the file is long, or for
+            the line of `working`.
+    """
+    if callable(progress):
+        yield progress
+    elif progress is None and _display is not None:
+        yield _tell_read
+        tell("working")
+    elif progress or (progress is None and _is_long(source) and sys.stderr.isatty()):
+        try:
+            yield _show
+        finally:
+            sys.stderr.write(_ERASE)
+            sys.stderr.flush()
+    else:
+        yield None
+
+
+def _tell_read(done: int) -> None:
+    tell(f"read {units.format_bytes(done)}")
+
+
+def _show(done: int) -> None:
+    sys.stderr.write(f"\rread {units.format_bytes(done)}   ")
+    sys.stderr.flush()
+
+
+def _is_long(source: object) -> bool:
+    if isinstance(source, (str, os.PathLike)):
+        with contextlib.suppress(OSError, ValueError):
+            return os.stat(source).st_size >= _LONG_FILE
+    return False
+
+
+# ---- Unpack ------------------------------------------------------------------------------
+
+# Compressed streams unpacked piece by piece, within bounds.
+#
+# gzip, xz and zstd, told by their first bytes. What breaks off ends there, so that the reader
+# gets all that was whole; what is damaged, or unfolds without end, is refused.
+
+# Compressed bytes taken at a time; small, because what follows a member is copied.
+_CHUNK = 16 << 10
+
+# An honest snapshot shrinks 10 to 100 times. What unfolds more is built to exhaust memory;
+# below the floor nobody is harmed.
+_MOST_RATIO = 1000
+_RATIO_FLOOR = 64 << 20
+_MOST_BYTES = 1 << 40
+
+# Memory that what was unpacked may take, for each packed byte and at least. Snapshots take
+# some ten times their packed size; opcodes that only make empty lists, thousands of times.
+_MOST_MEMORY_RATIO = 500
+_MEMORY_FLOOR = 256 << 20
+
+# What unpacking xz may take: `xz -9` needs 65 MiB; a header can ask for 4 GiB.
+_XZ_MEMORY = 256 << 20
+
+_MAGIC = {"gzip": b"\x1f\x8b", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
+
+#: The bounds for the page, which unpacks gzip by itself (`feed.js`).
+UNPACK_RULES: Mapping[str, object] = {
+    "magic": _MAGIC,
+    "most_ratio": _MOST_RATIO,
+    "ratio_floor": _RATIO_FLOOR,
+    "memory_ratio": _MOST_MEMORY_RATIO,
+    "memory_floor": _MEMORY_FLOOR,
+}
+
+
+class Reader(Protocol):
+    """Anything with a binary `read(n)`."""
+
+    def read(self, count: int, /) -> bytes: ...
+
+
+class _Decoder(Protocol):
+    """What unpacks one member of a stream; it keeps the input that it has not used yet."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _GzipDecoder:
+    """zlib's decoder, which hands back the input that it has not used yet."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+        self._tail = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        chunk = self._inner.decompress(self._tail + data, max_length)
+        self._tail = self._inner.unconsumed_tail
+        return chunk
+
+
+def packed_kind(head: bytes) -> str | None:
+    """How a stream is compressed, by its first bytes: "gzip", "xz" or "zstd"; None: not."""
+    return next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def unpack(kind: str, stream: Reader) -> Unpacked:
+    """What a stream holds.
+
+    Args:
+        kind: As `packed_kind` gives it.
+        stream: The compressed bytes, from the first one on.
+
+    Raises:
+        UnavailableError: Nothing here unpacks that kind.
+    """
+    if kind == "gzip":
+        return _Members(stream, kind, _GzipDecoder, (zlib.error,))
+    if kind == "xz":
+        return _xz(stream)
+    return _zstd(stream)
+
+
+def _xz(stream: Reader) -> Unpacked:
+    try:
+        import lzma
+    except ImportError:
+        raise UnavailableError(
+            "xz decompression", "this Python was built without liblzma; unpack the file first"
+        ) from None
+
+    def decoder() -> _Decoder:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+    return _Members(stream, "xz", decoder, (lzma.LZMAError,))
+
+
+def _zstd(stream: Reader) -> Unpacked:
+    try:
+        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+
+        return _Members(stream, "zstd", zstd.ZstdDecompressor, (zstd.ZstdError,))
+    except ImportError:
+        pass
+    try:
+        return _Frames(stream)
+    except ImportError:
+        raise UnavailableError(
+            "zstd decompression", f"{pip_install('zstandard')} (or Python 3.14)"
+        ) from None
+
+
+class Unpacked:
+    """A decompressed stream, bounded in what it may unfold to. Read with `read(n)`."""
+
+    def __init__(self, stream: Reader, kind: str, errors: tuple[type[Exception], ...]) -> None:
+        self.kind = kind
+        self._stream = stream
+        self._errors = errors
+        self._taken = 0
+        self._given = 0
+
+    @property
+    def allowance(self) -> int:
+        """Memory that reading what was unpacked so far may take."""
+        return _MEMORY_FLOOR + _MOST_MEMORY_RATIO * self._taken
+
+    def read(self, count: int, /) -> bytes:
+        """At most `count` bytes; none at the end, which may be where the data breaks off.
+
+        Raises:
+            SnapshotError: The compressed data is damaged.
+            LimitError: It unfolds to more than an honest file would.
+        """
+        try:
+            chunk = self._produce(count)
+        except self._errors as error:
+            if "emory usage limit" in str(error):
+                raise LimitError(f"the {self.kind} data asks for too much memory") from error
+            raise SnapshotError(f"the {self.kind} data is damaged: {error}") from error
+        self._given += len(chunk)
+        if self._given > max(_RATIO_FLOOR, _MOST_RATIO * self._taken):
+            raise LimitError(f"the {self.kind} data unpacks to over {_MOST_RATIO:,} times its size")
+        if self._given > _MOST_BYTES:
+            raise LimitError(f"the {self.kind} data unpacks to over {_MOST_BYTES:,} bytes")
+        return chunk
+
+    def _produce(self, count: int) -> bytes:
+        raise NotImplementedError
+
+    def _take(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        self._taken += len(data)
+        return data
+
+
+class _Frames(Unpacked):
+    """zstd by the package zstandard, whose own reader goes from frame to frame."""
+
+    def __init__(self, stream: Reader) -> None:
+        import zstandard  # type: ignore[import-not-found,unused-ignore]
+
+        super().__init__(stream, "zstd", (zstandard.ZstdError,))
+        self._frames = zstandard.ZstdDecompressor().stream_reader(
+            cast(Any, _Source(self._take)), read_across_frames=True
+        )
+
+    def _produce(self, count: int) -> bytes:
+        return bytes(self._frames.read(count))
+
+
+class _Source:
+    """A function as the object with `read(n)` that zstandard wants."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self.read = read
+
+
+class _Members(Unpacked):
+    """A decoder a member, one after the other, as `cat a.gz b.gz` makes them."""
+
+    def __init__(
+        self,
+        stream: Reader,
+        kind: str,
+        decoder: Callable[[], _Decoder],
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        super().__init__(stream, kind, errors)
+        self._new = decoder
+        self._decoder: _Decoder | None = decoder()
+        self._rest = b""
+
+    def _produce(self, count: int) -> bytes:
+        while self._decoder is not None:
+            chunk = self._decoder.decompress(b"", count)
+            if not chunk and not self._decoder.eof:
+                data = self._rest or self._take(_CHUNK)
+                self._rest = b""
+                if not data:
+                    self._decoder = None
+                    break
+                chunk = self._decoder.decompress(data, count)
+            if self._decoder.eof:
+                self._begin_next(self._decoder.unused_data)
+            if chunk:
+                return chunk
+        return b""
+
+    def _begin_next(self, rest: bytes) -> None:
+        """The next member; whatever else follows the last one is left alone."""
+        magic = _MAGIC[self.kind]
+        while len(rest) < len(magic) and (more := self._take(_CHUNK)):
+            rest += more
+        self._decoder = self._new() if rest.startswith(magic) else None
+        self._rest = rest
+
+
+# ---- Source ------------------------------------------------------------------------------
+
+# Where a snapshot's bytes come from: paths, files, bytes, standard input, compressed or not.
+#
+# The first bytes show what a file is, not its name. What is not a snapshot is named before the
+# reader sees it.
 
 SnapshotSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 

@@ -12,11 +12,9 @@ from itertools import compress, count, pairwise
 from typing import overload
 
 from neutracer._native import core
-from neutracer.render.row import PlainRow
+from neutracer.render.report import PlainRow
 from neutracer.trace.roles import role_of
 from neutracer.trace.stacks import Stacks
-
-__all__ = ["STEP_WORDS", "Step", "Steps", "steps_of"]
 
 _NUMBER = re.compile(r"\d+")
 

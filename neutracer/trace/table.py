@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of the C core as tables: zero-copy, sliceable, with small row objects."""
+"""`Table`: columns from the core, exported through Arrow, pandas and polars without a copy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,88 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast, overload
+from importlib import import_module
+from typing import Any, NamedTuple, cast, overload
 
 from neutracer._native import core
 from neutracer.arguments import several, whole_number
+from neutracer.errors import missing
 from neutracer.pickling import Unchanging
-from neutracer.render.document import Document
+from neutracer.render.document import Document, clean
 from neutracer.render.document import Table as TableBlock
-from neutracer.render.escape import clean
-from neutracer.render.row import brief, shown
-from neutracer.trace.frames import Series, pandas_frame, polars_frame
+from neutracer.render.report import brief, shown
 from neutracer.trace.stacks import Frame, Stacks
 
-__all__ = ["Column", "Row", "Table"]
+# ---- Frames ------------------------------------------------------------------------------
+
+# Tables as data frames of pandas and of polars, where these are installed.
+
+
+class Series(NamedTuple):
+    """One column as a data frame takes it.
+
+    Attributes:
+        name: What it is called.
+        numbers: One a row; with `values` their codes.
+        values: What the codes stand for; None for plain numbers.
+        null: The number of a row that has no value; None where each has one.
+        is_flag: Numbers 0 and 1 that stand for False and True.
+    """
+
+    name: str
+    numbers: memoryview
+    values: Sequence[Any] | None
+    null: int | None
+    is_flag: bool
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise missing(name) from None
+
+
+def pandas_frame(columns: Iterable[Series]) -> Any:
+    """A `pandas.DataFrame` of some columns, which are copied.
+
+    Raises:
+        UnavailableError: pandas is not installed.
+    """
+    pandas = _module("pandas")
+    numpy = import_module("numpy")
+
+    def filled(column: Series) -> Any:
+        numbers = numpy.asarray(column.numbers)
+        if column.values is not None:
+            used, codes = numpy.unique(numbers, return_inverse=True)
+            values = numpy.empty(len(used), dtype=object)
+            for at, code in enumerate(used.tolist()):
+                values[at] = None if code == column.null else column.values[code]
+            return values[codes]
+        if column.null is not None:
+            return pandas.arrays.IntegerArray(numbers.copy(), numbers == column.null)
+        if column.is_flag:
+            return numbers.astype(bool)
+        # Differences of unsigned numbers are never below zero.
+        fits = numbers.dtype == "uint64" and not (numbers >> 63).any()
+        return numbers.astype("int64") if fits else numbers.copy()
+
+    return pandas.DataFrame({column.name: filled(column) for column in columns})
+
+
+def polars_frame(table: object) -> Any:
+    """A `polars.DataFrame` of what speaks Arrow's C stream interface.
+
+    Raises:
+        UnavailableError: polars is not installed.
+    """
+    return _module("polars").DataFrame(table)
+
+
+# ---- Table -------------------------------------------------------------------------------
+
+# Columns of the C core as tables: zero-copy, sliceable, with small row objects.
 
 # Rows that the rich display shows.
 _SHOWN_ROWS = 10
@@ -340,7 +409,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
 
     def _repr_html_(self) -> str:
         # HTML is for notebooks.
-        from neutracer.render.inline import inline_html
+        from neutracer.render.html import inline_html
 
         names = [name for name in self._row_names() if name != "stack"]
         rows = tuple(

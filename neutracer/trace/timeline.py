@@ -1,35 +1,584 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One device's trace replayed: the series, their peaks, who held what, and where it lay."""
+"""The trace replayed: sizes over time, lifetimes, peaks, holders and layouts.
+
+`Timeline` answers at any event; an event's number is its index in the device's trace. Series
+hold the state *after* each event, in bytes.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 from neutracer import units
 from neutracer._native import core
 from neutracer.arguments import number, whole_number
 from neutracer.pickling import Unchanging
-from neutracer.render.document import Document, Figure, Paragraph, Place
+from neutracer.render.document import Document, Figure, Paragraph, Place, sentence
 from neutracer.render.document import Table as DocumentTable
-from neutracer.trace.categories import CATEGORIES, Categories, Decided
-from neutracer.trace.groups import GROUPINGS, Groups
-from neutracer.trace.holding import Churn, Holder, Moment
-from neutracer.trace.layout import Layout
-from neutracer.trace.lives import allocation_table, named_rows, segment_table
-from neutracer.trace.places import Places
-from neutracer.trace.roles import Passes
-from neutracer.trace.stacks import Stacks
+from neutracer.render.report import PlainRow
+from neutracer.trace.roles import CATEGORIES, Categories, Decided, Passes, Role
+from neutracer.trace.stacks import (
+    MODULE_MARK,
+    NONE,
+    UNKNOWN_PLACE,
+    Frame,
+    Places,
+    Stacks,
+    forward_stack,
+    place_of,
+)
 from neutracer.trace.steps import Steps, steps_of
-from neutracer.trace.table import Table
+from neutracer.trace.table import Column, Table
 
-__all__ = ["Churn", "Holder", "Moment", "Timeline"]
+# ---- Layout ------------------------------------------------------------------------------
+
+# Which block is where in which segment at one moment.
+
+_SEGMENT_TYPES = ("small", "large")
+_STATES = ("inactive", "active_allocated", "active_pending_free")
+
+# The order of the core's pool statistics.
+_METRICS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+
+
+class Layout(Unchanging, instead="send the snapshot, and ask its timeline() for at(event)"):
+    """The segments and blocks after an event.
+
+    Attributes:
+        segments: As `Snapshot.segments` has them.
+        blocks: As `Snapshot.blocks` has them; inactive ones have a requested_size of 0.
+    """
+
+    def __init__(self, native: core.Layout, stacks: Stacks) -> None:
+        """Made by `Timeline.at`; not by users."""
+        self.native = native
+        tables = native.tables()
+        self.segments = segment_table(tables["segments"], stacks)
+        self.blocks = block_table(tables["blocks"], stacks)
+
+    def __repr__(self) -> str:
+        return f"<Layout: {len(self.segments):,} segments, {len(self.blocks):,} blocks>"
+
+
+def segment_table(c: Mapping[str, core.Column], stacks: Stacks) -> Table:
+    """The table of a layout's segments."""
+    columns = {
+        name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
+        for name in (
+            "device",
+            "address",
+            "total_size",
+            "allocated_size",
+            "active_size",
+            "requested_size",
+            "stream",
+        )
+    }
+    columns["segment_type"] = Column(lambda: c["kind"], names=_SEGMENT_TYPES)
+    columns["pool_first"] = Column(lambda: c["pool_first"])
+    columns["pool_second"] = Column(lambda: c["pool_second"])
+    columns["is_expandable"] = Column(lambda: c["is_expandable"], is_flag=True)
+    columns["stack"] = Column(lambda: c["stack"], null=NONE)
+    columns["block_first"] = Column(lambda: c["block_first"])
+    columns["block_count"] = Column(lambda: c["block_count"])
+    pairs = {"segment_pool_id": ("pool_first", "pool_second")}
+    return Table("segment", columns, len(c["address"]), stacks, pairs)
+
+
+def block_table(c: Mapping[str, core.Column], stacks: Stacks) -> Table:
+    """The table of a layout's blocks."""
+    columns = {
+        name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
+        for name in ("segment", "address", "size", "requested_size")
+    }
+    columns["state"] = Column(lambda: c["state"], names=_STATES)
+    columns["stack"] = Column(lambda: c["stack"], null=NONE)
+    return Table("block", columns, len(c["address"]), stacks)
+
+
+def named_stats(small: Sequence[int], large: Sequence[int]) -> dict[str, int]:
+    """The core's statistics of the two kinds of pools under PyTorch's own keys."""
+    stats = {}
+    for metric, in_small, in_large in zip(_METRICS, small, large, strict=True):
+        stats[f"{metric}.all.current"] = in_small + in_large
+        stats[f"{metric}.small_pool.current"] = in_small
+        stats[f"{metric}.large_pool.current"] = in_large
+    return stats
+
+
+def unused_share(reserved: int, allocated: int) -> float:
+    """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+    return (reserved - allocated) / reserved if reserved else 0.0
+
+
+# ---- Holding -----------------------------------------------------------------------------
+
+# What a timeline answers with: moments, who holds bytes, what was allocated where.
+
+#: What is called so where no stack was recorded.
+NO_STACK = UNKNOWN_PLACE.function
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, repr=False)
+class Holder:
+    """Who holds bytes at one moment.
+
+    Attributes:
+        bytes: The sum of its blocks' sizes, as the allocator rounded them.
+        requested_bytes: The sum of the requested sizes.
+        count: How many allocations that is.
+        key: Its name; by "stack" the frames, innermost first, and empty where no stack was
+            recorded.
+        share: Its share of all allocated bytes at that moment.
+
+    Example:
+        >>> import neutracer
+        >>> tl = neutracer.load("tests/data/frag_default.pickle").timeline()
+        >>> tl.holders(limit=1)[0]
+        <Holder 415 MiB (70.2 %) in 60 blocks: frag (train.py:155)>
+    """
+
+    bytes: int
+    requested_bytes: int
+    count: int
+    key: str | tuple[Frame, ...]
+    share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The holder as plain data; frames are dicts with PyTorch's own keys."""
+        key = self.key if isinstance(self.key, str) else [frame._asdict() for frame in self.key]
+        numbers = {"bytes": self.bytes, "requested_bytes": self.requested_bytes}
+        return {"key": key, **numbers, "count": self.count, "share": self.share}
+
+    def __repr__(self) -> str:
+        key = self.key
+        if not isinstance(key, str):
+            at = f"{place_of(key)}, {units.format_count(len(key), 'frame')}" if key else ""
+            key = at or NO_STACK
+        held = f"{units.format_bytes(self.bytes)} ({units.format_share(self.share)})"
+        return f"<Holder {held} in {units.format_count(self.count, 'block')}: {sentence(key)}>"
+
+
+def merged(
+    rows: Iterable[tuple[Key, int, int, int]],
+) -> list[tuple[Key, int, int, int]]:
+    """Rows of a key, bytes, requested bytes and a count, one a key, the most bytes first."""
+    sums: dict[Key, list[int]] = {}
+    for key, nbytes, requested, count in rows:
+        held = sums.setdefault(key, [0, 0, 0])
+        held[0] += nbytes
+        held[1] += requested
+        held[2] += count
+    ranked = [(key, held[0], held[1], held[2]) for key, held in sums.items()]
+    return sorted(ranked, key=lambda row: -row[1])
+
+
+@dataclass(frozen=True)
+class Moment(PlainRow):
+    """When a series had a value.
+
+    Attributes:
+        event: The event after which it did, counted within the device's trace; -1 is
+            before the first.
+        time_us: When that was, in microseconds since the epoch; None where unknown.
+        bytes: The value.
+    """
+
+    event: int
+    time_us: int | None
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Churn(PlainRow):
+    """What one stack allocated over the whole trace.
+
+    Attributes:
+        stack: Where, innermost first; empty where none was recorded.
+        count: Allocations made in the trace.
+        bytes: Their sizes added up.
+        peak_bytes: The most that it held at once.
+        peak_event: When that was.
+    """
+
+    stack: tuple[Frame, ...]
+    count: int
+    bytes: int
+    peak_bytes: int
+    peak_event: int
+
+
+# ---- Groups ------------------------------------------------------------------------------
+
+# A timeline's allocations put into groups: by module, and any groups over its events.
+
+#: What holders are put together by.
+GROUPINGS = ("place", "line", "function", "stack", "module", "category")
+
+# The core's numbers of those that it knows.
+_NUMBERS = {"stack": 0, "line": 1, "function": 2}
+
+# A key, bytes, requested bytes and allocations.
+_Row = tuple[Any, int, int, int]
+
+#: What was allocated outside of all modules, or without `modules`.
+NO_MODULE = "(no module)"
+
+_OTHERS = "others"
+_MOST_COLUMNS = 100
+
+
+class Groups:
+    """The groups of one timeline; made by it, not by users."""
+
+    def __init__(
+        self,
+        native: core.Timeline,
+        events: Table,
+        allocations: Table,
+        stacks: Stacks,
+        places: Places,
+        decided: Decided,
+    ) -> None:
+        self._native = native
+        self._stacks = stacks
+        self._events = events
+        self._rows = allocations
+        self._places = places
+        self._decided = decided
+        self._forward_places: dict[int, Place] = {}
+
+    def _live(self, event: int) -> Iterator[int]:
+        made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
+        for row, (begin, end) in enumerate(zip(made, freed, strict=True)):
+            if begin <= event and (end > event or end == -1):
+                yield row
+
+    @cached_property
+    def _module_names(self) -> dict[int, str]:
+        """The module of each code of user_metadata that names one."""
+        return {
+            code: text.removeprefix(MODULE_MARK) or "(the model itself)"
+            for code, text in enumerate(self._events.texts("user_metadata"))
+            if text.startswith(MODULE_MARK)
+        }
+
+    def _module(self, row: int) -> str:
+        event = self._rows.codes("alloc_event")[row]
+        if event < 0:
+            return NO_MODULE
+        code = self._events.codes("user_metadata")[event]
+        return self._module_names.get(code, NO_MODULE)
+
+    @cached_property
+    def _backward(self) -> list[tuple[int, int, Place]]:
+        """The backward passes of which it is known who began them, rising, with the line of
+        that. What autograd's own threads allocate has no other one."""
+        passes, found = self._decided.passes, []
+        for begin, end in passes.backward:
+            seeds = (e for e in range(begin, end) if passes.role[e] == Role.SEED)
+            stack = next((passes.stack[event] for event in seeds), NONE)
+            if stack != NONE:
+                found.append((begin, end, replace(self._places[stack], function="backward pass")))
+        return found
+
+    @cached_property
+    def _forward_codes(self) -> memoryview:
+        return self._events.codes("forward_frames")
+
+    @cached_property
+    def _has_forward(self) -> bool:
+        """Whether some allocation has the stack of its forward operation."""
+        return bool(self._events.texts("forward_frames"))
+
+    def _forward_place(self, code: int) -> Place:
+        """The line of the forward operation whose backward allocates: "backward of forward
+        (model.py:12)"."""
+        known = self._forward_places.get(code)
+        if known is None:
+            known = place_of(forward_stack(self._events.texts("forward_frames")[code]))
+            if known is not UNKNOWN_PLACE:
+                known = replace(known, function=f"backward of {known.function}".rstrip())
+            self._forward_places[code] = known
+        return known
+
+    def _place_of(self, row: int) -> Place:
+        place = self._places[self._rows.codes("stack")[row]]
+        if place is UNKNOWN_PLACE:
+            return self._stackless(self._rows.codes("alloc_event")[row])
+        return place
+
+    def _stackless(self, event: int) -> Place:
+        """The place of what an event without a stack allocates, by its forward's stack or by
+        the line that called backward(); -1: before the trace."""
+        forward = self._forward_codes[event] if event >= 0 else NONE
+        if forward != NONE:
+            place = self._forward_place(forward)
+            if place is not UNKNOWN_PLACE:
+                return place
+        at = bisect_right(self._backward, event, key=itemgetter(0)) - 1
+        if event >= 0 and at >= 0 and event < self._backward[at][1]:
+            return self._backward[at][2]
+        return UNKNOWN_PLACE
+
+    def _place(self, row: int) -> str:
+        return str(self._place_of(row))
+
+    def _by_place(self, event: int) -> Iterator[tuple[Place, int, int, int]]:
+        nameless, left = set(), [0, 0, 0]
+        for stack, count, nbytes, requested in self._native.holders(event, _NUMBERS["stack"]):
+            place = self._places[stack]
+            if place is UNKNOWN_PLACE and (self._backward or self._has_forward):
+                nameless.add(stack)
+                left = [left[0] + nbytes, left[1] + requested, left[2] + count]
+            else:
+                yield place, nbytes, requested, count
+        for row in self._of_passes(event, nameless) if nameless else ():
+            place = self._stackless(self._rows.codes("alloc_event")[row])
+            if place is not UNKNOWN_PLACE:
+                size = self._rows.codes("size")[row]
+                asked = self._rows.codes("requested_size")[row]
+                left = [left[0] - size, left[1] - asked, left[2] - 1]
+                yield place, size, asked, 1
+        if left[2]:
+            yield UNKNOWN_PLACE, left[0], left[1], left[2]
+
+    def _of_passes(self, event: int, stacks: set[int]) -> list[int]:
+        """The rows that are alive after an event, have one of these stacks, and were made since
+        the first backward pass began; where forward's stacks are known, since the trace did."""
+        made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
+        # Rows are in the order in which they were made.
+        begin = 0 if self._has_forward else self._backward[0][0]
+        first, end = bisect_left(made, begin), bisect_right(made, event)
+        ways = zip(self._rows.codes("stack")[first:end], freed[first:end], strict=True)
+        return [
+            row
+            for row, (stack, gone) in enumerate(ways, first)
+            if (gone > event or gone == -1) and stack in stacks
+        ]
+
+    def held(self, event: int, by: str, categories: Callable[[], list[_Row]]) -> list[_Row]:
+        """Keys with their bytes, requested bytes and allocations after an event, the most
+        bytes first; `categories` gives them by category."""
+        if by == "category":
+            return categories()
+        if by == "module":
+            return self._held_by_module(event)
+        if by == "place":
+            rows = self._by_place(event)
+            return merged((str(place), n, asked, count) for place, n, asked, count in rows)
+        if by == "stack":
+            found = self._native.holders(event, _NUMBERS["stack"])
+            return [(self._stacks[stack], n, asked, count) for stack, count, n, asked in found]
+        return merged(
+            (self._frame_name(by, frame), nbytes, requested, count)
+            for frame, count, nbytes, requested in self._native.holders(event, _NUMBERS[by])
+        )
+
+    def held_by_place(self, event: int) -> list[tuple[Place, int, int, int]]:
+        """The same by place."""
+        return merged(self._by_place(event))
+
+    def _frame_name(self, by: str, number: int) -> str:
+        """What a line or function is called."""
+        if number == NONE:
+            return NO_STACK
+        frame = self._stacks.frame(number)
+        if by == "function":
+            return f"{frame.name} ({frame.filename})"
+        return f"{frame.filename}:{frame.line}" if frame.line else frame.filename or frame.name
+
+    def _held_by_module(self, event: int) -> list[_Row]:
+        size, asked = self._rows.codes("size"), self._rows.codes("requested_size")
+        return merged((self._module(row), size[row], asked[row], 1) for row in self._live(event))
+
+    def held_by_module(self, event: int) -> dict[str, int]:
+        """The allocated bytes after an event by module, the most first; empty where no event
+        says its module."""
+        if not self._module_names:
+            return {}
+        return {name: nbytes for name, nbytes, _, _ in self._held_by_module(event)}
+
+    def by_module(self, peak: int, limit: int) -> Table:
+        """The table of `Timeline.by_module`."""
+        return self._ranked(self._module, peak, limit)
+
+    def by_place(self, peak: int, limit: int) -> Table:
+        """The table of `Timeline.by_place`."""
+        return self._ranked(self._place, peak, limit)
+
+    def _ranked(self, name: Callable[[int], str], peak: int, limit: int) -> Table:
+        limit = whole_number("limit", limit, least=1)
+        if limit > _MOST_COLUMNS:
+            raise ValueError(f"limit is {limit}: it must be {_MOST_COLUMNS} at most")
+        size = self._rows.codes("size")
+        held = merged((name(row), size[row], 0, 1) for row in self._live(peak))
+        columns = [one for one, *_ in held[:limit]]
+        number = {one: at for at, one in enumerate(columns)}
+        codes = bytes(number.get(name(row), len(columns)) for row in range(len(self._rows)))
+        return self.over_events(codes, [*columns, _OTHERS])
+
+    def over_events(self, codes: bytes, names: Sequence[str]) -> Table:
+        """The bytes after each event of each code; `names` are the columns."""
+        count = len(self._events)
+        series = memoryview(core.series_codes(self._native, codes, len(names))).cast("Q")
+        columns = {
+            "event": Column(lambda: array("q", range(count))),
+            "time_us": Column(lambda: self._events["time_us"]),
+        }
+        for at, name in enumerate(names):
+            part = series[at * count : (at + 1) * count]
+            columns[name] = Column(cast("Callable[[], Any]", lambda part=part: part))
+        return Table("event", columns, count)
+
+    def alive(self, event: int) -> Table:
+        """The table of `Timeline.alive`."""
+        size = self._rows.codes("size")
+        return self._rows.take(sorted(self._live(event), key=lambda row: -size[row]))
+
+
+# ---- Lives -------------------------------------------------------------------------------
+
+# The lives of a timeline's allocations and segments as tables.
+
+# An address alone, or a block as PyTorch's viewer names it: b7f3a00000000_2, in its newer
+# releases b'7f3a00000000_2. The number counts what was at that address before.
+_NAME = re.compile(r"b'?([0-9a-f]{1,16})_(\d+)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:0x)?([0-9a-f]{1,16})", re.IGNORECASE)
+
+
+class _PlaceNames(Sequence[str]):
+    """The places of some stack ids, each once; looked for when one is first asked for."""
+
+    def __init__(self, stacks: memoryview, places: Places) -> None:
+        self._stacks = stacks
+        self._places = places
+
+    @cached_property
+    def _found(self) -> tuple[list[str], array[int]]:
+        numbers: dict[str, int] = {}
+        of_stack: dict[int, int] = {}
+        for stack in set(self._stacks):
+            of_stack[stack] = numbers.setdefault(str(self._places[stack]), len(numbers))
+        return list(numbers), array("I", map(of_stack.__getitem__, self._stacks))
+
+    def codes(self) -> array[int]:
+        """One a stack id: its place's number."""
+        return self._found[1]
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        return self._found[0][at]
+
+    def __len__(self) -> int:
+        return len(self._found[0])
+
+
+def allocation_table(
+    c: Mapping[str, Any], stacks: Stacks, decided: Decided, places: Places
+) -> Table:
+    """The table of `Timeline.allocations`.
+
+    Args:
+        c: The core's columns.
+        stacks: The snapshot's stacks.
+        decided: The category of each row.
+        places: The places of the stacks.
+    """
+    names = (name for name in c if name != "stack")
+    columns = {n: Column(cast("Callable[[], Any]", lambda n=n: c[n])) for n in names}
+    columns["stack"] = Column(lambda: c["stack"], null=NONE)
+    columns["category"] = Column(lambda: decided.categories.codes, names=CATEGORIES)
+    by_place = _PlaceNames(memoryview(c["stack"]), places)
+    columns["place"] = Column(by_place.codes, names=by_place)
+    return Table("allocation", columns, len(c["address"]), stacks)
+
+
+def segment_lives(c: Mapping[str, Any], stacks: Stacks) -> Table:
+    """The table of `Timeline.segments`.
+
+    Args:
+        c: The core's columns.
+        stacks: The snapshot's stacks.
+    """
+    columns = {
+        name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
+        for name in ("address", "size", "stream", "pool_first", "pool_second")
+    }
+    columns["segment_type"] = Column(lambda: c["kind"], names=("small", "large"))
+    columns["is_expandable"] = Column(lambda: c["is_expandable"], is_flag=True)
+    columns["pool_known"] = Column(lambda: c["pool_known"], is_flag=True)
+    columns["alloc_event"] = Column(lambda: c["alloc_event"])
+    columns["free_event"] = Column(lambda: c["free_event"])
+    columns["stack"] = Column(lambda: c["stack"], null=NONE)
+    pairs = {"segment_pool_id": ("pool_first", "pool_second")}
+    return Table("segment", columns, len(c["address"]), stacks, pairs)
+
+
+def int_address(text: str) -> int:
+    """An address as a text has it, or that of a block as PyTorch's viewer names it.
+
+    Raises:
+        ValueError: It is neither.
+
+    Example:
+        >>> int_address("0x7f00"), int_address("b7f00_2")
+        (32512, 32512)
+    """
+    found = _NAME.fullmatch(text.strip()) or _ADDRESS.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is neither an address nor a block as PyTorch's viewer names it")
+    return int(found[1], 16)
+
+
+def named_rows(allocations: Table, block: int | str) -> list[int]:
+    """The rows of what `Timeline.named` is asked for, in the order of time.
+
+    Raises:
+        ValueError: It is no address and no name of a block.
+        TypeError: It is neither a number nor a text.
+    """
+    version: str | None = None
+    if isinstance(block, str):
+        name = _NAME.fullmatch(block.strip())
+        address, version = int_address(block), name and name[2]
+    else:
+        address = whole_number("block", block, "an address, or a block's name")
+    rows = [row for row, at in enumerate(allocations.codes("address")) if at == address]
+    if version is None:
+        return rows
+    return rows[int(version) : int(version) + 1]
+
+
+# ---- Timeline ----------------------------------------------------------------------------
+
+# One device's trace replayed: the series, their peaks, who held what, and where it lay.
 
 # The core's numbers of the metrics.
-_METRICS = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
+_SERIES = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
 
 # Lines of the program that the rich display shows.
 _SHOWN = 5
@@ -83,7 +632,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return MappingProxyType(self._native.facts())
 
     def _series(self, metric: str) -> memoryview:
-        return memoryview(self._native.series(_METRICS[metric]))
+        return memoryview(self._native.series(_SERIES[metric]))
 
     @cached_property
     def allocated(self) -> memoryview:
@@ -119,9 +668,9 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         Raises:
             ValueError: There is no such series.
         """
-        if metric not in tuple(_METRICS):
-            raise ValueError(f"no series {metric!r}; there are {', '.join(_METRICS)}")
-        event, nbytes = self._native.peak(_METRICS[metric])
+        if metric not in tuple(_SERIES):
+            raise ValueError(f"no series {metric!r}; there are {', '.join(_SERIES)}")
+        event, nbytes = self._native.peak(_SERIES[metric])
         time_us = self.time_us[event] if event >= 0 else 0
         return Moment(event, time_us or None, nbytes)
 
@@ -212,7 +761,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         is_expandable, pool_known, alloc_event (-1: before the trace), free_event (-1:
         not in the trace), stack.
         """
-        return segment_table(self._columns["segments"], self._stacks)
+        return segment_lives(self._columns["segments"], self._stacks)
 
     @cached_property
     def places(self) -> Places:
@@ -335,8 +884,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return f"<Timeline of {self._name}: {len(self):,} events, peak {peak}>"
 
     def _repr_html_(self) -> str:
-        from neutracer.render.inline import inline_html
-        from neutracer.render.strip import strip_svg
+        from neutracer.render.html import inline_html
+        from neutracer.render.text import strip_svg
 
         peak, most = self.peak(), self.peak("reserved")
         held = self.held_by_place()[:_SHOWN]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A made-up shim for tests/process/hooks/test_tail.py: rings that Python fills event by
+ * A made-up shim for tests/hooks/test_tail.py: rings that Python fills event by
  * event or a thread fills by itself, and a layout that Python tells.
  */
 #ifndef SELFTEST_LIVE_H

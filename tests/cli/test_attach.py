@@ -22,9 +22,9 @@ from places import HELPERS
 from waiting import PATIENCE, wait_for
 
 import neutracer
-import neutracer.process.remote.ask as remote
-import neutracer.process.remote.begin as remote_begin
-import neutracer.process.remote.processes as processes
+import neutracer.run.attach as processes
+import neutracer.run.attach as remote
+import neutracer.run.begin as remote_begin
 from neutracer.cli.main import main
 from neutracer.errors import NeutracerError
 
@@ -368,7 +368,7 @@ def test_program_without_neutracer_gets_that_of_the_command(start, attach, tmp_p
     (note,) = target.ask("run_out(48)")
     assert note.startswith("neutracer: ")
     # Modules that were not needed so far are found too.
-    assert target.ask("len(__import__('neutracer.heap.drawing.draw').__path__)") == 1
+    assert target.ask("len(__import__('neutracer.heap.drawing').__path__)") == 1
     if "prometheus_client" in refused(attach(target.pid, "--metrics", "0")):
         assert attach(target.pid, "--detach").returncode == 0
     assert is_as_before(target, before)

@@ -52,7 +52,7 @@ def runtime(package: Path) -> str:
 
 def driver(package: Path, scratch: Path):
     """c10_driver.cpp, compiled, in a process that has loaded CUDA and the c10 it is for."""
-    from neutracer.process.hooks import build as hooks_build
+    from neutracer.hooks import build as hooks_build
 
     words = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", "-pthread"]
     words += ["-isystem", str(package / "include")]
@@ -129,7 +129,7 @@ def without_asked_of_free(found):
 
 def truth(library, devices):
     import neutracer
-    from neutracer.process.hooks import attach as hooks
+    from neutracer.hooks import shim as hooks
 
     neutracer.live(200_000, 4)
     for device in range(devices):
@@ -185,7 +185,7 @@ def is_annotated(library):
 def out_of_memory(library):
     """One request of more than a device has: what is told of it, and to whom."""
     import neutracer
-    from neutracer.process.hooks import attach as hooks
+    from neutracer.hooks import shim as hooks
 
     seen = []
     with hooks.on_oom(seen.append):
@@ -198,7 +198,7 @@ def out_of_memory(library):
 def in_a_storm(library, devices):
     """Layouts beside threads that allocate and free all the while, one on each device."""
     import neutracer
-    from neutracer.process.hooks import attach as hooks
+    from neutracer.hooks import shim as hooks
 
     def pushed():
         now = hooks.state().pushed

@@ -45,7 +45,7 @@ from random_programs import MIB
 from run_programs import Runner, figures, short_names
 
 import neutracer
-from neutracer.process.recording.cache_calls import KEY
+from neutracer.hooks.cache_calls import KEY
 
 HERE = pathlib.Path(__file__).resolve()
 

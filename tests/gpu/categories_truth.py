@@ -81,7 +81,7 @@ def recorded(name: str, device: str, big: bool) -> tuple[Any, list[dict[int, str
     import torch
 
     import neutracer
-    from neutracer.process.recording.living import ask_tensors
+    from neutracer.recording.recorder import ask_tensors
 
     def begin() -> None:
         if device == "cuda":

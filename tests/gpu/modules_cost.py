@@ -61,7 +61,7 @@ def empty_hooks() -> Iterator[None]:
 def not_compiled() -> Iterator[None]:
     """Marks are made as where neutracer's hooks are not compiled."""
     from neutracer import UnavailableError
-    from neutracer.process.recording import module_calls
+    from neutracer.hooks import modules as module_calls
 
     def refuse(**_: object) -> None:
         raise UnavailableError("the hooks", "they are not used here")

@@ -4,7 +4,7 @@
 import pytest
 
 import neutracer
-from neutracer.process.recording.cache_calls import KEY
+from neutracer.hooks.cache_calls import KEY
 
 torch = pytest.importorskip("torch")
 

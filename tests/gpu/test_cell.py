@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from neutracer.diagnose.overview.cell import CellReport, cell_report
-from neutracer.process.recording.passage import Passage
+from neutracer.run.cell import CellReport, Passage, cell_report
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

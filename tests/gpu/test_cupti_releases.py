@@ -9,7 +9,7 @@ import os
 import pytest
 from gpu.scripts import run
 
-from neutracer.process.device.sums import UNNAMED
+from neutracer.monitor.device_report import UNNAMED
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +30,7 @@ FIRST_WITH_SOURCE = 24
 def test_records_of_a_release_are_read(library):
     out = run(
         """
-        from neutracer.process.device import attribution
+        from neutracer.monitor import device_report as attribution
         attribution.candidates = lambda: iter([(os.environ["CUPTI"], False)])
         with neutracer.attribute_device_memory() as handle:
             held = [torch.zeros(MIB, dtype=torch.uint8, device="cuda") for _ in range(64)]

@@ -11,7 +11,7 @@ import pytest
 from gpu.oom_programs import PROGRAMS, judged
 
 import neutracer
-from neutracer.diagnose.oom.parts import KINDS
+from neutracer.oom.case import KINDS
 
 torch = pytest.importorskip("torch")
 

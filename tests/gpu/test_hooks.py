@@ -11,10 +11,10 @@ import time
 import pytest
 from without_hooks import without_hooks
 
-from neutracer.diagnose.overview.environment import environment
+from neutracer.cli.setup import environment
 from neutracer.errors import UnavailableError
-from neutracer.process.hooks import attach as hooks
-from neutracer.process.hooks.tail import live
+from neutracer.hooks import shim as hooks
+from neutracer.hooks.live import live
 
 torch = pytest.importorskip("torch")
 
@@ -85,7 +85,7 @@ def test_figures_equal_memory_stats():
 
 def test_figures_need_no_tracker():
     code = (
-        "import torch; from neutracer.process.hooks import attach as hooks;"
+        "import torch; from neutracer.hooks import shim as hooks;"
         "x = torch.empty(1000, device='cuda');"
         "s = hooks.device_stats(0); t = torch.cuda.memory_stats();"
         "print(s == {k: t[k] for k in s}, hooks.state().attached)"
@@ -96,7 +96,7 @@ def test_figures_need_no_tracker():
 
 def test_attaching_before_cuda_is_refused():
     code = (
-        "import torch\nfrom neutracer.process.hooks import attach as hooks\n"
+        "import torch\nfrom neutracer.hooks import shim as hooks\n"
         "try:\n    hooks.attach()\nexcept RuntimeError as error:\n    print(error)\n"
         "print(torch.cuda.is_initialized())"
     )

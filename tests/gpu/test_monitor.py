@@ -11,8 +11,8 @@ import urllib.request
 import pytest
 
 import neutracer
-from neutracer.process.hooks import attach as hooks
-from neutracer.process.monitor.source import Road
+from neutracer.hooks import shim as hooks
+from neutracer.monitor.memory_monitor import Road
 
 torch = pytest.importorskip("torch")
 
@@ -140,7 +140,7 @@ def test_alert_takes_a_snapshot(tmp_path):
 
 
 def test_python_road_says_the_same(monkeypatch):
-    from neutracer.process.monitor import memory_monitor as module
+    from neutracer.monitor import memory_monitor as module
 
     road = Road((0,), (-1,), None, False, "python")
     monkeypatch.setattr(module, "find_road", lambda devices: road)

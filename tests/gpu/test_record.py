@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import neutracer
-from neutracer.process.hooks import observer as oom_hook
+from neutracer.recording import long_history as oom_hook
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from without_hooks import without_hooks
 
 import neutracer
 from neutracer.errors import UnavailableError
-from neutracer.process.hooks import attach as hooks
+from neutracer.hooks import shim as hooks
 
 torch = pytest.importorskip("torch")
 
@@ -311,7 +311,7 @@ def test_oom_stands_in_the_tail():
 
 FRESH = textwrap.dedent("""
     import json, sys, tempfile, torch, neutracer
-    from neutracer.process.hooks import attach as hooks
+    from neutracer.hooks import shim as hooks
     torch.cuda.init()
     if sys.argv[1] == "late":
         early = torch.empty(3 << 20, device="cuda")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from neutracer.process.device import devices as device
+from neutracer.monitor import devices as device
 
 GIB = 1 << 30
 

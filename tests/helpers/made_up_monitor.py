@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from compiled import selftest
 
-from neutracer.process.monitor.memory_monitor import MemoryMonitor
-from neutracer.process.monitor.source import Road
+from neutracer.monitor.memory_monitor import MemoryMonitor, Road
 
 
 class MadeUpMonitor(MemoryMonitor):

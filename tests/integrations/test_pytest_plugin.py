@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from places import HELPERS, PACKAGE
 
-from neutracer.process.recording.history import HISTORY
+from neutracer.recording.recorder import HISTORY
 
 pytest_plugins = ["pytester"]
 

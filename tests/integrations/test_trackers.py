@@ -109,7 +109,7 @@ def test_wandb(tmp_path, snap, monkeypatch):
 
 
 def test_reports_go_to_the_tracker_with_their_pictures(tmp_path, snap):
-    from neutracer.integrations.showing import Showing
+    from neutracer.integrations.hosts import Showing
 
     seen: list[str] = []
 

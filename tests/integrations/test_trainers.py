@@ -12,7 +12,7 @@ import fake_cuda
 import pytest
 
 import neutracer
-from neutracer.process.phases import counters
+from neutracer.monitor import phases as counters
 
 MIB = 1 << 20
 

@@ -15,8 +15,7 @@ from forked import WithTorch
 import neutracer
 from neutracer.cli.main import main
 from neutracer.rehearsal.cards import find_card
-from neutracer.rehearsal.known import Facts, facts_for
-from neutracer.rehearsal.reductions import Reduction, partial_bytes
+from neutracer.rehearsal.kernels.scratch import Facts, Reduction, facts_for, partial_bytes
 
 torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
 
@@ -58,7 +57,7 @@ def test_a_file_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_learning_takes_what_was_freed_under_a_label() -> None:
-    from neutracer.rehearsal.learning import joined
+    from neutracer.rehearsal.kernels.scratch import joined
 
     def event(action: str, addr: int, size: int, label: str) -> dict[str, Any]:
         return {"action": action, "addr": addr, "size": size, "user_metadata": label}
@@ -242,7 +241,7 @@ for _ in range(3):
 
 
 def test_rules_for_convolutions_hold_what_was_measured() -> None:
-    from neutracer.rehearsal.convolutions import Convolutions
+    from neutracer.rehearsal.kernels.scratch import Convolutions
 
     card = find_card("H100")
     rules = Convolutions(card)

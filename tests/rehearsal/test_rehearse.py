@@ -166,7 +166,7 @@ def test_no_more_is_reserved_than_there_is() -> None:
     [(10, "it does not fit: it needs"), (20, "it may or may not fit"), (30, "it fits, and needs")],
 )
 def test_the_verdict_is_as_sure_as_the_range(capacity: int, verdict: str) -> None:
-    told = neutracer.trace.rehearsed.Rehearsed(
+    told = neutracer.trace.flaws.Rehearsed(
         "a card", capacity, 20, 1, "", "", {"needed_bytes": (15, 25)}
     )
     assert verdict in told.caveat().message
@@ -621,8 +621,8 @@ def test_the_loss_of_sequences() -> None:
 
 
 def test_another_torch_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from neutracer.process.hooks import build as hooks
-    from neutracer.rehearsal import build
+    from neutracer.hooks import build as hooks
+    from neutracer.rehearsal import session as build
 
     other = hooks.installed_torch()
     monkeypatch.setattr(

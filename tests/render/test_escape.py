@@ -8,7 +8,7 @@ from hostile_names import HOSTILE_NAMES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neutracer.render.escape import (
+from neutracer.render.document import (
     clean,
     display_width,
     pad,

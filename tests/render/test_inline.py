@@ -14,9 +14,8 @@ from small_snapshots import dumped, one_program
 import neutracer
 from neutracer.heap.objects import Edge, Node
 from neutracer.render.document import Document, Entry, Findings, KeyValues, Note, Severity, Table
-from neutracer.render.html import render_html
-from neutracer.render.inline import MOST_INLINE, inline_html
-from neutracer.render.strip import strip_svg
+from neutracer.render.html import MOST_INLINE, inline_html, render_html
+from neutracer.render.text import strip_svg
 
 
 def test_small_document_is_shown_whole() -> None:
@@ -58,7 +57,7 @@ def test_large_graph_is_folded_until_it_fits() -> None:
 def test_large_figure_has_fewer_pixels() -> None:
     pytest.importorskip("matplotlib")
     np = pytest.importorskip("numpy")
-    from neutracer.pictures.figure import Picture
+    from neutracer.picture.figure import Picture
 
     figure = Picture(figsize=(7, 7), dpi=100)
     noise = np.random.default_rng(1).random((700, 700, 3))

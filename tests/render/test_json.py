@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neutracer
-from neutracer.diagnose.overview.report import overview
+from neutracer.overview import overview
 from neutracer.render.document import Note, Place, Severity
-from neutracer.render.json import dump, dumps, to_plain
-from neutracer.render.row import PlainRow
+from neutracer.render.report import PlainRow, dump, dumps, to_plain
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -10,7 +10,7 @@ from dataclasses import astuple
 import pytest
 from colour_distance import EYES, ciede2000, distance
 
-from neutracer.render.palette import DARK, LIGHT, TERMINAL_STYLES, Palette, mixed
+from neutracer.render.document import DARK, LIGHT, TERMINAL_STYLES, Palette, mixed
 
 BOTH = pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
 

@@ -12,8 +12,7 @@ from hostile_names import HOSTILE_NAMES
 
 from neutracer.render.document import Document, Findings, Note, Place, Severity, Table
 from neutracer.render.html import render_html
-from neutracer.render.json import dumps
-from neutracer.render.report import Finding, Report, ranked
+from neutracer.render.report import Finding, Report, dumps, ranked
 from neutracer.render.text import render_text
 
 MIB = 1 << 20

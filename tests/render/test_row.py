@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import neutracer
-from neutracer.render.row import PlainRow, brief
+from neutracer.render.report import PlainRow, brief
 from neutracer.trace.stacks import Frame
 from neutracer.trace.table import Row
 

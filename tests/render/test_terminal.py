@@ -11,8 +11,7 @@ import pytest
 from render_sample import SAMPLE
 
 from neutracer.render.document import Document, Entry, Findings, Severity
-from neutracer.render.terminal import show, write
-from neutracer.render.text import render_text
+from neutracer.render.text import render_text, show, write
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -22,8 +22,8 @@ from neutracer.render.document import (
     Place,
     Severity,
     Table,
+    display_width,
 )
-from neutracer.render.escape import display_width
 from neutracer.render.text import layout, render_text
 
 SAMPLE_TEXT = """\

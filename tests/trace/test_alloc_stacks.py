@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import neutracer
-from neutracer.diagnose.overview.late_gradients import late_gradients, late_gradients_finding
+from neutracer.overview import late_gradients, late_gradients_finding
 
 DATA = Path(__file__).parents[1] / "data"
 FREES = ("free_requested", "free_completed")

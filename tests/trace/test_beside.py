@@ -17,7 +17,8 @@ import pytest
 from bundle import DATA
 
 import neutracer
-from neutracer.process.recording import capture, sidecar
+from neutracer.recording import recorder as capture
+from neutracer.recording import sidecar
 from neutracer.trace.beside import Beside, DeviceRoom, beside_file
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from neutracer.trace import bounds
-from neutracer.trace.bounds import bounded_process, free_share, memory_bound
+from neutracer.trace import source as bounds
+from neutracer.trace.source import bounded_process, free_share, memory_bound
 
 GIB = 1 << 30
 

@@ -11,8 +11,7 @@ import pytest
 from places import TESTS
 
 import neutracer
-from neutracer.trace.categories import CATEGORIES, RULES
-from neutracer.trace.roles import Role, role_of
+from neutracer.trace.roles import CATEGORIES, RULES, Role, role_of
 from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 

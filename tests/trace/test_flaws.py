@@ -14,7 +14,7 @@ from bundle import DATA
 from impossible_files import BLOCK, EVENT, MIB, SAID, SEGMENT, drop, put, sound
 
 import neutracer
-from neutracer.diagnose.overview.report import overview
+from neutracer.overview import overview
 
 
 def load(plain: Any) -> neutracer.Snapshot:

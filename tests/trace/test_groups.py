@@ -10,7 +10,7 @@ from bundle import DATA
 from places import TESTS
 
 import neutracer
-from neutracer.trace.categories import CATEGORIES
+from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.timeline import Timeline
 
 NAMES = ("train_resnet_healthy", "leak_list", "metadata", "multi_stream")

@@ -15,7 +15,7 @@ import pytest
 
 import neutracer
 from neutracer.cli.main import main
-from neutracer.diagnose.settings.replay_check import check_replay
+from neutracer.whatif.what_if import check_replay
 from tests.helpers.bundle import DATA
 from tests.helpers.small_snapshots import BASE, MIB, block, event, one_program, segment
 

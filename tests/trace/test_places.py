@@ -9,9 +9,7 @@ import pytest
 from places import TESTS
 
 import neutracer
-from neutracer.trace.origins import Owner, origin_of
-from neutracer.trace.places import UNKNOWN_PLACE, Places, place_of
-from neutracer.trace.stacks import NONE, Frame
+from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, Frame, Owner, Places, origin_of, place_of
 
 SITE = "/env/lib/python3.12/site-packages"
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from neutracer.trace import progress as module
-from neutracer.trace.progress import reporting
+from neutracer.trace import source as module
+from neutracer.trace.source import reporting
 
 
 class Terminal(io.StringIO):

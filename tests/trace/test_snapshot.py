@@ -220,7 +220,7 @@ def test_memory_bound_takes_bytes_or_text():
 def test_own_progress_is_called(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "neutracer.trace.snapshot.core.load",
+        "neutracer._native.core.load",
         lambda source, limit, report: seen.append(report) or native,
     )
     native = snapshot("metadata").native

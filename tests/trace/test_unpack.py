@@ -15,8 +15,8 @@ from small_snapshots import dumped, one_program
 
 import neutracer
 from neutracer import LimitError, SnapshotError, UnavailableError
-from neutracer.trace import unpack as module
-from neutracer.trace.unpack import packed_kind, unpack
+from neutracer.trace import source as module
+from neutracer.trace.source import packed_kind, unpack
 
 FILE = DATA / "frag_default.pickle"
 

@@ -158,7 +158,7 @@ def build(folder: Path, output: Path) -> None:
     Raises:
         SystemExit: The compiler failed.
     """
-    from neutracer.process.hooks.build import Torch, command, installed_torch, target
+    from neutracer.hooks.build import Torch, command, installed_torch, target
 
     known = json.loads((folder / "released.json").read_text())
     mine = known["{}.{}".format(*sys.version_info)]

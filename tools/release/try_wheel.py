@@ -92,7 +92,7 @@ def watch(folder: Path) -> str:
 
 _LIVE = """
 import torch, neutracer
-from neutracer.process.hooks.attach import state
+from neutracer.hooks.shim import state
 neutracer.live()
 held = torch.zeros(1 << 20)
 assert neutracer.live().timeline().peak("allocated").bytes >= 4 << 20

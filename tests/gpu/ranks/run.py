@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 import neutracer
-from neutracer.diagnose.ranks.report import RanksReport
-from neutracer.diagnose.ranks.stored import stored_ranks
+from neutracer.rank.report import RanksReport
+from neutracer.rank.watch import stored_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
 ROOT = Path(__file__).parents[3]

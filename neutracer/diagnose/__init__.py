@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The questions: one a file, each returns one report."""

@@ -1,0 +1,759 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holes, the blocks that pin them, and findings on fragmentation with replayed advice."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from neutracer._native import core
+from neutracer.render.document import Note, Place, Severity
+from neutracer.render.report import Finding, PlainRow, ranked
+from neutracer.trace.events import cache_emptier, shown_device
+from neutracer.trace.flaws import end_is_known
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.stacks import NONE, Frame, grouped, place_of
+from neutracer.trace.timeline import Timeline, unused_share
+from neutracer.units import format_bytes, format_count, format_share
+from neutracer.whatif.advice import Replayed
+
+# ---- Parts -------------------------------------------------------------------------------
+
+# What a fragmentation report is made of: its bands, pools, segments and holes.
+
+#: The usual bands of the ratio (reserved - allocated) / reserved: their upper ends, and their
+#: words; above the last it is "severe".
+BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
+
+
+def band(ratio: float) -> str:
+    """The word for a ratio: good < 0.15 <= moderate < 0.30 <= serious <= 0.40 < severe.
+
+    Example:
+        >>> band(0.1), band(0.15), band(0.4), band(0.41)
+        ('good', 'moderate', 'serious', 'severe')
+    """
+    for limit, word in BANDS:
+        if ratio < limit or (word == "serious" and ratio == limit):
+            return word
+    return "severe"
+
+
+# Unused bytes below this are reported, but alarm nobody.
+_SMALL = 64 << 20
+
+
+def severity_of(ratio: float, nbytes: int) -> Severity:
+    """How bad it is that a share of reserved memory is unused: the word of its band.
+
+    Args:
+        ratio: The share, (reserved - allocated) / reserved.
+        nbytes: The bytes at stake; where they are few, or the band is "good", it is `info`.
+
+    Example:
+        >>> str(severity_of(0.35, 1 << 30)), str(severity_of(0.35, 1 << 20))
+        ('serious', 'info')
+    """
+    word = band(ratio)
+    return Severity.INFO if word == "good" or nbytes < _SMALL else Severity(word)
+
+
+@dataclass(frozen=True)
+class Hole(PlainRow):
+    """A free block between others.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes.
+        segment: Its row in the snapshot's `segments`.
+        before: Who allocated the block at its lower end; None at the segment's border.
+        after: The same at its upper end.
+        before_bytes: That block's size, 0 at the border.
+        after_bytes: The same at its upper end.
+    """
+
+    address: int
+    size: int
+    segment: int
+    before: Place | None
+    after: Place | None
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class PoolFragmentation(PlainRow):
+    """One pool of one stream. All sizes in bytes.
+
+    Attributes:
+        kind: "small" (requests up to 1 MiB) or "large".
+        pool: The private pool's id; (0, 0) is the default pool.
+        stream: The raw stream.
+        segments: How many segments it has.
+        holes: How many free blocks.
+        reserved_bytes: Taken from the device.
+        allocated_bytes: In allocated blocks.
+        pending_bytes: Freed, but waiting for another stream.
+        requested_bytes: What the program requested in the active blocks.
+        reclaimable_bytes: What empty_cache() would give back of it.
+        largest_hole: The largest free block.
+        largest_request: The largest request that succeeds without asking the device.
+    """
+
+    kind: str
+    pool: tuple[int, int]
+    stream: int
+    segments: int
+    holes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    pending_bytes: int
+    requested_bytes: int
+    reclaimable_bytes: int
+    largest_hole: int
+    largest_request: int
+
+    @property
+    def ratio(self) -> float:
+        """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+        return unused_share(self.reserved_bytes, self.allocated_bytes)
+
+
+@dataclass(frozen=True)
+class SegmentFragmentation(PlainRow):
+    """One segment. All sizes in bytes.
+
+    Attributes:
+        address: Where it begins.
+        total_size: Its size.
+        free_bytes: In holes.
+        holes: How many.
+        largest_hole: The largest of them.
+        reclaimable_bytes: What empty_cache() would give back of it.
+        opened_by: Who made the request that opened it.
+        pinned_by: Who allocated the smallest block in it; None if it is all free.
+        pinned_bytes: That block's size.
+    """
+
+    address: int
+    total_size: int
+    free_bytes: int
+    holes: int
+    largest_hole: int
+    reclaimable_bytes: int
+    opened_by: Place
+    pinned_by: Place | None
+    pinned_bytes: int
+
+
+# ---- Layout ------------------------------------------------------------------------------
+
+# What a layout says of its free bytes: segments, holes, and which requests these serve.
+
+#: The requests that need no new segment, of each pool and stream that serves any: ranges in
+#: bytes, ascending, both ends included.
+Served = Mapping[tuple[tuple[int, int], int], Sequence[tuple[int, int]]]
+
+
+def served_of(snap: Snapshot, fragment: core.Fragment) -> Served:
+    """The requests that the free blocks of a device serve.
+
+    The allocator looks at the smallest block that is large enough, and at no other.
+    """
+    firsts, seconds, streams = map(snap.segments.codes, ("pool_first", "pool_second", "stream"))
+    kinds = snap.segments["segment_type"]
+    sizes: dict[tuple[tuple[int, int], int, bool], set[int]] = {}
+    for _, row, _, size, _, _ in fragment.holes():
+        key = (firsts[row], seconds[row]), streams[row], kinds[row] == "small"
+        sizes.setdefault(key, set()).add(size)
+    served: dict[tuple[tuple[int, int], int], list[tuple[int, int]]] = {}
+    # Requests of the small pool are smaller than all others.
+    for (pool, stream, small), free in sorted(sizes.items(), key=lambda item: not item[0][2]):
+        ranges = served.setdefault((pool, stream), [])
+        ascending = sorted(free)
+        for below, size in zip((0, *ascending), ascending, strict=False):
+            found = fragment.serves(size, below, small)
+            if found is not None:
+                _append(ranges, *found)
+    return served
+
+
+def _append(ranges: list[tuple[int, int]], least: int, most: int) -> None:
+    """Add a range above all others; one that goes on where the last ends becomes part of it."""
+    if ranges and ranges[-1][1] + 1 == least:
+        least = ranges.pop()[0]
+    ranges.append((least, most))
+
+
+def _places(snap: Snapshot) -> Callable[[int], Place]:
+    """Places by the codes of stacks, each looked for once."""
+    return cache(lambda code: place_of(snap.stacks[code]))
+
+
+def segments_of(
+    snap: Snapshot, fragment: core.Fragment, timeline: Timeline
+) -> tuple[SegmentFragmentation, ...]:
+    """The segments of a device, in the layout's order."""
+    place = _places(snap)
+    addresses, sizes, openers = map(snap.segments.codes, ("address", "total_size", "stack"))
+    block_sizes, block_stacks = map(snap.blocks.codes, ("size", "stack"))
+    # The trace knows who opened a segment also where the segment itself does not.
+    lives = timeline.segments
+    stays = [row for row, event in enumerate(lives.codes("free_event")) if event == -1]
+    bases, stacks = lives.codes("address"), lives.codes("stack")
+    opened = {bases[row]: stacks[row] for row in stays}
+    rows = []
+    for row, holes, free, largest, reclaimable, pin in fragment.segments():
+        known = bool(snap.stacks[openers[row]])
+        rows.append(
+            SegmentFragmentation(
+                address=addresses[row],
+                total_size=sizes[row],
+                free_bytes=free,
+                holes=holes,
+                largest_hole=largest,
+                reclaimable_bytes=reclaimable,
+                opened_by=place(openers[row] if known else opened.get(addresses[row], NONE)),
+                pinned_by=None if pin == NONE else place(block_stacks[pin]),
+                pinned_bytes=0 if pin == NONE else block_sizes[pin],
+            )
+        )
+    return tuple(rows)
+
+
+def holes_of(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
+    """The free blocks of a device, the largest first, with who is beside them."""
+    by_code = _places(snap)
+    ids, sizes = snap.blocks.codes("stack"), snap.blocks.codes("size")
+
+    def place(row: int) -> Place | None:
+        return None if row == NONE else by_code(ids[row])
+
+    def size(row: int) -> int:
+        return 0 if row == NONE else sizes[row]
+
+    return tuple(
+        Hole(address, nbytes, segment, place(before), place(after), size(before), size(after))
+        for _, segment, address, nbytes, before, after in fragment.holes()
+    )
+
+
+def pools_of(groups: Iterable[Mapping[str, Any]]) -> tuple[PoolFragmentation, ...]:
+    """What the core says of each pool and stream, as a report has it."""
+    names = PoolFragmentation.__dataclass_fields__
+    return tuple(
+        PoolFragmentation(
+            kind="small" if group["small"] else "large",
+            **{name: value for name, value in group.items() if name in names},
+        )
+        for group in groups
+    )
+
+
+# ---- Forecast ----------------------------------------------------------------------------
+
+# When the largest hole will be smaller than the largest request, where holes keep shrinking.
+#
+# Before each step's largest request the trace is asked how large a request the reserved memory
+# could serve. Where that falls, by the test that `leak_trend` uses (`nt_trend`: Theil-Sen and
+# Mann-Kendall, with the series' memory taken off), the line is drawn on to the request.
+
+# A fall is believed below this p-value, as a growth that is besides a program's live bytes is.
+_ALPHA = 0.0025
+_ROOT_HALF = math.sqrt(0.5)
+
+# The core's codes of segment_alloc, segment_free, segment_map and segment_unmap.
+_RESERVING = (3, 4, 5, 6)
+
+# What may be a walk, by the bound of its autocorrelation, is held against how far a walk comes:
+# by so many standard deviations one in a thousand does.
+_REMEMBERS = 0.5
+_WALK = 3.1
+
+# With fewer steps nothing is said.
+_FEWEST = 12
+
+# Steps that are looked at: each costs a layout of the whole device.
+_MOST_STEPS = 48
+
+# Longer traces are left alone, so that a report costs little more than its file.
+_MOST_EVENTS = 300_000
+
+# The request is the usual one of so many steps, the last.
+_RECENT = 8
+
+# Nobody can tell what happens after so many times the steps that were seen.
+_HORIZON = 10
+
+# A fall of less than this share of the hole over all steps matters to nobody.
+_MATERIAL = 0.02
+
+
+@dataclass(frozen=True)
+class ShrinkingHoles:
+    """Holes that shrink step after step.
+
+    Attributes:
+        step: The step at which the largest hole falls below the request, at this rate.
+        between: The first and the last step that the 95 % interval of the rate allows; the last
+            is None where that may be never.
+        steps: How many steps the trace has.
+        hole_bytes: The largest hole now.
+        request_bytes: The largest request of a step, as usual of late.
+        bytes_per_step: By how much the hole shrinks, a step.
+        event: The last of these requests.
+    """
+
+    step: int
+    between: tuple[int, int | None]
+    steps: int
+    hole_bytes: int
+    request_bytes: int
+    bytes_per_step: float
+    event: int = -1
+
+
+def forecast_of(
+    holes: Sequence[int], request: int, stride: int = 1, event: int = -1
+) -> ShrinkingHoles | None:
+    """When a series of holes, one every `stride` steps, falls below a request.
+
+    Args:
+        holes: Bytes of the largest hole before each step's largest request.
+        request: Bytes.
+        stride: Steps from one value to the next.
+        event: The request that it is about, for the result.
+
+    Returns:
+        The forecast; None where no fall is proved, it is too small to matter or ends by itself,
+        or the request does not fit by now.
+    """
+    if len(holes) < _FEWEST:
+        return None
+    top = max(holes)
+    found: dict[str, Any] = core.find_trend(array("Q", (top - hole for hole in holes)))
+    slope, low, high = found["slope"], found["low"], found["high"]
+    looked = len(holes) - found["warmup"]
+    # `last` is the middle of the last five.
+    now = top - found["last"] - 2 * slope
+    room = now - request
+    # A walk gets as far by chance in so many steps; what forgets where it was does not.
+    chance = _WALK * found["noise"] * math.sqrt(looked)
+    walks = found["memory"] >= _REMEMBERS and slope * looked <= chance
+    small = slope * looked <= _MATERIAL * top
+    ends = found["is_levelling"] or found["teeth"] >= 2 or _comes_back(found, slope * looked)
+    if not found["grows"] or low <= 0 or walks or small or ends or room <= 0:
+        return None
+
+    def after(rate: float) -> int:
+        return (len(holes) - 1) * stride + int(room / rate * stride) + 1
+
+    if after(slope) > _HORIZON * len(holes) * stride:
+        return None
+    return ShrinkingHoles(
+        step=after(slope),
+        between=(after(max(high, slope)), after(low)),
+        steps=len(holes) * stride,
+        hole_bytes=round(now),
+        request_bytes=request,
+        bytes_per_step=slope / stride,
+        event=event,
+    )
+
+
+def _comes_back(found: dict[str, Any], lost: float) -> bool:
+    """Whether jumps gave back more than half of what was lost over all steps.
+
+    A hole that came back early and fell further since is below where it came back from: what
+    once ended the fall does so no longer.
+    """
+    return bool(-sum(nbytes for _, nbytes in found["jumps"] if nbytes < 0) > lost / 2)
+
+
+def _shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
+    """The forecast of a device's trace by its steps; None where there is none to make.
+
+    Args:
+        snap: The snapshot.
+        timeline: Of the device.
+    """
+    steps = timeline.steps
+    if len(steps) < _FEWEST or len(timeline) > _MOST_EVENTS or snap.partial is not None:
+        return None
+    stride = -(-len(steps) // _MOST_STEPS)
+    action, size = timeline.events.codes("action"), timeline.events.codes("size")
+    largest = []
+    for step in steps[len(steps) % stride :]:
+        made = [event for event in range(step.first, step.end) if action[event] == 0]
+        if made:
+            largest.append(max(made, key=lambda event: size[event]))
+    asked = largest[-_RECENT:]
+    if not asked:
+        return None
+    request = sorted(size[event] for event in asked)[(len(asked) - 1) // 2]
+    event = next(event for event in reversed(asked) if size[event] >= request)
+    stream = timeline.events[event].stream
+    holes = [_room(snap, timeline, before, stream) for before in largest[::stride]]
+    return forecast_of(holes, request, stride, event)
+
+
+def _room(snap: Snapshot, timeline: Timeline, event: int, stream: int) -> int:
+    """The largest request that the default pool could serve a stream before an event."""
+    # A segment that was made for the request is none of the holes it could have had.
+    action = timeline.events.codes("action")
+    while event > 0 and action[event - 1] in _RESERVING:
+        event -= 1
+    layout = timeline.native.layout(event - 1)
+    groups = core.Fragment(snap.native, layout, timeline.device).groups()
+    mine = [one for one in groups if one["pool"] == (0, 0) and one["stream"] == stream]
+    return max((int(one["largest_request"]) for one in mine), default=0)
+
+
+def forecast_findings(
+    snap: Snapshot, timeline: Timeline, replayed: Replayed
+) -> tuple[Finding, ...]:
+    """When the largest hole will no longer serve the largest request, where that is coming."""
+    found = _shrinking(snap, timeline)
+    if found is None:
+        return ()
+    place = place_of(timeline.events[found.event].stack)
+    first, last = found.between
+    span = f"at step {first:,} at the earliest"
+    if last is not None:
+        span = f"between steps {first:,} and {last:,}" if first != last else f"at step {first:,}"
+    message = (
+        f"at this trend the largest hole falls below the largest request at step {found.step:,}"
+    )
+    notes = (
+        Note(
+            f"The largest hole shrinks by {format_bytes(round(found.bytes_per_step))} a step: "
+            f"{format_bytes(found.hole_bytes)} after {found.steps:,} steps; "
+            f"{format_bytes(found.request_bytes)} are asked for by",
+            place,
+        ),
+        Note(f"With 95 % confidence {span}; from then on each such request needs new memory."),
+    )
+    advice = (Note(replayed.advice),) if replayed.is_possible else ()
+    return (
+        Finding(
+            "fragmentation_forecast",
+            Severity.MODERATE,
+            found.request_bytes,
+            message,
+            notes,
+            advice,
+            found.event,
+        ),
+    )
+
+
+# ---- Findings ----------------------------------------------------------------------------
+
+# What a device's fragmentation amounts to: findings, each with its evidence and next step.
+#
+# Advice knows the settings in force: nothing is advised that is on already, and nothing that
+# does not move device addresses.
+
+# Fewer bytes that wait for a stream are no finding.
+_LEAST_PENDING = 64 << 20
+
+# Blocks that wait for a stream are told of where they are this share of what is reserved.
+_PENDING_SHARE = 0.1
+
+# A static pool is so few blocks, holding at least this share of what is reserved, since the
+# first events of a trace that is long enough to tell.
+_POOL_BLOCKS = 16
+_POOL_SHARE = 0.5
+_POOL_BEGIN = 0.05
+_POOL_EVENTS = 100
+
+
+@dataclass(frozen=True)
+class _Unused:
+    """Where the free bytes of one layout are."""
+
+    reserved: int
+    allocated: int
+    cached: int
+    cached_segments: int
+    cached_by: Place | None
+    in_holes: int
+    holes: int
+    largest_hole: int
+    kept_by: Place | None
+    pending: int
+    pending_blocks: int
+    pending_by: Place | None
+    pending_streams: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return self.reserved - self.allocated
+
+    @property
+    def ratio(self) -> float:
+        return self.total / self.reserved if self.reserved else 0.0
+
+
+def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
+    """Sums of a layout's free bytes: in wholly free segments, and in holes of others."""
+    cached, holed, kept, holes, largest = [], 0, [], 0, 0
+    for row, count, free, biggest, _, pin in fragment.segments():
+        if pin == NONE:
+            cached.append((segments[row].stack, free, 1))
+        elif free:
+            holed += free
+            holes += count
+            largest = max(largest, biggest)
+            kept.append((blocks[pin].stack, free, 1))
+    groups = fragment.groups()
+    waiting = _waiting(fragment, segments, blocks) if _has_pending(groups) else []
+    by_waiting = grouped((stack, nbytes, 1) for _, stack, nbytes in waiting)
+    by_cached, by_kept = grouped(cached), grouped(kept)
+    return _Unused(
+        reserved=sum(group["reserved_bytes"] for group in groups),
+        allocated=sum(group["allocated_bytes"] for group in groups),
+        cached=sum(nbytes for _, nbytes, _ in cached),
+        cached_segments=len(cached),
+        cached_by=by_cached[0][0] if by_cached else None,
+        in_holes=holed,
+        holes=holes,
+        largest_hole=largest,
+        kept_by=by_kept[0][0] if by_kept else None,
+        pending=sum(nbytes for _, _, nbytes in waiting),
+        pending_blocks=len(waiting),
+        pending_by=by_waiting[0][0] if by_waiting else None,
+        pending_streams=tuple(sorted({stream for stream, _, _ in waiting})),
+    )
+
+
+def _has_pending(groups: Sequence[Mapping[str, Any]]) -> bool:
+    return any(group["pending_bytes"] for group in groups)
+
+
+def _waiting(
+    fragment: core.Fragment, segments: Any, blocks: Any
+) -> list[tuple[int, tuple[Frame, ...], int]]:
+    """Blocks that were freed and wait for another stream: the stream that they were
+    allocated on, who allocated them, and their bytes."""
+    of_device = {row for row, *_ in fragment.segments()}
+    rows = zip(blocks["state"], blocks["segment"], strict=True)
+    return [
+        (segments[segment].stream, blocks[row].stack, blocks[row].size)
+        for row, (state, segment) in enumerate(rows)
+        if state == "active_pending_free" and segment in of_device
+    ]
+
+
+def _look_at(snap: Snapshot, timeline: Timeline, event: int) -> _Unused:
+    layout = timeline.at(event)
+    fragment = core.Fragment(snap.native, layout.native, timeline.device)
+    return _look(fragment, layout.segments, layout.blocks)
+
+
+def _evidence(unused: _Unused) -> tuple[Note, ...]:
+    notes = []
+    if unused.cached:
+        segments = format_count(unused.cached_segments, "empty cached segment")
+        text = f"{format_bytes(unused.cached)} in {segments}, first allocated by"
+        notes.append(Note(text, unused.cached_by))
+    if unused.in_holes:
+        holes = format_count(unused.holes, "hole")
+        notes.append(
+            Note(
+                f"{format_bytes(unused.in_holes)} in {holes} of at most "
+                f"{format_bytes(unused.largest_hole)}, in segments kept by blocks of",
+                unused.kept_by,
+            )
+        )
+    return tuple(notes)
+
+
+def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) -> tuple[Note, ...]:
+    """Expandable segments, with what a replay says of them where there is one.
+
+    Args:
+        replayed: The trace under expandable segments.
+        unused: The free bytes that it is about.
+        detail: What the replay says; "" where it says that nothing is saved, and None
+            where there is no replay to tell.
+    """
+    if not replayed.is_possible or detail == "":
+        return ()
+    why = "free ranges then serve any size" if unused.cached else "segments then grow as needed"
+    return (Note(replayed.advice, detail=detail or why),)
+
+
+def _last_state(timeline: Timeline, *, known: bool) -> int:
+    """The event after which the state is the last one that the recording shows.
+
+    Where the end is not known, the replay lets go of all blocks that are still in use with the
+    last event.
+    """
+    return len(timeline) - 1 if known else len(timeline) - 2
+
+
+def _whole_call(timeline: Timeline, event: int) -> int:
+    """The event that ends the call of which a new segment is the first half."""
+    rows = timeline.events
+    while event + 1 < len(rows) and rows[event].action in ("segment_alloc", "segment_map"):
+        event += 1
+    return event
+
+
+def _peak_finding(
+    snap: Snapshot, timeline: Timeline, now: _Unused, replayed: Replayed
+) -> tuple[Finding, ...]:
+    """The state at the peak of reserved, where that is past."""
+    peak = timeline.peak("reserved")
+    if peak.event < 0 or peak.bytes <= now.reserved:
+        return ()
+    then = _look_at(snap, timeline, _whole_call(timeline, peak.event))
+    severity = severity_of(then.ratio, then.total)
+    if severity is Severity.INFO:
+        return ()
+    share, reserved = format_share(then.ratio), format_bytes(then.reserved)
+    message = f"at its peak {share} of the {reserved} reserved was unused"
+    return (
+        Finding(
+            "fragmentation_peak",
+            severity,
+            then.total,
+            message,
+            _evidence(then),
+            _expandable_advice(replayed, then, replayed.at_peak()),
+            peak.event,
+        ),
+    )
+
+
+def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
+    """Blocks that wait for another stream, where they are much of what is unused."""
+    if now.pending < max(_LEAST_PENDING, _PENDING_SHARE * now.reserved):
+        return ()
+    severity = severity_of(now.pending / now.reserved, now.pending)
+    blocks = format_count(now.pending_blocks, "block")
+    named = [f"{stream:#x}" if stream else "the default stream" for stream in now.pending_streams]
+    of = f"of {named[0]}" if len(named) == 1 else f"of {format_count(len(named), 'stream')}"
+    message = f"{format_bytes(now.pending)} is freed and waits for another stream to be done"
+    evidence = Note(
+        f"{blocks} {of}, which another stream uses by record_stream(). Allocated by",
+        now.pending_by,
+    )
+    advice = (
+        Note(
+            "synchronize the two streams before the tensors are freed, and drop record_stream(): "
+            "then a block can be used again at once"
+        ),
+        Note("or keep the host from running so far ahead: call synchronize() every few steps"),
+    )
+    return (Finding("pending_frees", severity, now.pending, message, (evidence,), advice),)
+
+
+def _now_finding(
+    now: _Unused, reclaimable: int, at_peak: float | None, replayed: Replayed, shown: int
+) -> tuple[Finding, ...]:
+    """The state at the end.
+
+    What empty_cache() would give back is a cache and no damage; and what was used at the
+    peak of allocated will be used again. So the severity is that of the rest, and not
+    worse than at that peak.
+    """
+    if band(now.ratio) == "good":
+        return ()
+    stuck = max(now.total - reclaimable, 0)
+    severity = severity_of(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
+    notes = _evidence(now)
+    if at_peak is not None:
+        severity = min(severity, severity_of(at_peak, stuck), key=lambda word: word.rank)
+        notes += (Note(f"At the peak of allocated {format_share(at_peak)} was unused."),)
+    advice: tuple[Note, ...] = ()
+    if severity is not Severity.INFO:
+        advice += _expandable_advice(replayed, now, replayed.at_end())
+    if reclaimable:
+        whom = "the device" if shown >= 0 else "the system"
+        advice += (
+            Note(f"{cache_emptier(shown)} gives {format_bytes(reclaimable)} back to {whom}"),
+        )
+    message = (
+        f"{format_share(now.ratio)} of the {format_bytes(now.reserved)} reserved is unused now"
+    )
+    return (Finding("fragmentation", severity, now.total, message, notes, advice),)
+
+
+def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
+    """Rows of the allocations that are a static pool: few, large, there from the start.
+
+    A serving engine takes most of the memory once and never gives it back; such blocks
+    pin nothing that anybody else could have used.
+
+    Returns:
+        The rows, or nothing where there is no such pool.
+    """
+    if len(timeline) < _POOL_EVENTS:
+        return []
+    c = timeline.allocations
+    freed, made, sizes = c.codes("free_event"), c.codes("alloc_event"), c.codes("size")
+    begin = len(timeline) * _POOL_BEGIN
+    # Rows are in the order in which they were made.
+    early = bisect_right(made, begin)
+    kept = [row for row, event in enumerate(freed[:early]) if event == -1]
+    largest = sorted(kept, key=lambda row: -sizes[row])[:_POOL_BLOCKS]
+    reserved = snap.memory_stats(timeline.device)["reserved_bytes.all.current"]
+    held = 0
+    for count, row in enumerate(largest, 1):
+        held += sizes[row]
+        if held >= _POOL_SHARE * reserved:
+            return largest[:count]
+    return []
+
+
+def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
+    rows = static_pool(snap, timeline)
+    if not rows:
+        return ()
+    blocks = [timeline.allocations[row] for row in rows]
+    held = sum(block.size for block in blocks)
+    place = grouped((block.stack, block.size, 1) for block in blocks)[0][0]
+    count = format_count(len(blocks), "block")
+    message = f"{count} of {format_bytes(held)} in all never changed since the start"
+    note = Note("A static pool (weights, a KV cache): no leak, and no cause of holes. From", place)
+    return (Finding("static_pool", Severity.INFO, held, message, (note,)),)
+
+
+def findings_of(
+    snap: Snapshot, device: int, fragment: core.Fragment, at_peak: float | None
+) -> tuple[Finding, ...]:
+    """The findings about one device, the worst first.
+
+    Args:
+        snap: The snapshot.
+        device: The device.
+        fragment: Of the snapshot's own end state.
+        at_peak: The ratio at the peak of allocated; None where that is unknown.
+    """
+    timeline = snap.timeline(device)
+    known = end_is_known(snap, device)
+    if len(timeline):
+        # The trace knows who opened a segment also where the segment itself does not.
+        now = _look_at(snap, timeline, _last_state(timeline, known=known))
+    else:
+        now = _look(fragment, snap.segments, snap.blocks)
+    reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
+    replayed = Replayed(snap, device)
+    shown = shown_device(snap, device)
+    unused = _now_finding(now, reclaimable, at_peak, replayed, shown) if known else ()
+    return ranked(
+        (
+            *_peak_finding(snap, timeline, now, replayed),
+            *forecast_findings(snap, timeline, replayed),
+            *_pending_finding(now),
+            *unused,
+            *_pool_finding(snap, timeline),
+        )
+    )

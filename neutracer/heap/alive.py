@@ -1,0 +1,553 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`why_alive`: shortest chains of references from roots to an object."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neutracer._native import core
+from neutracer.arguments import whole_number
+from neutracer.heap.autograd import read_autograd
+from neutracer.heap.cycles import node_from_core, reference_text, tensor_text
+from neutracer.heap.graph import ObjectGraph
+from neutracer.heap.objects import Edge, Node
+from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
+from neutracer.render.report import Finding, Report
+from neutracer.units import format_count
+
+# ---- Roots -------------------------------------------------------------------------------
+
+# Ways through the object graph in a reader's words.
+#
+# An instance's dict, a closure's tuple and its cells are how Python holds an attribute or a
+# variable; to a reader each is one step: `function → __closure__ → [0] → cell_contents` is
+# `function → closure x`.
+
+#: Frames of these files are neutracer's own.
+OWN_FILES = os.path.dirname(os.path.dirname(read_autograd.__code__.co_filename)) + os.sep
+
+_SUSPENDED = ("gi_frame", "cr_frame", "ag_frame")
+
+# A chain shows so many steps from its beginning and from its end.
+_CHAIN_ENDS = (7, 4)
+
+
+@dataclass(frozen=True)
+class Way:
+    """Nodes, each with a reference to the next.
+
+    Attributes:
+        nodes: The nodes in order.
+        edges: The references in order; a closed way's last leads back to the first node.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the way leads back to where it began."""
+        return len(self.edges) == len(self.nodes)
+
+    @property
+    def chain(self) -> str:
+        """The way in one line: "module train → TRAINER → .model → ['weight']"."""
+        parts = [_beginning(self.nodes[0])]
+        for edge in self.edges:
+            label = self.nodes[edge.target].label
+            if edge.kind == "other" or not edge.text or self.nodes[edge.source].kind == "folded":
+                parts.append(label)
+            else:
+                parts.append(edge.name if edge.kind == "global" else edge.text)
+        head, tail = _CHAIN_ENDS
+        if len(parts) > head + tail + 1:
+            skipped = sum(node.count for node in self.nodes[head : len(parts) - tail])
+            parts[head:-tail] = [f"… {skipped:,} more …"]
+        return " → ".join(parts)
+
+    @property
+    def round_trip(self) -> str:
+        """A closed way in one line: "Tensor.grad → Tensor.grad_fn → … → Tensor"."""
+        parts = [reference_text(self.nodes, edge) for edge in self.edges]
+        head, tail = _CHAIN_ENDS
+        if len(parts) > head + tail + 1:
+            parts[head:-tail] = [f"… {len(parts) - head - tail:,} more …"]
+        return " → ".join([*parts, self.nodes[0].label])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What keeps an object.
+
+    Attributes:
+        target: The object.
+        ways: The shortest ways to it, the shortest first.
+        loose: The ways begin at objects that something unknown holds, because no module,
+            thread or frame leads to the object.
+        referrers: References to it that the walk shows, including those from dead objects.
+        unexplained: References that neither Python nor autograd accounts for, less those that
+            may belong to the call itself.
+        native: References of a tensor's that C++ holds besides these.
+        objects: Objects that were looked at.
+        unread: Saved values that this torch doesn't show without running hooks.
+        unfollowed: Nodes and tensors of a graph of more than 20,000 nodes that were not
+            looked at.
+    """
+
+    target: Node
+    ways: tuple[Way, ...]
+    loose: bool
+    referrers: int
+    unexplained: int
+    native: int
+    objects: int
+    unread: int
+    unfollowed: int
+
+
+def find_ways(target: list[Any], most: int) -> Found | None:
+    """The shortest ways to the one object in a list.
+
+    Args:
+        target: A list that holds the object and nothing else; it does not count as a way.
+            The caller keeps no other reference.
+        most: How many ways at most.
+
+    Returns:
+        The findings; None if no object that the collector tracks leads to it.
+
+    Raises:
+        UnavailableError: A memory layout is not known.
+    """
+    links = read_autograd()
+    found = core.alive_ways(
+        target, links.objects, links.kinds, links.links, links.names, OWN_FILES, most
+    )
+    unread, unfollowed = links.unread, links.unfollowed
+    del links
+    if not found["walked"]:
+        return None
+    return Found(
+        target=node_from_core(0, found["target"][0], {}),
+        ways=tuple(way_from_core(way) for way in found["ways"]),
+        loose=found["loose"],
+        referrers=found["referrers"],
+        unexplained=max(0, found["python"] - found["call"]),
+        native=found["native"],
+        objects=found["objects"],
+        unread=unread,
+        unfollowed=unfollowed,
+    )
+
+
+def way_from_core(plain: Mapping[str, Any]) -> Way:
+    """A way from the core's description; steps that a reader sees as one are joined."""
+    nodes = [node_from_core(at, row, {}) for at, row in enumerate(plain["nodes"])]
+    threads = _thread_names(set(plain["threads"]) - {0})
+    nodes = [
+        _named_root(node, threads.get(thread, ""))
+        for node, thread in zip(nodes, plain["threads"], strict=True)
+    ]
+    edges = [Edge(s, t, name, kind, in_cycle) for s, t, name, kind, in_cycle in plain["edges"]]
+    kept: list[Node] = []
+    steps: list[Edge] = []
+    at = 0
+    while at < len(nodes):
+        kept.append(replace(nodes[at], id=len(kept)))
+        if at == len(edges):
+            break
+        length, edge = _step(nodes, edges[at : at + 3])
+        steps.append(replace(edge, source=len(kept) - 1, target=len(kept)))
+        at += length
+    if steps and len(edges) == len(nodes):
+        steps[-1] = replace(steps[-1], target=0)
+    return Way(tuple(kept), tuple(steps))
+
+
+def _step(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, Edge]:
+    """How many raw references make the next step, and its text."""
+    kinds = tuple(edge.kind for edge in edges)
+    first = edges[0]
+    if kinds[:2] == ("instance_dict", "value"):
+        name = edges[1].name
+        if len(name) >= 2 and name[0] == name[-1] == "'":
+            name = name[1:-1]
+        holder = nodes[first.source].kind
+        kind = {"module": "global", "type": "class"}.get(holder, "attribute")
+        return 2, replace(first, name=name, kind=kind)
+    if kinds[:2] == ("field", "value") and first.name == "f_locals":
+        # A class's body, and what exec runs, has its variables in a dict.
+        return 2, replace(first, name=edges[1].name.strip("'"), kind="local")
+    if kinds == ("closure", "item", "cell"):
+        return 3, replace(first, name=edges[2].name, kind="closure_variable")
+    if kinds[:2] == ("local", "cell"):
+        return 2, first
+    if kinds[:2] == ("frame", "local") and first.name in _SUSPENDED:
+        # Up to 3.10 a generator's variables belong to a frame object of their own.
+        return 2, replace(edges[1], source=first.source)
+    return 1, first
+
+
+def _named_root(node: Node, thread: str) -> Node:
+    if node.kind != "root":
+        return node
+    if node.label == "thread":
+        return replace(node, label=f"thread {thread}" if thread else "main thread")
+    return replace(node, label=f"{node.label} in thread {thread}") if thread else node
+
+
+def _thread_names(idents: set[int]) -> dict[int, str]:
+    """Names of threads by ident; without the main thread's, which needs no name."""
+    threading = sys.modules.get("threading")
+    active = getattr(threading, "_active", {}) if idents else {}
+    main = getattr(getattr(threading, "_main_thread", None), "ident", None)
+    names = {}
+    for ident in idents - {main}:
+        thread = active.get(ident)
+        name = vars(thread).get("_name") if thread is not None else None
+        names[ident] = name if isinstance(name, str) else f"{ident:#x}"
+    return names
+
+
+def _beginning(node: Node) -> str:
+    place: Place | None = node.place
+    if node.kind != "root" or place is None:
+        return node.label
+    return f"{node.label}, {os.path.basename(place.filename)}:{place.line}"
+
+
+# ---- Alive -------------------------------------------------------------------------------
+
+# Why is this object alive? Who leads to it, and which reference should go?
+
+_MOST_PATHS = 100
+
+# Ways through the namespace of a running function say nothing that its module does not.
+_SPARE_WAYS = 4
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AliveReport(Report):
+    """What keeps an object alive, the shortest chains first.
+
+    Attributes:
+        target: The object, in a few words.
+        bytes: Bytes of its storage, where it is a tensor.
+        chains: The chains from a module, thread or frame to the object, in words. Where
+            none of these leads to it, from what something unknown holds.
+        reachable: True if a module, a thread or a running frame leads to the object.
+        unexplained_references: References that neither Python nor autograd accounts for:
+            C code, a running function's temporary value, or a call's argument.
+        cxx_references: Of a tensor, those that C++ holds and that autograd, as far as
+            Python can see it, does not account for.
+        objects: Objects that were looked at.
+        unfollowed: Nodes and tensors of an autograd graph of more than 20,000 nodes that
+            were not looked at; a chain through one of these is missed.
+        graph: The chains as one graph that can be drawn.
+    """
+
+    schema = "neutracer.alive/1"
+
+    target: str
+    bytes: int
+    chains: tuple[str, ...]
+    reachable: bool
+    unexplained_references: int
+    cxx_references: int
+    objects: int
+    graph: ObjectGraph
+    unfollowed: int = 0
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts = (
+            format_count(len(self.chains), "chain") if self.reachable else "nothing leads to it",
+            f"{format_count(self.objects, 'object')} looked at",
+        )
+        blocks: tuple[Block, ...] = self.finding_blocks()
+        if not blocks:
+            blocks = (
+                Paragraph(
+                    "No object that the collector tracks refers to it, and no other "
+                    "reference is known: it is freed when you drop yours."
+                ),
+            )
+        if self.unfollowed:
+            blocks += (
+                Paragraph(
+                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} in "
+                    "it, and what they lead to, were not looked at."
+                ),
+            )
+        return Document(f"Why {self.target} is alive", facts, blocks, more="all of them: .chains")
+
+
+def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
+    """Find what keeps an object alive.
+
+    The whole heap is walked in C, with the GIL held: some 0.3 microseconds an object.
+    What autograd holds counts too, so a tensor that only a graph keeps is found. Chains begin
+    at modules, at threads, and at the variables of running functions; the call itself is none
+    of them. The caller's own variable is.
+
+    Args:
+        obj: The object.
+        max_paths: How many chains at most, 1 to 100. No two of them come from the same
+            last referrer, unless there is only one.
+
+    Returns:
+        The chains, the shortest first. Nothing in it refers to an object of the program.
+
+    Raises:
+        ValueError: max_paths is out of range.
+        UnavailableError: A memory layout is not known.
+
+    Example:
+        >>> cache = {"last": [object()]}
+        >>> def read(entry):
+        ...     return why_alive(entry).chains[0]
+        >>> read(cache["last"][0]).partition(",")[0]
+        'frame of read'
+    """
+    max_paths = whole_number("max_paths", max_paths)
+    if not 1 <= max_paths <= _MOST_PATHS:
+        raise ValueError(f"max_paths is {max_paths}: it must be 1 to {_MOST_PATHS}")
+    # A list of its own, so that no variable of this call holds the object.
+    target = [obj]
+    del obj
+    found = find_ways(target, max_paths + _SPARE_WAYS)
+    if found is None:
+        return AliveReport(
+            target=f"this {type(target[0]).__name__}",
+            bytes=0,
+            chains=(),
+            reachable=False,
+            unexplained_references=0,
+            cxx_references=0,
+            objects=0,
+            graph=ObjectGraph((), ()),
+        )
+    del target
+    return _report(found, max_paths)
+
+
+def _report(found: Found, max_paths: int) -> AliveReport:
+    plain = [way for way in found.ways if all(edge.kind != "globals" for edge in way.edges)]
+    ways = tuple(plain or found.ways)[:max_paths]
+    label = _target_text(found.target)
+    nbytes = found.target.bytes
+    if found.loose:
+        findings = _loose_findings(found, ways)
+    else:
+        findings = [_finding(way, nbytes) for way in ways]
+    if found.native:
+        findings.append(_native_finding(found))
+    return AliveReport(
+        target=label,
+        bytes=nbytes,
+        chains=tuple(_unheld(way) if found.loose else way.chain for way in ways),
+        reachable=bool(ways) and not found.loose,
+        unexplained_references=found.unexplained,
+        cxx_references=found.native,
+        objects=found.objects,
+        unfollowed=found.unfollowed,
+        graph=_graph(ways, f"Why {label} is alive"),
+        findings=tuple(findings),
+    )
+
+
+def _target_text(node: Node) -> str:
+    return (
+        node.label
+        if node.tensor is None
+        else tensor_text(replace(node.tensor, frames=())).rpartition(", ")[0]
+    )
+
+
+def _finding(way: Way, nbytes: int) -> Finding:
+    return Finding(
+        kind="held",
+        severity=Severity.INFO,
+        bytes=nbytes,
+        message=f"held by {way.nodes[0].label}",
+        evidence=(Note(way.chain, place=_place(way)),),
+        advice=(Note(_advice(way)),),
+    )
+
+
+def _place(way: Way) -> Any:
+    place = way.nodes[0].place
+    return replace(place, function="") if place is not None and way.edges else None
+
+
+def _unheld(way: Way) -> str:
+    return f"(held by C code or a value in use) → {way.chain}"
+
+
+def _loose_findings(found: Found, ways: Sequence[Way]) -> list[Finding]:
+    """Where no module and no frame leads to the object."""
+    if ways:
+        return [
+            Finding(
+                "held_by_native_code",
+                Severity.INFO,
+                found.target.bytes,
+                f"held through {way.nodes[0].label}, which no module, thread or frame leads to",
+                (Note(_unheld(way)),),
+                (Note("look for the extension, iterator or callback that received it"),),
+            )
+            for way in ways
+        ]
+    if found.native:
+        return []
+    if found.unexplained:
+        count = format_count(found.unexplained, "reference")
+        return [
+            Finding(
+                "held_by_native_code",
+                Severity.INFO,
+                found.target.bytes,
+                f"held by {count} from C code or from a value in use",
+                (Note("No module, no thread and no running function leads to it."),),
+            )
+        ]
+    if found.referrers:
+        return [_garbage_finding(found)]
+    return []
+
+
+def _garbage_finding(found: Found) -> Finding:
+    return Finding(
+        "held_by_garbage",
+        Severity.INFO,
+        found.target.bytes,
+        "held only by garbage that waits for the collector",
+        (Note("What refers to it is part of an unreachable cycle, or hangs on one."),),
+        (
+            Note(
+                "neutracer.find_tensor_cycles() names the cycle; if it goes through the "
+                "autograd graph, find_autograd_cycles() says whether it can be freed at all"
+            ),
+        ),
+    )
+
+
+def _native_finding(found: Found) -> Finding:
+    count = format_count(found.native, "reference")
+    return Finding(
+        "held_by_cxx",
+        Severity.INFO,
+        found.target.bytes,
+        f"held by {count} in C++ that Python's objects and autograd don't account for",
+        (
+            Note(
+                "Possible holders: a running backward pass, a DataLoader's or DDP's buffers, "
+                "an operator that keeps its arguments, a custom C++ function's saved values."
+            ),
+        ),
+    )
+
+
+# ---- advice ------------------------------------------------------------------------------
+
+_OUTPUTS = {"Out", "_oh", "_", "__", "___"}
+_LAST = {"last_exc", "last_value", "last_traceback", "last_type"}
+
+
+def _advice(way: Way) -> str:
+    edges = way.edges
+    first = edges[0] if edges else None
+    if first is not None and way.nodes[0].kind == "module":
+        notebook = _notebook_advice(way, first)
+        if notebook:
+            return notebook
+    for edge in edges:
+        advice = _edge_advice(way, edge)
+        if advice:
+            return advice
+    return _root_advice(way)
+
+
+def _notebook_advice(way: Way, first: Edge) -> str:
+    module = way.nodes[0].label.removeprefix("module ")
+    output = first.name in _OUTPUTS or (first.name[:1] == "_" and first.name[1:].isdecimal())
+    if (module == "__main__" and output) or (module == "sys" and first.name in _LAST):
+        return "neutracer.release_holders() lets go of it"
+    return ""
+
+
+def _edge_advice(way: Way, edge: Edge) -> str:
+    """Advice on special kinds of holders; it names the first such one on the way."""
+    source, target = way.nodes[edge.source], way.nodes[edge.target]
+    if source.type.endswith("_lru_cache_wrapper"):
+        return f"call cache_clear() on {source.label}, or don't cache large objects"
+    if edge.kind == "exception" or target.kind in ("traceback", "exception"):
+        return (
+            "the exception keeps the variables of its frames: let go of the exception, or "
+            "call traceback.clear_frames(error.__traceback__)"
+        )
+    if edge.kind == "autograd":
+        if edge.name in ("._backward_hooks", "._post_accumulate_grad_hooks"):
+            return "remove the hook by its handle when it is no longer needed"
+        if edge.name == "._base":
+            return "it is the base of a view: clone() the view and let go of it"
+        if edge.name == ".grad":
+            return "zero_grad(set_to_none=True), or x.grad = None, lets go of a gradient"
+        return (
+            "the graph keeps it for backward: keep loss.detach() or loss.item() instead of "
+            "the loss, or run backward without retain_graph"
+        )
+    return ""
+
+
+def _root_advice(way: Way) -> str:
+    root = way.nodes[0]
+    if not way.edges:
+        return "it is a module: it lives until the program ends"
+    first = way.edges[0]
+    if root.kind == "root" and root.label.startswith("frame of "):
+        return f"`del {first.name}` there when finished, or let the function end"
+    if root.kind == "root":
+        return f"the thread keeps it ({first.name}) until the thread ends"
+    if not first.name:
+        return f"{root.label} keeps it in C code"
+    held = f"{root.label.removeprefix('module ')}.{first.name}"
+    last = way.edges[-1]
+    if len(way.edges) > 1 and last.kind in ("value", "item", "member"):
+        container = way.nodes[last.source].label
+        return f"take it out of the {container} in {held} when finished"
+    if len(way.edges) > 1:
+        return f"set {last.name} to None there, or drop {held}"
+    return f"`del {first.name}` in {root.label}, or set it to None when finished"
+
+
+# ---- the picture -------------------------------------------------------------------------
+
+
+def _graph(ways: Sequence[Way], title: str) -> ObjectGraph:
+    """The chains as one graph; equal beginnings and the common end are drawn once."""
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    known: dict[tuple[Any, ...], int] = {}
+    seen: set[tuple[int, int, str]] = set()
+    for way in ways:
+        numbers: list[int] = []
+        trail: tuple[Any, ...] = ()
+        for at, node in enumerate(way.nodes):
+            step = way.edges[at - 1].text if at else node.label
+            trail = (*trail, step)
+            key = ("target",) if at == len(way.nodes) - 1 else trail
+            if key not in known:
+                known[key] = len(nodes)
+                nodes.append(replace(node, id=len(nodes)))
+            numbers.append(known[key])
+        for edge in way.edges:
+            source, target = numbers[edge.source], numbers[edge.target]
+            if (source, target, edge.name) not in seen:
+                seen.add((source, target, edge.name))
+                edges.append(replace(edge, source=source, target=target))
+    return ObjectGraph(tuple(nodes), tuple(edges), title)

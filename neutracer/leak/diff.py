@@ -1,0 +1,706 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`diff`: two snapshots compared by the line that allocated."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from neutracer.errors import SnapshotError
+from neutracer.question import first_findings, opened
+from neutracer.render.document import (
+    Block,
+    Cell,
+    Document,
+    Figure,
+    Note,
+    Paragraph,
+    Place,
+    Severity,
+    Table,
+)
+from neutracer.render.report import Finding, PlainRow, Report, ranked
+from neutracer.trace.events import device_name, shown_device
+from neutracer.trace.flaws import end_is_known
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+from neutracer.trace.stacks import Frame, place_of
+from neutracer.units import format_bytes, format_count
+
+# ---- Diff parts --------------------------------------------------------------------------
+
+# What a snapshot holds by stack, category and size, and how two of them differ.
+
+Sums = dict[Any, tuple[int, int]]
+
+# Rows of each table of the printed report.
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Change(PlainRow):
+    """How one stack, line, category or size class differs between two snapshots.
+
+    Attributes:
+        kind: "new" (nothing of it was there before), "gone" (nothing is left), "grown",
+            "shrunk" or "same", by bytes.
+        key: What it is in words: a line, a category, or a range of sizes.
+        before_bytes: Its allocated blocks before.
+        after_bytes: And after.
+        before_count: How many blocks.
+        after_count: And after.
+        stack: Of a stack its frames, innermost first; else empty.
+        place: The line itself, or the line of the program that represents a stack; else None.
+    """
+
+    kind: str
+    key: str
+    before_bytes: int
+    after_bytes: int
+    before_count: int
+    after_count: int
+    stack: tuple[Frame, ...] = ()
+    place: Place | None = None
+
+    @property
+    def bytes(self) -> int:
+        """After less before."""
+        return self.after_bytes - self.before_bytes
+
+    @property
+    def count(self) -> int:
+        """Blocks after less blocks before."""
+        return self.after_count - self.before_count
+
+
+@dataclass(frozen=True)
+class Held:
+    """The allocated blocks of one snapshot: (bytes, blocks) by stack, category and size."""
+
+    by_stack: Sums
+    by_category: Sums
+    by_size: Sums
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of one snapshot's trace; None and -1 where it has no events.
+
+    Attributes:
+        allocated: The most bytes that were allocated.
+        reserved: The most bytes that were reserved.
+        event: When the most were allocated.
+        held: The blocks that were allocated then: (bytes, blocks) by place.
+    """
+
+    allocated: int | None
+    reserved: int | None
+    event: int
+    held: Sums
+
+
+def peaks_of(snap: Snapshot, device: int) -> Peaks:
+    """The peaks of a device's trace."""
+    if not snap.trace_length(device):
+        return Peaks(None, None, -1, {})
+    timeline = snap.timeline(device)
+    peak, most = timeline.peak("allocated"), timeline.peak("reserved")
+    held = {place: (nbytes, count) for place, nbytes, _, count in timeline.held_by_place()}
+    return Peaks(peak.bytes, most.bytes, peak.event, held)
+
+
+def size_class(nbytes: int) -> int:
+    """The power of two up to which a size reaches, from 512 bytes on.
+
+    Example:
+        >>> size_class(512), size_class(513), size_class(3 << 20) >> 20
+        (512, 1024, 4)
+    """
+    return max(512, 1 << (nbytes - 1).bit_length())
+
+
+#: What is compared where an end is not known.
+NOTHING = Held({}, {}, {})
+
+
+def held_in(snap: Snapshot, device: int) -> Held:
+    """The allocated blocks of a device."""
+    held = Held({}, {}, {})
+    categories = _categories(snap, device)
+    devices, blocks = snap.segments.codes("device"), snap.blocks
+    columns = zip(
+        blocks.codes("segment"),
+        blocks["state"],
+        blocks.codes("stack"),
+        blocks.codes("size"),
+        blocks.codes("address"),
+        strict=True,
+    )
+    for segment, state, stack, size, address in columns:
+        if state == "active_allocated" and devices[segment] == device:
+            _add(held.by_stack, snap.stacks[stack], size)
+            _add(held.by_category, categories.get(address, "unknown"), size)
+            _add(held.by_size, size_class(size), size)
+    return held
+
+
+def _categories(snap: Snapshot, device: int) -> Mapping[int, str]:
+    """The category of each allocation that lives at the end of the trace, by address."""
+    if not snap.trace_length(device):
+        return {}
+    timeline = snap.timeline(device)
+    rows = timeline.allocations
+    columns = zip(rows.codes("address"), rows.codes("free_event"), strict=True)
+    names = timeline.categories
+    return {address: names.name(row) for row, (address, freed) in enumerate(columns) if freed == -1}
+
+
+def _add(sums: Sums, key: Any, size: int) -> None:
+    nbytes, count = sums.get(key, (0, 0))
+    sums[key] = (nbytes + size, count + 1)
+
+
+def changes(before: Sums, after: Sums) -> tuple[Change, ...]:
+    """How each key differs, the largest difference first; equal ones are at the end."""
+    found = []
+    for key in before.keys() | after.keys():
+        held, count = before.get(key, (0, 0))
+        holds, counts = after.get(key, (0, 0))
+        stack = () if isinstance(key, (str, int, Place)) else key
+        place = None if isinstance(key, (str, int)) else _place(key)
+        text = _text(key) if place is None else str(place)
+        kind = _kind(held, holds, count, counts)
+        found.append(Change(kind, text, held, holds, count, counts, stack, place))
+    return tuple(sorted(found, key=lambda one: (-abs(one.bytes), -one.after_bytes, one.key)))
+
+
+def by_line(sums: Sums) -> Sums:
+    """Stacks grouped by the line of the program that represents them."""
+    lines: Sums = {}
+    for stack, (nbytes, count) in sums.items():
+        place = place_of(stack)
+        held, counted = lines.get(place, (0, 0))
+        lines[place] = (held + nbytes, counted + count)
+    return lines
+
+
+def _place(key: Place | tuple[Frame, ...]) -> Place:
+    return key if isinstance(key, Place) else place_of(key)
+
+
+def _text(key: str | int) -> str:
+    if isinstance(key, str):
+        return key
+    if key == 512:
+        return "up to 512 B"
+    return f"over {format_bytes(key // 2)} to {format_bytes(key)}"
+
+
+def _kind(before: int, after: int, count: int, counts: int) -> str:
+    if not count:
+        return "new"
+    if not counts:
+        return "gone"
+    return "grown" if after > before else "shrunk" if after < before else "same"
+
+
+def change_table(title: str, found: list[Change]) -> Table:
+    """The largest changes as a table."""
+    rows = tuple(
+        (
+            one.kind,
+            Figure.bytes(one.before_bytes),
+            Figure.bytes(one.after_bytes),
+            Figure.bytes(one.bytes),
+            f"{one.before_count:,} → {one.after_count:,}",
+            one.place if one.place is not None else one.key,
+        )
+        for one in found[:_SHOWN]
+    )
+    shown = f" ({len(rows)} of {len(found)})" if len(rows) < len(found) else ""
+    heads = ("", "before", "after", "difference", "blocks", "")
+    return Table(title + shown, rows, heads)
+
+
+# ---- Told --------------------------------------------------------------------------------
+
+# What a report that was kept as JSON says of a device, for `diff`: no snapshot is needed.
+
+_SCHEMA = "neutracer.report/"
+_VERSION = 1
+
+# A report has some hundred kilobytes.
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class ToldReport:
+    """What `neutracer report --json` wrote.
+
+    Attributes:
+        name: The file's name, for messages.
+        devices: By number what it says of a device.
+    """
+
+    name: str
+    devices: Mapping[int, Mapping[str, Any]]
+
+    def device(self, device: int | None) -> int:
+        """The device, or the only one there is.
+
+        Raises:
+            ValueError: There is no such device, or there are several and None was given.
+        """
+        known = tuple(self.devices)
+        if device is None and len(known) == 1:
+            return known[0]
+        if device is None:
+            which = "say which with device= (--device)"
+            raise ValueError(f"the report has several devices, {which}: {known}")
+        if device not in self.devices:
+            raise ValueError(f"the report has no device {device}, only {known}")
+        return device
+
+    def stats(self, device: int) -> Mapping[str, int]:
+        """PyTorch's figures at the end."""
+        stats: Mapping[str, int] = self.devices[device]["memory_stats"]
+        return stats
+
+    def end_known(self, device: int) -> bool:
+        """Whether these say what was there; the file may have had no segments."""
+        return self.devices[device].get("end_known") is not False
+
+    def peaks(self, device: int) -> Peaks:
+        """The peaks, with who held that of allocated: bytes as they were requested."""
+        entry = self.devices[device]
+        if not entry["events"]:
+            return Peaks(None, None, -1, {})
+        peak = entry["peak"]
+        held = {_place_of(one): (one["requested_bytes"], one["count"]) for one in peak["holders"]}
+        most = entry["reserved_peak"]["reserved_bytes"]
+        return Peaks(peak["allocated_bytes"], most, peak["event"], held)
+
+
+def _place_of(one: Mapping[str, Any]) -> Place:
+    words = (one["function"], one["filename"], one["line"], one["package"], one["caller"])
+    return Place(*words)
+
+
+def told_report(source: object) -> ToldReport | None:
+    """The report that a path names, or that `to_dict()` gave; None for anything else.
+
+    Raises:
+        SnapshotError: It is JSON of neutracer, but no report on one snapshot.
+    """
+    if isinstance(source, ToldReport):
+        return source
+    if isinstance(source, Mapping):
+        return _checked(source, "the report")
+    if not isinstance(source, (str, os.PathLike)) or not _is_json(source):
+        return None
+    with open(source, encoding="utf-8") as file:
+        try:
+            plain = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise SnapshotError(f"this is not JSON: {error}") from None
+    return _checked(plain, os.path.basename(os.fspath(source)))
+
+
+def _is_json(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as neutracer's JSON does."""
+    if not os.path.isfile(path) or os.path.getsize(path) > _MOST_BYTES:
+        return False
+    with open(path, "rb") as file:
+        head = file.read(256)
+    return head.lstrip()[:1] == b"{" and b'"schema"' in head
+
+
+def _checked(plain: Any, name: str) -> ToldReport:
+    """A report in whose place nothing else stands."""
+    schema = str(plain.get("schema", "")) if isinstance(plain, Mapping) else ""
+    if not schema.startswith(_SCHEMA):
+        raise SnapshotError(
+            f"this is JSON of {schema or 'no schema'}, not a report: "
+            "neutracer report --json writes one"
+        )
+    if schema != f"{_SCHEMA}{_VERSION}":
+        raise SnapshotError(f"this is {schema}, which another version of neutracer wrote")
+    try:
+        made = ToldReport(name, {int(one["device"]): one for one in plain["devices"]})
+        for device in made.devices:
+            made.peaks(device)
+            _whole(made.stats(device)["allocated_bytes.all.current"])
+            _whole(made.stats(device)["reserved_bytes.all.current"])
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        raise SnapshotError("this report lacks what neutracer writes into one") from None
+    return made
+
+
+def _whole(value: object) -> None:
+    if not isinstance(value, int):
+        raise TypeError(value)
+
+
+# ---- Diff findings -----------------------------------------------------------------------
+
+# What a difference between two snapshots amounts to: a higher peak, and lines that hold more.
+
+# What a line added is serious or severe from so many bytes on, and moderate from a tenth of
+# what there was before.
+_SERIOUS = 64 << 20
+_SEVERE = 1 << 30
+_MODERATE_SHARE = 0.1
+
+# A peak is what decides whether a program fits: it is moderate from this share on.
+_MODERATE_PEAK = 0.02
+
+# Lines that become findings; the others are in `by_line`.
+_FINDINGS = 5
+
+# Places that are named for a higher peak.
+_PEAK_PLACES = 3
+
+
+def peak_findings(peaks: tuple[Peaks, Peaks], at_peak: tuple[Change, ...]) -> list[Finding]:
+    """That the peak of allocated is higher than before, and what holds more there."""
+    before, after = peaks[0].allocated, peaks[1].allocated
+    if before is None or after is None or after <= before:
+        return []
+    more = after - before
+    message = f"the peak is {format_bytes(more)} higher: {format_bytes(after)}"
+    message += f", where it was {format_bytes(before)}"
+    grown = [one for one in at_peak if one.bytes > 0][:_PEAK_PLACES]
+    evidence = tuple(Note(f"{format_bytes(one.bytes)} more there by", one.place) for one in grown)
+    severity = _severity(more, before, _MODERATE_PEAK)
+    return [Finding("peak_grown", severity, more, message, evidence, event=peaks[1].event)]
+
+
+def line_findings(lines: Iterable[Change], total: int) -> tuple[Finding, ...]:
+    """The lines that hold most more than before, as findings."""
+    grown = [one for one in lines if one.bytes > 0][:_FINDINGS]
+    return ranked(_finding(one, total) for one in grown)
+
+
+def _finding(one: Change, total: int) -> Finding:
+    size = format_bytes(one.bytes)
+    said = f"{size} new" if one.kind == "new" else f"{size} more than before"
+    blocks = (
+        format_count(one.count, "more block")
+        if one.count > 0
+        else "in fewer blocks"
+        if one.count
+        else "in as many blocks"
+    )
+    evidence = Note(f"{blocks}, {format_bytes(one.after_bytes)} in all, from", one.place)
+    return Finding(one.kind, _severity(one.bytes, total), one.bytes, said, (evidence,))
+
+
+def _severity(nbytes: int, total: int, moderate: float = _MODERATE_SHARE) -> Severity:
+    if nbytes >= _SEVERE:
+        return Severity.SEVERE
+    if nbytes >= _SERIOUS:
+        return Severity.SERIOUS
+    return Severity.MODERATE if nbytes >= moderate * total else Severity.INFO
+
+
+# ---- Diff --------------------------------------------------------------------------------
+
+# What is there in one snapshot that was not in another, or is gone?
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DiffReport(Report):
+    """How what two snapshots hold differs.
+
+    Attributes:
+        device: The device; -1 is the CPU, -2 the host's pinned memory.
+        before_device: The device before: another one where two ranks are compared.
+        before_allocated_bytes: allocated_bytes.all.current before.
+        after_allocated_bytes: And after.
+        before_reserved_bytes: reserved_bytes.all.current before.
+        after_reserved_bytes: And after.
+        before_peak_allocated_bytes: The most that was allocated in its trace; None where it
+            has no events.
+        after_peak_allocated_bytes: And after.
+        before_peak_reserved_bytes: The most that was reserved in its trace.
+        after_peak_reserved_bytes: And after.
+        at_peak: Each place that holds blocks at one of the peaks of allocated, the largest
+            difference first; empty where one has no events.
+        by_stack: Each stack that holds blocks in one of them, the largest difference
+            first; a stack is the same if all its frames are.
+        by_line: The same by the line of the program that represents a stack.
+        by_category: The same by category, as far as the traces show it.
+        by_size: And by size class: powers of two.
+        before_end_known: False where the first file has a history and lacks the segments: then
+            what it holds at its end is not known, its figures of that are 0, and nothing is
+            compared by stack, line, category and size.
+        after_end_known: And the second.
+    """
+
+    schema = "neutracer.diff/1"
+    derived = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+
+    device: int
+    before_device: int
+    before_allocated_bytes: int
+    after_allocated_bytes: int
+    before_reserved_bytes: int
+    after_reserved_bytes: int
+    before_peak_allocated_bytes: int | None
+    after_peak_allocated_bytes: int | None
+    before_peak_reserved_bytes: int | None
+    after_peak_reserved_bytes: int | None
+    at_peak: tuple[Change, ...]
+    by_stack: tuple[Change, ...]
+    by_line: tuple[Change, ...]
+    by_category: tuple[Change, ...]
+    by_size: tuple[Change, ...]
+    before_end_known: bool = True
+    after_end_known: bool = True
+    _of_reports: bool = field(default=False, compare=False)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Allocated after less before."""
+        return self.after_allocated_bytes - self.before_allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Reserved after less before."""
+        return self.after_reserved_bytes - self.before_reserved_bytes
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """The peak of allocated after less before; None where one is not known."""
+        return _less(self.after_peak_allocated_bytes, self.before_peak_allocated_bytes)
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """The peak of reserved after less before; None where one is not known."""
+        return _less(self.after_peak_reserved_bytes, self.before_peak_reserved_bytes)
+
+    @property
+    def new(self) -> tuple[Change, ...]:
+        """Stacks that held nothing before."""
+        return tuple(one for one in self.by_stack if one.kind == "new")
+
+    @property
+    def gone(self) -> tuple[Change, ...]:
+        """Stacks that hold nothing any more."""
+        return tuple(one for one in self.by_stack if one.kind == "gone")
+
+    @property
+    def grown(self) -> tuple[Change, ...]:
+        """Stacks that hold more than before."""
+        return tuple(one for one in self.by_stack if one.kind == "grown")
+
+    @property
+    def _ends_known(self) -> bool:
+        return self.before_end_known and self.after_end_known
+
+    def document(self) -> Document:
+        """The report as a page."""
+        blocks: tuple[Block, ...] = (*self.finding_blocks(), self._totals())
+        named = (
+            ("At the peak", self.at_peak),
+            ("At the end, by line", self.by_line),
+            ("At the end, by category", self.by_category),
+            ("At the end, by size of block", self.by_size),
+        )
+        for title, found in named:
+            differing = [one for one in found if one.kind != "same"]
+            if differing:
+                blocks += (change_table(title, differing),)
+        if self._of_reports:
+            text = "In requested bytes, as reports have them. Two snapshots also show the end."
+            blocks += (Paragraph(text),)
+        elif self._ends_known and not any(one.kind != "same" for one in self.by_line):
+            blocks += (Paragraph("At the end every line holds as many bytes as before."),)
+        name = device_name(self.device)
+        if self.before_device != self.device:
+            name = f"{device_name(self.before_device)} → {name}"
+        facts = [name]
+        if self._ends_known:
+            facts.append(f"{_signed(self.allocated_bytes)} allocated at the end")
+        if self.peak_allocated_bytes is not None:
+            facts.append(f"{_signed(self.peak_allocated_bytes)} at the peak")
+        return Document("Difference", tuple(facts), blocks)
+
+    def _totals(self) -> Table:
+        peaks = (
+            ("peak allocated", self.before_peak_allocated_bytes, self.after_peak_allocated_bytes),
+            ("peak reserved", self.before_peak_reserved_bytes, self.after_peak_reserved_bytes),
+        )
+        was, now = self.before_end_known, self.after_end_known
+        ends = (
+            (
+                "allocated at the end",
+                self.before_allocated_bytes if was else None,
+                self.after_allocated_bytes if now else None,
+            ),
+            (
+                "reserved at the end",
+                self.before_reserved_bytes if was else None,
+                self.after_reserved_bytes if now else None,
+            ),
+        )
+        rows = tuple(_total(*row) for row in (*peaks, *ends) if row[1:] != (None, None))
+        return Table("", rows, ("", "before", "after", "difference"))
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _total(name: str, before: int | None, after: int | None) -> tuple[Cell, ...]:
+    figures = (before, after, _less(after, before))
+    return name, *("unknown" if one is None else Figure.bytes(one) for one in figures)
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
+class HasSnapshot(Protocol):
+    """A report that has the snapshot that it is about."""
+
+    @property
+    def snapshot(self) -> Snapshot | None: ...
+
+
+def _opened(source: Snapshot | HasSnapshot | SnapshotSource) -> Snapshot:
+    """The snapshot that a source is, has or holds.
+
+    Raises:
+        ValueError: It is a report without one.
+    """
+    if isinstance(source, Report) and hasattr(source, "snapshot"):
+        if source.snapshot is None:
+            raise ValueError("this report has no snapshot: give the snapshot itself")
+        source = source.snapshot
+    return opened(cast(SnapshotSource, source))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is compared of one of the two."""
+
+    device: int
+    allocated: int
+    reserved: int
+    end_known: bool
+    peaks: Peaks
+    held: Held
+
+
+def _side(snap: Snapshot, device: int) -> _Side:
+    stats = snap.memory_stats(device)
+    return _Side(
+        shown_device(snap, device),
+        stats["allocated_bytes.all.current"],
+        stats["reserved_bytes.all.current"],
+        end_is_known(snap, device),
+        peaks_of(snap, device),
+        held_in(snap, device),
+    )
+
+
+def _told_side(told: ToldReport, device: int) -> _Side:
+    """What a report says: the totals, and who held the peak."""
+    stats = told.stats(device)
+    return _Side(
+        device,
+        stats["allocated_bytes.all.current"],
+        stats["reserved_bytes.all.current"],
+        told.end_known(device),
+        told.peaks(device),
+        NOTHING,
+    )
+
+
+def _devices(
+    before: Snapshot | ToldReport, after: Snapshot | ToldReport, device: int | None
+) -> tuple[int, int]:
+    """The device of each: the only one, as two ranks have theirs, or the same."""
+    number = after.device(device)
+    only = device is None and len(before.devices) == 1
+    return before.device(None if only else number), number
+
+
+def _compared(
+    before: _Side, after: _Side, first: tuple[Finding, ...], *, of_reports: bool
+) -> DiffReport:
+    """How the two differ; `first` are the findings that come before all others."""
+    ends_known = before.end_known and after.end_known
+    held, holds = (before.held, after.held) if ends_known else (NOTHING, NOTHING)
+    lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
+    peaks = before.peaks, after.peaks
+    have_peaks = all(peak.allocated is not None for peak in peaks)
+    at_peak = changes(peaks[0].held, peaks[1].held) if have_peaks else ()
+    found = (*peak_findings(peaks, at_peak), *line_findings(lines, before.allocated))
+    return DiffReport(
+        device=after.device,
+        before_device=before.device,
+        before_allocated_bytes=before.allocated,
+        after_allocated_bytes=after.allocated,
+        before_reserved_bytes=before.reserved,
+        after_reserved_bytes=after.reserved,
+        before_peak_allocated_bytes=peaks[0].allocated,
+        after_peak_allocated_bytes=peaks[1].allocated,
+        before_peak_reserved_bytes=peaks[0].reserved,
+        after_peak_reserved_bytes=peaks[1].reserved,
+        at_peak=at_peak,
+        by_stack=changes(held.by_stack, holds.by_stack),
+        by_line=lines,
+        by_category=changes(held.by_category, holds.by_category),
+        by_size=changes(held.by_size, holds.by_size),
+        before_end_known=before.end_known,
+        after_end_known=after.end_known,
+        findings=(*first, *ranked(found)),
+        _of_reports=of_reports,
+    )
+
+
+def diff(
+    before: Snapshot | HasSnapshot | SnapshotSource | Mapping[str, Any],
+    after: Snapshot | HasSnapshot | SnapshotSource | Mapping[str, Any],
+    *,
+    device: int | None = None,
+) -> DiffReport:
+    """What two snapshots of a program hold, and how it differs.
+
+    Args:
+        before: A Snapshot, a report that has one (of `report` or of a cell), or what `load`
+            takes. Or the JSON of a report, as a file or as `to_dict()` gives it: of two of these
+            the totals are compared and who held the peaks, in requested bytes.
+        after: A later one, or one of another run.
+        device: The device; None is the only one of each, as two ranks have theirs.
+
+    Returns:
+        The report; `str(report)` is one screen.
+
+    Raises:
+        SnapshotError: A file can't be read.
+        ValueError: There is no such device, or only one of the two is the JSON of a report.
+
+    Example:
+        >>> import neutracer
+        >>> healthy = neutracer.load("tests/data/train_resnet_healthy.pickle.xz")
+        >>> late = neutracer.load("tests/data/train_resnet_late_zero_grad.pickle.xz")
+        >>> neutracer.diff(healthy, late).allocated_bytes
+        1441792
+    """
+    was, now = told_report(before), told_report(after)
+    if was is not None and now is not None:
+        earlier, number = _devices(was, now, device)
+        sides = _told_side(was, earlier), _told_side(now, number)
+        return _compared(*sides, (), of_reports=True)
+    if was is not None or now is not None:
+        raise ValueError("one of the two is JSON of a report, the other not: give two of a kind")
+    first, second = _opened(cast(Any, before)), _opened(cast(Any, after))
+    earlier, number = _devices(first, second, device)
+    sides = _side(first, earlier), _side(second, number)
+    return _compared(*sides, first_findings(first, second), of_reports=False)

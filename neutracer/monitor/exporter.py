@@ -1,0 +1,819 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`serve_metrics`: Prometheus metrics over HTTP, on 127.0.0.1 by default."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import ipaddress
+import json
+import logging
+import math
+import os
+import pickle
+import socket
+import socketserver
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import parse_qs
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import neutracer.hooks.shim as hooks
+from neutracer._native import core
+from neutracer.arguments import number
+from neutracer.errors import HistoryWarning, NeutracerError, missing
+from neutracer.heap.cycles import device_filter
+from neutracer.heap.watch import prepare_heap
+from neutracer.hooks.live import take
+from neutracer.monitor.memory_monitor import MemoryMonitor
+from neutracer.pickling import StaysHere
+from neutracer.recording.recorder import light_symbols, torch_with_cuda
+from neutracer.recording.sidecar import rank_facts
+from neutracer.trace.events import device_name
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.stacks import grouped
+from neutracer.trace.table import Table
+
+# ---- Probes ------------------------------------------------------------------------------
+
+# What an exporter reports beyond the monitor's readings: the largest free block, who holds
+# the memory, and what only a garbage collection would free. Each is looked at now and then,
+# when somebody asks.
+
+# Walking the heap, which holds the GIL, takes at most this share of the time.
+_MOST_SHARE = 0.001
+
+# How long a request waits for a look, in seconds; what comes later is reported the next time.
+_PATIENCE_S = 0.5
+
+# Events in which the stacks of live blocks are looked for.
+_TAIL_EVENTS = 100_000
+
+_MOST_HOLDERS = 10
+
+
+class Probes:
+    """Answers that are kept for a while.
+
+    Args:
+        layout_interval: Seconds between two looks at the allocator's layout (milliseconds
+            for some ten thousand blocks); None for none.
+        garbage_interval: The least seconds between two walks of Python's heap; None for none.
+            They run less often where they take more than 0.1 % of the time.
+    """
+
+    def __init__(self, layout_interval: float | None, garbage_interval: float | None) -> None:
+        self._lock = threading.Lock()
+        self._looking: threading.Thread | None = None
+        self._layout_interval = layout_interval
+        self._garbage_interval = garbage_interval
+        self._layout_at = self._garbage_at = 0.0
+        self._largest: dict[int, int] = {}
+        self._holders: list[dict[str, Any]] = []
+        self._garbage: dict[int, int] = {}
+
+    def look(self, devices: tuple[int, ...]) -> None:
+        """Look again at what is due, beside the caller, who waits for a moment at most."""
+        with self._lock:
+            if self._looking is None or not self._looking.is_alive():
+                self._looking = threading.Thread(
+                    target=self._look, args=(devices,), name="neutracer-probes", daemon=True
+                )
+                self._looking.start()
+            looking = self._looking
+        looking.join(_PATIENCE_S)
+
+    def _look(self, devices: tuple[int, ...]) -> None:
+        """What can't be looked at is left out."""
+        now = time.monotonic()
+        if self._layout_interval is not None and now >= self._layout_at:
+            self._layout_at = now + self._layout_interval
+            self._attempt(self._look_at_layout)
+        if self._garbage_interval is not None and now >= self._garbage_at and devices:
+            begin = time.monotonic()
+            self._attempt(lambda: self._look_at_garbage(devices))
+            spent = time.monotonic() - begin
+            self._garbage_at = now + max(self._garbage_interval, spent / _MOST_SHARE)
+
+    @staticmethod
+    def _attempt(look: Callable[[], None]) -> None:
+        try:
+            look()
+        except (NeutracerError, RuntimeError, OSError):
+            # The reading goes on without it.
+            return
+
+    def _look_at_layout(self) -> None:
+        snap = _layout()
+        largest: dict[int, int] = {}
+        holders: list[dict[str, Any]] = []
+        for device in snap.devices:
+            groups = core.Fragment(snap.native, None, device).groups()
+            number = -1 if _on_cpu() else device
+            largest[number] = max((group["largest_hole"] for group in groups), default=0)
+            holders += _holders(snap, device, number)
+        holders.sort(key=lambda holder: -int(holder["bytes"]))
+        self._largest, self._holders = largest, holders[:_MOST_HOLDERS]
+
+    def _look_at_garbage(self, devices: tuple[int, ...]) -> None:
+        prepare_heap()
+        garbage: dict[int, int] = {}
+        for device in devices:
+            wanted = device_filter(device_name(device))
+            found = core.find_cycles(*wanted, 0, 0, False)["garbage"]
+            garbage[device] = 0 if found is None else found["bytes"] + found["loose_bytes"]
+        self._garbage = garbage
+
+    def largest_free(self, device: int) -> int | None:
+        """Bytes of the largest free block in a device's segments; None: not looked at."""
+        return self._largest.get(device)
+
+    def garbage(self, device: int) -> int | None:
+        """Bytes of tensors that only a collection would free; None: not looked at."""
+        return self._garbage.get(device)
+
+    def holders(self) -> list[dict[str, Any]]:
+        """Who allocated what is live, where the allocator's history says, largest first."""
+        return list(self._holders)
+
+
+def _on_cpu() -> bool:
+    state = hooks.state()
+    return state is not None and state.backend == "cpu"
+
+
+def _layout() -> Snapshot:
+    """The layout now: from the hooks if they follow the allocator, else PyTorch's dump."""
+    state = hooks.state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HistoryWarning)
+        if state is not None and state.attached:
+            return take(state.backend, _TAIL_EVENTS)
+        torch = torch_with_cuda()
+        if not torch.cuda.is_initialized():
+            raise NeutracerError("CUDA is not in use yet")
+        with light_symbols():
+            return load(pickle.dumps(_dump(), protocol=4))
+
+
+def _dump() -> Any:
+    """PyTorch's own dump, without the traces where PyTorch can leave them out."""
+    dump = sys.modules["torch"]._C._cuda_memorySnapshot
+    try:
+        return dump((0, 0, False))
+    except (TypeError, RuntimeError):
+        return dump(None)
+
+
+def _holders(snap: Snapshot, device: int, number: int) -> list[dict[str, Any]]:
+    segments, blocks = snap.segments, snap.blocks
+    rows = [
+        (block.stack, block.size, 1)
+        for block in blocks
+        if block.state == "active_allocated" and segments[block.segment].device == device
+    ]
+    return [
+        {
+            "device": device_name(number),
+            "place": place.location,
+            "function": place.function,
+            "bytes": nbytes,
+            "count": count,
+        }
+        for place, nbytes, count in grouped(row for row in rows if row[0])[:_MOST_HOLDERS]
+    ]
+
+
+# ---- Page --------------------------------------------------------------------------------
+
+# What `neutracer top` shows of a job, as plain data.
+
+SCHEMA = "neutracer.top/1"
+
+# Points of a curve: more than a terminal has columns.
+_POINTS = 240
+
+_ALERTS = 20
+
+
+def page_of(
+    monitor: MemoryMonitor, probes: Probes, rank: str, seconds: float | None
+) -> dict[str, Any]:
+    """A JSON object of schema "neutracer.top/1".
+
+    Args:
+        monitor: The monitor.
+        probes: What was looked at besides.
+        rank: The job's rank.
+        seconds: How far back the curves go; None is the whole run.
+    """
+    devices = []
+    status = monitor.status
+    for device in monitor.devices if status["road"] else ():
+        stats = monitor.get_stats(device)
+        stats["largest_free_bytes"] = probes.largest_free(device)
+        stats["garbage_bytes"] = probes.garbage(device)
+        stats["curve"] = _curve(monitor.device_series(device), seconds)
+        devices.append(stats)
+    return {
+        "schema": SCHEMA,
+        "time_us": time.time_ns() // 1000,
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "running": status["running"],
+        "road": status["road"],
+        "interval_s": monitor.interval,
+        "devices": devices,
+        "alerts": [
+            {"kind": alert.kind, "message": alert.message, "time_us": alert.time_us}
+            for alert in monitor.alerts[-_ALERTS:]
+        ],
+        "holders": probes.holders(),
+    }
+
+
+def _curve(series: Table, seconds: float | None) -> dict[str, Any]:
+    """The extremes of allocated, and the largest of reserved and used, over equal times."""
+    times = series["time_us"]
+    assert isinstance(times, memoryview)
+    end = times[-1] if len(times) else 0
+    begin = times[0] if len(times) else 0
+    if seconds is not None:
+        begin = max(begin, end - round(seconds * 1e6))
+    step = max((end - begin) / _POINTS, 1.0)
+    cells: dict[int, list[int]] = {}
+    for row in range(len(times)):
+        if times[row] >= begin:
+            cells.setdefault(min(int((times[row] - begin) / step), _POINTS - 1), []).append(row)
+
+    def points(name: str, pick: Callable[[Sequence[int]], int]) -> list[int]:
+        column = series.codes(name)
+        return [pick([column[row] for row in rows]) for rows in cells.values()]
+
+    return {
+        "time_us": [times[rows[-1]] for rows in cells.values()],
+        "allocated_low": points("allocated_low", min),
+        "allocated": points("allocated_high", max),
+        "reserved": points("reserved_high", max),
+        "used": points("device_used_high", max),
+    }
+
+
+# ---- Server ------------------------------------------------------------------------------
+
+# The exporter's HTTP server: three pages, on loopback by default.
+#
+# It is a guest in its process: it has a bounded number of threads, each for a bounded time, and
+# writes nothing to the program's standard error.
+
+_INDEX = b"neutracer: /metrics for Prometheus, /top.json for 'neutracer top'\n"
+
+# Seconds that a request may take, from its connection to the last byte of the answer.
+_REQUEST_S = 10.0
+
+# Requests that are answered at once; each has a thread.
+_MOST_AT_ONCE = 16
+
+# Seconds that a connection waits for one of them to end, before it is refused. While they are
+# all held by slow clients none waits.
+_TURN_S = 0.25
+
+# Connections that the system keeps until they are accepted, where it keeps so many. Whoever comes
+# on top of them is not heard, and tries again by itself after one second, and after three.
+_BACKLOG = 1024
+
+# How far back curves may go, in seconds.
+_MOST_SECONDS = 1e9
+
+_REFUSAL = (
+    b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
+    b"Connection: close\r\n\r\n"
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+_serving: weakref.WeakSet[_Listener] = weakref.WeakSet()
+
+Start = Callable[[str, list[tuple[str, str]]], Any]
+
+
+class Application:
+    """Hands a request to Prometheus's own application, or answers with a page.
+
+    Args:
+        metrics: The application of prometheus_client.
+        page: Gives what `neutracer top` shows, of the last seconds given, or of all.
+    """
+
+    def __init__(
+        self,
+        metrics: Callable[..., Iterable[bytes]],
+        page: Callable[[float | None], dict[str, Any]],
+    ) -> None:
+        self._metrics = metrics
+        self._page = page
+        self.loopback_only = True
+
+    def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+        if self.loopback_only and not _is_local(environ.get("HTTP_HOST", "")):
+            # A page of the web that points a name of its own at this machine.
+            return _answer(start, "403 Forbidden", b"ask by the name localhost\n")
+        path = environ.get("PATH_INFO", "/")
+        if path == "/metrics":
+            return self._metrics(environ, start)
+        if path == "/":
+            return _answer(start, "200 OK", _INDEX)
+        if path != "/top.json":
+            return _answer(start, "404 Not Found", _INDEX)
+        try:
+            seconds = _seconds(environ.get("QUERY_STRING", ""))
+        except ValueError:
+            wrong = b"seconds must be a number above 0, and at most 1e9\n"
+            return _answer(start, "400 Bad Request", wrong)
+        plain = json.dumps(self._page(seconds), allow_nan=False).encode()
+        return _answer(start, "200 OK", plain, "application/json")
+
+
+def _seconds(query: str) -> float | None:
+    """How far back the curves are asked to go; None is the whole run."""
+    asked = parse_qs(query, keep_blank_values=True, max_num_fields=16).get("seconds")
+    if not asked:
+        return None
+    seconds = float(asked[0])
+    if not (math.isfinite(seconds) and 0 < seconds <= _MOST_SECONDS):
+        raise ValueError
+    return seconds
+
+
+def _answer(
+    start: Start, status: str, body: bytes, kind: str = "text/plain; charset=utf-8"
+) -> Iterable[bytes]:
+    headers = [("Content-Type", kind), ("Content-Length", str(len(body)))]
+    start(status, [*headers, ("Cache-Control", "no-store")])
+    return [body]
+
+
+def _is_local(host: str) -> bool:
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]")
+    if name in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class _Listener(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = _BACKLOG
+    # Two ranks on one port would answer in turns.
+    allow_reuse_port = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._turns = threading.Semaphore(_MOST_AT_ONCE)
+        # Requests that have a turn, and when it ends, in seconds of `time.monotonic`.
+        self._ends: dict[Any, float] = {}
+        self._lock = threading.Lock()
+        # Whether a connection waited for a turn in vain, and none has ended since.
+        self._is_held = False
+        super().__init__(*arguments)
+
+    def server_bind(self) -> None:
+        # Without the question to a name server that the base class asks.
+        socketserver.TCPServer.server_bind(self)
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, or refuse."""
+        if not self._turns.acquire(timeout=0 if self._is_held else _TURN_S):
+            self._is_held = True
+            _refuse(request)
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._ends[request] = time.monotonic() + _REQUEST_S
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._end()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_held = False
+        self._turns.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        # Before its number can be another connection's of this process.
+        with self._lock:
+            self._ends.pop(request, None)
+        super().shutdown_request(request)
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            # Without a descriptor left the connection stays, and would be tried at once.
+            time.sleep(_TURN_S)
+            raise
+
+    def service_actions(self) -> None:
+        """Twice a second: end what takes too long."""
+        self._disconnect(time.monotonic())
+
+    def server_close(self) -> None:
+        """Stop to listen; what is being read from clients ends."""
+        super().server_close()
+        self._disconnect(math.inf, socket.SHUT_RD)
+
+    def _disconnect(self, now: float, how: int = socket.SHUT_RDWR) -> None:
+        with self._lock:
+            for request in [request for request, end in self._ends.items() if end <= now]:
+                with contextlib.suppress(OSError):
+                    request.shutdown(how)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is not worth reporting."""
+        _LOGGER.debug("a request to the exporter failed", exc_info=True)
+
+
+def _refuse(request: Any) -> None:
+    """Say that there is no turn, to whoever takes it without waiting."""
+    with contextlib.suppress(OSError):
+        request.setblocking(False)
+        request.sendall(_REFUSAL)
+
+
+class _Handler(WSGIRequestHandler):
+    # Of one read or write, once the server is stopped and counts the time no more.
+    timeout = _REQUEST_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is written for each request."""
+
+    def get_stderr(self) -> Any:
+        """Where wsgiref writes a traceback: not among the program's own words."""
+        return _Log()
+
+
+class _Log(io.StringIO):
+    """A text that is logged when it is flushed."""
+
+    def flush(self) -> None:
+        _LOGGER.debug("%s", self.getvalue().rstrip())
+
+
+class Server:
+    """Serves an application from a thread of its own.
+
+    Raises:
+        OSError: It can't listen there.
+    """
+
+    def __init__(self, host: str, port: int, application: Application) -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError) as error:
+            number, why = errno.EINVAL, "no such address"
+            if isinstance(error, OSError):
+                number, why = error.errno or number, error.strerror or why
+            raise OSError(number, f"{why}: {host!r}") from None
+        family, address = found[0][0], found[0][4]
+        kind = type("Listener", (_Listener,), {"address_family": family})
+        application.loopback_only = ipaddress.ip_address(address[0]).is_loopback
+        try:
+            self._listener = kind(address[:2], _Handler)
+        except OSError as error:
+            said = f"{error.strerror}: {address[0]} port {port}"
+            if error.errno == errno.EADDRINUSE:
+                said += "; each process needs one of its own, 0 is any free one"
+            raise OSError(error.errno, said) from None
+        self._listener.set_app(application)
+        self._thread: threading.Thread | None = None
+        name = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+        self.url = f"http://{name}:{self._listener.server_port}"
+        _serving.add(self._listener)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread = threading.Thread(
+            target=self._listener.serve_forever, name="neutracer-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; a second time does nothing."""
+        if self._thread is not None and self._thread.is_alive():
+            self._listener.shutdown()
+            self._thread.join()
+        self._thread = None
+        self._listener.server_close()
+
+
+def _close_in_child() -> None:
+    """A child would keep the port taken after its parent has given it up."""
+    for listener in list(_serving):
+        listener.socket.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+# ---- Serve -------------------------------------------------------------------------------
+
+# A monitor's figures for Prometheus, and for `neutracer top`.
+
+#: Gauges of a device: name, what it is, and the key of `MemoryMonitor.get_stats`.
+GAUGES = (
+    ("allocated_bytes", "Bytes in allocated blocks.", "current_bytes"),
+    ("allocated_peak_bytes", "The most bytes in allocated blocks since the start.", "peak_bytes"),
+    ("reserved_bytes", "Bytes that PyTorch has taken from the device.", "reserved_bytes"),
+    ("reserved_peak_bytes", "The most bytes that were reserved.", "peak_reserved_bytes"),
+    ("active_bytes", "Bytes allocated, or waiting for a stream.", "active_bytes"),
+    ("requested_bytes", "What active blocks were asked for.", "requested_bytes"),
+    ("inactive_split_bytes", "Free bytes in segments that are in use.", "inactive_split_bytes"),
+    ("unused_ratio", "Share of the reserved bytes that is not allocated.", "ratio"),
+    ("used_ratio", "Share of the device that is taken, without the cache.", "used_share"),
+    (
+        "allocated_growth_bytes_per_second",
+        "How fast the floor of the allocated bytes rises.",
+        "growth_bytes_per_s",
+    ),
+    ("device_size_bytes", "The device's memory.", "total_bytes"),
+    ("device_used_bytes", "Bytes of the device in use by everybody.", "device_used_bytes"),
+    ("non_torch_bytes", "Of those, what is not this process's PyTorch.", "non_torch_bytes"),
+)
+
+#: Counters of a device, as the gauges.
+COUNTERS = (
+    ("alloc_retries", "How often the cache was given back to try again.", "retries"),
+    ("ooms", "Out-of-memory errors.", "ooms"),
+    ("samples", "Readings of the monitor.", "samples"),
+    ("sample_failures", "Readings that failed.", "failures"),
+)
+
+# Figures that are 0 while they are not known, and are left out then.
+_UNKNOWN_AT_ZERO = ("total_bytes", "device_used_bytes")
+_NEED_DEVICE = {"non_torch_bytes": "device_used_bytes", "used_share": "total_bytes"}
+
+
+class MetricsCollector(StaysHere, instead="it reads a monitor of this process: make one there"):
+    """A collector for a registry of prometheus_client that a program has already.
+
+    Args:
+        monitor: Whose figures to collect; it need not have started yet.
+        rank: The value of the label "rank"; None is that of `torch.distributed`, else of the
+            launcher's environment, or "0".
+        layout_interval: Seconds between two looks at the largest free block; None: never.
+        garbage_interval: Seconds between two searches for garbage; None: never. A search
+            holds the GIL for as long as it walks Python's heap, some 0.1 s for a million
+            objects, and runs less often where that is more than 0.1 % of the time.
+
+    Raises:
+        UnavailableError: prometheus_client is not installed.
+        ValueError: An interval is negative.
+        TypeError: `monitor` is no MemoryMonitor, or an interval no number.
+
+    Example:
+        >>> import neutracer, prometheus_client
+        >>> monitor = neutracer.MemoryMonitor()
+        >>> collector = neutracer.MetricsCollector(monitor)
+        >>> prometheus_client.REGISTRY.register(collector)    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        monitor: MemoryMonitor,
+        rank: int | str | None = None,
+        *,
+        layout_interval: float | None = 10.0,
+        garbage_interval: float | None = None,
+    ) -> None:
+        if not isinstance(monitor, MemoryMonitor):
+            raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
+        for name, seconds in (
+            ("layout_interval", layout_interval),
+            ("garbage_interval", garbage_interval),
+        ):
+            if seconds is not None and not number(name, seconds, "a number of seconds") >= 0:
+                raise ValueError(f"{name} is {seconds}: it must be seconds, or None for never")
+        _prometheus()
+        self.monitor = monitor
+        self._rank = None if rank is None else str(rank)
+        self.probes = Probes(layout_interval, garbage_interval)
+
+    @property
+    def rank(self) -> str:
+        """The label's value, as it is now: a program joins its group after its start."""
+        return str(rank_facts()["rank"] or 0) if self._rank is None else self._rank
+
+    def describe(self) -> list[Any]:
+        """Nothing: a collection shows what there is."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The families of prometheus_client, as they are now."""
+        core = _prometheus().core
+        monitor, rank = self.monitor, self.rank
+        names = ["device", "rank"]
+        info = core.GaugeMetricFamily(
+            "neutracer_monitor_info", "The monitor.", labels=[*names[1:], "road", "torch", "pid"]
+        )
+        torch = sys.modules.get("torch")
+        version = str(getattr(torch, "__version__", ""))
+        status = monitor.status
+        road = status["road"] or ""
+        info.add_metric([rank, road, version, str(os.getpid())], float(monitor.running))
+        yield info
+        cpu = core.CounterMetricFamily(
+            "neutracer_monitor_cpu_seconds", "What sampling costs.", labels=names[1:]
+        )
+        cpu.add_metric([rank], status["cpu_s"])
+        yield cpu
+        devices = monitor.devices if road else ()
+        self.probes.look(devices)
+        labels = {device: monitor.get_stats(device) for device in devices}
+        rows = [([stats["device"], rank], stats) for stats in labels.values()]
+        for name, text, key in GAUGES:
+            gauge = core.GaugeMetricFamily(f"neutracer_{name}", text, labels=names)
+            for values, stats in rows:
+                if is_known(stats, key):
+                    gauge.add_metric(values, stats[key])
+            yield gauge
+        for name, text, key in COUNTERS:
+            counter = core.CounterMetricFamily(f"neutracer_{name}", text, labels=names)
+            for values, stats in rows:
+                counter.add_metric(values, stats[key])
+            yield counter
+        yield from self._probed(core, names, devices, rows)
+        yield from _alerts(core, names, rows)
+
+    def _probed(
+        self, core: Any, names: list[str], devices: tuple[int, ...], rows: list[Any]
+    ) -> Iterator[Any]:
+        """What costs a look of its own."""
+        for name, text, ask in (
+            ("largest_free_bytes", "The largest free block.", self.probes.largest_free),
+            ("garbage_bytes", "What only a collection would free.", self.probes.garbage),
+        ):
+            gauge = core.GaugeMetricFamily(f"neutracer_{name}", text, labels=names)
+            for device, (values, _) in zip(devices, rows, strict=True):
+                nbytes = ask(device)
+                if nbytes is not None:
+                    gauge.add_metric(values, nbytes)
+            yield gauge
+
+
+def is_known(stats: dict[str, Any], key: str) -> bool:
+    """Whether a figure of `MemoryMonitor.get_stats` says anything."""
+    needed = _NEED_DEVICE.get(key, key)
+    value = stats[key]
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return False
+    return needed not in _UNKNOWN_AT_ZERO or stats[needed] != 0
+
+
+def _alerts(core: Any, names: list[str], rows: list[Any]) -> Iterator[Any]:
+    labels = [*names, "kind"]
+    active = core.GaugeMetricFamily(
+        "neutracer_alert_active", "Whether the monitor's alert is on.", labels=labels
+    )
+    raised = core.CounterMetricFamily(
+        "neutracer_alerts", "How often the monitor raised it.", labels=labels
+    )
+    for values, stats in rows:
+        for kind, count in stats["alerts"].items():
+            active.add_metric([*values, kind], float(kind in stats["active_alerts"]))
+            raised.add_metric([*values, kind], count)
+    yield active
+    yield raised
+
+
+def _prometheus() -> Any:
+    try:
+        import prometheus_client
+        import prometheus_client.core
+    except ImportError:
+        raise missing("prometheus_client") from None
+    return prometheus_client
+
+
+class MetricsServer(StaysHere, instead="it serves from this process: send its .url"):
+    """The handle that `serve_metrics` returns.
+
+    Attributes:
+        monitor: The monitor whose figures it serves.
+        url: Its address: "http://127.0.0.1:9435"; Prometheus asks for /metrics there.
+    """
+
+    def __init__(self, monitor: MemoryMonitor, server: Server, owns: bool) -> None:
+        self.monitor = monitor
+        self.url = server.url
+        self._server = server
+        self._owns = owns
+
+    def stop(self) -> None:
+        """End it, and the monitor if the server started it; a second time does nothing."""
+        self._server.stop()
+        if self._owns:
+            self.monitor.stop()
+
+    def __enter__(self) -> MetricsServer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<MetricsServer: {self.url}/metrics>"
+
+
+def serve_metrics(
+    monitor: MemoryMonitor | None = None,
+    port: int = 9435,
+    host: str = "127.0.0.1",
+    *,
+    rank: int | str | None = None,
+    layout_interval: float | None = 10.0,
+    garbage_interval: float | None = None,
+) -> MetricsServer:
+    """Serve a monitor's figures to Prometheus, and to `neutracer top URL`.
+
+    /metrics has gauges and counters that begin with `neutracer_`, with the labels `device`
+    and `rank`; /top.json has what `neutracer top` shows, including the names of the program's
+    functions and files. There is no password.
+
+    Args:
+        monitor: The monitor; None starts one, which ends with the server.
+        port: Where it listens; 0 is any free port. With several ranks on a host each needs
+            its own: `9435 + local_rank`.
+        host: The address it listens on; by default only this machine reaches it.
+        rank: As for `MetricsCollector`, and so the rest.
+
+    Returns:
+        The handle: `url`, `stop()`; it serves until it is stopped or the process ends.
+
+    Raises:
+        UnavailableError: prometheus_client is not installed, or there is nothing to follow.
+        ValueError: There is no such port.
+        TypeError: `monitor` is no MemoryMonitor, or another argument of a wrong kind.
+        OSError: It can't listen there; the message has the address.
+
+    Example:
+        >>> import neutracer
+        >>> server = neutracer.serve_metrics(port=0)    # doctest: +SKIP
+        >>> server.url                                  # doctest: +SKIP
+        'http://127.0.0.1:40811'
+    """
+    if monitor is not None and not isinstance(monitor, MemoryMonitor):
+        raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
+    if not isinstance(host, str):
+        raise TypeError(f"host must be an address or a name, not {type(host).__name__}")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
+        raise ValueError(f"port is {port!r}: it must be 0 to 65535")
+    prometheus = _prometheus()
+    chosen = MemoryMonitor() if monitor is None else monitor
+    collector = MetricsCollector(
+        chosen, rank, layout_interval=layout_interval, garbage_interval=garbage_interval
+    )
+    server = Server(host, port, _application(prometheus, chosen, collector))
+    try:
+        if monitor is None:
+            chosen.start()
+        server.start()
+    except BaseException:
+        server.stop()
+        raise
+    return MetricsServer(chosen, server, monitor is None)
+
+
+def _application(
+    prometheus: Any, monitor: MemoryMonitor, collector: MetricsCollector
+) -> Application:
+    """What answers requests: /metrics from a registry of its own, /top.json from the probes."""
+    registry = prometheus.CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    lock = threading.Lock()
+
+    def page(seconds: float | None) -> dict[str, Any]:
+        collector.probes.look(monitor.devices if monitor.status["road"] else ())
+        with lock:
+            return page_of(monitor, collector.probes, collector.rank, seconds)
+
+    return Application(prometheus.make_wsgi_app(registry), page)

@@ -1,0 +1,661 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The context of a failed allocation, computed lazily and cached; `Verdict`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from neutracer._native import core
+from neutracer.oom.facts import UNIT, Budget, Failure, OomFacts
+from neutracer.oom.steps import (
+    Demand,
+    Growth,
+    Phase,
+    Rounds,
+    demand_of,
+    growth_of,
+    optimizer_demand,
+    rounds_before,
+)
+from neutracer.render.document import Note, Place, Severity
+from neutracer.render.report import Finding, PlacedRow, PlainRow
+from neutracer.trace.roles import Role, role_of
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.stacks import NONE, Frame, grouped
+from neutracer.trace.table import Row, Table
+from neutracer.trace.timeline import Layout, Timeline
+
+# ---- Parts -------------------------------------------------------------------------------
+
+# What the explanation of an out-of-memory error is made of.
+
+#: The kinds of verdicts, in the order in which the main one is chosen.
+KINDS = (
+    "unreasonable_request",
+    "fragmentation",
+    "cycle_garbage",
+    "other_pool",
+    "non_torch",
+    "leak",
+    "cache_growth",
+    "process_cap",
+    "capacity",
+)
+
+
+#: What a remedy may be: change allocator settings; let go of what a line keeps; break reference
+#: cycles; make the step smaller, checkpoint its activations, run it without autograd; keep less
+#: optimizer state; split the model over devices; raise the limit of the process; free what
+#: others have of the device; let pools or streams share; correct a shape; free earlier what
+#: other streams use.
+ACTIONS = (
+    "settings",
+    "release",
+    "break_cycles",
+    "smaller_step",
+    "checkpoint",
+    "no_grad",
+    "shard_state",
+    "shard",
+    "raise_limit",
+    "end_others",
+    "share_pools",
+    "one_stream",
+    "shape",
+    "wait",
+)
+
+
+@dataclass(frozen=True)
+class Remedy(PlainRow):
+    """The first advice of a verdict, for a program to act on.
+
+    Attributes:
+        action: One of `ACTIONS`.
+        value: Of "smaller_step" the share of the step's size that fits, of "raise_limit" the
+            share of the device that is needed; None for others.
+        setting: The allocator's settings, as PYTORCH_CUDA_ALLOC_CONF takes them; "" for others.
+        place: The line to change; None where it is not one line.
+        callers: The lines that called it, innermost first: where that one is a helper.
+    """
+
+    action: str
+    value: float | None = None
+    setting: str = ""
+    place: Place | None = None
+    callers: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict(PlainRow):
+    """One cause of an out-of-memory error.
+
+    Attributes:
+        kind: One of `KINDS`.
+        bytes: What its removal would have given; of a lack of capacity what was missing.
+        evidence: What proves it, and who.
+        advice: The next step.
+        message: The verdict in one line.
+        suffices: Whether its removal alone would have let the request succeed.
+        remedy: The first advice as plain data; None where there is none.
+        headroom_bytes: What its removal leaves free once the step that failed has ended;
+            negative: so much is still missing for that. None where it can't be known.
+        headroom_steps: How many steps more the program makes with it removed, at the growth
+            seen; None where it can't be known, or where nothing would grow.
+        finishes: Whether the program goes on as far as can be seen once it is removed; None
+            where the trace does not show what a step needs.
+    """
+
+    kind: str
+    bytes: int
+    evidence: tuple[Note, ...]
+    advice: tuple[Note, ...]
+    message: str = ""
+    suffices: bool = False
+    remedy: Remedy | None = None
+    headroom_bytes: int | None = None
+    headroom_steps: int | None = None
+    finishes: bool | None = None
+
+    def finding(self, is_main: bool, event: int | None) -> Finding:
+        """The verdict as a finding of a report."""
+        severity = Severity.SERIOUS if self.suffices else Severity.MODERATE
+        if is_main:
+            severity = Severity.SEVERE
+        return Finding(
+            self.kind, severity, self.bytes, self.message, self.evidence, self.advice, event
+        )
+
+
+@dataclass(frozen=True)
+class Holding(PlacedRow):
+    """What one place in the program held.
+
+    Attributes:
+        function: The function's name.
+        filename: The file's name without its folders.
+        line: The line.
+        bytes: Of its live blocks.
+        count: How many blocks that is.
+        share: Of all allocated bytes then.
+        package: The library that the file belongs to; empty for the program's own.
+        caller: The program's own line that led there, where the file is a library's.
+    """
+
+    function: str
+    filename: str
+    line: int
+    bytes: int
+    count: int
+    share: float
+    package: str = ""
+    caller: str = ""
+
+
+# ---- Room --------------------------------------------------------------------------------
+
+# The layout in which a request failed: where free bytes were, what would have held it.
+
+# Codes of the columns `segment_type` and `state`.
+_SMALL = 0
+_INACTIVE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A segment as the request saw it.
+
+    Attributes:
+        row: Its row.
+        is_own: Whether it is of the request's pool and stream.
+        is_kind: Whether it is of the request's kind, small or large.
+        is_default: Whether it is of the default pool.
+        page: Bytes of a page, of an expandable one; 0 for others.
+        address: Where it begins.
+        size: Its bytes.
+        first: Row of its first block.
+        end: Row after its last block.
+    """
+
+    row: int
+    is_own: bool
+    is_kind: bool
+    is_default: bool
+    page: int
+    address: int
+    size: int
+    first: int
+    end: int
+
+
+class Room:
+    """The layout at a failure, and what would have held the request.
+
+    Attributes:
+        failure: The request.
+        budget: What the device could still have given.
+        segment: Bytes of the segment that it asked the device for.
+        groups: The core's sums by pool, stream and kind.
+        segments: The segments then, as `Snapshot.segments` has them.
+        blocks: The blocks then, as `Snapshot.blocks` has them.
+    """
+
+    def __init__(
+        self, snap: Snapshot, device: int, failure: Failure, layout: Layout | None, budget: Budget
+    ) -> None:
+        self.failure = failure
+        self.budget = budget
+        self.device = device
+        settings = snap.settings_in_force
+        self._page = UNIT if failure.is_small else int(settings["large_segment_size"])
+        self.segment = failure.segment_size(int(settings["large_segment_size"]))
+        self.segments: Table = snap.segments if layout is None else layout.segments
+        self.blocks: Table = snap.blocks if layout is None else layout.blocks
+        native = None if layout is None else layout.native
+        self.fragment = core.Fragment(snap.native, native, device)
+        self.groups: list[dict[str, Any]] = self.fragment.groups()
+        self.is_expandable = bool(settings["expandable_segments"])
+
+    def is_own(self, group: dict[str, Any]) -> bool:
+        """Whether a group's free blocks could serve the request: its pool and its stream."""
+        same_pool = tuple(group["pool"]) == self.failure.pool
+        return same_pool and group["stream"] == self.failure.stream
+
+    @property
+    def own(self) -> list[dict[str, Any]]:
+        """The groups of the request's pool and stream, small and large."""
+        return [group for group in self.groups if self.is_own(group)]
+
+    @property
+    def others(self) -> list[dict[str, Any]]:
+        """The groups of other pools and streams."""
+        return [group for group in self.groups if not self.is_own(group)]
+
+    @property
+    def reserved(self) -> int:
+        """Bytes taken from the device."""
+        return sum(int(group["reserved_bytes"]) for group in self.groups)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in allocated blocks."""
+        return sum(int(group["allocated_bytes"]) for group in self.groups)
+
+    @cached_property
+    def kept_back(self) -> int:
+        """Bytes of segments with nothing in them that were not given back before it failed.
+
+        The allocator gives back those of the default pool before a request fails, but for
+        while a graph is captured. Else such a segment is of a private pool that was gone
+        when the snapshot was made, so that nobody says whose it was.
+        """
+        return sum(self._kept_back.values())
+
+    @cached_property
+    def _kept_back(self) -> dict[int, int]:
+        """Sizes of these segments, by row."""
+        if not self.failure.happened:
+            return {}
+        places = self._places
+        return {
+            row: free
+            for row, _, free, _, _, pin in self._fragments
+            if pin == NONE and places[row].is_default and not places[row].page
+        }
+
+    @cached_property
+    def _fragments(self) -> list[tuple[int, int, int, int, int, int]]:
+        return self.fragment.segments()
+
+    @cached_property
+    def _places(self) -> dict[int, _Place]:
+        """The device's segments, by row."""
+        names = (
+            *("device", "pool_first", "pool_second", "stream", "segment_type", "is_expandable"),
+            *("address", "total_size", "block_first", "block_count"),
+        )
+        columns = zip(*(self.segments.codes(name) for name in names), strict=True)
+        places: dict[int, _Place] = {}
+        for row, (device, *pool, stream, kind, growing, at, size, first, count) in enumerate(
+            columns
+        ):
+            if device != self.device:
+                continue
+            is_small = kind == _SMALL
+            places[row] = _Place(
+                row=row,
+                is_own=tuple(pool) == self.failure.pool and stream == self.failure.stream,
+                is_kind=is_small == self.failure.is_small,
+                is_default=tuple(pool) == (0, 0),
+                page=0 if not growing else UNIT if is_small else self._page,
+                address=at,
+                size=size,
+                first=first,
+                end=first + count,
+            )
+        return places
+
+    @property
+    def own_free(self) -> int:
+        """Free bytes inside the segments of the request's pool and stream."""
+        own = sum(size for row, size in self._kept_back.items() if self._places[row].is_own)
+        return sum(free_bytes(group) for group in self.own) - own
+
+    @cached_property
+    def own_hole(self) -> int:
+        """The largest hole that the request could have used."""
+        return self._largest(is_own=True)
+
+    @property
+    def own_fits(self) -> bool:
+        """Whether a hole of its own would have served the request."""
+        failure = self.failure
+        if self.own_hole < failure.size:
+            return False
+        return self.fragment.fits(self.device, failure.pool, failure.stream, failure.size)
+
+    @property
+    def other_free(self) -> int:
+        """Free bytes inside the segments of other pools and streams."""
+        return sum(free_bytes(group) for group in self.groups) - self.own_free
+
+    @cached_property
+    def other_hole(self) -> int:
+        """The largest hole of the request's kind in another pool or stream."""
+        return self._largest(is_own=False)
+
+    def _largest(self, is_own: bool) -> int:
+        largest = 0
+        for row, _, _, hole, _, _ in self._fragments:
+            place = self._places[row]
+            own = place.is_own and row not in self._kept_back
+            if own is is_own and place.is_kind:
+                largest = max(largest, hole)
+        return largest
+
+    @cached_property
+    def other_whole(self) -> int:
+        """Bytes of segments of other pools and streams with nothing in them."""
+        return sum(
+            free
+            for row, _, free, _, _, pin in self._fragments
+            if pin == NONE and (row in self._kept_back or not self._places[row].is_own)
+        )
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether the request would succeed in this very layout."""
+        return self.would_hold()
+
+    def would_hold(self, freed: Collection[int] = (), more: int = 0) -> bool:
+        """Whether the request would have succeeded with some blocks free and more available.
+
+        The allocator gives wholly free segments back before it fails, of every stream of
+        the default pool, and of expandable ones the whole pages between their blocks.
+
+        Args:
+            freed: Addresses at which blocks begin that are free as well.
+            more: Bytes that the device could give in addition.
+        """
+        hole, given_back = self._freed(freed) if freed else self._standing
+        if hole >= self.failure.size:
+            return True
+        return self.budget.headroom + more + given_back >= self._need
+
+    @cached_property
+    def _standing(self) -> tuple[int, int]:
+        return self._freed(())
+
+    def _freed(self, freed: Collection[int]) -> tuple[int, int]:
+        """With some blocks free: the largest run that the request could have used, and what
+        the allocator gives back of all segments before it fails."""
+        gone = freed if isinstance(freed, (set, frozenset, dict)) else frozenset(freed)
+        largest = whole = 0
+        for place in self._places.values():
+            if place.row in self._kept_back:
+                continue
+            runs = list(self._runs(place, gone))
+            if place.is_own and place.is_kind:
+                largest = max(largest, max((size for size, _ in runs), default=0))
+            whole += _given_back(place, runs)
+        return largest, whole
+
+    @property
+    def _need(self) -> int:
+        """What new memory the request takes where no hole serves it."""
+        if self.is_expandable:
+            return -(-self.failure.size // self._page) * self._page
+        return self.segment
+
+    @cached_property
+    def _columns(self) -> tuple[memoryview, memoryview, memoryview]:
+        """State, size and address of the blocks."""
+        codes = self.blocks.codes
+        return codes("state"), codes("size"), codes("address")
+
+    def _runs(self, place: _Place, gone: Collection[int]) -> Iterator[tuple[int, int]]:
+        """The free runs of a segment's blocks: size and address."""
+        part = slice(place.first, place.end)
+        size = begin = 0
+        for state, nbytes, address in zip(*(one[part] for one in self._columns), strict=True):
+            if state != _INACTIVE and address not in gone:
+                if size:
+                    yield size, begin
+                size = 0
+                continue
+            if not size:
+                begin = address
+            size += nbytes
+        if size:
+            yield size, begin
+
+
+def _given_back(place: _Place, runs: list[tuple[int, int]]) -> int:
+    """What the allocator gives back of a segment before it fails."""
+    if place.page:
+        # The ranges of an expandable segment begin at a page.
+        whole = 0
+        for size, begin in runs:
+            offset = begin - place.address
+            low = -(-offset // place.page) * place.page
+            whole += max((offset + size) // place.page * place.page - low, 0)
+        return whole
+    return place.size if place.is_default and runs and runs[0][0] == place.size else 0
+
+
+def free_bytes(group: dict[str, Any]) -> int:
+    """What a group of `Room.groups` has reserved and not in use."""
+    return int(group["reserved_bytes"]) - int(group["active_bytes"])
+
+
+# ---- Case --------------------------------------------------------------------------------
+
+# A failure with all that its verdicts are given on, each thing looked up once.
+
+#: Less than this share of the reserved memory free inside is what every allocator leaves: the
+#: recorded training steps have 1.5 to 4 % at their peaks under expandable segments, the least
+#: fragmented way that PyTorch has.
+CRUMBS = 0.02
+
+# What was in use before the trace is at most this share of what is in use, for a replay to
+# tell of settings that would not have helped.
+_MOST_BEFORE = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a verdict is given on.
+
+    Attributes:
+        snap: The snapshot.
+        timeline: The device's trace; None where it is empty.
+        room: The layout when the request failed.
+        facts: What is known beside the snapshot.
+        phase: The phase it happened in.
+        place: The line that asked.
+        thorough: Whether to take the time for replays that decide nothing.
+        moment: The event of the trace whose state is looked at; None: the end.
+        stack: The stack of the request, innermost first.
+    """
+
+    snap: Snapshot
+    timeline: Timeline | None
+    room: Room
+    facts: OomFacts
+    phase: Phase
+    place: Place
+    thorough: bool
+    moment: int | None
+    stack: tuple[Frame, ...]
+
+    @property
+    def failure(self) -> Failure:
+        """The request."""
+        return self.room.failure
+
+    @property
+    def at(self) -> int:
+        """The event of the trace whose state is looked at."""
+        if self.moment is not None:
+            return self.moment
+        return 0 if self.timeline is None else len(self.timeline) - 1
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether a request is asked about that needs new memory, of a device of which nobody
+        said how much it has."""
+        budget = self.room.budget
+        known = budget.device_free is not None or budget.limit is not None
+        return not self.failure.happened and not known and not self.room.holds
+
+    @cached_property
+    def rounds(self) -> Rounds | None:
+        """The steps up to the failure; None where there are too few."""
+        return None if self.timeline is None else rounds_before(self.timeline, self.at)
+
+    @cached_property
+    def growth(self) -> Growth | None:
+        """What was piled up step after step; None where nothing was, or it is not known."""
+        if self.timeline is None:
+            return None
+        knows_garbage = self.facts.garbage_bytes is not None
+        return growth_of(self.snap, self.timeline, self.rounds, self.at, since_fall=knows_garbage)
+
+    @property
+    def usable(self) -> int:
+        """What the process could have reserved in all."""
+        return self.room.budget.usable
+
+    @cached_property
+    def live_rows(self) -> tuple[int, ...]:
+        """Rows of the trace's allocations that were in use at the event that is looked at."""
+        if self.timeline is None:
+            return ()
+        rows = self.timeline.allocations
+        columns = zip(rows.codes("alloc_event"), rows.codes("free_event"), strict=True)
+        return tuple(
+            row
+            for row, (made, freed) in enumerate(columns)
+            if made <= self.at and (freed == -1 or freed > self.at)
+        )
+
+    @cached_property
+    def shows_most(self) -> bool:
+        """Whether the trace shows how most of what is in use came there: what was there before
+        it stays where it is in a replay."""
+        if self.timeline is None:
+            return False
+        rows = self.timeline.allocations
+        sizes, made = rows.codes("size"), rows.codes("alloc_event")
+        before = sum(sizes[row] for row in self.live_rows if made[row] < 0)
+        return before < _MOST_BEFORE * self.room.allocated
+
+    @cached_property
+    def asks_once(self) -> bool:
+        """Whether a line of the program asked, and not a pass or a loop that goes on."""
+        return role_of(self.stack) is Role.USER and not self._asks_again
+
+    @property
+    def _asks_again(self) -> bool:
+        """Whether the line that asked holds others that it made in the same step."""
+        event, timeline, rounds = self.failure.event, self.timeline, self.rounds
+        if event is None or timeline is None or rounds is None:
+            return False
+        stack = timeline.events.codes("stack")[event]
+        rows = timeline.allocations
+        made, stacks = rows.codes("alloc_event"), rows.codes("stack")
+        begin = rounds.begins[-1]
+        held = (row for row in self.live_rows if made[row] >= begin)
+        return stack != NONE and any(stacks[row] == stack for row in held)
+
+    @property
+    def is_first_step(self) -> bool:
+        """Whether it failed while training, and no step had ended by then."""
+        trains = self.phase.name in ("forward", "backward", "optimizer")
+        return trains and (self.demand is None or not self.demand.steps)
+
+    @property
+    def gives_settings(self) -> int:
+        """The best that settings can do: all that is free inside but the crumbs."""
+        return max(self.room.own_free - int(CRUMBS * self.room.reserved), 0)
+
+    @cached_property
+    def still_grows(self) -> bool:
+        """Whether it failed in a step like those in which memory piled up; else something
+        else came after them."""
+        event = self.failure.event
+        if self.growth is None or self.timeline is None or event is None:
+            return False
+        stacks = self.timeline.events.codes("stack")
+        asks = stacks[event]
+        return asks == NONE or asks in stacks[: self.growth.rounds.begins[-1]]
+
+    @cached_property
+    def garbage_made(self) -> list[tuple[Place, int, int]]:
+        """The lines that made the garbage whose addresses are known: bytes and blocks."""
+        wanted = set(self.facts.garbage_addresses)
+        addresses = self.room.blocks.codes("address") if wanted else ()
+        rows = (self.room.blocks[row] for row, at in enumerate(addresses) if at in wanted)
+        return grouped((block.stack, block.size, 1) for block in rows)
+
+    @cached_property
+    def growth_is_garbage(self) -> bool:
+        """Whether most of what piled up is what garbage holds.
+
+        Of garbage of one shape one example's addresses are known: where one of the lines that
+        grow made such, and garbage holds about as much as grew, it is that.
+        """
+        growth, held = self.growth, self.facts.garbage_bytes or 0
+        if growth is None or 2 * held < growth.bytes:
+            return False
+        lines = {place for place, _, _ in self.garbage_made}
+        return any(one.place in lines for one in growth.growers)
+
+    @property
+    def replays(self) -> bool:
+        """Whether settings are replayed: with what grows, the first verdict doesn't depend on
+        them."""
+        return self.thorough or self.growth is None or not self.still_grows
+
+    @cached_property
+    def demand(self) -> Demand | None:
+        """What steps need, and the one that failed; None where it is not known."""
+        if self.timeline is None:
+            return None
+        found = demand_of(self.timeline, self.rounds, self.failure)
+        if found is None and self.phase.name == "optimizer":
+            live = self.room.allocated
+            return optimizer_demand(live, self.failure, self.categories, self.stack)
+        return found
+
+    @cached_property
+    def holdings(self) -> tuple[Holding, ...]:
+        """Who held the allocated bytes, by place, the most first."""
+        if self.timeline is not None:
+            held = self.timeline.held_by_place(self.at)
+            by_line = [(place, nbytes, count) for place, nbytes, _, count in held]
+        else:
+            room = self.room
+            blocks = (b for b in room.blocks if b.state == "active_allocated" and self._is_here(b))
+            by_line = grouped((block.stack, block.size, 1) for block in blocks)
+        total = sum(nbytes for _, nbytes, _ in by_line)
+        return tuple(
+            Holding(
+                place.function,
+                place.filename,
+                place.line,
+                nbytes,
+                count,
+                nbytes / total if total else 0.0,
+                place.package,
+                place.caller,
+            )
+            for place, nbytes, count in by_line
+        )
+
+    def _is_here(self, block: Row) -> bool:
+        return bool(self.room.segments[block.segment].device == self.room.device)
+
+    @cached_property
+    def categories(self) -> dict[str, int]:
+        """The allocated bytes by category, the most first; empty without a trace."""
+        if self.timeline is None:
+            return {}
+        held = self.timeline.holders(self.at, by="category", limit=None)
+        return {str(holder.key): holder.bytes for holder in held}
+
+    @cached_property
+    def modules(self) -> dict[str, int]:
+        """The allocated bytes by module, the most first; empty where no module is known."""
+        return {} if self.timeline is None else self.timeline.held_by_module(self.at)
+
+
+Cause = Callable[[Case], "Verdict | None"]
+
+
+def least_worth(size: int) -> int:
+    """The fewest bytes worth reporting for a request of this size."""
+    return max(size // 20, 1 << 20)

@@ -1,0 +1,1260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidate causes of a failure, ranked by how far the program gets without each."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isqrt
+from typing import Any
+
+from neutracer.oom.case import CRUMBS, KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
+from neutracer.oom.facts import Budget
+from neutracer.oom.steps import Demand, Growth, saw_tooth
+from neutracer.render.document import Copyable, Note, Place
+from neutracer.trace.beside import DeviceRoom
+from neutracer.trace.roles import Role, role_of
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.stacks import NONE, callers_of, grouped, place_of
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes, format_count, format_share
+from neutracer.whatif.replaying import Replayer
+from neutracer.whatif.settings import canonical, expandable_advice
+
+# ---- Settings ----------------------------------------------------------------------------
+
+# Under which allocator settings a failed request would have succeeded.
+
+# Longer traces are left to `what_if`.
+_MOST_EVENTS = 300_000
+
+# How many settings are reported at most.
+_TOLD = 3
+
+# The core's numbers of when blocks that other streams used are free again.
+_TIMINGS = (0, 1, 2)
+
+_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@dataclass(frozen=True)
+class SettingsAdvice:
+    """What settings would have done for a request.
+
+    Attributes:
+        notes: What to set, each with what is known of it.
+        setting: The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
+        tried: How many settings were replayed.
+        is_sure: Whether a replay says that the request would have succeeded.
+    """
+
+    notes: tuple[Note, ...] = ()
+    setting: str = ""
+    tried: int = 0
+    is_sure: bool = False
+
+
+def settings_advice(
+    snap: Snapshot, device: int, event: int | None, budget: Budget, thorough: bool
+) -> SettingsAdvice:
+    """Settings that would have let a request succeed, each replayed.
+
+    It never advises what is set already. It replays only where the model reproduces the
+    recording exactly; else it names expandable segments without a promise, as PyTorch's
+    remedy for fragmentation, where they are not on.
+
+    Args:
+        snap: The snapshot.
+        device: The device.
+        event: The event of the request; None where the trace doesn't have it.
+        budget: What the process was allowed.
+        thorough: Whether to replay; else nothing is promised.
+    """
+    settings = snap.settings_in_force
+    if not settings["native_backend"]:
+        return SettingsAdvice()
+    known = event is not None and 0 < event < _MOST_EVENTS and snap.partial is None
+    if thorough and known and event is not None:
+        found = _replayed(snap, device, event, budget)
+        if found is not None:
+            return found
+    if settings["expandable_segments"]:
+        return SettingsAdvice()
+    why = "free ranges then serve any size; not replayed, so no promise"
+    own = _parts(str(settings["text"]))
+    text = canonical(_text(_expandable(own)))
+    return SettingsAdvice((Note(expandable_advice(str(settings["text"])), detail=why),), text)
+
+
+def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:
+    """What a replay advises; None where it can't be trusted."""
+    try:
+        replayer = _replayer(snap, device, budget)
+        if not replayer.check.is_exact:
+            return None
+    except ValueError:
+        # A state that no allocator can have been in.
+        return None
+    kinds = _candidates(snap, replayer.is_limited)
+    run = _Runs(replayer, event, replayer.limits)
+    notes: list[Note] = []
+    found: list[str] = []
+    for settings in kinds:
+        if len(notes) == _TOLD:
+            break
+        text = next((text for text in settings if run.goes_through(text)), None)
+        if text is not None:
+            found.append(text)
+            fits = "it would have fitted (replayed exactly)"
+            notes.append(Note(_setting(text), detail=fits))
+    rounder = _without_rounding(snap)
+    is_sure = bool(found)
+    if rounder is not None and run.goes_through(rounder, least=True):
+        found.append(rounder)
+        may = "it may have fitted (replayed; its exact size is unknown)"
+        notes.append(Note(_setting(rounder), detail=may))
+    tried = sum(map(len, kinds))
+    return SettingsAdvice(tuple(notes), found[0] if found else "", tried, is_sure)
+
+
+def _replayer(snap: Snapshot, device: int, budget: Budget) -> Replayer:
+    """The program, ready to be run where it may have what it could have had when it failed.
+
+    Raises:
+        ValueError: There is nothing to replay.
+    """
+    total = budget.total
+    if budget.limit is not None and not budget.limit_is_guess:
+        # Of a limit whose device nobody knows, the share is of one that has enough.
+        device_bytes = 2 * budget.limit if total is None else total
+        share = min((budget.limit + 0.5) / device_bytes, 1.0)
+        return Replayer(snap, device, capacity=device_bytes, fraction=share)
+    if budget.limit is None and budget.asked is not None:
+        return Replayer(snap, device, capacity=max(min(budget.asked, budget.usable), 1))
+    if budget.limit is None and total is not None:
+        return Replayer(snap, device, room=DeviceRoom(total, 1.0, budget.others))
+    return Replayer(snap, device)
+
+
+def _setting(text: str) -> str:
+    return Copyable(f"set {_VARIABLE}={text}" if text else f"leave {_VARIABLE} at its default")
+
+
+def _without_rounding(snap: Snapshot) -> str | None:
+    """The settings without what rounds requests up; None where nothing does."""
+    own = _parts(str(snap.settings_in_force["text"]))
+    if own.pop("roundup_power2_divisions", None) is None:
+        return None
+    return canonical(_text(own))
+
+
+def _parts(text: str) -> dict[str, str]:
+    """The settings of a text by name; a list in brackets is one value."""
+    pieces = re.findall(r"([a-z_0-9]+):(\[[^\]]*\]|[^,]*)", text)
+    return dict(pieces)
+
+
+def _candidates(snap: Snapshot, is_limited: bool) -> list[list[str]]:
+    """Settings to try, those of one kind together, on top of what is set."""
+    own = _parts(str(snap.settings_in_force["text"]))
+    is_expandable = bool(snap.settings_in_force["expandable_segments"])
+    kinds: list[list[dict[str, str]]] = []
+    if not is_expandable:
+        kinds.append([_expandable(own)])
+    if "garbage_collection_threshold" not in own and is_limited and not is_expandable:
+        kinds.append([{**own, "garbage_collection_threshold": one} for one in ("0.8", "0.6")])
+    if "max_split_size_mb" not in own and not is_expandable:
+        sizes = ("512", "256", "128", "64", "32")
+        kinds.append([{**own, "max_split_size_mb": size} for size in sizes])
+    if "roundup_power2_divisions" not in own:
+        kinds.append([{**own, "roundup_power2_divisions": value} for value in ("8", "4")])
+    return [[canonical(_text(one)) for one in kind] for kind in kinds]
+
+
+def _expandable(own: dict[str, str]) -> dict[str, str]:
+    # PyTorch refuses to split blocks of expandable segments at a size.
+    rest = {name: value for name, value in own.items() if not name.startswith("max_")}
+    return {**rest, "expandable_segments": "True"}
+
+
+def _text(settings: dict[str, str]) -> str:
+    return ",".join(f"{name}:{value}" for name, value in settings.items())
+
+
+class _Runs:
+    """A program under other settings, looked at where a request failed."""
+
+    def __init__(self, replayer: Replayer, event: int, limits: tuple[int, ...]) -> None:
+        self._replayer = replayer
+        self._event = event
+        self._limits = limits
+        self._timings = _TIMINGS if replayer.facts["has_later"] else _TIMINGS[:1]
+        failed = replayer.timeline.events.find("action", "oom")
+        before = [at for at in failed if at <= event]
+        # Counts of failures only rise: it is enough to look where the recorded one is about to.
+        self._bounds = [(at - 1, count) for count, at in enumerate(before) if at > 0]
+        self._bounds.append((event, len(before)))
+
+    def goes_through(self, settings: str, least: bool = False) -> bool:
+        """Whether the request succeeds under each limit and timing, and nothing else fails
+        that had not."""
+        return all(
+            self._succeeds(settings, limit, timing, least)
+            for limit in self._limits
+            for timing in self._timings
+        )
+
+    def _succeeds(self, settings: str, limit: int, timing: int, least: bool) -> bool:
+        options = {**self._replayer.options(limit), "timing": timing, "least_ooms": least}
+        ooms = self._replayer.series(settings, **options, goes_on=True)["ooms"]
+        if ooms[self._event] != ooms[self._event - 1]:
+            return False
+        return all(ooms[at] <= count for at, count in self._bounds)
+
+
+# ---- Inside ------------------------------------------------------------------------------
+
+# Causes inside of PyTorch's own memory: fragmentation, garbage, other pools.
+
+# A group with less than this share of what is free in the others is not told.
+_TOO_LITTLE = 0.02
+
+_KEPT_BACK = (
+    "{} of it in empty segments that were not given back: they belong to a private pool that the "
+    "file no longer names, or were kept while a CUDA graph was captured."
+)
+
+
+def fragmentation(case: Case) -> Verdict | None:
+    """What is free inside, with what could still be reserved, holds the request; but no
+    hole and no new segment does. Or a replay says that it is a matter of settings."""
+    room, size = case.room, case.failure.size
+    free, headroom = room.own_free, room.budget.headroom
+    suffices = free + headroom >= size
+    rounds = any(case.snap.settings_in_force["roundup_power2_divisions"])
+    if not (suffices and free) and free < least_worth(size) and not rounds:
+        return None
+    advice = settings_advice(case.snap, room.device, case.failure.event, room.budget, case.replays)
+    if not suffices and not advice.is_sure and free < least_worth(size):
+        return None
+    # Crumbs are what any allocator leaves over: not the cause unless a setting shows it. Where
+    # every setting was tried and none would do, it is no matter of fragmentation.
+    untried = suffices and not is_crumbs(case) and not (advice.tried and case.shows_most)
+    suffices = advice.is_sure or untried
+    pins = _pins(case)
+    evidence = [Note(_free_text(case, free, headroom)), *pins, *_rounding(case)]
+    if advice.tried and not advice.notes and case.shows_most:
+        count = format_count(advice.tried, "other allocator setting")
+        evidence.append(Note(f"{count}: none would have let this request fit (replayed)."))
+    steps = advice.notes if suffices else ()
+    if pins and pins[0].place is not None:
+        steps += (
+            Note(
+                "allocate long-lived tensors before short-lived ones, or keep fewer:",
+                pins[0].place,
+            ),
+        )
+    hole = room.own_hole
+    where = f"no hole above {format_bytes(hole)}" if hole else "in no hole of its kind"
+    message = f"fragmentation: {format_bytes(free)} are free inside, {where}"
+    remedy = None
+    if suffices and advice.notes:
+        remedy = Remedy("settings", setting=advice.setting)
+    return Verdict("fragmentation", free, tuple(evidence), steps, message, suffices, remedy)
+
+
+def is_crumbs(case: Case) -> bool:
+    """Whether what is free inside is very little of what is reserved.
+
+    A leak, or a device that is full, ends in a request that the last crumbs together would
+    hold whenever that request is small: to call it fragmentation would hide the cause.
+    """
+    return case.room.own_free < CRUMBS * case.room.reserved
+
+
+def _rounding(case: Case) -> list[Note]:
+    """How much larger the live blocks are than their requests, where it is much."""
+    own = case.room.own
+    inside = sum(int(group["active_bytes"]) - int(group["requested_bytes"]) for group in own)
+    if inside < least_worth(case.failure.size):
+        return []
+    return [Note(f"Blocks are {format_bytes(inside)} larger than the requests for them.")]
+
+
+def _free_text(case: Case, free: int, headroom: int) -> str:
+    holes = sum(int(group["holes"]) for group in case.room.own)
+    where = f"{format_bytes(free)} in {format_count(holes, 'hole')}"
+    size = format_bytes(case.failure.size)
+    if not headroom:
+        return f"{where}; the device had nothing more; {size} were asked for."
+    more = format_bytes(headroom)
+    together = format_bytes(free + headroom)
+    return f"{where}, and {more} that could still be reserved: {together} for {size}."
+
+
+def _pins(case: Case) -> list[Note]:
+    """Who keeps segments with free bytes in them from being given back."""
+    room, kept = case.room, []
+    for row, _, free, _, _, pin in room.fragment.segments():
+        segment = room.segments[row]
+        own = tuple(segment.segment_pool_id) == case.failure.pool
+        if free and pin != NONE and own and segment.stream == case.failure.stream:
+            kept.append((room.blocks[pin].stack, free, 1))
+    return [
+        Note(
+            f"{format_bytes(nbytes)} of it in {format_count(count, 'segment')} kept by blocks of",
+            place,
+        )
+        for place, nbytes, count in grouped(kept)[:_TOLD]
+    ]
+
+
+def cycle_garbage(case: Case) -> Verdict | None:
+    """Tensors that nothing reaches any more, and that only a collection frees."""
+    room, size = case.room, case.failure.size
+    garbage, evidence = _garbage(case)
+    if garbage < least_worth(size):
+        return None
+    known = case.facts.garbage_addresses
+    if known:
+        suffices = room.would_hold(freed=frozenset(known))
+    else:
+        suffices = room.own_free + room.budget.headroom + garbage >= size
+    advice = (
+        Note("break the cycles: neutracer.warn_tensor_cycles() names them with the reference"),
+        Note("until then neutracer.collect_on_pressure() collects before memory runs short"),
+    )
+    held = format_bytes(garbage)
+    message = f"garbage: reference cycles held {held} that only the collector frees"
+    remedy = Remedy("break_cycles", place=_first_place(evidence))
+    return Verdict("cycle_garbage", garbage, evidence, advice, message, suffices, remedy)
+
+
+def _first_place(notes: tuple[Note, ...]) -> Place | None:
+    return next((note.place for note in notes if note.place is not None), None)
+
+
+def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
+    """What garbage held, as somebody saw or as the trace shows; and what proves it."""
+    known, facts = case.timeline, case.facts
+    if facts.garbage_bytes is not None:
+        held = format_bytes(facts.garbage_bytes)
+        notes = [
+            Note(f"{held} of tensors were unreachable when it failed: a collection frees them.")
+        ]
+        notes += _garbage_places(case)
+        return facts.garbage_bytes, tuple(notes)
+    tooth = saw_tooth(known, case.at) if known is not None and case.thorough else None
+    if tooth is None:
+        return 0, ()
+    times = format_count(tooth.falls, "time")
+    text = (
+        f"Live bytes rose step by step and fell back {times}, by {format_bytes(tooth.fall_bytes)}, "
+        "as when Python's collector frees cycles; this much has piled up since."
+    )
+    return tooth.bytes, (Note(text),)
+
+
+def _garbage_places(case: Case) -> list[Note]:
+    """Who made the garbage whose addresses are known."""
+    return [
+        Note(f"{format_bytes(nbytes)} in {format_count(count, 'block')} made by", place)
+        for place, nbytes, count in case.garbage_made[:_TOLD]
+    ]
+
+
+def other_pool(case: Case) -> Verdict | None:
+    """Free bytes that belong to another pool or stream, and never serve this one."""
+    room, size = case.room, case.failure.size
+    free = room.other_free
+    suffices = room.other_hole >= size or room.would_hold(more=room.other_whole)
+    if not suffices and free < least_worth(size):
+        return None
+    groups = sorted(room.others, key=lambda group: -free_bytes(group))
+    told = [group for group in groups if free_bytes(group) >= max(_TOO_LITTLE * free, 1)][:_TOLD]
+    evidence = tuple(Note(_group_text(group)) for group in told)
+    if room.kept_back:
+        evidence += (Note(_KEPT_BACK.format(format_bytes(room.kept_back))),)
+    message = (
+        f"{format_bytes(free)} are free in other pools and streams, which never serve this one"
+    )
+    advice = _pool_advice(told, room.kept_back > 0)
+    is_private = room.kept_back or any(tuple(group["pool"]) != (0, 0) for group in told)
+    remedy = Remedy("share_pools" if is_private else "one_stream")
+    return Verdict("other_pool", free, evidence, advice, message, suffices, remedy)
+
+
+def _group_text(group: dict[str, Any]) -> str:
+    pool, stream = tuple(group["pool"]), group["stream"]
+    name = f"private pool {pool}" if pool != (0, 0) else "the default pool"
+    where = f"stream {stream:#x}" if stream else "the default stream"
+    kind = "small" if group["small"] else "large"
+    return (
+        f"{format_bytes(free_bytes(group))} free of "
+        f"{format_bytes(int(group['reserved_bytes']))} in {name} on {where} ({kind} blocks), "
+        "in holes of at most "
+        f"{format_bytes(int(group['largest_hole']))}."
+    )
+
+
+def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, ...]:
+    advice = []
+    if kept_back:
+        advice.append(Note("call torch.cuda.empty_cache() before a graph is captured"))
+    if kept_back or any(tuple(group["pool"]) != (0, 0) for group in groups):
+        advice.append(
+            Note(
+                "drop finished graphs and MemPools, or let graphs share one pool: "
+                "torch.cuda.graph(graph, pool=other.pool())"
+            )
+        )
+    if any(tuple(group["pool"]) == (0, 0) for group in groups):
+        advice.append(
+            Note("allocate on one stream, and use the tensors on the others (record_stream)")
+        )
+    return tuple(advice)
+
+
+# ---- Limits ------------------------------------------------------------------------------
+
+# Causes in the size of things: of the request, of the device, of what others leave of it.
+
+# What CUDA's context and its libraries take of a large device in every process, whatever
+# the program does: 520 to 620 MiB on an H200, and up to 750 MiB where cuBLAS has run.
+_CONTEXT = 640 << 20
+
+# Less than this beyond a context can't be told from what the context itself varies by.
+_LEAST_OTHERS = 256 << 20
+
+# Where nobody knows how large the device is, a request for less is no mistake in a shape: all
+# but the smallest devices have so much, and refuse it only because others have it.
+_LEAST_DEVICE = 8 << 30
+
+# A limit is raised to so many times what the step is known to need.
+_ROOM_TO_GO_ON = 1.25
+
+# Element sizes that a square matrix is tried for, with a dtype of that size.
+_ELEMENTS = ((4, "float32"), (2, "float16"), (8, "float64"), (1, "bool"))
+
+
+def unreasonable_request(case: Case) -> Verdict | None:
+    """One request for more than the device has."""
+    budget, size = case.room.budget, case.failure.size
+    ceiling = budget.total
+    if ceiling is None and budget.device_free is not None and size > _LEAST_DEVICE:
+        ceiling = budget.reserved + budget.device_free + _CONTEXT
+    if ceiling is None or size <= ceiling:
+        return None
+    has = "the device has" if budget.total is not None else "PyTorch could have had of the device"
+    evidence = [Note("asked for by", case.place)] if case.stack else []
+    evidence += [Note(f"there: {tensor}") for tensor in case.facts.tensors[:4]]
+    evidence += [Note(text) for text in _shape_texts(size)]
+    if budget.total is None:
+        evidence.append(
+            Note("The file does not say how large the device is; give capacity= (--capacity).")
+        )
+    advice = (
+        Note("check the shapes on that line: an outer product, all pairs, a mask, a wrong axis"),
+    )
+    message = f"one request of {format_bytes(size)}, more than the {format_bytes(ceiling)} {has}"
+    remedy = Remedy("shape", place=case.place)
+    return Verdict("unreasonable_request", size, tuple(evidence), advice, message, True, remedy)
+
+
+def _shape_texts(size: int) -> list[str]:
+    """What tensor it may be: PyTorch rounded its size up to 512 bytes."""
+    for width, dtype in _ELEMENTS:
+        side = isqrt(size // width)
+        if 0 <= size - side * side * width < 512:
+            number = format_count(side)
+            return [f"That is the size of {number} x {number} elements of {dtype}."]
+    return [f"That is {format_count(size // 4)} elements of float32."]
+
+
+def non_torch(case: Case) -> Verdict | None:
+    """Memory of the device that is not PyTorch's: other processes, libraries, contexts."""
+    room, budget = case.room, case.room.budget
+    taken, free = budget.non_torch, budget.device_free
+    if taken is None or free is None:
+        return None
+    if free >= room.segment:
+        # The device had enough: a limit stood in the way.
+        return None
+    avoidable = _avoidable(taken, budget.others or 0)
+    bound = free + avoidable
+    if budget.limit is not None:
+        bound = min(bound, max(budget.limit - budget.reserved, 0))
+    suffices = room.would_hold(more=max(bound - budget.headroom, 0))
+    if avoidable < 1 << 20 or (avoidable < _LEAST_OTHERS and not suffices):
+        return None
+    evidence = [
+        Note(
+            f"Of the device's {format_bytes(budget.total or 0)} PyTorch had "
+            f"{format_bytes(budget.reserved)}, and {format_bytes(free)} were free."
+        )
+    ]
+    if budget.others:
+        evidence.append(Note(f"Other processes had {format_bytes(budget.others)}."))
+    if budget.process is not None and budget.process > budget.reserved:
+        own = format_bytes(budget.process - budget.reserved)
+        evidence.append(
+            Note(f"This process had {own} besides PyTorch's: its context, NCCL, CuPy and the like.")
+        )
+    advice = [Note("neutracer.device_report() and nvidia-smi say who has it")]
+    if _avoidable(taken - (budget.others or 0), 0):
+        advice.append(
+            Note("neutracer.attribute_device_memory(), switched on early, names the libraries")
+        )
+    if budget.others:
+        advice.insert(0, Note("end other programs on this device, or use another device"))
+    message = f"{format_bytes(avoidable)} of the device is taken, but not by PyTorch"
+    remedy = Remedy("end_others")
+    return Verdict(
+        "non_torch", avoidable, tuple(evidence), tuple(advice), message, suffices, remedy
+    )
+
+
+def _avoidable(taken: int, others: int) -> int:
+    """What need not be there: what other processes have, and what of the rest is more than
+    any context."""
+    others = min(others, taken)
+    beyond = taken - others - _CONTEXT
+    return others + (beyond if beyond >= _LEAST_OTHERS else 0)
+
+
+def had_room(case: Case) -> Verdict:
+    """The request would succeed as things stood: what was in its way had gone by then."""
+    room = case.room
+    if room.own_fits:
+        return _came_late(case)
+    free = room.budget.headroom
+    size = format_bytes(free)
+    evidence = (Note(f"The device had {size} free just after, and no limit stood in the way."),)
+    advice = (Note("find who else allocates on this device: neutracer.device_report()"),)
+    message = f"others held the {size} that was free a moment later"
+    return Verdict("non_torch", free, evidence, advice, message, True, Remedy("end_others"))
+
+
+def _came_late(case: Case) -> Verdict:
+    """The hole is there: it came back while PyTorch made room, and it doesn't look again."""
+    hole = case.room.own_hole
+    evidence = (
+        Note(f"A hole of {format_bytes(hole)} was free when it failed, and would have held it."),
+        Note(
+            "It came back while PyTorch waited for other streams, and PyTorch doesn't look again."
+        ),
+    )
+    advice = (
+        Note(
+            "free tensors that other streams use (record_stream) earlier, or wait for those first"
+        ),
+        Note("try again: the same request would succeed"),
+    )
+    message = f"{format_bytes(hole)} came back from another stream too late"
+    return Verdict("other_pool", hole, evidence, advice, message, True, Remedy("wait"))
+
+
+def process_cap(case: Case) -> Verdict | None:
+    """PyTorch keeps the process below a limit, while the device has room."""
+    room, budget = case.room, case.room.budget
+    if budget.limit is None or not budget.is_capped(room.segment) or budget.device_free is None:
+        return None
+    free = budget.device_free
+    suffices = room.would_hold(more=max(free - budget.headroom, 0))
+    about = "about " if budget.limit_is_guess else ""
+    limit = format_bytes(budget.limit)
+    needed = budget.reserved + room.segment
+    evidence = [
+        Note(f"It had {format_bytes(budget.reserved)} reserved, and asked for "
+             f"{format_bytes(room.segment)} more; the device had {format_bytes(free)} free.")
+    ]  # fmt: skip
+    if budget.limit_is_guess:
+        evidence.append(
+            Note("Inferred from the failures; capacity= (--capacity) or facts= give the limit.")
+        )
+    if case.demand is not None:
+        # The step has more to ask for than this request.
+        needed += case.demand.rest
+    elif case.phase.name in ("forward", "backward"):
+        # No step has ended: what one needs is not known, and was hardly half of it. Gradients
+        # and Adam's state are three times the parameters.
+        needed = max(2 * needed, needed + 4 * case.categories.get("parameter", 0))
+    if not case.asks_once:
+        # A pass goes on, and what it frees on its way leaves holes.
+        needed = int(needed * _ROOM_TO_GO_ON)
+    share, part = "", None
+    if budget.total:
+        part = min(-int(-needed / budget.total * 1000 // 1) / 1000, 1.0)
+        share = f"to {part:.3f} or more of the device"
+    setting = float(case.snap.settings_in_force["per_process_memory_fraction"])
+    name = "torch.cuda.set_per_process_memory_fraction()"
+    if setting < 1.0:
+        name = "per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF"
+    advice = (Note(f"raise {name}", detail=share or f"so that it allows {format_bytes(needed)}"),)
+    message = f"the process is limited to {about}{limit}, though the device has room"
+    remedy = Remedy("raise_limit", value=part)
+    return Verdict("process_cap", free, tuple(evidence), advice, message, suffices, remedy)
+
+
+# ---- Piled -------------------------------------------------------------------------------
+
+# Causes that grow from step to step: a leak, a cache that is made anew a little larger.
+
+
+def leak(case: Case) -> Verdict | None:
+    """What step after step left behind."""
+    growth = _piled_up(case)
+    if growth is None or growth.by_size:
+        return None
+    message = (
+        f"leak: {format_bytes(growth.bytes)} piled up over {_over(growth)} "
+        f"({format_bytes(growth.bytes_per_step)} each)"
+    )
+    advice, remedy = _leak_advice(case, growth)
+    suffices = case.room.would_hold(freed=growth.addresses)
+    return Verdict("leak", growth.bytes, _evidence(growth), advice, message, suffices, remedy)
+
+
+def cache_growth(case: Case) -> Verdict | None:
+    """What is made anew in every step, each time larger than what it replaces."""
+    growth = _piled_up(case)
+    if growth is None or not growth.by_size:
+        return None
+    grower = growth.growers[0]
+    first = grower.place
+    message = (
+        f"a cache that grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
+        f"{format_bytes(growth.bytes_per_step)} more each time"
+    )
+    advice = (
+        Note("bound it, keep it on the CPU, or make it shorter:", first),
+        Note("a smaller batch or fewer tokens make each step's part of it smaller"),
+        Note("each time it grows, old and new are in use at once: allocate it once, whole"),
+    )
+    suffices = case.room.would_hold(freed=growth.addresses)
+    remedy = Remedy("release", place=first, callers=grower.callers)
+    return Verdict(
+        "cache_growth", growth.bytes, _evidence(growth), advice, message, suffices, remedy
+    )
+
+
+def _piled_up(case: Case) -> Growth | None:
+    """The growth, where it is worth telling and not what garbage holds."""
+    growth = case.growth
+    if growth is None or growth.bytes < least_worth(case.failure.size):
+        return None
+    return None if case.growth_is_garbage else growth
+
+
+def _over(growth: Growth) -> str:
+    return format_count(growth.steps, growth.rounds.unit)
+
+
+def _evidence(growth: Growth) -> tuple[Note, ...]:
+    unit = growth.rounds.unit
+    notes = []
+    for one in growth.growers[:_TOLD]:
+        text = f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
+        text += f"{format_bytes(one.bytes_per_step)} more each {unit}, by"
+        notes.append(Note(text, one.place))
+        if one.callers:
+            notes.append(Note("called by", one.callers[0]))
+    return tuple(notes)
+
+
+def _let_go(case: Case, of_modules: bool) -> str:
+    """What to do with what is kept: activations of a program that trains hang on a graph."""
+    if of_modules and case.timeline is not None and case.timeline.passes.backward:
+        return "keep numbers, not tensors with their graph (loss.item(), x.detach()):"
+    return "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item()):"
+
+
+def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
+    notes: tuple[Note, ...]
+    if growth.create_graph is not None:
+        notes = (
+            Note(
+                "the graph of a backward pass is kept, as by backward(create_graph=True), which "
+                "makes parameter and gradient keep each other alive:",
+                growth.create_graph,
+            ),
+            Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
+        )
+        return notes, Remedy("release", place=growth.create_graph)
+    grower = growth.growers[0]
+    first = grower.place
+    of_modules = sum(one.bytes for one in growth.growers if one.in_module)
+    if growth.rounds.is_after_training and 2 * of_modules > growth.bytes:
+        notes = (
+            Note("run it under torch.no_grad(): after the training its graphs are kept:", first),
+            Note("or keep numbers, not tensors with their graph (loss.item(), x.detach())"),
+        )
+        return notes, Remedy("no_grad", place=first, callers=grower.callers)
+    if growth.falls:
+        times = format_count(growth.falls, "time")
+        notes = (
+            Note("move each to the CPU, or reduce it to what is needed, as it comes:", first),
+            Note(f"it was let go of {times} before, after less of it"),
+        )
+        return notes, Remedy("release", place=first, callers=grower.callers)
+    builder = next((one for one in growth.growers[:_TOLD] if one.builds), None)
+    if builder is not None:
+        notes = (
+            Note(
+                "let go of the models that are made here, their gradients and optimizers:",
+                builder.place,
+            ),
+            Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
+        )
+    else:
+        notes = (Note(_let_go(case, 2 * of_modules > growth.bytes), first),)
+    return notes, Remedy("release", place=first, callers=grower.callers)
+
+
+# ---- Repeats -----------------------------------------------------------------------------
+
+# A step that does more of the same: as losses that are summed before one backward pass.
+
+# Of what modules made in the step and is still there, so much at least is of sizes that a step
+# before it made by the same lines: of a longer sequence or a larger batch next to nothing is.
+_SAME = 0.8
+
+# And so many times as much of these was made as in any step before: a step that does the same
+# again makes no more of them, and one that failed on its way has made less than it would have.
+_MORE = 1.1
+
+# Steps before the failing one that it is compared with.
+_COMPARED = 8
+
+_COLUMNS = ("alloc_event", "stack", "size")
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What a step made more often than any before it.
+
+    Attributes:
+        place: The line that made most of it.
+        callers: The lines that called it, innermost first.
+        times: How many times as often as the step before it that did so most often.
+    """
+
+    place: Place
+    callers: tuple[Place, ...]
+    times: float
+
+
+def repeats_of(case: Case) -> Repeats | None:
+    """Of a program that trains: what modules made in the failing step more often than in any of
+    those before it, each time as much, and was kept for the backward pass."""
+    timeline, rounds = case.timeline, case.rounds
+    if timeline is None or rounds is None or not timeline.passes.backward:
+        return None
+    *earlier, last = rounds.begins[-_COMPARED - 1 :]
+    held = _held(case, timeline, last)
+    before = _most_before(timeline, [*earlier, last])
+    same = [what for what in held if what in before]
+    if not same or _bytes(held, same) < _SAME * _bytes(held, held):
+        return None
+    times = _bytes(_made(timeline, last, case.at + 1), same) / _bytes(before, same)
+    if times < _MORE:
+        return None
+    stack, _ = max(same, key=lambda what: what[1] * held[what])
+    frames = case.snap.stacks[stack]
+    return Repeats(place_of(frames), callers_of(frames), times)
+
+
+def _bytes(counts: Counter[tuple[int, int]], of: Iterable[tuple[int, int]]) -> int:
+    """What the blocks of some stacks and sizes take together, where there are so many of each."""
+    return sum(size * counts[stack, size] for stack, size in of)
+
+
+def _held(case: Case, timeline: Timeline, begin: int) -> Counter[tuple[int, int]]:
+    """How many blocks modules made from an event on that are still there, by stack and size."""
+    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
+    held = Counter((stacks[row], sizes[row]) for row in case.live_rows if made[row] >= begin)
+    roles = {stack: role_of(case.snap.stacks[stack]) for stack, _ in held if stack != NONE}
+    return Counter(
+        {what: count for what, count in held.items() if roles.get(what[0]) is Role.MODULE}
+    )
+
+
+def _most_before(timeline: Timeline, begins: Sequence[int]) -> Counter[tuple[int, int]]:
+    """How many a step made of each stack and size, the one that made most of them."""
+    most: Counter[tuple[int, int]] = Counter()
+    for begin, end in pairwise(begins):
+        most |= _made(timeline, begin, end)
+    return most
+
+
+def _made(timeline: Timeline, begin: int, end: int) -> Counter[tuple[int, int]]:
+    """How many blocks were made from an event on and before another, by stack and size."""
+    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
+    rows = range(bisect_left(made, begin), bisect_left(made, end))
+    return Counter((stacks[row], sizes[row]) for row in rows)
+
+
+# ---- Capacity ----------------------------------------------------------------------------
+
+# The program needs more than there is: by how much, for what, and what to make smaller.
+
+# A category with less than this share of what is in use is not told.
+_TOLD_SHARE = 0.1
+
+# What no step before did has this share of what the failing step holds, at least.
+_NEW_SHARE = 0.5
+
+# What is held twice makes up this share of what is in use, at least.
+_TWICE_SHARE = 0.2
+
+# Lines that are compared with each other for what is held twice.
+_MOST_STACKS = 256
+
+# Of a step that never ended nothing tells its size: a quarter of it is a beginning.
+_UNKNOWN_SHARE = 0.25
+
+# A first step is made smaller to no less than this part of that.
+_LEAST_SHARE = 0.1
+
+# So much of what a process may have is in use when it fails, at the most: the recorded
+# training steps have 1.5 to 15 % free inside.
+_CAREFUL = 0.85
+
+# What to do about what holds most, and as what action.
+_BY_CATEGORY = {
+    "activation": (
+        "keep fewer activations: a smaller batch, or torch.utils.checkpoint",
+        "smaller_step",
+    ),
+    "optimizer_state": (
+        "shard the optimizer's state (FSDP, ZeRO), or keep it in 8 bits",
+        "shard_state",
+    ),
+    "parameter": ("load the weights in a smaller dtype, or shard them over devices", "shard"),
+    "gradient": (
+        "free gradients early: optimizer.zero_grad(set_to_none=True) before the forward",
+        "shard",
+    ),
+    "input": ("move one batch at a time to the device", "smaller_step"),
+    "temporary": (
+        "do in place, or in pieces, the operations that make large temporaries",
+        "smaller_step",
+    ),
+}
+
+
+# Gradients of more than so many times the bytes of all parameters are not one for each: that has
+# as many elements, of four bytes for two at the most.
+_ONE_EACH = 2
+
+_SHARDED = (Role.GATHER, Role.REDUCE)
+
+_OF_EACH_SAMPLE = (
+    "this is more than one gradient for each parameter: of each sample, or of each output. Fewer "
+    "at a time: a smaller batch, or chunk_size= of torch.func.vmap and jacrev"
+)
+
+
+def too_large_a_step(case: Case) -> Verdict | None:
+    """The step that failed needs more than any before it, and more than there is."""
+    demand = case.demand
+    if demand is None or not demand.steps or not (demand.is_larger or demand.rise):
+        return None
+    times = demand.expected / max(demand.largest, 1)
+    needs, most = format_bytes(demand.expected), format_bytes(demand.largest)
+    proved = demand.largest / demand.expected
+    share = _share_that_fits(case, demand)
+    if not demand.rise:
+        # Between what has fitted and what there is room for if needs are in proportion.
+        share = max(round(proved, 3), round((proved + share) / 2, 3))
+    part, fitted = format_share(share, decimals=0), format_share(proved, decimals=0)
+    message = f"this {demand.unit} needs about {needs}, {times:.1f} times the largest before it"
+    if demand.rise and not demand.is_larger:
+        message = (
+            f"each {demand.unit} needs more than the one before: {format_bytes(demand.rise)} more "
+            f"each time, {needs} by now"
+        )
+    evidence = [
+        Note(
+            f"{format_bytes(demand.floor)} were in use when it began; the largest of "
+            f"{demand.steps} before it needed {most} more, the median "
+            f"{format_bytes(demand.typical)}."
+        ),
+        Note("Needed at the same point by those before it, and so scaled to its end."),
+    ]
+    advice: tuple[Note, ...] = (
+        Note(
+            f"make the largest {demand.unit} smaller: {part} of this one should fit ({fitted} of "
+            "it did)",
+            case.place,
+        ),
+        Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
+        Note("torch.utils.checkpoint keeps fewer activations of it"),
+    )
+    remedy = Remedy("smaller_step", value=share)
+    repeats = repeats_of(case)
+    if repeats is not None:
+        advice = (*_of_parts(repeats, demand.unit), advice[0], advice[2])
+        remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
+    missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
+    return Verdict("capacity", missing, tuple(evidence), advice, message, True, remedy)
+
+
+def _of_parts(repeats: Repeats, unit: str) -> tuple[Note, ...]:
+    text = (
+        f"call backward() on the loss of each part, not on the sum of all: {repeats.times:.1f} "
+        f"times as often as in any {unit} before it, this is kept for the backward pass:"
+    )
+    parts = "where the parts are of one long sequence, cut it (truncated backpropagation)"
+    return (Note(text, repeats.place), Note(parts))
+
+
+@dataclass(frozen=True)
+class _New:
+    place: Place
+    bytes: int
+    in_module: bool
+    callers: tuple[Place, ...]
+
+
+def new_holder(case: Case) -> Verdict | None:
+    """What the failing step holds at lines that no step before it ran."""
+    demand, found = case.demand, _new_holders(case)
+    if demand is None or not found:
+        return None
+    total = sum(one.bytes for one in found)
+    if total < max(_NEW_SHARE * demand.so_far, least_worth(case.failure.size)):
+        return None
+    first = found[0]
+    message = f"{format_bytes(total)} was requested by lines that no earlier {demand.unit} had run"
+    evidence = tuple(Note(f"{format_bytes(one.bytes)} by", one.place) for one in found[:3])
+    advice: tuple[Note, ...]
+    if first.in_module and case.phase.name != "inference":
+        advice = (
+            Note("if nothing is trained here, run it under torch.no_grad():", first.place),
+            Note("a smaller batch there needs less as well"),
+        )
+        remedy = Remedy("no_grad", place=first.place, callers=first.callers)
+    elif first.in_module:
+        advice = (Note("a smaller batch there than in the steps before:", first.place),)
+        remedy = Remedy("smaller_step", value=_share_that_fits(case, demand))
+    else:
+        advice = (Note("make it on the CPU, or drop it before the next step:", first.place),)
+        remedy = Remedy("release", place=first.place, callers=first.callers)
+    return Verdict("capacity", total, evidence, advice, message, True, remedy)
+
+
+def _new_holders(case: Case) -> list[_New]:
+    """Lines of which no step before the failing one has an allocation, the most bytes first."""
+    timeline, rounds = case.timeline, case.rounds
+    if timeline is None or rounds is None or case.failure.event is None:
+        return []
+    begin, rows = rounds.begins[-1], timeline.allocations
+    sizes, made, of_row = (rows.codes(name) for name in ("size", "alloc_event", "stack"))
+    seen = {stack for stack, event in zip(of_row, made, strict=True) if event < begin}
+    held: Counter[int] = Counter()
+    for row in case.live_rows:
+        if made[row] >= begin:
+            held[of_row[row]] += sizes[row]
+    stacks = timeline.events.codes("stack")
+    held[stacks[case.failure.event]] += case.failure.size
+    found = []
+    for stack, nbytes in held.most_common():
+        if stack not in seen and stack != NONE:
+            frames = case.snap.stacks[stack]
+            in_module = role_of(frames) is Role.MODULE
+            found.append(_New(place_of(frames), nbytes, in_module, callers_of(frames)))
+    return found
+
+
+def _share_that_fits(case: Case, demand: Demand) -> float:
+    """How much of the failing step there is room for; where each needs more than the one
+    before it, in as many steps again."""
+    usable = _CAREFUL * case.usable - demand.floor
+    expected = demand.expected + demand.rise * demand.steps
+    return round(max(min(usable / expected, _CAREFUL), 0.01), 3)
+
+
+def too_little(case: Case) -> Verdict:
+    """What the program needs is more than there is."""
+    room, budget, size = case.room, case.room.budget, case.failure.size
+    could = room.own_free + budget.headroom
+    missing = max(size - could, 0) or size
+    twice = _held_twice(case)
+    evidence, advice, remedy = _by_category(case)
+    if twice is not None:
+        evidence.insert(1, Note(f"{format_bytes(twice.bytes)} is held twice, by", twice.place))
+        advice.insert(0, Note("load on the CPU, or free this copy first:", twice.place))
+        remedy = Remedy("release", place=twice.place)
+    total = f" of {format_bytes(budget.total)}" if budget.total else ""
+    message = f"the program needs {format_bytes(missing)} more than the device{total} can give"
+    return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
+
+
+def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
+    """What holds most, and what to do about it."""
+    room, budget = case.room, case.room.budget
+    live, more = format_bytes(room.allocated), format_bytes(case.failure.size)
+    evidence = [Note(f"{live} were in use, and {more} more were requested.")]
+    if case.stack:
+        evidence = [Note(f"{live} were in use, and {more} more were requested by", case.place)]
+    advice: list[Note] = []
+    remedy: Remedy | None = None
+    known = sum(case.categories.values())
+    shares = [
+        (name, held)
+        for name, held in case.categories.items()
+        if name != "unknown" and held >= _TOLD_SHARE * known
+    ]
+    for name, held in shares[:2]:
+        part = format_share(held / known)
+        evidence.append(Note(f"{format_bytes(held)} ({part}) of it: {name.replace('_', ' ')}"))
+        text, action = _BY_CATEGORY.get(name, ("", ""))
+        if name == "gradient" and _has_several_each(case, held):
+            text, action = _OF_EACH_SAMPLE, "smaller_step"
+        if text:
+            advice.append(Note(text))
+            remedy = remedy or _remedy(case, action)
+    if case.holdings:
+        most = case.holdings[0]
+        evidence.append(Note(f"most of it, {format_bytes(most.bytes)}, is held by", most.place))
+    if budget.total is None and budget.device_free is not None:
+        evidence.append(
+            Note(f"PyTorch had {format_bytes(budget.reserved)} of the device, and "
+                 f"{format_bytes(budget.device_free)} were free; the file does not say what others "
+                 "had: give capacity= (--capacity), or see nvidia-smi.")
+        )  # fmt: skip
+    if not advice:
+        advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
+        remedy = _remedy(case, "smaller_step")
+    return evidence, advice, remedy
+
+
+def _has_several_each(case: Case, gradients: int) -> bool:
+    """Whether gradients are more than one for each parameter: then the batch decides."""
+    if case.timeline is None or any(role in case.timeline.passes.role for role in _SHARDED):
+        # Of a sharded model a process has a part of the parameters, and for a while all gradients.
+        return False
+    parameters = case.categories.get("parameter", 0) + case.categories.get("unknown", 0)
+    return 0 < _ONE_EACH * parameters < gradients
+
+
+def _remedy(case: Case, action: str) -> Remedy:
+    if case.phase.name == "optimizer":
+        # What a step kept for its backward pass is gone by then: a smaller one changes nothing.
+        return Remedy("shard_state")
+    if case.phase.name == "loading":
+        return Remedy("shard")
+    if action != "smaller_step":
+        return Remedy(action)
+    demand = case.demand
+    known = demand is not None and demand.steps
+    share = _share_that_fits(case, demand) if demand is not None and known else _first_share(case)
+    return Remedy(action, value=share)
+
+
+def _first_share(case: Case) -> float:
+    """Where to begin, for a first step of which nothing tells what it needs in all.
+
+    Gradients and an optimizer's state, which don't depend on its size, are still to come: with
+    Adam's three times the parameters. In the forward pass most of the backward's is as well.
+    """
+    to_stay = 4 * case.categories.get("parameter", 0)
+    share = _UNKNOWN_SHARE * max(1 - to_stay / max(case.usable, 1), _LEAST_SHARE)
+    return round(share / 2 if case.phase.name == "forward" else share, 3)
+
+
+@dataclass(frozen=True)
+class _Twice:
+    place: Place
+    bytes: int
+
+
+def _held_twice(case: Case) -> _Twice | None:
+    """The line that made the first copy of what a program that only loads holds twice: blocks
+    of the same sizes, made by another line."""
+    timeline = case.timeline
+    if (
+        timeline is None
+        or timeline.passes.backward
+        or case.phase.name not in ("loading", "unknown")
+    ):
+        return None
+    of_row, size = (timeline.allocations.codes(name) for name in ("stack", "size"))
+    sizes: dict[int, Counter[int]] = {}
+    for row in case.live_rows:
+        if of_row[row] != NONE:
+            sizes.setdefault(of_row[row], Counter())[size[row]] += 1
+    best: _Twice | None = None
+    stacks = list(sizes)[:_MOST_STACKS]
+    for number, one in enumerate(stacks):
+        for other in stacks[number + 1 :]:
+            both = sum(size * count for size, count in (sizes[one] & sizes[other]).items())
+            if both >= _TWICE_SHARE * case.room.allocated and (best is None or both > best.bytes):
+                best = _Twice(place_of(case.snap.stacks[one]), both)
+    return best
+
+
+# ---- Buys --------------------------------------------------------------------------------
+
+# What the removal of a cause buys: how far the program then goes, in bytes and in its steps.
+
+# The program counts as able to go on where it could make so many times the steps it has made.
+_PLENTY = 10
+
+# In a first step, of which nothing tells what it needs in all, less than this share of the
+# reserved memory free inside is not what it lacks: it has hardly begun.
+_OF_A_FIRST_STEP = 0.2
+
+# What grows comes before other causes that let the program go on if it has this share of all.
+_MUCH = 0.1
+
+
+def ranked(case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts with what each buys: what lets the program go on first, then what takes it
+    furthest.
+
+    Of causes that let it go on the one that ends its growth comes first, else the order is that
+    of `KINDS`. Where nothing shows what a step needs, what lets the request succeed comes
+    first, in that order, and then the others, the most bytes first.
+    """
+    bought = [_with_headroom(case, verdict) for verdict in verdicts]
+    return tuple(sorted(bought, key=lambda verdict: _rank(case, verdict)))
+
+
+def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
+    place = float(KINDS.index(verdict.kind))
+    if verdict.kind in ("leak", "cache_growth") and not case.still_grows:
+        # What came after the loop failed, and not the loop.
+        place = float(len(KINDS))
+    if verdict.finishes:
+        ends = _is_much(case) and not _growth_without(case, verdict)
+        return (0, 0.0 if ends else 1.0, place)
+    if not verdict.suffices:
+        return (3, -float(verdict.bytes), place)
+    if verdict.finishes is None:
+        return (1, 0.0, place)
+    return (2, -float(verdict.headroom_bytes or 0), place)
+
+
+def _is_much(case: Case) -> bool:
+    """Whether what grows has taken a good part of what there is."""
+    growth = case.growth
+    return growth is not None and case.still_grows and growth.bytes >= _MUCH * case.usable
+
+
+def _with_headroom(case: Case, verdict: Verdict) -> Verdict:
+    demand = case.demand
+    if demand is None or not case.failure.happened:
+        hardly = verdict.kind == "fragmentation" and case.is_first_step
+        few = case.room.own_free < _OF_A_FIRST_STEP * case.room.reserved
+        return replace(verdict, finishes=False) if hardly and few else verdict
+    if verdict.kind == "capacity":
+        # It says how much smaller the step has to be: that is all it takes.
+        return replace(verdict, finishes=_growth_without(case, verdict) == 0)
+    gives = _gives(case, verdict)
+    left = case.room.budget.headroom + gives - case.failure.size - demand.rest
+    growth = _growth_without(case, verdict)
+    steps = max(left, 0) // growth if growth else None
+    goes_on = left >= 0 and (steps is None or steps >= _PLENTY * demand.steps)
+    if verdict.kind == "fragmentation":
+        # What it frees must be more than steps differ by: the next large one comes. And of a
+        # step larger than any other the end has to be in sight.
+        in_sight = demand.is_scaled or not demand.is_larger or case.asks_once
+        goes_on = goes_on and verdict.suffices and demand.spread <= gives and in_sight
+    told = () if goes_on else _told(demand, left, steps, growth)
+    return replace(
+        verdict,
+        evidence=(*verdict.evidence, *told),
+        headroom_bytes=left,
+        headroom_steps=steps,
+        finishes=goes_on,
+    )
+
+
+def _told(demand: Demand, left: int, steps: int | None, growth: int) -> tuple[Note, ...]:
+    """How far the program comes without a cause that is not all."""
+    if left < 0:
+        missing = format_bytes(-left)
+        return (Note(f"Without it the {demand.unit} would still lack {missing} to its end."),)
+    if steps is None:
+        return ()
+    more, each = format_count(steps, f"more {demand.unit}"), format_bytes(growth)
+    return (Note(f"Without it there is room for {more}, of which each leaves {each} behind."),)
+
+
+def _gives(case: Case, verdict: Verdict) -> int:
+    """The bytes that the removal of a cause gives."""
+    room = case.room
+    if verdict.kind == "fragmentation":
+        return case.gives_settings
+    if verdict.kind == "process_cap":
+        return verdict.bytes - room.budget.headroom
+    growers = () if case.growth is None else case.growth.growers
+    if verdict.kind == "cache_growth" and case.place in [one.place for one in growers]:
+        # Where the cache itself asked, the request and what it piles on are part of it.
+        rest = 0 if case.demand is None else case.demand.rest
+        return verdict.bytes + case.failure.size + rest
+    return verdict.bytes
+
+
+def _growth_without(case: Case, verdict: Verdict) -> int:
+    """What each step leaves behind once the cause is gone."""
+    growth = case.growth
+    if growth is None or not case.still_grows or verdict.kind in ("leak", "cache_growth"):
+        return 0
+    if verdict.kind == "cycle_garbage" and case.growth_is_garbage:
+        return 0
+    return growth.bytes_per_step
+
+
+# ---- Verdicts ----------------------------------------------------------------------------
+
+# Which causes a failure has, and in which order they are told.
+
+# After an unreasonable request; what is left is a program that needs too much.
+_CAUSES: tuple[Cause, ...] = (
+    fragmentation,
+    cycle_garbage,
+    other_pool,
+    non_torch,
+    leak,
+    cache_growth,
+    process_cap,
+)
+
+
+def verdicts_of(case: Case) -> tuple[Verdict, ...]:
+    """What was in the way: first what lets the program go on, or takes it furthest."""
+    if case.room.holds:
+        return (had_room(case),)
+    hopeless = unreasonable_request(case)
+    if hopeless is not None:
+        return (hopeless,)
+    found = [verdict for cause in _CAUSES if (verdict := cause(case)) is not None]
+    needs = None
+    if case.growth is None:
+        needs = new_holder(case) or too_large_a_step(case)
+    first = ranked(case, found)
+    if needs is None and not any(_helps(verdict) for verdict in first):
+        needs = too_little(case)
+    return first if needs is None else ranked(case, (*found, needs))
+
+
+def looked_at(case: Case) -> tuple[str, ...]:
+    """The kinds of verdicts that what is known could have shown."""
+    known = dict.fromkeys(KINDS, True)
+    known["leak"] = known["cache_growth"] = case.rounds is not None
+    known["cycle_garbage"] = case.facts.garbage_bytes is not None or case.rounds is not None
+    known["non_torch"] = case.room.budget.non_torch is not None
+    known["process_cap"] = case.room.budget.device_free is not None
+    return tuple(kind for kind in KINDS if known[kind])
+
+
+def _helps(verdict: Verdict) -> bool:
+    """Whether the program gets on with this cause removed, as far as anyone can see."""
+    return verdict.suffices and verdict.finishes is not False

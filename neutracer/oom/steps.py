@@ -1,0 +1,910 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The failing step compared with those before it: rounds, growth by line, demand and phase."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from neutracer.leak.series import floors, highs
+from neutracer.leak.trend import leak_trend
+from neutracer.oom.facts import Failure
+from neutracer.render.document import Place
+from neutracer.trace.roles import CATEGORIES, Role, role_of
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, Frame, callers_of, place_of
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_share
+
+# ---- Rounds ------------------------------------------------------------------------------
+
+# The steps of a program up to a failure, or the rounds of what repeats in it.
+
+#: Fewer steps say nothing of what comes again in each.
+FEWEST = 5
+
+# A step is at most this many times as long as the middle one, in events.
+_UNLIKE = 4
+
+# So many blocks a line makes in a round, at most, as of a query, a key and a value. For each number
+# the trace is looked through again from every anchor.
+_MOST_TIMES = 3
+
+# Stacks tried for what comes round where the trace has no steps.
+_MOST_ANCHORS = 64
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Where the steps of a program begin.
+
+    Attributes:
+        begins: The first event of each, in order; the last of them is of the step that failed, so
+            that one less has ended.
+        are_steps: Whether the trace shows steps; else they are rounds of what repeats in it.
+        is_after_training: The program trained, and then began to do something else, whose
+            rounds these are.
+    """
+
+    begins: tuple[int, ...]
+    are_steps: bool
+    is_after_training: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What to call one of them."""
+        return "step" if self.are_steps else "round"
+
+
+def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
+    """The steps up to an event, or else the rounds.
+
+    A round begins where a line of the program outside of modules comes again, once or a few times
+    in each: the layers of one forward pass are no steps. Where what follows the last backward
+    pass is longer than a step, the program does something else there, and the rounds of that are
+    taken.
+
+    Args:
+        timeline: Of the device.
+        event: The event.
+
+    Returns:
+        The rounds; None where there are fewer than `FEWEST`.
+    """
+    steps = timeline.steps
+    begins = [step.first for step in steps if step.first <= event]
+    # What repeats may be the layers of one forward pass: these begin inside of a module.
+    repeats = steps.how == "repetition"
+    if begins and repeats and timeline.passes.role[begins[0]] != Role.USER:
+        begins = []
+    if begins and steps.steps[len(begins) - 1].end <= event:
+        begins.append(steps.steps[len(begins) - 1].end)
+    if len(begins) >= FEWEST:
+        return _after_training(timeline, begins, event) or Rounds(tuple(begins), True)
+    since = begins[-1] if begins else 0
+    found = _rounds(timeline, since, event) or _rounds(timeline, 0, event)
+    return Rounds(found, False, bool(begins and timeline.passes.backward)) if found else None
+
+
+def _after_training(timeline: Timeline, begins: Sequence[int], event: int) -> Rounds | None:
+    """The rounds of what follows the last real step, without a backward pass; None where that
+    step is like the others."""
+    lengths = sorted(end - begin for begin, end in pairwise(begins))
+    if event - begins[-1] <= lengths[len(lengths) // 2] or not timeline.passes.backward:
+        return None
+    if any(begin >= begins[-1] for begin, _ in timeline.passes.backward):
+        return None
+    found = _rounds(timeline, begins[-1], event)
+    return Rounds(found, False, is_after_training=True) if found else None
+
+
+def _rounds(timeline: Timeline, first: int, event: int) -> tuple[int, ...]:
+    """The events from `first` on at which the first stack outside of modules comes round that
+    does so all along; empty where none does."""
+    passes = timeline.passes
+    at: dict[int, list[int]] = {}
+    for number in range(first, event):
+        if passes.allocates[number] and passes.role[number] == Role.USER:
+            at.setdefault(passes.stack[number], []).append(number)
+    several = sorted(found for found in at.values() if len(found) >= FEWEST)[:_MOST_ANCHORS]
+    for found in several:
+        if _are_alike([*found, event]):
+            return tuple(found)
+    # A line may make several blocks in each round, with the same others in between.
+    for times in range(2, _MOST_TIMES + 1):
+        for found in several:
+            begins = found[::times]
+            if len(begins) >= FEWEST and _are_alike([*begins, event]) and _repeat(timeline, begins):
+                return tuple(begins)
+    return ()
+
+
+def _are_alike(edges: Sequence[int]) -> bool:
+    """Whether what lies between these events is about as long each time."""
+    lengths = [end - begin for begin, end in pairwise(edges)]
+    return max(lengths) <= _UNLIKE * sorted(lengths)[len(lengths) // 2]
+
+
+def _repeat(timeline: Timeline, begins: Sequence[int]) -> bool:
+    """Whether all whole rounds are made by the same stacks in the same order, and by several."""
+    passes = timeline.passes
+    made = [
+        tuple(passes.stack[at] for at in range(begin, end) if passes.allocates[at])
+        for begin, end in pairwise(begins)
+    ]
+    return len(set(made)) == 1 and len(set(made[0])) > 1
+
+
+# ---- Kept graph --------------------------------------------------------------------------
+
+# Backward passes whose own graph is kept, as backward(create_graph=True) does.
+
+# A pass leaves one gradient for each parameter behind, which take as much as these do; a tenth for
+# what the allocator rounds up. With a graph it was 4 to 290 times as much, in models of linear
+# layers, convolutions and attention.
+_MORE = 1.1
+
+# A graph has so much at least of what the modules' forward made: in the same models a quarter
+# (where most of it are logits, which nothing saves) to three quarters.
+_FORWARD = 0.1
+
+# So many of the steps that can be judged keep a graph; a batch may be two rounds, of which one
+# does.
+_STEPS = 0.4
+
+_PARAMETER = CATEGORIES.index("parameter")
+
+
+@dataclass
+class _Pass:
+    """What the modules made in a step for one of its backward passes, in bytes."""
+
+    made: int = 0
+    kept: int = 0
+    freed: int = 0
+
+    @property
+    def keeps_forward(self) -> bool:
+        """Whether some of it is still there, and no backward pass freed any: a graph that is kept
+        keeps what it saved."""
+        return self.made > 0 and not self.freed and self.kept >= _FORWARD * self.made
+
+
+@dataclass
+class _Step:
+    """What one step did: by role the bytes that are still there, and its backward passes."""
+
+    kept: Counter[int] = field(default_factory=Counter)
+    passes: defaultdict[int, _Pass] = field(default_factory=lambda: defaultdict(_Pass))
+
+    def can_be_judged(self, parameters: int) -> bool:
+        """Whether it ran forward and backward, and it is known what one gradient for each
+        parameter takes."""
+        return bool(self.passes) and (self.kept[Role.BUILD] or parameters) > 0
+
+    def keeps_graph(self, parameters: int) -> bool:
+        """Whether it left more than one gradient for each parameter behind, and one of its
+        backward passes what had been made for it.
+
+        Args:
+            parameters: The bytes of those that were there before the steps.
+        """
+        one_each = self.kept[Role.BUILD] or parameters
+        keeps_more = self.kept[Role.BACKWARD] > _MORE * one_each
+        return keeps_more and any(one.keeps_forward for one in self.passes.values())
+
+
+class _Passes:
+    """The backward passes of a timeline."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        passes = timeline.passes
+        self._spans = passes.backward
+        self.begins = [begin for begin, _ in passes.backward]
+        made = (at for begin, end in passes.backward for at in range(begin, end))
+        self._gradients = [
+            at for at in made if passes.allocates[at] and passes.role[at] == Role.BACKWARD
+        ]
+
+    def after(self, made: int, end: int) -> int | None:
+        """The number of the first one that begins after an event, and before another."""
+        number = bisect_right(self.begins, made)
+        return number if number < len(self.begins) and self.begins[number] < end else None
+
+    def frees(self, made: int, freed: int) -> bool:
+        """Whether one frees what was made before it.
+
+        Where frees have no stacks of their own, those right behind a pass count as in it: what is
+        freed before its last gradient is made is sure to be.
+        """
+        number = bisect_right(self.begins, freed) - 1
+        if number < 0 or made >= self.begins[number]:
+            return False
+        later = bisect_right(self._gradients, freed)
+        return later < len(self._gradients) and self._gradients[later] < self._spans[number][1]
+
+
+def graph_keeper(snap: Snapshot, timeline: Timeline, rounds: Rounds, event: int) -> Place | None:
+    """The line whose backward passes leave more behind than a gradient for each parameter, and
+    the forward passes before them; None where none does, or where it can't be told.
+
+    Args:
+        snap: The snapshot.
+        timeline: Of the device.
+        rounds: The steps up to the event.
+        event: The event that is asked about.
+    """
+    role, rows, begins = timeline.passes.role, timeline.allocations, rounds.begins
+    steps = [_Step() for _ in begins[:-1]]
+    backward: list[tuple[int, int]] = []
+    passes = _Passes(timeline)
+    columns = [rows.codes(name) for name in ("alloc_event", "free_event", "size")]
+    for at, freed, size in zip(*columns, strict=True):
+        if not begins[0] <= at < begins[-1]:
+            continue
+        number = bisect_right(begins, at)
+        step, is_kept = steps[number - 1], freed == -1 or freed > event
+        step.kept[role[at]] += size * is_kept
+        if role[at] == Role.BACKWARD and is_kept:
+            backward.append((at, size))
+        its = passes.after(at, begins[number]) if role[at] == Role.MODULE else None
+        if its is not None:
+            one = step.passes[its]
+            one.made += size
+            one.kept += size * is_kept
+            one.freed += size * (freed < begins[number] and passes.frees(at, freed))
+    parameters = _parameters(timeline, begins[0])
+    votes = [one.keeps_graph(parameters) for one in steps if one.can_be_judged(parameters)]
+    # The last of the fewest steps is the one that failed, which says nothing.
+    if len(votes) < FEWEST - 1 or sum(votes) < _STEPS * len(votes):
+        return None
+    return _caller(snap, timeline, backward)
+
+
+def _parameters(timeline: Timeline, event: int) -> int:
+    """The bytes of the parameters that are there when an event comes."""
+    rows, codes = timeline.allocations, timeline.categories.codes
+    columns = [rows.codes(name) for name in ("alloc_event", "free_event", "size")]
+    return sum(
+        size
+        for code, at, freed, size in zip(codes, *columns, strict=True)
+        if code == _PARAMETER and at < event and (freed == -1 or freed >= event)
+    )
+
+
+def _caller(snap: Snapshot, timeline: Timeline, backward: list[tuple[int, int]]) -> Place | None:
+    """The line that began most of the passes that made these, by their first gradients."""
+    passes, stacks = timeline.passes, timeline.events.codes("stack")
+    seeds = [
+        at for at, role in enumerate(passes.role) if role == Role.SEED and passes.allocates[at]
+    ]
+    by: Counter[int] = Counter()
+    for at, size in backward:
+        before = bisect_right(seeds, at)
+        if before:
+            by[stacks[seeds[before - 1]]] += size
+    return place_of(snap.stacks[by.most_common(1)[0][0]]) if by else None
+
+
+# ---- Growth ------------------------------------------------------------------------------
+
+# What a program had piled up, step after step, when it ran out of memory.
+
+# A saw-tooth needs at least this many steps; without steps the trace is cut into parts.
+_FEWEST_TEETH = 12
+_MOST_PARTS = 240
+_EVENTS_A_PART = 8
+
+# A series rises if what it loses is little beside what it gains, if each part of it is above
+# the one before, and if it rises at its end about as fast as before: a warm-up does not.
+_PARTS = 4
+_LOST = 0.2
+_LASTING = 0.4
+
+# So much of it is still in use at the moment that is asked about.
+_STILL = 0.6
+
+# This share of the steps frees something; a batch may be two rounds, of which one frees.
+_CHURNING = 0.4
+
+# What is let go of leaves less than this share behind: where the step that lets go of five or more
+# has made one again, as a list that is begun anew, that is a fifth at the most.
+_LET_GO = 0.25
+
+# What piled up since has to be higher than ever before, to be what was in the way: by a tenth,
+# which one step more does not make of an epoch of over ten. And each of the parts that `rises`
+# compares has two steps.
+_HIGHER = 1.1
+_FEWEST_SINCE = 2 * _PARTS
+
+# What grows by size keeps about as many blocks: fewer more than one in so many steps.
+_STEPS_A_BLOCK = 5
+
+
+@dataclass(frozen=True)
+class Grower:
+    """One line of which more memory is in use after every step.
+
+    Attributes:
+        place: The line.
+        bytes: What of it was in use when the last step began.
+        count: In how many blocks.
+        bytes_per_step: By how much that grew a step.
+        by_size: It is not more blocks but larger ones, as of a cache that is made anew a
+            little larger each time.
+        in_module: A module's forward made them.
+        builds: They are what a module got when it was made.
+        steps: Over how many steps it piled up: all, or those since it was let go of last.
+        callers: The lines that called that line, innermost first.
+        falls: How often it was let go of before, as at the end of an epoch.
+    """
+
+    place: Place
+    bytes: int
+    count: int
+    bytes_per_step: int
+    steps: int
+    by_size: bool = False
+    in_module: bool = False
+    builds: bool = False
+    callers: tuple[Place, ...] = ()
+    falls: int = 0
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What was piled up.
+
+    Attributes:
+        growers: Who, the most bytes first.
+        bytes: All of it.
+        addresses: Where these blocks begin.
+        rounds: The program's steps up to the event that is asked about.
+        create_graph: The line whose backward(create_graph=True) keeps its gradients, as the
+            first gradient of the pass shows, which any other pass frees, or the others, of
+            which any other keeps one for each parameter; None: none does.
+    """
+
+    growers: tuple[Grower, ...]
+    bytes: int
+    addresses: frozenset[int]
+    rounds: Rounds
+    create_graph: Place | None = None
+
+    @property
+    def steps(self) -> int:
+        """Over how many steps it piled up."""
+        return max(one.steps for one in self.growers)
+
+    @property
+    def falls(self) -> int:
+        """How often it was let go of before; 0: never, or not of all of it."""
+        return min(one.falls for one in self.growers)
+
+    @property
+    def bytes_per_step(self) -> int:
+        """By how much it grew a step."""
+        return sum(grower.bytes_per_step for grower in self.growers)
+
+    @property
+    def by_size(self) -> bool:
+        """Whether most of it are blocks that were made anew, larger each time."""
+        return 2 * sum(one.bytes for one in self.growers if one.by_size) > self.bytes
+
+
+@dataclass(frozen=True)
+class SawTooth:
+    """Live bytes that rise step by step and fall back at once, as when garbage is collected.
+
+    Attributes:
+        bytes: What had piled up since the last fall.
+        falls: How often it fell.
+        fall_bytes: By how much, in the middle.
+    """
+
+    bytes: int
+    falls: int
+    fall_bytes: int
+
+
+def growth_of(
+    snap: Snapshot,
+    timeline: Timeline,
+    rounds: Rounds | None,
+    event: int,
+    *,
+    since_fall: bool = False,
+) -> Growth | None:
+    """Of which stacks more was in use at the beginning of each step, and still is.
+
+    Args:
+        snap: The snapshot.
+        timeline: Of the device.
+        rounds: Its steps up to the event; None: there are too few.
+        event: The event that is asked about.
+        since_fall: Whether to look too for what is let go of now and then and has piled up since,
+            as a list that is kept until an epoch ends. Garbage does so as well: only where it is
+            known what that holds.
+
+    Returns:
+        The growth, or None where there is none.
+    """
+    if rounds is None or not _churns(timeline, rounds.begins):
+        return None
+    begins = [*rounds.begins, event]
+    lasting = _lasting_rows(timeline, begins)
+    found = _growers(snap, timeline, lasting, begins, since_fall=False)
+    if not found and since_fall:
+        found = _growers(snap, timeline, lasting, begins, since_fall=True)
+    if not found:
+        return None
+    seeds = [grower.place for role, grower, _ in found if role is Role.SEED]
+    seed = seeds[-1] if seeds else graph_keeper(snap, timeline, rounds, event)
+    # Without a line nobody can act: such come last, whatever they hold.
+    growers = sorted(
+        (grower for _, grower, _ in found),
+        key=lambda one: (one.place == UNKNOWN_PLACE, -one.bytes),
+    )
+    addresses = frozenset(address for _, _, at in found for address in at)
+    return Growth(tuple(growers), sum(one.bytes for one in growers), addresses, rounds, seed)
+
+
+def rises(values: Sequence[int]) -> bool:
+    """Whether a series of one value a step rises all along, up to its end.
+
+    Example:
+        >>> rises([0, 4, 8, 8, 12, 16]), rises([0, 9, 9, 9, 9, 9]), rises([0, 9, 1, 8, 2, 9])
+        (True, False, False)
+    """
+    changes = [b - a for a, b in pairwise(values)]
+    gained = sum(change for change in changes if change > 0)
+    lost = gained - (values[-1] - values[0])
+    if len(values) < FEWEST or not gained or lost > _LOST * gained:
+        return False
+    edges = [part * len(values) // _PARTS for part in range(_PARTS + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    steps = [b - a for a, b in pairwise(means)]
+    return min(steps) > 0 and steps[-1] >= _LASTING * sum(steps) / len(steps)
+
+
+def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
+    """Whether most steps but the first and the last free something: else the program is
+    loading."""
+    freed = timeline.events.find("action", "free_completed")
+    inner = list(pairwise(begins[1:]))
+    churning = sum(bisect_left(freed, begin) < bisect_left(freed, end) for begin, end in inner)
+    return churning >= _CHURNING * len(inner)
+
+
+def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[tuple[int, ...]]]:
+    """By stack, the allocations that were in use when some step began, or at the end.
+
+    Each as its row, the number of the first such moment, and of the first one after it.
+    """
+    rows = timeline.allocations
+    columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("stack"))
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for row, (made, freed, stack) in enumerate(zip(*columns, strict=True)):
+        # What was freed before the trace (-2) still waits for a stream.
+        if stack == NONE or freed == -2:
+            continue
+        low = bisect_right(begins, made)
+        high = len(begins) if freed < 0 else bisect_right(begins, freed)
+        if low < high:
+            found.setdefault(stack, []).append((row, low, high))
+    return found
+
+
+def _growers(
+    snap: Snapshot,
+    timeline: Timeline,
+    lasting: dict[int, list[tuple[int, ...]]],
+    begins: Sequence[int],
+    *,
+    since_fall: bool,
+) -> list[tuple[Role, Grower, list[int]]]:
+    """The stacks that hold more and more, with what they do, and where that is."""
+    found = []
+    for code, rows in lasting.items():
+        grower, at = _grower(snap, timeline, code, rows, begins, since_fall)
+        if grower is not None:
+            found.append((role_of(snap.stacks[code]), grower, at))
+    return found
+
+
+def _grower(
+    snap: Snapshot,
+    timeline: Timeline,
+    code: int,
+    rows: list[tuple[int, ...]],
+    begins: Sequence[int],
+    since_fall: bool,
+) -> tuple[Grower | None, list[int]]:
+    """What one stack holds more of in every step, or in every one since it was let go of last;
+    and where that is. The last moment is the one that is asked about."""
+    c = timeline.allocations
+    sizes, addresses = c.codes("size"), c.codes("address")
+    bytes_by, blocks_by = [0] * (len(begins) + 1), [0] * (len(begins) + 1)
+    for row, low, high in rows:
+        bytes_by[low] += sizes[row]
+        bytes_by[high] -= sizes[row]
+        blocks_by[low] += 1
+        blocks_by[high] -= 1
+    *held, now = accumulate(bytes_by[:-1])
+    *blocks, _ = accumulate(blocks_by[:-1])
+    ends = _ends(held) if since_fall else []
+    if since_fall:
+        begin = ends[-1] if ends else 0
+        is_highest = max(held[:begin], default=math.inf) * _HIGHER <= held[-1]
+        if not is_highest or len(held) - begin < _FEWEST_SINCE:
+            return None, []
+        held, blocks = held[begin:], blocks[begin:]
+    if not rises(held) or now < _STILL * held[-1]:
+        return None, []
+    stack = snap.stacks[code]
+    role = role_of(stack)
+    grower = Grower(
+        place_of(stack),
+        held[-1],
+        blocks[-1],
+        (held[-1] - held[0]) // (len(held) - 1),
+        len(held),
+        (blocks[-1] - blocks[0]) * _STEPS_A_BLOCK < len(held),
+        role is Role.MODULE,
+        role is Role.BUILD,
+        callers_of(stack),
+        len(ends),
+    )
+    if ends and grower.by_size:
+        return None, []
+    return grower, [addresses[row] for row, _, high in rows if high == len(begins)]
+
+
+def _ends(held: Sequence[int]) -> list[int]:
+    """The steps at whose beginning a series has lost most of what it had."""
+    return [at for at, (a, b) in enumerate(pairwise(held), 1) if b < _LET_GO * a]
+
+
+def saw_tooth(timeline: Timeline, event: int) -> SawTooth | None:
+    """The saw-tooth of a trace up to an event; None where it shows none."""
+    rounds = rounds_before(timeline, event)
+    begins = [] if rounds is None else list(rounds.begins)
+    if len(begins) < _FEWEST_TEETH:
+        parts = min(_MOST_PARTS, event // _EVENTS_A_PART)
+        begins = [part * event // parts for part in range(parts)]
+    if len(begins) < _FEWEST_TEETH:
+        return None
+    live = timeline.allocated
+    least = floors(live[: event + 1], begins)
+    trend = leak_trend(least)
+    if trend.resets < 2 or trend.verdict == "leak":
+        return None
+    falls = [i for i, (a, b) in enumerate(pairwise(least)) if 2 * (a - b) >= trend.reset_bytes]
+    piled = live[event] - min(least[falls[-1] :]) if falls else 0
+    return SawTooth(max(piled, 0), trend.resets, trend.reset_bytes)
+
+
+# ---- Demand ------------------------------------------------------------------------------
+
+# What the steps of a program needed, and what the one that failed needs if it is to end.
+
+# Steps before the failing one that it is compared with.
+_COMPARED = 8
+
+# A step that asks for so many times what any before asked for at that point is a larger one.
+_LARGER = 1.1
+
+
+# Bytes of state that optimizers keep for each byte of parameters, by a part of their file's name.
+_STATES = (("adam", 2), ("adagrad", 1), ("rmsprop", 1), ("sgd", 1), ("lion", 1))
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What steps needed above what was in use when they began. Sizes in bytes.
+
+    Attributes:
+        floor: What was in use when the failing step began.
+        typical: What a step needed, in the middle.
+        largest: What the largest step before the failing one needed.
+        so_far: What the failing step had in use of its own, its last request included.
+        expected: What it needs in all, if it goes on as the steps before it did.
+        steps: How many steps ended before it.
+        unit: "step", or "round" where the trace shows none.
+        rise: By how much a step needs more than the one before it, where that goes on.
+        is_scaled: It was compared with others at the same point; else `expected` is the least
+            that it can need.
+    """
+
+    floor: int
+    typical: int
+    largest: int
+    so_far: int
+    expected: int
+    steps: int
+    unit: str
+    rise: int = 0
+    is_scaled: bool = True
+
+    @property
+    def rest(self) -> int:
+        """What the failing step needs besides the request that failed."""
+        return max(self.expected - self.so_far, 0)
+
+    @property
+    def spread(self) -> int:
+        """By how much the largest step before it is above the one in the middle."""
+        return self.largest - self.typical
+
+    @property
+    def is_larger(self) -> bool:
+        """Whether the failing step needs clearly more than any before."""
+        return self.expected > _LARGER * self.largest
+
+
+def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> Demand | None:
+    """What the steps up to a failure needed.
+
+    The failing step is compared with those before it at the same point, which is after as
+    many allocations: it needs as many times their bytes in all as it had taken there.
+
+    Args:
+        timeline: Of the device.
+        rounds: Its steps up to the failure.
+        failure: The request that failed; one with an event.
+
+    Returns:
+        The demand; None where no step ended before the failure.
+    """
+    if rounds is None or failure.event is None:
+        return None
+    live, begins = timeline.allocated, rounds.begins
+    floors = [live[begin - 1] if begin else 0 for begin in begins]
+    peaks = highs(live[: begins[-1]], begins[:-1])
+    needs = [peak - floor for peak, floor in zip(peaks, floors, strict=False)]
+    if not needs:
+        return None
+    if len(needs) > 2:
+        # In its first step a program makes what stays: gradients, the optimizer's state.
+        del needs[0]
+    so_far = max(live[failure.event] + failure.size - floors[-1], 0)
+    ratios = _ratios(timeline, begins, floors, failure, so_far)
+    scale = sorted(ratios)[len(ratios) // 2] if ratios else 0.0
+    recent = sorted(needs[-_COMPARED:])
+    expected = int(scale * recent[len(recent) // 2]) if scale else recent[len(recent) // 2]
+    return Demand(
+        floor=floors[-1],
+        typical=sorted(needs)[len(needs) // 2],
+        largest=max(needs),
+        so_far=so_far,
+        expected=max(expected, so_far),
+        steps=len(begins) - 1,
+        unit=rounds.unit,
+        rise=(needs[-1] - needs[0]) // (len(needs) - 1) if rises(needs) else 0,
+        is_scaled=bool(ratios),
+    )
+
+
+def optimizer_demand(
+    live: int, failure: Failure, categories: Mapping[str, int], stack: Sequence[Frame]
+) -> Demand | None:
+    """What the first step of an optimizer needs, which makes the state of all parameters.
+
+    Args:
+        live: What was in use when its request failed.
+        failure: The request.
+        categories: The bytes in use by category.
+        stack: Of the request, innermost first.
+
+    Returns:
+        The demand; None where the optimizer or its parameters are not known.
+    """
+    files = [frame.filename.replace("\\", "/") for frame in stack]
+    names = [name.rsplit("/", 1)[-1] for name in files if "/torch/optim/" in name]
+    times = next((times for part, times in _STATES for name in names if part in name), 0)
+    state = categories.get("optimizer_state", 0)
+    whole = times * categories.get("parameter", 0)
+    if not whole:
+        return None
+    expected = max(whole, state + failure.size)
+    return Demand(live - state, expected, expected, state + failure.size, expected, 0, "step")
+
+
+def _ratios(
+    timeline: Timeline,
+    begins: Sequence[int],
+    floors: Sequence[int],
+    failure: Failure,
+    so_far: int,
+) -> list[float]:
+    """How many times as much the failing step had taken as each of those before it had at
+    the same point; empty where they do other things there."""
+    made = timeline.events.find("action", "alloc")
+    stacks = timeline.events.codes("stack")
+    event = failure.event or 0
+    own = made[bisect_left(made, begins[-1]) : bisect_left(made, event)]
+    again = sum(stacks[at] == stacks[event] for at in own)
+    ratios = []
+    for number in range(max(len(begins) - 1 - _COMPARED, 0), len(begins) - 1):
+        step = made[bisect_left(made, begins[number]) : bisect_left(made, begins[number + 1])]
+        at = _same_point(step, stacks, stacks[event], len(own), again)
+        taken = 0 if at is None else timeline.allocated[at] - floors[number]
+        if taken > 0:
+            ratios.append(so_far / taken)
+    return ratios
+
+
+def _same_point(
+    step: Sequence[int], stacks: Sequence[int], stack: int, nth: int, again: int
+) -> int | None:
+    """The event of a step that a request of another step corresponds to: as many allocations
+    into it, or else the allocation by the same line that has as many of that line before it."""
+    if nth < len(step) and stacks[step[nth]] == stack:
+        return step[nth]
+    if stack == NONE:
+        return None
+    same = [at for at in step if stacks[at] == stack]
+    return same[min(again, len(same) - 1)] if same else None
+
+
+# ---- Phases ------------------------------------------------------------------------------
+
+# In which phase of a program a request was made: loading, forward, backward and so on.
+
+#: The phases that there are.
+PHASES = ("loading", "forward", "backward", "optimizer", "inference", "unknown")
+
+# Functions that read weights, by a part of their file's name.
+_LOADERS = (
+    ("/torch/serialization.py", ("load", "_load", "_legacy_load")),
+    ("/safetensors/", ("load_file", "get_tensor", "safe_open")),
+    ("/transformers/modeling_utils.py", ("from_pretrained", "_load_pretrained_model")),
+    ("/torch/distributed/checkpoint/", ("load", "load_state_dict")),
+)
+# The decorator form of torch.no_grad() and torch.inference_mode().
+_WITHOUT_GRAD = ("/torch/utils/_contextlib.py", "decorate_context")
+_CHECKPOINT = "/torch/utils/checkpoint.py"
+
+_OPTIMIZES = (Role.OPTIMIZER, Role.STATE, Role.ZERO_GRAD, Role.SCALER)
+_BACKWARD = (Role.BACKWARD, Role.SEED)
+
+# Of a forward pass that trains, autograd keeps most of what its modules made; without it
+# nearly all is freed at once. Between the two shares, and with fewer allocations, nothing
+# is told; in a program that trains a pass is forward unless very little is kept.
+_KEPT = 0.6
+_FREED = 0.35
+_FREED_IN_TRAINING = 0.2
+_FEWEST = 12
+_FEWEST_KEPT = 24
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase, and what shows it.
+
+    Attributes:
+        name: One of `PHASES`.
+        why: The evidence in one clause.
+    """
+
+    name: str
+    why: str
+
+
+def phase_of(
+    stack: Sequence[Frame],
+    timeline: Timeline | None = None,
+    event: int | None = None,
+    grad_enabled: bool | None = None,
+) -> Phase:
+    """The phase in which a request was made.
+
+    Args:
+        stack: Where it was made, innermost frame first; empty where unknown.
+        timeline: The trace that it is in; None where there is none, or no time for it.
+        event: Its event there; None is after the last.
+        grad_enabled: Whether autograd recorded then; None where nobody said.
+
+    Example:
+        >>> frames = [Frame("/site/torch/optim/adam.py", 178, "_init_group")]
+        >>> phase_of(frames).name
+        'optimizer'
+    """
+    if not stack:
+        return _without_stack(timeline)
+    role = role_of(stack)
+    if role in _BACKWARD:
+        return Phase("backward", "the backward pass is on its stack")
+    if role in _OPTIMIZES:
+        return Phase("optimizer", "an optimizer's step is on its stack")
+    if any(_loads(frame) for frame in stack):
+        return Phase("loading", "a function that reads weights is on its stack")
+    if role is Role.BUILD:
+        return Phase("loading", "a module was being made, moved or loaded")
+    if any(_path(frame).endswith(_CHECKPOINT) for frame in stack):
+        return Phase("forward", "activation checkpointing is on its stack")
+    if any(
+        (_path(frame)[-len(_WITHOUT_GRAD[0]) :], frame.name) == _WITHOUT_GRAD for frame in stack
+    ):
+        return Phase("inference", "its caller has switched autograd off")
+    return _forward_or_inference(role, timeline, event, grad_enabled)
+
+
+def _without_stack(timeline: Timeline | None) -> Phase:
+    if timeline is not None and _trains(timeline):
+        return Phase("backward", "it has no Python stack, as in the threads of backward")
+    return Phase("unknown", "no stack was recorded")
+
+
+def _stacks(timeline: Timeline) -> Iterator[tuple[Frame, ...]]:
+    """The stacks of the trace, each once."""
+    first: dict[int, int] = {}
+    for event, code in enumerate(timeline.events.codes("stack")):
+        first.setdefault(code, event)
+    return (timeline.events[event].stack for event in first.values())
+
+
+def _trains(timeline: Timeline) -> bool:
+    """Whether any stack of the trace is of a backward pass or an optimizer."""
+    return any(role_of(stack) in (*_BACKWARD, *_OPTIMIZES) for stack in _stacks(timeline))
+
+
+def _forward_or_inference(
+    role: Role, timeline: Timeline | None, event: int | None, grad_enabled: bool | None
+) -> Phase:
+    """Of a request inside of a module, or of the program's own lines."""
+    in_module = role is Role.MODULE
+    if in_module and grad_enabled is not None:
+        if grad_enabled:
+            return Phase("forward", "inside of a module, with autograd on")
+        return Phase("inference", "inside of a module, with autograd off")
+    if timeline is None or not len(timeline):
+        return Phase("unknown", "there is no trace that tells training from inference")
+    end = len(timeline) if event is None else event
+    trains = _trains(timeline)
+    share, count = _kept_share(timeline, end)
+    kept = f"{format_share(share)} of what modules made since is kept"
+    told = count >= _FEWEST
+    if told and share < (_FREED_IN_TRAINING if trains else _FREED):
+        return Phase("inference", kept)
+    if trains:
+        why = f"between backward passes, and {kept}" if told else "of a program that trains"
+        return Phase("forward", why)
+    if count >= _FEWEST_KEPT and share >= _KEPT:
+        return Phase("forward", kept)
+    return Phase("unknown", "nothing in the trace tells training from inference")
+
+
+def _kept_share(timeline: Timeline, end: int) -> tuple[float, int]:
+    """How much of what modules made since the last backward pass lives at an event.
+
+    Returns:
+        The share of the bytes, and how many allocations that are.
+    """
+    passes = timeline.passes
+    begin = max((stop for _, stop in passes.backward if stop <= end), default=0)
+    module = int(Role.MODULE)
+    rows = timeline.allocations
+    columns = zip(
+        rows.codes("size"), rows.codes("alloc_event"), rows.codes("free_event"), strict=True
+    )
+    made = kept = count = 0
+    for size, event, freed in columns:
+        if begin <= event < end and passes.role[event] == module:
+            made += size
+            count += 1
+            kept += size if freed == -1 or freed >= end else 0
+    return (kept / made if made else 0.0), count
+
+
+def _path(frame: Frame) -> str:
+    return frame.filename.replace("\\", "/")
+
+
+def _loads(frame: Frame) -> bool:
+    path = _path(frame)
+    return any(part in path and frame.name in names for part, names in _LOADERS)

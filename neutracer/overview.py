@@ -1,0 +1,953 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`report`: the one-page summary of a snapshot, with the findings of every question."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from neutracer.errors import NeutracerError
+from neutracer.fragmentation.findings import band
+from neutracer.fragmentation.report import FragmentationReport, device_fragmentation
+from neutracer.leak.trend import trend_of_trace
+from neutracer.oom.case import Verdict
+from neutracer.oom.facts import OomFacts, facts_of
+from neutracer.question import after_caveats, first_findings, opened
+from neutracer.render.document import (
+    Block,
+    Copyable,
+    Document,
+    Figure,
+    Findings,
+    KeyValues,
+    Note,
+    Place,
+    Severity,
+    Table,
+)
+from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
+from neutracer.trace.events import PINNED, device_name, shown_device
+from neutracer.trace.events import device_name as name_of
+from neutracer.trace.flaws import end_is_known
+from neutracer.trace.roles import CATEGORIES
+from neutracer.trace.snapshot import Snapshot, settings_words
+from neutracer.trace.source import SnapshotSource
+from neutracer.trace.stacks import (
+    NONE,
+    UNKNOWN_PLACE,
+    Frame,
+    Owner,
+    base_name,
+    module_tables,
+    origin_of,
+    place_of,
+)
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes, format_count, format_duration_us
+
+# ---- Devices -----------------------------------------------------------------------------
+
+# One device of a snapshot: its totals, its peak and who held it, and how a page shows them.
+
+# Holders on the printed page; all of them are in the JSON up to a bound.
+_SHOWN_HOLDERS = 6
+_MOST_HOLDERS = 50
+
+# Stands for a figure that the file does not have.
+_NOT_KNOWN = Figure("", "not known")
+
+
+@dataclass(frozen=True)
+class Holding(PlacedRow):
+    """What one place in the program holds at the peak.
+
+    Attributes:
+        function, filename, line, package, caller: The place, as `Place` has it.
+        requested_bytes: What it requested.
+        count: How many blocks that is.
+        share: Of all bytes requested in live blocks then.
+    """
+
+    function: str
+    filename: str
+    line: int
+    requested_bytes: int
+    count: int
+    share: float
+    package: str = ""
+    caller: str = ""
+
+
+@dataclass(frozen=True)
+class OutOfMemory(PlainRow):
+    """One out-of-memory event.
+
+    Attributes:
+        event: Its number in the device's trace.
+        time_us: Microseconds since the epoch; None where unknown.
+        asked_bytes: The request, rounded as the allocator does.
+        device_free_bytes: What the device had left.
+    """
+
+    event: int
+    time_us: int | None
+    asked_bytes: int
+    device_free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOverview(PlainRow):
+    """One device of a snapshot.
+
+    Attributes:
+        device: Its number.
+        memory_stats: PyTorch's own figures at the end, under its keys.
+        peak: The peak of allocated: allocated_bytes, event, requested_bytes, holders.
+        modules: The allocated bytes at that peak by module, the most first; empty where the
+            recording knows no modules.
+        reserved_peak: The peak of reserved: reserved_bytes, event.
+        fragmentation: The report on it.
+        oom: The out-of-memory events.
+        events: The number of events.
+        duration_us: From the first event to the last; None where unknown.
+        history_complete: As `Snapshot.history_complete`.
+        end_known: False where the file has a history and lacks the segments: then
+            `memory_stats` says nothing.
+    """
+
+    device: int
+    memory_stats: dict[str, int]
+    peak: dict[str, Any]
+    modules: dict[str, int]
+    reserved_peak: dict[str, int]
+    fragmentation: FragmentationReport
+    oom: tuple[OutOfMemory, ...]
+    events: int
+    duration_us: int | None
+    history_complete: bool | None
+    end_known: bool = True
+
+
+def device_overview(
+    snap: Snapshot, device: int, fragmentation: FragmentationReport
+) -> DeviceOverview:
+    timeline = snap.timeline(device)
+    peak, reserved = timeline.peak("allocated"), timeline.peak("reserved")
+    held = timeline.held_by_place()
+    total = sum(requested for _, _, requested, _ in held)
+    held = sorted(held, key=lambda one: -one[2])
+    holders = tuple(
+        Holding(
+            place.function,
+            place.filename,
+            place.line,
+            requested,
+            count,
+            requested / total if total else 0.0,
+            place.package,
+            place.caller,
+        )
+        for place, _, requested, count in held[:_MOST_HOLDERS]
+    )
+    times = timeline.time_us
+    duration = times[-1] - times[0] if len(times) and times[0] else None
+    return DeviceOverview(
+        device=device,
+        memory_stats=snap.memory_stats(device),
+        peak={
+            "allocated_bytes": peak.bytes,
+            "event": peak.event,
+            "requested_bytes": total,
+            "holders": holders,
+        },
+        modules=timeline.held_by_module(peak.event),
+        reserved_peak={"reserved_bytes": reserved.bytes, "event": reserved.event},
+        fragmentation=fragmentation,
+        oom=_ooms(snap, device),
+        events=len(timeline),
+        duration_us=duration,
+        history_complete=snap.history_complete(device),
+        end_known=end_is_known(snap, device),
+    )
+
+
+def _ooms(snap: Snapshot, device: int) -> tuple[OutOfMemory, ...]:
+    timeline = snap.timeline(device)
+    if not timeline.facts["oom_count"]:
+        return ()
+    rows = timeline.events
+    return tuple(
+        OutOfMemory(event, rows[event].time_us or None, rows[event].size, rows[event].device_free)
+        for event, action in enumerate(rows["action"])
+        if action == "oom"
+    )
+
+
+def totals_table(device: DeviceOverview) -> Table:
+    now, stats = device.fragmentation, device.memory_stats
+    allocated = Figure.bytes(stats["allocated_bytes.all.current"])
+    reserved = Figure.bytes(stats["reserved_bytes.all.current"])
+    unused = Figure.share(now.ratio)
+    if not device.events:
+        # A peak is known from events alone.
+        last = ("unused", unused, now.judged)
+        rows = (("allocated", allocated, ""), ("reserved", reserved, ""), last)
+        return Table(named_device(device), rows, ("", "now", ""), _attempts(device))
+    peak, most = device.peak, device.reserved_peak
+    at_peak = device.fragmentation.fragmentation_history
+    then = at_peak[most["event"]] if most["event"] >= 0 else now.ratio
+    words = ", ".join(filter(None, (f"{now.judged} now", _judged_peak(now, then))))
+    if not device.end_known:
+        allocated = reserved = unused = _NOT_KNOWN
+        words = _judged_peak(now, then)
+    full = (
+        ("allocated", allocated, Figure.bytes(peak["allocated_bytes"]), _when(peak["event"])),
+        ("reserved", reserved, Figure.bytes(most["reserved_bytes"]), _when(most["event"])),
+        ("unused", unused, Figure.share(then), words),
+    )
+    return Table(named_device(device), full, ("", "now", "peak", ""), _attempts(device))
+
+
+def _judged_peak(report: FragmentationReport, then: float) -> str:
+    """What the findings say of the share that was unused at the peak of reserved."""
+    found = next((one for one in report.findings if one.kind == "fragmentation_peak"), None)
+    word = str(found.severity) if found else "good" if band(then) == "good" else ""
+    return f"{word} at the peak of reserved" if word else ""
+
+
+def named_device(device: DeviceOverview) -> str:
+    return name_of(device.fragmentation.device)
+
+
+def _when(event: int) -> str:
+    return f"event {format_count(event)}" if event >= 0 else "before the trace"
+
+
+def _attempts(device: DeviceOverview) -> tuple[str, ...]:
+    retries, ooms = device.fragmentation.retries, len(device.oom)
+    parts = []
+    if retries and device.fragmentation.device >= 0:
+        word = format_count(retries, "retry", "retries")
+        parts.append(f"{word} (cache given back to find room)")
+    if ooms:
+        parts.append(f"{format_count(ooms)} out of memory")
+    return (", ".join(parts),) if parts else ()
+
+
+def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
+    holders = device.peak["holders"]
+    if not holders:
+        return ()
+    shown = holders[:_SHOWN_HOLDERS]
+    rows = tuple(
+        (
+            Figure.share(holder.share),
+            Figure.bytes(holder.requested_bytes),
+            Figure.count(holder.count, "block"),
+            holder.place,
+        )
+        for holder in shown
+    )
+    where = f" of {named_device(device)}" if several else ""
+    asked = format_bytes(device.peak["requested_bytes"], "MiB", decimals=1)
+    allocated = format_bytes(device.peak["allocated_bytes"], "MiB", decimals=1)
+    rest = len(holders) - len(shown)
+    notes = (f"and {format_count(rest, 'more place')}",) if rest else ()
+    what = "the peak" if device.events else "it now"
+    title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
+    return (Table(title, rows, notes=notes), *module_tables(f"By module{where}", device.modules))
+
+
+# ---- Late gradients ----------------------------------------------------------------------
+
+# Gradients of one step that live through the forward pass of the next.
+
+# Gradients below this are reported, but only for information.
+_SMALL = 64 << 20
+
+
+@dataclass(frozen=True)
+class LateGradients(PlainRow):
+    """Gradients that were freed between a forward pass and its backward pass.
+
+    Attributes:
+        bytes: Of one step: the most that lived through a forward pass.
+        count: How many gradients those are.
+        passes: Through how many forward passes gradients lived so.
+        forward: The first event of the forward pass that `bytes` is of.
+        freed: The event that freed the first of them.
+        peak_bytes: The most that was allocated between the two.
+        place: The line that freed them; None where frees have no stacks.
+    """
+
+    bytes: int
+    count: int
+    passes: int
+    forward: int
+    freed: int
+    peak_bytes: int
+    place: Place | None
+
+
+def late_gradients(timeline: Timeline) -> LateGradients | None:
+    """Gradients that were freed too late for the forward pass to use their memory.
+
+    A gradient counts if it was made in one backward pass, was alive when the next forward
+    pass first allocated, and was freed before the backward pass after that. One that is still
+    there then is being accumulated on purpose.
+
+    Returns:
+        What was found, or None.
+
+    Example:
+        >>> import neutracer
+        >>> snap = neutracer.load("tests/data/train_resnet_late_zero_grad.pickle.xz")
+        >>> found = late_gradients(snap.timeline())
+        >>> found.count, found.passes
+        (161, 4)
+    """
+    passes = timeline.passes
+    if not passes.backward or not passes.forward:
+        return None
+    by_forward = _late_rows(timeline)
+    if not by_forward:
+        return None
+    sizes, freed = timeline.allocations.codes("size"), timeline.allocations.codes("free_event")
+    held = {forward: sum(sizes[row] for row in rows) for forward, rows in by_forward.items()}
+    forward = max(held, key=lambda event: held[event])
+    events = [freed[row] for row in by_forward[forward]]
+    # A free that has only the stack of the allocation does not say who freed.
+    known = [event for event in events if passes.stack[event] != NONE]
+    places = Counter(place_of(timeline.events[event].stack) for event in known)
+    place = places.most_common(1)[0][0] if places else None
+    return LateGradients(
+        bytes=held[forward],
+        count=len(events),
+        passes=len(by_forward),
+        forward=forward,
+        freed=min(events),
+        peak_bytes=max(timeline.allocated[forward : min(events)]),
+        place=place if place and place.line else None,
+    )
+
+
+def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
+    """The rows of such gradients, by the first event of the forward pass they lived through."""
+    gradient = CATEGORIES.index("gradient")
+    rows, passes = timeline.allocations, timeline.passes
+    begins = [begin for begin, _ in passes.backward]
+    ends = [end for _, end in passes.backward]
+    found: dict[int, list[int]] = {}
+    columns = zip(
+        timeline.categories.codes, rows.codes("alloc_event"), rows.codes("free_event"), strict=True
+    )
+    for row, (code, made, freed) in enumerate(columns):
+        if code != gradient or freed < 0:
+            continue
+        number = bisect_left(ends, made + 1)
+        if number == len(ends):
+            # Made after the last backward pass: by a hook that reduces or copies gradients.
+            continue
+        end = ends[number] if made >= 0 else 0
+        forward = passes.next_forward(end - 1)
+        coming = bisect_left(begins, end)
+        limit = begins[coming] if coming < len(begins) else None
+        if forward is not None and limit is not None and forward < freed <= limit:
+            found.setdefault(forward, []).append(row)
+    return found
+
+
+def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
+    """The finding about gradients that live through the next forward pass, if there is one."""
+    found = late_gradients(timeline)
+    if found is None:
+        return ()
+    size, peak = format_bytes(found.bytes), format_bytes(found.peak_bytes)
+    notes = [
+        Note(
+            f"{format_count(found.count, 'gradient')} in each of "
+            f"{format_count(found.passes, 'forward pass', 'forward passes')}, freed only then"
+            f"{' by' if found.place else ''}",
+            found.place,
+        ),
+        Note(f"Up to {peak} were allocated while they waited."),
+    ]
+    advice = Note(
+        "call optimizer.zero_grad(set_to_none=True) before the forward pass, not after it",
+        detail="the forward pass then uses their memory",
+    )
+    return (
+        Finding(
+            "late_zero_grad",
+            Severity.MODERATE if found.bytes >= _SMALL else Severity.INFO,
+            found.bytes,
+            f"{size} of gradients live through the next forward pass",
+            tuple(notes),
+            (advice,),
+            found.freed,
+        ),
+    )
+
+
+# ---- Oddities ----------------------------------------------------------------------------
+
+# What a reader of an overview should know before trusting the figures, and what is unusual.
+
+_UNKNOWN = "nothing earlier is known"
+
+_BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_history(), begins one"
+
+
+def oddities(
+    snap: Snapshot, devices: Mapping[int, FragmentationReport]
+) -> tuple[tuple[str, str], ...]:
+    """Names with a sentence each.
+
+    Args:
+        snap: The snapshot.
+        devices: The fragmentation of each of its devices.
+    """
+    odd = []
+    if snap.ignored_keys:
+        odd.append(("not read", ", ".join(snap.ignored_keys)))
+    if snap.host is not None:
+        odd.append(("pinned", _of_host(snap.host)))
+    for device, fragmentation in devices.items():
+        odd.extend(_of_history(snap, device))
+        odd.extend(_of_pools(fragmentation))
+    return tuple(odd)
+
+
+def _of_host(host: Snapshot) -> str:
+    """The pinned memory of the host beside the devices', in one sentence."""
+    stats = host.memory_stats(0)
+    reserved, used = (stats[f"{one}_bytes.all.current"] for one in ("reserved", "active"))
+    most = host.timeline(0).peak("reserved").bytes
+    at_most = f" ({format_bytes(most)} at most)" if most > reserved else ""
+    held = f"{format_bytes(reserved)} of the host's memory{at_most}, {format_bytes(used)} in use"
+    return f"{held}; who holds it: --host, or snapshot.host"
+
+
+def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
+    odd = []
+    facts = snap.timeline(device).facts
+    if snap.window:
+        odd.extend(_of_window(snap, device))
+    elif snap.history_overflowed(device):
+        odd.append(("history", "the ring of events wrapped; what came before it is unknown"))
+    elif not snap.trace_length(device):
+        odd.append(("history", f"none: {_BEGIN_HISTORY}"))
+    elif not snap.history_complete(device):
+        contradicts = any(flaw.device == device for flaw in snap.flaws)
+        unknown = "events are missing, or contradict each other" if contradicts else _UNKNOWN
+        blocks = format_count(facts["preexisting"], "block")
+        were = "was" if facts["preexisting"] == 1 else "were"
+        before = f"{blocks} {were} there before the first event"
+        odd.append(("history", before if facts["preexisting"] else unknown))
+    if facts["slack_bound"]:
+        bound = format_bytes(facts["slack_bound"])
+        odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))
+    return odd
+
+
+def _of_window(snap: Snapshot, device: int) -> list[tuple[str, str]]:
+    """What lived before a part of a trace."""
+    layout = snap.timeline(device).at(-1)
+    alive = [block.size for block in layout.blocks if block.state != "inactive"]
+    blocks = f"{format_count(len(alive), 'block')}, {format_bytes(sum(alive))},"
+    return [("history", f"{blocks if alive else 'nothing'} lived before these events")]
+
+
+def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:
+    odd = []
+    pools = fragmentation.pools
+    private = [pool for pool in pools if pool.pool != (0, 0)]
+    if private:
+        size = format_bytes(sum(pool.reserved_bytes for pool in private))
+        count = format_count(len({pool.pool for pool in private}), "private pool")
+        odd.append(("private pools", f"{count} with {size} reserved"))
+    pending = sum(pool.pending_bytes for pool in pools)
+    if pending:
+        odd.append(("pending", f"{format_bytes(pending)} freed, waiting for another stream"))
+    streams = {pool.stream for pool in pools}
+    if len(streams) > 1:
+        odd.append(("streams", f"{len(streams)}: a free block of one is never used for another"))
+    return odd
+
+
+# ---- Findings ----------------------------------------------------------------------------
+
+# What an overview says about a device's failures and growth, in the words of `explain` and
+# `leak_trend`.
+
+# Longer traces are left to `leak_trend`, so that an overview costs little more than its file.
+_MOST_EVENTS = 1_000_000
+
+# So many places at which requests failed are explained; a batch-size finder has one.
+_MOST_PLACES = 8
+
+# Verdicts of `leak_trend` that are not worth reporting.
+_QUIET = ("steady", "unknown")
+
+
+def failure_findings(
+    snap: Snapshot, timeline: Timeline, file: str, facts: OomFacts | None
+) -> tuple[tuple[Finding, ...], set[str]]:
+    """A finding for each place at which requests failed, with the main verdict on its
+    largest request.
+
+    Args:
+        snap: The snapshot.
+        timeline: Of the device.
+        file: The snapshot's file as a command here names it; "" is none.
+        facts: What is known beside the snapshot.
+
+    Returns:
+        The findings, and the kinds of the verdicts in them.
+    """
+    kinds: set[str] = set()
+    if not timeline.facts["oom_count"]:
+        return (), kinds
+    by_place: dict[Place, list[int]] = {}
+    for event, name in enumerate(timeline.events["action"]):
+        if name == "oom":
+            by_place.setdefault(place_of(timeline.events[event].stack), []).append(event)
+    sizes = timeline.events.codes("size")
+    last = max(events[-1] for events in by_place.values())
+    found = []
+    for place, events in list(by_place.items())[-_MOST_PLACES:]:
+        # Among requests of one size the last: the facts beside the file are about that one.
+        event = max(events, key=lambda number: (sizes[number], number))
+        times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
+        message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
+        main = _main(snap, timeline, event, facts)
+        notes: tuple[Note, ...] = (Note("asked for by", place),)
+        advice: tuple[Note, ...] = ()
+        if main is not None:
+            kinds.add(main.kind)
+            notes += (Note(f"Why: {main.message}."), *main.evidence)
+            advice = main.advice
+        if file and main is not None:
+            more = f"neutracer explain {shlex.quote(file)}"
+            which = f" --device {timeline.device}" if len(snap.devices) > 1 else ""
+            which += "" if event == last else f" --event {event}"
+            advice = (*advice, Note("more", detail=Copyable(f"{more}{which}")))
+        kind, size = "out_of_memory", sizes[event]
+        found.append(Finding(kind, Severity.SEVERE, size, message, notes, advice, event))
+    return tuple(found), kinds
+
+
+def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None) -> Verdict | None:
+    """The main verdict; None for a trace that no allocator can have written."""
+    # Most snapshots have nothing to explain.
+    from neutracer.oom.explain import explained
+
+    try:
+        why = explained(snap, timeline.device, facts or OomFacts(), event=event)
+    except (NeutracerError, ValueError):
+        return None
+    return why.main
+
+
+def trend_findings(
+    snap: Snapshot, timeline: Timeline, file: str, told: set[str]
+) -> tuple[Finding, ...]:
+    """What grows step after step, unless it explains a failure already.
+
+    Args:
+        snap: The snapshot.
+        timeline: Of the device.
+        file: The snapshot's file as a call here names it; "" is none.
+        told: The kinds that explain the failures.
+    """
+    if not 0 < len(timeline) <= _MOST_EVENTS:
+        return ()
+    try:
+        trend = trend_of_trace(snap, timeline.device)
+    except (NeutracerError, ValueError):
+        return ()
+    if trend.verdict in _QUIET or trend.verdict in told:
+        return ()
+    which = f", device={timeline.device}" if len(snap.devices) > 1 else ""
+    call = Copyable(f"neutracer.leak_trend({json.dumps(file)}{which})")
+    more = Note("more", detail=call)
+    return tuple(
+        Finding(one.kind, one.severity, one.bytes, one.message, one.evidence,
+                (*one.advice, more) if file else one.advice)
+        for one in trend.findings
+    )  # fmt: skip
+
+
+# ---- Tree --------------------------------------------------------------------------------
+
+# Who led to the memory of a peak: its stacks as one tree, from the program's first line in.
+
+# A branch with less of the peak is left out, and so is what comes after so many.
+_LEAST_SHARE = 0.01
+_MOST_BRANCHES = 200
+
+
+@dataclass(frozen=True)
+class Branch(PlainRow):
+    """One frame of the tree, with all that was allocated from it on.
+
+    Attributes:
+        depth: 0 is the program's first line. Frames of PyTorch and Python are left out, and
+            so are those that pass all of their bytes on.
+        function, filename, line, package: The frame, as `Place` has it.
+        bytes: Of the blocks that were allocated at the peak.
+        count: How many blocks that is.
+        share: Of the peak.
+    """
+
+    depth: int
+    function: str
+    filename: str
+    line: int
+    package: str
+    bytes: int
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PeakTreeReport(Report):
+    """What `neutracer report --tree` prints.
+
+    Attributes:
+        device: The device; -1 is the CPU, -2 the host's pinned memory.
+        event: The event of the peak of allocated; -1 is before the first.
+        peak_bytes: What was allocated then.
+        branches: The tree from the top down, a branch before what it called, and of those
+            the one with the most bytes first.
+        left_out: How many branches with less than a hundredth of the peak are not there.
+    """
+
+    schema = "neutracer.peak_tree/1"
+
+    device: int
+    event: int
+    peak_bytes: int
+    branches: tuple[Branch, ...]
+    left_out: int
+
+    def document(self) -> Document:
+        """The report as a page."""
+        rows = tuple(
+            (
+                Figure.share(one.share),
+                Figure.bytes(one.bytes),
+                Figure.count(one.count, "block"),
+                "│ " * one.depth + str(Place(one.function, one.filename, one.line, one.package)),
+            )
+            for one in self.branches
+        )
+        rest = format_count(self.left_out, "more branch", "more branches")
+        notes = (f"and {rest}",) if self.left_out else ()
+        when = f"event {format_count(self.event)}" if self.event >= 0 else "before the trace"
+        facts = (device_name(self.device), format_bytes(self.peak_bytes), when)
+        return Document("Peak by caller", facts, (Table("", rows, notes=notes),))
+
+
+@dataclass
+class _Node:
+    place: Place
+    bytes: int = 0
+    count: int = 0
+    inner: dict[Place, _Node] = field(default_factory=dict)
+
+
+def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
+    """The stacks of the blocks that were allocated at the peak, as a tree.
+
+    Args:
+        snap: The snapshot.
+        device: The device; None is the only one.
+
+    Raises:
+        ValueError: There is no such device.
+
+    Example:
+        >>> import neutracer
+        >>> snap = neutracer.load("tests/data/frag_default.pickle")
+        >>> [(branch.depth, branch.line) for branch in peak_tree(snap).branches]
+        [(0, 166), (1, 155), (1, 159)]
+    """
+    number = snap.device(device)
+    timeline = snap.timeline(number)
+    peak = timeline.peak("allocated")
+    root = _Node(UNKNOWN_PLACE)
+    for holder in timeline.holders(by="stack", limit=None):
+        node = root
+        frames = holder.key if not isinstance(holder.key, str) else ()
+        for place in [*_told(frames)] or [place_of(frames)]:
+            node = node.inner.setdefault(place, _Node(place))
+            node.bytes += holder.bytes
+            node.count += holder.count
+    least = int(_LEAST_SHARE * peak.bytes)
+    found = list(_branches(root, 0, peak.bytes))
+    kept = [one for one in found if one.bytes >= least][:_MOST_BRANCHES]
+    return PeakTreeReport(
+        device=shown_device(snap, number),
+        event=peak.event,
+        peak_bytes=peak.bytes,
+        branches=tuple(kept),
+        left_out=len(found) - len(kept),
+    )
+
+
+def _told(frames: Sequence[Frame]) -> Iterator[Place]:
+    """The frames of the program and of libraries, from the outermost in."""
+    for frame in reversed(frames):
+        origin = origin_of(frame.filename)
+        if frame.line > 0 and origin.owner in (Owner.OWN, Owner.LIBRARY):
+            package = origin.package if origin.owner is Owner.LIBRARY else ""
+            yield Place(frame.name, base_name(frame.filename), frame.line, package)
+
+
+def _branches(root: _Node, depth: int, total: int) -> Iterator[Branch]:
+    """The branches below a node, without frames that only pass all of it on."""
+    waiting = [(node, depth) for node in _largest_last(root)]
+    while waiting:
+        node, level = waiting.pop()
+        while len(node.inner) == 1:
+            only = next(iter(node.inner.values()))
+            if only.bytes != node.bytes:
+                break
+            node = only
+        at, share = node.place, node.bytes / total if total else 0.0
+        where = (at.function, at.filename, at.line, at.package)
+        yield Branch(level, *where, node.bytes, node.count, share)
+        waiting += [(inner, level + 1) for inner in _largest_last(node)]
+
+
+def _largest_last(node: _Node) -> list[_Node]:
+    return sorted(node.inner.values(), key=lambda inner: inner.bytes)
+
+
+# ---- Report ------------------------------------------------------------------------------
+
+# What a snapshot shows, on one page: totals, peak and its holders, findings, oddities.
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OverviewReport(Report):
+    """What `neutracer report` prints.
+
+    Attributes:
+        file: The file's name, or "" for a live process.
+        devices: One entry a device.
+        partial: Why only a part was read, or None.
+        ignored_keys: Keys of the file that are not read.
+        settings: The PYTORCH_CUDA_ALLOC_CONF in force; "" is PyTorch's default.
+        settings_recorded: Whether the file states its settings. If not, `settings` is what its
+            trace shows of them.
+        rehearsed: Whether it is of a run that has not happened.
+        window: Which events were read, where that is a part of the trace; else "".
+        is_host: Whether it is of the host's pinned memory, not of a device's.
+    """
+
+    schema = "neutracer.report/1"
+
+    file: str
+    devices: tuple[DeviceOverview, ...]
+    partial: str | None
+    ignored_keys: tuple[str, ...]
+    settings: str
+    settings_recorded: bool = True
+    rehearsed: bool = False
+    window: str = ""
+    is_host: bool = False
+    _odd: tuple[tuple[str, str], ...] = field(compare=False)
+    _flaws: tuple[Finding, ...] = field(compare=False, default=())
+    _found: tuple[tuple[int, tuple[Finding, ...]], ...] = field(compare=False, default=())
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot that it is about; None in a copy that came from another process."""
+        return getattr(self, "_snapshot", None)
+
+    def tree(self, device: int | None = None) -> PeakTreeReport:
+        """Who led to the peak of a device: its stacks as a tree of callers.
+
+        Args:
+            device: The device; None is the only one of the report.
+
+        Raises:
+            ValueError: There is no such device, or this is a copy from another process, which
+                has no snapshot.
+        """
+        if self.snapshot is None:
+            raise ValueError("this report has no snapshot: ask the one that it was made of")
+        if device is None and len(self.devices) == 1:
+            device = self.devices[0].device
+        return peak_tree(self.snapshot, device)
+
+    @property
+    def settings_told(self) -> str:
+        """The settings in words."""
+        return settings_words(self.settings, is_stated=self.settings_recorded)
+
+    def findings_of(self, device: int) -> tuple[Finding, ...]:
+        """What is worth reporting of one device, without its name; the worst first."""
+        return next((found for number, found in self._found if number == device), ())
+
+    def document(self) -> Document:
+        """The report as a page."""
+        # What the file lacks or says that can't be comes before any figure.
+        blocks = _entries(self._flaws)
+        for device in self.devices:
+            blocks.append(totals_table(device))
+        blocks.extend(_entries(self.findings[len(self._flaws) :]))
+        for device in self.devices:
+            blocks.extend(holder_tables(device, len(self.devices) > 1))
+        if self._odd:
+            blocks.append(KeyValues("Also", self._odd))
+        return Document(self.file or "this process", self._facts(), tuple(blocks))
+
+    def _facts(self) -> tuple[str, ...]:
+        events = sum(device.events for device in self.devices)
+        spans = [device.duration_us for device in self.devices if device.duration_us]
+        length = f" over {format_duration_us(max(spans))}" if spans else ""
+        known = [device.history_complete for device in self.devices if device.events]
+        history = "history complete" if all(known) else "history begins late"
+        if self.partial:
+            history = "read in part"
+        elif self.window:
+            history = self.window
+        return (
+            self._kind(),
+            *(() if self.is_host else (format_count(len(self.devices), "device"),)),
+            format_count(events, "event") + length,
+            *((history,) if known else ("no history recorded",)),
+            *(() if self.is_host else (self.settings_told,)),
+        )
+
+    def _kind(self) -> str:
+        if self.is_host:
+            return name_of(PINNED)
+        return "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot"
+
+
+def report(
+    source: Snapshot | SnapshotSource | None = None, *, device: int | None = None
+) -> OverviewReport:
+    """What a snapshot shows, on one page: what `neutracer report` prints.
+
+    Args:
+        source: A Snapshot or what `load` takes; None is this process, now.
+        device: Only this device; None is all on which anything was reserved.
+
+    Returns:
+        The report: totals, the peak and who held it, and the findings of `explain`,
+        `leak_trend` and `fragmentation_report`.
+
+    Raises:
+        SnapshotError: The file can't be read.
+        UnavailableError: There is no source, and no CUDA in use in this process.
+        ValueError: There is no such device.
+
+    Example:
+        >>> import neutracer
+        >>> found = neutracer.report("tests/data/frag_default.pickle")
+        >>> found.worst == "severe", found.devices[0].peak["allocated_bytes"] >> 20
+        (True, 590)
+    """
+    snap = opened(source)
+    file = snap.origin
+    if file and isinstance(source, (str, os.PathLike)):
+        file = os.fspath(source)
+    return overview(snap, file, title="" if source is None else "snapshot", device=device)
+
+
+def overview(
+    snap: Snapshot, file: str = "", *, title: str = "", device: int | None = None
+) -> OverviewReport:
+    """What a snapshot shows.
+
+    Args:
+        snap: The snapshot.
+        file: The name of its file, for the title and in commands that say more; "" is none.
+        title: The title where it has no file.
+        device: Only this device; None is all on which anything was reserved.
+
+    Example:
+        >>> import neutracer
+        >>> from neutracer.overview import overview
+        >>> overview(neutracer.load("tests/data/frag_default.pickle")).worst
+        <Severity.SEVERE: 'severe'>
+    """
+    chosen = snap.devices if device is None else (snap.device(device),)
+    entries = [_entry(snap, number) for number in chosen]
+    if device is None:
+        # A process that uses one device of several has the others in its file, empty.
+        entries = [pair for pair in entries if _is_used(pair[0])] or entries
+    devices = tuple(entry for entry, _ in entries)
+    findings: list[Finding] = []
+    by_device = []
+    # Follow-up commands on a file are about its devices, not the host's pinned memory.
+    name = "" if snap.is_pinned else file
+    for entry, fragmented in entries:
+        found = _found_on(snap, entry, name, fragmented)
+        where = f"{named_device(entry)}: " if len(devices) > 1 else ""
+        findings += [replace(one, message=where + one.message) for one in found]
+        told = (*first_findings(snap, device=entry.device), *ranked(found))
+        by_device.append((entry.device, told))
+    first = first_findings(snap, device=None if device is None else chosen[0])
+    made = OverviewReport(
+        file=os.path.basename(file or title),
+        devices=devices,
+        partial=snap.partial,
+        ignored_keys=snap.ignored_keys,
+        settings=str(snap.settings_in_force["text"]),
+        settings_recorded=snap.settings_stated,
+        rehearsed=snap.rehearsed is not None,
+        window=str(snap.window or ""),
+        is_host=snap.is_pinned,
+        findings=(*first, *ranked(findings)),
+        _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
+        _flaws=first,
+        _found=tuple(by_device),
+    )
+    # No field: what is pickled of a report is what it says.
+    object.__setattr__(made, "_snapshot", snap)
+    return made
+
+
+def _entry(snap: Snapshot, number: int) -> tuple[DeviceOverview, tuple[Finding, ...]]:
+    """A device, and the findings on its fragmentation."""
+    fragmentation = device_fragmentation(snap, number)
+    whole = after_caveats(fragmentation, snap, device=number)
+    return device_overview(snap, number, whole), fragmentation.findings
+
+
+def _is_used(entry: DeviceOverview) -> bool:
+    """Whether the device was ever used, or an allocation on it failed."""
+    return bool(entry.reserved_peak["reserved_bytes"] or entry.oom)
+
+
+def _found_on(
+    snap: Snapshot, entry: DeviceOverview, name: str, fragmented: tuple[Finding, ...]
+) -> list[Finding]:
+    """What is worth reporting of one device; `name` is its file's in commands."""
+    timeline = snap.timeline(entry.device)
+    failures, causes = failure_findings(snap, timeline, name, facts_of(snap.beside))
+    if any(one.kind == "pending_frees" for one in fragmented):
+        # Reserved memory grows because blocks wait, and not because sizes differ.
+        causes |= {"cache_growth"}
+    return [
+        *failures,
+        *trend_findings(snap, timeline, name, causes),
+        *fragmented,
+        *late_gradients_finding(timeline),
+    ]
+
+
+def _entries(findings: tuple[Finding, ...]) -> list[Block]:
+    return [Findings(tuple(finding.entry() for finding in findings))] if findings else []

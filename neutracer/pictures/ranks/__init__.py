@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job as a picture: rank x time."""

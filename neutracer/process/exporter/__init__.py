@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""A monitor's figures for Prometheus and `neutracer top`: `serve`."""

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How every question begins: the snapshot of its source, and the findings on the file itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from neutracer.render.document import Note, Severity
+from neutracer.render.report import Finding, Report
+from neutracer.trace.flaws import caveats_of
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.trace.source import SnapshotSource
+
+Answer = TypeVar("Answer", bound=Report)
+
+
+def opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
+    """The snapshot of a source: itself, what `load` makes of it, or for None this process, now.
+
+    Raises:
+        SnapshotError: The file can't be read.
+        UnavailableError: There is no source, and no CUDA in use in this process.
+    """
+    if source is None:
+        return _live()
+    return source if isinstance(source, Snapshot) else load(source)
+
+
+def _live() -> Snapshot:
+    # A question on a file needs nothing of this process.
+    from neutracer.recording.recorder import snapshot
+    from neutracer.recording.sidecar import room_now
+
+    snap = snapshot()
+    rooms = {one: room for one in snap.devices if (room := room_now(one)) is not None}
+    snap.beside = replace(snap.beside, rooms=rooms)
+    return snap
+
+
+def first_findings(*snaps: Snapshot, device: int | None = None) -> tuple[Finding, ...]:
+    """The caveats of snapshots, as the findings that a report begins with.
+
+    Args:
+        snaps: The snapshots of the report.
+        device: Only flaws of this device; None is all.
+    """
+    return tuple(
+        Finding(one.kind, Severity(one.severity), 0, one.message, tuple(map(Note, one.details)))
+        for one in caveats_of(*snaps, device=device)
+    )
+
+
+def after_caveats(report: Answer, *snaps: Snapshot, device: int | None = None) -> Answer:
+    """A report with the caveats of its snapshots before its own findings."""
+    first = first_findings(*snaps, device=device)
+    return replace(report, findings=(*first, *report.findings)) if first else report

@@ -1,0 +1,928 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job as plain data: rows per rank, aligned clocks, shapes of parallelism, and odd ranks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+
+from neutracer.rank.digest import Held, RankDigest
+from neutracer.units import format_bytes, format_count, format_duration_us
+
+# ---- Parts -------------------------------------------------------------------------------
+
+# What a report on ranks consists of: rows, spreads, odd ranks, who ran out first.
+
+#: The figures of a row that are compared, with their names on a page.
+FIGURES: Mapping[str, str] = {
+    "peak_allocated_bytes": "peak allocated",
+    "peak_reserved_bytes": "peak reserved",
+    "allocated_bytes": "allocated",
+    "reserved_bytes": "reserved",
+    "unused_bytes": "unused",
+    "largest_hole_bytes": "largest hole",
+    "other_bytes": "not PyTorch's",
+}
+
+#: What makes a rank odd, with what it means.
+CAUSES: Mapping[str, str] = {
+    "leak": "its memory grows step after step, and that of the others does not",
+    "larger_blocks": "its blocks are larger than elsewhere: a larger batch, or longer sequences",
+    "more_blocks": "more blocks of the same line than elsewhere",
+    "own_line": "a line that holds nothing, or little, on the others",
+    "cache": "reserved and not in use",
+    "not_torch": "in use on its device and not PyTorch's",
+    "stage": "a shape of its own, as a pipeline's stage or an expert has",
+    "waits_elsewhere": "it is at another line than the others, which wait",
+    "silent": "it has stopped reporting",
+    "unknown": "nothing that was recorded says why",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One rank; None where it is not known, or there is nothing of the rank.
+
+    Attributes:
+        rank: The rank; None where neither file nor name says.
+        host: Where it ran.
+        source: The file, or "store".
+        state: "exit", "terminated", "out of memory", "no file", "can't be read", or another
+            reason for which the file was written; of a running job "running", "silent",
+            "out of memory" or "terminated".
+        note: What is to be known about its figures; why there are none.
+        shape: The number of its shape; ranks of one shape hold the same parameters.
+        peak_allocated_bytes, peak_reserved_bytes: The most in its trace.
+        allocated_bytes, reserved_bytes: At the end.
+        unused_bytes: Reserved and not allocated, at the end.
+        largest_hole_bytes: The largest free block of what is reserved at the end.
+        other_bytes: In use on its device, and not PyTorch's.
+        libraries: Of these, by library, where an attribution was on.
+        ooms: How often memory ran out.
+        verdict: What `leak_trend` says.
+        bytes_per_step: What grows with each step.
+        steps_to_oom: After how many more steps its memory is full at that rate.
+        steps: How many steps its trace has.
+        where: The line at which its main thread was; of a running job only.
+        categories: Bytes by category at the peak.
+        torch: The release of PyTorch.
+    """
+
+    rank: int | None
+    host: str = ""
+    source: str = ""
+    state: str = ""
+    note: str = ""
+    shape: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    unused_bytes: int | None = None
+    largest_hole_bytes: int | None = None
+    other_bytes: int | None = None
+    libraries: Mapping[str, int]
+    ooms: int = 0
+    verdict: str = "unknown"
+    bytes_per_step: int = 0
+    steps_to_oom: int | None = None
+    steps: int = 0
+    where: str = ""
+    categories: Mapping[str, int]
+    torch: str = ""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure over the ranks.
+
+    Attributes:
+        figure: Its name in a row: "peak_allocated_bytes".
+        least: The smallest.
+        median: The median.
+        most: The largest.
+        most_rank: The rank that has it.
+    """
+
+    figure: str
+    least: int
+    median: int
+    most: int
+    most_rank: int | None
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A rank that is unlike those of its shape, or whose shape is unlike the others.
+
+    Attributes:
+        rank: The rank.
+        bytes: What it has more than the median; of two ranks, more than the other.
+        why: The reason, as a sentence.
+        cause: The same as a word: "leak", "larger_blocks", "more_blocks", "own_line", "cache",
+            "not_torch", "stage", "waits_elsewhere", "silent" or "unknown".
+        place: The line, or of what is not PyTorch's the library, that holds most of it; ""
+            where none does, or it is not known.
+        category: The category that most of it has; "" where that is not known.
+        step: The step at which it departed from the others, from 0; None where it always
+            was so, or nothing says.
+    """
+
+    rank: int | None
+    bytes: int
+    why: str
+    cause: str
+    place: str = ""
+    category: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class FirstOom:
+    """The rank that ran out of memory before all others.
+
+    Attributes:
+        rank: The rank.
+        time_us: When, in microseconds since the epoch by the first host's clock; None: unknown.
+        asked_bytes: What it asked for.
+        is_certain: False where another rank ran out within what the clocks are known to.
+        later: (rank, microseconds after the first) of those that ran out too.
+        ended: Ranks that wrote their last when it had happened, and did not run out.
+        lost: Ranks that left nothing, or nothing that can be read.
+        why: All of that as a sentence.
+    """
+
+    rank: int | None
+    time_us: int | None
+    asked_bytes: int
+    is_certain: bool
+    later: tuple[tuple[int | None, int], ...]
+    ended: tuple[int | None, ...]
+    lost: tuple[int | None, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The most that was allocated, by rank and time.
+
+    Attributes:
+        ranks: The ranks, a row each.
+        begin_us: Where the first column begins, in microseconds since the epoch.
+        end_us: Where the last one ends.
+        rows: The bytes of each rank, a column each; None where its trace has nothing.
+        ooms_us: (row, time) of each rank's first out-of-memory error.
+    """
+
+    ranks: tuple[int | None, ...]
+    begin_us: int
+    end_us: int
+    rows: tuple[tuple[int | None, ...], ...]
+    ooms_us: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class OtherJob:
+    """Another job, or run, of which files were there too.
+
+    Attributes:
+        job: What its launcher calls it; "" where nothing says.
+        attempt: How often it had been started before, or None.
+        world_size: How many ranks it has, or None.
+        sources: Its files.
+    """
+
+    job: str
+    attempt: int | None
+    world_size: int | None
+    sources: tuple[str, ...]
+
+
+# ---- Jobs --------------------------------------------------------------------------------
+
+# Digests told apart: which are of one job, and which one stands for a rank of it.
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt of one job.
+
+    Attributes:
+        name: What its launcher calls it; "" where nothing says.
+        attempt: How often it had been started before, or None.
+        world_size: How many ranks it has, or None.
+        ranks: One digest a rank, in the order of the ranks; those without one come last.
+        again: (rank, how many) of ranks of which more than one file was there.
+    """
+
+    name: str
+    attempt: int | None
+    world_size: int | None
+    ranks: tuple[RankDigest, ...]
+    again: tuple[tuple[int | None, int], ...] = ()
+
+    @property
+    def ended_s(self) -> float:
+        """When the last of its files was written; 0 where nothing says."""
+        return max((one.written_s or 0.0 for one in self.ranks), default=0.0)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks of which there is nothing."""
+        known = {one.rank for one in self.ranks}
+        return tuple(rank for rank in range(self.world_size or 0) if rank not in known)
+
+
+def jobs_of(digests: Iterable[RankDigest]) -> list[Job]:
+    """Digests by job, the one with the most ranks first, and of these the latest.
+
+    A launcher's name, attempt and world size tell jobs apart; without a name the program does.
+    So does time: where another process has the same rank, it is of a later run. Digests that
+    say nothing of their job belong to the largest one.
+    """
+    buckets: dict[tuple[str, int | None, int | None, str], list[RankDigest]] = {}
+    silent: list[RankDigest] = []
+    for one in digests:
+        if one.job or one.world_size is not None:
+            key = (one.job, one.attempt, one.world_size, "" if one.job else one.program)
+            buckets.setdefault(key, []).append(one)
+        else:
+            silent.append(one)
+    if silent:
+        largest = max(buckets, key=lambda key: len(buckets[key]), default=("", None, None, ""))
+        buckets.setdefault(largest, []).extend(silent)
+    jobs = [
+        Job(name, attempt, size, ranks, again)
+        for (name, attempt, size, _), found in buckets.items()
+        for ranks, again in map(_one_a_rank, _runs(found))
+    ]
+    return sorted(jobs, key=lambda job: (-len(job.ranks), -job.ended_s))
+
+
+def _runs(digests: Sequence[RankDigest]) -> list[list[RankDigest]]:
+    """Runs one after the other: a rank that another process had before begins the next."""
+    ordered = sorted(digests, key=lambda one: one.written_s or 0.0)
+    runs: list[list[RankDigest]] = [[]]
+    process: dict[int, tuple[str, int]] = {}
+    for one in ordered:
+        if one.rank is not None and one.pid is not None:
+            mine = (one.host, one.pid)
+            if process.get(one.rank, mine) != mine:
+                runs.append([])
+                process = {}
+            process[one.rank] = mine
+        runs[-1].append(one)
+    return runs
+
+
+def _one_a_rank(
+    digests: Sequence[RankDigest],
+) -> tuple[tuple[RankDigest, ...], tuple[tuple[int | None, int], ...]]:
+    """One digest a rank, and the ranks that had more of them."""
+    by_rank: dict[int, list[RankDigest]] = {}
+    unknown = []
+    for one in digests:
+        if one.rank is None:
+            unknown.append(one)
+        else:
+            by_rank.setdefault(one.rank, []).append(one)
+    ranks = [_best(by_rank[rank]) for rank in sorted(by_rank)]
+    again = [(rank, len(found)) for rank, found in sorted(by_rank.items()) if len(found) > 1]
+    return (*ranks, *unknown), tuple(again)
+
+
+def _best(same: Sequence[RankDigest]) -> RankDigest:
+    """Of several files of a rank the one that shows the highest peak, the latest of these; with
+    the first out-of-memory error of any, and how the last was written."""
+    best = max(same, key=_weight)
+    failed = [one for one in same if one.first_oom_us is not None]
+    if failed and best.first_oom_us is None:
+        first = min(failed, key=lambda one: one.first_oom_us or 0)
+        best = replace(
+            best, ooms=first.ooms, first_oom_us=first.first_oom_us, oom_bytes=first.oom_bytes
+        )
+    last = max(same, key=lambda one: one.written_s or 0.0)
+    sized = next((one.total_bytes for one in same if one.total_bytes is not None), None)
+    return replace(best, reason=last.reason or best.reason, total_bytes=best.total_bytes or sized)
+
+
+def _weight(one: RankDigest) -> tuple[bool, int, float]:
+    return not one.trouble, one.peak_allocated_bytes, one.written_s or 0.0
+
+
+# ---- Clocks ------------------------------------------------------------------------------
+
+# Clocks of several hosts put on one: by the steps, which ranks begin together.
+
+# With fewer steps in common nothing can be aligned.
+_FEWEST = 3
+
+# So many steps, spread evenly over those in common, say how well two clocks agree.
+_COMPARED = 64
+
+# Steps that one rank may have recorded before another one's first.
+_MOST_SHIFT = 64
+
+# Steps whose beginnings differ by more than this share of a step are no common events.
+_MOST_SPREAD = 0.25
+
+# Steps that agree to this share of one need no look at other shifts.
+_EXACT = 0.02
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """How far the hosts' clocks are ahead of the first host's.
+
+    Attributes:
+        ahead_us: Microseconds by host; a host that is not in it could not be aligned.
+        within_us: How exactly that is known; 0 where there is one host only.
+        hosts: How many there are.
+    """
+
+    ahead_us: dict[str, int]
+    within_us: int
+    hosts: int
+
+    @property
+    def unaligned(self) -> int:
+        """Hosts whose clocks are taken as they are."""
+        return self.hosts - len(self.ahead_us)
+
+    def common(self, one: RankDigest, time_us: int) -> int:
+        """A time of a rank's clock by the first host's."""
+        return time_us - self.ahead_us.get(one.host, 0)
+
+    def said(self) -> str:
+        """The same as a sentence; "" for one host."""
+        if self.hosts < 2:
+            return ""
+        most = max(map(abs, self.ahead_us.values()), default=0)
+        if len(self.ahead_us) < 2:
+            return (
+                f"The clocks of the {self.hosts} hosts are taken as they are: their ranks have no "
+                "steps in common to align them by."
+            )
+        rest = f"; {self.unaligned} could not be aligned" if self.unaligned else ""
+        return (
+            f"The clocks of {len(self.ahead_us)} hosts were aligned by their steps, to within "
+            f"{format_duration_us(self.within_us)}; they differed by up to "
+            f"{format_duration_us(most)}{rest}."
+        )
+
+
+def clocks_of(digests: Iterable[RankDigest]) -> Clocks:
+    """The clocks of the hosts, by the ranks with the most steps on each."""
+    best: dict[str, RankDigest] = {}
+    hosts: set[str] = set()
+    for one in digests:
+        hosts.add(one.host)
+        if len(one.step_us) > len(best.get(one.host, _NONE).step_us) and one.step_us[0]:
+            best[one.host] = one
+    named = sorted(best)
+    if len(hosts) < 2 or not named:
+        first = next(iter(hosts), "")
+        return Clocks({first: 0}, 0, len(hosts))
+    first = named[0]
+    ahead, within = {first: 0}, 0
+    for host in named[1:]:
+        one, other = best[first], best[host]
+        # Where both have all steps, the first is the first of both.
+        whole = bool(one.history_complete and other.history_complete)
+        found = _offset(one.step_us, other.step_us, 0 if whole else _MOST_SHIFT)
+        if found is not None:
+            ahead[host], spread = found
+            within = max(within, spread)
+    return Clocks(ahead, within, len(hosts))
+
+
+_NONE = RankDigest(source="")
+
+
+def _agreement(mine: Sequence[int], theirs: Sequence[int]) -> tuple[float, float] | None:
+    """How much the differences of two rows of times differ, and their median."""
+    count = min(len(mine), len(theirs))
+    if count < _FEWEST:
+        return None
+    gaps = [theirs[at] - mine[at] for at in range(0, count, -(-count // _COMPARED))]
+    middle = median(gaps)
+    return median(abs(gap - middle) for gap in gaps), middle
+
+
+def _offset(base: Sequence[int], other: Sequence[int], shifts: int) -> tuple[int, int] | None:
+    """How far another clock is ahead, and how exactly; None where nothing says.
+
+    One of the two may have begun to record up to `shifts` steps later. Of the shifts at which the
+    beginnings of the steps agree best, the one with the least difference of the clocks counts:
+    steps of equal length agree at any shift.
+    """
+    if len(base) < _FEWEST:
+        return None
+    step = median(b - a for a, b in pairwise(base))
+    tried = []
+    most = min(shifts, max(max(len(base), len(other)) - _FEWEST, 0))
+    # From none on, outwards: within half a step no other can have a lesser difference.
+    for shift in sorted(range(-most, most + 1), key=abs):
+        found = _agreement(base[max(shift, 0) :], other[max(-shift, 0) :])
+        if found is None:
+            continue
+        tried.append(found)
+        if shift == 0 and found[0] <= _EXACT * step and abs(found[1]) < step / 2:
+            break
+    if not tried:
+        return None
+    least = min(spread for spread, _ in tried)
+    good = [(abs(middle), spread, middle) for spread, middle in tried if spread <= 2 * least + 1000]
+    _, spread, middle = min(good)
+    if spread > _MOST_SPREAD * step:
+        return None
+    return round(middle), max(round(spread), 1)
+
+
+# ---- Shapes ------------------------------------------------------------------------------
+
+# Ranks of one shape: those that hold the same parameters, as in data parallelism.
+#
+# The stages of a pipeline, or its experts, have others; they are compared among themselves.
+
+# Ranks with so much of their parameters in common, by bytes, are of one shape: shards of
+# parameters that can't be divided evenly differ by a little.
+_ALIKE = 0.9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Ranks of one shape.
+
+    Attributes:
+        members: Their digests, in the order of the ranks.
+        parameter_bytes: The parameters of the first of them.
+    """
+
+    members: tuple[RankDigest, ...]
+    parameter_bytes: int
+
+
+def shapes_of(digests: Sequence[RankDigest]) -> list[Shape]:
+    """Digests with figures by shape, in the order of their first ranks.
+
+    A rank of which no parameters are known belongs to the largest shape.
+    """
+    groups: list[list[RankDigest]] = []
+    sets: list[_Parameters] = []
+    known: dict[tuple[tuple[int, int], ...], list[RankDigest]] = {}
+    unknown = []
+    for one in digests:
+        if one.trouble:
+            continue
+        if not one.parameters:
+            unknown.append(one)
+            continue
+        mine = known.get(one.parameters)
+        if mine is None:
+            parameters = _Parameters(one)
+            pairs = zip(sets, groups, strict=True)
+            mine = next((group for other, group in pairs if _alike(other, parameters)), None)
+            if mine is None:
+                groups.append(mine := [])
+                sets.append(parameters)
+            known[one.parameters] = mine
+        mine.append(one)
+    if unknown:
+        largest = max(groups, key=len, default=None)
+        if largest is None:
+            groups.append(largest := [])
+        largest += unknown
+    order = {id(one): at for at, one in enumerate(digests)}
+    for group in groups:
+        group.sort(key=lambda one: order[id(one)])
+    groups.sort(key=lambda group: order[id(group[0])])
+    return [Shape(tuple(group), _parameter_bytes(group)) for group in groups]
+
+
+def _parameter_bytes(group: Sequence[RankDigest]) -> int:
+    known = next((one for one in group if one.parameters), group[0])
+    return sum(size * count for size, count in known.parameters)
+
+
+class _Parameters:
+    """The parameters of a rank: how many there are of each size, and their bytes."""
+
+    def __init__(self, one: RankDigest) -> None:
+        self.counts = dict(one.parameters)
+        self.bytes = sum(size * count for size, count in self.counts.items())
+
+
+def _alike(one: _Parameters, other: _Parameters) -> bool:
+    """Whether two ranks hold the same parameters: what both have, of what either has."""
+    sizes = one.counts.keys() & other.counts.keys()
+    both = sum(size * min(one.counts[size], other.counts[size]) for size in sizes)
+    return both >= _ALIKE * (one.bytes + other.bytes - both)
+
+
+# ---- Departure ---------------------------------------------------------------------------
+
+# At which step a rank departed from the others of its shape.
+
+# What the peak of a step may differ by: a share of it, and of what it is apart at last.
+_NOISE = 0.005
+_OF_LAST = 0.02
+_LEAST_NOISE = 256 << 10
+
+
+# Of more ranks than that, as many that are spread evenly say what is usual.
+_MOST_OTHERS = 33
+
+
+def departure(one: RankDigest, others: Sequence[RankDigest], clocks: Clocks) -> int | None:
+    """The first step from which on a rank had more than the others, to the end of its steps.
+
+    Args:
+        one: The rank.
+        others: Those of its shape without it.
+        clocks: The hosts' clocks.
+
+    Returns:
+        The number of the step in its own trace, from 0; None where it had more from the first
+        step on, or there are too few steps.
+    """
+    known = [other for other in others if other.step_peak_bytes]
+    apart = _apart(one, known[:: -(-len(known) // _MOST_OTHERS) or 1], clocks)
+    if len(apart) < _FEWEST:
+        return None
+    last = max(above for _, above, _ in apart)
+    at = None
+    for step, above, usual in reversed(apart):
+        if above <= max(_NOISE * usual, _OF_LAST * last, _LEAST_NOISE):
+            break
+        at = step
+    if at is None or at == apart[0][0]:
+        return None
+    return at * one.steps_each
+
+
+def _apart(
+    one: RankDigest, others: Sequence[RankDigest], clocks: Clocks
+) -> list[tuple[int, int, int]]:
+    """(step, what it has more, what the others have) of the steps that others have too."""
+    shifts = [_shift(one, other, clocks) for other in others]
+    found = []
+    for step, peak in enumerate(one.step_peak_bytes):
+        same = [
+            other.step_peak_bytes[step + shift]
+            for other, shift in zip(others, shifts, strict=True)
+            if 0 <= step + shift < len(other.step_peak_bytes)
+        ]
+        if same:
+            usual = round(median(same))
+            found.append((step, peak - usual, usual))
+    return found
+
+
+def _shift(one: RankDigest, other: RankDigest, clocks: Clocks) -> int:
+    """How many steps later in another trace a step is: none where both have all steps."""
+    if one.history_complete and other.history_complete:
+        return 0
+    if not any(one.step_us[:1]) or not any(other.step_us[:1]):
+        return 0
+    begin = clocks.common(one, one.step_us[0])
+    times = [clocks.common(other, time_us) for time_us in other.step_us]
+    at = bisect_left(times, begin)
+    if at == 0:
+        mine = [clocks.common(one, time_us) for time_us in one.step_us]
+        return -_nearest(mine, times[0])
+    return _nearest(times, begin)
+
+
+def _nearest(times: Sequence[int], wanted: int) -> int:
+    at = bisect_left(times, wanted)
+    near = [i for i in (at - 1, at) if 0 <= i < len(times)]
+    return min(near, key=lambda i: abs(times[i] - wanted))
+
+
+# ---- Odd ---------------------------------------------------------------------------------
+
+# Which rank is unlike the others of its shape, or of another shape, and why.
+
+# A rank is odd where it has more than the median by this share of it, by this many times the
+# usual deviation, and by this many bytes.
+_SHARE = 0.05
+_DEVIATIONS = 4.0
+_LEAST = 1 << 20
+
+# The allocator takes segments of 20 MiB, of which one rank may have another more; contexts and
+# kernels that were loaded differ by as much.
+_SEGMENTS = 40 << 20
+_CONTEXT = 64 << 20
+
+# The usual deviation of a normal distribution for each median absolute deviation.
+_NORMAL = 1.4826
+
+# A line or category that has this share of what a rank has more is named for it.
+_MOST_OF_IT = 0.4
+
+# Blocks as many as elsewhere, give or take this share.
+_SAME_COUNT = 0.1
+
+# What a larger batch makes larger.
+_OF_A_BATCH = ("activation", "input", "temporary", "autograd_detail", "unknown")
+
+
+class _Members:
+    """The ranks of one shape, and what is usual among them; each is looked up once."""
+
+    def __init__(self, ranks: Sequence[RankDigest]) -> None:
+        self.ranks = ranks
+        self._places = [{held.place: held for held in one.places} for one in ranks]
+        self._at: dict[str, tuple[int, int]] = {}
+        self._of: dict[tuple[str, str], int] = {}
+
+    def at(self, place: str) -> tuple[int, int]:
+        """The usual bytes and blocks of a line."""
+        if place not in self._at:
+            held = [places.get(place, _NOTHING) for places in self._places]
+            self._at[place] = (
+                _usual([one.bytes for one in held]),
+                _usual([one.count for one in held]),
+            )
+        return self._at[place]
+
+    def of(self, table: str, name: str) -> int:
+        """The usual bytes of an entry of `categories` or `libraries`."""
+        if (table, name) not in self._of:
+            self._of[table, name] = _usual([getattr(one, table).get(name, 0) for one in self.ranks])
+        return self._of[table, name]
+
+    @cached_property
+    def blocks(self) -> int:
+        """The usual number of blocks, over all lines."""
+        return _usual([_blocks(one) for one in self.ranks])
+
+
+_NOTHING = Held("", 0, 0)
+
+
+def _blocks(one: RankDigest) -> int:
+    return sum(held.count for held in one.places)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A rank among those of its shape."""
+
+    one: RankDigest
+    among: _Members
+    clocks: Clocks
+
+    @property
+    def members(self) -> Sequence[RankDigest]:
+        return self.among.ranks
+
+    @property
+    def others(self) -> list[RankDigest]:
+        return [other for other in self.members if other is not self.one]
+
+    def versus(self) -> str:
+        count = len(self.members)
+        return "the other rank" if count == 2 else f"the median of {format_count(count, 'rank')}"
+
+
+def _usual(values: Sequence[int]) -> int:
+    """The median; of two, the smaller one."""
+    return min(values) if len(values) < 3 else round(median(values))
+
+
+def _above(values: Sequence[int], scale: Sequence[int] = (), most: int = _LEAST) -> list[int]:
+    """By how much each value is above the usual; 0 where that is nothing odd.
+
+    Args:
+        values: One a rank.
+        scale: What a share is of, where that is not the values.
+        most: Bytes that are nothing odd.
+    """
+    if len(values) < 2:
+        return [0] * len(values)
+    usual = _usual(values)
+    deviation = _NORMAL * median(abs(value - usual) for value in values) if len(values) > 2 else 0
+    least = max(_SHARE * _usual(scale or values), _DEVIATIONS * deviation, most)
+    return [value - usual if value - usual > least else 0 for value in values]
+
+
+def odd_ranks(shapes: Sequence[Shape], clocks: Clocks) -> tuple[Odd, ...]:
+    """The odd ranks, those with the most bytes first.
+
+    Args:
+        shapes: The ranks by shape.
+        clocks: The hosts' clocks.
+    """
+    found = [odd for shape in shapes for odd in _within(shape.members, clocks)]
+    if len(shapes) > 1:
+        found += _between(shapes, {odd.rank for odd in found if odd.cause != "not_torch"})
+    return tuple(sorted(found, key=lambda odd: -odd.bytes))
+
+
+def _within(members: Sequence[RankDigest], clocks: Clocks) -> list[Odd]:
+    """The odd ones of one shape."""
+    found = []
+    among = _Members(members)
+    peaks = _above([one.peak_allocated_bytes for one in members])
+    reserved = [one.peak_reserved_bytes for one in members]
+    cached = _above([_cache(one) for one in members], reserved, _SEGMENTS)
+    known = _Members([one for one in members if one.other_bytes is not None])
+    others = _above([one.other_bytes or 0 for one in known.ranks], (), _CONTEXT)
+    foreign = dict(zip(map(id, known.ranks), others, strict=True))
+    for one, more, spare in zip(members, peaks, cached, strict=True):
+        case = _Case(one, among, clocks)
+        if more:
+            found.append(_holds_more(case, more))
+        elif _leaks_alone(case):
+            found.append(_leak(case, _grown(one)))
+        if spare:
+            found.append(_caches(case, spare))
+        if foreign.get(id(one)):
+            found.append(_not_torch(_Case(one, known, clocks), foreign[id(one)]))
+    return found
+
+
+def _cache(one: RankDigest) -> int:
+    return max(one.peak_reserved_bytes - one.peak_allocated_bytes, 0)
+
+
+def _grown(one: RankDigest) -> int:
+    return one.bytes_per_step * max(one.steps, 1)
+
+
+def _leaks_alone(case: _Case) -> bool:
+    leaks = [one for one in case.members if one.verdict in ("leak", "growing")]
+    return leaks == [case.one] and len(case.members) > 1 and _grown(case.one) > _LEAST
+
+
+def _holds_more(case: _Case, more: int) -> Odd:
+    """Why a rank's peak is higher."""
+    if _leaks_alone(case):
+        return _leak(case, more)
+    line, at_line = _line(case, more)
+    category, of_category = _category(case, more)
+    if line is not None and line.category != "unknown":
+        category = line.category
+    cause, because = _cause(case, line, category)
+    parts = [f"it holds {format_bytes(more)} more at its peak than {case.versus()}"]
+    if line is not None:
+        parts.append(f"{format_bytes(at_line)} of that at {line.place}")
+    elif category:
+        parts.append(f"{format_bytes(of_category)} of that is {category}")
+    odd = _departed(case, Odd(case.one.rank, more, "", cause, "", category))
+    why = f"{': '.join(parts)}{because}{_since(odd.step)}"
+    return replace(odd, why=why, place="" if line is None else line.place)
+
+
+def _departed(case: _Case, odd: Odd) -> Odd:
+    return replace(odd, step=departure(case.one, case.others, case.clocks))
+
+
+def _since(step: int | None) -> str:
+    return "" if step is None else f"; it departs from them at step {format_count(step)}"
+
+
+def _leak(case: _Case, more: int) -> Odd:
+    one = case.one
+    odd = _departed(case, Odd(one.rank, more, "", "leak", one.grows))
+    held = next((held for held in one.places if held.place == one.grows), None)
+    at = f" at {one.grows}" if one.grows else ""
+    why = (
+        f"its memory grows by {format_bytes(one.bytes_per_step)} a step{at}, that of "
+        f"{'the other' if len(case.members) == 2 else 'the others'} does not; it holds "
+        f"{format_bytes(more)} more than {case.versus()}{_since(odd.step)}"
+    )
+    return replace(odd, why=why, category=held.category if held is not None else "")
+
+
+def _line(case: _Case, more: int) -> tuple[Held | None, int]:
+    """The line with most of what a rank has more, and how much that is."""
+    best: tuple[Held | None, int] = (None, 0)
+    for held in case.one.places:
+        above = held.bytes - case.among.at(held.place)[0]
+        if above > best[1]:
+            best = held, above
+    return best if best[1] >= _MOST_OF_IT * more else (None, 0)
+
+
+def _category(case: _Case, more: int) -> tuple[str, int]:
+    """The category with most of what a rank has more, and how much that is."""
+    above = {
+        name: nbytes - case.among.of("categories", name)
+        for name, nbytes in case.one.categories.items()
+    }
+    name = max(above, key=lambda name: above[name], default="")
+    return (name, above[name]) if name and above[name] >= _MOST_OF_IT * more else ("", 0)
+
+
+def _cause(case: _Case, line: Held | None, category: str) -> tuple[str, str]:
+    """The word for a cause, and what a sentence says of it."""
+    if case.one.pipelined and category == "activation" and _is_scheduled(case):
+        said = "; the stages of a pipeline keep the activations of more or fewer microbatches"
+        return "stage", said
+    if line is None:
+        if category and _counts_agree(case) and category in _OF_A_BATCH:
+            return "larger_blocks", ", in as many blocks: a larger batch, or longer sequences"
+        return "unknown", ""
+    usual, count = case.among.at(line.place)
+    if not count:
+        return "own_line", ", where the others hold nothing"
+    mean = line.bytes // line.count
+    elsewhere = usual // count
+    if mean > (1 + _SHARE) * elsewhere:
+        said = f", in blocks of {format_bytes(mean)}, and of {format_bytes(elsewhere)} elsewhere"
+        if category in _OF_A_BATCH:
+            said += ": a larger batch, or longer sequences"
+        return "larger_blocks", said
+    more = f", in {format_count(line.count, 'block')}, and {format_count(count)} elsewhere"
+    return "more_blocks", more
+
+
+def _counts_agree(case: _Case) -> bool:
+    """Whether a rank has as many blocks as the others, over all its lines."""
+    usual = case.among.blocks
+    return abs(_blocks(case.one) - usual) <= _SAME_COUNT * usual
+
+
+def _is_scheduled(case: _Case) -> bool:
+    """Whether earlier stages have more activations than later ones, as a schedule leaves them."""
+    held = [one.categories.get("activation", 0) for one in case.members]
+    return all(a * (1 + _SHARE) >= b for a, b in pairwise(held))
+
+
+def _caches(case: _Case, spare: int) -> Odd:
+    one = case.one
+    why = (
+        f"its peak of reserved is {format_bytes(_cache(one))} above that of allocated, "
+        f"{format_bytes(spare)} more than with {case.versus()}: cached or fragmented"
+    )
+    return Odd(one.rank, spare, why, "cache")
+
+
+def _not_torch(case: _Case, more: int) -> Odd:
+    one = case.one
+    above = {
+        name: nbytes - case.among.of("libraries", name) for name, nbytes in one.libraries.items()
+    }
+    name = max(above, key=lambda name: above[name], default="")
+    whose = (
+        f": {format_bytes(above[name])} more in {name}" if name and above[name] > more // 4 else ""
+    )
+    why = (
+        f"{format_bytes(one.other_bytes or 0)} on its device are not PyTorch's, "
+        f"{format_bytes(more)} more than with {case.versus()}{whose}"
+    )
+    return Odd(one.rank, more, why, "not_torch", name if whose else "")
+
+
+def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
+    """The rank with the highest peak of a shape that has more than the others."""
+    typical = [_usual([one.peak_allocated_bytes for one in shape.members]) for shape in shapes]
+    at = max(range(len(shapes)), key=typical.__getitem__)
+    everybody = [one for shape in shapes for one in shape.members]
+    usual = _usual([one.peak_allocated_bytes for one in everybody])
+    more = typical[at] - usual
+    if more <= max(_SHARE * usual, _LEAST):
+        return []
+    shape = shapes[at]
+    one = max(shape.members, key=lambda one: one.peak_allocated_bytes)
+    if one.rank in known:
+        return []
+    largest = _larger(one.categories, everybody)
+    parts = [
+        f"{format_bytes(above)} more of {_several(name)}"
+        for name, above in largest
+        if name != "unknown"
+    ]
+    whose = "its stage" if one.pipelined else "its shape"
+    like = f", which {format_count(len(shape.members), 'rank')} have," if shape.members[1:] else ""
+    why = (
+        f"{whose}{like} holds {format_bytes(more)} more at its peak than the others, by its "
+        f"parameters ({format_bytes(shape.parameter_bytes)}) and not by a fault of its own"
+        + (f": {', '.join(parts)}" if parts else "")
+    )
+    return [Odd(one.rank, more, why, "stage", "", largest[0][0] if largest else "")]
+
+
+def _several(category: str) -> str:
+    """A category's name as a plural: "optimizer states"."""
+    words = category.replace("_", " ")
+    return f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
+
+
+def _larger(
+    categories: Mapping[str, int], everybody: Sequence[RankDigest]
+) -> list[tuple[str, int]]:
+    """The two categories of which a rank has most more than usual."""
+    above = [
+        (name, nbytes - _usual([one.categories.get(name, 0) for one in everybody]))
+        for name, nbytes in categories.items()
+    ]
+    ranked = sorted((one for one in above if one[1] > _LEAST), key=lambda one: -one[1])
+    return ranked[:2]

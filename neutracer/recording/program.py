@@ -1,0 +1,540 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a user's script in this process as `python script.py` would.
+
+Streams, exit codes and `sys.argv` are the program's own; imports can be observed, and a snapshot
+written on SIGUSR2.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import logging
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from types import FrameType, ModuleType, TracebackType
+from typing import Any, TextIO
+
+from neutracer._native import core
+from neutracer.errors import NeutracerError
+
+# ---- Streams -----------------------------------------------------------------------------
+
+# The standard streams, which a program that was run here may have closed or replaced.
+
+
+def can_be_restored(stream: object) -> bool:
+    """Whether a standard stream still has what it writes to, and none has been given that."""
+    try:
+        # Of a stream without its buffer not even this can be asked.
+        getattr(stream, "closed", False)
+    except ValueError:
+        return False
+    return True
+
+
+# ---- Imports -----------------------------------------------------------------------------
+
+# An action when a program imports a module, and not before.
+
+_LOGGER = logging.getLogger("neutracer")
+
+
+def when_imported(name: str, action: Callable[[], object]) -> Callable[[], None]:
+    """Call something once a module has been imported: now, if it has been.
+
+    This does not import the module, which so reads its environment when the program wants it
+    to. What the action raises is logged, and does not reach the import.
+
+    Args:
+        name: The module's full name.
+        action: What to call, at most once, in the importing thread.
+
+    Returns:
+        Takes it back, where it has not happened yet.
+
+    Example:
+        >>> done = []
+        >>> cancel = when_imported("sys", lambda: done.append("imported"))
+        >>> done
+        ['imported']
+    """
+    if name in sys.modules:
+        _act(action)
+        return lambda: None
+    finder = _Finder(name, action)
+    sys.meta_path.insert(0, finder)
+    return finder.cancel
+
+
+def _act(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except Exception:
+        _LOGGER.exception("the action at an import failed")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as it would be found without this, and adds the action to it."""
+
+    def __init__(self, name: str, action: Callable[[], object]) -> None:
+        self._name = name
+        self._action = action
+        self._asking = threading.local()
+
+    def cancel(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name or getattr(self._asking, "others", False):
+            return None
+        self._asking.others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking.others = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._imported)
+        return spec
+
+    def _imported(self) -> None:
+        # A program may look for a module and not import it: it is waited for until then.
+        if self in sys.meta_path:
+            self.cancel()
+            self._action()
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's own loader, and then the action."""
+
+    def __init__(self, inner: Any, action: Callable[[], object]) -> None:
+        self._inner = inner
+        self._action = action
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._inner.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module finds itself as it would without this.
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        _act(self._action)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+# ---- Program -----------------------------------------------------------------------------
+
+# Runs a Python program in this process as if it had been started alone.
+
+# What programs put in place of the standard streams: where one of them is thrown away, it
+# closes the standard stream's own buffer, which it may write to.
+_kept: list[object] = []
+
+_EXPECTED = "give a Python script, or with -m a module, without 'python' before it"
+
+
+def run_program(
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    keep: list[object] | None = None,
+    exits: list[BaseException] | None = None,
+) -> int:
+    """Run a script or a module as `__main__`, with its own arguments and search path.
+
+    Streams that it put in place of standard output and error are flushed and taken out
+    again; those that took over what the standard ones wrote to stay. A child that the
+    program forks and that comes to the program's end, ends there.
+
+    Args:
+        arguments: The script's path, or the module's name, and what follows it.
+        module: Whether the first is a module's name, as after `python -m`.
+        keep: Gets what keeps the program's variables alive; without it they go when the
+            program ends, and those that its functions refer to become garbage then.
+        exits: Gets the SystemExit that the program ended with, if it did.
+
+    Returns:
+        The exit code that the program ended with; 1 where an exception ended it, which is
+        printed as Python prints it; -SIGINT where that is KeyboardInterrupt, since Python
+        then ends by that signal (`end_by`).
+
+    Raises:
+        NeutracerError: There is no such script or module.
+        SystemExit: This is a child of a fork: what follows is for its parent to do.
+
+    Example:
+        >>> run_program(["this"], module=True)  # doctest: +SKIP
+        0
+    """
+    process = os.getpid()
+    code = _ended(arguments, module, [] if keep is None else keep, [] if exits is None else exits)
+    if process != os.getpid():
+        end_by(code)
+        raise SystemExit(shell_code(code))
+    return code
+
+
+def shell_code(code: int) -> int:
+    """What a shell calls the end of a program: 128 and the signal, where one ended it.
+
+    Example:
+        >>> shell_code(3), shell_code(-2)
+        (3, 130)
+    """
+    return 128 - code if code < 0 else code
+
+
+def end_by(code: int) -> None:
+    """End this process by the signal that `code` stands for, as Python ends by Ctrl-C.
+
+    Anything else, and a process without that way of ending, goes on.
+
+    Args:
+        code: As `run_program` returns it.
+    """
+    if code >= 0 or os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+
+
+def _ended(
+    arguments: Sequence[str], module: bool, keep: list[object], exits: list[BaseException]
+) -> int:
+    """The program's exit code, in whichever process came to its end."""
+    name = arguments[0]
+    if not module and not os.path.exists(name):
+        raise NeutracerError(f"{name}: there is no such file; {_EXPECTED}")
+    saved = sys.argv, list(sys.path)
+    streams = sys.stdout, sys.stderr
+    sys.argv = list(arguments)
+    try:
+        if module:
+            sys.path.insert(0, os.getcwd())
+            _check_module(name)
+            keep.append(runpy.run_module(name, run_name="__main__", alter_sys=True))
+        else:
+            _run_script(name, keep)
+    except _NoModuleError as error:
+        raise NeutracerError(str(error)) from None
+    except SystemExit as ending:
+        keep.extend(_variables(ending.__traceback__))
+        exits.append(ending)
+        return _exit_code(ending.code)
+    except BaseException as error:
+        keep.extend(_variables(error.__traceback__))
+        # What the program was, not how it was started.
+        error.__traceback__ = _own_frames_off(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        sys.argv, sys.path[:] = saved[0], saved[1]
+        sys.stdout, sys.stderr = map(_own_stream, streams, (sys.stdout, sys.stderr))
+    return 0
+
+
+def _variables(traceback: TracebackType | None) -> Iterator[object]:
+    """The variables of the program that an exception came out of."""
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__") == "__main__":
+            yield traceback.tb_frame.f_globals
+        traceback = traceback.tb_next
+
+
+def _run_script(name: str, keep: list[object]) -> None:
+    """Run a script as `python name` does.
+
+    Its folder is that of the file that a link leads to, and its `__file__` is absolute, so
+    that workers which it spawns find it wherever the program has changed to by then.
+    """
+    path = os.path.abspath(name)
+    if pkgutil.get_importer(path) is not None or name.endswith(".pyc"):
+        # A folder, an archive, or compiled code.
+        sys.path.insert(0, os.path.dirname(path))
+        keep.append(runpy.run_path(name, run_name="__main__"))
+        return
+    sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    main, before = ModuleType("__main__"), sys.modules["__main__"]
+    loader = SourceFileLoader("__main__", path)
+    vars(main).update(__file__=path, __loader__=loader, __builtins__=builtins)
+    if sys.version_info < (3, 15):
+        vars(main).update(__cached__=None)
+    sys.modules["__main__"] = main
+    keep.append(main)
+    try:
+        exec(code, vars(main))
+    finally:
+        sys.modules["__main__"] = before
+
+
+def _own_stream(mine: TextIO, theirs: TextIO) -> TextIO:
+    """The stream to go on with, where a program has left `theirs` in place of `mine`."""
+    if theirs is mine:
+        return mine
+    _kept.append(theirs)
+    # What a program makes of a stream may raise anything.
+    with suppress(Exception):
+        theirs.flush()
+    return mine if can_be_restored(mine) else theirs
+
+
+class _NoModuleError(Exception):
+    """There is nothing of this name; no program can raise it."""
+
+
+def _check_module(name: str) -> None:
+    """Look for a module as Python's `-m` does; only its packages are imported for that."""
+    if name.startswith("."):
+        raise _NoModuleError(f"there is no module {name}: its name begins with a dot")
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")
+    except (ModuleNotFoundError, ValueError) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or name == missing or name.startswith(f"{missing}."):
+            raise _NoModuleError(f"there is no module {name}") from None
+        raise
+    if found is None:
+        raise _NoModuleError(f"there is no module {name}, or it is a package that can't be run")
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _own_frames_off(error: BaseException) -> TracebackType | None:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in (
+        __file__,
+        runpy.__file__,
+        "<frozen runpy>",
+    ):
+        traceback = traceback.tb_next
+    return traceback
+
+
+# ---- On demand ---------------------------------------------------------------------------
+
+# An action beside a running program: at signals, every few minutes, before a signal ends it.
+
+# A signal that ends the process does so after that many seconds, whatever is being done.
+_LAST_S = 2.0
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe on which nobody waits: where to read, and where to write."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+def _at_once(action: Callable[[], object]) -> None:
+    action()
+
+
+class OnDemand:
+    """A thread that acts when a signal comes, and at intervals.
+
+    The signal wakes it even while the main thread is inside C code, as in a collective that
+    hangs, as long as that has released the GIL: Python writes the signal's number to a pipe
+    at once, and runs handlers only when the main thread comes back. Where the program takes
+    that pipe for itself (asyncio does) the handler wakes the thread. A program that handles
+    the signal itself keeps its handler.
+    """
+
+    def __init__(
+        self,
+        action: Callable[[str], object],
+        *,
+        every_s: float | None,
+        signum: int | None,
+        last_signum: int | None = None,
+        last: Callable[[], object] | None = None,
+        in_main: Callable[[Callable[[], object]], object] = _at_once,
+    ) -> None:
+        """Set up; `start` begins.
+
+        Args:
+            action: Is called with "signal" or "interval", on the thread. What it raises
+                is logged.
+            every_s: Seconds between two actions, or None.
+            signum: The signal, or None.
+            last_signum: A signal that ends the process, which is put off until `last` has
+                returned, for two seconds at most. Python and the program don't see that; a
+                handler that the program sets takes its place. None for none.
+            last: Is called then, on the thread; it has to be quicker than that.
+            in_main: Has the main thread call something, and returns when it has: for who
+                begins and ends this from another one.
+        """
+        self._action = action
+        self._every_s = every_s
+        self._signum = signum
+        self._last_signum = last_signum
+        self._last = last
+        self._in_main = in_main
+        self._read, self._write = -1, -1
+        # Where signals go while Python is asked where they go.
+        self._aside: tuple[int, int] = (-1, -1)
+        self._process = 0
+        self._previous: Any = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; call it from the main thread, or have a way to it."""
+        if self._every_s is None and self._signum is None and self._last_signum is None:
+            return
+        self._process = os.getpid()
+        self._read, self._write = _pipe()
+        self._aside = _pipe()
+        if self._signum is not None:
+            try:
+                self._in_main(self._take)
+            except BaseException:
+                self._close()
+                raise
+        if self._last_signum is not None and not core.put_off_signal(
+            self._last_signum, self._write, _LAST_S
+        ):
+            # Another handles it, who is not to lose it when this one stops.
+            self._last_signum = None
+        self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for an action that is under way; call it as `start`."""
+        if self._thread is None or self._process != os.getpid():
+            return
+        if self._last_signum is not None:
+            core.put_back_signal()
+        if self._signum is not None:
+            self._in_main(self._give_back)
+        os.write(self._write, b"\0")
+        self._thread.join()
+        self._thread = None
+        # Whoever kept the handler may still call it.
+        self._process = 0
+        self._close()
+
+    def _close(self) -> None:
+        for end in (self._read, self._write, *self._aside):
+            os.close(end)
+
+    def _take(self) -> None:
+        if self._signum is None or threading.current_thread() is not threading.main_thread():
+            # Only the main thread may have a signal handled.
+            self._signum = None
+            return
+        self._previous = signal.signal(self._signum, self._handle)
+        if self._waiting() == -1:
+            # Nobody else waits for signals there.
+            signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave_child)
+
+    def _give_back(self) -> None:
+        if self._signum is None:
+            return
+        if signal.getsignal(self._signum) == self._handle:
+            signal.signal(self._signum, self._previous)
+        if self._waiting() == self._write:
+            signal.set_wakeup_fd(-1)
+
+    def _waiting(self) -> int:
+        """The pipe in which Python reports signals, -1 for none; in the main thread.
+
+        Python only gives it up for another in its place. What arrives there in that
+        moment is passed on.
+        """
+        aside, end = self._aside
+        current = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+        try:
+            signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
+        except (OSError, ValueError):
+            # The program has closed its own.
+            signal.set_wakeup_fd(-1)
+            current = -1
+        with suppress(OSError):
+            came = os.read(aside, 4096)
+            if current != -1:
+                os.write(current, came)
+        return current
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._process == os.getpid() and self._waiting() != self._write:
+            os.write(self._write, bytes([signum]))
+
+    def _leave_child(self) -> None:
+        # The child of a fork meets the signal as it would without this.
+        if self._thread is not None:
+            self._give_back()
+            if self._last_signum is not None:
+                core.put_back_signal()
+            self._thread = None
+
+    def _run(self) -> None:
+        due = None if self._every_s is None else time.monotonic() + self._every_s
+        while True:
+            timeout = None if due is None else max(due - time.monotonic(), 0.0)
+            if select.select([self._read], [], [], timeout)[0]:
+                came = os.read(self._read, 4096)
+                if 0 in came:
+                    return
+                if self._last_signum is not None and self._last_signum + 128 in came:
+                    self._end()
+                if self._is_for_us(came):
+                    self._act("signal")
+            if due is not None and self._every_s is not None and time.monotonic() >= due:
+                self._act("interval")
+                due = time.monotonic() + self._every_s
+
+    def _is_for_us(self, came: bytes) -> bool:
+        if self._signum is None or self._signum not in came:
+            return False
+        return signal.getsignal(self._signum) == self._handle
+
+    def _end(self) -> None:
+        """What is done last, and then the signal again, which nothing handles any more."""
+        try:
+            if self._last is not None:
+                self._last()
+        except Exception:
+            _LOGGER.exception("the last report could not be written")
+        finally:
+            os.kill(os.getpid(), self._last_signum or 0)
+
+    def _act(self, reason: str) -> None:
+        try:
+            self._action(reason)
+        except Exception:
+            _LOGGER.exception("a report could not be written")

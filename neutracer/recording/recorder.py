@@ -1,0 +1,824 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`snapshot()` of this process, and `record()`: PyTorch's history of a part of a program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import pickle
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from numbers import Integral
+from types import ModuleType
+from typing import Any, TypeVar
+
+from neutracer._native import core
+from neutracer.arguments import path_name
+from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError, missing
+from neutracer.hooks.cache_calls import CACHE_CALLS, note_in_dump
+from neutracer.hooks.modules import Marks, check_modules, marks_of
+from neutracer.pickling import StaysHere
+from neutracer.recording.sidecar import (
+    filled_in,
+    rank_facts,
+    running_program,
+    sidecar,
+    sidecar_path,
+    write_text,
+)
+from neutracer.trace.beside import TensorBlocks
+from neutracer.trace.snapshot import Snapshot, load
+from neutracer.units import format_count
+
+# ---- Symbols -----------------------------------------------------------------------------
+
+# PyTorch's frames spelt out without importing half of torch.
+#
+# The first time that PyTorch spells out Python frames it asks whether `torch._inductor` is
+# there, to map frames of compiled code back to their source, and the question imports that
+# package, with some seconds and a hundred megabytes. Where nothing is compiled there are no
+# such frames, and the answer is no.
+
+_NAME = "_inductor"
+
+
+class _NotImported(ModuleType):
+    """Takes the place of `torch._inductor` until that is imported. To the threads that spell
+    out frames it is empty. To any other it is the real package, imported on request, as it
+    would have been without this.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(f"torch.{_NAME}")
+        self.empty_for: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() in self.empty_for:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(f"torch.{_NAME}"), name)
+
+
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def light_symbols() -> Iterator[None]:
+    """While this is open, frames that this thread has spelt out import nothing.
+
+    Nothing is lost: where `torch._inductor` was imported it is used.
+
+    Example:
+        >>> with light_symbols():
+        ...     pass  # torch.cuda.memory._snapshot()
+    """
+    torch = sys.modules.get("torch")
+    thread = threading.get_ident()
+    space = {} if torch is None else vars(torch)
+    with _lock:
+        stand_in = space.get(_NAME)
+        if stand_in is None and torch is not None:
+            stand_in = space[_NAME] = _NotImported()
+        nested = not isinstance(stand_in, _NotImported) or thread in stand_in.empty_for
+        if isinstance(stand_in, _NotImported):
+            stand_in.empty_for.add(thread)
+    try:
+        yield
+    finally:
+        with _lock:
+            if isinstance(stand_in, _NotImported) and not nested:
+                stand_in.empty_for.discard(thread)
+                # An import by another thread has put the real one in its place.
+                if not stand_in.empty_for and space.get(_NAME) is stand_in:
+                    del space[_NAME]
+
+
+# ---- Living ------------------------------------------------------------------------------
+
+# What the tensors of this process are, asked from whoever holds them.
+#
+# A recording that begins in the middle of a program has seen neither its parameters nor its
+# optimizer's states being made. In the process itself modules and optimizers say which tensors
+# are theirs. Nobody's Python runs for that: their attributes are read from their dicts, and the
+# tensors' facts from memory. No tensor is kept.
+
+_LOGGER = logging.getLogger("neutracer")
+
+
+def ask_tensors(snap: Snapshot) -> Snapshot:
+    """Note in a snapshot of this process, just taken, what its blocks are to the program."""
+    try:
+        tensors = living_tensors("cpu" if snap.is_cpu else "cuda")
+        snap.beside = replace(snap.beside, tensors=tensors)
+    except (NeutracerError, RuntimeError) as error:
+        _LOGGER.info("the tensors of this process could not be asked: %s", error)
+    return snap
+
+
+def living_tensors(device_type: str) -> TensorBlocks:
+    """By device, the addresses of blocks that are parameters, gradients or optimizer states.
+
+    Modules' buffers count as parameters.
+
+    Args:
+        device_type: "cuda" or "cpu", whose device is 0.
+
+    Raises:
+        UnavailableError: Tensors can't be read in this interpreter.
+
+    Example:
+        >>> import torch
+        >>> line = torch.nn.Linear(2, 2)
+        >>> living_tensors("cpu")[0][line.weight.data_ptr()]
+        'parameter'
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):
+        return {}
+    core.tensor_prepare()
+    found: dict[str, dict[int, Any]] = {"gradient": {}, "optimizer_state": {}, "parameter": {}}
+    for category, tensor in _held(torch):
+        found[category][id(tensor)] = tensor
+    parameters = found["parameter"].values()
+    found["gradient"] = {id(one): one for one in _gradients(torch, parameters)}
+    told: dict[int, dict[int, str]] = {}
+    # Where two are the same memory, the later one says more.
+    for category, tensors in found.items():
+        for tensor in tensors.values():
+            facts = core.tensor_facts(tensor)
+            if facts is not None and facts["device_type"] == device_type and facts["data_ptr"]:
+                device = max(facts["device_index"], 0)
+                told.setdefault(device, {})[facts["data_ptr"]] = category
+    return told
+
+
+def _held(torch: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors that modules and optimizers hold, with what they are to them."""
+    wanted = (torch.nn.Module, torch.optim.Optimizer, torch.nn.Parameter)
+    kinds: dict[type, int] = {}
+    for one in gc.get_objects():
+        kind = kinds.get(type(one))
+        if kind is None:
+            bases = type.__dict__["__mro__"].__get__(type(one))
+            kind = next((at for at, base in enumerate(wanted) if base in bases), -1)
+            kinds[type(one)] = kind
+        if kind == 0:
+            for name in ("_parameters", "_buffers"):
+                yield from (("parameter", each) for each in _tensors(_own(one).get(name)))
+        elif kind == 1:
+            yield from (("optimizer_state", each) for each in _states(_own(one)))
+            for group in _listed(_own(one).get("param_groups")):
+                if isinstance(group, dict):
+                    yield from (("parameter", each) for each in _tensors(group.get("params")))
+        elif kind == 2:
+            yield from (("parameter", each) for each in _tensors([one]))
+
+
+def _own(one: Any) -> dict[str, Any]:
+    """The attributes that an object itself has."""
+    try:
+        own = object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return {}
+    return own if isinstance(own, dict) else {}
+
+
+def _listed(some: Any) -> Iterable[Any]:
+    """The members of a plain container, copied: another thread may change it."""
+    if isinstance(some, dict):
+        return list(dict.values(some))
+    return list(some) if isinstance(some, (list, tuple)) else ()
+
+
+def _tensors(some: Any) -> Iterator[Any]:
+    """The tensors in a plain container; of a distributed one, the part that lies here."""
+    for one in _listed(some):
+        if one is not None:
+            yield _own(one).get("_local_tensor", one)
+
+
+def _states(optimizer: dict[str, Any]) -> Iterator[Any]:
+    for state in _listed(optimizer.get("state")):
+        for one in _listed(state):
+            yield from _tensors(one if isinstance(one, (dict, list, tuple)) else [one])
+
+
+def _gradients(torch: Any, parameters: Iterable[Any]) -> Iterator[Any]:
+    """The gradients of parameters."""
+    gradient = torch._C.TensorBase.grad
+    for one in parameters:
+        facts = core.tensor_facts(one)
+        if facts is not None and not facts["has_grad_fn"]:
+            yield from _tensors([gradient.__get__(one)])
+
+
+# ---- Capture -----------------------------------------------------------------------------
+
+# A snapshot of this process, through PyTorch's own dump.
+
+
+def snapshot() -> Snapshot:
+    """The allocator's state now, with the trace if recording is on.
+
+    This does not initialise CUDA and allocates nothing on a device.
+
+    Returns:
+        The snapshot, as `load` would give it from PyTorch's own dump.
+
+    Raises:
+        UnavailableError: torch is not imported or has no CUDA, or CUDA was not
+            initialised in this process; `.what` and `.install` say which, and what to do.
+    """
+    return ask_tensors(load(dumped(_initialised_cuda())))
+
+
+def dumped(cuda: Any, *, traces: bool = True) -> bytes:
+    """PyTorch's own dump as a file would hold it, of protocol 4 whatever the Python.
+
+    Args:
+        cuda: torch.cuda, initialised.
+        traces: Whether the events are in it; without them it is quick however many there are.
+    """
+    with light_symbols():
+        if traces:
+            before = CACHE_CALLS.now()
+            plain = cuda.memory._snapshot()
+            note_in_dump(plain, before)
+        else:
+            plain = sys.modules["torch"]._C._cuda_memorySnapshot((0, 0, False))
+    try:
+        return core.dump_plain(plain)
+    except (TypeError, ValueError):
+        # What a later torch may put there, Python's own pickler takes.
+        return pickle.dumps(plain, protocol=4)
+
+
+def torch_with_cuda() -> Any:
+    """The module torch of this process.
+
+    Raises:
+        UnavailableError: It is not imported, or has no CUDA.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None and importlib.util.find_spec("torch") is None:
+        raise missing("torch")
+    if torch is None:
+        raise UnavailableError("torch in this process", "import torch and use a CUDA device first")
+    if getattr(torch.version, "cuda", None) is None or not hasattr(
+        torch._C, "_cuda_memorySnapshot"
+    ):
+        raise UnavailableError(
+            "CUDA in this build of torch", "install a torch that is built for CUDA"
+        )
+    return torch
+
+
+def without_cuda(torch: Any) -> UnavailableError:
+    """What to raise where CUDA is not initialised: why there is no device in use."""
+    if torch.cuda.device_count() == 0:
+        return UnavailableError(
+            "a CUDA device in this process", "torch sees none: that takes a GPU and its driver"
+        )
+    return UnavailableError(
+        "an initialised CUDA device in this process",
+        "allocate a tensor on the device first; neutracer does not initialise CUDA",
+    )
+
+
+def other_allocator(torch: Any) -> str:
+    """What serves memory in place of PyTorch's own allocator, as a clause, or "".
+
+    Args:
+        torch: The module, with CUDA initialised.
+    """
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "native":
+        return f"this program uses the allocator {backend}, of which PyTorch keeps no history"
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return "PYTORCH_NO_CUDA_MEMORY_CACHING switches PyTorch's own allocator off"
+    return ""
+
+
+def _initialised_cuda() -> Any:
+    torch = torch_with_cuda()
+    if not torch.cuda.is_initialized():
+        raise without_cuda(torch)
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "native":
+        raise UnavailableError(
+            "a snapshot of another allocator than PyTorch's own",
+            f"this process uses {backend}; unset 'backend' in PYTORCH_CUDA_ALLOC_CONF",
+        )
+    return torch.cuda
+
+
+# ---- History -----------------------------------------------------------------------------
+
+# PyTorch's one history of allocations, shared by all who record.
+#
+# PyTorch has one ring of events a device and one set of switches for the process. Whoever
+# records asks here; the first one switches it on, the last one off, and in between it records
+# whatever any of them needs. Where the program already had it on, nothing changes.
+
+_CONTEXTS = (None, "state", "alloc", "all")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How somebody wants the history; the words are those of PyTorch's own recorder.
+
+    Attributes:
+        max_entries: Events that each device's ring keeps.
+        stacks: "python", or "all" with the frames of C++.
+        context: What gets a stack: "all", "alloc", "state" or None.
+        skip_actions: Actions that are left out.
+        compile_context: Whether events say in which compiled frame they were.
+        annotations: Whether named ranges of the program are kept.
+    """
+
+    max_entries: int
+    stacks: str
+    context: str | None
+    skip_actions: tuple[str, ...] = ()
+    compile_context: bool = False
+    annotations: bool = False
+
+    def joined(self, other: Wish) -> Wish:
+        """What serves both, in the existing ring: its length can't change while it is on."""
+        return Wish(
+            self.max_entries,
+            max(self.stacks, other.stacks, key=("python", "all").index),
+            max(self.context, other.context, key=_CONTEXTS.index),
+            tuple(action for action in self.skip_actions if action in other.skip_actions),
+            self.compile_context or other.compile_context,
+            self.annotations or other.annotations,
+        )
+
+
+class History:
+    """The switches of one torch: who is on, and what was on before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._wishes: list[Wish] = []
+        self._in_force: Wish | None = None
+        self._foreign = False
+
+    def begin(self, torch: Any, wish: Wish) -> None:
+        """Switch on what `wish` needs; CUDA is initialised or just being so.
+
+        Raises:
+            UnavailableError: This torch can't record that.
+        """
+        self.check(torch, wish)
+        with self._lock:
+            if not self._wishes:
+                self._foreign = bool(torch._C._cuda_isHistoryEnabled())
+                self._in_force = None
+            before = self._in_force
+            self._wishes.append(wish)
+            CACHE_CALLS.begin(torch, wish)
+            try:
+                self._apply(torch)
+            except BaseException:
+                CACHE_CALLS.end(wish)
+                self._wishes.pop()
+                self._in_force = before
+                raise
+
+    def end(self, torch: Any, wish: Wish) -> bool:
+        """Switch off what nobody else needs.
+
+        Returns:
+            False if somebody else has switched the history off in the meantime.
+        """
+        with self._lock:
+            # In the child of a fork nothing is on, and CUDA is not to be touched.
+            if not any(one is wish for one in self._wishes):
+                return True
+            CACHE_CALLS.end(wish)
+            self._wishes = [one for one in self._wishes if one is not wish]
+            if not torch._C._cuda_isHistoryEnabled():
+                self._in_force = None
+                return False
+            self._apply(torch)
+            return True
+
+    def in_force(self) -> Wish | None:
+        """How the history is kept; None where it is off, or the program's own."""
+        with self._lock:
+            return self._in_force
+
+    def is_foreign(self) -> bool:
+        """Whether the program had the history on before anybody here."""
+        with self._lock:
+            return bool(self._wishes) and self._foreign
+
+    def facts(self) -> dict[str, Any]:
+        """How the history is kept, for what is written beside a snapshot."""
+        in_force = self.in_force()
+        return {"joined": self.is_foreign(), **(vars(in_force) if in_force else {})}
+
+    def check(self, torch: Any, wish: Wish) -> None:
+        """See whether this torch can record that; CUDA is not touched.
+
+        Raises:
+            UnavailableError: It can't.
+        """
+        record = getattr(torch.cuda.memory, "_record_memory_history", None)
+        known = set() if record is None else set(inspect.signature(record).parameters)
+        missing = sorted(({"stacks"} | _options(wish).keys()) - known)
+        if missing or not hasattr(torch._C, "_cuda_isHistoryEnabled"):
+            raise UnavailableError(
+                f"recording with {', '.join(missing) or 'a history'} in torch {torch.__version__}",
+                "install a later torch, or leave that option out",
+            )
+
+    def _apply(self, torch: Any) -> None:
+        if self._foreign:
+            return
+        record = torch.cuda.memory._record_memory_history
+        if not self._wishes:
+            record(enabled=None)
+            self._in_force = None
+            return
+        # The ring keeps the length that it has; the rest is what those who are on need.
+        length = (self._in_force or self._wishes[0]).max_entries
+        merged = replace(reduce(Wish.joined, self._wishes), max_entries=length)
+        if merged != self._in_force:
+            record(
+                enabled="all",
+                context=merged.context,
+                stacks=merged.stacks,
+                max_entries=merged.max_entries,
+                **_options(merged),
+            )
+            self._in_force = merged
+
+    def forget(self) -> None:
+        """Start anew in the child of a fork, where nothing is on."""
+        self._lock = threading.RLock()
+        self._wishes = []
+        self._in_force = None
+        self._foreign = False
+
+
+def _options(wish: Wish) -> dict[str, Any]:
+    """The arguments given that older releases of PyTorch lack."""
+    options: dict[str, Any] = {}
+    if wish.skip_actions:
+        options["skip_actions"] = list(wish.skip_actions)
+    if wish.compile_context:
+        options["compile_context"] = True
+    if wish.annotations:
+        options["global_record_annotations"] = True
+    return options
+
+
+HISTORY = History()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HISTORY.forget)
+
+
+def wrapped_ring(snap: Snapshot) -> int | bool:
+    """The length of PyTorch's ring if it wrapped, as far as that can be known, else False."""
+    in_force = HISTORY.in_force()
+    for device in snap.devices:
+        length = snap.trace_length(device)
+        if snap.history_overflowed(device):
+            return length
+        # A ring that is just full is reported too: the event that wraps it comes next.
+        if in_force is not None and length >= in_force.max_entries:
+            return in_force.max_entries
+    return False
+
+
+# ---- Recorder ----------------------------------------------------------------------------
+
+# Records what PyTorch's CUDA allocator does, bounded, and leaves nothing switched on.
+
+# With Python stacks an event takes some 350 bytes, with those of C++ 1,000.
+DEFAULT_MAX_ENTRIES = 100_000
+
+_STACKS = ("python", "all")
+_STACK_CONTEXTS = ("all", "alloc", "state", None)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def record(
+    max_entries: int = DEFAULT_MAX_ENTRIES,
+    stacks: str = "python",
+    *,
+    context: str | None = "alloc",
+    skip_actions: Iterable[str] = (),
+    compile_context: bool = False,
+    annotations: bool = False,
+    modules: Any = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Recording:
+    """Record the allocations of this process with PyTorch's own recorder, within bounds.
+
+    As a context manager, as a decorator, or with `start()` and `stop()`. Recording begins
+    when CUDA does: nothing here initialises it. Afterwards everything is as before: a
+    recording inside another one joins its ring, and a history that the program itself has
+    switched on stays as it is.
+
+    Args:
+        max_entries: Events kept for each device; newer ones replace the oldest, and a
+            `HistoryWarning` says so. An event takes some 350 bytes of the host's memory.
+        stacks: "python", or "all" with C++ frames too: an event then takes 1,000 bytes, and
+            spelling out the frames takes minutes in a large program.
+        context: What gets a stack: the events of "alloc" (a free then has that of its block's
+            allocation), "all" with frees by their own, only the blocks of the "state" at the
+            end, or None. "all" can end a program: up to Python 3.12, torch 2.11 loses the
+            exception that is under way where memory is freed in a backward pass, as in
+            gradient checkpointing with dropout, which then raises SystemError.
+        skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
+        compile_context: Record the compiled frame of each event.
+        annotations: Keep the ranges that `torch.profiler.record_function` names.
+        modules: A model, or True for every one called (torch 2.10): for `holders(by="module")`.
+        path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in it
+            are filled in: each process needs its own file.
+
+    Returns:
+        The recording, not yet begun.
+
+    Raises:
+        UnavailableError: torch is not imported, has no CUDA, or can't record that.
+        ValueError: An argument is none of those.
+        TypeError: `max_entries` is no whole number, or another argument of a wrong kind.
+
+    Example:
+        >>> import neutracer
+        >>> with neutracer.record(max_entries=50_000) as recording:   # doctest: +SKIP
+        ...     train_step()
+        >>> recording.save("step.pickle.gz")                          # doctest: +SKIP
+    """
+    if isinstance(max_entries, bool) or not isinstance(max_entries, Integral):
+        hint = ": write @neutracer.record() with its brackets" if callable(max_entries) else ""
+        raise TypeError(
+            f"max_entries must be a number of events, not {type(max_entries).__name__}{hint}"
+        )
+    if not 0 < max_entries <= sys.maxsize:
+        raise ValueError(f"max_entries is {max_entries}: it must be a number of events, above 0")
+    if stacks not in _STACKS:
+        raise ValueError(f"stacks is {stacks!r}: it must be one of {_STACKS}")
+    if context not in _STACK_CONTEXTS:
+        raise ValueError(f"context is {context!r}: it must be one of {_STACK_CONTEXTS}")
+    if isinstance(skip_actions, str) or not isinstance(skip_actions, Iterable):
+        raise TypeError(f"skip_actions must be a list of PyTorch's names, not {skip_actions!r}")
+    path = None if path is None else path_name(path)
+    wish = Wish(max_entries, stacks, context, tuple(skip_actions), compile_context, annotations)
+    HISTORY.check(torch_with_cuda(), wish)
+    check_modules(torch_with_cuda(), modules)
+    return Recording(wish, path, modules)
+
+
+class Recording(StaysHere, instead="it records this process: send its snapshot()"):
+    """What `record` returns.
+
+    Attributes:
+        step: What the program calls its current place; the sidecar keeps it.
+        quiet: True leaves a wrapped ring to the sidecar, without a warning.
+    """
+
+    def __init__(
+        self, wish: Wish, path: str | os.PathLike[str] | None = None, modules: Any = None
+    ) -> None:
+        """Made by `record`; not by users."""
+        self._wish = wish
+        self._modules = modules
+        self._marks: Marks | None = None
+        # One of its own for each start: the history tells them apart by identity.
+        self._begun: Wish | None = None
+        self._path = path
+        self._lock = threading.Lock()
+        self._process = 0
+        self._program = ""
+        self._on = False
+        self._taken: tuple[Snapshot, dict[str, Any]] | None = None
+        self._told = False
+        self.step: int | str | None = None
+        self.quiet = False
+
+    @property
+    def active(self) -> bool:
+        """Whether it is on. Before CUDA is initialised it is on, but records nothing yet."""
+        return self._on and self._process == os.getpid()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is on and waits for CUDA."""
+        return self.active and self._begun is None
+
+    def start(self) -> Recording:
+        """Begin; returns the recording.
+
+        Raises:
+            RuntimeError: It is on already.
+            UnavailableError: torch has no CUDA, or can't record that.
+        """
+        torch = torch_with_cuda()
+        if torch.cuda.is_initialized():
+            return self.start_at_once(torch)
+        self._switch_on()
+        torch.cuda._lazy_call(functools.partial(self._begin_late, torch))
+        return self
+
+    def start_at_once(self, torch: Any) -> Recording:
+        """Begin; CUDA is initialised, or just being so: a call that PyTorch makes meanwhile
+        can't queue another one, as `start` does.
+
+        Raises:
+            RuntimeError: It is on already.
+            UnavailableError: torch can't record that.
+        """
+        self._switch_on()
+        try:
+            self._begin(torch)
+        except BaseException:
+            self._on = False
+            raise
+        return self
+
+    def _switch_on(self) -> None:
+        with self._lock:
+            if self.active:
+                raise RuntimeError("this recording is on already")
+            self._process = os.getpid()
+            self._program = running_program()
+            self._on, self._taken, self._told, self._begun = True, None, False, None
+
+    def stop(self) -> None:
+        """End, and keep what was recorded; a second time does nothing.
+
+        In the child of a fork it does nothing: the recording is the parent's.
+        """
+        self._end(keep=True)
+        if self._path is not None and self._taken is not None:
+            self.save(filled_in(self._path))
+
+    def discard(self) -> None:
+        """End, and keep nothing; a second time does nothing."""
+        self._end(keep=False)
+
+    def snapshot(self) -> Snapshot:
+        """What has been recorded: until now, or until it was stopped.
+
+        Raises:
+            UnavailableError: Nothing was, because CUDA was not initialised meanwhile.
+        """
+        return self._now()[0]
+
+    def save(self, path: str | os.PathLike[str], *, step: int | str | None = None) -> Snapshot:
+        """Write the snapshot, and beside it, as <path>.json, what the snapshot does not hold.
+
+        Each of the two appears whole or not at all. The JSON has rank, world size, host,
+        step, versions, settings, how it was recorded and `memory_stats()`.
+
+        Args:
+            path: Where to; compressed if it ends in .gz, .xz or .zst.
+            step: What the sidecar calls the place; None is the attribute `step`.
+
+        Returns:
+            What was saved.
+
+        Raises:
+            UnavailableError: There is nothing to save, or nothing here compresses so.
+            OSError: It can't be written.
+        """
+        snap, facts = self._now()
+        snap.save(path)
+        if step is not None:
+            facts = {**facts, "step": step}
+        write_text(sidecar_path(path), facts)
+        return snap
+
+    def __enter__(self) -> Recording:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            self.stop()
+        except (NeutracerError, OSError) as error:
+            # What ended the program's block is not to be replaced by this.
+            if kind is None:
+                raise
+            _LOGGER.warning("a recording could not be saved: %s", error)
+
+    def __call__(self, function: Function) -> Function:
+        """Record each call of a function; the recording of each call is its own.
+
+        Raises:
+            TypeError: It is a coroutine or a generator, whose call returns before it runs.
+        """
+        for is_deferred in (
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        ):
+            if is_deferred(function):
+                raise TypeError(f"{function!r} runs after its call: use 'with' inside it")
+
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            with Recording(self._wish, self._path, self._modules):
+                return function(*args, **kwargs)
+
+        return recorded  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        state = "on" if self.active else "kept" if self._taken else "off"
+        if self.waiting:
+            state = "waits for CUDA"
+        return f"<Recording: {state}, {format_count(self._wish.max_entries, 'event')} at most>"
+
+    def _end(self, keep: bool) -> None:
+        with self._lock:
+            if not self.active:
+                return
+            try:
+                if keep and self._begun is not None:
+                    self._taken = self._take()
+            except UnavailableError as error:
+                _LOGGER.warning("the end of a recording could not be read: %s", error)
+            finally:
+                self._on = False
+                if self._marks is not None:
+                    self._marks.detach()
+                begun, self._begun = self._begun, None
+                if begun is not None and not HISTORY.end(torch_with_cuda(), begun):
+                    self._warn("PyTorch's history was switched off before the recording ended")
+
+    def _begin(self, torch: Any) -> None:
+        begun = Wish(**vars(self._wish))
+        HISTORY.begin(torch, begun)
+        if self._modules is not None:
+            self._marks = marks_of(torch, self._modules)
+        # At the end of the recording the program may have left its group.
+        rank_facts()
+        self._begun = begun
+
+    def _begin_late(self, torch: Any) -> None:
+        # What is raised here would end the initialisation of CUDA.
+        try:
+            if self.waiting:
+                self._begin(torch)
+        except Exception as error:
+            self._on = False
+            _LOGGER.warning("recording could not begin: %s", error)
+
+    def _now(self) -> tuple[Snapshot, dict[str, Any]]:
+        if self._taken is not None:
+            return self._taken
+        if not self.active or self._begun is None:
+            unused = "the program has not used CUDA so far, and neutracer does not initialise it"
+            why = unused if self.active else "it has not been started"
+            raise UnavailableError("a recording with CUDA in it", why)
+        return self._take()
+
+    def _take(self) -> tuple[Snapshot, dict[str, Any]]:
+        snap = snapshot()
+        wrapped = wrapped_ring(snap)
+        if wrapped:
+            length = "its ring" if wrapped is True else f"the ring of {wrapped:,} events"
+            self._warn(
+                f"{length} wrapped: what came before is lost; "
+                "record(max_entries=...) with more keeps more"
+            )
+        recording = {
+            "joined": HISTORY.is_foreign(),
+            "wrapped": bool(wrapped),
+            **vars(HISTORY.in_force() or self._wish),
+        }
+        facts = sidecar(
+            snap.devices,
+            recording=recording,
+            step=self.step,
+            program=self._program,
+            tensors=snap.beside.tensors,
+        )
+        return snap, facts
+
+    def _warn(self, text: str) -> None:
+        if not self._told and not self.quiet:
+            self._told = True
+            warnings.warn(text, HistoryWarning, stacklevel=_level_outside())
+
+
+def _level_outside() -> int:
+    """The stack level of the first frame that is not in this file, for `warnings.warn`."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a snapshot can't say of itself: which rank, which step, how large the device is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from neutracer.render.report import dumps
+from neutracer.saving import atomic_file
+from neutracer.trace.beside import (
+    SIDECAR_SCHEMA,
+    DeviceRoom,
+    TensorBlocks,
+    device_room,
+    plain_tensors,
+)
+
+# What launchers put into the environment, as rank, world size, local rank: torchrun, Open MPI,
+# MPICH, Slurm. The last is often what another one was started by, and the same in all its ranks.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+# What tells one job from another, and one attempt at it from the next: torchrun, Slurm.
+_JOBS = (
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+)
+
+# What torchrun calls a job that nobody has named.
+_NAMELESS = "none"
+
+# What torch.distributed last said: it forgets it when the program leaves the group, and
+# what is written at the end of a program comes after that.
+_of_group: dict[str, int] = {}
+
+
+def sidecar_path(path: str | os.PathLike[str]) -> str:
+    """Where the JSON beside a snapshot is: its whole name with .json after it."""
+    return os.fspath(path) + ".json"
+
+
+_serial = itertools.count(1)
+
+
+def file_stem(kind: str) -> str:
+    """The beginning of a file's name; no other process and no later call gives the same.
+
+    Example:
+        >>> file_stem("oom")    # doctest: +SKIP
+        'oom-20260131-120000-node7-rank0-4711-1'
+    """
+    rank = rank_facts()["rank"]
+    host = "".join(c if c.isalnum() or c in "-_." else "-" for c in os.uname().nodename)
+    parts = [kind, time.strftime("%Y%m%d-%H%M%S"), host, str(os.getpid()), str(next(_serial))]
+    if rank is not None:
+        parts.insert(3, f"rank{rank}")
+    return "-".join(parts)
+
+
+def rank_facts() -> dict[str, int | None]:
+    """rank, world_size and local_rank of this process; None where there is no such thing.
+
+    They are those of `torch.distributed` where it is initialised, or was when somebody asked
+    before, else what the launcher put into the environment: all three from the same one.
+    """
+    told = [[_from_environment(name) for name in names] for names in _LAUNCHERS]
+    rank, world_size, local_rank = next((each for each in told if each[0] is not None), told[0])
+    _ask_group()
+    facts = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+    return {**facts, **_of_group}
+
+
+def job_facts() -> dict[str, str | int | None]:
+    """job and attempt of this process, as its launcher calls them; None where it says nothing.
+
+    A job without a name has the address at which its ranks meet: two that run at the same time
+    have two.
+
+    Example:
+        >>> sorted(job_facts())
+        ['attempt', 'job']
+    """
+    told = [(os.environ[job], attempt) for job, attempt in _JOBS if os.environ.get(job)]
+    meeting = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
+    names = [name for name, _ in told if name != _NAMELESS]
+    if all(meeting):
+        names.append(":".join(meeting))
+    attempt = _from_environment(told[0][1]) if told else None
+    return {"job": names[0] if names else None, "attempt": attempt}
+
+
+def _ask_group() -> None:
+    """What torch.distributed says now, if it says anything."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None:
+        return
+    try:
+        if distributed.is_available() and distributed.is_initialized():
+            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+            _of_group.update(rank=rank, world_size=world_size)
+    except (AttributeError, RuntimeError, ValueError):
+        # It is still being imported, or another thread leaves the group.
+        return
+
+
+def rank_text(facts: Mapping[str, Any]) -> str:
+    """The rank in `rank_facts` or a sidecar, in words; "" where there is none.
+
+    Example:
+        >>> rank_text({"rank": 3, "world_size": 8})
+        'rank 3 of 8'
+    """
+    if facts.get("rank") is None:
+        return ""
+    size = facts.get("world_size")
+    return f"rank {facts['rank']}" + ("" if size is None else f" of {size}")
+
+
+def filled_in(path: str | os.PathLike[str]) -> str:
+    """A file's name with {rank} (0 where there is none), {host} and {pid} filled in."""
+    name = os.fspath(path)
+    rank = rank_facts()["rank"]
+    for word, value in (("rank", rank or 0), ("host", os.uname().nodename), ("pid", os.getpid())):
+        name = name.replace(f"{{{word}}}", str(value))
+    return name
+
+
+def running_program() -> str:
+    """The script or module that `sys.argv` names."""
+    return sys.argv[0] if sys.argv else ""
+
+
+def _from_environment(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def sidecar(
+    devices: Iterable[int],
+    *,
+    recording: Mapping[str, Any],
+    step: int | str | None = None,
+    program: str | None = None,
+    tensors: TensorBlocks | None = None,
+) -> dict[str, Any]:
+    """The facts of this process and its devices at this moment, as plain data.
+
+    This does not initialise CUDA, and gives no device a context.
+
+    Args:
+        devices: The CUDA devices that it covers, all in use by this process; none where CUDA
+            is not in use.
+        recording: What was recorded, and how.
+        step: What the program calls the place where it is.
+        program: What runs; None takes it from `sys.argv`.
+        tensors: The program's tensors, by block.
+
+    Example:
+        >>> facts = sidecar((), recording={}, step=12)
+        >>> facts["schema"], facts["step"], facts["devices"]
+        ('neutracer.sidecar/1', 12, {})
+    """
+    torch = sys.modules.get("torch")
+    version = getattr(torch, "version", None)
+    return {
+        "schema": SIDECAR_SCHEMA,
+        **rank_facts(),
+        **job_facts(),
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "time_s": time.time(),
+        "step": step,
+        "program": running_program() if program is None else program,
+        "python": sys.version.split()[0],
+        "torch": None if torch is None else str(getattr(torch, "__version__", "")),
+        "cuda": getattr(version, "cuda", None),
+        "settings": {name: os.environ[name] for name in _CONF if name in os.environ},
+        "recording": dict(recording),
+        "devices": {str(device): _device(torch, device) for device in devices},
+        "tensors": plain_tensors(tensors or {}),
+    }
+
+
+def room_now(device: int) -> DeviceRoom | None:
+    """What limits this process on one of its devices; None where CUDA is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return device_room(_device(torch, device))
+
+
+def _free_bytes(cuda: Any, device: int) -> int | None:
+    """What nobody holds of a device; None where CUDA does not answer."""
+    try:
+        return int(cuda.mem_get_info(device)[0])
+    except (AttributeError, RuntimeError):
+        # A torch that is still being imported, or a device in an error.
+        return None
+
+
+def _device(torch: Any, device: int) -> dict[str, Any]:
+    cuda = torch.cuda
+    properties = cuda.get_device_properties(device)
+    fraction = getattr(cuda, "get_per_process_memory_fraction", None)
+    stats, total = dict(cuda.memory_stats(device)), int(properties.total_memory)
+    reserved = int(stats.get("reserved_bytes.all.current", 0))
+    # Asking for it gives the device a context, of some 500 MiB, where this process has none.
+    has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None)
+    in_use = has_context is None or has_context(device)
+    free = _free_bytes(cuda, device) if in_use else None
+    return {
+        "name": str(properties.name),
+        "total_bytes": total,
+        "free_bytes": free,
+        "other_bytes": None if free is None else max(total - free - reserved, 0),
+        "process_fraction": None if fraction is None else fraction(device),
+        "memory_stats": stats,
+    }
+
+
+def write_text(path: str | os.PathLike[str], text: str | Mapping[str, Any]) -> None:
+    """Write a text, or plain data as JSON, that appears whole or not at all.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    words = text if isinstance(text, str) else dumps(dict(text))
+    with atomic_file(path) as file:
+        file.write(words.encode("utf-8", "backslashreplace") + b"\n")

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scaled dot-product attention: which of PyTorch's kernels a card runs, on fake tensors.
+
+PyTorch chooses in `sdp_utils.cpp`, by the card's capability and the arguments. A build for the
+CPU has only the plain products to choose, so the choice is made here for every build.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from neutracer.rehearsal.cards import Card
+
+aten = torch.ops.aten
+
+_HALVES = (torch.float16, torch.bfloat16)
+# Flash attention's backward has too little shared memory for wide heads on these.
+_NARROW = ((8, 6), (8, 9), (12, 0), (12, 1))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The arguments that decide.
+
+    Attributes:
+        query: The shape of the queries: batch, heads, length, width.
+        key: That of the keys.
+        value_width: The width of the values.
+        dtype: Of all three.
+        has_mask: Whether there is a mask.
+        is_causal: Whether what comes later is hidden.
+        dropout: The share that is dropped.
+        needs_grad: Whether a backward pass may come.
+        learns_mask: Whether the mask gets a gradient.
+        is_dense: Whether the last dimension of all three is laid out one after the other.
+    """
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value_width: int
+    dtype: torch.dtype
+    has_mask: bool
+    is_causal: bool
+    dropout: float
+    needs_grad: bool
+    is_dense: bool = True
+    learns_mask: bool = False
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether there are as many heads of keys as of queries."""
+        return self.query[1] == self.key[1]
+
+    def _flash(self, card: Card) -> bool:
+        width = self.query[-1]
+        narrow = card.capability in _NARROW and self.needs_grad and width > 192
+        return (
+            card.capability >= (8, 0)
+            and self.dtype in _HALVES
+            and not self.has_mask
+            and width == self.key[-1] == self.value_width
+            and width <= 256
+            and not narrow
+            and not (self.is_causal and self.query[2] != self.key[2])
+            and self.key[2] > 0
+            and self.is_dense
+        )
+
+    def _efficient(self, card: Card) -> bool:
+        if self.dtype is torch.bfloat16 and card.capability < (8, 0):
+            return False
+        alignment = 8 if self.dtype in _HALVES else 4
+        widths = (self.query[-1], self.value_width)
+        fits = all(width % alignment == 0 and width >= alignment for width in widths)
+        known = self.dtype in (*_HALVES, torch.float32)
+        # With a mask that gets a gradient PyTorch 2.11 makes the plain products.
+        return known and fits and self._is_even and self.is_dense and not self.learns_mask
+
+    def _cudnn(self, card: Card) -> bool:
+        most = 256 if card.capability[0] in (9, 10) else 128
+        return (
+            card.capability >= (8, 0)
+            and self.dtype in _HALVES
+            and self.query[-1] % 8 == 0
+            and max(self.query[-1], self.value_width) <= most
+            and self.query[2] > 1
+            and self.is_dense
+            and not self.learns_mask
+        )
+
+    def kernel(self, card: Card, enabled: dict[str, bool], order: tuple[str, ...]) -> str:
+        """The first kernel of an order that can be used: "math" always can."""
+        able = {"flash": self._flash, "efficient": self._efficient, "cudnn": self._cudnn}
+        for name in order:
+            if name in able and enabled.get(name, True) and able[name](card):
+                return name
+        return "math"
+
+
+def _enabled() -> dict[str, bool]:
+    """What the program has switched off."""
+    return {
+        "flash": torch._C._get_flash_sdp_enabled(),
+        "efficient": torch._C._get_mem_efficient_sdp_enabled(),
+        "cudnn": torch._C._get_cudnn_sdp_enabled(),
+    }
+
+
+class Attention:
+    """Runs attention on fake tensors as a card would.
+
+    Attributes:
+        is_plain: Whether plain products are under way, which add a mask in place: their code
+            makes new memory for the sum as soon as a tensor is fake.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.is_plain = False
+        # PyTorch prefers cuDNN where it was tuned: on Hopper and datacentre Blackwell.
+        first = ("cudnn",) if card.capability in ((9, 0), (10, 0)) else ()
+        self.order = (*first, "flash", "efficient", *(() if first else ("cudnn",)))
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """As `torch.nn.functional.scaled_dot_product_attention`."""
+        if query.dim() != 4 or key.dim() != 4:
+            return self._math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        inputs = (query, key, value)
+        grad = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
+        choice = Choice(
+            tuple(query.shape),
+            tuple(key.shape),
+            int(value.shape[-1]),
+            query.dtype,
+            attn_mask is not None,
+            is_causal,
+            dropout_p,
+            grad or (attn_mask is not None and attn_mask.requires_grad),
+            all(one.stride(-1) == 1 or one.shape[-1] == 1 for one in inputs),
+            torch.is_grad_enabled() and attn_mask is not None and attn_mask.requires_grad,
+        )
+        kernel = choice.kernel(self.card, _enabled(), self.order)
+        if kernel == "flash":
+            return self._flash(query, key, value, dropout_p, is_causal, scale)
+        if kernel in ("efficient", "cudnn"):
+            return self._biased(kernel, inputs, attn_mask, dropout_p, is_causal, scale, grad)
+        return self._math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def _flash(
+        self, query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: Any
+    ) -> Tensor:
+        width = query.shape[-1]
+        scale = 1.0 / math.sqrt(width) if scale is None else scale
+        if width % 8:
+            query, key, value = (F.pad(one, (0, 8 - width % 8)) for one in (query, key, value))
+        attend = aten._scaled_dot_product_flash_attention.default
+        out: Tensor = attend(query, key, value, dropout, causal, scale=scale)[0]
+        return out[..., :width] if width % 8 else out
+
+    def _biased(
+        self,
+        kernel: str,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        dropout: float,
+        causal: bool,
+        scale: Any,
+        grad: bool,
+    ) -> Tensor:
+        query, key, _ = inputs
+        if mask is not None:
+            mask = _bias(mask, query, key, kernel == "efficient")
+        if kernel == "efficient":
+            attend = aten._scaled_dot_product_efficient_attention.default
+            found: Tensor = attend(*inputs, mask, grad, dropout, causal, scale=scale)[0]
+            return found
+        attend = aten._scaled_dot_product_cudnn_attention.default
+        found = attend(*inputs, mask, grad, dropout, causal, False, scale=scale)[0]
+        return found
+
+    def _math(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout: float,
+        causal: bool,
+        scale: Any,
+        gqa: bool,
+    ) -> Tensor:
+        if mask is not None and mask.dtype is torch.bool:
+            mask = _as_floats(mask, query.dtype)
+        attend = aten._scaled_dot_product_attention_math.default
+        self.is_plain = True
+        try:
+            found: Tensor = attend(
+                query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
+            )[0]
+        finally:
+            self.is_plain = False
+        return found
+
+
+def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    low = torch.full((), -math.inf, dtype=dtype, device=mask.device)
+    return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), low)
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor, is_padded: bool) -> Tensor:
+    """A mask as the kernels take it: added, for each head, its rows aligned to 16."""
+    if mask.dtype is torch.bool:
+        mask = _as_floats(mask, query.dtype)
+    length = mask.shape[-1]
+    if is_padded and length % 16:
+        mask = F.pad(mask, (0, 16 - length % 16))[..., :length]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule that applies to an operator, and the bound for operators without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neutracer.rehearsal.cards import Card
+from neutracer.rehearsal.kernels import recurrent, scratch
+from neutracer.rehearsal.kernels.extensions import told
+from neutracer.rehearsal.kernels.scratch import Convolutions
+
+# ---- Quiet -------------------------------------------------------------------------------
+
+# What an operator may take that no rule knows.
+
+#: Less than this is not worth a range.
+_LITTLE = 1 << 20
+
+#: Operators of PyTorch whose kernels for CUDA have nothing but their arguments and results; so has
+#: whatever works element by element, and what only looks at a tensor otherwise.
+_NAMES = """
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale_
+    _amp_update_scale_ _cudnn_rnn_flatten_weight _embedding_bag _fused_adagrad_ _fused_adam_
+    _fused_adamw_ _fused_dropout _fused_rms_norm _fused_sgd_ _local_scalar_dense _log_softmax
+    _log_softmax_backward_data _masked_scale _pin_memory _resize_output_ _scaled_mm
+    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _softmax _to_copy
+    _unsafe_index _unsafe_view adaptive_max_pool2d adaptive_max_pool2d_backward addmm addmv alias
+    arange argmax argmin avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d baddbmm bernoulli
+    bernoulli_ bmm bucketize cat clone col2im constant_pad_nd copy_ cudnn_batch_norm
+    cudnn_batch_norm_backward detach diagonal_copy dot embedding empty empty_like empty_strided
+    expand eye fill fill_ flip full full_like gather glu glu_backward grid_sampler_2d
+    im2col index index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_select
+    lift_fresh linspace masked_fill masked_fill_ max_pool2d_with_indices
+    max_pool2d_with_indices_backward mm mv native_batch_norm native_batch_norm_backward
+    native_dropout native_dropout_backward new_empty new_empty_strided new_full new_ones new_zeros
+    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward normal_ ones
+    ones_like permute rand rand_like randint randint_like randn randn_like random_ reflection_pad1d
+    reflection_pad2d reflection_pad2d_backward repeat replication_pad2d resize_ roll scalar_tensor
+    scatter scatter_ scatter_add scatter_add_ select_backward select_scatter set_ slice_backward
+    slice_scatter split_with_sizes_copy tril tril_ triu triu_ uniform_ upsample_bicubic2d
+    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+    upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
+    where zero_ zeros zeros_like _thnn_fused_lstm_cell _thnn_fused_gru_cell _ctc_loss stack
+    binary_cross_entropy_backward elu_backward hardshrink_backward hardsigmoid_backward hardswish
+    hardswish_ hardswish_backward hardtanh_backward huber_loss_backward leaky_relu_backward
+    mse_loss_backward smooth_l1_loss_backward softplus_backward softshrink_backward
+    _prelu_kernel _prelu_kernel_backward threshold_ mish_ gelu_ complex polar
+"""
+_QUIET = frozenset(_NAMES.split())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def is_quiet(func: Any) -> bool:
+    """Whether an operator that no rule is about is known to take nothing besides its results."""
+    if func.namespace in ("prim", "c10d", "_c10d_functional", "fsdp") or func.is_view:
+        return True
+    if torch.Tag.pointwise in func.tags or torch.Tag.view_copy in func.tags:
+        return True
+    name = func._schema.name.partition("::")[2]
+    return func.namespace == "aten" and (name in _QUIET or name.startswith("_foreach_"))
+
+
+def most_bytes(args: Any, result: Any) -> int:
+    """The most that an operator takes of which nothing is known: as much as the largest tensor
+    that it works on or gives, which is what a copy takes; 0 where that is too little to count.
+
+    Args:
+        args: The operator's arguments.
+        result: What it gave.
+    """
+    sizes = [
+        one.numel() * one.element_size()
+        for one in _tensors([args, result])
+        if one.device.type == "cuda"
+    ]
+    most = max(sizes, default=0)
+    return int(most) if most >= _LITTLE else 0
+
+
+# ---- Kernels -----------------------------------------------------------------------------
+
+# What kernels take besides their results, by the card.
+
+aten = torch.ops.aten
+
+_MIB = 1 << 20
+
+#: Bytes of cuDNN's random state for each multiprocessor.
+_DROPOUT_STATE = 49152
+
+#: Products of matrices. cuBLAS gets a workspace for each thread that calls it; autograd's is
+#: another thread than the program's.
+_PRODUCTS = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.addmv.default,
+        aten.mv.default,
+        aten.dot.default,
+        aten._grouped_mm.default,
+    }
+)
+
+_RECURRENT = frozenset({aten._cudnn_rnn.default, aten._cudnn_rnn_backward.default})
+_CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
+
+
+@dataclass(frozen=True)
+class Takes:
+    """Memory that a kernel takes for itself.
+
+    Attributes:
+        kept: Bytes of requests that are never freed.
+        freed: Bytes of requests that end with the operator: the likely ones, the least and
+            the most of each.
+        note: What they are.
+    """
+
+    kept: tuple[int, ...] = ()
+    freed: tuple[tuple[int, int, int], ...] = ()
+    note: str = ""
+
+
+class Kernels:
+    """What the kernels of a card take.
+
+    Attributes:
+        card: The card.
+        uncertain: By operator the least and the most bytes, where that is not one number.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.uncertain: dict[str, tuple[int, int]] = {}
+        self.convolutions = Convolutions(card)
+        self._handles: set[tuple[str, bool, int]] = set()
+        self._quiet: dict[Any, bool] = {}
+
+    def takes(self, func: Any, args: Any, kwargs: Any, result: Any, stream: int) -> Takes | None:
+        """What an operator takes besides its results; None is nothing.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+            kwargs: The named ones.
+            result: What it gave.
+            stream: The stream that is current.
+        """
+        registered = told(func, args, kwargs, result)
+        if registered is not None:
+            self._is_range(str(func).rpartition(".")[0], registered)
+            return Takes(freed=tuple(registered))
+        if func in _PRODUCTS:
+            kept = self._workspaces(func, args, stream)
+            return Takes(kept=kept, note="cuBLAS workspace") if kept else None
+        if func in _RECURRENT:
+            return self._recurrent(func, args, stream)
+        if func in _CONVOLUTIONS:
+            return self._convolution(func, args, result)
+        rule = scratch.RULES.get(func)
+        if rule is None:
+            return self._unknown(func, args, result)
+        sizes = rule(self.card, args, kwargs, result)
+        freed = [(n, n, n) if isinstance(n, int) else n for n in sizes]
+        freed = [one for one in freed if one[2]]
+        self._is_range(str(func).rpartition(".")[0], freed)
+        return Takes(freed=tuple(freed)) if freed else None
+
+    def _unknown(self, func: Any, args: Any, result: Any) -> Takes | None:
+        """What no rule is about: most likely nothing, at most a copy."""
+        quiet = self._quiet.get(func)
+        if quiet is None:
+            quiet = self._quiet[func] = is_quiet(func)
+        most = 0 if quiet else most_bytes(args, result)
+        if not most:
+            return None
+        freed = [(0, 0, most)]
+        self._is_range(str(func).rpartition(".")[0], freed)
+        return Takes(freed=tuple(freed))
+
+    def _workspaces(self, func: Any, args: Any, stream: int) -> tuple[int, ...]:
+        """cuBLAS's and cuBLASLt's workspaces, at their first use in a thread and stream."""
+        tensor = args[1] if isinstance(args[1], torch.Tensor) else args[0]
+        if tensor.device.type != "cuda":
+            return ()
+        is_backward = torch._C._current_graph_task_id() != -1
+        kept = []
+        if ("blas", is_backward, stream) not in self._handles:
+            self._handles.add(("blas", is_backward, stream))
+            kept.append(self._blas_bytes)
+        has_bias = func is aten.addmm.default and args[0].dim() == 1
+        if has_bias and ("lt", is_backward, stream) not in self._handles:
+            self._handles.add(("lt", is_backward, stream))
+            kept.append(_MIB)
+        return tuple(kept)
+
+    @property
+    def _blas_bytes(self) -> int:
+        """As `getChosenWorkspaceSize` in CUDABlas.cpp has it: ":4096:8" on Hopper and
+        datacentre Blackwell, ":4096:2:16:8" on others."""
+        if self.card.capability in ((9, 0), (10, 0)):
+            return 4096 * 8 * 1024
+        return (4096 * 2 + 16 * 8) * 1024
+
+    def _recurrent(self, func: Any, args: Any, stream: int) -> Takes | None:
+        """Workspace of a recurrent network, and once the state of its dropout."""
+        if args[0].device.type != "cuda":
+            return None
+        kept = list(self._workspaces(func, args, stream))
+        is_forward = func is aten._cudnn_rnn.default
+        if is_forward and args[11] and args[12] and ("dropout", False, 0) not in self._handles:
+            self._handles.add(("dropout", False, 0))
+            kept.append(self.card.processors * _DROPOUT_STATE)
+        found = recurrent.takes(func, args)
+        self._is_range("aten._cudnn_rnn", found)
+        return Takes(tuple(kept), tuple(found), "cuDNN workspace")
+
+    def _is_range(self, name: str, found: list[tuple[int, int, int]]) -> None:
+        """Remember the least and the most of an operator that has a range."""
+        low, high = sum(one[1] for one in found), sum(one[2] for one in found)
+        if low != high:
+            before = self.uncertain.get(name, (low, high))
+            self.uncertain[name] = min(low, before[0]), max(high, before[1])
+
+    def _convolution(self, func: Any, args: Any, result: Any) -> Takes | None:
+        found = self.convolutions.takes(func, args, result)
+        if not found:
+            return None
+        self._is_range(str(func).rpartition(".")[0], found)
+        return Takes(freed=tuple(found), note="cuDNN workspace")

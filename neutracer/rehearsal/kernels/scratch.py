@@ -1,0 +1,860 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch memory of reductions, sorts and convolutions, by card and PyTorch release."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neutracer.rehearsal.cards import Card
+
+# ---- Reductions --------------------------------------------------------------------------
+
+# What PyTorch's reductions take when several blocks of threads work on one result.
+#
+# The rules are those of `setReduceConfig` and `ReduceConfig` in `ATen/native/cuda/Reduce.cuh`:
+# partial results lie in global memory, with a semaphore for each column of blocks.
+
+_MOST_THREADS = 512
+_WARP = 32
+_MOST_VALUES, _LEAST_VALUES = 256, 16
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction of one tensor.
+
+    Attributes:
+        shape: The tensor's shape.
+        strides: Its strides, in elements.
+        dims: The dimensions that are reduced.
+        item: Bytes of an element.
+        partial: Bytes of a partial result: 4 for a sum of halves, which is made in floats.
+        unrolled: Values that a thread loads at once where it can (`vt0` in the source).
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dims: tuple[int, ...]
+    item: int
+    partial: int
+    unrolled: int = 4
+
+
+def _last_power(n: int) -> int:
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _merged(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(size, stride) of dimensions, the fastest first, with neighbours made one."""
+    found: list[tuple[int, int]] = []
+    for size, stride in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
+        if found and found[-1][0] * found[-1][1] == stride:
+            found[-1] = (found[-1][0] * size, found[-1][1])
+        else:
+            found.append((size, stride))
+    return found
+
+
+def partial_bytes(reduction: Reduction, card: Card) -> tuple[int, int]:
+    """Bytes of partial results and of semaphores; zeros where each block has its own results.
+
+    Example:
+        >>> from neutracer.rehearsal.cards import find_card
+        >>> partial_bytes(Reduction((4096, 1024), (1024, 1), (0,), 4, 4), find_card("H200"))
+        (33554432, 32)
+    """
+    wanted = {dim % len(reduction.shape) for dim in reduction.dims} if reduction.shape else set()
+    pairs = list(zip(reduction.shape, reduction.strides, strict=True))
+    reduced = _merged([pair for dim, pair in enumerate(pairs) if dim in wanted])
+    kept = _merged([pair for dim, pair in enumerate(pairs) if dim not in wanted])
+    inputs = math.prod(size for size, _ in reduced)
+    outputs = math.prod(size for size, _ in kept)
+    if inputs * outputs == 0 or not reduced:
+        return 0, 0
+    is_fast = not kept or reduced[0][1] < kept[0][1]
+    first, second = (inputs, outputs) if is_fast else (outputs, inputs)
+    stride = (reduced if is_fast else kept)[0][1]
+    vector = 1
+    if stride == 1:
+        dimensions = len(reduced) + len(kept)
+        if is_fast and first > 128 and dimensions == 1 and reduction.unrolled >= 4:
+            first //= 4
+        elif not is_fast:
+            vector = _output_vector(reduction, kept, reduced)
+            first //= vector
+    return _launched(reduction, card, is_fast, vector, (first, second), (inputs, outputs))
+
+
+def _output_vector(
+    reduction: Reduction, kept: list[tuple[int, int]], reduced: list[tuple[int, int]]
+) -> int:
+    """How many neighbouring results a thread makes."""
+    vector = 4
+    numbers = [kept[0][0], *(stride for _, stride in (*kept[1:], *reduced))]
+    while vector > 1 and any(number % vector for number in numbers):
+        vector //= 2
+    return vector
+
+
+def _launched(
+    reduction: Reduction,
+    card: Card,
+    is_fast: bool,
+    vector: int,
+    dims: tuple[int, int],
+    counts: tuple[int, int],
+) -> tuple[int, int]:
+    """The bytes of a launch: blocks as `set_block_dimension` makes them."""
+    inputs, outputs = counts
+    most = _MOST_THREADS // vector
+    first, second = (_last_power(dim) if dim < most else most for dim in dims)
+    width = min(first, _WARP)
+    height = min(second, most // width)
+    width = min(first, most // height)
+    step_in, step_out = (width, 1) if is_fast else (1, width)
+    is_split = _up(inputs, step_in) >= min(height * 16, _MOST_VALUES)
+    if is_split:
+        step_in *= height
+    else:
+        step_out *= height
+    grid = _up(outputs // vector, step_out)
+    target = card.processors * (card.processor_threads // (width * height))
+    values = _up(inputs, step_in)
+    if not is_split or values < _MOST_VALUES or grid > target:
+        return 0, 0
+    blocks = max(min(_up(target, grid), _up(values, _LEAST_VALUES)), _up(values, _MOST_VALUES))
+    if blocks <= 1:
+        return 0, 0
+    nbytes = reduction.partial * outputs * blocks
+    if not is_fast:
+        nbytes *= width * vector
+    return nbytes, 4 * grid
+
+
+# ---- Scratch -----------------------------------------------------------------------------
+
+# What PyTorch's own kernels take while they run, operator by operator.
+#
+# The rules are those of `ATen/native/cuda`, of PyTorch 2.11; each was held against a recording of
+# the operator on an H100. Sizes are in bytes.
+
+aten = torch.ops.aten
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+#: Bytes; or likely, at least and at most, where values or a library decide.
+Size = int | tuple[int, int, int]
+
+Rule = Callable[[Card, Any, Any, Any], Sequence[Size]]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def copied(*tensors: Any) -> list[int]:
+    """Copies of what is not laid out one after the other."""
+    return [_bytes(one) for one in tensors if isinstance(one, Tensor) and not one.is_contiguous()]
+
+
+def _rounded_up(a: int, b: int) -> int:
+    return -(-a // b) * b
+
+
+# Reductions.
+
+
+def reduced(
+    card: Card, tensor: Tensor, dims: Any, *, partial: int | None = None, unrolled: int = 4
+) -> list[int]:
+    """Partial results and semaphores of a reduction.
+
+    Args:
+        card: The card.
+        tensor: What is reduced.
+        dims: Its dimensions; None or none are all.
+        partial: Bytes of a partial result, where they are not those of a sum.
+        unrolled: As `Reduction` has it.
+    """
+    if tensor.device.type != "cuda":
+        return []
+    item = tensor.element_size()
+    own = 4 if tensor.dtype in _HALVES else item
+    every = tuple(range(tensor.dim()))
+    chosen = every if dims is None or (isinstance(dims, list | tuple) and not dims) else dims
+    shape = tuple(tensor.shape)
+    wanted = Reduction(
+        shape,
+        tuple(tensor.stride()),
+        (chosen,) if isinstance(chosen, int) else tuple(chosen),
+        item,
+        own if partial is None else partial,
+        unrolled,
+    )
+    return list(partial_bytes(wanted, card))
+
+
+def _sum(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return reduced(card, args[0], args[1] if len(args) > 1 else None)
+
+
+def _norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return reduced(card, args[0], args[2] if len(args) > 2 else None)
+
+
+def _moments(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    # A partial result is a mean, a sum of squares, and two counts.
+    return reduced(card, args[0], args[1] if len(args) > 1 else None, partial=16, unrolled=2)
+
+
+def _extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    dims = args[1] if len(args) > 1 else None
+    return reduced(card, args[0], dims, partial=16)
+
+
+def _plain_extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    dims = args[1] if len(args) > 1 else None
+    return reduced(card, args[0], dims, partial=args[0].element_size())
+
+
+def _any(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return reduced(card, args[0], args[1] if len(args) > 1 else None, partial=1)
+
+
+def _loss(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    """A loss of each element, then its mean or sum."""
+    if not isinstance(result, Tensor) or result.dim() or not args[0].numel():
+        return []
+    shape = (args[0].numel(),)
+    item = args[0].element_size()
+    parts = partial_bytes(Reduction(shape, (1,), (0,), item, max(item, 4)), card)
+    return [_bytes(args[0]), *parts]
+
+
+# Attention.
+
+
+def _safe_softmax(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    source = args[0]
+    rows = source.numel() // max(source.shape[args[1]], 1)
+    return [source.numel(), rows, 4]
+
+
+def _softmax_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    # The product of gradient and output.
+    return [_bytes(args[0])]
+
+
+def _cudnn_forward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return [256]
+
+
+def _cudnn_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    query, key = args[1], args[2]
+    batch, heads, length, width = query.shape
+    queries = batch * heads * length
+    workspace = queries * (width + 1) * 4 + 256
+    if key.shape[1] != heads:
+        workspace += 2 * batch * heads * key.shape[2] * width * query.element_size()
+    return [workspace]
+
+
+def _flash_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    query, key = args[1], args[2]
+    batch, heads, length, width = query.shape
+    rows = batch * heads * _rounded_up(length, 128)
+    rounded = _rounded_up(width, 32) if width <= 128 else _rounded_up(width, 64)
+    found = [rows * 4, rows * rounded * 4]
+    if key.shape[1] != heads:
+        found += [batch * key.shape[2] * heads * width * query.element_size()] * 2
+    return found
+
+
+def _efficient_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    """delta, then what gradients of queries are added up in; at the peak of both."""
+    query = args[1]
+    batch, heads, length, width = query.shape
+    delta = batch * heads * length * 4
+    floats = batch * heads * length * width * 4
+    products = [floats] if query.dtype is torch.float32 else [floats] * 3
+    blocks = -(-length // 64)
+    wide = 64 if width <= 64 else 128 if width <= 128 else _rounded_up(width, 128)
+    workspace = batch * heads * blocks * (16 + 64 * wide * 4)
+    if sum(products) + delta > workspace:
+        return [*products, delta, delta]
+    return [delta, workspace]
+
+
+# Indices.
+
+
+def _sorting(n: int, item: int = 8) -> Size:
+    """cub's memory for sorting n pairs: both again, and some counts."""
+    likely = 2 * item * n + 17920 + n // 4
+    return likely, likely // 2, likely * 5 // 4
+
+
+def _embedding(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return copied(args[1])
+
+
+def _embedding_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    grad, indices, rows = args[0], args[1], int(args[2])
+    copies = copied(grad, indices)
+    n = indices.numel()
+    if n <= 3072:
+        return copies
+    width = result.shape[-1]
+    segments = min(n, rows)
+    partial = n // 10 + segments
+    weight = 4 if grad.dtype in _HALVES or grad.dtype is torch.float32 else 8
+    rows_found: Size = (8 * segments, 8, 8 * segments)
+    lists: list[Size] = [*([8 * n] * 4), rows_found, rows_found]
+    # How often an index comes decides how many pieces are added up: at least one of each list
+    # of ten, and one for each row that comes.
+    few = n // 10 + 1
+    parts: list[Size] = [
+        (size * partial, size * few, size * partial) for size in (8, width * weight)
+    ]
+    return [*copies, *lists, *parts]
+
+
+def _index_put(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    accumulate = bool(args[3]) if len(args) > 3 else bool(kwargs.get("accumulate", False))
+    indices, values = args[1], args[2]
+    n = max((one.numel() for one in indices if isinstance(one, Tensor)), default=0)
+    if not accumulate or not n:
+        return []
+    return [*copied(values), *([8 * n] * 4), _sorting(n)]
+
+
+def _nonzero(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return [1023, 4]
+
+
+def _sort(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    source = args[0]
+    n = source.numel()
+    if n <= 4096 or source.dim() != 1:
+        return []
+    return [8 * n, _sorting(n, 4)]
+
+
+# Normalisation.
+
+
+def _layer_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return copied(args[0])
+
+
+def _layer_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return copied(args[0], args[1])
+
+
+def _group_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    both = args[0].shape[0] * args[0].shape[1] * 4
+    return [*copied(args[0]), both, both]
+
+
+def _group_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    both = args[1].shape[0] * args[1].shape[1] * 4
+    return [both, both, both]
+
+
+def _foreach_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    tensors = args[0]
+    chunks = max((-(-one.numel() // 65536) for one in tensors), default=0)
+    return [len(tensors) * chunks * 4]
+
+
+def _cumulated(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    return [1023 + args[0].numel() // 100] if args[0].dim() == 1 else []
+
+
+def _ctc_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+    # As much again as the forward pass has kept.
+    return [_bytes(args[6])]
+
+
+RULES: dict[Any, Rule] = {
+    aten._ctc_loss_backward.default: _ctc_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_backward,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+    aten.mean.default: _sum,
+    aten.mean.dim: _sum,
+    aten.linalg_vector_norm.default: _norm,
+    aten.var.correction: _moments,
+    aten.std.correction: _moments,
+    aten.var_mean.correction: _moments,
+    aten.max.dim: _extreme,
+    aten.min.dim: _extreme,
+    aten.argmax.default: _extreme,
+    aten.argmin.default: _extreme,
+    aten.max.default: _plain_extreme,
+    aten.min.default: _plain_extreme,
+    aten.amax.default: _plain_extreme,
+    aten.amin.default: _plain_extreme,
+    aten.any.default: _any,
+    aten.all.default: _any,
+    aten.any.dim: _any,
+    aten.all.dim: _any,
+    aten.mse_loss.default: _loss,
+    aten.smooth_l1_loss.default: _loss,
+    aten.huber_loss.default: _loss,
+    aten._safe_softmax.default: _safe_softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._scaled_dot_product_cudnn_attention.default: _cudnn_forward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.index_put.default: _index_put,
+    aten.index_put_.default: _index_put,
+    aten.nonzero.default: _nonzero,
+    aten.sort.default: _sort,
+    aten.cumsum.default: _cumulated,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten._foreach_norm.Scalar: _foreach_norm,
+}
+
+
+# ---- Known -------------------------------------------------------------------------------
+
+# What kernels were measured to take: files of facts, one a card.
+
+SCHEMA = "neutracer.kernels/1"
+
+_ENVIRONMENT = "NEUTRACER_KERNELS"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was measured on one card.
+
+    Attributes:
+        card: The card's name.
+        capability: Its compute capability.
+        torch: PyTorch's version.
+        cudnn: cuDNN's version.
+        convolutions: By `convolution_key` the bytes of the workspaces, in their order.
+    """
+
+    card: str = ""
+    capability: tuple[int, int] = (0, 0)
+    torch: str = ""
+    cudnn: int = 0
+    convolutions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> Facts:
+        """From a file's text.
+
+        Raises:
+            ValueError: It is no file of facts.
+        """
+        try:
+            plain = json.loads(text)
+            if plain["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {plain['schema']!r}, not {SCHEMA!r}")
+            major, minor = plain["capability"]
+            found = {
+                str(key): tuple(int(n) for n in sizes)
+                for key, sizes in plain["convolutions"].items()
+            }
+            return cls(
+                str(plain["card"]),
+                (int(major), int(minor)),
+                str(plain["torch"]),
+                int(plain["cudnn"]),
+                found,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it lacks what a file of facts has: {error}") from None
+
+    def to_text(self) -> str:
+        """As a file."""
+        plain: dict[str, Any] = {"schema": SCHEMA, "card": self.card}
+        plain |= {"capability": list(self.capability), "torch": self.torch, "cudnn": self.cudnn}
+        rows = ",\n".join(
+            f"  {json.dumps(key)}: {json.dumps(list(sizes))}"
+            for key, sizes in sorted(self.convolutions.items())
+        )
+        head = json.dumps(plain)[:-1]
+        return f'{head}, "convolutions": {{\n{rows}\n}}}}\n'
+
+
+def convolution_key(
+    kind: str,
+    dtype: str,
+    is_last: bool,
+    shapes: Iterable[Iterable[int]],
+    numbers: Iterable[object],
+) -> str:
+    """The name of a convolution in a file of facts.
+
+    Args:
+        kind: "forward", or "backward" with the gradients that are wanted: "backward 110".
+        dtype: The tensors' type: "float32".
+        is_last: Whether the input's channels are last in memory.
+        shapes: Of input and weight.
+        numbers: Stride, padding, dilation, groups, and whether it is transposed.
+
+    Example:
+        >>> convolution_key("forward", "float16", True, [(8, 3, 4, 4), (2, 3, 1, 1)], [1, 0, 1, 1])
+        'forward float16 last 8x3x4x4 2x3x1x1 1 0 1 1'
+    """
+    order = "last" if is_last else "first"
+    sides = ["x".join(map(str, shape)) for shape in shapes]
+    return " ".join([kind, dtype, order, *sides, *(str(number) for number in numbers)])
+
+
+def facts_for(card: Card) -> Facts:
+    """The facts of a card: of the file that NEUTRACER_KERNELS names, if it is of such a card, else
+    of those that come with neutracer.
+
+    Raises:
+        ValueError: The file that is named can't be read.
+    """
+    named = os.environ.get(_ENVIRONMENT)
+    if named:
+        try:
+            found = Facts.read(Path(named).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{_ENVIRONMENT}={named}: {error}") from None
+        if found.capability == card.capability:
+            return found
+    for entry in sorted(
+        resources.files("neutracer").joinpath("rehearsal/facts").iterdir(), key=str
+    ):
+        if entry.name.endswith(".json"):
+            found = Facts.read(entry.read_text(encoding="utf-8"))
+            if found.capability == card.capability:
+                return found
+    return Facts()
+
+
+# ---- Convolutions ------------------------------------------------------------------------
+
+# What cuDNN's convolutions take besides their results.
+#
+# cuDNN chooses an engine for each shape, and its kernels for tensor cores want channels last, a
+# multiple of some number of them. Measured on an H100 with cuDNN 9.19: where tensors are laid out
+# otherwise, the workspace is the copies that are, input, output and weights together; the gradient
+# of the weights takes some partial results more. How many is cuDNN's choice, and so is an engine
+# without copies: hence ranges.
+
+#: How many channels a kernel's tensors are a multiple of.
+_ALIGNED = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}
+
+#: What partial results of the weights' gradient take: mostly, and at most.
+_PARTIAL, _MOST_PARTIAL = 2 << 20, 17 << 20
+
+#: An engine takes mostly no more than this share of the copies besides, and these bytes. One that
+#: makes no copies takes nothing.
+_MORE, _MORE_BYTES = 0.3, 9 << 20
+
+Range = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A convolution's tensors."""
+
+    source: Tensor
+    weight: Tensor
+    output: Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    groups: int
+    is_transposed: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the input's channels are last in memory."""
+        channels = self.source.shape[1]
+        return bool(self.source.dim() > 2 and channels > 1 and self.source.stride(1) == 1)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is alone: PyTorch has kernels of its own for that."""
+        return self.groups > 1 and self.groups == self.source.shape[1]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of matrices of each image, which needs no copies."""
+        plain = all(n == 1 for n in (*self.weight.shape[2:], *self.stride))
+        places = math.prod(self.source.shape[2:])
+        item = self.source.element_size()
+        return plain and not any(self.padding) and places % (16 // item) == 0
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether channels are as many as kernels want."""
+        aligned = _ALIGNED.get(self.source.dtype, 1)
+        return all(one.shape[1] % aligned == 0 for one in (self.source, self.output))
+
+    def copied(self, tensor: Tensor, channel: int = 1) -> int:
+        """Bytes of a copy with a whole number of channels."""
+        item = tensor.element_size()
+        aligned = _ALIGNED.get(tensor.dtype, 1)
+        channels = tensor.shape[channel]
+        rest = tensor.numel() // max(channels, 1)
+        return int(-(-channels // aligned) * aligned * rest * item)
+
+    def padded(self) -> int:
+        """Bytes of copies of what lacks channels, where they are last already."""
+        whole = [self.copied(t) - t.numel() * t.element_size() for t in (self.source, self.output)]
+        found = [
+            self.copied(t) for t, n in zip((self.source, self.output), whole, strict=True) if n
+        ]
+        return sum(found) + (self.copied(self.weight) if found else 0)
+
+    def copies(self) -> int:
+        """Bytes of all copies."""
+        if self.is_last:
+            return self.padded()
+        both = self.copied(self.source) + self.copied(self.output)
+        is_point = all(n == 1 for n in self.weight.shape[2:])
+        return both if is_point else both + self.copied(self.weight)
+
+
+class Convolutions:
+    """The workspaces of convolutions on a card."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.facts = facts_for(card)
+
+    def takes(self, func: Any, args: Any, result: Any) -> list[Range]:
+        """Bytes of each workspace of a call, one after the other: likely, least, most."""
+        if func is aten.convolution.default:
+            source, weight, rest = args[0], args[1], args[3:]
+            if source.device.type != "cuda":
+                return []
+            measured = self._measured("forward", source, weight, rest)
+            return measured or [self._forward(_shape(source, weight, result, rest))]
+        output, source, weight, rest = args[0], args[1], args[2], args[4:]
+        if source.device.type != "cuda":
+            return []
+        shape = _shape(source, weight, output, rest)
+        wanted = args[10]
+        kind = "backward " + "".join(str(int(one)) for one in wanted)
+        found = self._measured(kind, source, weight, rest)
+        if not found:
+            found = [self._forward(shape)] if wanted[0] else []
+            found += [self._weights(shape)] if wanted[1] else []
+        if wanted[2]:
+            dims = (0, *range(2, output.dim()))
+            found += [(n, n, n) for n in reduced(self.card, output, dims) if n]
+        return found
+
+    def most_bytes(
+        self, source: Tensor, weight: Tensor, output: Tensor, rest: Any, wanted: str
+    ) -> int:
+        """The most that a workspace takes by the rules alone.
+
+        Args:
+            source: The input.
+            weight: The weights.
+            output: The result.
+            rest: The operator's arguments from the stride on.
+            wanted: "1" of the forward pass; else which gradients are wanted: "110".
+        """
+        shape = _shape(source, weight, output, rest)
+        found = [self._forward(shape)] if wanted[0] == "1" else []
+        found += [self._weights(shape)] if wanted[1:2] == "1" else []
+        return max((one[2] for one in found), default=0)
+
+    def _measured(self, kind: str, source: Tensor, weight: Tensor, rest: Any) -> list[Range]:
+        """The workspaces of a convolution that was measured on such a card; else nothing."""
+        if not self.facts.convolutions:
+            return []
+        sides = ["x".join(map(str, numbers)) for numbers in rest[:3]]
+        key = convolution_key(
+            kind,
+            str(source.dtype).removeprefix("torch."),
+            source.dim() > 2 and source.shape[1] > 1 and source.stride(1) == 1,
+            (source.shape, weight.shape),
+            (*sides, rest[5], int(rest[3])),
+        )
+        return [(n, n, n) for n in self.facts.convolutions.get(key, ())]
+
+    def _forward(self, shape: _Shape) -> Range:
+        if shape.is_depthwise:
+            return (0, 0, 0)
+        copies = shape.copies()
+        if shape.is_product:
+            # Channels that no kernel's tensors are a multiple of may be copied all the same.
+            return (400, 0, 512 if shape.is_aligned else copies + _MORE_BYTES)
+        return (copies + 147, 0, int(copies * (1 + _MORE)) + _MORE_BYTES)
+
+    def _weights(self, shape: _Shape) -> Range:
+        weight = shape.weight.numel()
+        copies = shape.copies()
+        if shape.is_depthwise:
+            both = shape.copied(shape.source) + shape.copied(shape.output)
+            return (_PARTIAL if shape.is_last else 0, 0, 5 * _PARTIAL + both)
+        if shape.is_product and not shape.is_last:
+            # A gradient of each image, in floats.
+            each = shape.source.shape[0] * weight * 4
+            most = each + _PARTIAL
+            return (each, 0, most if shape.is_aligned else most + int(copies * (1 + _MORE)))
+        most = int(copies * (1 + _MORE)) + _MOST_PARTIAL
+        return (copies + _PARTIAL, 0, most)
+
+
+def _shape(source: Tensor, weight: Tensor, output: Tensor, rest: Any) -> _Shape:
+    """Of the arguments from `stride` on."""
+    return _Shape(source, weight, output, tuple(rest[0]), tuple(rest[1]), rest[5], rest[3])
+
+
+# ---- Learning ----------------------------------------------------------------------------
+
+# What this machine's card takes for kernels, measured by small real calls.
+
+#: Channels in and out, kernel, stride, padding, groups, side of the image: the convolutions of
+#: the usual networks for images.
+_SHAPES = (
+    *((3, 64, 7, 2, 3, 1, 224), (64, 64, 3, 1, 1, 1, 56), (64, 128, 3, 2, 1, 1, 56)),
+    *((128, 128, 3, 1, 1, 1, 28), (128, 256, 3, 2, 1, 1, 28), (256, 256, 3, 1, 1, 1, 14)),
+    *((256, 512, 3, 2, 1, 1, 14), (512, 512, 3, 1, 1, 1, 7), (64, 256, 1, 1, 0, 1, 56)),
+    *((256, 64, 1, 1, 0, 1, 56), (256, 128, 1, 1, 0, 1, 56), (512, 1024, 1, 2, 0, 1, 28)),
+    *((1024, 2048, 1, 2, 0, 1, 14), (2048, 512, 1, 1, 0, 1, 7), (64, 128, 1, 2, 0, 1, 56)),
+    *((3, 32, 3, 1, 1, 1, 256), (32, 32, 3, 1, 1, 1, 256), (32, 64, 3, 1, 1, 1, 128)),
+    *((64, 64, 3, 1, 1, 1, 128), (128, 64, 3, 1, 1, 1, 128), (64, 4, 1, 1, 0, 1, 256)),
+    *((3, 768, 16, 16, 0, 1, 224), (3, 1024, 14, 14, 0, 1, 224), (3, 96, 4, 4, 0, 1, 224)),
+    *((96, 96, 7, 1, 3, 96, 56), (384, 384, 7, 1, 3, 384, 14), (96, 192, 2, 2, 0, 1, 56)),
+    *((32, 32, 3, 1, 1, 32, 112), (256, 256, 3, 1, 1, 32, 28), (4, 128, 3, 1, 1, 1, 64)),
+    *((128, 128, 3, 1, 1, 1, 64), (256, 256, 3, 1, 1, 1, 32), (128, 256, 3, 1, 1, 1, 32)),
+    *((512, 512, 3, 1, 1, 1, 16), (512, 512, 3, 1, 1, 1, 64), (320, 320, 3, 1, 1, 1, 64)),
+)
+_BATCHES = (16, 64)
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MASKS = ([True, True, False], [False, True, False])
+
+
+def _calls() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Names, as facts have them, and calls; a call's tensors are there before it."""
+    for batch in _BATCHES:
+        for dtype in _TYPES:
+            for is_last in (False, True):
+                for shape in _SHAPES:
+                    yield from _convolution(batch, dtype, is_last, shape)
+
+
+def _convolution(
+    batch: int, dtype: torch.dtype, is_last: bool, shape: tuple[int, ...]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    inputs, outputs, kernel, stride, padding, groups, side = shape
+    layout = torch.channels_last if is_last else torch.contiguous_format
+    options: dict[str, Any] = {"device": "cuda", "dtype": dtype}
+    x = torch.randn(batch, inputs, side, side, **options).to(memory_format=layout)
+    w = torch.randn(outputs, inputs // groups, kernel, kernel, **options).to(memory_format=layout)
+    numbers = ([stride] * 2, [padding] * 2, [1] * 2, False, [0] * 2, groups)
+    sides = [f"{n}x{n}" for n in (stride, padding, 1)]
+    name = str(dtype).removeprefix("torch.")
+    last = is_last and inputs > 1
+
+    def key(kind: str) -> str:
+        return convolution_key(kind, name, last, (x.shape, w.shape), (*sides, groups, 0))
+
+    y: list[Tensor] = []
+    yield key("forward"), lambda: y.append(aten.convolution(x, w, None, *numbers))
+    for mask in _MASKS:
+        kind = "backward " + "".join(str(int(one)) for one in mask)
+        yield key(kind), partial(_backward, y, x, w, numbers, mask)
+
+
+def _backward(y: list[Tensor], x: Tensor, w: Tensor, numbers: Any, mask: list[bool]) -> Any:
+    # Its result stands for the gradient of the result.
+    return aten.convolution_backward(y[0], x, w, None, *numbers, mask)
+
+
+def joined(trace: list[dict[str, Any]]) -> dict[str, tuple[int, ...]]:
+    """By label the bytes of what was allocated and freed under it, in the order of requests.
+
+    Args:
+        trace: Events of PyTorch's recorder; `user_metadata` is the label.
+    """
+    found: dict[str, list[int]] = {}
+    open_: dict[str, dict[int, int]] = {}
+    for event in trace:
+        label = event.get("user_metadata", "")
+        if not label:
+            continue
+        mine, live = found.setdefault(label, []), open_.setdefault(label, {})
+        if event["action"] == "alloc":
+            live[event["addr"]] = len(mine)
+            mine.append(event["size"])
+        elif event["action"] == "free_completed" and event["addr"] in live:
+            # Taken back, so that only what was freed under the label counts.
+            mine[live.pop(event["addr"])] *= -1
+    return {
+        label: tuple(-size for size in sizes if size < 0)
+        for label, sizes in found.items()
+        if any(size < 0 for size in sizes)
+    }
+
+
+def learn(seconds: float, progress: Callable[[str], object] | None = None) -> Facts:
+    """Measure what convolutions take on the current device.
+
+    It switches PyTorch's recorder on, and off again.
+
+    Args:
+        seconds: After about how many it stops.
+        progress: Called with a line of text now and then.
+
+    Returns:
+        What was measured until then.
+    """
+    memory, began, done = torch.cuda.memory, time.perf_counter(), 0
+    memory._record_memory_history(context=None)
+    try:
+        for name, call in _calls():
+            if time.perf_counter() - began > seconds:
+                break
+            memory._set_memory_metadata(name)
+            try:
+                call()
+            except RuntimeError:
+                # cuDNN has no engine for it, or it is too large for this card.
+                continue
+            finally:
+                memory._set_memory_metadata("")
+            done += 1
+            if progress is not None and done % 200 == 0:
+                progress(f"{done} calls, {time.perf_counter() - began:.0f} s")
+        torch.cuda.synchronize()
+        trace = memory._snapshot()["device_traces"][torch.cuda.current_device()]
+    finally:
+        memory._record_memory_history(None)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Facts(
+        str(properties.name),
+        (int(properties.major), int(properties.minor)),
+        str(torch.__version__),
+        int(torch.backends.cudnn.version() or 0),
+        joined(trace),
+    )

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs an unchanged program, and writes down what its GPU memory did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from neutracer.oom.page import OomReport
+from neutracer.overview import OverviewReport
+from neutracer.rank.watch import RanksWatch
+from neutracer.recording.program import OnDemand, run_program, shell_code, when_imported
+from neutracer.recording.sidecar import rank_facts, rank_text
+from neutracer.render.document import Block, Document, KeyValues, Paragraph
+from neutracer.render.report import Report
+from neutracer.run.following import DEFAULT_DIRECTORY, Following, check_writable, written_pairs
+from neutracer.units import format_count, format_duration_us
+
+# More events, and more seconds between two reports, than any program needs.
+_MOST = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunReport(Report):
+    """What a program's run did to the memory of its devices.
+
+    Attributes:
+        program: What was run.
+        exit_code: What it ended with; as a shell has it, 128 and the signal where one did.
+        signal: The signal that ended it, as Ctrl-C does; None where none did.
+        seconds: How long it ran.
+        rank: Its rank, by torch.distributed or its launcher; None where there is none.
+        world_size: How many ranks there are.
+        host: The machine's name.
+        pid: The process's number.
+        recorded: Why there is nothing to report; "" where there is.
+        overview: What the snapshot at the end shows, its trace included.
+        ooms: The out-of-memory errors with a report.
+        ooms_seen: All of them, including those at a place that has a report already.
+        files: The snapshots that were written, each with a text and a JSON beside it.
+        notes: What a reader should know of the recording.
+    """
+
+    schema = "neutracer.run/1"
+
+    program: str
+    exit_code: int
+    signal: int | None
+    seconds: float
+    rank: int | None
+    world_size: int | None
+    host: str
+    pid: int
+    recorded: str
+    overview: OverviewReport | None
+    ooms: tuple[OomReport, ...]
+    ooms_seen: int
+    files: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def document(self) -> Document:
+        """The report as a page."""
+        rank = rank_text({"rank": self.rank, "world_size": self.world_size})
+        ended = [f"exit code {self.exit_code}", format_duration_us(self.seconds * 1e6)]
+        facts = [rank, *ended] if rank else ended
+        blocks: list[Block] = []
+        if self.recorded:
+            blocks.append(Paragraph(self.recorded))
+        if self.overview is not None:
+            page = self.overview.document()
+            facts += page.facts
+            blocks += page.blocks
+        pairs = [
+            ("out of memory", f"{oom.verdict or 'no verdict'} ({os.path.basename(oom.text)})")
+            for oom in self.ooms
+        ]
+        if self.ooms_seen > len(self.ooms):
+            again = format_count(self.ooms_seen - len(self.ooms), "time")
+            pairs += [("out of memory", f"{again} more, at the same places or in quick succession")]
+        pairs += written_pairs(self.files, self.notes)
+        if pairs:
+            blocks.append(KeyValues("This run", tuple(pairs)))
+        return Document(os.path.basename(self.program), tuple(facts), tuple(blocks))
+
+
+def run_and_report(
+    command: Sequence[str],
+    *,
+    module: bool = False,
+    directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
+    max_entries: int | None = None,
+    stacks: str = "python",
+    context: str = "alloc",
+    recorder: str = "auto",
+    modules: bool = False,
+    every_s: float | None = None,
+) -> RunReport:
+    """Run a program in this process, recording from when it initialises CUDA.
+
+    It does not import torch before the program does, nor initialise CUDA. Reports are
+    written when it ends, at out-of-memory errors, at SIGUSR2, and every few seconds if
+    asked. A program that ends itself with `os._exit`, or is killed, writes none at its end,
+    nor do its children.
+
+    Args:
+        command: The script, or the module's name, and its arguments.
+        module: Whether it is a module.
+        directory: Where the files go; it is made when the first is written.
+        max_entries: As for `ProgramRecording`.
+        stacks: As for `ProgramRecording`, and so `context` and `recorder`.
+        modules: Whether allocations are marked with the `nn.Module` that made them.
+        every_s: Seconds between reports while it runs; None writes none.
+
+    Returns:
+        The report; the exit code in it is the program's own.
+
+    Raises:
+        NeutracerError: There is no such script or module, or the directory can't be written to.
+        ValueError: An argument is out of its range.
+        SystemExit: This is a child that the program has forked.
+    """
+    if (max_entries is not None and max_entries < 1) or (every_s is not None and not every_s > 0):
+        raise ValueError("max_entries and the time between reports must be above 0")
+    if max(max_entries or 0, every_s or 0) > _MOST:
+        raise ValueError(f"max_entries and the time between reports must be at most {_MOST:,}")
+    check_writable(os.path.abspath(directory))
+    following = Following(
+        os.fspath(directory),
+        max_entries,
+        stacks,
+        context=context,
+        recorder=recorder,
+        modules=modules,
+    )
+    ranks = _ranks_beside(following.directory)
+
+    def last() -> None:
+        if ranks is None:
+            following.end_soon()
+        else:
+            ranks.tell_last(following.end_soon)
+
+    def begin_all() -> None:
+        following.begin()
+        if ranks is not None:
+            ranks.start()
+
+    beside = OnDemand(
+        following.write,
+        every_s=every_s,
+        signum=getattr(signal, "SIGUSR2", None),
+        last_signum=getattr(signal, "SIGTERM", None),
+        last=last,
+    )
+    cancel = when_imported("torch", begin_all)
+    begin = time.monotonic()
+    beside.start()
+    try:
+        code = run_program(command, module=module)
+    finally:
+        cancel()
+        if ranks is not None:
+            ranks.remove()
+        try:
+            # A signal that comes meanwhile would end the process if nobody waited for it.
+            following.end()
+        finally:
+            beside.stop()
+    return _report(following, command[0], code, time.monotonic() - begin)
+
+
+def _ranks_beside(directory: str) -> RanksWatch | None:
+    """What tells a job of several ranks how this one is; None where there are no others."""
+    world_size = rank_facts()["world_size"]
+    return RanksWatch(directory, early=False) if (world_size or 1) > 1 else None
+
+
+def _report(following: Following, program: str, code: int, seconds: float) -> RunReport:
+    """Sum up the run."""
+    why = following.why
+    if not following.is_recording and not why:
+        why = "This program never imported torch: nothing was recorded."
+    shown = following.last and replace(following.last, file=os.path.basename(program))
+    facts = rank_facts()
+    return RunReport(
+        program=program,
+        exit_code=shell_code(code),
+        signal=-code if code < 0 else None,
+        seconds=seconds,
+        rank=facts["rank"],
+        world_size=facts["world_size"],
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        recorded=why,
+        overview=shown,
+        ooms=following.ooms,
+        ooms_seen=following.ooms_seen,
+        files=following.files,
+        notes=following.notes,
+        findings=() if shown is None else shown.findings,
+    )

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`savings`: bytes at the peak that checkpointing, offloading or smaller types would save."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from neutracer.arguments import whole_number
+from neutracer.question import first_findings, opened
+from neutracer.render.document import Block, Document, Figure, KeyValues, Table
+from neutracer.render.report import Report
+from neutracer.trace.roles import CATEGORIES
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes
+from neutracer.whatif.settings import refuse_others
+
+# ---- Changes -----------------------------------------------------------------------------
+
+# Changes of a program that save memory, as other sizes of its requests.
+
+# What is smaller than this counts to nobody.
+_SMALL = 1 << 20
+
+# A tensor of logits is at least this share of the peak.
+_LOGITS_SHARE = 0.05
+
+# Activations of one size are of repeated blocks from this share of all on.
+_REPEATED = 0.03
+
+# Steps that are looked at one by one.
+_MOST_STEPS = 64
+
+# How many pieces a loss over logits is computed in.
+_PIECES = 8
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A change.
+
+    Attributes:
+        kind: A stable word for programs.
+        message: What is done.
+        advice: How.
+        sizes: By event of the trace the bytes that each request asks for.
+        rows: How many allocations it is about.
+    """
+
+    kind: str
+    message: str
+    advice: str
+    sizes: array[int]
+    rows: int
+
+
+class _Rows:
+    """The allocations of a timeline, with what each was for."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        table = timeline.allocations
+        self.events: list[int] = [int(n or 0) for n in table["alloc_event"]]
+        self.ends: list[int] = [int(n or 0) for n in table["free_event"]]
+        self.asked: list[int] = [int(n or 0) for n in table["requested_size"]]
+        self.codes = timeline.categories.codes
+        self.peak = timeline.peak("allocated")
+        self.peaks = _peaks(timeline)
+        self.sizes = array("Q", bytes(8 * len(timeline)))
+        for event, asked in zip(self.events, self.asked, strict=True):
+            if event >= 0:
+                self.sizes[event] = asked
+
+    def of(self, *names: str) -> list[int]:
+        """The rows of categories that the trace has the request of."""
+        wanted = {CATEGORIES.index(name) for name in names}
+        return [
+            row for row, code in enumerate(self.codes) if code in wanted and self.events[row] >= 0
+        ]
+
+    def at_peak(self, rows: list[int], event: int | None = None) -> list[int]:
+        """Those that are alive at the peak, or after another event."""
+        event = self.peak.event if event is None else event
+        return [r for r in rows if self.events[r] <= event and not 0 <= self.ends[r] <= event]
+
+    def scaled(self, rows: list[int], up: int, down: int) -> array[int]:
+        """Sizes with those of some rows times `up` through `down`."""
+        sizes = self.sizes[:]
+        for row in rows:
+            event = self.events[row]
+            sizes[event] = max(sizes[event] * up // down, 1)
+        return sizes
+
+    def bytes(self, rows: list[int]) -> int:
+        """What rows asked for at the peak."""
+        return sum(self.asked[row] for row in self.at_peak(rows))
+
+
+def _peaks(timeline: Timeline) -> list[int]:
+    """The event of each step at which the most is allocated; none of very many steps."""
+    steps, allocated = timeline.steps, timeline.allocated
+    if len(steps) > _MOST_STEPS:
+        return []
+    spans = [range(one.first, min(one.end, len(timeline))) for one in steps]
+    spans.append(range(spans[-1].stop if spans else 0, len(timeline)))
+    return [max(span, key=lambda event: allocated[event]) for span in spans if span]
+
+
+def changes_of(timeline: Timeline, ranks: int) -> Iterator[Wanted]:
+    """The changes that are about enough bytes.
+
+    Args:
+        timeline: The program's trace.
+        ranks: Over how many ranks something is sharded.
+    """
+    rows = _Rows(timeline)
+    yield from _sharded(rows, ranks)
+    yield from _narrower(rows)
+    yield from _recomputed(rows)
+    yield from _logits(rows)
+
+
+def _sharded(rows: _Rows, ranks: int) -> Iterator[Wanted]:
+    stages = (
+        ("optimizer_state",),
+        ("optimizer_state", "gradient"),
+        ("optimizer_state", "gradient", "parameter"),
+    )
+    tools = (
+        "torch.distributed.optim.ZeroRedundancyOptimizer, or DeepSpeed's ZeRO stage 1",
+        "FullyShardedDataParallel with SHARD_GRAD_OP, or ZeRO stage 2",
+        "fully_shard (FSDP2), or ZeRO stage 3; what is gathered at a time comes on top",
+    )
+    for stage, (names, tool) in enumerate(zip(stages, tools, strict=True), 1):
+        chosen = rows.of(*names)
+        if rows.bytes(rows.of(names[-1])) < _SMALL:
+            continue
+        words = ", ".join(f"{name.replace('_', ' ')}s" for name in names)
+        message = f"{words} sharded over {ranks} ranks (ZeRO stage {stage})"
+        yield Wanted(f"zero_{stage}", message, tool, rows.scaled(chosen, 1, ranks), len(chosen))
+
+
+def _narrower(rows: _Rows) -> Iterator[Wanted]:
+    states = rows.of("optimizer_state")
+    if rows.bytes(states) >= _SMALL:
+        text = "an 8-bit optimizer in place of one with states of 32 bits"
+        tool = "bitsandbytes.optim.AdamW8bit, or torchao.optim.AdamW8bit"
+        yield Wanted("8_bit_optimizer", text, tool, rows.scaled(states, 1, 4), len(states))
+    weights = rows.of("parameter", "gradient")
+    if rows.bytes(weights) >= _SMALL:
+        text = "parameters and gradients in bf16, if they are in fp32"
+        tool = "model.to(torch.bfloat16), and an optimizer that keeps fp32 where it needs it"
+        yield Wanted("bf16", text, tool, rows.scaled(weights, 1, 2), len(weights))
+
+
+def _recomputed(rows: _Rows) -> Iterator[Wanted]:
+    """Checkpointing: of each block its output stays, of the last block everything."""
+    activations = rows.of("activation")
+    dropped, blocks = set[int](), 0
+    for event in rows.peaks:
+        found, count = _repeated(rows, rows.at_peak(activations, event))
+        dropped.update(found)
+        blocks = max(blocks, count)
+    if rows.bytes(sorted(dropped)) < _SMALL:
+        return
+    text = f"activation checkpointing of {blocks} blocks"
+    tool = (
+        "torch.utils.checkpoint around each block (transformers: gradient_checkpointing_enable())"
+    )
+    yield Wanted("checkpointing", text, tool, rows.scaled(sorted(dropped), 0, 1), len(dropped))
+
+
+def _repeated(rows: _Rows, kept: list[int]) -> tuple[list[int], int]:
+    """What checkpointing would not keep of some activations, and how many blocks there are."""
+    total = sum(rows.asked[row] for row in kept)
+    count = Counter(rows.asked[row] for row in kept)
+    repeated = {size: n for size, n in count.items() if n >= 3 and size * n >= total * _REPEATED}
+    if not repeated:
+        return [], 0
+    blocks = min(repeated.values())
+    # A block gives its output once, and that is the smallest of what it gives once.
+    output = min(size for size, n in repeated.items() if n == blocks)
+    seen: Counter[int] = Counter()
+    dropped = []
+    for row in kept:
+        size = rows.asked[row]
+        if size in repeated:
+            block, place = divmod(seen[size] * blocks, repeated[size])
+            seen[size] += 1
+            if block < blocks - 1 and (size != output or place):
+                dropped.append(row)
+    return dropped, blocks
+
+
+def _logits(rows: _Rows) -> Iterator[Wanted]:
+    """The loss over logits in pieces: the largest tensors, if several are as large."""
+    kinds = rows.of("activation", "temporary", "autograd_detail", "gradient", "unknown")
+    alive = rows.at_peak(kinds)
+    largest = max((rows.asked[row] for row in alive), default=0)
+    as_large = [row for row in alive if largest <= 2 * rows.asked[row]]
+    if largest < rows.peak.bytes * _LOGITS_SHARE or len(as_large) > 6:
+        return
+    chosen = [row for row in kinds if largest <= 2 * rows.asked[row]]
+    text = f"the largest tensors (logits, most likely) in {_PIECES} pieces"
+    tool = "compute head and cross-entropy a piece of the tokens at a time"
+    yield Wanted("logits", text, tool, rows.scaled(chosen, 1, _PIECES), len(chosen))
+
+
+# ---- Report ------------------------------------------------------------------------------
+
+# What changes of a program would save: each one replayed on the model of the allocator.
+
+_SETTING = "expandable_segments:True"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One change, and what it would save.
+
+    Attributes:
+        kind: A stable word: "zero_1", "zero_2", "zero_3", "8_bit_optimizer", "bf16",
+            "checkpointing", "logits" or "expandable_segments".
+        message: What is done.
+        advice: How.
+        saved_bytes: Fewer bytes reserved at the peak.
+        peak_allocated_bytes: The most that is then allocated.
+        peak_reserved_bytes: The most that is then reserved.
+    """
+
+    kind: str
+    message: str
+    advice: str
+    saved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SavingsReport(Report):
+    """What changes of a program would save.
+
+    Attributes:
+        device: The device.
+        ranks: Over how many ranks something is sharded.
+        peak_allocated_bytes: The most that was allocated.
+        peak_reserved_bytes: The most that was reserved.
+        categories: What was allocated at the peak, by category, in bytes.
+        savings: The changes, those that save most first.
+    """
+
+    schema = "neutracer.savings/1"
+
+    device: int
+    ranks: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    categories: dict[str, int]
+    savings: tuple[Saving, ...]
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts = (f"cuda:{self.device}", f"peak {format_bytes(self.peak_reserved_bytes)} reserved")
+        rows = tuple(
+            (Figure.bytes(one.saved_bytes), Figure.bytes(one.peak_reserved_bytes), one.message)
+            for one in self.savings
+        )
+        notes = (
+            "Each alone, with the program otherwise as it is; replayed on the model of the "
+            "allocator with other sizes.",
+        )
+        held = tuple((Figure.bytes(n), name) for name, n in self.categories.items())
+        blocks: list[Block] = [
+            *self.finding_blocks(),
+            Table("At the peak", held),
+            Table("What would save", rows, ("saves", "peak then", ""), notes),
+        ]
+        if self.savings:
+            how = tuple((one.kind, one.advice) for one in self.savings)
+            blocks.append(KeyValues("How", how))
+        return Document("Savings", facts, tuple(blocks))
+
+
+def savings(
+    source: Snapshot | SnapshotSource, *, ranks: int = 8, device: int | None = None
+) -> SavingsReport:
+    """What sharding, narrower types, checkpointing and smaller logits would save.
+
+    Bytes by category become other sizes of the program's requests, and these go through the
+    model of the allocator: what is saved is what the peak of reserved falls by, another moment
+    being the peak then.
+
+    Args:
+        source: A Snapshot, rehearsed or recorded from the start, or what `load` takes.
+        ranks: Over how many ranks ZeRO's stages shard.
+        device: The device; None is the only one.
+
+    Returns:
+        The report; `.savings` has the changes, those that save most first.
+
+    Raises:
+        ValueError: It has no trace, `ranks` is below 2, or it is not of PyTorch's native CUDA
+            allocator, and so can't be replayed.
+
+    Example:
+        >>> import neutracer
+        >>> report = neutracer.savings("tests/data/train_resnet_healthy.pickle.xz")
+        >>> report.savings[0].saved_bytes > 0
+        True
+    """
+    count = whole_number("ranks", ranks, least=2)
+    snap = opened(source)
+    refuse_others(snap)
+    number = snap.device(device)
+    timeline = snap.timeline(number)
+    if not len(timeline):
+        raise ValueError("the snapshot has no history to judge from")
+    settings = str(snap.settings_in_force["text"])
+    before = _peaks_of(timeline.program.run(settings))
+    found = [_saved(timeline, settings, before, one) for one in changes_of(timeline, count)]
+    if "expandable_segments" not in settings:
+        found.append(_by_setting(timeline, settings, before))
+    useful = [one for one in found if one.saved_bytes > 0]
+    held = timeline.holders(by="category", limit=None)
+    return SavingsReport(
+        device=number,
+        ranks=count,
+        peak_allocated_bytes=before[0],
+        peak_reserved_bytes=before[1],
+        categories={str(one.key): one.bytes for one in held},
+        savings=tuple(sorted(useful, key=lambda one: -one.saved_bytes)),
+        findings=first_findings(snap, device=number),
+    )
+
+
+def _peaks_of(figures: dict[str, Any]) -> tuple[int, int]:
+    return int(figures["peak"]["allocated"]), int(figures["peak"]["reserved"])
+
+
+def _saved(timeline: Timeline, settings: str, before: tuple[int, int], one: Wanted) -> Saving:
+    after = _peaks_of(timeline.program.edit(one.sizes).run(settings))
+    return Saving(one.kind, one.message, one.advice, before[1] - after[1], *after)
+
+
+def _by_setting(timeline: Timeline, settings: str, before: tuple[int, int]) -> Saving:
+    both = f"{settings},{_SETTING}" if settings else _SETTING
+    after = _peaks_of(timeline.program.run(both))
+    how = f"PYTORCH_CUDA_ALLOC_CONF={both}"
+    text = "expandable segments, which have no holes between segments"
+    return Saving("expandable_segments", text, how, before[1] - after[1], *after)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What piles up from step to step, what a step needs, and what the removal of a cause buys."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from oom_snapshots import MIB, Recording, explained
+
+import neutracer
+from neutracer.oom.case import ACTIONS, KINDS
+from neutracer.oom.steps import demand_of, rises, rounds_before
+
+
+def steps_of(recording: Recording, sizes: list[float], keep: float = 0) -> None:
+    """Steps that each take and free a block of such a size, and keep one of `keep` MiB."""
+    scratch = recording.segment(max(sizes) + 1)
+    for number, size in enumerate(sizes):
+        recording.metadata = f"step {number}"
+        block = recording.alloc(scratch, size, "forward")
+        if keep:
+            recording.own(keep, "cache")
+        recording.free(block)
+
+
+# ---- rises -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_walks_without_drift_do_not_rise(seed: int) -> None:
+    chance = random.Random(seed)
+    level, values = 1000, []
+    for _ in range(60):
+        level += chance.choice((-8, 8))
+        values.append(level)
+    assert not rises(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0, 50, 80, 90, 95, 97, 98, 98, 98, 98, 98, 98],  # a warm-up
+        [10 * min(step, 20) for step in range(60)],  # a cache that is full
+        [4 * (step % 10) for step in range(60)],  # emptied every ten steps
+        [7] * 40,
+    ],
+    ids=["warm-up", "full cache", "saw-tooth", "flat"],
+)
+def test_what_ends_does_not_rise(values: list[int]) -> None:
+    assert not rises(values)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_what_is_kept_now_and_then_rises(every: int) -> None:
+    assert rises([step // every for step in range(60)])
+
+
+# ---- what a step needs ---------------------------------------------------------------------
+
+
+def test_failing_step_is_scaled_by_those_before_it() -> None:
+    recording = Recording()
+    base = recording.own(100, "keep")
+    room = recording.segment(400)
+    for number in range(8):
+        recording.metadata = f"step {number}"
+        first = recording.alloc(room, 10, "forward")
+        second = recording.alloc(room + 100 * MIB, 30, "backward")
+        recording.free(second)
+        recording.free(first)
+    recording.metadata = "step 8"
+    recording.oom(30, device_free=0, stack="forward")
+    snap = neutracer.load(recording.dumped())
+    timeline = snap.timeline()
+    rounds = rounds_before(timeline, len(timeline) - 1)
+    assert rounds is not None
+    assert len(rounds.begins) == 9
+    why = neutracer.explain(snap)
+    step = why.step
+    assert step is not None
+    assert base
+    assert (step.floor_bytes, step.typical_bytes) == (100 * MIB, 40 * MIB)
+    # Three times what the others had taken at this point, so three times in all.
+    assert step.expected_bytes == 120 * MIB
+    assert demand_of(timeline, None, None) is None  # type: ignore[arg-type]
+
+
+def test_step_larger_than_any_before_is_capacity() -> None:
+    recording = Recording()
+    recording.own(100, "keep")
+    steps_of(recording, [40, 44, 38, 42, 40, 41, 39, 43])
+    recording.metadata = "step 8"
+    recording.oom(200, device_free=30, stack="forward")
+    first = explained(recording).verdicts[0]
+    assert (first.kind, first.finishes) == ("capacity", True)
+    assert first.remedy is not None
+    assert first.remedy.action == "smaller_step"
+    assert first.remedy.value is not None
+    # With that share the step fits beside what was in use.
+    assert 100 + first.remedy.value * 200 <= 100 + 44 + 1 + 30
+    assert "times the largest before it" in first.message
+
+
+def test_lines_that_no_step_had_run_are_named() -> None:
+    recording = Recording()
+    recording.own(100, "keep")
+    steps_of(recording, [40] * 12)
+    recording.metadata = "step 12"
+    recording.release(max(recording.segments))
+    for _ in range(3):
+        recording.own(50, "cache")
+    recording.oom(50, device_free=10, stack="cache")
+    first = explained(recording).verdicts[0]
+    assert (first.kind, first.bytes) == ("capacity", 200 * MIB)
+    assert first.remedy is not None
+    assert first.remedy.place is not None
+    assert (first.remedy.action, first.remedy.place.function) == ("release", "cache")
+
+
+def test_settings_that_leave_the_leak_are_not_first() -> None:
+    recording = Recording()
+    steps_of(recording, [30] * 20, keep=8)
+    pieces = recording.segment(200)
+    for number in range(10):
+        recording.alloc(pieces + 20 * number * MIB, 1, "keep")
+    recording.oom(30, device_free=10, stack="forward")
+    report = explained(recording)
+    kinds = [one.kind for one in report.verdicts]
+    assert kinds[0] == "leak"
+    pieces_of = next(one for one in report.verdicts if one.kind == "fragmentation")
+    assert pieces_of.finishes is False
+    assert pieces_of.headroom_steps is not None
+    assert 10 <= pieces_of.headroom_steps <= 25
+    assert any("more steps" in note.text for note in pieces_of.evidence)
+    assert report.verdicts[0].headroom_steps is None
+
+
+def test_cache_made_anew_is_told_from_a_leak() -> None:
+    recording = Recording()
+    cache = recording.own(10, "cache")
+    for number in range(20):
+        recording.metadata = f"step {number}"
+        larger = recording.own(10 + 4 * (number + 1), "cache")
+        recording.free(cache)
+        recording.release(cache)
+        cache = larger
+    recording.oom(100, device_free=10, stack="cache")
+    first = explained(recording).verdicts[0]
+    assert first.kind == "cache_growth"
+    assert first.bytes == 86 * MIB  # when the last step began
+    assert first.remedy is not None
+    assert first.remedy.action == "release"
+
+
+def test_every_remedy_has_a_known_action() -> None:
+    recording = Recording()
+    recording.own(100, "forward")
+    recording.oom(200, device_free=30, stack="forward")
+    for verdict in explained(recording).verdicts:
+        assert verdict.kind in KINDS
+        assert verdict.remedy is None or verdict.remedy.action in ACTIONS
+
+
+def test_without_steps_nothing_is_promised() -> None:
+    recording = Recording()
+    recording.own(100, "forward")
+    recording.oom(200, device_free=30, stack="forward")
+    report = explained(recording)
+    assert report.step is None
+    assert {verdict.finishes for verdict in report.verdicts} == {None}
+    assert "leak" not in report.looked_at
+
+
+# ---- what to do with it ------------------------------------------------------------------
+
+
+def test_only_activations_of_a_training_are_said_to_hang_on_a_graph() -> None:
+    folder = Path(__file__).parents[1] / "data" / "oom"
+    kept = neutracer.explain(folder / "hook_that_keeps_activations.pickle.xz").verdicts[0]
+    assert kept.advice[0].text.startswith("keep numbers, not tensors with their graph")
+    recording = Recording()
+    steps_of(recording, [30] * 20, keep=8)
+    recording.oom(30, device_free=10, stack="forward")
+    blocks = explained(recording).verdicts[0]
+    assert blocks.kind == "leak"
+    assert blocks.advice[0].text.startswith("drop what is no longer needed, move it to the CPU")

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overview's findings: failures as `explain` puts them, growth as `leak_trend` does."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from bundle import DATA, NAMES, OOMS, snapshot
+from oom_snapshots import MIB, Recording, checkered
+
+import neutracer
+from neutracer.overview import OverviewReport, overview
+from neutracer.render.report import Finding
+
+FAILED = [name for name in NAMES if any(a == "oom" for a in snapshot(name).events["action"])]
+TRENDS = {"leak_list": "leak", "create_graph_leak": "leak", "cycle_nodes": "cycle_garbage"}
+
+
+def of_file(name: str) -> OverviewReport:
+    return overview(snapshot(name), str(DATA / f"{name}.pickle.xz"))
+
+
+def failures(report: OverviewReport) -> list[Finding]:
+    return [one for one in report.findings if one.kind == "out_of_memory"]
+
+
+@pytest.mark.parametrize("name", FAILED + OOMS)
+def test_failures_have_the_explained_cause(name: str) -> None:
+    path = DATA / f"{name}.pickle.xz"
+    why = neutracer.explain(path)
+    found = next(one for one in failures(of_file(name)) if one.event == why.event)
+    assert why.main is not None
+    assert found.bytes == why.request_bytes
+    assert f"Why: {why.main.message}." in [note.text for note in found.evidence]
+    assert found.advice == (*why.main.advice, found.advice[-1])
+    assert str(found.advice[-1]) == f"more: neutracer explain {path}"
+
+
+def test_each_place_of_failure_is_told() -> None:
+    recording = checkered()
+    first = recording.oom(60, device_free=30)
+    recording.oom(40, device_free=30)
+    second = recording.oom(70, device_free=30, stack="cache")
+    found = failures(overview(neutracer.load(recording.dumped())))
+    assert {one.event: one.message for one in found} == {
+        first: "out of memory: requested 60 MiB, 2 times from one place",
+        second: "out of memory: requested 70 MiB",
+    }
+    assert all("more:" not in str(note) for one in found for note in one.advice)
+
+
+def test_earlier_failure_is_pointed_at(tmp_path) -> None:
+    recording = checkered()
+    first = recording.oom(60, device_free=30)
+    recording.oom(40, device_free=30)
+    path = tmp_path / "oom.pickle"
+    path.write_bytes(recording.dumped())
+    (found,) = failures(overview(neutracer.load(path), str(path)))
+    assert str(found.advice[-1]) == f"more: neutracer explain {path} --event {first}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "/" not in name])
+def test_growth_is_told_where_there_is_any(name: str) -> None:
+    kinds = {"leak", "cycle_garbage", "cache_growth", "fragmentation_growth", "non_torch_growth"}
+    found = [one for one in of_file(name).findings if one.kind in kinds]
+    assert [one.kind for one in found] == ([TRENDS[name]] if name in TRENDS else [])
+
+
+def test_growth_names_line_and_question() -> None:
+    found = next(one for one in of_file("leak_list").findings if one.kind == "leak")
+    assert any(note.place is not None and note.place.line == 120 for note in found.evidence)
+    path = DATA / "leak_list.pickle.xz"
+    assert str(found.advice[-1]) == f'more: neutracer.leak_trend("{path}")'
+
+
+def test_findings_of_several_devices_name_theirs(tmp_path, snapshot_path) -> None:
+    path = tmp_path / "two devices.pickle"
+    both = [
+        pickle.loads(snapshot_path(name).read_bytes())
+        for name in ("frag_default", "weight_streaming")
+    ]
+    for segment in both[1]["segments"]:
+        segment["device"] = 1
+    both[0]["segments"] += both[1]["segments"]
+    both[0]["device_traces"] = [part["device_traces"][0] for part in both]
+    path.write_bytes(pickle.dumps(both[0]))
+    report = overview(neutracer.load(path), str(path))
+    assert {one.message[:8] for one in report.findings} == {"cuda:0: ", "cuda:1: "}
+    (failed,) = failures(report)
+    assert str(failed.advice[-1]) == f"more: neutracer explain '{path}' --device 0"
+
+
+def test_devices_that_were_never_used_are_left_out(snapshot_path) -> None:
+    file = pickle.loads(snapshot_path("frag_default").read_bytes())
+    taken = dict(file["device_traces"][0][0], action="snapshot", addr=0, size=0, frames=[])
+    file["device_traces"].append([taken])
+    assert neutracer.load(pickle.dumps(file)).devices == (0, 1)
+    one = overview(neutracer.load(pickle.dumps(file)))
+    assert [entry.device for entry in one.devices] == [0]
+    assert "1 device" in str(one)
+    assert "cuda:1" not in str(one)
+    asked = overview(neutracer.load(pickle.dumps(file)), device=1)
+    assert [entry.device for entry in asked.devices] == [1]
+    # Where no device was used, all are told.
+    file["segments"], file["device_traces"] = [], [[taken], [taken]]
+    snap = neutracer.load(pickle.dumps(file))
+    assert [entry.device for entry in overview(snap).devices] == list(snap.devices)
+
+
+def test_no_peak_is_told_without_history(tmp_path, snapshot_path) -> None:
+    plain = pickle.loads(snapshot_path("frag_default").read_bytes())
+    plain["device_traces"] = [[] for _ in plain["device_traces"]]
+    report = str(overview(neutracer.load(pickle.dumps(plain))))
+    assert "406.0 MiB" in report
+    assert "Who holds it now" in report
+    assert "peak" not in report
+    assert "none: neutracer.record()" in report
+
+
+def test_leak_that_failed_is_told_once() -> None:
+    report = of_file("oom/hook_that_keeps_activations")
+    assert [one.kind for one in report.findings if one.severity != "info"] == ["out_of_memory"]
+
+
+def test_growth_beside_another_cause_is_told() -> None:
+    kinds = [one.kind for one in of_file("oom/foreign_memory_beside_a_leak").findings]
+    assert {"out_of_memory", "leak"} <= set(kinds)
+
+
+@pytest.mark.parametrize("name", ["hook_that_keeps_activations", "losses_kept_with_their_graphs"])
+def test_trend_ends_where_program_failed(name: str) -> None:
+    # What the error freed on its way out would hide what had piled up.
+    trend = neutracer.leak_trend(snapshot(f"oom/{name}"))
+    assert trend.verdict == "leak"
+    assert trend.growth[0].place.function == name
+
+
+def test_loading_that_failed_is_no_leak() -> None:
+    recording = Recording()
+    for _ in range(200):
+        recording.own(4, "keep")
+    recording.oom(300, device_free=30)
+    for address in list(recording.live):
+        recording.free(address)
+    trend = neutracer.leak_trend(neutracer.load(recording.dumped()))
+    assert trend.verdict == "unknown"
+    assert "loading" in trend.because
+
+
+def test_program_that_went_on_is_looked_at_whole() -> None:
+    recording = Recording()
+    scratch = recording.segment(40)
+    recording.oom(9000, device_free=30)
+    for step in range(40):
+        recording.metadata = f"step {step}"
+        block = recording.alloc(scratch, 30)
+        recording.own(8, "cache")
+        recording.free(block)
+    trend = neutracer.leak_trend(neutracer.load(recording.dumped()))
+    assert (trend.verdict, round(trend.bytes_per_step)) == ("leak", 8 * MIB)
