@@ -273,7 +273,7 @@ def test_view_that_cannot_be_written_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = neutracer.reports.PageView("<p>x</p>" * 200_000, "x" * 30)
-    monkeypatch.setattr("neutracer.saving.atomic_file", _refuse)
+    monkeypatch.setattr("neutracer.picture.view.atomic_file", _refuse)
     assert "can&#x27;t be written here" in page._repr_html_().replace("can't", "can&#x27;t")
     assert "<a" not in page._repr_html_()
 

@@ -106,7 +106,10 @@ def test_wheel_works_in_clean_venv(built: Path, tmp_path: Path) -> None:
     place = "from neutracer.hooks.build import source_folder; print(source_folder())"
     sources = Path(run(python, "-c", place, cwd=tmp_path).strip())
     assert sources == Path(site.strip(), "neutracer", "csrc")
-    rehearsed = "from neutracer.rehearsal.session import _source; print(_source().is_file())"
+    rehearsed = (
+        "from neutracer.hooks.build import source_folder\n"
+        "print((source_folder() / 'rehearsal' / 'nt_pretend_cuda.cpp').is_file())"
+    )
     assert run(python, "-c", rehearsed, cwd=tmp_path).strip() == "True"
     version = run(python, "-m", "neutracer", "--version", cwd=tmp_path)
     assert version.split() == ["neutracer", neutracer.__version__]

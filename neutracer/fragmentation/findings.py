@@ -263,9 +263,9 @@ def pools_of(groups: Iterable[Mapping[str, Any]]) -> tuple[PoolFragmentation, ..
 # could serve. Where that falls, by the test that `leak_trend` uses (`nt_trend`: Theil-Sen and
 # Mann-Kendall, with the series' memory taken off), the line is drawn on to the request.
 
-# A fall is believed below this p-value, as a growth that is besides a program's live bytes is.
-_ALPHA = 0.0025
-_ROOT_HALF = math.sqrt(0.5)
+# A fall is believed from this deviate of its parts on; the rule of `nt_trend.h` asks 2.8, by which
+# one random walk in eleven grows.
+_SURE = 3.5
 
 # The core's codes of segment_alloc, segment_free, segment_map and segment_unmap.
 _RESERVING = (3, 4, 5, 6)
@@ -347,7 +347,7 @@ def forecast_of(
     walks = found["memory"] >= _REMEMBERS and slope * looked <= chance
     small = slope * looked <= _MATERIAL * top
     ends = found["is_levelling"] or found["teeth"] >= 2 or _comes_back(found, slope * looked)
-    if not found["grows"] or low <= 0 or walks or small or ends or room <= 0:
+    if not found["grows"] or found["deviate"] <= _SURE or low <= 0 or walks or small or ends or room <= 0:
         return None
 
     def after(rate: float) -> int:

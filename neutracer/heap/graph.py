@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from neutracer.arguments import path_name
 from neutracer.heap.objects import MOST_NODES, MOST_ON_PAGE, GraphData
+from neutracer.heap.objects import Edge as Edge  # ObjectGraph's hints are resolved here
+from neutracer.heap.objects import Node as Node
 from neutracer.saving import atomic_file
 
 Path = str | os.PathLike[str]

@@ -381,6 +381,7 @@ class LeakTrendReport(Report):
         seen = self._seen
         trends = [seen.live, *(one for one in (seen.cached, seen.outside) if one is not None)]
         names = {"allocated": "live", "reserved": "reserved", "non_torch": "not PyTorch's"}
+        has_chance = self.p_value is not None
         rates = _rates([trend.slope for trend in trends])
         rows = tuple(
             (
@@ -388,12 +389,12 @@ class LeakTrendReport(Report):
                 Figure.bytes(round(trend.level)),
                 Figure.bytes(round(trend.last)),
                 rate,
-                *((chance_text(trend.p_value),) if seen.has_blocks else ()),
+                *((chance_text(trend.p_value),) if has_chance else ()),
                 format_count(trend.warmup),
             )
             for trend, rate in zip(trends, rates, strict=True)
         )
-        chance = ("growth by chance",) if seen.has_blocks else ()
+        chance = ("growth by chance",) if has_chance else ()
         heads = ("", "median", "last", f"per {self.unit}", *chance, "warm-up")
         return Table("Least of each " + self.unit, rows, heads)
 

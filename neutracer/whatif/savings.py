@@ -12,6 +12,7 @@ from typing import Any
 from neutracer.arguments import whole_number
 from neutracer.question import first_findings, opened
 from neutracer.render.document import Block, Document, Figure, KeyValues, Table
+from neutracer.render.report import Finding as Finding  # hints are resolved here
 from neutracer.render.report import Report
 from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot

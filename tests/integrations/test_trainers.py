@@ -202,14 +202,14 @@ def test_steps_without_cuda_are_said_once_to_have_no_figures(
     ]
 
 
-@pytest.mark.parametrize(("more", "verdict"), [(0, "steady"), (2 * MIB, "leak")])
+@pytest.mark.parametrize(("more", "verdict"), [(0, "steady"), (2 * MIB, "growing")])
 def test_growth_is_told_at_the_end_of_an_epoch(device, tmp_path, more, verdict):
     run = neutracer.training(tmp_path, max_entries=0)
     for _ in range(40):
         with run.step():
             device.allocated += more
     assert run.end_epoch() == verdict
-    assert len(run.warned) == (verdict == "leak")
+    assert len(run.warned) == (verdict == "growing")
 
 
 def test_a_tracker_that_fails_ends_nothing(device, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from neutracer.picture import view
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = Path(view.__file__).with_name("core.wasm")
+BUILT = Path(view.__file__).parent / "page" / "core.wasm"
 
 # What tools/wasm says when its compiler is not there.
 NO_COMPILER = 3

@@ -281,10 +281,13 @@ def test_processes_give_what_this_one_does(tmp_path: Path, monkeypatch: pytest.M
     assert done[-1] == (4, 4)
 
 
+_DIGEST_OF = reduce.digest_of
+
+
 def _killed(path: str) -> bytes:
     if "rank2" in path:
         os.kill(os.getpid(), signal.SIGKILL)
-    return reduce.digest_of(path)
+    return _DIGEST_OF(path)
 
 
 def test_file_that_ends_its_process_is_a_row_that_says_so(
