@@ -347,7 +347,15 @@ def forecast_of(
     walks = found["memory"] >= _REMEMBERS and slope * looked <= chance
     small = slope * looked <= _MATERIAL * top
     ends = found["is_levelling"] or found["teeth"] >= 2 or _comes_back(found, slope * looked)
-    if not found["grows"] or found["deviate"] <= _SURE or low <= 0 or walks or small or ends or room <= 0:
+    if (
+        not found["grows"]
+        or found["deviate"] <= _SURE
+        or low <= 0
+        or walks
+        or small
+        or ends
+        or room <= 0
+    ):
         return None
 
     def after(rate: float) -> int:
