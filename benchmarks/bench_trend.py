@@ -11,42 +11,15 @@ usage: python benchmarks/bench_trend.py [SERIES PER FAMILY, default 200] [--seed
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT)]
 
-import trend_families_a  # noqa: E402, F401  # registers its families, as the next one does
-import trend_families_b  # noqa: E402, F401
-from trend_families import FAMILIES, Family  # noqa: E402
-
-import neutracer  # noqa: E402
-
-CALM = ("steady", "unknown")
-
-
-def verdicts(name: str, one: Family, count: int, seed: str) -> Counter[str]:
-    """The verdicts of `count` series of a family."""
-    found: Counter[str] = Counter()
-    for number in range(count):
-        series = one.make(random.Random(f"{name} {number} {seed}"))
-        whole = [max(round(value), 0) for value in series]
-        found[neutracer.leak_trend(whole).verdict] += 1
-    return found
-
-
-def count_set(group: str, count: int, seed: str) -> dict[str, Counter[str]]:
-    """The verdicts of one set: "walks", "other steady", "leaks"."""
-    found = {kind: Counter[str]() for kind in ("other steady", "walks", "leaks")}
-    for name, one in FAMILIES.items():
-        if one.group == group:
-            kind = "leaks" if one.truth == "leak" else "walks" if one.is_walk else "other steady"
-            found[kind] += verdicts(name, one, count, seed)
-    return found
+from series_counts import CALM, count_set  # noqa: E402
 
 
 def show(group: str, found: dict[str, Counter[str]]) -> None:

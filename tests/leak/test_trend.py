@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import trend_series as made
-from bench_trend import count_set
 from bundle import DATA, NAMES, snapshot
+from series_counts import count_set
 from small_snapshots import BASE, block, dumped, event, segment
 
 import neutracer

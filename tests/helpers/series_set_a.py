@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable
 
-from trend_families import (
+from series_families import (
     Series,
     added,
     around,
@@ -27,7 +27,6 @@ from trend_families import (
 
 
 def _law(rng: random.Random) -> Callable[[], float]:
-    """A law of positive sizes: equal, two sizes, even, log-normal, exponential or powers of two."""
     kind = rng.randrange(6)
     if kind == 0:
         return lambda: 1.0
@@ -47,7 +46,6 @@ def _law(rng: random.Random) -> Callable[[], float]:
 
 
 def _spells(rng: random.Random, count: int, busy: float, calm: float) -> list[bool]:
-    """Is each step busy, where spells have these mean lengths and the first state is any."""
     state = rng.random() < busy / (busy + calm)
     found = []
     for _ in range(count):
@@ -58,33 +56,27 @@ def _spells(rng: random.Random, count: int, busy: float, calm: float) -> list[bo
 
 
 def _quiet(rng: random.Random, count: int, level: float) -> Series:
-    """The level with less or more noise."""
     return around(rng, count, level, log_uniform(rng, 0.0002, 0.006))
 
 
 def _every(rng: random.Random, count: int, period: int, height: float, width: int = 1) -> Series:
-    """A height that is there for so many steps of each period."""
     first = rng.randrange(period)
     return [height if (at + first) % period < width else 0.0 for at in range(count)]
 
 
 def _summed(changes: Series) -> Series:
-    """What has come in all, with nothing in the first step."""
     return list(itertools.accumulate([0.0, *changes[1:]]))
 
 
 def _first_leaking(rng: random.Random, count: int) -> int:
-    """The step in which a leak begins: at once, or later and well before half."""
     return rng.choice((1, 1, rng.randint(1, max(1, min(round(0.42 * count), count - 22)))))
 
 
 def _chance(rng: random.Random, steps: int) -> float:
-    """How probable an event is in a step, so that enough of them come in so many steps."""
     return log_uniform(rng, min(1.0, 20 / steps), 1.0)
 
 
 def _wandering(rng: random.Random, level: float, changes: Series) -> Series:
-    """The sum of the changes, the largest of which is a small part of the level."""
     walk = _summed(changes)
     largest = max(abs(one) for one in changes[1:]) or 1.0
     farthest = max(abs(one) for one in walk) or 1.0
@@ -97,7 +89,6 @@ def _wandering(rng: random.Random, level: float, changes: Series) -> Series:
 
 @family("steady", "a")
 def radiance_field_training_prunes_the_empty_cells_of_its_grid(rng: random.Random) -> Series:
-    """A radiance field whose grid is pruned now and then until only what is occupied is left."""
     count, level = some_length(rng), some_level(rng)
     last = rng.uniform(0.06, 0.42) * count
     every = rng.randint(1, max(1, round(last / 3)))
@@ -121,7 +112,6 @@ def radiance_field_training_prunes_the_empty_cells_of_its_grid(rng: random.Rando
 def molecule_beam_search_widens_its_beam_and_drops_it_for_each_target(
     rng: random.Random,
 ) -> Series:
-    """A search that keeps more and more candidate routes for a target, up to the beam's width."""
     count, level = some_length(rng), some_level(rng)
     longest = rng.randint(3, max(4, count // 7))
     shortest = rng.randint(2, longest)
@@ -144,7 +134,6 @@ def molecule_beam_search_widens_its_beam_and_drops_it_for_each_target(
 def subtitle_service_interleaves_streams_whose_caches_end_with_each_sentence(
     rng: random.Random,
 ) -> Series:
-    """Streams that are decoded side by side, each with a cache that is dropped at a full stop."""
     count, level = some_length(rng), some_level(rng)
     streams = rng.randint(1, 16)
     longest = rng.randint(3, max(4, min(count // 7, 60)))
@@ -170,7 +159,6 @@ def subtitle_service_interleaves_streams_whose_caches_end_with_each_sentence(
 def granular_flow_simulator_enlarges_its_contact_lists_until_they_fit(
     rng: random.Random,
 ) -> Series:
-    """A simulator that reallocates lists of contacts at overflow, early, and then never again."""
     count, level = some_length(rng), some_level(rng)
     times = rng.randint(1, 6)
     last = rng.uniform(0.04, 0.42) * count
@@ -193,7 +181,6 @@ def granular_flow_simulator_enlarges_its_contact_lists_until_they_fit(
 
 @family("steady", "a")
 def brackets_of_tiny_networks_are_halved_until_one_is_left(rng: random.Random) -> Series:
-    """Populations of networks that are trained together and thinned out rung by rung, again."""
     count, level = some_length(rng), some_level(rng)
     rungs = rng.randint(2, 5)
     left = rng.choice((1 / 2, 1 / 2, 1 / 3, 2 / 3))
@@ -218,7 +205,6 @@ def brackets_of_tiny_networks_are_halved_until_one_is_left(rng: random.Random) -
 def continuous_depth_network_takes_more_solver_stages_on_stiff_batches(
     rng: random.Random,
 ) -> Series:
-    """Training through a solver that keeps each stage, and takes as many as a batch needs."""
     count, level = some_length(rng), some_level(rng)
     stages, jitter = rng.randint(4, 60), rng.uniform(0.02, 0.4)
     stage = level * log_uniform(rng, 0.02, 0.8) / stages
@@ -239,7 +225,6 @@ def continuous_depth_network_takes_more_solver_stages_on_stiff_batches(
 
 @family("steady", "a")
 def voices_of_readers_stay_loaded_until_the_shelf_is_full(rng: random.Random) -> Series:
-    """Speech synthesis that loads a voice when it is asked for and evicts when space is used up."""
     count, level = some_length(rng), some_level(rng)
     places = rng.randint(3, max(4, min(count // 8, 60)))
     full = max(2.0, rng.uniform(0.05, 0.36) * count)
@@ -272,7 +257,6 @@ def voices_of_readers_stay_loaded_until_the_shelf_is_full(rng: random.Random) ->
 
 @family("steady", "a")
 def students_of_a_shared_notebook_load_and_drop_tensors_walk(rng: random.Random) -> Series:
-    """A shared notebook where now and then somebody loads a tensor or drops one as large."""
     count, level = some_length(rng), some_level(rng)
     chance = log_uniform(rng, min(10 / count, 0.5), 0.6)
     power = rng.uniform(0.8, 2.5)
@@ -286,7 +270,6 @@ def students_of_a_shared_notebook_load_and_drop_tensors_walk(rng: random.Random)
 
 @family("steady", "a")
 def flock_simulator_is_born_and_dies_with_momentum_walk(rng: random.Random) -> Series:
-    """A flock of agents whose number goes on for some steps in the way that it went before."""
     count, level = some_length(rng), some_level(rng)
     memory = rng.choice((rng.uniform(-0.3, 0.3), rng.uniform(0.3, 0.8)))
     tailed = rng.random() < 0.4
@@ -304,7 +287,6 @@ def flock_simulator_is_born_and_dies_with_momentum_walk(rng: random.Random) -> S
 
 @family("steady", "a")
 def odds_maker_opens_and_settles_bets_in_busy_and_calm_spells_walk(rng: random.Random) -> Series:
-    """A pricing model that holds open bets, many of which come and go in the spells of a match."""
     count, level = some_length(rng), some_level(rng)
     longest, busy = min(25.0, count / 8), [False]
     while sum(busy) < 5:
@@ -322,7 +304,6 @@ def odds_maker_opens_and_settles_bets_in_busy_and_calm_spells_walk(rng: random.R
 
 @family("steady", "a")
 def scene_editor_adds_and_deletes_meshes_of_a_few_sizes_walk(rng: random.Random) -> Series:
-    """An editor for scenes where as many meshes are added as deleted, all of a few fixed sizes."""
     count, level = some_length(rng), some_level(rng)
     sizes = [log_uniform(rng, 1.0, 6.0) for _ in range(rng.randint(1, 3))]
     mean = log_uniform(rng, min(6 / count, 0.3), 3.0)
@@ -342,7 +323,6 @@ def scene_editor_adds_and_deletes_meshes_of_a_few_sizes_walk(rng: random.Random)
 
 @family("cycle_garbage", "a")
 def proof_search_leaves_trees_with_parent_links_to_the_collector(rng: random.Random) -> Series:
-    """A prover whose embedded goals know their parents, so that only the collector frees them."""
     count, level = some_length(rng), some_level(rng)
     interval = count / rng.uniform(5.0, max(5.5, min(count / 5, 30.0)))
     jitter = rng.choice((0.0, rng.uniform(0.0, 0.25)))
@@ -370,7 +350,6 @@ def proof_search_leaves_trees_with_parent_links_to_the_collector(rng: random.Ran
 
 @family("leak", "a")
 def herbarium_classifier_keeps_the_saliency_maps_of_disputed_leaves(rng: random.Random) -> Series:
-    """A service that keeps a map on the device for each picture that a botanist disputes."""
     count, level = some_length(rng), some_level(rng)
     swing = level * log_uniform(rng, 0.0005, 0.05)
     requests = [swing * rng.random() for _ in range(count)]
@@ -388,7 +367,6 @@ def herbarium_classifier_keeps_the_saliency_maps_of_disputed_leaves(rng: random.
 
 @family("leak", "a")
 def tuner_keeps_the_best_weights_of_every_abandoned_trial(rng: random.Random) -> Series:
-    """A search over settings whose trials differ in size, and each leaves a copy behind."""
     count, level = some_length(rng), some_level(rng)
     longest = rng.randint(2, max(2, count // 18))
     shortest = rng.randint(1, longest) if longest > 2 else 1
@@ -417,7 +395,6 @@ def tuner_keeps_the_best_weights_of_every_abandoned_trial(rng: random.Random) ->
 
 @family("leak", "a")
 def archive_of_novel_gaits_admits_ever_fewer_but_never_forgets(rng: random.Random) -> Series:
-    """Evolution of walking robots that keeps each gait unlike those before, ever more slowly."""
     count, level = some_length(rng), some_level(rng)
     power = rng.uniform(0.65, 0.95)
     born = level * log_uniform(rng, 0.0005, 0.04)
@@ -440,7 +417,6 @@ def archive_of_novel_gaits_admits_ever_fewer_but_never_forgets(rng: random.Rando
 def crystal_energies_compile_a_graph_with_workspace_for_each_new_cell(
     rng: random.Random,
 ) -> Series:
-    """A potential for crystals that is compiled anew for each unseen number of atoms."""
     count, level = some_length(rng), some_level(rng)
     spread, size = rng.uniform(0.1, 0.7), level * log_uniform(rng, 0.001, 0.1)
     cells = [size * min(rng.lognormvariate(0.0, spread), 4.0) for _ in range(count)]
@@ -460,7 +436,6 @@ def crystal_energies_compile_a_graph_with_workspace_for_each_new_cell(
 
 @family("leak", "a")
 def probes_are_hooked_again_at_each_checkup_and_hold_ever_more(rng: random.Random) -> Series:
-    """Training that hooks its probes again at each check-up, each keeping more than before."""
     count, level = some_length(rng), some_level(rng)
     period = rng.randint(1, max(1, count // 18))
     phase = rng.randrange(period)
@@ -485,7 +460,6 @@ def probes_are_hooked_again_at_each_checkup_and_hold_ever_more(rng: random.Rando
 
 @family("leak", "a")
 def go_player_trims_only_some_branches_of_the_games_it_remembers(rng: random.Random) -> Series:
-    """A player whose tree of positions grows at each move and is trimmed too little after games."""
     count, level = some_length(rng), some_level(rng)
     game = rng.randint(2, max(3, count // 10))
     back = rng.uniform(0.1, 0.65)
@@ -509,7 +483,6 @@ def go_player_trims_only_some_branches_of_the_games_it_remembers(rng: random.Ran
 
 @family("leak", "a")
 def dropped_video_calls_leave_their_background_masks_in_bursts(rng: random.Random) -> Series:
-    """A filter for video calls that keeps the mask of each call lost while the net is bad."""
     count, level = some_length(rng), some_level(rng)
     call = level * log_uniform(rng, 0.0005, 0.01)
     capacity = rng.randint(4, 40)
@@ -537,7 +510,6 @@ def dropped_video_calls_leave_their_background_masks_in_bursts(rng: random.Rando
 
 @family("leak", "a")
 def curvature_scan_chains_the_sum_of_its_losses_by_their_graphs(rng: random.Random) -> Series:
-    """A scan of a loss surface whose running sum keeps a little of each point's graph."""
     count, level = some_length(rng), some_level(rng)
     row = rng.randint(3, max(4, count // 8))
     swing = level * rng.choice((0.0, log_uniform(rng, 0.001, 0.15)))
@@ -564,7 +536,6 @@ def curvature_scan_chains_the_sum_of_its_losses_by_their_graphs(rng: random.Rand
 
 @family("leak", "a")
 def turbine_monitor_keeps_suspicious_windows_since_an_alarm(rng: random.Random) -> Series:
-    """A monitor that frees all until an alarm, and from then on keeps what is suspicious."""
     count, level = some_length(rng, 40), some_level(rng)
     alarm = round(count * rng.uniform(0.12, 0.42))
     size = level * log_uniform(rng, 0.0003, 0.03)
@@ -589,7 +560,6 @@ def turbine_monitor_keeps_suspicious_windows_since_an_alarm(rng: random.Random) 
 def federated_server_never_frees_the_updates_of_devices_that_drop_out(
     rng: random.Random,
 ) -> Series:
-    """A server that collects updates in rounds and keeps those of rounds left unfinished."""
     count, level = some_length(rng), some_level(rng)
     period = rng.randint(2, max(2, count // 20))
     update = level * log_uniform(rng, 0.001, 0.2) / period

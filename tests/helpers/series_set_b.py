@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable
 
-from trend_families import (
+from series_families import (
     Series,
     added,
     around,
@@ -24,7 +24,6 @@ from trend_families import (
 
 
 def _sizes(rng: random.Random) -> Callable[[], float]:
-    """A law of positive sizes with a mean near one, never more than a dozen times it."""
     kind = rng.choice(("equal", "few", "exponential", "lognormal", "pareto", "uniform"))
     spread = rng.uniform(0.2, 1.0)
     few = [log_uniform(rng, 0.3, 3.0) for _ in range(rng.randint(2, 5))]
@@ -47,22 +46,18 @@ def _sizes(rng: random.Random) -> Callable[[], float]:
 
 
 def _piled(sizes: Series) -> Series:
-    """What is there when each step adds its size, from 0 before the first."""
     return list(itertools.accumulate(sizes[1:], initial=0.0))
 
 
 def _begin(rng: random.Random, count: int) -> int:
-    """The step at which a leak begins: at once, or before half."""
     return rng.choice((0, 0, round(rng.uniform(0.0, 0.42) * count)))
 
 
 def _quiet(rng: random.Random, count: int, level: float) -> Series:
-    """The level in noise of very different sizes."""
     return around(rng, count, level, log_uniform(rng, 0.0003, 0.008))
 
 
 def _spells(rng: random.Random, count: int, calm: float, busy: float) -> list[bool]:
-    """Whether each step is busy, in calm and busy spells of these mean lengths."""
     now = rng.random() < busy / (calm + busy)
     found = []
     for _ in range(count):
@@ -73,12 +68,10 @@ def _spells(rng: random.Random, count: int, calm: float, busy: float) -> list[bo
 
 
 def _every(rng: random.Random, count: int, least: float, most: float) -> int:
-    """A period, so that between so many and so many of them are in the series."""
     return max(round(count / log_uniform(rng, least, most)), 2)
 
 
 def _wandering(level: float, changes: Series) -> Series:
-    """A walk from the level by these parts of it, made smaller where it would come near nothing."""
     changes = [min(max(one, -0.0199), 0.0199) for one in changes]
     walk = list(itertools.accumulate(changes[1:], initial=0.0))
     farthest = max(abs(one) for one in walk)
@@ -87,14 +80,12 @@ def _wandering(level: float, changes: Series) -> Series:
 
 
 def _jitter(rng: random.Random, count: int, level: float) -> Series:
-    """Noise of small equal steps around nothing."""
     size, values = level * log_uniform(rng, 0.0002, 0.002), rng.randint(1, 4)
     return [size * rng.randint(-values, values) / values for _ in range(count)]
 
 
 @family("steady", "b")
 def speculative_decoding_with_a_draft_length_that_follows_acceptance(rng: random.Random) -> Series:
-    """Drafts tokens ahead, more of them while they are accepted, and rolls back what is not."""
     count, level = some_length(rng), some_level(rng)
     most, width = rng.randint(3, 16), rng.choice((1, 1, 2, 4))
     easy, hard = rng.uniform(0.55, 0.9), rng.uniform(0.1, 0.5)
@@ -116,7 +107,6 @@ def speculative_decoding_with_a_draft_length_that_follows_acceptance(rng: random
 
 @family("steady", "b")
 def prefix_tree_of_shared_prompts_evicted_down_to_a_low_watermark(rng: random.Random) -> Series:
-    """Keeps prompts' pages in a tree, which is full early and then loses its oldest leaves."""
     count, level = some_length(rng), some_level(rng)
     full = max(round(count * log_uniform(rng, 0.03, 0.4)), 2)
     size, hits = _sizes(rng), rng.uniform(0.0, 0.8)
@@ -138,7 +128,6 @@ def prefix_tree_of_shared_prompts_evicted_down_to_a_low_watermark(rng: random.Ra
 def checkpoint_copied_on_the_device_and_drained_by_a_background_upload(
     rng: random.Random,
 ) -> Series:
-    """Takes a copy of its state every so many steps and frees it shard by shard."""
     count, level = some_length(rng), some_level(rng)
     often, kinds = _every(rng, count, 7, 60), rng.choice((1, 1, 2, 3))
     if often * kinds > count / 6:
@@ -157,7 +146,6 @@ def checkpoint_copied_on_the_device_and_drained_by_a_background_upload(
 
 @family("steady", "b")
 def sparse_experts_whose_fullest_one_sets_the_rounded_up_buffers(rng: random.Random) -> Series:
-    """Routes tokens to experts by a router that soon balances, in buffers of rounded sizes."""
     count, level = some_length(rng), some_level(rng)
     experts, layers = rng.choice((4, 8, 16, 32)), rng.randint(1, 3)
     uneven, soon = rng.uniform(0.05, 0.6), count * log_uniform(rng, 0.005, 0.07)
@@ -178,7 +166,6 @@ def sparse_experts_whose_fullest_one_sets_the_rounded_up_buffers(rng: random.Ran
 def server_that_captures_a_graph_for_each_batch_size_then_only_replays(
     rng: random.Random,
 ) -> Series:
-    """Captures graphs at start, all of them in order or each at its first request."""
     count, level = some_length(rng), some_level(rng)
     until = max(round(count * log_uniform(rng, 0.05, 0.42)), 3)
     graphs, lazy = rng.randint(3, 40), rng.random() < 0.5
@@ -201,7 +188,6 @@ def server_that_captures_a_graph_for_each_batch_size_then_only_replays(
 
 @family("steady", "b")
 def adapters_of_many_ranks_swapped_through_a_few_device_slots(rng: random.Random) -> Series:
-    """Serves fine-tuned adapters, the least lately used of which makes room for the next."""
     count, level = some_length(rng), some_level(rng)
     slots, known = rng.randint(2, 12), rng.randint(20, 300)
     ranks = [float(rng.choice((4, 8, 8, 16, 16, 32, 64))) for _ in range(known)]
@@ -222,7 +208,6 @@ def adapters_of_many_ranks_swapped_through_a_few_device_slots(rng: random.Random
 
 @family("steady", "b")
 def kernel_search_that_tries_workspaces_and_settles_on_the_fastest(rng: random.Random) -> Series:
-    """Tries kernels one operator after the other, then runs a round of layouts with the best."""
     count, level = some_length(rng), some_level(rng)
     until = max(round(count * log_uniform(rng, 0.04, 0.45)), 2)
     operators = rng.randint(1, min(6, until))
@@ -242,7 +227,6 @@ def kernel_search_that_tries_workspaces_and_settles_on_the_fastest(rng: random.R
 
 @family("steady", "b")
 def decode_pool_whose_requests_migrate_in_and_out_alike_walk(rng: random.Random) -> Series:
-    """Takes requests from other hosts as often and as large as it hands them over."""
     count, level = some_length(rng), some_level(rng)
     size, rate = _sizes(rng), log_uniform(rng, 0.1, 6.0)
     unit = log_uniform(rng, 0.0004, 0.006) / math.sqrt(1.0 + rate)
@@ -256,7 +240,6 @@ def decode_pool_whose_requests_migrate_in_and_out_alike_walk(rng: random.Random)
 
 @family("steady", "b")
 def dynamic_graph_store_with_edges_put_in_and_cut_in_bursts_walk(rng: random.Random) -> Series:
-    """Holds a graph whose edges come and go, in calm and in busy spells."""
     count, level = some_length(rng), some_level(rng)
     spells = _spells(rng, count, rng.uniform(2, 30), rng.uniform(2, 20))
     busy = log_uniform(rng, 0.001, 0.012)
@@ -273,7 +256,6 @@ def dynamic_graph_store_with_edges_put_in_and_cut_in_bursts_walk(rng: random.Ran
 
 @family("steady", "b")
 def tenants_given_and_taken_pages_by_a_broker_with_momentum_walk(rng: random.Random) -> Series:
-    """Gets pages or gives them away, and tends to go on the way it went for a while."""
     count, level = some_length(rng), some_level(rng)
     unit, keeps = log_uniform(rng, 0.0005, 0.008), rng.uniform(0.2, 0.85)
     smooth, size = rng.random() < 0.5, _sizes(rng)
@@ -288,7 +270,6 @@ def tenants_given_and_taken_pages_by_a_broker_with_momentum_walk(rng: random.Ran
 
 @family("steady", "b")
 def embedding_shards_traded_between_ranks_now_and_then_walk(rng: random.Random) -> Series:
-    """Trades shards of a table with its neighbours, rarely, and has noise around what it holds."""
     count, level = some_length(rng), some_level(rng)
     often = rng.uniform(4 / count, 0.5)
     shards = [log_uniform(rng, 0.002, 0.018) for _ in range(rng.choice((1, 1, 2, 4)))]
@@ -306,7 +287,6 @@ def embedding_shards_traded_between_ranks_now_and_then_walk(rng: random.Random) 
 def request_spans_linked_in_rings_until_an_old_generation_is_collected(
     rng: random.Random,
 ) -> Series:
-    """Leaves traces that hold tensors in rings, which the collector frees at its thresholds."""
     count, level = some_length(rng), some_level(rng)
     often = max(count / log_uniform(rng, 4.6, max(count / 5, 5.0)), 3.0)
     uneven = rng.choice((0.0, rng.uniform(0.0, 0.15)))
@@ -328,7 +308,6 @@ def request_spans_linked_in_rings_until_an_old_generation_is_collected(
 
 @family("leak", "b")
 def streaming_server_that_never_returns_pages_of_cancelled_streams(rng: random.Random) -> Series:
-    """Serves streams, of which some are cut by the client and then keep their pages."""
     count, level = some_length(rng), some_level(rng)
     batch = level * log_uniform(rng, 0.001, 0.03)
     running = [batch * poisson(rng, 4.0) / 4 for _ in range(count)]
@@ -348,7 +327,6 @@ def streaming_server_that_never_returns_pages_of_cancelled_streams(rng: random.R
 
 @family("leak", "b")
 def compiler_that_keeps_a_plan_for_every_exact_length_it_ever_met(rng: random.Random) -> Series:
-    """Compiles anew for each length not met before, and new ones get rarer but never end."""
     count, level = some_length(rng), some_level(rng)
 
     def draw() -> Series:
@@ -371,7 +349,6 @@ def compiler_that_keeps_a_plan_for_every_exact_length_it_ever_met(rng: random.Ra
 
 @family("leak", "b")
 def tracer_that_holds_tensors_of_each_scheduled_window(rng: random.Random) -> Series:
-    """Traces a few steps of every so many and keeps what those held."""
     count, level = some_length(rng), some_level(rng)
 
     def draw() -> Series:
@@ -390,7 +367,6 @@ def tracer_that_holds_tensors_of_each_scheduled_window(rng: random.Random) -> Se
 
 @family("leak", "b")
 def elastic_job_that_forgets_the_old_communicator_at_each_resize(rng: random.Random) -> Series:
-    """Makes communicators anew when workers come or go, which changes its share of the state."""
     count, level = some_length(rng), some_level(rng)
     shares = [rng.uniform(0.0, 1.0) for _ in range(rng.randint(2, 4))]
     room = level * log_uniform(rng, 0.002, 0.05)
@@ -417,7 +393,6 @@ def elastic_job_that_forgets_the_old_communicator_at_each_resize(rng: random.Ran
 def retrieval_index_that_appends_each_query_in_chunks_beside_reranking(
     rng: random.Random,
 ) -> Series:
-    """Appends all queries' vectors to an index by chunks, and reranks at every few steps."""
     count, level = some_length(rng), some_level(rng)
     often, room = rng.randint(2, max(count // 8, 3)), level * log_uniform(rng, 0.002, 0.2)
     takes = rng.randint(1, max(often // 3, 1))
@@ -440,7 +415,6 @@ def retrieval_index_that_appends_each_query_in_chunks_beside_reranking(
 def retried_batches_whose_tracebacks_free_but_part_of_what_they_held(
     rng: random.Random,
 ) -> Series:
-    """Fails now and then, and the kept tracebacks let only a part go some steps later."""
     count, level = some_length(rng), some_level(rng)
 
     def draw() -> Series:
@@ -460,7 +434,6 @@ def retried_batches_whose_tracebacks_free_but_part_of_what_they_held(
 
 @family("leak", "b")
 def validation_that_hooks_the_model_once_more_each_time_it_runs(rng: random.Random) -> Series:
-    """Registers one more hook at every validation, and each hook keeps a little in each step."""
     count, level = some_length(rng), some_level(rng)
     often = _every(rng, count, 5, 25)
     peak = level * rng.choice((0.0, log_uniform(rng, 0.005, 0.3)))
@@ -484,7 +457,6 @@ def validation_that_hooks_the_model_once_more_each_time_it_runs(rng: random.Rand
 
 @family("leak", "b")
 def self_play_search_that_leaves_branches_of_each_finished_game(rng: random.Random) -> Series:
-    """Grows a search tree in each game and drops it at the end but for some branches."""
     count, level = some_length(rng, 40), some_level(rng)
     tree, bent = level * log_uniform(rng, 0.005, 0.15), rng.uniform(0.4, 1.2)
     ends: list[int] = []
@@ -513,7 +485,6 @@ def self_play_search_that_leaves_branches_of_each_finished_game(rng: random.Rand
 
 @family("leak", "b")
 def chat_sessions_never_closed_under_a_daily_wave_of_users(rng: random.Random) -> Series:
-    """Serves more users by day, and the sessions of those who just leave stay for good."""
     count, level = some_length(rng), some_level(rng)
     day, phase = count / rng.uniform(3.0, 12.0), rng.random()
     swing, room = rng.uniform(0.2, 1.0), level * log_uniform(rng, 0.003, 0.08)
@@ -538,7 +509,6 @@ def chat_sessions_never_closed_under_a_daily_wave_of_users(rng: random.Random) -
 def reward_model_whose_rare_branch_appends_to_a_list_with_its_graph(
     rng: random.Random,
 ) -> Series:
-    """Keeps graphs of scores from one branch, which a mixed data source takes in spells."""
     count, level = some_length(rng), some_level(rng)
     batch = level * log_uniform(rng, 0.0005, 0.02)
     lengths = [batch * rng.triangular(0.0, 2.0, 0.7) for _ in range(count)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of series of a program's live memory, one value per step, each with its truth.
 
-A family makes a series from a seed. The two sets (trend_families_a.py, trend_families_b.py) were
+A family makes a series from a seed. The two sets (series_set_a.py, series_set_b.py) were
 written without a look at leak_trend's method, and nothing is fitted on them.
 """
 
