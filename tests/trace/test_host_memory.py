@@ -184,7 +184,7 @@ def test_advice_is_of_its_own_allocator() -> None:
         assert "torch.cuda.empty_cache()" not in page
         assert "device" not in page
     assert "torch.accelerator.empty_host_cache() can give it back" in pages[0]
-    assert "torch.accelerator.empty_host_cache() gives 820 MiB back to the system" in pages[1]
+    assert "torch.accelerator.empty_host_cache() returns 820 MiB to the system" in pages[1]
     assert "by empty_host_cache()" in pages[1]
     # What is a device's own is told as before.
     page = str(neutracer.leak_trend(_loaded(_device_with_growing_cache()), steps=range(0, 160, 4)))
