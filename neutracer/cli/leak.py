@@ -22,7 +22,7 @@ from neutracer.cli.parts import (
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
-from neutracer.leak.diff import diff, told_report
+from neutracer.leak.diff import diff, saved_report
 from neutracer.leak.growth import VERDICTS
 from neutracer.leak.trend import leak_trend
 from neutracer.trace.snapshot import Snapshot, load
@@ -138,7 +138,7 @@ def _diff(options: argparse.Namespace) -> int:
     snaps: list[Any] = []
     for name in (options.before, options.after):
         try:
-            kept = told_report(name)
+            kept = saved_report(name)
             snaps.append(_loaded(name, options.max_memory) if kept is None else kept)
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(name, error)
