@@ -29,8 +29,6 @@ from neutracer.recording.sidecar import filled_in
 from neutracer.saving import check_output
 from neutracer.units import format_count, parse_bytes
 
-__all__ = ["add_cycles"]
-
 _EXAMPLE = """example:
   neutracer cycles train.py --epochs 1
   neutracer cycles -o cycles.html --min-bytes 1MiB -m package.train

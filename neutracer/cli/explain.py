@@ -23,8 +23,6 @@ from neutracer.oom.case import KINDS
 from neutracer.oom.explain import ExplainReport, explain
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_explain"]
-
 _EXAMPLE = """example:
   neutracer explain oom.pickle                        # why the last allocation failed
   neutracer explain oom.pickle --capacity 24GiB       # on a device of this size

@@ -27,8 +27,6 @@ from neutracer.leak.growth import VERDICTS
 from neutracer.leak.trend import leak_trend
 from neutracer.trace.snapshot import Snapshot, load
 
-__all__ = ["add_diff", "add_leak"]
-
 _LEAK_EXAMPLE = """example:
   neutracer leak snapshot.pickle                        # a recording of several steps
   neutracer leak step100.pickle step200.pickle step300.pickle ...      # one step each

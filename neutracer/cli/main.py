@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import neutracer
 from neutracer.cli.parts import HelpPage, complain_of, within_memory
 
-__all__ = ["main"]
-
 
 class _Command(NamedTuple):
     """A command: its group in the help, its module in `neutracer.cli`, its line in the list."""

@@ -21,36 +21,6 @@ if TYPE_CHECKING:
 
 # Functions import the rest of the package themselves, so `--version` and `--help` stay fast.
 
-__all__ = [
-    "FAILED",
-    "HelpPage",
-    "add_command",
-    "add_device",
-    "add_fail_on",
-    "add_file",
-    "add_json",
-    "add_max_memory",
-    "add_output",
-    "add_program",
-    "add_recording",
-    "add_window",
-    "answered",
-    "check_written",
-    "complain",
-    "complain_of",
-    "device_size",
-    "fails",
-    "give",
-    "print_report",
-    "program_of",
-    "refused",
-    "say_written",
-    "window_of",
-    "within_memory",
-    "without_history_warning",
-    "written",
-]
-
 #: The exit code of a failed command.
 FAILED = 2
 

@@ -23,8 +23,6 @@ from neutracer.errors import NeutracerError, SettingsError
 from neutracer.picture.extra import picture_file
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_plot"]
-
 _EXAMPLE = """example:
   neutracer plot snapshot.pickle -o memory.png                    # each block at its address
   neutracer plot before.pickle after.pickle -o both.svg --x event

@@ -29,8 +29,6 @@ from neutracer.render.html import render_page
 from neutracer.render.report import dump
 from neutracer.render.text import show
 
-__all__ = ["add_ranks"]
-
 _EXAMPLE = """example:
   neutracer ranks neutracer-run                  # the folder with the files of all ranks
   neutracer ranks rank*.pickle --json > job.json

@@ -23,8 +23,6 @@ from neutracer.rehearsal.rehearse import rehearse_program
 from neutracer.saving import check_output
 from neutracer.trace.snapshot import Snapshot
 
-__all__ = ["add_rehearse"]
-
 _EXAMPLE = """example:
   neutracer rehearse --device "RTX 4090" train.py --batch-size 32
   neutracer rehearse --capacity 24GiB --steps 5 -o before.pickle -m package.train

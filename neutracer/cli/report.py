@@ -27,8 +27,6 @@ from neutracer.overview import OverviewReport, overview
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_report"]
-
 _EXAMPLE = """example:
   neutracer report snapshot.pickle
   neutracer report --json rank*.pickle.gz > report.json

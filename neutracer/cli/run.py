@@ -24,8 +24,6 @@ from neutracer.recording.program import end_by
 from neutracer.run.attach import DEFAULT_WAIT_S, attach_and_report
 from neutracer.run.report import run_and_report
 
-__all__ = ["add_attach", "add_run"]
-
 _RUN_EXAMPLE = """example:
   neutracer run train.py --epochs 1
   neutracer run -o reports --every 10 -m package.train

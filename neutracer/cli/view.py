@@ -26,8 +26,6 @@ from neutracer.render.document import clean
 from neutracer.render.text import show, write
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_demo", "add_view"]
-
 _RECORDING = Path(__file__).parents[1] / "demo" / "late_zero_grad.pickle.xz"
 
 _VIEW_EXAMPLE = """example:

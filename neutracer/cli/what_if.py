@@ -25,8 +25,6 @@ from neutracer.trace.snapshot import load
 from neutracer.whatif.search import OBJECTIVES
 from neutracer.whatif.what_if import check_replay, what_if
 
-__all__ = ["add_what_if"]
-
 _EXAMPLE = """example:
   neutracer what-if snapshot.pickle                       # the best of a few dozen settings
   neutracer what-if snapshot.pickle --capacity 24GiB      # would it fit on that card?

@@ -45,8 +45,10 @@ class Change(PlainRow):
     Attributes:
         kind: "new" (no blocks before), "gone" (no blocks after), "grown", "shrunk" or "same".
         key: Its name: a line, a category, or a range of sizes.
-        before_bytes, after_bytes: Allocated bytes.
-        before_count, after_count: Allocated blocks.
+        before_bytes: Allocated bytes before.
+        after_bytes: And after.
+        before_count: Allocated blocks before.
+        after_count: And after.
         stack: The frames of a stack, innermost first; else empty.
         place: The line, or the program's line that represents a stack; else None.
     """
@@ -403,19 +405,23 @@ class DiffReport(Report):
     Attributes:
         device: The device; -1 is the CPU, -2 the host's pinned memory.
         before_device: The device before; another one if two ranks are compared.
-        before_allocated_bytes, after_allocated_bytes: allocated_bytes.all.current.
-        before_reserved_bytes, after_reserved_bytes: reserved_bytes.all.current.
-        before_peak_allocated_bytes, after_peak_allocated_bytes: The most bytes allocated in the
-            trace; None without events.
-        before_peak_reserved_bytes, after_peak_reserved_bytes: The same of reserved bytes.
+        before_allocated_bytes: allocated_bytes.all.current before.
+        after_allocated_bytes: And after.
+        before_reserved_bytes: reserved_bytes.all.current before.
+        after_reserved_bytes: And after.
+        before_peak_allocated_bytes: The most allocated in its trace; None without events.
+        after_peak_allocated_bytes: And after.
+        before_peak_reserved_bytes: The most reserved in its trace; None without events.
+        after_peak_reserved_bytes: And after.
         at_peak: Changes by place at the peaks of allocated, the largest first; empty if a trace
             has no events.
         by_stack: Changes by stack at the end, the largest first.
         by_line: The same by the program's line that represents a stack.
         by_category: The same by category, as far as the traces show it.
         by_size: The same by size class, powers of two.
-        before_end_known, after_end_known: False if a file has a history but no segments: its
-            figures at the end are then 0, and only peaks are compared.
+        before_end_known: False if the first file has a history but no segments: its figures at
+            the end are then 0, and only peaks are compared.
+        after_end_known: The same for the second.
     """
 
     schema = "neutracer.diff/1"

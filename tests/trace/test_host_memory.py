@@ -120,7 +120,7 @@ def test_part_of_it() -> None:
 
 def test_report_has_a_line_of_it() -> None:
     page = str(neutracer.report(pickle.dumps(_with_host())))
-    line = "3 MiB of the host's memory, 1 MiB in use; who holds it: --host, or snapshot.host"
+    line = "3 MiB of the host's memory, 1 MiB in use; for its holders: --host, or snapshot.host"
     assert line in page
     assert "pinned" not in str(neutracer.report(pickle.dumps(one_program())))
 
