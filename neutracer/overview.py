@@ -53,25 +53,22 @@ from neutracer.units import format_bytes, format_count, format_duration_us
 
 # ---- Devices -----------------------------------------------------------------------------
 
-# One device of a snapshot: its totals, its peak and who held it, and how a page shows them.
-
-# Holders on the printed page; all of them are in the JSON up to a bound.
+# Holders on the printed page, and in the JSON.
 _SHOWN_HOLDERS = 6
 _MOST_HOLDERS = 50
 
-# Stands for a figure that the file does not have.
 _NOT_KNOWN = Figure("", "not known")
 
 
 @dataclass(frozen=True)
 class Holding(PlacedRow):
-    """What one place in the program holds at the peak.
+    """The blocks of one place in the program at the peak.
 
     Attributes:
-        function, filename, line, package, caller: The place, as `Place` has it.
-        requested_bytes: What it requested.
-        count: How many blocks that is.
-        share: Of all bytes requested in live blocks then.
+        function, filename, line, package, caller: The place, as in `Place`.
+        requested_bytes: The bytes it requested.
+        count: The number of these blocks.
+        share: Of all bytes requested in live blocks.
     """
 
     function: str
@@ -90,9 +87,9 @@ class OutOfMemory(PlainRow):
 
     Attributes:
         event: Its number in the device's trace.
-        time_us: Microseconds since the epoch; None where unknown.
-        asked_bytes: The request, rounded as the allocator does.
-        device_free_bytes: What the device had left.
+        time_us: Microseconds since the epoch; None if unknown.
+        asked_bytes: The request, rounded by the allocator.
+        device_free_bytes: The device's free memory.
     """
 
     event: int
@@ -109,16 +106,15 @@ class DeviceOverview(PlainRow):
         device: Its number.
         memory_stats: PyTorch's own figures at the end, under its keys.
         peak: The peak of allocated: allocated_bytes, event, requested_bytes, holders.
-        modules: The allocated bytes at that peak by module, the most first; empty where the
-            recording knows no modules.
+        modules: The allocated bytes at that peak by module, the most first; empty if the
+            recording has no modules.
         reserved_peak: The peak of reserved: reserved_bytes, event.
-        fragmentation: The report on it.
+        fragmentation: Its fragmentation report.
         oom: The out-of-memory events.
         events: The number of events.
-        duration_us: From the first event to the last; None where unknown.
+        duration_us: From the first event to the last; None if unknown.
         history_complete: As `Snapshot.history_complete`.
-        end_known: False where the file has a history and lacks the segments: then
-            `memory_stats` says nothing.
+        end_known: False if the file has a history but no segments, and `memory_stats` is void.
     """
 
     device: int
@@ -195,7 +191,7 @@ def totals_table(device: DeviceOverview) -> Table:
     reserved = Figure.bytes(stats["reserved_bytes.all.current"])
     unused = Figure.share(now.ratio)
     if not device.events:
-        # A peak is known from events alone.
+        # Only events show a peak.
         last = ("unused", unused, now.judged)
         rows = (("allocated", allocated, ""), ("reserved", reserved, ""), last)
         return Table(named_device(device), rows, ("", "now", ""), _attempts(device))
@@ -215,7 +211,6 @@ def totals_table(device: DeviceOverview) -> Table:
 
 
 def _judged_peak(report: FragmentationReport, then: float) -> str:
-    """What the findings say of the share that was unused at the peak of reserved."""
     found = next((one for one in report.findings if one.kind == "fragmentation_peak"), None)
     word = str(found.severity) if found else "good" if band(then) == "good" else ""
     return f"{word} at the peak of reserved" if word else ""
@@ -234,7 +229,7 @@ def _attempts(device: DeviceOverview) -> tuple[str, ...]:
     parts = []
     if retries and device.fragmentation.device >= 0:
         word = format_count(retries, "retry", "retries")
-        parts.append(f"{word} (cache given back to find room)")
+        parts.append(f"{word} (cache released to find room)")
     if ooms:
         parts.append(f"{format_count(ooms)} out of memory")
     return (", ".join(parts),) if parts else ()
@@ -266,9 +261,7 @@ def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
 
 # ---- Late gradients ----------------------------------------------------------------------
 
-# Gradients of one step that live through the forward pass of the next.
-
-# Gradients below this are reported, but only for information.
+# Fewer bytes of gradients are severity `info`.
 _SMALL = 64 << 20
 
 
@@ -277,13 +270,13 @@ class LateGradients(PlainRow):
     """Gradients that were freed between a forward pass and its backward pass.
 
     Attributes:
-        bytes: Of one step: the most that lived through a forward pass.
-        count: How many gradients those are.
-        passes: Through how many forward passes gradients lived so.
-        forward: The first event of the forward pass that `bytes` is of.
+        bytes: The most that lived through one forward pass.
+        count: The number of these gradients.
+        passes: The number of forward passes with late gradients.
+        forward: The first event of the forward pass of `bytes`.
         freed: The event that freed the first of them.
-        peak_bytes: The most that was allocated between the two.
-        place: The line that freed them; None where frees have no stacks.
+        peak_bytes: The most allocated between the two events.
+        place: The line that freed them; None if frees have no stacks.
     """
 
     bytes: int
@@ -296,14 +289,11 @@ class LateGradients(PlainRow):
 
 
 def late_gradients(timeline: Timeline) -> LateGradients | None:
-    """Gradients that were freed too late for the forward pass to use their memory.
+    """Find gradients that were freed too late for the forward pass to use their memory.
 
-    A gradient counts if it was made in one backward pass, was alive when the next forward
-    pass first allocated, and was freed before the backward pass after that. One that is still
-    there then is being accumulated on purpose.
-
-    Returns:
-        What was found, or None.
+    A gradient counts if it was made in one backward pass, alive when the next forward pass
+    first allocated, and freed before the backward pass after that. A later one is accumulated
+    on purpose.
 
     Example:
         >>> import neutracer
@@ -322,7 +312,7 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
     held = {forward: sum(sizes[row] for row in rows) for forward, rows in by_forward.items()}
     forward = max(held, key=lambda event: held[event])
     events = [freed[row] for row in by_forward[forward]]
-    # A free that has only the stack of the allocation does not say who freed.
+    # A free that only has the stack of its allocation does not show the freeing line.
     known = [event for event in events if passes.stack[event] != NONE]
     places = Counter(place_of(timeline.events[event].stack) for event in known)
     place = places.most_common(1)[0][0] if places else None
@@ -338,7 +328,7 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
 
 
 def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
-    """The rows of such gradients, by the first event of the forward pass they lived through."""
+    """Rows of late gradients, by the first event of their forward pass."""
     gradient = CATEGORIES.index("gradient")
     rows, passes = timeline.allocations, timeline.passes
     begins = [begin for begin, _ in passes.backward]
@@ -364,7 +354,7 @@ def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
 
 
 def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
-    """The finding about gradients that live through the next forward pass, if there is one."""
+    """The finding on late gradients, if any."""
     found = late_gradients(timeline)
     if found is None:
         return ()
@@ -376,7 +366,7 @@ def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
             f"{' by' if found.place else ''}",
             found.place,
         ),
-        Note(f"Up to {peak} were allocated while they waited."),
+        Note(f"Up to {peak} were allocated meanwhile."),
     ]
     advice = Note(
         "call optimizer.zero_grad(set_to_none=True) before the forward pass, not after it",
@@ -397,22 +387,15 @@ def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
 
 # ---- Oddities ----------------------------------------------------------------------------
 
-# What a reader of an overview should know before trusting the figures, and what is unusual.
-
 _UNKNOWN = "nothing earlier is known"
 
-_BEGIN_HISTORY = "neutracer.record(), or torch.cuda.memory._record_memory_history(), begins one"
+_BEGIN_HISTORY = "start one with neutracer.record() or torch.cuda.memory._record_memory_history()"
 
 
 def oddities(
     snap: Snapshot, devices: Mapping[int, FragmentationReport]
 ) -> tuple[tuple[str, str], ...]:
-    """Names with a sentence each.
-
-    Args:
-        snap: The snapshot.
-        devices: The fragmentation of each of its devices.
-    """
+    """Remarks on a snapshot: a name and a sentence each."""
     odd = []
     if snap.ignored_keys:
         odd.append(("not read", ", ".join(snap.ignored_keys)))
@@ -425,13 +408,13 @@ def oddities(
 
 
 def _of_host(host: Snapshot) -> str:
-    """The pinned memory of the host beside the devices', in one sentence."""
+    """The host's pinned memory, as a sentence."""
     stats = host.memory_stats(0)
     reserved, used = (stats[f"{one}_bytes.all.current"] for one in ("reserved", "active"))
     most = host.timeline(0).peak("reserved").bytes
     at_most = f" ({format_bytes(most)} at most)" if most > reserved else ""
     held = f"{format_bytes(reserved)} of the host's memory{at_most}, {format_bytes(used)} in use"
-    return f"{held}; who holds it: --host, or snapshot.host"
+    return f"{held}; for its holders: --host, or snapshot.host"
 
 
 def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
@@ -457,7 +440,6 @@ def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
 
 
 def _of_window(snap: Snapshot, device: int) -> list[tuple[str, str]]:
-    """What lived before a part of a trace."""
     layout = snap.timeline(device).at(-1)
     alive = [block.size for block in layout.blocks if block.state != "inactive"]
     blocks = f"{format_count(len(alive), 'block')}, {format_bytes(sum(alive))},"
@@ -483,30 +465,21 @@ def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:
 
 # ---- Findings ----------------------------------------------------------------------------
 
-# What an overview says about a device's failures and growth, in the words of `explain` and
-# `leak_trend`.
-
-# Longer traces are left to `leak_trend`, so that an overview costs little more than its file.
+# Longer traces are left to `leak_trend`, to bound the cost of an overview.
 _MOST_EVENTS = 1_000_000
 
-# So many places at which requests failed are explained; a batch-size finder has one.
+# The most places of failed requests to explain; a batch-size finder has one.
 _MOST_PLACES = 8
-
-# Verdicts of `leak_trend` that are not worth reporting.
-_QUIET = ("steady", "unknown")
 
 
 def failure_findings(
     snap: Snapshot, timeline: Timeline, file: str, facts: OomFacts | None
 ) -> tuple[tuple[Finding, ...], set[str]]:
-    """A finding for each place at which requests failed, with the main verdict on its
-    largest request.
+    """A finding per place of failed requests, with the verdict on its largest request.
 
     Args:
-        snap: The snapshot.
-        timeline: Of the device.
-        file: The snapshot's file as a command here names it; "" is none.
-        facts: What is known beside the snapshot.
+        file: The snapshot's file in follow-up commands; "" is none.
+        facts: The facts beside the snapshot.
 
     Returns:
         The findings, and the kinds of the verdicts in them.
@@ -522,7 +495,7 @@ def failure_findings(
     last = max(events[-1] for events in by_place.values())
     found = []
     for place, events in list(by_place.items())[-_MOST_PLACES:]:
-        # Among requests of one size the last: the facts beside the file are about that one.
+        # Among equal sizes the last, which the facts beside the file describe.
         event = max(events, key=lambda number: (sizes[number], number))
         times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
         message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
@@ -544,8 +517,7 @@ def failure_findings(
 
 
 def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None) -> Verdict | None:
-    """The main verdict; None for a trace that no allocator can have written."""
-    # Most snapshots have nothing to explain.
+    """The main verdict; None for an inconsistent trace."""
     from neutracer.oom.explain import explained
 
     try:
@@ -556,15 +528,13 @@ def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None
 
 
 def trend_findings(
-    snap: Snapshot, timeline: Timeline, file: str, told: set[str]
+    snap: Snapshot, timeline: Timeline, file: str, known: set[str]
 ) -> tuple[Finding, ...]:
-    """What grows step after step, unless it explains a failure already.
+    """Findings on growth, unless it already explains a failure.
 
     Args:
-        snap: The snapshot.
-        timeline: Of the device.
-        file: The snapshot's file as a call here names it; "" is none.
-        told: The kinds that explain the failures.
+        file: The snapshot's file in follow-up calls; "" is none.
+        known: The kinds of verdicts that explain the failures.
     """
     if not 0 < len(timeline) <= _MOST_EVENTS:
         return ()
@@ -572,7 +542,7 @@ def trend_findings(
         trend = trend_of_trace(snap, timeline.device)
     except (NeutracerError, ValueError):
         return ()
-    if trend.verdict in _QUIET or trend.verdict in told:
+    if trend.verdict in ("steady", "unknown", *known):
         return ()
     which = f", device={timeline.device}" if len(snap.devices) > 1 else ""
     call = Copyable(f"neutracer.leak_trend({json.dumps(file)}{which})")
@@ -586,23 +556,21 @@ def trend_findings(
 
 # ---- Tree --------------------------------------------------------------------------------
 
-# Who led to the memory of a peak: its stacks as one tree, from the program's first line in.
-
-# A branch with less of the peak is left out, and so is what comes after so many.
+# Smaller branches, as a share of the peak, and those beyond the limit are left out.
 _LEAST_SHARE = 0.01
 _MOST_BRANCHES = 200
 
 
 @dataclass(frozen=True)
 class Branch(PlainRow):
-    """One frame of the tree, with all that was allocated from it on.
+    """One frame of the tree, with the bytes allocated below it.
 
     Attributes:
-        depth: 0 is the program's first line. Frames of PyTorch and Python are left out, and
-            so are those that pass all of their bytes on.
-        function, filename, line, package: The frame, as `Place` has it.
-        bytes: Of the blocks that were allocated at the peak.
-        count: How many blocks that is.
+        depth: 0 is the program's first line. Frames of PyTorch and Python, and those that pass
+            on all of their bytes, are left out.
+        function, filename, line, package: The frame, as in `Place`.
+        bytes: Bytes of blocks allocated at the peak.
+        count: The number of these blocks.
         share: Of the peak.
     """
 
@@ -618,15 +586,14 @@ class Branch(PlainRow):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PeakTreeReport(Report):
-    """What `neutracer report --tree` prints.
+    """The call tree of a peak, as `neutracer report --tree` prints it.
 
     Attributes:
         device: The device; -1 is the CPU, -2 the host's pinned memory.
         event: The event of the peak of allocated; -1 is before the first.
-        peak_bytes: What was allocated then.
-        branches: The tree from the top down, a branch before what it called, and of those
-            the one with the most bytes first.
-        left_out: How many branches with less than a hundredth of the peak are not there.
+        peak_bytes: The bytes allocated then.
+        branches: The tree in preorder, children by bytes, descending.
+        left_out: The number of branches left out, below a hundredth of the peak.
     """
 
     schema = "neutracer.peak_tree/1"
@@ -638,7 +605,7 @@ class PeakTreeReport(Report):
     left_out: int
 
     def document(self) -> Document:
-        """The report as a page."""
+        """The report as a document."""
         rows = tuple(
             (
                 Figure.share(one.share),
@@ -664,7 +631,7 @@ class _Node:
 
 
 def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
-    """The stacks of the blocks that were allocated at the peak, as a tree.
+    """The stacks of the blocks allocated at the peak, as a tree.
 
     Args:
         snap: The snapshot.
@@ -686,7 +653,7 @@ def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
     for holder in timeline.holders(by="stack", limit=None):
         node = root
         frames = holder.key if not isinstance(holder.key, str) else ()
-        for place in [*_told(frames)] or [place_of(frames)]:
+        for place in [*_program_places(frames)] or [place_of(frames)]:
             node = node.inner.setdefault(place, _Node(place))
             node.bytes += holder.bytes
             node.count += holder.count
@@ -702,7 +669,7 @@ def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
     )
 
 
-def _told(frames: Sequence[Frame]) -> Iterator[Place]:
+def _program_places(frames: Sequence[Frame]) -> Iterator[Place]:
     """The frames of the program and of libraries, from the outermost in."""
     for frame in reversed(frames):
         origin = origin_of(frame.filename)
@@ -712,7 +679,7 @@ def _told(frames: Sequence[Frame]) -> Iterator[Place]:
 
 
 def _branches(root: _Node, depth: int, total: int) -> Iterator[Branch]:
-    """The branches below a node, without frames that only pass all of it on."""
+    """The branches below a node, without frames that pass on all of their bytes."""
     waiting = [(node, depth) for node in _largest_last(root)]
     while waiting:
         node, level = waiting.pop()
@@ -733,24 +700,22 @@ def _largest_last(node: _Node) -> list[_Node]:
 
 # ---- Report ------------------------------------------------------------------------------
 
-# What a snapshot shows, on one page: totals, peak and its holders, findings, oddities.
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OverviewReport(Report):
-    """What `neutracer report` prints.
+    """The one-page summary of a snapshot, as `neutracer report` prints it.
 
     Attributes:
         file: The file's name, or "" for a live process.
-        devices: One entry a device.
+        devices: One entry per device.
         partial: Why only a part was read, or None.
         ignored_keys: Keys of the file that are not read.
         settings: The PYTORCH_CUDA_ALLOC_CONF in force; "" is PyTorch's default.
-        settings_recorded: Whether the file states its settings. If not, `settings` is what its
-            trace shows of them.
-        rehearsed: Whether it is of a run that has not happened.
-        window: Which events were read, where that is a part of the trace; else "".
-        is_host: Whether it is of the host's pinned memory, not of a device's.
+        settings_recorded: The file states its settings; else `settings` is inferred from its
+            trace.
+        rehearsed: It is of a rehearsal.
+        window: The events read, for a part of a trace; else "".
+        is_host: It is of the host's pinned memory, not of a device's.
     """
 
     schema = "neutracer.report/1"
@@ -770,37 +735,36 @@ class OverviewReport(Report):
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The snapshot that it is about; None in a copy that came from another process."""
+        """The snapshot; None in a copy from another process."""
         return getattr(self, "_snapshot", None)
 
     def tree(self, device: int | None = None) -> PeakTreeReport:
-        """Who led to the peak of a device: its stacks as a tree of callers.
+        """The call tree of a device's peak.
 
         Args:
             device: The device; None is the only one of the report.
 
         Raises:
-            ValueError: There is no such device, or this is a copy from another process, which
-                has no snapshot.
+            ValueError: There is no such device, or the report is a copy from another process.
         """
         if self.snapshot is None:
-            raise ValueError("this report has no snapshot: ask the one that it was made of")
+            raise ValueError("this report has no snapshot: use the original report")
         if device is None and len(self.devices) == 1:
             device = self.devices[0].device
         return peak_tree(self.snapshot, device)
 
     @property
-    def settings_told(self) -> str:
+    def settings_text(self) -> str:
         """The settings in words."""
         return settings_words(self.settings, is_stated=self.settings_recorded)
 
     def findings_of(self, device: int) -> tuple[Finding, ...]:
-        """What is worth reporting of one device, without its name; the worst first."""
+        """The findings on one device, without its name; the worst first."""
         return next((found for number, found in self._found if number == device), ())
 
     def document(self) -> Document:
-        """The report as a page."""
-        # What the file lacks or says that can't be comes before any figure.
+        """The report as a document."""
+        # Flaws of the file come before any figure.
         blocks = _entries(self._flaws)
         for device in self.devices:
             blocks.append(totals_table(device))
@@ -826,7 +790,7 @@ class OverviewReport(Report):
             *(() if self.is_host else (format_count(len(self.devices), "device"),)),
             format_count(events, "event") + length,
             *((history,) if known else ("no history recorded",)),
-            *(() if self.is_host else (self.settings_told,)),
+            *(() if self.is_host else (self.settings_text,)),
         )
 
     def _kind(self) -> str:
@@ -838,15 +802,15 @@ class OverviewReport(Report):
 def report(
     source: Snapshot | SnapshotSource | None = None, *, device: int | None = None
 ) -> OverviewReport:
-    """What a snapshot shows, on one page: what `neutracer report` prints.
+    """Summarise a snapshot on one page, as `neutracer report` does.
 
     Args:
-        source: A Snapshot or what `load` takes; None is this process, now.
-        device: Only this device; None is all on which anything was reserved.
+        source: A Snapshot, or a source for `load`; None is this process, now.
+        device: Only this device; None is all devices in use.
 
     Returns:
-        The report: totals, the peak and who held it, and the findings of `explain`,
-        `leak_trend` and `fragmentation_report`.
+        Totals, the peak and its holders, and the findings of `explain`, `leak_trend` and
+        `fragmentation_report`.
 
     Raises:
         SnapshotError: The file can't be read.
@@ -869,13 +833,13 @@ def report(
 def overview(
     snap: Snapshot, file: str = "", *, title: str = "", device: int | None = None
 ) -> OverviewReport:
-    """What a snapshot shows.
+    """Summarise a snapshot.
 
     Args:
         snap: The snapshot.
-        file: The name of its file, for the title and in commands that say more; "" is none.
-        title: The title where it has no file.
-        device: Only this device; None is all on which anything was reserved.
+        file: Its file, for the title and follow-up commands; "" is none.
+        title: The title without a file.
+        device: Only this device; None is all devices in use.
 
     Example:
         >>> import neutracer
@@ -886,7 +850,7 @@ def overview(
     chosen = snap.devices if device is None else (snap.device(device),)
     entries = [_entry(snap, number) for number in chosen]
     if device is None:
-        # A process that uses one device of several has the others in its file, empty.
+        # A process's file also lists the devices that it does not use.
         entries = [pair for pair in entries if _is_used(pair[0])] or entries
     devices = tuple(entry for entry, _ in entries)
     findings: list[Finding] = []
@@ -897,8 +861,8 @@ def overview(
         found = _found_on(snap, entry, name, fragmented)
         where = f"{named_device(entry)}: " if len(devices) > 1 else ""
         findings += [replace(one, message=where + one.message) for one in found]
-        told = (*first_findings(snap, device=entry.device), *ranked(found))
-        by_device.append((entry.device, told))
+        own = (*first_findings(snap, device=entry.device), *ranked(found))
+        by_device.append((entry.device, own))
     first = first_findings(snap, device=None if device is None else chosen[0])
     made = OverviewReport(
         file=os.path.basename(file or title),
@@ -915,7 +879,7 @@ def overview(
         _flaws=first,
         _found=tuple(by_device),
     )
-    # No field: what is pickled of a report is what it says.
+    # Not a field, so that it is not pickled.
     object.__setattr__(made, "_snapshot", snap)
     return made
 
@@ -928,18 +892,18 @@ def _entry(snap: Snapshot, number: int) -> tuple[DeviceOverview, tuple[Finding, 
 
 
 def _is_used(entry: DeviceOverview) -> bool:
-    """Whether the device was ever used, or an allocation on it failed."""
+    """The device was ever used, or an allocation on it failed."""
     return bool(entry.reserved_peak["reserved_bytes"] or entry.oom)
 
 
 def _found_on(
     snap: Snapshot, entry: DeviceOverview, name: str, fragmented: tuple[Finding, ...]
 ) -> list[Finding]:
-    """What is worth reporting of one device; `name` is its file's in commands."""
+    """The findings on one device; `name` is its file in follow-up commands."""
     timeline = snap.timeline(entry.device)
     failures, causes = failure_findings(snap, timeline, name, facts_of(snap.beside))
     if any(one.kind == "pending_frees" for one in fragmented):
-        # Reserved memory grows because blocks wait, and not because sizes differ.
+        # Reserved memory grows because blocks wait, not because sizes differ.
         causes |= {"cache_growth"}
     return [
         *failures,

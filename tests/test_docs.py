@@ -144,7 +144,7 @@ def test_code_on_pages_runs_as_written(
 
 def test_leaking_page_tells_the_rate() -> None:
     trend = neutracer.leak_trend(DATA / "leak_list.pickle.xz")
-    told = re.findall(r"([\d,.]+ [KM]iB) a step", text_of(DOCS / "howto" / "leaking.md"))
+    told = re.findall(r"([\d,.]+ [KM]iB) per step", text_of(DOCS / "howto" / "leaking.md"))
     assert told == [format_bytes(round(trend.bytes_per_step))]
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, one command a file; `main` parses."""
+"""The command line: `main` parses, and imports the module of the command."""

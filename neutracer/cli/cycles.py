@@ -29,8 +29,6 @@ from neutracer.recording.sidecar import filled_in
 from neutracer.saving import check_output
 from neutracer.units import format_count, parse_bytes
 
-__all__ = ["add_cycles"]
-
 _EXAMPLE = """example:
   neutracer cycles train.py --epochs 1
   neutracer cycles -o cycles.html --min-bytes 1MiB -m package.train
@@ -42,22 +40,24 @@ program can't be watched; the summary goes to standard error, or with --json to 
 
 
 def add_cycles(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
-        "Runs a Python program under the cycle watch and sums up at the end which reference "
-        "cycles kept tensors until the garbage collector ran."
+        "Runs a Python program under the cycle watch and lists at the end the reference cycles "
+        "that kept tensors until the garbage collector ran."
     )
     parser = add_command(commands, "cycles", summary, description, _EXAMPLE, _cycles)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
-    parser.add_argument("--device", help="whose tensors count: cpu, cuda, cuda:1, all")
-    parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="ignore smaller ones")
+    parser.add_argument("--device", help="count tensors on this device: cpu, cuda, cuda:1, all")
+    parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="ignore smaller cycles")
     add_json(parser)
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="an offline page with the graphs, as c-{rank}.html"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the graphs as an offline page, like c-{rank}.html",
     )
     add_fail_on(
         parser,
-        "exit with 1 if a cycle is at least that: moderate, serious (64 MiB), severe (1 GiB)",
+        "exit with 1 for a cycle of at least moderate, serious (64 MiB) or severe (1 GiB)",
     )
     add_program(parser)
 
@@ -71,9 +71,8 @@ def _cycles(options: argparse.Namespace) -> int:
         min_bytes = parse_bytes(options.min_bytes)
         device = _watched_device(options.device)
         with warn_tensor_cycles(device, min_bytes) as watch, warnings.catch_warnings():
-            # The summary tells them, ranked and with their pictures.
             warnings.simplefilter("ignore", TensorCycleWarning)
-            # What the program's end leaves behind is no cycle of the program.
+            # Keeps the program's objects alive: their teardown is not a cycle of the program.
             kept: list[object] = []
             ended = run_program(command, module=options.module, keep=kept)
             code = shell_code(ended)
@@ -94,36 +93,30 @@ def _cycles(options: argparse.Namespace) -> int:
 
 
 def _check_page(output: str) -> None:
-    """Say before the program runs for hours, not after, if its page can't be written."""
+    """Raise before a run of hours, not after it, if the page can't be written."""
     folder = os.path.dirname(output) or os.curdir
     if not os.path.isdir(folder):
-        raise NeutracerError(f"{output}: there is no folder {folder}")
+        raise NeutracerError(f"{output}: no such folder: {folder}")
     if not output:
-        raise NeutracerError("'': this is not a file name")
+        raise NeutracerError("'': not a file name")
 
 
 def _watched_device(device: str | None) -> str | None:
-    """The device given; without one, all where torch has no accelerator."""
     try:
         import torch
     except ImportError:
         raise missing("torch") from None
     if device is None and not torch.cuda.is_available():
-        complain("no accelerator here: tensors of every device count")
+        complain("no accelerator found: counting tensors on every device")
         return "all"
     _check_device(device)
     return device
 
 
 def _check_device(device: str | None) -> None:
-    """Say before the program runs if this machine has no such device to watch.
-
-    Raises:
-        NeutracerError: It has none.
-    """
     name, _, index = (device or "").partition(":")
     counted = getattr(getattr(sys.modules["torch"], name, None), "device_count", None)
     count = counted() if counted is not None else None
     if count is not None and int(index if index.isdecimal() else 0) >= count:
         there = format_count(count, f"{name} device")
-        raise NeutracerError(f"there is no device {device} here: torch sees {there}")
+        raise NeutracerError(f"no device {device} on this machine: torch finds {there}")

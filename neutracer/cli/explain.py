@@ -23,26 +23,23 @@ from neutracer.oom.case import KINDS
 from neutracer.oom.explain import ExplainReport, explain
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_explain"]
-
 _EXAMPLE = """example:
-  neutracer explain oom.pickle                        # why the last request failed
-  neutracer explain oom.pickle --capacity 24GiB       # on a device of that size
+  neutracer explain oom.pickle                        # why the last allocation failed
+  neutracer explain oom.pickle --capacity 24GiB       # on a device of this size
   neutracer explain snapshot.pickle --request 2GiB    # would that fit?
   neutracer explain --fail-on leak,cycle_garbage oom.pickle   # for CI
 
-The device, the limit and garbage are read from oom.pickle.json or oom.json, as
-neutracer.watch_oom() writes it, where there is one.
+The device, the limit and garbage come from oom.pickle.json or oom.json, which
+neutracer.watch_oom() writes beside the snapshot.
 
-exit codes: 0, 1 for a verdict or severity at --fail-on, 2 for a file that can't be read or in
-which no request failed
+exit codes: 0, 1 for a verdict or severity at --fail-on, 2 for a file that can't be read or
+without a failed allocation
 """
 
 
 def add_explain(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
-        "Explains why a request for memory failed: the first cause whose removal alone would "
+        "Explains why an allocation failed: the first cause whose removal alone would "
         "have let it succeed, the other obstacles, the holders of the memory, the remedies."
     )
     parser = add_command(commands, "explain", summary, description, _EXAMPLE, _explain)
@@ -50,25 +47,25 @@ def add_explain(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--capacity",
         metavar="SIZE",
-        help='the size of the device, like "24GiB", where the file does not say it',
+        help='the size of the device, like "24GiB", if the file does not record it',
     )
     add_device(parser)
     parser.add_argument(
         "--event",
         type=int,
         metavar="N",
-        help="which out-of-memory event, else the last; with --request any event",
+        help="the out-of-memory event (default: the last); with --request, any event",
     )
     parser.add_argument(
         "--request",
         metavar="SIZE",
-        help="say whether this much would fit at the snapshot's moment, or after --event",
+        help="ask if this much would fit at the end of the snapshot, or after --event",
     )
     add_output(parser)
     add_fail_on(
         parser,
-        "exit with 1 if one of these is a verdict (leak, fragmentation, …), or a finding is at "
-        "least that severity",
+        "exit with 1 for one of these verdicts (leak, fragmentation, …), or a finding of at "
+        "least this severity",
         KINDS,
     )
     add_max_memory(parser)

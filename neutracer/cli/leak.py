@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `neutracer leak` and `neutracer diff`: what grows, and what differs."""
+"""The commands `neutracer leak` and `neutracer diff`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ from neutracer.cli.parts import (
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
-from neutracer.leak.diff import diff, told_report
+from neutracer.leak.diff import diff, saved_report
 from neutracer.leak.growth import VERDICTS
 from neutracer.leak.trend import leak_trend
 from neutracer.trace.snapshot import Snapshot, load
 
-__all__ = ["add_diff", "add_leak"]
-
 _LEAK_EXAMPLE = """example:
   neutracer leak snapshot.pickle                        # a recording of several steps
   neutracer leak step100.pickle step200.pickle step300.pickle ...      # one step each
-  neutracer leak snapshot.pickle --capacity 24GiB       # and when that is full
+  neutracer leak snapshot.pickle --capacity 24GiB       # and when it will be full
   neutracer leak --fail-on leak,cycle_garbage snapshot.pickle          # for CI
 
 exit codes: 0, 1 for a verdict or severity at --fail-on, 2 for a file that can't be read
@@ -41,7 +39,7 @@ exit codes: 0, 1 for a verdict or severity at --fail-on, 2 for a file that can't
 _DIFF_EXAMPLE = """example:
   neutracer diff before.pickle after.pickle
   neutracer diff --json step100.pickle step200.pickle
-  neutracer diff main.json branch.json                         # of neutracer report --json
+  neutracer diff main.json branch.json                         # from neutracer report --json
   neutracer diff --fail-on serious main.pickle branch.pickle   # 1 if a line holds 64 MiB more
 
 exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
@@ -49,10 +47,9 @@ exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
 
 
 def add_leak(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
-        "Says whether memory grows step after step, how fast, from which line, and when the "
-        "device is full. Several files are one step each, in the order given."
+        "Shows if memory grows step after step, how fast, from which line, and when the "
+        "device will be full. Several files are one step each, in the order given."
     )
     parser = add_command(commands, "leak", summary, description, _LEAK_EXAMPLE, _leak)
     parser.add_argument(
@@ -62,23 +59,23 @@ def add_leak(commands: Any, summary: str) -> None:
         "--steps",
         type=_steps,
         metavar="N,N,…",
-        help="the events at which steps begin, rising, where they are not recognised",
+        help="the first event of each step, ascending, if steps are not recognised",
     )
     parser.add_argument(
         "--step-us",
         type=float,
         metavar="US",
-        help="a step's length in microseconds; for several files the time between them",
+        help="length of a step in microseconds; for several files, the time between them",
     )
     parser.add_argument(
-        "--capacity", metavar="SIZE", help='the bytes that the process can have, like "24GiB"'
+        "--capacity", metavar="SIZE", help='the memory available to the process, like "24GiB"'
     )
     add_device(parser)
     add_output(parser)
     add_fail_on(
         parser,
-        "exit with 1 if one of these is the verdict (leak, cycle_garbage, …), or a finding is "
-        "at least that severity",
+        "exit with 1 for one of these verdicts (leak, cycle_garbage, …), or a finding of "
+        "at least this severity",
         tuple(VERDICTS),
     )
     add_max_memory(parser)
@@ -115,16 +112,17 @@ def _leak(options: argparse.Namespace) -> int:
 
 
 def add_diff(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
-    description = "Shows what two snapshots hold and how it differs: new, gone, grown."
+    description = "Compares the contents of two snapshots: new, gone, grown."
     parser = add_command(commands, "diff", summary, description, _DIFF_EXAMPLE, _diff)
-    parser.add_argument("before", metavar="BEFORE", help="a snapshot, or what report --json wrote")
-    parser.add_argument("after", metavar="AFTER", help='a later one; "-" is standard input')
+    parser.add_argument(
+        "before", metavar="BEFORE", help="a snapshot, or the output of report --json"
+    )
+    parser.add_argument("after", metavar="AFTER", help='a later snapshot; "-" is standard input')
     add_device(parser)
     add_output(parser)
     add_fail_on(
         parser,
-        "exit with 1 if a line holds so much more: info, moderate (a tenth of what there was), "
+        "exit with 1 if a line holds more by: info, moderate (a tenth of the total before), "
         "serious (64 MiB), severe (1 GiB)",
     )
     add_max_memory(parser)
@@ -138,7 +136,7 @@ def _diff(options: argparse.Namespace) -> int:
     snaps: list[Any] = []
     for name in (options.before, options.after):
         try:
-            kept = told_report(name)
+            kept = saved_report(name)
             snaps.append(_loaded(name, options.max_memory) if kept is None else kept)
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(name, error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: parse, call, show."""
+"""Entry point of the command line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import neutracer
 from neutracer.cli.parts import HelpPage, complain_of, within_memory
 
-__all__ = ["main"]
-
 
 class _Command(NamedTuple):
     """A command: its group in the help, its module in `neutracer.cli`, its line in the list."""
@@ -25,20 +23,21 @@ class _Command(NamedTuple):
     summary: str
 
 
-# The commands in the order in which one meets them. Only the module of the one that is called
-# is imported; it defines `add_what_if` for "what-if".
+# Only the module of the chosen command is imported; it defines `add_what_if` for "what-if".
 _COMMANDS = {
     "run": _Command("record", "run", "run a program, record its GPU memory and report on it"),
     "attach": _Command("record", "run", "record a program that is running (Python 3.14 or later)"),
-    "demo": _Command("record", "view", "report on a recording that comes with neutracer"),
-    "rehearse": _Command("record", "rehearse", "the memory a program would need, without its GPU"),
-    "report": _Command("ask", "report", "what a snapshot shows, on one page"),
-    "explain": _Command("ask", "explain", "why a program ran out of memory, and what to do"),
-    "leak": _Command("ask", "leak", "whether memory grows step after step, and from which line"),
+    "demo": _Command("record", "view", "report on a recording that ships with neutracer"),
+    "rehearse": _Command("record", "rehearse", "predict a program's memory without a GPU"),
+    "report": _Command("ask", "report", "summarise a snapshot on one page"),
+    "explain": _Command("ask", "explain", "why a program ran out of memory, and how to fix it"),
+    "leak": _Command("ask", "leak", "find memory that grows step after step, and the line"),
     "what-if": _Command("ask", "what_if", "the best allocator settings, or the effect of yours"),
-    "diff": _Command("ask", "leak", "what one snapshot holds that another does not"),
-    "ranks": _Command("ask", "ranks", "compare the ranks of a job: the odd one, the first to fail"),
-    "cycles": _Command("ask", "cycles", "run a program and name the cycles that kept its tensors"),
+    "diff": _Command("ask", "leak", "compare the contents of two snapshots"),
+    "ranks": _Command("ask", "ranks", "compare the ranks of a job: outliers, the first to fail"),
+    "cycles": _Command(
+        "ask", "cycles", "run a program and find reference cycles that keep tensors"
+    ),
     "view": _Command("look", "view", "write a snapshot as one offline page"),
     "plot": _Command("look", "plot", "draw memory over time, fragmentation or ranks"),
     "top": _Command("look", "top", "follow the memory of a running job in the terminal"),
@@ -48,22 +47,22 @@ _COMMANDS = {
 _ALONE = frozenset(("-h", "--help", "--version"))
 
 _EXAMPLE = """where to begin:
-  neutracer demo                       # the report on a real run that comes with it
+  neutracer demo                       # a report on a real run, included
   neutracer run train.py               # record a program: snapshots and reports in neutracer-run/
-  neutracer report snapshot.pickle     # an existing snapshot: what it shows
-  neutracer explain oom.pickle         # one with an out-of-memory error: why
+  neutracer report snapshot.pickle     # summarise an existing snapshot
+  neutracer explain oom.pickle         # explain an out-of-memory error
 
 each command lists its options and examples with --help
 """
 
 
 class _CommandList(HelpPage):
-    """The page of `neutracer --help`: the commands under the names of their groups."""
+    """`neutracer --help`, with the commands in their groups."""
 
     def _format_action(self, action: argparse.Action) -> str:
         text = super()._format_action(action)
         if isinstance(action, argparse._SubParsersAction):
-            # Without the line of its own, which says no more than the heading.
+            # Drop argparse's own line, which repeats the heading.
             return text.partition("\n")[2]
         command = _COMMANDS.get(action.dest)
         if command is None or action.option_strings:
@@ -73,9 +72,9 @@ class _CommandList(HelpPage):
 
 
 def _options(words: list[str]) -> argparse.Namespace:
-    """The arguments; the parser is whole only for the chosen command, or for completion.
+    """Parse the arguments.
 
-    The other commands have no parser where none of their names can be printed.
+    Only the chosen command gets its full parser; completion needs those of all.
     """
     chosen = next((word for word in words if not word.startswith("-")), None)
     is_whole = words[:2] == ["setup", "completion"]
@@ -100,13 +99,12 @@ def _options(words: list[str]) -> argparse.Namespace:
             commands.add_parser(name, help=command.summary)
     if chosen is not None and chosen not in _COMMANDS:
         first = words[: words.index(chosen)]
-        # These need no command.
         if _ALONE.isdisjoint(first):
             parser.error(_no_command(chosen))
     parser.set_defaults(parser=parser)
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        # With the usage of that command, whose own parser passes over them.
+        # Print the usage of the command: its own parser ignores unknown arguments.
         what = f"unrecognized arguments: {' '.join(unknown)}"
         if hasattr(options, "file") and all(os.path.isfile(word) for word in unknown):
             what = f"{options.command} takes one file; diff, leak, plot and ranks take several"
@@ -115,7 +113,7 @@ def _options(words: list[str]) -> argparse.Namespace:
 
 
 def _no_command(word: str) -> str:
-    """The complaint about a word that is not a command: a file's name, or a typo."""
+    """The error message for a word that is not a command: a file's name, or a typo."""
     name = os.path.basename(os.path.normpath(word))
     if os.path.exists(word) or os.path.splitext(name)[1] or os.sep in word:
         if os.path.isdir(word):
@@ -129,20 +127,17 @@ def _no_command(word: str) -> str:
 
     near = difflib.get_close_matches(word, _COMMANDS, 1)
     if near:
-        return f"there is no command {word!r}; did you mean {near[0]!r}?"
-    return f"there is no command {word!r}; they are {', '.join(_COMMANDS)}"
+        return f"unknown command {word!r}; did you mean {near[0]!r}?"
+    return f"unknown command {word!r}; commands are {', '.join(_COMMANDS)}"
 
 
 @contextmanager
-def standing_streams() -> Iterator[None]:
-    """Make standard output and error writable.
-
-    A stream that was closed before the start accepts everything and keeps nothing, as for
-    `print`.
+def writable_streams() -> Iterator[None]:
+    """Make standard output and error writable; a closed stream discards its text.
 
     Raises:
-        BrokenPipeError: Whoever reads standard output has seen enough.
-        OSError: It can't be written.
+        BrokenPipeError: The reader of standard output has closed the pipe.
+        OSError: Standard output can't be written.
     """
     was = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -151,12 +146,11 @@ def standing_streams() -> Iterator[None]:
             yield
         finally:
             try:
-                # A program that was run here may have closed it.
+                # A program run in this process may have closed it.
                 if not getattr(sys.stdout, "closed", False):
                     sys.stdout.flush()
             except OSError:
-                # So that Python's own attempt at the end of the process does not fail
-                # again.
+                # Keeps Python's own flush at exit from failing again.
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
                 raise
             finally:
@@ -167,7 +161,7 @@ def _restore_streams(*streams: Any) -> None:
     now = sys.stdout, sys.stderr
     if now == streams:
         return
-    # Only a program that was run here replaces them.
+    # Only a program run in this process replaces them.
     from neutracer.recording.program import can_be_restored
 
     pairs = zip(streams, now, strict=True)
@@ -178,18 +172,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: Without the program's name; None is those of the process.
+        arguments: Without the program's name; None takes `sys.argv`.
 
     Returns:
         The exit code.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        with standing_streams():
+        with writable_streams():
             options = _options(words or ["--help"])
             return within_memory(options)
     except BrokenPipeError:
-        # The reader has seen enough.
         return 0
     except OSError as error:
         return complain_of("standard output", error)

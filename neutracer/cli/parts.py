@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands have in common: how they complain, read a file and print a report."""
+"""Options and output shared by the commands."""
 
 from __future__ import annotations
 
@@ -19,53 +19,23 @@ from neutracer.render.document import clean
 if TYPE_CHECKING:
     from neutracer.render.report import Report
 
-# A function that needs more of the package imports it: `--version` and `--help` are quick.
+# Functions import the rest of the package themselves, so `--version` and `--help` stay fast.
 
-__all__ = [
-    "FAILED",
-    "HelpPage",
-    "add_command",
-    "add_device",
-    "add_fail_on",
-    "add_file",
-    "add_json",
-    "add_max_memory",
-    "add_output",
-    "add_program",
-    "add_recording",
-    "add_window",
-    "answered",
-    "check_written",
-    "complain",
-    "complain_of",
-    "device_size",
-    "fails",
-    "give",
-    "print_report",
-    "program_of",
-    "refused",
-    "say_written",
-    "window_of",
-    "within_memory",
-    "without_history_warning",
-    "written",
-]
-
-#: The exit code of a command that could not do what it was asked.
+#: The exit code of a failed command.
 FAILED = 2
 
-# A smaller number lacks its unit.
+# A smaller `--capacity` lacks its unit.
 _LEAST_DEVICE = 1 << 20
 
 Answer = TypeVar("Answer", bound="Report")
 
-# How what is known beside a snapshot begins.
+# The start of a sidecar that a process wrote about itself.
 _RECORD = re.compile(rb'"(neutracer\.(sidecar|oom_report)/|oom")')
 _HEAD_BYTES = 4096
 
 
 class HelpPage(argparse.RawDescriptionHelpFormatter):
-    """The page of `--help`: paragraphs follow the terminal's width, examples stay as they are."""
+    """Help that wraps paragraphs to the terminal's width and keeps examples as written."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         kind = argparse.RawDescriptionHelpFormatter if "\n" in text else argparse.HelpFormatter
@@ -73,19 +43,19 @@ class HelpPage(argparse.RawDescriptionHelpFormatter):
 
 
 def complain(text: str) -> int:
-    """Say something on standard error, in one line; returns `FAILED`."""
+    """Print one line on standard error; return `FAILED`."""
     from neutracer.render.text import write
     from neutracer.trace.source import end_progress
 
     end_progress()
-    # It may be closed, by a program that was run here.
+    # A program run in this process may have closed it.
     with suppress(OSError, ValueError):
         write(f"neutracer: {clean(text)}\n", sys.stderr)
     return FAILED
 
 
 def complain_of(what: str, error: Exception) -> int:
-    """Say what is wrong with a file, or with the one that the error names; returns `FAILED`."""
+    """Print an error about a file, or about the one it names; return `FAILED`."""
     reason: object = error
     if isinstance(error, OSError) and error.strerror:
         reason = error.strerror
@@ -97,14 +67,12 @@ def complain_of(what: str, error: Exception) -> int:
 def add_command(
     commands: Any, name: str, summary: str, description: str, example: str, run: Callable[..., int]
 ) -> argparse.ArgumentParser:
-    """Add a command to a parser's commands.
+    """Add a command to the result of `add_subparsers`.
 
     Args:
-        commands: What `add_subparsers` returned.
-        name: The command's.
         summary: Its line in the list of commands.
-        description: What its own help says first.
-        example: What its help ends with: examples, files, exit codes.
+        description: The start of its own help.
+        example: The end of its help: examples, files, exit codes.
         run: Takes the options and returns the exit code.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -115,29 +83,23 @@ def add_command(
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the one snapshot that a command reads."""
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add the device that a command is about."""
-    parser.add_argument(
-        "--device", type=int, metavar="N", help="which device, if there are several"
-    )
+    parser.add_argument("--device", type=int, metavar="N", help="the device, if there are several")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the form of what a command prints."""
     parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
 
 
 def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[str] = ()) -> None:
-    """Add the condition under which a command ends with 1, which `fails` looks at.
+    """Add `--fail-on`, which `fails` evaluates.
 
     Args:
-        parser: The command's.
         text: The help.
-        verdicts: Words that may be given beside severities, several with commas between them.
+        verdicts: Words allowed beside severities; a list is separated by commas.
     """
     from neutracer.render.document import Severity
 
@@ -148,7 +110,7 @@ def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[s
         words = tuple(word.strip() for word in text.split(",")) if verdicts else (text,)
         for word in words:
             if word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(known)}")
         return words
 
     parser.add_argument(
@@ -161,8 +123,7 @@ def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[s
 
 
 def fails(report: Report, wanted: tuple[str, ...], verdicts: Iterable[str] = ()) -> bool:
-    """Whether a report has one of the verdicts, or a finding of one of the severities, that
-    `--fail-on` names."""
+    """Check a report's verdicts and worst severity against `--fail-on`."""
     from neutracer.render.document import Severity
 
     worst = report.worst
@@ -173,16 +134,16 @@ def fails(report: Report, wanted: tuple[str, ...], verdicts: Iterable[str] = ())
 
 
 def add_max_memory(parser: argparse.ArgumentParser) -> None:
-    """Add the bound that `within_memory` holds a command to."""
+    """Add `--max-memory`, which `within_memory` enforces."""
     parser.add_argument(
         "--max-memory",
         metavar="SIZE",
-        help='the most memory the command may take, like "4GiB" (default: what is free)',
+        help='limit on the memory of this command, like "4GiB" (default: all that is free)',
     )
 
 
 def within_memory(options: argparse.Namespace) -> int:
-    """Run the command that was chosen, and refuse it more memory than it may take."""
+    """Run the chosen command under its memory limit."""
     run: Callable[[argparse.Namespace], int] = options.run
     if not hasattr(options, "max_memory"):
         return run(options)
@@ -197,36 +158,36 @@ def within_memory(options: argparse.Namespace) -> int:
         with bounded_process(bound), working():
             return run(options)
     except MemoryError:
-        # Told below, where what took the memory is gone.
+        # Reported below, after the frames that hold the memory are gone.
         pass
-    why = "that is free" if options.max_memory is None else "that --max-memory allows"
-    return complain(f"this takes more memory than the {format_bytes(bound)} {why}")
+    why = "that are free" if options.max_memory is None else "that --max-memory allows"
+    return complain(f"this needs more memory than the {format_bytes(bound)} {why}")
 
 
 def add_window(parser: argparse.ArgumentParser) -> None:
-    """Add the part of the trace that is read, which `window_of` gives to `load`."""
+    """Add the options for a part of the trace; `window_of` passes them to `load`."""
     parser.add_argument(
         "--host",
         action="store_true",
-        help="the host's pinned memory in place of the devices' (recorded by torch 2.14 and later)",
+        help="the host's pinned memory instead of the devices' (recorded by torch 2.14 and later)",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--events",
         type=_events,
         metavar="A:B",
-        help="read only events A to B-1 of the trace; --events=-1000: is the last thousand",
+        help="read only events A to B-1 of the trace; --events=-1000: reads the last thousand",
     )
     group.add_argument(
         "--seconds",
         type=_seconds,
         metavar="A:B",
-        help="read only what happened A to B seconds after the first event",
+        help="read only events between A and B seconds after the first",
     )
 
 
 def _ends(text: str, kind: Callable[[str], Any], wanted: str) -> list[Any]:
-    """The two sides of a colon as numbers, None where there is nothing."""
+    """Parse the two sides of a colon; None for an empty side."""
     try:
         low, high = (kind(side) if side.strip() else None for side in text.split(":"))
     except ValueError:
@@ -243,7 +204,7 @@ def _seconds(text: str) -> tuple[Any, ...]:
 
 
 def window_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `load` for what `add_window` asks for; none for the whole file."""
+    """The options of `add_window` as arguments of `load`; empty for the whole file."""
     if options.events is None and options.seconds is None:
         return {"host": True} if options.host else {}
     part = {"events": options.events, "seconds": options.seconds, "device": options.device}
@@ -251,18 +212,20 @@ def window_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the form of a report and where it goes, which `give` follows."""
+    """Add `--json` and `--output`, which `give` follows."""
     add_json(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write to a file instead of printing"
+    )
 
 
 def answered(
     options: argparse.Namespace, ask: Callable[[argparse.Namespace], Answer]
 ) -> Answer | None:
-    """The report on the snapshot `options.file`; None, after a complaint, where there is none.
+    """The report on the snapshot `options.file`; None after an error message.
 
     Raises:
-        SettingsError: PyTorch would not accept the settings that are asked about.
+        SettingsError: PyTorch would reject the settings.
     """
     try:
         check_written(options.output, options.file)
@@ -276,14 +239,10 @@ def answered(
 
 
 def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
-    """Print reports, or write them as a file, in the form that `add_output` asks for.
-
-    Args:
-        reports: One, or several; as JSON these are in one object.
-        options: Of the command.
+    """Print reports, or write them to the file of `--output`; several make one JSON object.
 
     Returns:
-        0; `FAILED` where the file can't be written.
+        0, or `FAILED` if the file can't be written.
 
     Raises:
         OSError: Standard output can't be written.
@@ -300,7 +259,7 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
 
 
 def say_written(path: str) -> None:
-    """Print the name of a page or picture that was written."""
+    """Print the path of a page or picture."""
     from neutracer.render.text import write
     from neutracer.trace.source import end_progress
 
@@ -323,10 +282,10 @@ def _put(reports: Sequence[Report], as_json: bool, out: TextIO) -> None:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add what a command runs: the first word that is not an option, and all after it."""
+    """Add the program to run: the first word that is not an option, and all after it."""
     parser.add_argument(
         "program",
-        # argparse removes a "--" after one that is an argument by itself.
+        # PARSER keeps a later "--" among the program's own arguments.
         nargs=argparse.PARSER,
         metavar="PROGRAM",
         help="a script, or with -m a module, and its own arguments",
@@ -334,20 +293,14 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> None:
-    """Add where the files of a recording go, how long it is, and whose frames it has.
-
-    Args:
-        parser: The command's.
-        hooks: Whether the hooks may record: then it is as long as there is room for.
-    """
-    # Commands that record nothing do without.
+    """Add the folder, length and stacks of a recording; hooks may record as much as fits."""
     from neutracer.recording.long_history import HOOK_ENTRIES, RECORDER_ENTRIES
     from neutracer.recording.recorder import DEFAULT_MAX_ENTRIES
     from neutracer.run.following import DEFAULT_DIRECTORY
 
     room = (
-        f"what 256 MiB of the host's memory have room for, {HOOK_ENTRIES:,}, or "
-        f"{RECORDER_ENTRIES:,} with PyTorch's recorder"
+        f"{HOOK_ENTRIES:,}, which takes 256 MiB of host memory, or {RECORDER_ENTRIES:,} with "
+        "PyTorch's recorder"
     )
 
     parser.add_argument(
@@ -355,7 +308,7 @@ def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> No
         "--output",
         metavar="DIR",
         default=DEFAULT_DIRECTORY,
-        help=f"where the files go (default: {DEFAULT_DIRECTORY})",
+        help=f"folder for the files (default: {DEFAULT_DIRECTORY})",
     )
     parser.add_argument(
         "--max-entries",
@@ -363,8 +316,7 @@ def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> No
         metavar="N",
         default=None if hooks else DEFAULT_MAX_ENTRIES,
         help=(
-            "events that are kept for each device "
-            f"(default: {room if hooks else f'{DEFAULT_MAX_ENTRIES:,}'})"
+            f"events to keep per device (default: {room if hooks else f'{DEFAULT_MAX_ENTRIES:,}'})"
         ),
     )
     parser.add_argument(
@@ -373,23 +325,23 @@ def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> No
         default="python",
         help=(
             '"all" adds C++ frames, which only PyTorch\'s recorder has, and which take minutes '
-            "to spell out in large programs"
+            "to symbolise in large programs"
         ),
     )
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
-    """The script or module, and its arguments as they were written."""
+    """The script or module, with its arguments as written."""
     words: list[str] = options.program
-    # Some versions of argparse leave a "--" in front of it there, others don't.
+    # Some versions of argparse keep a leading "--".
     return words[1:] if words[0] == "--" and len(words) > 1 else words
 
 
 def device_size(text: str | None) -> int | None:
-    """What `--capacity` says, in bytes; None where it was not given.
+    """`--capacity` in bytes, None if absent.
 
     Raises:
-        ValueError: It is not a size, or not that of any device, as "24".
+        ValueError: Not a size, or too small for any device, like "24".
     """
     if text is None:
         return None
@@ -402,21 +354,21 @@ def device_size(text: str | None) -> int | None:
 
 
 def refused(settings: str | list[str], error: SettingsError) -> str:
-    """The complaint about settings that PyTorch refuses."""
+    """The error message for settings that PyTorch rejects."""
     written = settings if isinstance(settings, str) else " ".join(settings)
-    hint = "; they are written KEY:VALUE, as expandable_segments:True" if "=" in written else ""
+    hint = "; write KEY:VALUE, like expandable_segments:True" if "=" in written else ""
     return f"--set: {error}{hint}"
 
 
 def check_written(output: str | None, *files: str) -> None:
-    """Check, before they are opened, that a file to write is none of those to read.
+    """Check that an output is not one of the snapshots to read, or a sidecar of theirs.
 
     Args:
-        output: Where to; None is standard output.
-        files: Snapshots, with what is known beside them; "-" is standard input.
+        output: The path; None is standard output.
+        files: Paths of snapshots; "-" is standard input.
 
     Raises:
-        ValueError: It is one of them, by whatever name or link.
+        ValueError: It is one of them, under any name or link.
     """
     if output is None or not os.path.exists(output):
         return
@@ -428,7 +380,7 @@ def check_written(output: str | None, *files: str) -> None:
 
 
 def _is_record(path: str) -> bool:
-    """Whether it is a process's own account, which `explain` and `report` take facts from."""
+    """Check for a sidecar, from which `explain` and `report` take facts."""
     try:
         with open(path, "rb") as file:
             return _RECORD.search(file.read(_HEAD_BYTES)) is not None
@@ -437,7 +389,7 @@ def _is_record(path: str) -> bool:
 
 
 def written(path: str, text: str) -> bool:
-    """Write a text as a file, whole or not at all; False, and a complaint, if it can't be."""
+    """Write a file atomically; False after an error message if that fails."""
     from neutracer.saving import atomic_file
 
     try:
@@ -451,17 +403,14 @@ def written(path: str, text: str) -> bool:
 
 @contextmanager
 def without_history_warning() -> Iterator[None]:
-    """Suppress the warning about a partial file: the page says what the file lacks."""
+    """Suppress the warning about a partial file: the report has it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HistoryWarning)
         yield
 
 
 def print_report(report: Report, as_json: bool, page: TextIO) -> None:
-    """Print a report: as JSON on standard output, or as text on `page`.
-
-    Where a program that was run here has closed that stream, nothing is printed.
-    """
+    """Print a report as JSON on standard output, or as text on `page`, unless it is closed."""
     from neutracer.render.report import dump
     from neutracer.render.text import show
 

@@ -23,15 +23,11 @@ from neutracer.errors import NeutracerError, SettingsError
 from neutracer.picture.extra import picture_file
 from neutracer.trace.snapshot import load
 
-# Each picture imports its own drawing.
-
-__all__ = ["add_plot"]
-
 _EXAMPLE = """example:
   neutracer plot snapshot.pickle -o memory.png                    # each block at its address
   neutracer plot before.pickle after.pickle -o both.svg --x event
   neutracer plot snapshot.pickle -o what_if.png --set expandable_segments:True
-  neutracer plot snapshot.pickle --what timeline                  # who held how much, over time
+  neutracer plot snapshot.pickle --what timeline                  # memory by holder, over time
   neutracer plot snapshot.pickle --what timeline --by category --seconds 0.05:0.07
   neutracer plot snapshot.pickle --what fragmentation --event 2048
   neutracer plot neutracer-run --what ranks -o job.png            # rank x time
@@ -39,19 +35,21 @@ _EXAMPLE = """example:
 
 _KINDS = ("mdtp", "timeline", "fragmentation", "ranks")
 
-# Options that only one of them has.
+# Options of one kind of picture.
 _OWN = {"by": "timeline", "event": "fragmentation", "addresses": "mdtp", "set": "mdtp"}
 
 
 def add_plot(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
         "Draws a snapshot, or the ranks of a job. The default is memory x time, each block at its "
         "address; two files are drawn side by side on one scale."
     )
     plot = add_command(commands, "plot", summary, description, _EXAMPLE, _plot)
     plot.add_argument(
-        "files", nargs="+", metavar="FILE", help="a snapshot, or two; for ranks a folder, or many"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="one snapshot, or two; for ranks a folder, or many snapshots",
     )
     plot.add_argument(
         "--what",
@@ -71,7 +69,7 @@ def add_plot(commands: Any, summary: str) -> None:
     plot.add_argument(
         "--by",
         choices=("place", "line", "stack", "category"),
-        help="timeline: what a band is (default: the program's own line)",
+        help="timeline: one band per place, line, stack or category (default: place)",
     )
     plot.add_argument(
         "--event", type=int, metavar="N", help="fragmentation: the segments after this event"
@@ -79,15 +77,15 @@ def add_plot(commands: Any, summary: str) -> None:
     plot.add_argument(
         "--addresses",
         metavar="A:B",
-        help="mdtp: only these addresses (0x7f3a00:0x7f4000), or one block as PyTorch's viewer "
-        "names it (b7f3a00_2)",
+        help="mdtp: only these addresses (0x7f3a00:0x7f4000), or one block by the name that "
+        "PyTorch's viewer gives it (b7f3a00_2)",
     )
     plot.add_argument(
         "--set",
         metavar="CONF",
-        help="mdtp: beside it what it would have been with this PYTORCH_CUDA_ALLOC_CONF",
+        help="mdtp: beside it a replay with this PYTORCH_CUDA_ALLOC_CONF",
     )
-    plot.add_argument("--dark", action="store_true", help="for a dark page")
+    plot.add_argument("--dark", action="store_true", help="colours for a dark page")
     add_max_memory(plot)
 
 
@@ -114,16 +112,18 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _misuse(options: argparse.Namespace) -> str:
-    """The complaint about options that don't go together; empty where they do."""
+    """The error message for options that don't go together, or "" if they do."""
     for name, what in _OWN.items():
         if getattr(options, name) is not None and options.what != what:
             return f"--{name} is for --what {what}"
     if options.what == "ranks":
         is_part = bool(window_of(options))
-        return "ranks are drawn whole: without --events, --seconds and --host" if is_part else ""
+        return "--what ranks takes no --events, --seconds or --host" if is_part else ""
     if options.what != "mdtp":
         is_one = len(options.files) == 1
-        return "" if is_one else f"{options.what} is of one file; mdtp draws two side by side"
+        return (
+            "" if is_one else f"--what {options.what} takes one file; mdtp draws two side by side"
+        )
     if len(options.files) > (2 if options.set is None else 1):
         return "give one file, alone or with --set, or two to compare"
     return ""
@@ -154,14 +154,14 @@ def _draw(options: argparse.Namespace, output: str) -> None:
 
 
 def _simulated(source: Any, options: argparse.Namespace) -> Any:
-    """What the recording would have been with `--set`, which is drawn beside it."""
+    """Replay the recording with `--set`, to be drawn beside it."""
     from neutracer.whatif.what_if import what_if
 
     return what_if(source, options.set, device=options.device)[options.set]
 
 
 def _addresses(text: str | None) -> tuple[str, str] | str | None:
-    """What `--addresses` says: two of them, or a block."""
+    """`--addresses` as two addresses, or the name of a block."""
     if text is None or ":" not in text:
         return text
     first, _, end = text.partition(":")

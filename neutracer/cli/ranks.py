@@ -29,24 +29,20 @@ from neutracer.render.html import render_page
 from neutracer.render.report import dump
 from neutracer.render.text import show
 
-__all__ = ["add_ranks"]
-
 _EXAMPLE = """example:
-  neutracer ranks neutracer-run                  # the folder that each rank wrote into
+  neutracer ranks neutracer-run                  # the folder with the files of all ranks
   neutracer ranks rank*.pickle --json > job.json
   neutracer ranks s3://bucket/job -o job.html    # a page with the map of ranks and time
-  neutracer ranks --store node7:29500            # a running job, by its ranks' own digests
+  neutracer ranks --store node7:29500            # a running job, from its ranks' digests
 
-exit codes: 0, 1 for findings at --fail-on, 2 where there is nothing to compare
+exit codes: 0, 1 for findings at --fail-on, 2 if there is nothing to compare
 """
 
 
 def add_ranks(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
-        "Compares the ranks of one job by the snapshots that they wrote: the spread of each "
-        "figure, the odd rank and why it is odd, the first to run out of memory. As many "
-        "processes as there are cores read the files, one at a time each."
+        "Compares the snapshots of a job's ranks: the spread of each figure, outliers and their "
+        "causes, the first rank to run out of memory. One process per core reads the files."
     )
     parser = add_command(commands, "ranks", summary, description, _EXAMPLE, _ranks)
     parser.add_argument(
@@ -55,24 +51,22 @@ def add_ranks(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--store",
         metavar="HOST:PORT",
-        help="a running job, by what its ranks publish in its store (neutracer.watch_ranks): "
-        "MASTER_ADDR and MASTER_PORT of the job",
+        help="the store in which a running job's ranks publish digests "
+        "(neutracer.watch_ranks): MASTER_ADDR and MASTER_PORT of the job",
     )
     add_json(parser)
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="write there instead of printing: a page for .html, a picture for .png, .svg or .pdf",
+        help="write to a file instead of printing: a page (.html) or picture (.png, .svg, .pdf)",
     )
-    add_fail_on(
-        parser, "exit with 1 if a finding is at least that: info, moderate, serious, severe"
-    )
+    add_fail_on(parser, "exit with 1 for a finding of at least info, moderate, serious or severe")
 
 
 def _ranks(options: argparse.Namespace) -> int:
     if bool(options.sources) == bool(options.store):
-        return complain("say either which files to read, or with --store which job to ask")
+        return complain("give either files to read, or a running job with --store")
     try:
         report = _report(options)
     except OSError as error:
@@ -81,7 +75,7 @@ def _ranks(options: argparse.Namespace) -> int:
         return complain(str(error))
     if all(row.state in ("can't be read", "no file") for row in report.rows):
         broken = [row for row in report.rows if row.source]
-        rest = f" (nor can {len(broken) - 1} more be read)" if broken[1:] else ""
+        rest = f" ({len(broken) - 1} more can't be read either)" if broken[1:] else ""
         return complain(f"{broken[0].source}: {broken[0].note}{rest}")
     return _show(report, options) or int(fails(report, options.fail_on))
 
@@ -96,12 +90,12 @@ def _report(options: argparse.Namespace) -> RanksReport:
 
 
 def _progress() -> Any:
-    def told(done: int, total: int) -> None:
+    def show_progress(done: int, total: int) -> None:
         end = "\n" if done == total else ""
         sys.stderr.write(f"\r{done:,} of {total:,} files{end}")
         sys.stderr.flush()
 
-    return told
+    return show_progress
 
 
 def _show(report: RanksReport, options: argparse.Namespace) -> int:

@@ -23,28 +23,24 @@ from neutracer.rehearsal.rehearse import rehearse_program
 from neutracer.saving import check_output
 from neutracer.trace.snapshot import Snapshot
 
-__all__ = ["add_rehearse"]
-
 _EXAMPLE = """example:
   neutracer rehearse --device "RTX 4090" train.py --batch-size 32
   neutracer rehearse --capacity 24GiB --steps 5 -o before.pickle -m package.train
-  neutracer explain before.pickle                         # where it runs out of memory, if it does
-  neutracer what-if before.pickle                         # the same under other settings
+  neutracer explain before.pickle                         # why it runs out of memory, if it does
+  neutracer what-if before.pickle                         # with other allocator settings
 
-exit code: 0; 1 if it runs out of memory on that card; 2 where the program can't be rehearsed
-The snapshot opens in every command. Files that the program would write are not written.
+exit code: 0; 1 if it runs out of memory on that card; 2 if the program can't be rehearsed
+Every command reads the snapshot. Files that the program would write are not written.
 """
 
 
 def add_rehearse(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
-        "Runs an unchanged training script on fake tensors, as if it had a card: it needs no "
-        "GPU, and a build of PyTorch for CUDA or for the CPU. It stops after some steps of the "
-        "optimizer, and reports what it would have taken. DataLoaders load in the process "
-        "itself, and values that only a device would know are made up, which the report says "
-        "with the line. The first time on a machine it compiles a small library, which takes "
-        "some seconds and a C++ compiler."
+        "Runs an unchanged training script on fake tensors, without a GPU and with any build of "
+        "PyTorch, stops after some optimizer steps, and reports the memory it would have used. "
+        "DataLoaders load in the process itself. Values that only a device could compute are "
+        "made up; the report lists their lines. The first run on a machine compiles a small "
+        "library, which takes a few seconds and a C++ compiler."
     )
     parser = add_command(commands, "rehearse", summary, description, _EXAMPLE, _rehearse)
     parser.add_argument("-m", dest="module", action="store_true", help="rehearse a module")
@@ -57,21 +53,23 @@ def add_rehearse(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--capacity",
         metavar="SIZE",
-        help='what PyTorch can have of its memory, like "24GiB"; else all but CUDA\'s context',
-    )
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps (default: 3)")
-    parser.add_argument(
-        "--settings", default="", metavar="TEXT", help="a text for PYTORCH_CUDA_ALLOC_CONF"
+        help='memory available to PyTorch, like "24GiB" (default: all but CUDA\'s context)',
     )
     parser.add_argument(
-        "--world-size", type=int, default=1, metavar="N", help="ranks, of which this is the first"
+        "--steps", type=int, default=3, metavar="N", help="optimizer steps to run (default: 3)"
+    )
+    parser.add_argument(
+        "--settings", default="", metavar="TEXT", help="the value of PYTORCH_CUDA_ALLOC_CONF"
+    )
+    parser.add_argument(
+        "--world-size", type=int, default=1, metavar="N", help="number of ranks; this is rank 0"
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         default="rehearsed.pickle",
-        help="where the snapshot goes (default: rehearsed.pickle)",
+        help="the snapshot to write (default: rehearsed.pickle)",
     )
     add_json(parser)
     add_program(parser)
@@ -97,11 +95,11 @@ def _rehearse(options: argparse.Namespace) -> int:
         return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    return _told(snap, options, failure)
+    return _finish(snap, options, failure)
 
 
-def _told(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
-    """Save a snapshot, print what it shows, and give the exit code."""
+def _finish(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
+    """Save a snapshot, print its report, return the exit code."""
     if len(snap.events):
         try:
             snap.save(options.output)
@@ -110,9 +108,7 @@ def _told(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
         report = overview(snap, options.output)
         print_report(report, options.json, sys.stdout)
     if failure:
-        kept = (
-            f"; what was rehearsed until there is in {options.output}" if len(snap.events) else ""
-        )
+        kept = f"; the part rehearsed so far is in {options.output}" if len(snap.events) else ""
         return complain(f"{failure}{kept}")
     ran_out = any(action == "oom" for action in snap.events["action"])
     return 1 if ran_out else 0

@@ -27,21 +27,18 @@ from neutracer.overview import OverviewReport, overview
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_report"]
-
 _EXAMPLE = """example:
   neutracer report snapshot.pickle
   neutracer report --json rank*.pickle.gz > report.json
-  neutracer report --tree snapshot.pickle             # and the call tree behind the peak
+  neutracer report --tree snapshot.pickle             # with the call tree behind the peak
   neutracer report --seconds 2:3 snapshot.pickle      # only that second
-  neutracer report --fail-on severe snapshot.pickle   # exit code 1 if it finds that
+  neutracer report --fail-on severe snapshot.pickle   # exit code 1 for a severe finding
 
 exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
 """
 
 
 def add_report(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = "Shows what each snapshot holds: totals, the peak and its holders, findings."
     parser = add_command(commands, "report", summary, description, _EXAMPLE, _report)
     parser.add_argument(
@@ -49,13 +46,9 @@ def add_report(commands: Any, summary: str) -> None:
     )
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
     add_window(parser)
-    parser.add_argument(
-        "--tree", action="store_true", help="also the call tree behind the peak, from its stacks"
-    )
+    parser.add_argument("--tree", action="store_true", help="add the call tree behind the peak")
     add_output(parser)
-    add_fail_on(
-        parser, "exit with 1 if a finding is at least that: info, moderate, serious, severe"
-    )
+    add_fail_on(parser, "exit with 1 for a finding of at least info, moderate, serious or severe")
     add_max_memory(parser)
 
 
@@ -82,7 +75,7 @@ def _with_trees(reports: list[OverviewReport], trees: bool) -> Iterator[Report]:
 
 
 def _read(file: str, options: argparse.Namespace) -> OverviewReport | None:
-    """The report on one file; None, after a complaint, if it can't be read."""
+    """The report on one file; None after an error message."""
     try:
         with without_history_warning():
             snap = load(file, **window_of(options), max_memory=options.max_memory)

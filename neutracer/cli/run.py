@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `neutracer run` and `neutracer attach`: record a program, and report on it."""
+"""The commands `neutracer run` and `neutracer attach`."""
 
 from __future__ import annotations
 
@@ -24,40 +24,37 @@ from neutracer.recording.program import end_by
 from neutracer.run.attach import DEFAULT_WAIT_S, attach_and_report
 from neutracer.run.report import run_and_report
 
-__all__ = ["add_attach", "add_run"]
-
 _RUN_EXAMPLE = """example:
   neutracer run train.py --epochs 1
   neutracer run -o reports --every 10 -m package.train
-  kill -USR2 PID                                          # a report of it now
-  torchrun --nproc-per-node 8 -m neutracer run train.py   # each rank has files of its own
+  kill -USR2 PID                                          # write a report now
+  torchrun --nproc-per-node 8 -m neutracer run train.py   # one set of files per rank
 
-exit code: the program's own, and the signal's where one ended it; 2 where there is no such
-program, or no place for its reports
+exit code: the program's own, or that of the signal that ended it; 2 if the program does not
+exist or its reports can't be written
 The summary goes to standard error, or with --json to standard output.
 """
 
 _ATTACH_EXAMPLE = """example:
-  neutracer attach 4711                   # a report now: where its memory is
-  neutracer attach 4711 --record 30       # the next 30 seconds: who takes it
-  neutracer attach 4711 --watch           # reports when it runs out, and at kill -USR2 4711
+  neutracer attach 4711                   # report now: where its memory is
+  neutracer attach 4711 --record 30       # the next 30 seconds: what allocates
+  neutracer attach 4711 --watch           # report when it runs out, and at kill -USR2 4711
   neutracer attach 4711 --metrics 9435    # for Prometheus, and neutracer top :9435
-  neutracer attach 4711 --detach          # ends what --watch and --metrics began
+  neutracer attach 4711 --detach          # stop what --watch and --metrics started
 
 exit codes: 0; 2 if attaching or the request failed
 """
 
 
 def add_run(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
-        "Runs an unchanged Python program and records PyTorch's allocator from the moment when "
-        "the program initialises CUDA. A report (a snapshot, its sidecar and a text) is written "
-        "when it ends, when it runs out of memory, at SIGUSR2, at SIGTERM unless the program "
-        "handles that itself, and every few minutes if asked. Programs that it starts are not "
-        "followed, and one that is killed, or leaves through os._exit, has no report of its "
-        "end. neutracer's own hooks record where they are compiled or can be (the first time "
-        "takes some seconds, and is announced), else PyTorch's recorder."
+        "Runs an unchanged Python program and records PyTorch's allocator from the moment the "
+        "program initialises CUDA. It writes a report (a snapshot, its sidecar and a text) when "
+        "the program ends, when it runs out of memory, at SIGUSR2, at SIGTERM unless the program "
+        "handles it, and with --every at intervals. Child programs are not followed, and a "
+        "program that is killed or calls os._exit gets no final report. neutracer's own hooks "
+        "record if they are compiled or can be (the first time takes a few seconds, and is "
+        "announced), else PyTorch's recorder."
     )
     parser = add_command(commands, "run", summary, description, _RUN_EXAMPLE, _run)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
@@ -66,25 +63,25 @@ def add_run(commands: Any, summary: str) -> None:
         "--recorder",
         choices=RECORDERS,
         default="auto",
-        help='who records: neutracer\'s "hooks", "pytorch", or the first that can (default)',
+        help='neutracer\'s "hooks", "pytorch", or the first available (default)',
     )
     parser.add_argument(
         "--context",
         choices=("alloc", "all", "state"),
         default="alloc",
         help=(
-            "what gets a stack from PyTorch's recorder (the hooks give all events theirs): "
-            'allocations (default), frees too, or only blocks in use at the end. "all" can end '
-            "the program: up to Python 3.12, torch 2.11 loses the exception that is under way "
-            "where memory is freed in a backward pass, as in checkpointing with dropout"
+            "events with a stack in PyTorch's recorder (in the hooks all have one): allocations "
+            '(default), frees too, or only blocks in use at the end. "all" can end the program: '
+            "up to Python 3.12, torch 2.11 loses an exception in flight when a backward pass "
+            "frees memory, as in checkpointing with dropout"
         ),
     )
     parser.add_argument(
         "--modules",
         action="store_true",
         help=(
-            "mark what each nn.Module's forward and backward allocate, for reports by module "
-            "(torch 2.10 or later; some ten microseconds of the CPU for each call of a module)"
+            "mark the allocations of each nn.Module's forward and backward, for reports by "
+            "module (torch 2.10 or later; about ten microseconds of CPU time per module call)"
         ),
     )
     parser.add_argument(
@@ -119,30 +116,32 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def add_attach(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
         "Attaches to one of your processes that is already running, on Python 3.14 or later, "
         "and records it as 'neutracer run' would have. The work runs on a background thread "
         "that the main thread starts at its next bytecode boundary. Recording begins at that "
         "moment: the origin of earlier allocations is unknown. neutracer's modules stay "
-        "imported in the process; nothing else stays that you did not ask for."
+        "imported in the process; nothing else remains unless you asked for it."
     )
     parser = add_command(commands, "attach", summary, description, _ATTACH_EXAMPLE, _attach)
     parser.add_argument("pid", type=_number, metavar="PID", help="the process")
-    parser.add_argument("--report", action="store_true", help="a report now (the default)")
+    parser.add_argument("--report", action="store_true", help="report now (the default)")
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="record from now on; reports of out-of-memory errors and at SIGUSR2",
+        help="record from now on; report out-of-memory errors, and at SIGUSR2",
     )
     parser.add_argument(
-        "--record", type=float, metavar="SECONDS", help="record for that long, and report on it"
+        "--record", type=float, metavar="SECONDS", help="record for this long, then report"
     )
     parser.add_argument(
-        "--metrics", type=int, metavar="PORT", help="serve metrics from it; 0 is any free port"
+        "--metrics",
+        type=int,
+        metavar="PORT",
+        help="serve metrics from the process; 0 is any free port",
     )
     parser.add_argument(
-        "--detach", action="store_true", help="end what --watch and --metrics began in it"
+        "--detach", action="store_true", help="stop what --watch and --metrics started"
     )
     add_recording(parser)
     parser.add_argument(

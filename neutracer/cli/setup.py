@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `neutracer setup`: what there is, and what is made once for a machine."""
+"""The command `neutracer setup`: show what is available, compile hooks, measure kernels."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ from neutracer.units import format_duration_us
 
 # ---- Environment -------------------------------------------------------------------------
 
-# What neutracer has to work with here: versions, what is missing, how to get it.
-
-# Packages that neutracer can use, and what for.
+# Optional packages and their uses.
 _PACKAGES = (
     ("matplotlib", "plots"),
     ("resvg-py", "object graphs as PNG in a wheel"),
@@ -52,15 +50,15 @@ _NO_CUDA = "built without CUDA, so it has no snapshots and no recorder of its ow
 
 @dataclass(frozen=True)
 class Part(PlainRow):
-    """Something that neutracer can use.
+    """An optional part of neutracer's environment.
 
     Attributes:
         name: Its name.
-        version: Its version, "" where it is missing.
-        use: What it is good for.
+        version: Its version; "" if it is missing.
+        use: Its purpose.
         install: How to get it.
-        note: What to know about the one that is installed.
-        absent: What stands in place of a version where there is none.
+        note: A remark about the installed one.
+        absent: Printed instead of a missing version.
     """
 
     name: str
@@ -72,19 +70,19 @@ class Part(PlainRow):
 
     @property
     def how_to_get(self) -> Copyable:
-        """`install` where it is missing, else nothing."""
+        """`install` if it is missing, else nothing."""
         return Copyable("" if self.version else self.install)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnvironmentReport(Report):
-    """What `neutracer setup env` prints.
+    """The environment, as `neutracer setup env` prints it.
 
     Attributes:
         neutracer: Its version.
         python: The interpreter and its version.
         machine: The operating system and processor.
-        parts: What can be used, and what is missing.
+        parts: Optional parts, available or missing.
     """
 
     schema = "neutracer.env/1"
@@ -95,22 +93,22 @@ class EnvironmentReport(Report):
     parts: tuple[Part, ...]
 
     def document(self) -> Document:
-        """The report as a page."""
+        """The report as a document."""
         rows = tuple(
             (part.name, part.version or part.absent, part.use, part.how_to_get)
             for part in self.parts
         )
         facts = (self.python, self.machine)
         notes = (Paragraph(f"{part.name}: {part.note}.") for part in self.parts if part.note)
-        blocks: tuple[Block, ...] = (Table("What it can use", rows), *notes)
+        blocks: tuple[Block, ...] = (Table("Optional parts", rows), *notes)
         return Document(f"neutracer {self.neutracer}", facts, blocks)
 
 
 def environment(version: str) -> EnvironmentReport:
-    """Look at what is installed, without importing anything or touching CUDA.
+    """Inspect the installation without importing packages or touching CUDA.
 
     Args:
-        version: That of neutracer.
+        version: neutracer's version.
 
     Example:
         >>> environment("1.0.0").python.startswith(platform.python_implementation())
@@ -135,7 +133,7 @@ def _version(name: str) -> str:
 
 
 def _torch() -> Part:
-    """PyTorch: without CUDA (or HIP, which goes by its name) it has no snapshots."""
+    """PyTorch; only builds for CUDA or HIP have snapshots."""
     use, install = "live snapshots, reference cycles", "install torch for your CUDA version"
     try:
         torch = installed_torch()
@@ -160,7 +158,6 @@ def _graphviz() -> Part:
 
 
 def _heap() -> Part:
-    """Whether this interpreter's objects can be walked."""
     use = "reference cycles, why_alive"
     try:
         core.heap_prepare()
@@ -170,7 +167,6 @@ def _heap() -> Part:
 
 
 def _hooks() -> list[Part]:
-    """The hooks on PyTorch's allocator: whether they are available, where, and what they do."""
     use = "live(), device figures without the GIL"
     try:
         goal = target()
@@ -193,7 +189,7 @@ def _hooks() -> list[Part]:
 
 
 def _attached(now: HookState) -> list[Part]:
-    """What was attached in this process, which PyTorch keeps until it ends."""
+    """Callbacks attached to PyTorch, which keeps them until the process ends."""
     parts = []
     if now.attached:
         doing = f"recording, {now.frames} frames an event" if now.active else "silent"
@@ -206,15 +202,12 @@ def _attached(now: HookState) -> list[Part]:
 
 
 def _observer() -> list[Part]:
-    """PyTorch's own way to report an OOM, where this process asked for it."""
+    """PyTorch's own out-of-memory observer, if this process attached one."""
     use = "reports at an OOM; PyTorch can't detach it"
     return [Part("Out-of-memory observer", "attached", use, "")] if is_attached() else []
 
 
 # ---- Setup -------------------------------------------------------------------------------
-
-# Each of the four imports what it needs by itself: they have little in common.
-
 
 _EXAMPLE = """example:
   neutracer setup env                    # versions, and what is missing
@@ -222,17 +215,17 @@ _EXAMPLE = """example:
 """
 
 _HOOKS_EXAMPLE = """example:
-  neutracer setup hooks                  # into this user's cache, where neutracer looks
+  neutracer setup hooks                  # into this user's cache
   neutracer setup hooks -o /opt/hooks    # for an image; NEUTRACER_HOOKS=/opt/hooks finds them
 
-exit codes: 0, 2 where they can't be built; the reason is printed
+exit codes: 0, 2 if they can't be built; the reason is printed
 """
 
 _KERNELS_EXAMPLE = """example:
   neutracer setup kernels -o my-card.json
   NEUTRACER_KERNELS=my-card.json neutracer rehearse --device "RTX 4090" train.py
 
-exit code: 0; 2 where there is no CUDA device
+exit code: 0; 2 without a CUDA device
 """
 
 _COMPLETION_EXAMPLE = """example:
@@ -240,25 +233,24 @@ _COMPLETION_EXAMPLE = """example:
   neutracer setup completion zsh > ~/.zfunc/_neutracer      # a folder of fpath
   neutracer setup completion fish > ~/.config/fish/completions/neutracer.fish
 
-exit codes: 0, 2 where shtab is missing
+exit codes: 0, 2 if shtab is missing
 """
 
 _SHELLS = ("bash", "zsh", "fish")
 
-# Seconds that measuring kernels may take, about.
+# Approximate limit on measuring kernels, in seconds.
 _MEASURING_S = 300.0
 
-# Arguments that are files or folders, by the metavar in the usage.
+# Metavars of arguments that are files or folders.
 _FILES = frozenset(("FILE", "OUT", "BEFORE", "AFTER", "PROGRAM"))
 _FOLDERS = frozenset(("DIR", "FOLDER"))
 
 
 def add_setup(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     parser = commands.add_parser(
         "setup",
         help=summary,
-        description="Shows what neutracer can use here, and makes what is made once.",
+        description="Shows what is installed, compiles hooks, measures kernels.",
         epilog=_EXAMPLE,
         formatter_class=HelpPage,
     )
@@ -267,7 +259,7 @@ def add_setup(commands: Any, summary: str) -> None:
         parts,
         "env",
         "show versions and optional dependencies",
-        "Shows what neutracer can use here, what is missing, and how to get it.",
+        "Shows versions, missing optional parts, and how to install them.",
         "example:\n  neutracer setup env",
         _env,
     )
@@ -277,8 +269,8 @@ def add_setup(commands: Any, summary: str) -> None:
     completion = add_command(
         parts,
         "completion",
-        "print the script with which a shell completes commands, options and files",
-        "Prints what a shell reads to complete neutracer's commands; shtab makes it.",
+        "print a shell's completion script",
+        "Prints the script that completes neutracer's commands in a shell; needs shtab.",
         _COMPLETION_EXAMPLE,
         _completion,
     )
@@ -287,10 +279,10 @@ def add_setup(commands: Any, summary: str) -> None:
 
 def _add_hooks(parts: Any) -> None:
     description = (
-        "Compiles the hooks on PyTorch's allocator for the torch that is installed. It needs a "
+        "Compiles the hooks on PyTorch's allocator for the installed torch. It needs a "
         "C++ compiler, but no CUDA compiler, and does not import torch."
     )
-    summary = "compile the hooks on PyTorch's allocator ahead of their first use"
+    summary = "compile the hooks on PyTorch's allocator before their first use"
     hooks = add_command(parts, "hooks", summary, description, _HOOKS_EXAMPLE, _build_hooks)
     hooks.add_argument("-o", "--output", metavar="FOLDER", help="the folder, instead of the cache")
     hooks.add_argument("--again", action="store_true", help="compile even if they exist")
@@ -298,10 +290,10 @@ def _add_hooks(parts: Any) -> None:
 
 def _add_kernels(parts: Any) -> None:
     description = (
-        "Measures the workspaces that cuDNN takes for usual convolutions on this machine's card, "
-        "by small real calls that PyTorch's recorder watches, and writes a file of facts. "
-        "Rehearsals of such a card take these in place of ranges. It takes about five minutes "
-        "and up to 12 GiB of the card's memory; what is too large for it is left out."
+        "Measures cuDNN's workspaces for common convolutions on this machine's card, by small "
+        "calls under PyTorch's recorder, and writes a file of facts. Rehearsals of such a card "
+        "use these facts instead of ranges. It takes about five minutes and up to 12 GiB of the "
+        "card's memory; larger calls are left out."
     )
     summary = "measure the workspaces of this card's kernels, for rehearsals"
     kernels = add_command(parts, "kernels", summary, description, _KERNELS_EXAMPLE, _kernels)
@@ -310,12 +302,11 @@ def _add_kernels(parts: Any) -> None:
         "--output",
         metavar="FILE",
         default="kernels.json",
-        help="where the facts go (default: kernels.json)",
+        help="the file of facts (default: kernels.json)",
     )
 
 
 def _env(options: argparse.Namespace) -> int:
-
     print_report(environment(neutracer.__version__), options.json, sys.stdout)
     return 0
 
@@ -344,9 +335,9 @@ def _kernels(options: argparse.Namespace) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        return complain("there is no CUDA device whose kernels could be measured")
+        return complain("no CUDA device to measure")
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
-        return complain(f"this needs torch 2.10 or later, and this is {torch.__version__}")
+        return complain(f"needs torch 2.10 or later; found {torch.__version__}")
     from neutracer.rehearsal.kernels.scratch import learn
 
     facts = learn(_MEASURING_S, lambda line: print(line, file=sys.stderr, flush=True))
@@ -371,9 +362,9 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[Any]:
-    """The arguments of a parser and of its commands.
+    """All arguments of a parser and of its commands.
 
-    Each command's description becomes its line in the list: a shell shows it beside the name.
+    Sets each command's description to its summary, which a shell shows beside the name.
     """
     for action in parser._actions:
         yield action

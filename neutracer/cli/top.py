@@ -40,22 +40,17 @@ from neutracer.units import format_duration_us
 
 # ---- Top page ----------------------------------------------------------------------------
 
-# The page of `neutracer top`, made of what exporters report.
-
-# Below this share of the device the curve's upper edge is what is reserved.
+# Below this share of the device, the curve's upper edge is the most reserved.
 _LEAST_SHARE = 0.25
 
 _SHOWN_ALERTS = 5
 
 
 def top_lines(pages: Sequence[Mapping[str, Any]], width: int, *, plain: bool) -> list[Line]:
-    """The lines of the page.
-
-    It does not trust what exporters report: what is missing or no number is left out, and
-    text is made harmless.
+    """The lines of the page; values that are missing or of a wrong type are left out.
 
     Args:
-        pages: What each exporter answered.
+        pages: The exporters' answers, which are not trusted.
         width: Columns.
         plain: Only ASCII.
     """
@@ -119,7 +114,7 @@ def _device_table(device: Mapping[str, Any]) -> Table:
     growth = device.get("growth_bytes_per_s")
     if isinstance(growth, (int, float)) and abs(growth) >= 1:
         sign = "-" if growth < 0 else "+"
-        counts.append(f"floor {sign}{Figure.bytes(round(abs(growth)))} a second")
+        counts.append(f"floor {sign}{Figure.bytes(round(abs(growth)))} per second")
     return Table(str(device.get("device", "?")), tuple(rows), notes=tuple(counts))
 
 
@@ -164,7 +159,7 @@ def _holder_table(page: Mapping[str, Any]) -> tuple[Table, ...]:
         )
         for holder in _mappings(page, "holders")
     )
-    return (Table("Who holds it", rows),) if rows else ()
+    return (Table("Largest holders", rows),) if rows else ()
 
 
 def _bytes(plain: Mapping[str, Any], key: str) -> int:
@@ -192,10 +187,10 @@ _EXAMPLE = """example:
   neutracer top :9435 :9436 --seconds 600       # two ranks of this machine
   neutracer top --once --json :9435
 
-exit codes: 0, 2 where no exporter answers
+exit codes: 0, 2 if no exporter answers
 """
 
-# An answer is no longer than this, and comes within so many seconds.
+# Limits on an answer's length and delay.
 _MOST_BYTES = 8 << 20
 _PATIENCE_S = 5.0
 
@@ -203,8 +198,7 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 def add_top(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
-    description = "Shows what the exporter of a running job reports: curves, alerts, holders."
+    description = "Follows the exporter of a running job: curves, alerts, holders."
     parser = add_command(commands, "top", summary, description, _EXAMPLE, _top)
     parser.add_argument(
         "urls", nargs="+", metavar="URL", help="an exporter's address; ':9435' is on this machine"
@@ -213,10 +207,10 @@ def add_top(commands: Any, summary: str) -> None:
         "--interval", type=float, default=2.0, metavar="S", help="seconds between updates"
     )
     parser.add_argument(
-        "--seconds", type=float, default=300.0, metavar="S", help="seconds that the curves show"
+        "--seconds", type=float, default=300.0, metavar="S", help="time span of the curves"
     )
     parser.add_argument("--once", action="store_true", help="show it once and exit")
-    parser.add_argument("--json", action="store_true", help="what the exporters report, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the exporters' answers as JSON")
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -264,12 +258,12 @@ def _lines(pages: list[dict[str, Any]]) -> list[Line]:
 
 
 def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> None:
-    """Show what is new until the user ends it; wait for an exporter that is gone."""
+    """Update until the user quits; keep the last page of an exporter that is gone."""
     show, end = _screen()
     known, silent = dict(zip(urls, pages, strict=True)), list[str]()
     try:
         with _keys() as pressed_q:
-            ends = "q ends it" if pressed_q is not time.sleep else "Ctrl-C ends it"
+            ends = "q quits" if pressed_q is not time.sleep else "Ctrl-C quits"
             while True:
                 notes: list[Line] = [(Span(text, "serious"),) for text in silent]
                 lines = _lines([known[url] for url in urls])
@@ -284,8 +278,8 @@ def _follow(urls: list[str], pages: list[dict[str, Any]], interval: float) -> No
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], object]]:
-    """What waits so many seconds, and says whether "q" was pressed meanwhile; without a
-    terminal to press it on, `time.sleep`."""
+    """Yield a function that waits some seconds and returns True on "q"; without a terminal,
+    `time.sleep`."""
     try:
         before = termios.tcgetattr(sys.stdin)
         tty.setcbreak(sys.stdin)
@@ -301,7 +295,7 @@ def _keys() -> Iterator[Callable[[float], object]]:
                 if b"q" in pressed.lower():
                     return True
                 if not pressed:
-                    # The terminal is gone; nobody presses anything any more.
+                    # End of file: the terminal is gone.
                     time.sleep(left)
         return False
 
@@ -312,7 +306,7 @@ def _keys() -> Iterator[Callable[[float], object]]:
 
 
 def _fetched(urls: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What each exporter reports now, or why it reports nothing."""
+    """The current page of each exporter, and the errors of those that do not answer."""
     now: dict[str, dict[str, Any]] = {}
     silent = []
     for url in urls:
@@ -324,7 +318,7 @@ def _fetched(urls: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def _screen() -> tuple[Any, Any]:
-    """How lines are shown again and again, and what ends it."""
+    """Functions that show lines on a screen, and that close it."""
     stream = sys.stdout
     if stream.isatty() and colour_wanted():
         try:
@@ -345,7 +339,7 @@ def _screen() -> tuple[Any, Any]:
 
 
 def _page_url(text: str, seconds: float) -> str:
-    """The address of the page to show; only http and https."""
+    """The URL of an exporter's page; only http and https."""
     whole = f"127.0.0.1{text}" if text.startswith(":") else text
     try:
         parts = urllib.parse.urlsplit(whole if "://" in whole else f"http://{whole}")
@@ -376,12 +370,12 @@ def _fetch(url: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         page = None
     if not isinstance(page, dict) or page.get("schema") != SCHEMA:
-        raise NeutracerError(f"{shown}: what answers there is not a neutracer exporter")
+        raise NeutracerError(f"{shown}: not a neutracer exporter")
     return page
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Without the user's proxy for addresses of this machine."""
+    """Bypass the user's proxy for addresses of this machine."""
     host = urllib.parse.urlsplit(url).hostname or ""
     try:
         local = ipaddress.ip_address(host).is_loopback

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `neutracer view` and `neutracer demo`: a snapshot as a page."""
+"""The commands `neutracer view` and `neutracer demo`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from neutracer.render.document import clean
 from neutracer.render.text import show, write
 from neutracer.trace.snapshot import load
 
-__all__ = ["add_demo", "add_view"]
-
 _RECORDING = Path(__file__).parents[1] / "demo" / "late_zero_grad.pickle.xz"
 
 _VIEW_EXAMPLE = """example:
@@ -36,28 +34,27 @@ _VIEW_EXAMPLE = """example:
   neutracer view --events 2000000:2050000 long.pickle
   neutracer view -o neutracer.html
 
-The page is one file that loads nothing; it opens in any recent browser, and any other
-snapshot can be dropped on it. Without FILE it is empty, and waits for one.
+The page is one self-contained file for any recent browser. Drop any other snapshot on it to
+open that. Without FILE the page is empty, ready for a snapshot.
 """
 
 _DEMO_EXAMPLE = """example:
-  neutracer demo                 # the report here, the page in the browser
+  neutracer demo                 # print the report, open the page in the browser
   neutracer demo --no-browser -o demo.html
 
-The recording comes with neutracer: four steps of a real training run on a GPU, which keep
-their gradients for longer than they need to.
+The recording ships with neutracer: four steps of a real training run on a GPU that keeps its
+gradients for longer than needed.
 """
 
 
 def add_view(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
-    description = "Writes a page that shows a snapshot: findings, timeline, address map, tables."
+    description = "Writes a snapshot as a page: findings, timeline, address map, tables."
     parser = add_command(commands, "view", summary, description, _VIEW_EXAMPLE, _view)
     parser.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
-        help='a snapshot; "-" is standard input; without one the page is empty',
+        help='a snapshot; "-" is standard input (default: an empty page)',
     )
     parser.add_argument(
         "-o",
@@ -88,7 +85,6 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _empty(options: argparse.Namespace) -> int:
-    """Write the page that waits for a file."""
     output = "neutracer.html" if options.output is None else options.output
     try:
         check_written(output)
@@ -100,8 +96,7 @@ def _empty(options: argparse.Namespace) -> int:
 
 
 def add_demo(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
-    description = "Reports on a recording that comes with neutracer, and writes its page."
+    description = "Reports on a recording that ships with neutracer, and writes its page."
     parser = add_command(commands, "demo", summary, description, _DEMO_EXAMPLE, _demo)
     parser.add_argument(
         "-o",
@@ -111,12 +106,11 @@ def add_demo(commands: Any, summary: str) -> None:
         help="the page (default: %(default)s)",
     )
     parser.add_argument(
-        "--no-browser", action="store_true", help="write the page and open no browser"
+        "--no-browser", action="store_true", help="write the page without opening a browser"
     )
 
 
 def _demo(options: argparse.Namespace) -> int:
-    # `view` needs nothing of the report.
     from neutracer.overview import overview
 
     try:
@@ -131,13 +125,13 @@ def _demo(options: argparse.Namespace) -> int:
     opened = not options.no_browser and _open(Path(str(page)).absolute())
     way = "opened in the browser" if opened else "open it in any browser"
     name = clean(str(page))
-    write(f"\nThe same as a page to look around in: {name} ({way})\n", sys.stdout)
-    write("On a program of yours: neutracer run train.py\n", sys.stdout)
+    write(f"\nThe same as an interactive page: {name} ({way})\n", sys.stdout)
+    write("For your own program: neutracer run train.py\n", sys.stdout)
     return 0
 
 
 def _open(page: Path) -> bool:
-    """Whether a browser with a window took the page; one in the terminal is left alone."""
+    """Open a page in a graphical browser; False without one."""
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     return webbrowser.open(page.as_uri())

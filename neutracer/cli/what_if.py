@@ -25,8 +25,6 @@ from neutracer.trace.snapshot import load
 from neutracer.whatif.search import OBJECTIVES
 from neutracer.whatif.what_if import check_replay, what_if
 
-__all__ = ["add_what_if"]
-
 _EXAMPLE = """example:
   neutracer what-if snapshot.pickle                       # the best of a few dozen settings
   neutracer what-if snapshot.pickle --capacity 24GiB      # would it fit on that card?
@@ -34,21 +32,20 @@ _EXAMPLE = """example:
   neutracer what-if snapshot.pickle --objective speed     # the fewest calls to the device
   neutracer what-if snapshot.pickle --set expandable_segments:True --set max_split_size_mb:128
   neutracer what-if snapshot.pickle --batch 2             # with a batch twice as large
-  neutracer what-if --check snapshot.pickle               # how far to trust the model
+  neutracer what-if --check snapshot.pickle               # accuracy of the model
 
-neutracer.what_if() in Python also replays other changes of the program: blocks freed earlier,
+In Python, neutracer.what_if() also replays other changes to the program: blocks freed earlier,
 calls of empty_cache(), no reference cycles.
 
-exit codes: 0, 2 for a file that can't be read or replayed, or settings that PyTorch refuses
+exit codes: 0, 2 for a file that can't be read or replayed, or settings that PyTorch rejects
 """
 
 
 def add_what_if(commands: Any, summary: str) -> None:
-    """Add the command to a parser's commands; `summary` is its line in their list."""
     description = (
-        "Replays a snapshot's trace on a model of PyTorch's allocator under the settings given "
-        "with --set. Without --set it tries a few dozen, and names the best of them, the least "
-        "memory that the program fits in with each, and the least that any allocator needs."
+        "Replays a snapshot's trace on a model of PyTorch's allocator with the settings of --set. "
+        "Without --set it tries a few dozen and reports the best, the least memory in which the "
+        "program fits with each, and the least that any allocator needs."
     )
     parser = add_command(commands, "what-if", summary, description, _EXAMPLE, _what_if)
     add_file(parser)
@@ -57,14 +54,14 @@ def add_what_if(commands: Any, summary: str) -> None:
         "--batch", type=float, default=1.0, metavar="K", help="with a batch K times as large"
     )
     parser.add_argument(
-        "--capacity", metavar="SIZE", help='the most memory the process may have, like "24GiB"'
+        "--capacity", metavar="SIZE", help='memory available to the process, like "24GiB"'
     )
     parser.add_argument(
         "--fraction",
         type=float,
         metavar="F",
         help="with set_per_process_memory_fraction(F); --capacity is then the whole device, "
-        "where the JSON beside the file does not tell it",
+        "if the sidecar beside the file does not record it",
     )
     add_device(parser)
     add_output(parser)
@@ -72,7 +69,6 @@ def add_what_if(commands: Any, summary: str) -> None:
 
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
-    """The question: about these settings, the model itself, or the best."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--set",
@@ -80,7 +76,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         metavar="CONF",
         action="append",
         default=[],
-        help='a PYTORCH_CUDA_ALLOC_CONF to replay; may be given several times; "" is the default',
+        help='a PYTORCH_CUDA_ALLOC_CONF to replay; repeatable; "" is PyTorch\'s default',
     )
     how.add_argument(
         "--check", action="store_true", help="only check the model against the recording"
@@ -89,7 +85,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=OBJECTIVES,
         default="fit",
-        help="what counts as best: the least memory in which every request succeeds (fit), the "
+        help="criterion: the least memory in which every request succeeds (fit), the "
         "lowest peak of reserved, or the fewest device calls (speed)",
     )
 
@@ -97,9 +93,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 def _what_if(options: argparse.Namespace) -> int:
     changes = (options.batch != 1.0, options.capacity, options.fraction is not None)
     if options.check and any(changes):
-        return complain(
-            "--check looks at the recording as it is: without another batch, capacity or fraction"
-        )
+        return complain("--check takes no --batch, --capacity or --fraction")
     try:
         report = answered(options, _asked)
     except SettingsError as error:

@@ -24,10 +24,7 @@ from neutracer.whatif.advice import Replayed
 
 # ---- Parts -------------------------------------------------------------------------------
 
-# What a fragmentation report is made of: its bands, pools, segments and holes.
-
-#: The usual bands of the ratio (reserved - allocated) / reserved: their upper ends, and their
-#: words; above the last it is "severe".
+#: Upper ends of the bands of the ratio (reserved - allocated) / reserved; above is "severe".
 BANDS = ((0.15, "good"), (0.30, "moderate"), (0.40, "serious"))
 
 
@@ -44,16 +41,16 @@ def band(ratio: float) -> str:
     return "severe"
 
 
-# Unused bytes below this are reported, but alarm nobody.
+# Fewer unused bytes are severity `info`.
 _SMALL = 64 << 20
 
 
 def severity_of(ratio: float, nbytes: int) -> Severity:
-    """How bad it is that a share of reserved memory is unused: the word of its band.
+    """The severity of an unused share of reserved memory, by its band.
 
     Args:
         ratio: The share, (reserved - allocated) / reserved.
-        nbytes: The bytes at stake; where they are few, or the band is "good", it is `info`.
+        nbytes: The unused bytes; below 64 MiB, or in the band "good", it is `info`.
 
     Example:
         >>> str(severity_of(0.35, 1 << 30)), str(severity_of(0.35, 1 << 20))
@@ -65,16 +62,16 @@ def severity_of(ratio: float, nbytes: int) -> Severity:
 
 @dataclass(frozen=True)
 class Hole(PlainRow):
-    """A free block between others.
+    """A free block.
 
     Attributes:
         address: Where it begins.
         size: Its bytes.
         segment: Its row in the snapshot's `segments`.
-        before: Who allocated the block at its lower end; None at the segment's border.
-        after: The same at its upper end.
-        before_bytes: That block's size, 0 at the border.
-        after_bytes: The same at its upper end.
+        before: The place that allocated the block below it; None at the segment's border.
+        after: The same for the block above it.
+        before_bytes: The size of the block below it; 0 at the border.
+        after_bytes: The same for the block above it.
     """
 
     address: int
@@ -94,15 +91,15 @@ class PoolFragmentation(PlainRow):
         kind: "small" (requests up to 1 MiB) or "large".
         pool: The private pool's id; (0, 0) is the default pool.
         stream: The raw stream.
-        segments: How many segments it has.
-        holes: How many free blocks.
+        segments: The number of segments.
+        holes: The number of free blocks.
         reserved_bytes: Taken from the device.
         allocated_bytes: In allocated blocks.
         pending_bytes: Freed, but waiting for another stream.
-        requested_bytes: What the program requested in the active blocks.
-        reclaimable_bytes: What empty_cache() would give back of it.
+        requested_bytes: Requested by the program, in active blocks.
+        reclaimable_bytes: Released by empty_cache().
         largest_hole: The largest free block.
-        largest_request: The largest request that succeeds without asking the device.
+        largest_request: The largest request that needs no new segment.
     """
 
     kind: str
@@ -120,7 +117,7 @@ class PoolFragmentation(PlainRow):
 
     @property
     def ratio(self) -> float:
-        """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+        """(reserved - allocated) / reserved; 0 if nothing is reserved."""
         return unused_share(self.reserved_bytes, self.allocated_bytes)
 
 
@@ -132,11 +129,11 @@ class SegmentFragmentation(PlainRow):
         address: Where it begins.
         total_size: Its size.
         free_bytes: In holes.
-        holes: How many.
+        holes: The number of holes.
         largest_hole: The largest of them.
-        reclaimable_bytes: What empty_cache() would give back of it.
-        opened_by: Who made the request that opened it.
-        pinned_by: Who allocated the smallest block in it; None if it is all free.
+        reclaimable_bytes: Released by empty_cache().
+        opened_by: The place whose request opened it.
+        pinned_by: The place that allocated its smallest block; None if it is all free.
         pinned_bytes: That block's size.
     """
 
@@ -153,18 +150,12 @@ class SegmentFragmentation(PlainRow):
 
 # ---- Layout ------------------------------------------------------------------------------
 
-# What a layout says of its free bytes: segments, holes, and which requests these serve.
-
-#: The requests that need no new segment, of each pool and stream that serves any: ranges in
-#: bytes, ascending, both ends included.
+#: Requests that need no new segment, by (pool, stream): ascending inclusive ranges in bytes.
 Served = Mapping[tuple[tuple[int, int], int], Sequence[tuple[int, int]]]
 
 
 def served_of(snap: Snapshot, fragment: core.Fragment) -> Served:
-    """The requests that the free blocks of a device serve.
-
-    The allocator looks at the smallest block that is large enough, and at no other.
-    """
+    """The requests that a device's free blocks serve; the allocator tries the best fit only."""
     firsts, seconds, streams = map(snap.segments.codes, ("pool_first", "pool_second", "stream"))
     kinds = snap.segments["segment_type"]
     sizes: dict[tuple[tuple[int, int], int, bool], set[int]] = {}
@@ -172,7 +163,7 @@ def served_of(snap: Snapshot, fragment: core.Fragment) -> Served:
         key = (firsts[row], seconds[row]), streams[row], kinds[row] == "small"
         sizes.setdefault(key, set()).add(size)
     served: dict[tuple[tuple[int, int], int], list[tuple[int, int]]] = {}
-    # Requests of the small pool are smaller than all others.
+    # Requests of the small pool are below all others.
     for (pool, stream, small), free in sorted(sizes.items(), key=lambda item: not item[0][2]):
         ranges = served.setdefault((pool, stream), [])
         ascending = sorted(free)
@@ -184,14 +175,14 @@ def served_of(snap: Snapshot, fragment: core.Fragment) -> Served:
 
 
 def _append(ranges: list[tuple[int, int]], least: int, most: int) -> None:
-    """Add a range above all others; one that goes on where the last ends becomes part of it."""
+    """Append a range above all others, merging it with an adjacent last one."""
     if ranges and ranges[-1][1] + 1 == least:
         least = ranges.pop()[0]
     ranges.append((least, most))
 
 
 def _places(snap: Snapshot) -> Callable[[int], Place]:
-    """Places by the codes of stacks, each looked for once."""
+    """Cached lookup of a stack code's place."""
     return cache(lambda code: place_of(snap.stacks[code]))
 
 
@@ -202,7 +193,7 @@ def segments_of(
     place = _places(snap)
     addresses, sizes, openers = map(snap.segments.codes, ("address", "total_size", "stack"))
     block_sizes, block_stacks = map(snap.blocks.codes, ("size", "stack"))
-    # The trace knows who opened a segment also where the segment itself does not.
+    # The trace has the opener even if the segment lacks its stack.
     lives = timeline.segments
     stays = [row for row, event in enumerate(lives.codes("free_event")) if event == -1]
     bases, stacks = lives.codes("address"), lives.codes("stack")
@@ -227,7 +218,7 @@ def segments_of(
 
 
 def holes_of(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
-    """The free blocks of a device, the largest first, with who is beside them."""
+    """The free blocks of a device, largest first, with their neighbours."""
     by_code = _places(snap)
     ids, sizes = snap.blocks.codes("stack"), snap.blocks.codes("size")
 
@@ -244,7 +235,7 @@ def holes_of(snap: Snapshot, fragment: core.Fragment) -> tuple[Hole, ...]:
 
 
 def pools_of(groups: Iterable[Mapping[str, Any]]) -> tuple[PoolFragmentation, ...]:
-    """What the core says of each pool and stream, as a report has it."""
+    """The core's groups as rows of a report."""
     names = PoolFragmentation.__dataclass_fields__
     return tuple(
         PoolFragmentation(
@@ -257,11 +248,8 @@ def pools_of(groups: Iterable[Mapping[str, Any]]) -> tuple[PoolFragmentation, ..
 
 # ---- Forecast ----------------------------------------------------------------------------
 
-# When the largest hole will be smaller than the largest request, where holes keep shrinking.
-#
-# Before each step's largest request the trace is asked how large a request the reserved memory
-# could serve. Where that falls, by the test that `leak_trend` uses (`nt_trend`: Theil-Sen and
-# Mann-Kendall, with the series' memory taken off), the line is drawn on to the request.
+# The largest request that reserved memory could serve before each step's largest request, as a
+# series. If it falls by `leak_trend`'s test (`nt_trend`), it is extrapolated to the request.
 
 # A fall is believed from this deviate of its parts on; the rule of `nt_trend.h` asks 2.8, by which
 # one random walk in eleven grows.
@@ -270,27 +258,25 @@ _SURE = 3.5
 # The core's codes of segment_alloc, segment_free, segment_map and segment_unmap.
 _RESERVING = (3, 4, 5, 6)
 
-# What may be a walk, by the bound of its autocorrelation, is held against how far a walk comes:
-# by so many standard deviations one in a thousand does.
-_REMEMBERS = 0.5
+# A series with at least this autocorrelation may be a random walk; the fall must exceed the
+# distance, in standard deviations, that one walk in a thousand reaches.
+_WALK_MEMORY = 0.5
 _WALK = 3.1
 
-# With fewer steps nothing is said.
+# The fewest steps for a forecast, and the most sampled: each costs a layout of the device.
 _FEWEST = 12
-
-# Steps that are looked at: each costs a layout of the whole device.
 _MOST_STEPS = 48
 
-# Longer traces are left alone, so that a report costs little more than its file.
+# Longer traces get no forecast, to bound the cost of a report.
 _MOST_EVENTS = 300_000
 
-# The request is the usual one of so many steps, the last.
+# The request is the median of this many last steps.
 _RECENT = 8
 
-# Nobody can tell what happens after so many times the steps that were seen.
+# No forecast beyond this multiple of the steps in the trace.
 _HORIZON = 10
 
-# A fall of less than this share of the hole over all steps matters to nobody.
+# A smaller fall, as a share of the largest hole, is ignored.
 _MATERIAL = 0.02
 
 
@@ -299,13 +285,12 @@ class ShrinkingHoles:
     """Holes that shrink step after step.
 
     Attributes:
-        step: The step at which the largest hole falls below the request, at this rate.
-        between: The first and the last step that the 95 % interval of the rate allows; the last
-            is None where that may be never.
-        steps: How many steps the trace has.
+        step: The step at which the largest hole falls below the request.
+        between: The first and last step by the 95 % interval of the rate; None is never.
+        steps: The number of steps in the trace.
         hole_bytes: The largest hole now.
-        request_bytes: The largest request of a step, as usual of late.
-        bytes_per_step: By how much the hole shrinks, a step.
+        request_bytes: The median of recent steps' largest requests.
+        bytes_per_step: The shrinkage of the hole per step.
         event: The last of these requests.
     """
 
@@ -321,17 +306,17 @@ class ShrinkingHoles:
 def forecast_of(
     holes: Sequence[int], request: int, stride: int = 1, event: int = -1
 ) -> ShrinkingHoles | None:
-    """When a series of holes, one every `stride` steps, falls below a request.
+    """Forecast when a series of holes falls below a request.
 
     Args:
         holes: Bytes of the largest hole before each step's largest request.
         request: Bytes.
-        stride: Steps from one value to the next.
-        event: The request that it is about, for the result.
+        stride: Steps between two values.
+        event: The request's event, for the result.
 
     Returns:
-        The forecast; None where no fall is proved, it is too small to matter or ends by itself,
-        or the request does not fit by now.
+        The forecast; None if no fall is proved, it is negligible or ends by itself, or the
+        request does not fit even now.
     """
     if len(holes) < _FEWEST:
         return None
@@ -339,23 +324,16 @@ def forecast_of(
     found: dict[str, Any] = core.find_trend(array("Q", (top - hole for hole in holes)))
     slope, low, high = found["slope"], found["low"], found["high"]
     looked = len(holes) - found["warmup"]
-    # `last` is the middle of the last five.
+    # `last` is the median of the last five.
     now = top - found["last"] - 2 * slope
     room = now - request
-    # A walk gets as far by chance in so many steps; what forgets where it was does not.
+    # The distance that a random walk could cover by chance.
     chance = _WALK * found["noise"] * math.sqrt(looked)
-    walks = found["memory"] >= _REMEMBERS and slope * looked <= chance
+    walks = found["memory"] >= _WALK_MEMORY and slope * looked <= chance
     small = slope * looked <= _MATERIAL * top
     ends = found["is_levelling"] or found["teeth"] >= 2 or _comes_back(found, slope * looked)
-    if (
-        not found["grows"]
-        or found["deviate"] <= _SURE
-        or low <= 0
-        or walks
-        or small
-        or ends
-        or room <= 0
-    ):
+    falls = found["grows"] and found["deviate"] > _SURE and low > 0
+    if not falls or walks or small or ends or room <= 0:
         return None
 
     def after(rate: float) -> int:
@@ -375,21 +353,12 @@ def forecast_of(
 
 
 def _comes_back(found: dict[str, Any], lost: float) -> bool:
-    """Whether jumps gave back more than half of what was lost over all steps.
-
-    A hole that came back early and fell further since is below where it came back from: what
-    once ended the fall does so no longer.
-    """
+    """Check if jumps gave back more than half of the bytes lost over all steps."""
     return bool(-sum(nbytes for _, nbytes in found["jumps"] if nbytes < 0) > lost / 2)
 
 
 def _shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
-    """The forecast of a device's trace by its steps; None where there is none to make.
-
-    Args:
-        snap: The snapshot.
-        timeline: Of the device.
-    """
+    """The forecast for a device's trace, or None."""
     steps = timeline.steps
     if len(steps) < _FEWEST or len(timeline) > _MOST_EVENTS or snap.partial is not None:
         return None
@@ -412,7 +381,7 @@ def _shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
 
 def _room(snap: Snapshot, timeline: Timeline, event: int, stream: int) -> int:
     """The largest request that the default pool could serve a stream before an event."""
-    # A segment that was made for the request is none of the holes it could have had.
+    # Look before the segments that were reserved for the request.
     action = timeline.events.codes("action")
     while event > 0 and action[event - 1] in _RESERVING:
         event -= 1
@@ -425,13 +394,12 @@ def _room(snap: Snapshot, timeline: Timeline, event: int, stream: int) -> int:
 def forecast_findings(
     snap: Snapshot, timeline: Timeline, replayed: Replayed
 ) -> tuple[Finding, ...]:
-    """When the largest hole will no longer serve the largest request, where that is coming."""
     found = _shrinking(snap, timeline)
     if found is None:
         return ()
     place = place_of(timeline.events[found.event].stack)
     first, last = found.between
-    span = f"at step {first:,} at the earliest"
+    span = f"at step {first:,} or later"
     if last is not None:
         span = f"between steps {first:,} and {last:,}" if first != last else f"at step {first:,}"
     message = (
@@ -439,9 +407,9 @@ def forecast_findings(
     )
     notes = (
         Note(
-            f"The largest hole shrinks by {format_bytes(round(found.bytes_per_step))} a step: "
+            f"The largest hole shrinks by {format_bytes(round(found.bytes_per_step))} per step: "
             f"{format_bytes(found.hole_bytes)} after {found.steps:,} steps; "
-            f"{format_bytes(found.request_bytes)} are asked for by",
+            f"{format_bytes(found.request_bytes)} are requested by",
             place,
         ),
         Note(f"With 95 % confidence {span}; from then on each such request needs new memory."),
@@ -462,19 +430,12 @@ def forecast_findings(
 
 # ---- Findings ----------------------------------------------------------------------------
 
-# What a device's fragmentation amounts to: findings, each with its evidence and next step.
-#
-# Advice knows the settings in force: nothing is advised that is on already, and nothing that
-# does not move device addresses.
-
-# Fewer bytes that wait for a stream are no finding.
+# Bytes waiting for a stream are a finding from this size and share of reserved memory on.
 _LEAST_PENDING = 64 << 20
-
-# Blocks that wait for a stream are told of where they are this share of what is reserved.
 _PENDING_SHARE = 0.1
 
-# A static pool is so few blocks, holding at least this share of what is reserved, since the
-# first events of a trace that is long enough to tell.
+# A static pool: at most this many blocks with at least this share of reserved memory, made in
+# the first part of a trace of at least so many events.
 _POOL_BLOCKS = 16
 _POOL_SHARE = 0.5
 _POOL_BEGIN = 0.05
@@ -483,7 +444,7 @@ _POOL_EVENTS = 100
 
 @dataclass(frozen=True)
 class _Unused:
-    """Where the free bytes of one layout are."""
+    """The free bytes of one layout."""
 
     reserved: int
     allocated: int
@@ -509,7 +470,6 @@ class _Unused:
 
 
 def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
-    """Sums of a layout's free bytes: in wholly free segments, and in holes of others."""
     cached, holed, kept, holes, largest = [], 0, [], 0, 0
     for row, count, free, biggest, _, pin in fragment.segments():
         if pin == NONE:
@@ -547,8 +507,7 @@ def _has_pending(groups: Sequence[Mapping[str, Any]]) -> bool:
 def _waiting(
     fragment: core.Fragment, segments: Any, blocks: Any
 ) -> list[tuple[int, tuple[Frame, ...], int]]:
-    """Blocks that were freed and wait for another stream: the stream that they were
-    allocated on, who allocated them, and their bytes."""
+    """(stream of allocation, stack, bytes) of freed blocks that wait for another stream."""
     of_device = {row for row, *_ in fragment.segments()}
     rows = zip(blocks["state"], blocks["segment"], strict=True)
     return [
@@ -583,13 +542,12 @@ def _evidence(unused: _Unused) -> tuple[Note, ...]:
 
 
 def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) -> tuple[Note, ...]:
-    """Expandable segments, with what a replay says of them where there is one.
+    """Advice on expandable segments.
 
     Args:
         replayed: The trace under expandable segments.
-        unused: The free bytes that it is about.
-        detail: What the replay says; "" where it says that nothing is saved, and None
-            where there is no replay to tell.
+        unused: The free bytes.
+        detail: The result of the replay; "" if it saves nothing, None without a replay.
     """
     if not replayed.is_possible or detail == "":
         return ()
@@ -598,16 +556,12 @@ def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) 
 
 
 def _last_state(timeline: Timeline, *, known: bool) -> int:
-    """The event after which the state is the last one that the recording shows.
-
-    Where the end is not known, the replay lets go of all blocks that are still in use with the
-    last event.
-    """
+    """The last event with a known state: an unknown end frees all blocks at the last event."""
     return len(timeline) - 1 if known else len(timeline) - 2
 
 
 def _whole_call(timeline: Timeline, event: int) -> int:
-    """The event that ends the call of which a new segment is the first half."""
+    """The event that ends the call that began with a new segment."""
     rows = timeline.events
     while event + 1 < len(rows) and rows[event].action in ("segment_alloc", "segment_map"):
         event += 1
@@ -617,7 +571,7 @@ def _whole_call(timeline: Timeline, event: int) -> int:
 def _peak_finding(
     snap: Snapshot, timeline: Timeline, now: _Unused, replayed: Replayed
 ) -> tuple[Finding, ...]:
-    """The state at the peak of reserved, where that is past."""
+    """The state at the peak of reserved, if that is in the past."""
     peak = timeline.peak("reserved")
     if peak.event < 0 or peak.bytes <= now.reserved:
         return ()
@@ -641,14 +595,13 @@ def _peak_finding(
 
 
 def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
-    """Blocks that wait for another stream, where they are much of what is unused."""
     if now.pending < max(_LEAST_PENDING, _PENDING_SHARE * now.reserved):
         return ()
     severity = severity_of(now.pending / now.reserved, now.pending)
     blocks = format_count(now.pending_blocks, "block")
     named = [f"{stream:#x}" if stream else "the default stream" for stream in now.pending_streams]
     of = f"of {named[0]}" if len(named) == 1 else f"of {format_count(len(named), 'stream')}"
-    message = f"{format_bytes(now.pending)} is freed and waits for another stream to be done"
+    message = f"{format_bytes(now.pending)} is freed and waits for another stream to finish"
     evidence = Note(
         f"{blocks} {of}, which another stream uses by record_stream(). Allocated by",
         now.pending_by,
@@ -668,9 +621,8 @@ def _now_finding(
 ) -> tuple[Finding, ...]:
     """The state at the end.
 
-    What empty_cache() would give back is a cache and no damage; and what was used at the
-    peak of allocated will be used again. So the severity is that of the rest, and not
-    worse than at that peak.
+    Reclaimable bytes are a cache, and bytes used at the peak of allocated will be used again:
+    the severity is that of the rest, and at most that of the peak.
     """
     if band(now.ratio) == "good":
         return ()
@@ -685,9 +637,7 @@ def _now_finding(
         advice += _expandable_advice(replayed, now, replayed.at_end())
     if reclaimable:
         whom = "the device" if shown >= 0 else "the system"
-        advice += (
-            Note(f"{cache_emptier(shown)} gives {format_bytes(reclaimable)} back to {whom}"),
-        )
+        advice += (Note(f"{cache_emptier(shown)} returns {format_bytes(reclaimable)} to {whom}"),)
     message = (
         f"{format_share(now.ratio)} of the {format_bytes(now.reserved)} reserved is unused now"
     )
@@ -695,20 +645,17 @@ def _now_finding(
 
 
 def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
-    """Rows of the allocations that are a static pool: few, large, there from the start.
+    """Rows of a static pool's allocations, empty without one.
 
-    A serving engine takes most of the memory once and never gives it back; such blocks
-    pin nothing that anybody else could have used.
-
-    Returns:
-        The rows, or nothing where there is no such pool.
+    A serving engine allocates a few large blocks at the start and keeps them; these pin no
+    memory that another allocation could use.
     """
     if len(timeline) < _POOL_EVENTS:
         return []
     c = timeline.allocations
     freed, made, sizes = c.codes("free_event"), c.codes("alloc_event"), c.codes("size")
     begin = len(timeline) * _POOL_BEGIN
-    # Rows are in the order in which they were made.
+    # Rows are in order of allocation.
     early = bisect_right(made, begin)
     kept = [row for row, event in enumerate(freed[:early]) if event == -1]
     largest = sorted(kept, key=lambda row: -sizes[row])[:_POOL_BLOCKS]
@@ -740,15 +687,13 @@ def findings_of(
     """The findings about one device, the worst first.
 
     Args:
-        snap: The snapshot.
-        device: The device.
-        fragment: Of the snapshot's own end state.
-        at_peak: The ratio at the peak of allocated; None where that is unknown.
+        fragment: The snapshot's end state.
+        at_peak: The ratio at the peak of allocated; None if unknown.
     """
     timeline = snap.timeline(device)
     known = end_is_known(snap, device)
     if len(timeline):
-        # The trace knows who opened a segment also where the segment itself does not.
+        # The trace has the opener even if the segment lacks its stack.
         now = _look_at(snap, timeline, _last_state(timeline, known=known))
     else:
         now = _look(fragment, snap.segments, snap.blocks)

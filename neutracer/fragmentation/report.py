@@ -30,23 +30,21 @@ from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline, unused_share
 from neutracer.units import format_bytes, format_count, format_share
 
-# ---- Seen --------------------------------------------------------------------------------
-
-# A device's fragmentation by the readings of a monitor.
+# ---- Readings ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Readings:
-    """A monitor's readings of one device, as a report without a layout needs them.
+    """A monitor's readings of one device, for a report without a layout.
 
     Attributes:
         device: Its number; -1 is the CPU.
-        figures: The fields of a FragmentationReport that are bytes of the last reading.
+        figures: The byte fields of a FragmentationReport, from the last reading.
         largest: The largest ratio of any reading.
-        mean: The mean of all of them.
+        mean: The mean over all readings.
         history: The ratio of each row of the monitor's series, as native doubles.
-        ooms: Out-of-memory errors as the allocator counts them.
-        retries: How often it gave its cache back to try again.
+        ooms: Out-of-memory errors by the allocator's count.
+        retries: Releases of the cache to retry an allocation.
     """
 
     device: int
@@ -58,7 +56,7 @@ class Readings:
     retries: int
 
     def findings(self) -> tuple[Finding, ...]:
-        """The finding about the last reading, if there is one."""
+        """The finding about the last reading, if any."""
         reserved, allocated = (self.figures[f"{name}_bytes"] for name in ("reserved", "allocated"))
         ratio = (reserved - allocated) / reserved if reserved else 0.0
         unused = reserved - allocated
@@ -72,14 +70,14 @@ class Readings:
 
 @runtime_checkable
 class Monitor(Protocol):
-    """A monitor of devices as a MemoryMonitor answers: its last reading, and all of them."""
+    """The interface of MemoryMonitor: its last reading, and the series of all."""
 
     def get_stats(self, device: Any = None) -> Any: ...
     def device_series(self, device: Any = None) -> Any: ...
 
 
 def readings_of(monitor: Monitor, device: object) -> Readings:
-    """The readings that a monitor took of a device.
+    """A monitor's readings of a device.
 
     Raises:
         NeutracerError: The monitor was not started.
@@ -113,51 +111,45 @@ def readings_of(monitor: Monitor, device: object) -> Readings:
 
 # ---- Report ------------------------------------------------------------------------------
 
-# Is the reserved memory used? Where are the free bytes, and what keeps them apart?
-
 if TYPE_CHECKING:
     Doubles = memoryview[float]
 else:
-    # What a memoryview holds can be said at run time from Python 3.14 on.
+    # memoryview is generic at run time from Python 3.14 on.
     Doubles = memoryview
 
-
-# Holes of the printed report; all of them are in `.holes`.
+# Holes of the printed report.
 _SHOWN_HOLES = 5
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FragmentationReport(Report):
-    """How much of the reserved memory is used, and what keeps the rest from use.
+    """The use of reserved memory, and the causes of its free bytes.
 
     Also a mapping of the figures of the usual guide: `report["max_fragmentation"]`,
     `["avg_fragmentation"]`, `["current_fragmentation"]`, `["fragmentation_history"]`.
 
     Attributes:
         device: The device; -1 is the CPU, -2 the host's pinned memory.
-        reserved_bytes: Taken from the device: PyTorch's reserved_bytes.all.current.
-        allocated_bytes: In allocated blocks: allocated_bytes.all.current.
-        active_bytes: And in those waiting for a stream: active_bytes.all.current.
-        requested_bytes: What the program requested in active blocks:
-            requested_bytes.all.current.
-        internal_bytes: Active beyond the requests: rounding and unsplit remainders.
-        external_bytes: Reserved and not active: in holes and cached segments.
-        reclaimable_bytes: What torch.cuda.empty_cache() would give back now, or of pinned memory
+        reserved_bytes: PyTorch's reserved_bytes.all.current.
+        allocated_bytes: PyTorch's allocated_bytes.all.current.
+        active_bytes: PyTorch's active_bytes.all.current: allocated, or waiting for a stream.
+        requested_bytes: PyTorch's requested_bytes.all.current, in active blocks.
+        internal_bytes: Active minus requested: rounding and unsplit remainders.
+        external_bytes: Reserved minus active: holes and cached segments.
+        reclaimable_bytes: Released by torch.cuda.empty_cache(), or for pinned memory by
             torch.accelerator.empty_host_cache().
-        largest_request: The largest request on any stream that succeeds without the
-            device; each pool has its own in `pools`.
-        max_fragmentation: The largest ratio after any event of the trace, and now.
-        max_event: The event it was first reached at; None where it is now, or where a
-            monitor saw it.
-        avg_fragmentation: The mean of the ratio over the events of the trace.
+        largest_request: The largest request on any stream that needs no new segment; `pools`
+            has it per pool.
+        max_fragmentation: The largest ratio, over all events and now.
+        max_event: Its first event; None if it is now or from a monitor.
+        avg_fragmentation: The mean of the ratio over all events.
         oom_count: Out-of-memory events in the trace.
-        retries: How often the allocator gave its cache back to try again; None where
-            the trace can't tell.
+        retries: Releases of the cache to retry an allocation; None if unknown.
         pools: By pool and stream, the most reserved bytes first.
         segments: By segment, in the order of the snapshot.
         holes: The free blocks, the largest first.
-        end_known: False where the file has a history and lacks the segments: then what is
-            reserved and allocated now is not known, and the figures of that are 0.
+        end_known: False if the file has a history but no segments: the bytes are then unknown,
+            and 0.
     """
 
     schema = "neutracer.fragmentation/1"
@@ -186,23 +178,21 @@ class FragmentationReport(Report):
 
     @property
     def ratio(self) -> float:
-        """(reserved - allocated) / reserved; 0 where nothing is reserved."""
+        """(reserved - allocated) / reserved; 0 if nothing is reserved."""
         return unused_share(self.reserved_bytes, self.allocated_bytes)
 
     @property
     def severity(self) -> str:
-        """The band of the ratio now: "good", "moderate", "serious" or "severe"; "unknown"
-        where `end_known` is False.
+        """The band of the ratio: "good", "moderate", "serious", "severe", or "unknown".
 
-        How bad that is also depends on what empty_cache() gives back and what the peak
-        used: the findings say it, and `judged` in words.
+        The findings and `judged` also weigh reclaimable bytes and the use at the peak.
         """
         return band(self.ratio) if self.end_known else "unknown"
 
     @property
     def judged(self) -> str:
-        """What the findings say of the ratio now, in a word or two: "severe", "mostly
-        cached" or "little" where it harms nobody, "good", or "not known"."""
+        """The findings' verdict on the ratio: a severity, "mostly cached" or "little" for a
+        harmless one, "good", or "not known"."""
         if not self.end_known:
             return "not known"
         found = next((one for one in self.findings if one.kind == "fragmentation"), None)
@@ -224,7 +214,7 @@ class FragmentationReport(Report):
         return memoryview(self._history).cast("d")
 
     def fits(self, nbytes: int, stream: int = 0, pool: tuple[int, int] = (0, 0)) -> bool:
-        """Whether a request would succeed now without asking the device.
+        """Check if a request would succeed now without a new segment.
 
         Args:
             nbytes: The request in bytes.
@@ -246,13 +236,13 @@ class FragmentationReport(Report):
         return nbytes == 0 or any(least <= nbytes <= most for least, most in ranges)
 
     def __getitem__(self, key: str) -> Any:
-        """A figure by its name, for programs written for the usual guide."""
+        """A figure by name, as in the usual guide."""
         if not isinstance(key, str) or key.startswith("_") or not hasattr(self, key):
-            raise KeyError(f"the report has no figure {key!r}; it has those of .to_dict()")
+            raise KeyError(f"no figure {key!r}; .to_dict() lists all")
         return getattr(self, key)
 
     def document(self) -> Document:
-        """The report as a page."""
+        """The report as a document."""
         name = device_name(self.device)
         if not self.end_known:
             return Document("Fragmentation", (name,), (*self.finding_blocks(), self._of_history()))
@@ -261,11 +251,10 @@ class FragmentationReport(Report):
         return Document("Fragmentation", facts, (*self.finding_blocks(), *blocks))
 
     def _of_history(self) -> Block:
-        """What the trace alone shows."""
         most = format_share(self.max_fragmentation)
         at = f" (event {format_count(self.max_event)})" if self.max_event is not None else ""
         return Paragraph(
-            "How much is reserved and allocated at the end is not known. Over the trace at most"
+            "Reserved and allocated memory at the end are not known. During the trace at most"
             f" {most} of the reserved memory was unused{at}."
         )
 
@@ -275,7 +264,7 @@ class FragmentationReport(Report):
         rows = (
             ("reserved", Figure.bytes(self.reserved_bytes), taken),
             ("allocated", Figure.bytes(self.allocated_bytes), "in live blocks"),
-            ("requested", Figure.bytes(self.requested_bytes), "what the program asked for in them"),
+            ("requested", Figure.bytes(self.requested_bytes), "by the program, in active blocks"),
             ("internal", Figure.bytes(self.internal_bytes), "rounding and unsplit remainders"),
             ("external", Figure.bytes(self.external_bytes), "in holes and cached segments"),
             ("reclaimable", Figure.bytes(self.reclaimable_bytes), f"by {emptier}"),
@@ -313,16 +302,13 @@ class FragmentationReport(Report):
 def fragmentation_report(
     source: Snapshot | Monitor | SnapshotSource | None = None, *, device: int | None = None
 ) -> FragmentationReport:
-    """How much of the reserved memory is used, and what keeps the rest from use.
+    """The use of reserved memory, and the causes of its free bytes.
 
     Args:
-        source: A Snapshot or what `load` takes; None is this process's device, now; a
-            MemoryMonitor gives the same, with its readings as the history; without CUDA its
-            readings alone, without pools, segments and holes.
+        source: A Snapshot, or a source for `load`; None is this process's device, now; a
+            MemoryMonitor adds its readings as the history, and without CUDA gives those alone,
+            without pools, segments and holes.
         device: The device; None is the only one.
-
-    Returns:
-        The report; `str(report)` is one screen.
 
     Raises:
         SnapshotError: The file can't be read.
@@ -341,7 +327,7 @@ def fragmentation_report(
 
 
 def _begun(snap: Snapshot, device: int | None) -> FragmentationReport:
-    """A device's report with the findings on the file itself in front."""
+    """A device's report, with the findings on the file itself first."""
     number = snap.device(device)
     return after_caveats(device_fragmentation(snap, number), snap, device=number)
 
@@ -407,7 +393,7 @@ def _of_monitor(readings: Readings) -> FragmentationReport:
 
 
 def _used_at_peak(timeline: Timeline, history: bytes) -> float | None:
-    """The ratio at the peak of allocated; None where that is before the trace."""
+    """The ratio at the peak of allocated; None if that is before the trace."""
     event = timeline.peak("allocated").event
     return None if event < 0 else float(memoryview(history).cast("d")[event])
 

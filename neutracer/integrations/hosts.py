@@ -16,18 +16,16 @@ import neutracer
 from neutracer.hooks import shim as hooks
 from neutracer.hooks.live import take
 
-# ---- Quiet -------------------------------------------------------------------------------
-
-# Callbacks that never end what they watch.
+# ---- Callbacks ---------------------------------------------------------------------------
 
 _LOGGER = logging.getLogger("neutracer")
-_told: set[str] = set()
+_failed: set[str] = set()
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def quietly(method: Method) -> Method:
-    """Log what a callback raises, the first time as a warning; the host goes on without it."""
+    """Log a callback's exceptions, the first as a warning, and keep the host running."""
 
     @functools.wraps(method)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -35,8 +33,8 @@ def quietly(method: Method) -> Method:
             return method(*args, **kwargs)
         except Exception as error:
             name = method.__qualname__
-            level = logging.DEBUG if name in _told else logging.WARNING
-            _told.add(name)
+            level = logging.DEBUG if name in _failed else logging.WARNING
+            _failed.add(name)
             _LOGGER.log(level, "%s failed, and is left out: %s", name, error)
             _LOGGER.debug("%s failed", name, exc_info=True)
             return None
@@ -46,14 +44,12 @@ def quietly(method: Method) -> Method:
 
 # ---- Showing -----------------------------------------------------------------------------
 
-# What every tracker shows of a run: its figures, and at the end or an error its pictures.
-
 
 class Showing(abc.ABC):
-    """A tracker with pictures.
+    """A tracker of a run's figures, with pictures at its end and at errors.
 
     Args:
-        pictures: Whether there are to be pictures and pages; they take seconds.
+        pictures: Make pictures and pages, which takes seconds.
     """
 
     def __init__(self, *, pictures: bool = True) -> None:
@@ -61,21 +57,21 @@ class Showing(abc.ABC):
 
     @abc.abstractmethod
     def scalars(self, values: Mapping[str, int], step: int) -> None:
-        """The figures of a step."""
+        """Log the figures of a step."""
 
     @abc.abstractmethod
     def figure(self, name: str, figure: Any) -> None:
-        """A matplotlib figure."""
+        """Log a matplotlib figure."""
 
     @abc.abstractmethod
     def text(self, name: str, text: str) -> None:
-        """A report as text."""
+        """Log a report as text."""
 
     def page(self, name: str, path: Path) -> None:  # noqa: B027
-        """The offline page, where the tracker takes files."""
+        """Log the offline page, if the tracker takes files."""
 
     def out_of_memory(self, report: neutracer.reports.OomReport) -> None:
-        """A report of an out-of-memory error: its text, its pictures, its page."""
+        """Log a report of an out-of-memory error: text, pictures and page."""
         name = Path(report.text).stem
         self.text(name, str(report))
         if report.snapshot is not None:
@@ -83,7 +79,7 @@ class Showing(abc.ABC):
             self.show(name, neutracer.load(os.path.join(folder, os.path.basename(report.snapshot))))
 
     def finish(self) -> None:
-        """The end of the run: what the allocator holds then, where CUDA is in use."""
+        """Log the allocator's state at the end of the run, if CUDA is in use."""
         try:
             snap = _now()
         except neutracer.UnavailableError as error:
@@ -92,7 +88,7 @@ class Showing(abc.ABC):
         self.show("end", snap)
 
     def show(self, name: str, snap: neutracer.Snapshot) -> None:
-        """The pictures of a snapshot, and its page. What can't be drawn is left out."""
+        """Log a snapshot's pictures and page, skipping any that can't be drawn."""
         if not self._pictures:
             return
         for word, draw in _drawings(snap):
@@ -107,7 +103,7 @@ class Showing(abc.ABC):
 
 
 def _drawings(snap: neutracer.Snapshot) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The pictures of each device, as words and how to make them."""
+    """(name, function that draws it) for the pictures of each device."""
     for device in snap.devices:
         word = f"cuda_{device}" if len(snap.devices) > 1 else ""
         for kind, draw in (("mdtp", neutracer.mdtp), ("timeline", neutracer.plot_timeline)):
@@ -116,7 +112,7 @@ def _drawings(snap: neutracer.Snapshot) -> Iterator[tuple[str, Callable[[], Any]
 
 
 def _now() -> neutracer.Snapshot:
-    """This process, with its events from whoever records them."""
+    """A snapshot of this process, with the recorded events."""
     state = hooks.state()
     if state is not None and state.active and state.backend == "cuda":
         return take("cuda", state.events, quiet=True)

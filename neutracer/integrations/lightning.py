@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback for Lightning's Trainer, which finds it by itself where NEUTRACER=1."""
+"""The callback for Lightning's Trainer, which loads it itself if NEUTRACER=1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import neutracer
 from neutracer.integrations.hosts import quietly
 
-#: Made when it is first asked for, from the package that is installed.
+#: Made at first use, from the installed package.
 NeutracerCallback: Any
 
 
@@ -19,12 +19,12 @@ class _Watching:
     """Watches a Lightning `Trainer`: out-of-memory errors, the peak of each phase, growth.
 
     The phases are forward, backward, optimizer, evaluation and checkpoint. The figures go to
-    the trainer's own loggers, as often as it logs. What fails in here is logged, and training
-    goes on.
+    the trainer's own loggers, as often as it logs. Errors in the callback are logged, and
+    training continues.
 
     Args:
-        directory: Where reports of out-of-memory errors go.
-        trackers: Who gets the figures besides, as for `neutracer.training`.
+        directory: The folder for reports of out-of-memory errors.
+        trackers: Further trackers, as for `neutracer.training`.
         max_entries: Events of history, as for `neutracer.watch_oom`; 0 records none.
 
     Example:
@@ -39,7 +39,7 @@ class _Watching:
         trackers: Sequence[Any] = (),
         max_entries: int | None = None,
     ) -> None:
-        #: The run that is watched; its `scalars`, `warned` and `watch.reports` can be read.
+        #: The watched run, with `scalars`, `warned` and `watch.reports`.
         self.run = neutracer.training(
             directory, trackers=trackers, max_entries=max_entries, name="lightning.Trainer"
         )
@@ -94,7 +94,7 @@ class _Watching:
 
     @quietly
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        # Lightning says when saving begins; what comes next says that it has ended.
+        # Lightning announces the start of saving; the next callback is its end.
         self.run.leave("checkpoint")
         self.run.enter("checkpoint")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pytest markers measure: GPU memory, leaks and fragmentation of a test, and baselines."""
+"""The pytest markers: GPU memory, leaks and fragmentation of a test, and baselines."""
 
 from __future__ import annotations
 
@@ -30,33 +30,29 @@ from neutracer.units import format_bytes, format_count, format_share, parse_byte
 
 # ---- Meter -------------------------------------------------------------------------------
 
-# What one test took of each CUDA device: bytes as PyTorch's allocator counts them, and lines.
-#
-# Counters and not samples: two runs of the same test give the same figures. What would make
-# them differ is put out of the way first: garbage of earlier tests is collected, and the
-# workspaces that cuBLAS keeps are given back, so that each test pays for its own.
+# PyTorch's own counters, so that two runs of a test give the same figures: garbage of earlier
+# tests is collected first, and the workspaces of cuBLAS are freed.
 
-#: Who holds bytes, in words ("forward (model.py:7)"), how many bytes, in how many blocks.
+#: A holder ("forward (model.py:7)"), its bytes and its blocks.
 Place = tuple[str, int, int]
 
 
 @dataclass
 class Measured:
-    """What a test took.
+    """The memory of one test.
 
     Attributes:
-        device: The device on which its peak was highest.
-        start_bytes: Allocated there when the test's own code began.
-        fixture_bytes: What the fixtures allocated before, above what there was.
-        peak_bytes: The most that the test allocated above its start.
-        left_bytes: What more was allocated when its code had ended.
-        allocated_peak_bytes: The most that was allocated, what was there before included.
-        reserved_peak_bytes: The most that was reserved.
-        cycles: Reference cycles with tensors that were collected in it or at its end.
-        cycle_bytes: Bytes of CUDA tensors that these kept: when the collector came decides
-            whether they are in the peak.
-        places: Who held the peak, the most bytes first; empty where it was not asked.
-        rehearsed: The card that the test took itself to have; "" where there was a device.
+        device: The device of its highest peak.
+        start_bytes: Allocated when the test's own code began.
+        fixture_bytes: Allocated by its fixtures before.
+        peak_bytes: The most allocated above its start.
+        left_bytes: Allocated above its start at its end.
+        allocated_peak_bytes: The most allocated in all.
+        reserved_peak_bytes: The most reserved.
+        cycles: Reference cycles with tensors, collected in it or at its end.
+        cycle_bytes: CUDA tensors in these, in the peak or not depending on the collector.
+        places: Holders of the peak, the most bytes first; empty unless requested.
+        rehearsed: The card of a rehearsal, else "".
     """
 
     device: int = 0
@@ -80,7 +76,7 @@ class Measured:
 
 
 def no_device() -> str:
-    """Why nothing can be measured on a CUDA device here; "" if it can. Imports torch."""
+    """The reason why no CUDA device can be measured, or "". Imports torch."""
     try:
         import torch
     except ImportError:
@@ -91,7 +87,7 @@ def no_device() -> str:
 
 
 def _cuda() -> Any:
-    """torch.cuda where it is in use, else None; nothing is imported or initialised."""
+    """torch.cuda if in use, else None, without importing or initialising it."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 
@@ -113,7 +109,7 @@ _RESERVED_PEAK = "reserved_bytes.all.peak"
 
 
 def _give_back_workspaces() -> None:
-    """Free what cuBLAS keeps, as PyTorch's own leak checks do; its next use allocates it."""
+    """Free cuBLAS's workspaces, as PyTorch's leak checks do; the next use allocates them."""
     cuda = _cuda()
     clear = getattr(sys.modules["torch"]._C, "_cuda_clearCublasWorkspaces", None) if cuda else None
     if clear is not None:
@@ -125,10 +121,10 @@ class Meter:
 
     Args:
         before_setup: `allocated()` before its fixtures were made.
-        lines: Whether lines may be asked for: the allocator's history is on meanwhile.
-        empty_cache: Whether it begins with an empty cache.
-        cycles: Whether reference cycles are watched for, and on which devices: "all", ...
-        min_bytes: Cycles that keep less are ignored.
+        lines: Record the allocator's history, to find lines.
+        empty_cache: Begin with an empty cache.
+        cycles: Devices on which to watch for reference cycles, like "all".
+        min_bytes: Ignore cycles that keep less.
     """
 
     def __init__(
@@ -150,12 +146,12 @@ class Meter:
         self._joined = False
         self._start: dict[int, int] = {}
         self._began_us = 0
-        #: Why cycles could not be watched; "" if they were.
+        #: The reason why cycles could not be watched, or "".
         self.blind = ""
         self.measured = Measured()
 
     def begin(self) -> None:
-        """The test's code comes next."""
+        """Start measuring the test's code."""
         gc.collect()
         _give_back_workspaces()
         cuda = _cuda()
@@ -191,14 +187,14 @@ class Meter:
         self._joined = HISTORY.is_foreign()
 
     def end(self) -> Measured:
-        """The test's code has ended; its fixtures are still there."""
-        seen = _stats()
+        """Stop measuring the test's code; its fixtures are still alive."""
+        peaks = _stats()
         gc.collect()
         if self._watch is not None:
             self._watch.remove()
         _give_back_workspaces()
         after = allocated()
-        rows = [self._row(device, stats, after) for device, stats in seen.items()]
+        rows = [self._row(device, stats, after) for device, stats in peaks.items()]
         self.measured = max(rows, key=lambda row: row.peak_bytes, default=Measured())
         self.measured.cycles = self._found
         self.measured.cycle_bytes = sum(
@@ -223,16 +219,16 @@ class Meter:
         )
 
     def find_places(self) -> list[Place]:
-        """Who held the test's peak: only what the test itself allocated."""
+        """Find the holders of the test's peak, among its own allocations."""
         timeline = self._timeline(self.measured.device)
         if timeline is not None:
             self.measured.places = places_of(timeline, self._first_event(timeline))
         return self.measured.places
 
     def left(self) -> tuple[int, list[Place]]:
-        """What the test allocated and is still there: bytes of all devices, and their lines.
+        """The test's own allocations still alive: bytes of all devices, and their lines.
 
-        Where the history is not whole, what more is allocated than before the test.
+        If the history is incomplete, the growth of the allocated bytes, without lines.
         """
         gc.collect()
         _give_back_workspaces()
@@ -248,17 +244,16 @@ class Meter:
         return total, places
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Discard the recording."""
         if self._recording is not None:
             self._recording.discard()
             self._recording = None
 
     def _timeline(self, device: int) -> neutracer.Timeline | None:
-        """What the device's allocator did; None where it is not known from the start."""
+        """The device's timeline; None if its history is incomplete."""
         if self._recording is None or self._recording.waiting:
             return None
         try:
-            # Its blocks' stacks are what is asked: not what each of them is to the program.
             snap = neutracer.load(dumped(_cuda()))
             whole = device in snap.devices and not snap.history_overflowed(device)
             return snap.timeline(device) if whole else None
@@ -266,7 +261,7 @@ class Meter:
             return None
 
     def _first_event(self, timeline: neutracer.Timeline) -> int:
-        """The test's first event: a history that the program had on has earlier ones too."""
+        """The test's first event; a history started by the program has earlier ones too."""
         if not self._joined:
             return 0
         times = timeline.time_us
@@ -274,7 +269,7 @@ class Meter:
 
 
 def places_of(timeline: neutracer.Timeline, first: int) -> list[Place]:
-    """Who held the most that was allocated from an event on, of what was allocated since."""
+    """Holders at the peak since an event, among allocations since then."""
     levels = timeline.allocated[first:]
     if not len(levels):
         return []
@@ -292,8 +287,8 @@ def _places(timeline: neutracer.Timeline, event: int, first: int) -> list[Place]
     workspaces = [row for row in rows if row.alloc_event in made]
     others = [row for row in rows if row.alloc_event not in made]
     found = [
-        (f"{words}{place}", nbytes, count)
-        for words, some in (("", others), ("workspace of cuBLAS or cuDNN, from ", workspaces))
+        (f"{prefix}{place}", nbytes, count)
+        for prefix, some in (("", others), ("workspace of cuBLAS or cuDNN, from ", workspaces))
         for place, nbytes, count in grouped((row.stack, row.size, 1) for row in some)
     ]
     return sorted(found, key=lambda place: -place[1])
@@ -301,18 +296,15 @@ def _places(timeline: neutracer.Timeline, event: int, first: int) -> list[Place]
 
 # ---- Rehearsing --------------------------------------------------------------------------
 
-# What one test would take of a card that is not there: it runs on fake tensors.
-#
-# The test and the fixtures of its own are run as `neutracer.rehearse` runs a step. Fixtures of a
-# wider scope that are made meanwhile hold fake tensors: they are torn down with the test, and made
-# anew for the next one.
+# A test and its fixtures run on fake tensors, as a step of `neutracer.rehearse`. Fixtures of a
+# wider scope then hold fake tensors too, so they are torn down with the test.
 
-# Nothing fails for want of memory: the test's limit says what is too much.
+# No allocation fails: the limit of the test decides.
 _ENDLESS = 1 << 50
 
 
 class RehearsedMeter:
-    """Measures one test as `Meter` does, on a card that is not there.
+    """Measures one test like `Meter`, on a rehearsed card.
 
     Args:
         device: The card's name, or a part of it.
@@ -335,16 +327,16 @@ class RehearsedMeter:
         self._start_bytes = 0
         self._began_us = 0
         self._range = (0, 0)
-        #: Fixtures of a wider scope than the test's that were made meanwhile.
+        #: Fixtures of a wider scope made during the test.
         self.fixtures: list[Any] = []
         self.blind = "the test is rehearsed, and its tensors are not real"
         self.measured = Measured()
 
     def enter(self) -> None:
-        """The test's fixtures come next.
+        """Start the rehearsal, before the test's fixtures.
 
         Raises:
-            UnavailableError: This torch is not one that a rehearsal is known to fit.
+            UnavailableError: Rehearsals do not support this torch.
         """
         from neutracer.rehearsal.session import pretending
 
@@ -354,17 +346,17 @@ class RehearsedMeter:
         )
 
     def begin(self) -> None:
-        """The test's code comes next."""
+        """Start measuring the test's code."""
         gc.collect()
         self._start_bytes = self._run.requests.live_bytes
-        # What the fixtures asked for has an earlier microsecond.
+        # Gives the fixtures' requests an earlier microsecond.
         before = time.time_ns() // 1000
         while (now := time.time_ns() // 1000) == before:
             pass
         self._began_us = now
 
     def end(self) -> Measured:
-        """The test's code has ended; its fixtures are still there."""
+        """Stop measuring the test's code; its fixtures are still alive."""
         gc.collect()
         self._run.keep(self._tracing)
         snap = self._run.snapshot()
@@ -398,40 +390,38 @@ class RehearsedMeter:
 
     @property
     def peak_range(self) -> tuple[int, int]:
-        """The least and the most bytes that its peak can be above its start."""
+        """Bounds of its peak above its start, in bytes."""
         peak = self.measured.peak_bytes
         return max(peak + self._range[0], 0), peak + self._range[1]
 
     def find_places(self) -> list[Place]:
-        """Who held the test's peak: only what the test itself allocated."""
+        """Find the holders of the test's peak, among its own allocations."""
         if self._timeline is not None:
             self.measured.places = places_of(self._timeline, self._first(self._timeline))
         return self.measured.places
 
     def left(self) -> tuple[int, list[Place]]:
-        """What is allocated above the test's start: bytes, without their lines."""
+        """Bytes allocated above the test's start, without lines."""
         gc.collect()
         return max(self._run.requests.live_bytes - self._start_bytes, 0), []
 
     def failure(self, error: BaseException) -> str:
-        """Why the test could not be rehearsed to its end, and what was made up until then."""
+        """The reason why the rehearsal failed, and the values made up before."""
         card = f"rehearsed on fake tensors, as if on {self._run.card.name}"
         return "\n".join([f"{card}: {sentence(error)}", *self._run.notes])
 
     def close(self) -> None:
-        """The test's fixtures are gone: tensors are real again."""
+        """End the rehearsal, after the test's fixtures."""
         self._timeline = None
         self._stack.close()
 
 
 # ---- Limits ------------------------------------------------------------------------------
 
-# What the plugin's markers ask for, and in words where a test broke it.
-
 #: Lines of a failure.
 LINES = 5
 
-# Arguments of a marker besides its limit, and what they are where they are not given.
+# Arguments of a marker besides its limit, with their defaults.
 _MORE: dict[str, dict[str, Any]] = {
     "limit_gpu_memory": {"rehearse": False, "device": "NVIDIA H200"},
 }
@@ -441,7 +431,7 @@ def arguments(mark: pytest.Mark | None, **defaults: Any) -> dict[str, Any]:
     """A marker's arguments by name.
 
     Raises:
-        pytest.UsageError: It has others.
+        pytest.UsageError: It has unknown arguments.
     """
     if mark is None:
         return defaults
@@ -453,10 +443,10 @@ def arguments(mark: pytest.Mark | None, **defaults: Any) -> dict[str, Any]:
 
 
 def value(item: pytest.Item, marker: str, argument: str) -> Any:
-    """The one argument of a marker; None where the test has no such marker.
+    """The argument of a test's marker; None without the marker.
 
     Raises:
-        pytest.UsageError: It has none, or what can't be a limit.
+        pytest.UsageError: The argument is missing or not a limit.
     """
     mark = item.get_closest_marker(marker)
     if mark is None:
@@ -472,14 +462,14 @@ def value(item: pytest.Item, marker: str, argument: str) -> Any:
 
 
 def more(item: pytest.Item, marker: str) -> dict[str, Any]:
-    """What a marker says besides its limit."""
+    """A marker's arguments besides its limit."""
     mark = item.get_closest_marker(marker)
     more = _MORE[marker]
     return more if mark is None else arguments(mark, limit=None, **more)
 
 
 def limit_problems(item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str]:
-    """Which limits a test broke while it ran, with the lines that did."""
+    """The limits that a test exceeded while it ran, with lines."""
     now, problems = meter.measured, []
     limit = value(item, "limit_gpu_memory", "limit")
     if limit is not None:
@@ -498,7 +488,7 @@ def limit_problems(item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str
 
 
 def _peak_problems(item: pytest.Item, meter: Meter | RehearsedMeter, limit: object) -> list[str]:
-    """The peak above the limit, with its lines; one that may be above it is warned of."""
+    """A peak above the limit, with lines; warns of one that may be above it."""
     now, most = meter.measured, parse_bytes(limit)  # type: ignore[arg-type]
     allows = f"limit_gpu_memory({limit!r}) allows"
     between = ""
@@ -510,7 +500,7 @@ def _peak_problems(item: pytest.Item, meter: Meter | RehearsedMeter, limit: obje
             item.warn(
                 pytest.PytestWarning(
                     f"{item.name} may allocate up to {format_bytes(high)} of an {now.rehearsed}, "
-                    f"more than {allows}: what some kernels take is known only as a range"
+                    f"more than {allows}: the memory of some kernels is only known as a range"
                 )
             )
     if now.peak_bytes <= most:
@@ -547,28 +537,26 @@ def lines(places: list[Place]) -> list[str]:
 
 # ---- Baseline ----------------------------------------------------------------------------
 
-# The peaks of a test suite in a file that is committed, and what has grown since.
-
 _SCHEMA = "neutracer.pytest_baseline/1"
 
-# Lines kept of a test.
+# Lines kept per test.
 _PLACES = 5
 
 
 def device_name(device: int) -> str:
-    """What PyTorch calls a device that is in use: workspaces and kernels differ by its kind."""
+    """PyTorch's name of a device: workspaces and kernels differ by its kind."""
     name: str = sys.modules["torch"].cuda.get_device_properties(device).name
     return name
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a file says: by kind of device, by test, the peak and who held it.
+    """The peaks of a test suite, kept in a committed file.
 
     Attributes:
         path: The file.
         devices: By the device's name, by the test's id: "peak_bytes" and "places".
-        exists: Whether the file is there.
+        exists: The file exists.
     """
 
     path: Path
@@ -576,14 +564,14 @@ class Baseline:
     exists: bool
 
     def growth(self, test: str, name: str, now: Measured, tolerance: float) -> str:
-        """How the peak of a test has grown, in words; "" if it has not.
+        """The growth of a test's peak as a sentence; "" without growth.
 
         Args:
             test: The test's id.
             name: The device's name.
-            now: What it took.
-            tolerance: The share of the old peak that it may be more. What reference cycles
-                kept is allowed besides: when the collector comes, decides about it.
+            now: Its measurement.
+            tolerance: The allowed growth, as a share of the old peak; bytes in reference cycles
+                are allowed besides, since they depend on the collector.
         """
         before = self.devices.get(name, {}).get(test)
         if before is None:
@@ -600,13 +588,13 @@ class Baseline:
         )
 
     def grown(self, test: str, name: str, now: Measured) -> list[str]:
-        """The lines that hold more at the peak than they did, the most growth first."""
+        """The lines that hold more at the peak than before, the most growth first."""
         old: dict[str, int] = dict(self.devices[name][test]["places"])
         pairs = [(place, nbytes, old.pop(place)) for place, nbytes, _ in now.places if place in old]
         same = {place for place, _, _ in pairs}
         for place, nbytes, _ in now.places:
             if place not in same:
-                # A line that is not in the file may be one that has moved.
+                # A line missing from the file may have moved.
                 moved = next((one for one in old if _function(one) == _function(place)), "")
                 pairs.append((place, nbytes, old.pop(moved, 0)))
         rows = [(nbytes - was, _grown(place, nbytes, was)) for place, nbytes, was in pairs]
@@ -619,15 +607,15 @@ def _function(place: str) -> str:
 
 
 def _grown(place: str, nbytes: int, was: int) -> str:
-    said = f"it was {format_bytes(was)}" if was else "it is new among the largest"
-    return f"+{format_bytes(nbytes - was)} {place}: {said}"
+    origin = f"was {format_bytes(was)}" if was else "new among the largest"
+    return f"+{format_bytes(nbytes - was)} {place}: {origin}"
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The file, or an empty baseline where there is none.
+    """The file, or an empty baseline if it does not exist.
 
     Raises:
-        NeutracerError: It is no baseline.
+        NeutracerError: It is not a baseline.
     """
     if not path.exists():
         return Baseline(path, {}, exists=False)
@@ -648,14 +636,14 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def write_baseline(baseline: Baseline, measured: dict[str, dict[str, Any]]) -> int:
-    """Write the file with the tests that were measured in the place of their old figures.
+    """Write the file, with new figures for the measured tests.
 
     Args:
-        baseline: What was there; tests that did not run stay in it.
-        measured: By the test's id, what its report carries.
+        baseline: The old file; tests that did not run keep their figures.
+        measured: The reports' data, by test id.
 
     Returns:
-        The tests that were written.
+        The number of tests written.
     """
     devices = {name: dict(tests) for name, tests in baseline.devices.items()}
     count = 0
@@ -674,8 +662,6 @@ def write_baseline(baseline: Baseline, measured: dict[str, dict[str, Any]]) -> i
 
 # ---- Measuring ---------------------------------------------------------------------------
 
-# Measures pytest's tests, holds their limits against it, and reports the heaviest.
-
 _DEVICE_MARKERS = ("limit_gpu_memory", "limit_gpu_leaks", "limit_gpu_fragmentation")
 
 # Rows of the summary.
@@ -690,7 +676,7 @@ def _share(text: object) -> float:
     """A share, as "2 %" or 0.02.
 
     Raises:
-        pytest.UsageError: It is none.
+        pytest.UsageError: It is not a share.
     """
     number = str(text).strip()
     try:
@@ -703,13 +689,10 @@ def _share(text: object) -> float:
 
 
 class Measuring:
-    """The part of the plugin that is there where something is to be measured.
-
-    Args:
-        config: pytest's.
+    """The part of the plugin that measures tests, checks their limits and reports the largest.
 
     Raises:
-        pytest.UsageError: The baseline can't be read, or the tolerance is no share.
+        pytest.UsageError: The baseline can't be read, or the tolerance is not a share.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -735,10 +718,10 @@ class Measuring:
 
     # ---- one test ----------------------------------------------------------------------
 
-    # No wrapper: where one skips, the other plugins' would not have been entered.
+    # Not a wrapper: a skip in one would keep other plugins' wrappers from being entered.
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # A test that is run again begins anew.
+        # A repeated test starts over.
         item.stash[_METER] = item.stash[_REPORTED] = None
         marked = [mark.name for mark in item.iter_markers() if mark.name in MARKERS]
         devices = [name for name in marked if name in _DEVICE_MARKERS]
@@ -758,7 +741,7 @@ class Measuring:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        # Made anew for the next test: what is made in a rehearsal holds fake tensors.
+        # Fixtures of a rehearsal hold fake tensors, so the next test gets new ones.
         item: pytest.Item = request._pyfuncitem
         meter = item.stash.get(_METER, None)
         if isinstance(meter, RehearsedMeter) and fixturedef.scope != "function":
@@ -807,9 +790,9 @@ class Measuring:
         return result
 
     def _problems(self, item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str]:
-        """Which limits the test broke, in words; the leaks come when its fixtures are gone."""
+        """The limits that the test exceeded; leaks are checked after its fixtures."""
         problems = limit_problems(item, meter)
-        # Who holds a peak is asked where it is shown or written: it takes a snapshot.
+        # Finding the holders takes a snapshot, so do it only if they are used.
         if self._shows or self._writes:
             meter.find_places()
         return problems + self._growth(item, meter)
@@ -829,7 +812,7 @@ class Measuring:
         limit = value(item, "limit_gpu_leaks", "limit")
         if limit is None:
             return ""
-        # pytest holds what fixtures gave until its last report; they are torn down.
+        # pytest holds the values of torn-down fixtures until its last report.
         item.funcargs = {}  # type: ignore[attr-defined]
         nbytes, places = meter.left()
         if nbytes <= parse_bytes(limit):
@@ -843,7 +826,7 @@ class Measuring:
         )
 
     def _keep(self, item: pytest.Item, now: Measured) -> None:
-        """Give the figures to the report, which carries them to whoever shows them."""
+        """Attach the figures to the test's report."""
         if now.peak_bytes or now.fixture_bytes:
             for name in ("peak", "left", "fixture"):
                 value = getattr(now, f"{name}_bytes")
@@ -863,7 +846,7 @@ class Measuring:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "call" and item.stash.get(_REPORTED, None) is not None:
-            # It goes along from xdist's workers to their controller.
+            # xdist sends it from workers to the controller.
             vars(report)["neutracer"] = item.stash[_REPORTED]
         return report
 
@@ -876,7 +859,7 @@ class Measuring:
             self._rows[report.nodeid] = {**row, "passed": report.passed}
 
     def pytest_sessionfinish(self) -> None:
-        # With xdist, the workers' reports are here and not where they ran.
+        # With xdist, only the controller has all reports.
         if self._baseline is None or hasattr(self._config, "workerinput"):
             return
         if self._writes:
@@ -894,18 +877,18 @@ class Measuring:
         path = self._baseline.path
         if self._written is not None:
             what = format_count(self._written, "peak")
-            said = f"{what} written to {path}"
+            text = f"{what} written to {path}"
             if not self._written:
-                said = "nothing was allocated on a CUDA device, and no baseline was written"
+                text = "no CUDA memory was allocated, and no baseline was written"
         else:
             names = {row["device_name"] for row in self._rows.values() if row["device_name"]}
             strange = sorted(names - self._baseline.devices.keys())
-            said = f"peaks compared with {path}, tolerance {format_share(self._tolerance)}"
+            text = f"peaks compared with {path}, tolerance {format_share(self._tolerance)}"
             if strange:
-                said += f"; it has none of {', '.join(strange)}: --neutracer-update-baseline"
+                text += f"; it lacks {', '.join(strange)}: --neutracer-update-baseline"
             elif not names:
-                said = "nothing was allocated on a CUDA device, and nothing compared"
-        terminal.write_line(f"neutracer: {said}")
+                text = "no CUDA memory was allocated, and nothing compared"
+        terminal.write_line(f"neutracer: {text}")
 
     def _say_heaviest(self, terminal: Any) -> None:
         terminal.section("neutracer: the heaviest tests")
@@ -933,7 +916,6 @@ def _baseline_path(config: pytest.Config) -> Path | None:
 
 
 def _meter(item: pytest.Item) -> Meter:
-    """The meter of a test on the devices of this machine."""
     wanted = arguments(item.get_closest_marker("no_tensor_cycles"), device="all", min_bytes=0)
     return Meter(
         item.stash[_BEFORE],
@@ -944,7 +926,7 @@ def _meter(item: pytest.Item) -> Meter:
 
 
 def _rehearsed(item: pytest.Item) -> RehearsedMeter:
-    """The meter of a test on a card that is not there.
+    """The meter of a rehearsed test.
 
     Raises:
         pytest.UsageError: There is no such card.
@@ -959,7 +941,7 @@ def _rehearsed(item: pytest.Item) -> RehearsedMeter:
 
 
 def _stop(item: pytest.Item) -> None:
-    """Nothing more is asked of a test that failed; a rehearsal lasts until its fixtures end."""
+    """Close the meter of a failed test; a rehearsal lasts until its fixtures end."""
     meter = item.stash[_METER]
     if isinstance(meter, Meter):
         meter.close()
@@ -967,5 +949,5 @@ def _stop(item: pytest.Item) -> None:
 
 
 def _device(now: Measured) -> str:
-    """The kind of device whose figures may be compared with these."""
+    """The name of the device in baselines."""
     return f"{now.rehearsed}, rehearsed" if now.rehearsed else device_name(now.device)

@@ -32,8 +32,6 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Diff parts --------------------------------------------------------------------------
 
-# What a snapshot holds by stack, category and size, and how two of them differ.
-
 Sums = dict[Any, tuple[int, int]]
 
 # Rows of each table of the printed report.
@@ -42,18 +40,17 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Change(PlainRow):
-    """How one stack, line, category or size class differs between two snapshots.
+    """The difference of one stack, line, category or size class between two snapshots.
 
     Attributes:
-        kind: "new" (nothing of it was there before), "gone" (nothing is left), "grown",
-            "shrunk" or "same", by bytes.
-        key: What it is in words: a line, a category, or a range of sizes.
-        before_bytes: Its allocated blocks before.
+        kind: "new" (no blocks before), "gone" (no blocks after), "grown", "shrunk" or "same".
+        key: Its name: a line, a category, or a range of sizes.
+        before_bytes: Allocated bytes before.
         after_bytes: And after.
-        before_count: How many blocks.
+        before_count: Allocated blocks before.
         after_count: And after.
-        stack: Of a stack its frames, innermost first; else empty.
-        place: The line itself, or the line of the program that represents a stack; else None.
+        stack: The frames of a stack, innermost first; else empty.
+        place: The line, or the program's line that represents a stack; else None.
     """
 
     kind: str
@@ -67,12 +64,12 @@ class Change(PlainRow):
 
     @property
     def bytes(self) -> int:
-        """After less before."""
+        """After minus before."""
         return self.after_bytes - self.before_bytes
 
     @property
     def count(self) -> int:
-        """Blocks after less blocks before."""
+        """Blocks after minus blocks before."""
         return self.after_count - self.before_count
 
 
@@ -87,13 +84,13 @@ class Held:
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks of one snapshot's trace; None and -1 where it has no events.
+    """The peaks of one snapshot's trace; None and -1 without events.
 
     Attributes:
-        allocated: The most bytes that were allocated.
-        reserved: The most bytes that were reserved.
-        event: When the most were allocated.
-        held: The blocks that were allocated then: (bytes, blocks) by place.
+        allocated: The most bytes allocated.
+        reserved: The most bytes reserved.
+        event: The event of the most bytes allocated.
+        held: (bytes, blocks) allocated then, by place.
     """
 
     allocated: int | None
@@ -103,7 +100,6 @@ class Peaks:
 
 
 def peaks_of(snap: Snapshot, device: int) -> Peaks:
-    """The peaks of a device's trace."""
     if not snap.trace_length(device):
         return Peaks(None, None, -1, {})
     timeline = snap.timeline(device)
@@ -113,7 +109,7 @@ def peaks_of(snap: Snapshot, device: int) -> Peaks:
 
 
 def size_class(nbytes: int) -> int:
-    """The power of two up to which a size reaches, from 512 bytes on.
+    """The power of two at or above a size, at least 512.
 
     Example:
         >>> size_class(512), size_class(513), size_class(3 << 20) >> 20
@@ -122,12 +118,11 @@ def size_class(nbytes: int) -> int:
     return max(512, 1 << (nbytes - 1).bit_length())
 
 
-#: What is compared where an end is not known.
+#: Compared instead of an unknown end.
 NOTHING = Held({}, {}, {})
 
 
 def held_in(snap: Snapshot, device: int) -> Held:
-    """The allocated blocks of a device."""
     held = Held({}, {}, {})
     categories = _categories(snap, device)
     devices, blocks = snap.segments.codes("device"), snap.blocks
@@ -148,7 +143,7 @@ def held_in(snap: Snapshot, device: int) -> Held:
 
 
 def _categories(snap: Snapshot, device: int) -> Mapping[int, str]:
-    """The category of each allocation that lives at the end of the trace, by address."""
+    """The category of each allocation alive at the end of the trace, by address."""
     if not snap.trace_length(device):
         return {}
     timeline = snap.timeline(device)
@@ -164,9 +159,9 @@ def _add(sums: Sums, key: Any, size: int) -> None:
 
 
 def changes(before: Sums, after: Sums) -> tuple[Change, ...]:
-    """How each key differs, the largest difference first; equal ones are at the end."""
+    """The change of each key, the largest first."""
     found = []
-    for key in before.keys() | after.keys():
+    for key in dict.fromkeys((*before, *after)):
         held, count = before.get(key, (0, 0))
         holds, counts = after.get(key, (0, 0))
         stack = () if isinstance(key, (str, int, Place)) else key
@@ -178,7 +173,7 @@ def changes(before: Sums, after: Sums) -> tuple[Change, ...]:
 
 
 def by_line(sums: Sums) -> Sums:
-    """Stacks grouped by the line of the program that represents them."""
+    """Group stacks by the program's line that represents them."""
     lines: Sums = {}
     for stack, (nbytes, count) in sums.items():
         place = place_of(stack)
@@ -208,7 +203,6 @@ def _kind(before: int, after: int, count: int, counts: int) -> str:
 
 
 def change_table(title: str, found: list[Change]) -> Table:
-    """The largest changes as a table."""
     rows = tuple(
         (
             one.kind,
@@ -225,31 +219,29 @@ def change_table(title: str, found: list[Change]) -> Table:
     return Table(title + shown, rows, heads)
 
 
-# ---- Told --------------------------------------------------------------------------------
-
-# What a report that was kept as JSON says of a device, for `diff`: no snapshot is needed.
+# ---- Saved reports -----------------------------------------------------------------------
 
 _SCHEMA = "neutracer.report/"
 _VERSION = 1
 
-# A report has some hundred kilobytes.
+# Far above a report's usual size, some hundred kilobytes.
 _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class ToldReport:
-    """What `neutracer report --json` wrote.
+class SavedReport:
+    """A report saved by `neutracer report --json`.
 
     Attributes:
         name: The file's name, for messages.
-        devices: By number what it says of a device.
+        devices: The entry of each device, by number.
     """
 
     name: str
     devices: Mapping[int, Mapping[str, Any]]
 
     def device(self, device: int | None) -> int:
-        """The device, or the only one there is.
+        """The device, or the only one.
 
         Raises:
             ValueError: There is no such device, or there are several and None was given.
@@ -270,11 +262,11 @@ class ToldReport:
         return stats
 
     def end_known(self, device: int) -> bool:
-        """Whether these say what was there; the file may have had no segments."""
+        """The figures are known; a file without segments has none."""
         return self.devices[device].get("end_known") is not False
 
     def peaks(self, device: int) -> Peaks:
-        """The peaks, with who held that of allocated: bytes as they were requested."""
+        """The peaks, with the holders of allocated, in requested bytes."""
         entry = self.devices[device]
         if not entry["events"]:
             return Peaks(None, None, -1, {})
@@ -289,13 +281,13 @@ def _place_of(one: Mapping[str, Any]) -> Place:
     return Place(*words)
 
 
-def told_report(source: object) -> ToldReport | None:
-    """The report that a path names, or that `to_dict()` gave; None for anything else.
+def saved_report(source: object) -> SavedReport | None:
+    """The report at a path or from `to_dict()`; None for any other source.
 
     Raises:
-        SnapshotError: It is JSON of neutracer, but no report on one snapshot.
+        SnapshotError: It is JSON, but not a report on one snapshot.
     """
-    if isinstance(source, ToldReport):
+    if isinstance(source, SavedReport):
         return source
     if isinstance(source, Mapping):
         return _checked(source, "the report")
@@ -305,12 +297,12 @@ def told_report(source: object) -> ToldReport | None:
         try:
             plain = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise SnapshotError(f"this is not JSON: {error}") from None
+            raise SnapshotError(f"not valid JSON: {error}") from None
     return _checked(plain, os.path.basename(os.fspath(source)))
 
 
 def _is_json(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as neutracer's JSON does."""
+    """Check if a file begins like neutracer's JSON."""
     if not os.path.isfile(path) or os.path.getsize(path) > _MOST_BYTES:
         return False
     with open(path, "rb") as file:
@@ -318,24 +310,23 @@ def _is_json(path: str | os.PathLike[str]) -> bool:
     return head.lstrip()[:1] == b"{" and b'"schema"' in head
 
 
-def _checked(plain: Any, name: str) -> ToldReport:
-    """A report in whose place nothing else stands."""
+def _checked(plain: Any, name: str) -> SavedReport:
+    """The report, after validation."""
     schema = str(plain.get("schema", "")) if isinstance(plain, Mapping) else ""
     if not schema.startswith(_SCHEMA):
         raise SnapshotError(
-            f"this is JSON of {schema or 'no schema'}, not a report: "
-            "neutracer report --json writes one"
+            f"JSON with {schema or 'no schema'} is not a report of neutracer report --json"
         )
     if schema != f"{_SCHEMA}{_VERSION}":
-        raise SnapshotError(f"this is {schema}, which another version of neutracer wrote")
+        raise SnapshotError(f"{schema} is from another version of neutracer")
     try:
-        made = ToldReport(name, {int(one["device"]): one for one in plain["devices"]})
+        made = SavedReport(name, {int(one["device"]): one for one in plain["devices"]})
         for device in made.devices:
             made.peaks(device)
             _whole(made.stats(device)["allocated_bytes.all.current"])
             _whole(made.stats(device)["reserved_bytes.all.current"])
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-        raise SnapshotError("this report lacks what neutracer writes into one") from None
+        raise SnapshotError("the report is incomplete") from None
     return made
 
 
@@ -346,32 +337,30 @@ def _whole(value: object) -> None:
 
 # ---- Diff findings -----------------------------------------------------------------------
 
-# What a difference between two snapshots amounts to: a higher peak, and lines that hold more.
-
-# What a line added is serious or severe from so many bytes on, and moderate from a tenth of
-# what there was before.
+# A line's growth is serious or severe from these bytes on, and moderate from a share of the
+# total before.
 _SERIOUS = 64 << 20
 _SEVERE = 1 << 30
 _MODERATE_SHARE = 0.1
 
-# A peak is what decides whether a program fits: it is moderate from this share on.
+# The peak decides if a program fits, so a smaller share of it is moderate.
 _MODERATE_PEAK = 0.02
 
-# Lines that become findings; the others are in `by_line`.
+# Lines that become findings.
 _FINDINGS = 5
 
-# Places that are named for a higher peak.
+# Places named for a higher peak.
 _PEAK_PLACES = 3
 
 
 def peak_findings(peaks: tuple[Peaks, Peaks], at_peak: tuple[Change, ...]) -> list[Finding]:
-    """That the peak of allocated is higher than before, and what holds more there."""
+    """The finding on a higher peak of allocated, with the places that hold more."""
     before, after = peaks[0].allocated, peaks[1].allocated
     if before is None or after is None or after <= before:
         return []
     more = after - before
     message = f"the peak is {format_bytes(more)} higher: {format_bytes(after)}"
-    message += f", where it was {format_bytes(before)}"
+    message += f", up from {format_bytes(before)}"
     grown = [one for one in at_peak if one.bytes > 0][:_PEAK_PLACES]
     evidence = tuple(Note(f"{format_bytes(one.bytes)} more there by", one.place) for one in grown)
     severity = _severity(more, before, _MODERATE_PEAK)
@@ -379,14 +368,14 @@ def peak_findings(peaks: tuple[Peaks, Peaks], at_peak: tuple[Change, ...]) -> li
 
 
 def line_findings(lines: Iterable[Change], total: int) -> tuple[Finding, ...]:
-    """The lines that hold most more than before, as findings."""
+    """The findings on the lines that grew most."""
     grown = [one for one in lines if one.bytes > 0][:_FINDINGS]
     return ranked(_finding(one, total) for one in grown)
 
 
 def _finding(one: Change, total: int) -> Finding:
     size = format_bytes(one.bytes)
-    said = f"{size} new" if one.kind == "new" else f"{size} more than before"
+    text = f"{size} new" if one.kind == "new" else f"{size} more than before"
     blocks = (
         format_count(one.count, "more block")
         if one.count > 0
@@ -395,7 +384,7 @@ def _finding(one: Change, total: int) -> Finding:
         else "in as many blocks"
     )
     evidence = Note(f"{blocks}, {format_bytes(one.after_bytes)} in all, from", one.place)
-    return Finding(one.kind, _severity(one.bytes, total), one.bytes, said, (evidence,))
+    return Finding(one.kind, _severity(one.bytes, total), one.bytes, text, (evidence,))
 
 
 def _severity(nbytes: int, total: int, moderate: float = _MODERATE_SHARE) -> Severity:
@@ -408,36 +397,31 @@ def _severity(nbytes: int, total: int, moderate: float = _MODERATE_SHARE) -> Sev
 
 # ---- Diff --------------------------------------------------------------------------------
 
-# What is there in one snapshot that was not in another, or is gone?
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DiffReport(Report):
-    """How what two snapshots hold differs.
+    """The difference between the memory of two snapshots.
 
     Attributes:
         device: The device; -1 is the CPU, -2 the host's pinned memory.
-        before_device: The device before: another one where two ranks are compared.
+        before_device: The device before; another one if two ranks are compared.
         before_allocated_bytes: allocated_bytes.all.current before.
         after_allocated_bytes: And after.
         before_reserved_bytes: reserved_bytes.all.current before.
         after_reserved_bytes: And after.
-        before_peak_allocated_bytes: The most that was allocated in its trace; None where it
-            has no events.
+        before_peak_allocated_bytes: The most allocated in its trace; None without events.
         after_peak_allocated_bytes: And after.
-        before_peak_reserved_bytes: The most that was reserved in its trace.
+        before_peak_reserved_bytes: The most reserved in its trace; None without events.
         after_peak_reserved_bytes: And after.
-        at_peak: Each place that holds blocks at one of the peaks of allocated, the largest
-            difference first; empty where one has no events.
-        by_stack: Each stack that holds blocks in one of them, the largest difference
-            first; a stack is the same if all its frames are.
-        by_line: The same by the line of the program that represents a stack.
+        at_peak: Changes by place at the peaks of allocated, the largest first; empty if a trace
+            has no events.
+        by_stack: Changes by stack at the end, the largest first.
+        by_line: The same by the program's line that represents a stack.
         by_category: The same by category, as far as the traces show it.
-        by_size: And by size class: powers of two.
-        before_end_known: False where the first file has a history and lacks the segments: then
-            what it holds at its end is not known, its figures of that are 0, and nothing is
-            compared by stack, line, category and size.
-        after_end_known: And the second.
+        by_size: The same by size class, powers of two.
+        before_end_known: False if the first file has a history but no segments: its figures at
+            the end are then 0, and only peaks are compared.
+        after_end_known: The same for the second.
     """
 
     schema = "neutracer.diff/1"
@@ -464,22 +448,22 @@ class DiffReport(Report):
 
     @property
     def allocated_bytes(self) -> int:
-        """Allocated after less before."""
+        """Allocated after minus before."""
         return self.after_allocated_bytes - self.before_allocated_bytes
 
     @property
     def reserved_bytes(self) -> int:
-        """Reserved after less before."""
+        """Reserved after minus before."""
         return self.after_reserved_bytes - self.before_reserved_bytes
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """The peak of allocated after less before; None where one is not known."""
+        """The peak of allocated after minus before; None if one is unknown."""
         return _less(self.after_peak_allocated_bytes, self.before_peak_allocated_bytes)
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        """The peak of reserved after less before; None where one is not known."""
+        """The peak of reserved after minus before; None if one is unknown."""
         return _less(self.after_peak_reserved_bytes, self.before_peak_reserved_bytes)
 
     @property
@@ -489,7 +473,7 @@ class DiffReport(Report):
 
     @property
     def gone(self) -> tuple[Change, ...]:
-        """Stacks that hold nothing any more."""
+        """Stacks that hold nothing after."""
         return tuple(one for one in self.by_stack if one.kind == "gone")
 
     @property
@@ -502,7 +486,7 @@ class DiffReport(Report):
         return self.before_end_known and self.after_end_known
 
     def document(self) -> Document:
-        """The report as a page."""
+        """The report as a document."""
         blocks: tuple[Block, ...] = (*self.finding_blocks(), self._totals())
         named = (
             ("At the peak", self.at_peak),
@@ -515,7 +499,7 @@ class DiffReport(Report):
             if differing:
                 blocks += (change_table(title, differing),)
         if self._of_reports:
-            text = "In requested bytes, as reports have them. Two snapshots also show the end."
+            text = "In requested bytes, as in reports. Two snapshots also show the end."
             blocks += (Paragraph(text),)
         elif self._ends_known and not any(one.kind != "same" for one in self.by_line):
             blocks += (Paragraph("At the end every line holds as many bytes as before."),)
@@ -565,28 +549,23 @@ def _signed(nbytes: int) -> str:
 
 
 class HasSnapshot(Protocol):
-    """A report that has the snapshot that it is about."""
+    """A report with its snapshot."""
 
     @property
     def snapshot(self) -> Snapshot | None: ...
 
 
 def _opened(source: Snapshot | HasSnapshot | SnapshotSource) -> Snapshot:
-    """The snapshot that a source is, has or holds.
-
-    Raises:
-        ValueError: It is a report without one.
-    """
     if isinstance(source, Report) and hasattr(source, "snapshot"):
         if source.snapshot is None:
-            raise ValueError("this report has no snapshot: give the snapshot itself")
+            raise ValueError("this report has no snapshot: pass the snapshot itself")
         source = source.snapshot
     return opened(cast(SnapshotSource, source))
 
 
 @dataclass(frozen=True)
 class _Side:
-    """What is compared of one of the two."""
+    """One of the two sides."""
 
     device: int
     allocated: int
@@ -608,23 +587,22 @@ def _side(snap: Snapshot, device: int) -> _Side:
     )
 
 
-def _told_side(told: ToldReport, device: int) -> _Side:
-    """What a report says: the totals, and who held the peak."""
-    stats = told.stats(device)
+def _saved_side(saved: SavedReport, device: int) -> _Side:
+    stats = saved.stats(device)
     return _Side(
         device,
         stats["allocated_bytes.all.current"],
         stats["reserved_bytes.all.current"],
-        told.end_known(device),
-        told.peaks(device),
+        saved.end_known(device),
+        saved.peaks(device),
         NOTHING,
     )
 
 
 def _devices(
-    before: Snapshot | ToldReport, after: Snapshot | ToldReport, device: int | None
+    before: Snapshot | SavedReport, after: Snapshot | SavedReport, device: int | None
 ) -> tuple[int, int]:
-    """The device of each: the only one, as two ranks have theirs, or the same."""
+    """The device of each side; without `device`, each side's only one."""
     number = after.device(device)
     only = device is None and len(before.devices) == 1
     return before.device(None if only else number), number
@@ -633,7 +611,7 @@ def _devices(
 def _compared(
     before: _Side, after: _Side, first: tuple[Finding, ...], *, of_reports: bool
 ) -> DiffReport:
-    """How the two differ; `first` are the findings that come before all others."""
+    """Compare two sides; `first` are the findings to put first."""
     ends_known = before.end_known and after.end_known
     held, holds = (before.held, after.held) if ends_known else (NOTHING, NOTHING)
     lines = changes(by_line(held.by_stack), by_line(holds.by_stack))
@@ -670,17 +648,14 @@ def diff(
     *,
     device: int | None = None,
 ) -> DiffReport:
-    """What two snapshots of a program hold, and how it differs.
+    """Compare the memory of two snapshots.
 
     Args:
-        before: A Snapshot, a report that has one (of `report` or of a cell), or what `load`
-            takes. Or the JSON of a report, as a file or as `to_dict()` gives it: of two of these
-            the totals are compared and who held the peaks, in requested bytes.
+        before: A Snapshot, a report with one (of `report` or of a cell), or a source for `load`.
+            Or a report's JSON, as a file or from `to_dict()`: two of these give totals and
+            holders of the peaks, in requested bytes.
         after: A later one, or one of another run.
-        device: The device; None is the only one of each, as two ranks have theirs.
-
-    Returns:
-        The report; `str(report)` is one screen.
+        device: The device; None is the only one of each.
 
     Raises:
         SnapshotError: A file can't be read.
@@ -693,13 +668,15 @@ def diff(
         >>> neutracer.diff(healthy, late).allocated_bytes
         1441792
     """
-    was, now = told_report(before), told_report(after)
+    was, now = saved_report(before), saved_report(after)
     if was is not None and now is not None:
         earlier, number = _devices(was, now, device)
-        sides = _told_side(was, earlier), _told_side(now, number)
+        sides = _saved_side(was, earlier), _saved_side(now, number)
         return _compared(*sides, (), of_reports=True)
     if was is not None or now is not None:
-        raise ValueError("one of the two is JSON of a report, the other not: give two of a kind")
+        raise ValueError(
+            "only one of the two is a report's JSON: pass two reports or two snapshots"
+        )
     first, second = _opened(cast(Any, before)), _opened(cast(Any, after))
     earlier, number = _devices(first, second, device)
     sides = _side(first, earlier), _side(second, number)

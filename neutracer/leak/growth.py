@@ -25,29 +25,26 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Growth ------------------------------------------------------------------------------
 
-# Whose memory it is that grows: the stacks of what survives step after step.
-
-# A stack grows if it leaves something in so many steps at least, and at least once in so
-# many steps: weights are made in one step, and an optimizer's state in one or two.
+# A stack grows if it leaves blocks in at least so many steps, and at least once per so many
+# steps: weights are made in one step, and an optimizer's state in one or two.
 _FEWEST_STEPS = 3
 _RAREST = 20
 
 
 @dataclass(frozen=True)
 class Growth(PlainRow):
-    """What one stack leaves behind, step after step.
+    """The blocks that one stack leaves behind, step after step.
 
     Attributes:
         place: The line of the program.
         stack: The frames, innermost first; empty where none were recorded.
-        category: What the blocks are for, as far as the trace shows it.
-        bytes: All that it left, and still holds, or held at the fall.
-        count: In how many blocks.
-        steps: In how many steps it left something.
-        bytes_per_step: The mean over all steps that were looked at.
-        share: Of what all stacks left.
-        holders: What keeps some of it alive in this process, as `why_alive` says; empty
-            where that was not asked.
+        category: The category of most of its bytes.
+        bytes: The bytes left, and still held or held at the fall.
+        count: The number of blocks.
+        steps: The number of steps that left any.
+        bytes_per_step: The mean over all steps used.
+        share: Of the bytes left by all stacks.
+        holders: Chains of `why_alive` in this process; empty unless requested.
     """
 
     place: Place
@@ -67,10 +64,10 @@ class Survivors:
 
     Attributes:
         growth: By stack, the most bytes first.
-        addresses: (address, size) of those that live at the end of the trace, the newest
-            of each stack first, in the order of `growth`.
-        freed: The lines that freed what fell, with bytes; empty where nothing fell.
-        has_graph: Some of the tensors were looked at, and one has an autograd graph.
+        addresses: (address, size) of blocks alive at the end of the trace, the newest first,
+            per stack of `growth`.
+        freed: The lines that freed blocks in falls, with their number of blocks.
+        has_graph: An inspected tensor has an autograd graph.
     """
 
     growth: tuple[Growth, ...] = ()
@@ -80,19 +77,19 @@ class Survivors:
 
     @property
     def shows_graph(self) -> bool:
-        """Whether the blocks show that a graph is kept: its tensors do, or what several
-        operations of a module's call made, of which a program holds the last only."""
+        """Evidence of a kept graph: a tensor's, or blocks of several operations in a module's
+        call, of which a program would hold only the last."""
         inside = sum(role_of(grown.stack) is Role.MODULE for grown in self.growth)
         return self.has_graph or inside > 1
 
 
 def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:
-    """What a trace's blocks say: those that outlive the step after their own.
+    """The blocks of a trace that outlive the step after their own.
 
     Args:
-        seen: With its trace.
-        warmup: Steps that are set aside.
-        fell: Whether the series is a saw-tooth: then what was freed later counts too.
+        seen: The observed program, with its trace.
+        warmup: Steps to set aside.
+        fell: The series is a saw-tooth: blocks freed later count too.
     """
     timeline = seen.timeline
     if timeline is None:
@@ -113,7 +110,7 @@ def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:
 
 
 def fallen(seen: Observed, warmup: int) -> list[int]:
-    """The events that freed what had outlived the step after its own."""
+    """The events that freed blocks that had outlived the step after their own."""
     if seen.timeline is None:
         return []
     trace = _Trace(seen, seen.timeline, warmup)
@@ -124,7 +121,7 @@ def fallen(seen: Observed, warmup: int) -> list[int]:
 
 
 class _Trace:
-    """The allocations of a trace, and the steps that they were made in."""
+    """The allocations of a trace, by step."""
 
     def __init__(self, seen: Observed, timeline: Timeline, warmup: int) -> None:
         self.timeline, self.starts, self.warmup = timeline, seen.starts, warmup
@@ -132,14 +129,13 @@ class _Trace:
         self.rows = timeline.allocations
         self.sizes = self.rows.codes("size")
         self.freed = _frees(timeline)
-        # What goes with the last step or behind it, as all does where a program ends, was
-        # kept as long as there were steps.
+        # Blocks freed in the last step or later, as at the program's end, count as kept.
         end = seen.starts[max(self.last, 0)]
         end = end if seen.failed is None else min(end, seen.failed)
         self.ended = [-1 if event >= end else event for event in self.freed]
 
     def outliving(self, *, fell: bool) -> dict[int, list[tuple[int, int]]]:
-        """(step, row) of what outlives the step after its own, by stack; no state's."""
+        """(step, row) of blocks that outlive the step after their own, by stack, without state."""
         stacks, roles = self.rows.codes("stack"), dict[int, Role]()
         groups: dict[int, list[tuple[int, int]]] = {}
         begin, end = self.starts[min(self.warmup, self.last)], self.starts[self.last]
@@ -157,7 +153,7 @@ class _Trace:
         return groups
 
     def growth(self, items: Sequence[tuple[int, int]], total: int) -> Growth:
-        """What one stack left, of `total` bytes that all left."""
+        """One stack's growth, of `total` bytes of all."""
         nbytes = sum(self.sizes[row] for _, row in items)
         names = Counter[str]()
         for _, row in items:
@@ -175,17 +171,17 @@ class _Trace:
         )
 
     def alive(self, items: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """(address, size) of those of a stack that nobody freed, the newest first."""
+        """(address, size) of a stack's blocks that were never freed, the newest first."""
         addresses = self.rows.codes("address")
         newest = (row for _, row in reversed(items) if self.freed[row] == -1)
         return tuple((addresses[row], self.sizes[row]) for row in newest)
 
 
 def _frees(timeline: Timeline) -> list[int]:
-    """The event that freed each allocation; -1 where none did.
+    """The event that freed each allocation, or -1.
 
-    What the segments lack at the end, as all is where a file lists none, ends with the last event
-    (`nt_timeline.h`), which is of another block.
+    A block missing from the segments ends with the last event (`nt_timeline.h`), which frees
+    another block: such an end is none.
     """
     found, last = list(timeline.allocations.codes("free_event")), len(timeline.events) - 1
     event = timeline.events[last] if last >= 0 else None
@@ -199,7 +195,7 @@ def _frees(timeline: Timeline) -> list[int]:
 
 
 def _recurs(steps: set[int], warmup: int, last: int) -> bool:
-    """Whether something is left step after step, to the end."""
+    """Check that blocks are left step after step, to the end."""
     looked = max(last - warmup, 1)
     if len(steps) < max(_FEWEST_STEPS, looked / _RAREST):
         return False
@@ -208,7 +204,6 @@ def _recurs(steps: set[int], warmup: int, last: int) -> bool:
 
 
 def _lines(events: object, freed: Sequence[int]) -> tuple[tuple[Place, int], ...]:
-    """The lines that freed, with how many blocks."""
     counts = Counter(place_of(events[event].stack) for event in freed)  # type: ignore[index]
     return tuple(counts.most_common())
 
@@ -216,10 +211,9 @@ def _lines(events: object, freed: Sequence[int]) -> tuple[tuple[Place, int], ...
 def snapshot_growth(
     shots: Sequence[Snapshot], device: int | None, warmup: int
 ) -> tuple[Growth, ...]:
-    """Growth by stack over a sequence of snapshots, from the first after the warm-up on.
+    """Growth by stack over snapshots after the warm-up.
 
-    A stack counts if it holds more from one snapshot to the next in half of the cases at
-    least, and less in none.
+    A stack counts if it grows between at least half of the pairs, and never shrinks.
     """
     series = [_held(shot, shot.device(device)) for shot in shots[warmup:]]
     if len(series) < 2:
@@ -267,22 +261,17 @@ def allocated_blocks(shot: Snapshot, device: int) -> Iterable[tuple[tuple[Frame,
 
 # ---- Emptied -----------------------------------------------------------------------------
 
-# Whether a program empties something of its own, or the collector finds garbage.
-
-# So much of what fell must have been freed at one line.
+# The share of the falls that one line must have freed.
 _AT_ONE_LINE = 0.9
 
-# What calls the collector.
 _COLLECTS = re.compile(r"\bcollect\s*\(")
 
 
 def emptied_at(seen: Observed, trend: Trend) -> Place | None:
-    """The line at which the program lets go of what had piled up; None where a collection
-    does, or may.
+    """The line at which the program frees its accumulated blocks; None if the collector may.
 
-    Python's collector runs where objects are made, in lines that do other things most of
-    the time. A line that frees only when memory falls is the program's own doing: it empties
-    something, or calls the collector, as its text says. Without the text nothing is said.
+    Python's collector runs at allocations, in lines that mostly do other things. A line that
+    only frees is the program's own, unless its text calls the collector or is unavailable.
     """
     timeline = seen.timeline
     if timeline is None:
@@ -300,7 +289,6 @@ def emptied_at(seen: Observed, trend: Trend) -> Place | None:
 
 
 def _does_more(timeline: Timeline, code: int) -> bool:
-    """Whether a stack allocates, too."""
     stacks = timeline.events.codes("stack")
     actions = cast("list[str]", timeline.events["action"])
     pairs = zip(stacks, actions, strict=True)
@@ -317,45 +305,43 @@ def _text(stack: Sequence[Frame]) -> str:
 
 # ---- Verdict -----------------------------------------------------------------------------
 
-# From the trends of several series to one verdict, and to when the memory is full.
-
-#: What `leak_trend` can say, with what it means.
+#: The verdicts of `leak_trend`, with their meanings.
 VERDICTS = {
     "leak": "live memory grows step after step",
     "growing": "live memory rises step after step",
-    "cycle_garbage": "live memory grows until something lets go of it all at once",
-    "non_torch_growth": "memory on the device that is not PyTorch's grows",
-    "fragmentation_growth": "live blocks split up ever more free memory",
+    "cycle_garbage": "live memory grows until it is freed all at once",
+    "non_torch_growth": "device memory outside PyTorch grows",
+    "fragmentation_growth": "live blocks split more and more free memory",
     "cache_growth": "the cache grows while live memory does not",
     "steady": "nothing grows",
     "unknown": "no verdict is possible",
 }
 
-#: How long a program may run, by what a step is: nobody says when it ends.
+#: The assumed length of a run, by unit.
 RUN = {"step": 100_000, "window": 1_000, "snapshot": 1_000}
 
-# Growth below this share of what is held is too little to matter: of live bytes by the end of
-# such a run, of the series besides over all steps seen.
+# Smaller growth, as a share of the level, is ignored: of live bytes by the end of a run, of
+# other series over the steps so far.
 _MATERIAL = 0.002
 
-# Falls of this share of the growth together give it back.
+# Falls of at least this share of the growth give it back.
 _GIVEN_BACK = 0.5
 
-# A saw-tooth that stands so many of its falls above its median no longer falls as it did.
-_PILED = 1.5
+# A saw-tooth this many falls above its median no longer falls back.
+_UNRETURNED = 1.5
 
-# So much of a cache's growth in freed blocks that wait for a stream is what grows.
+# Blocks waiting for a stream explain a cache's growth from this share on.
 _WAITING = 0.5
 
-# With fewer steps after the warm-up nothing can be said.
+# The fewest steps after the warm-up for any verdict, and for proof of growth. Windows need the
+# latter for "steady" too.
 _FEWEST = 3
-# With fewer no growth can be proved, and of windows, which are no steps, not its absence.
 _PROVABLE = 8
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a program's memory does, and the trend that shows it."""
+    """A verdict, and the trend behind it."""
 
     kind: str
     trend: Trend
@@ -367,10 +353,9 @@ class Forecast:
     """When the memory is full, at this rate.
 
     Attributes:
-        step: The step, counted as the series is; None: never, or no capacity is known.
-        between: The first and the last step that the interval of the growth allows; the
-            last is None where that may be never.
-        in_us: Microseconds from the last step on; None where a step's length is unknown.
+        step: The step, counted as in the series; None for never, or without a capacity.
+        between: The first and last step by the growth's interval; a last of None is never.
+        in_us: Microseconds from the last step on; None if a step's length is unknown.
     """
 
     step: int | None
@@ -379,7 +364,7 @@ class Forecast:
 
 
 def judge(seen: Observed) -> Verdict:
-    """The first of the verdicts that the series bear out."""
+    """The first verdict that the series support."""
     live = seen.live
     if live.is_sawtooth:
         if _leaks(seen):
@@ -393,7 +378,7 @@ def judge(seen: Observed) -> Verdict:
 
 
 def _grows(seen: Observed, because: str) -> Verdict:
-    """The verdict on live bytes that grow: a leak only where blocks can bear it out."""
+    """The verdict on growing live bytes: a leak only with blocks as evidence."""
     if seen.has_blocks:
         return Verdict("leak", seen.live, because)
     text = f"{because} Numbers alone cannot tell a random walk from slow growth."
@@ -401,26 +386,24 @@ def _grows(seen: Observed, because: str) -> Verdict:
 
 
 def _falls_back(seen: Observed) -> Verdict:
-    """The verdict on a saw-tooth: whose the falls are, only a trace's lines can say."""
+    """The verdict on a saw-tooth: only a trace's lines tell the cause of the falls."""
     live = seen.live
     if seen.timeline is not None:
         text = "It rose step after step and fell back to where it was."
         return Verdict("cycle_garbage", live, text)
     falls = f"{format_count(live.teeth, 'fall')}, by {format_bytes(round(live.tooth))}"
-    if live.last > live.level + _PILED * live.tooth:
-        text = (
-            f"It rose and fell ({falls}), and stands higher now than falls of this size take back."
-        )
+    if live.last > live.level + _UNRETURNED * live.tooth:
+        text = f"It rose and fell ({falls}), and is now higher than falls of this size take back."
         return Verdict("unknown", live, text)
     text = (
-        f"Falls give back what piles up: {falls}. So it is with what the program empties itself, "
-        "and with the garbage of cycles, which neutracer.warn_tensor_cycles() in the program finds."
+        f"Falls return the growth: {falls}. The program may empty a container itself, or leave "
+        "garbage in cycles, which neutracer.warn_tensor_cycles() in the program finds."
     )
     return _besides(seen) or Verdict("steady", live, text)
 
 
 def _besides(seen: Observed) -> Verdict | None:
-    """A verdict that other series than the live bytes bear out."""
+    """A verdict from the other series, or None."""
     outside, cached = seen.outside, seen.cached
     whole = seen.live.level if cached is None else cached.level
     if outside is not None and _settled(outside, whole + outside.level):
@@ -428,9 +411,9 @@ def _besides(seen: Observed) -> Verdict | None:
     if cached is None or not _settled(cached, whole):
         return None
     if seen.live.slope >= _GIVEN_BACK * cached.slope:
-        return Verdict("unknown", seen.live, "Live memory seems to grow, but not beyond doubt.")
+        return Verdict("unknown", seen.live, "Live memory seems to grow, but this may be chance.")
     if seen.waiting is not None and seen.waiting.slope >= _WAITING * cached.slope:
-        text = "What grows are freed blocks that wait for a stream."
+        text = "The growth is freed blocks that wait for a stream."
         return Verdict("unknown", cached, text)
     stuck = seen.stuck
     if stuck is None:
@@ -438,28 +421,28 @@ def _besides(seen: Observed) -> Verdict | None:
         return Verdict("cache_growth", cached, text)
     if stuck.grows and stuck.slope >= 0.5 * cached.slope:
         return Verdict("fragmentation_growth", cached, "The free bytes lie between live blocks.")
-    return Verdict("cache_growth", cached, f"{cache_emptier(seen.device)} can give it back.")
+    return Verdict("cache_growth", cached, f"{cache_emptier(seen.device)} can return it.")
 
 
 def _leaks(seen: Observed) -> bool:
-    """Whether the growth of the live bytes is proved, and matters before a long run ends."""
+    """Check that the growth of live bytes is proved, and matters by the end of a run."""
     return seen.live.grows and _would_matter(seen)
 
 
 def _would_matter(seen: Observed) -> bool:
-    """Whether live bytes that go on like this matter before a long run ends."""
+    """Check that the growth of live bytes would matter by the end of a run."""
     return seen.live.slope * RUN[seen.unit] > _MATERIAL * seen.live.level
 
 
 def _settled(trend: Trend, whole: float) -> bool:
-    """Whether another series' growth is proved, matters, and shows no sign of ending."""
+    """Check that a series' growth is proved, matters, and is not ending."""
     if trend.is_levelling or trend.is_sawtooth or _was_given_back(trend):
         return False
     return trend.grows and trend.growth > _MATERIAL * whole
 
 
 def _was_given_back(trend: Trend) -> bool:
-    """Whether falls took back most of what had grown, as when a cache is emptied."""
+    """Check if falls took back most of the growth, as when a cache is emptied."""
     fallen = sum(-nbytes for _, nbytes in trend.jumps if nbytes < 0)
     return fallen > _GIVEN_BACK * trend.growth
 
@@ -472,21 +455,23 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
         return Verdict("unknown", live, text)
     rises = live.interval[0] > 0 and live.growth > _MATERIAL * live.level
     if live.steps < _PROVABLE and rises:
-        return Verdict("unknown", live, f"It rose in each of {live.steps} {seen.unit}s: too few.")
+        return Verdict(
+            "unknown", live, f"It rose in each of {live.steps} {seen.unit}s, too few for proof."
+        )
     if live.grows:
         return Verdict("steady", live, "It grows by too little to matter.")
     if seen.timeline is None and live.is_in_doubt and not live.is_levelling and _would_matter(seen):
         rate, steps = format_bytes(round(live.slope)), format_count(live.steps, seen.unit)
         text = (
-            f"It seems to rise by {rate} a {seen.unit}, over {steps}, but memory "
-            "that wanders up and down without a level may do so too."
+            f"It seems to rise by {rate} per {seen.unit}, over {steps}, but memory "
+            "that wanders randomly could do the same."
         )
         return Verdict("unknown", live, text)
     return Verdict("steady", live, _given_back(seen) or "No growth shows after the warm-up.")
 
 
 def _given_back(seen: Observed) -> str:
-    """What a table's growth of the reserved bytes came to, where one fall took it back."""
+    """The fall that took back a growth of reserved bytes, as a sentence."""
     cached = seen.cached
     if cached is None or cached.interval[0] <= 0 or not _was_given_back(cached):
         return ""
@@ -496,11 +481,10 @@ def _given_back(seen: Observed) -> str:
 
 
 def forecast(seen: Observed, verdict: Verdict) -> Forecast:
-    """When the memory is full.
+    """Forecast when the memory is full.
 
-    A leak fills it when the live bytes at their highest within a step reach what the
-    process can have; what fragments, when the reserved bytes do. A cache is given back
-    before memory runs out, and garbage collected.
+    A leak fills it when the highest live bytes of a step reach the capacity, fragmentation when
+    the reserved bytes do. Caches and garbage are freed before that.
     """
     trend = verdict.trend
     room = _room(seen, verdict)
@@ -519,7 +503,7 @@ def forecast(seen: Observed, verdict: Verdict) -> Forecast:
 
 
 def _room(seen: Observed, verdict: Verdict) -> float | None:
-    """Bytes that may still be added; None where nothing fills up or nothing is known."""
+    """Bytes left until the capacity; None if unknown, or if nothing fills up."""
     if seen.capacity is None:
         return None
     outside = seen.outside.last if seen.outside is not None else 0.0
@@ -537,34 +521,29 @@ def _room(seen: Observed, verdict: Verdict) -> float | None:
 
 # ---- Proof -------------------------------------------------------------------------------
 
-# A verdict on a trace held against its own blocks: who left them, and who freed them.
-
-# Of a trace's growth so much must be blocks that are still there. Where no steps are known
-# blocks must besides come from so many of the windows.
+# The share of a trace's growth that surviving blocks must explain, and the share of the windows
+# that a line must leave blocks in, if steps are unknown.
 _EXPLAINED = 0.5
 _OF_WINDOWS = 0.5
 
-# Lines that leave something behind in so many of the steps, and no less in the last third of
-# them, prove a leak by themselves, from so many steps on. The first steps are no proof: what
-# is made once is made there.
+# Lines that leave blocks in this share of the steps prove a leak by themselves, given so many
+# steps, without the first part (one-time allocations), and undiminished in the last third.
 _OFTEN = 0.45
 _PROVING = 30
 _FIRST = 0.25
 _LATE = 0.75
 
-# A model has fewer layers that are alike.
+# The most layers of one kind in a model.
 _MOST_LAYERS = 256
 
 
 def held_against(seen: Observed, verdict: Verdict, survivors: Survivors) -> Verdict:
-    """The verdict, unless the trace's own blocks don't bear it out."""
+    """The verdict, corrected if the trace's blocks contradict it."""
     if verdict.kind == "cycle_garbage" and seen.timeline is not None:
-        # Only of what fell again is it asked where.
-
         place = emptied_at(seen, verdict.trend)
         if place is None:
             return verdict
-        text = f"It rose, and the program itself let go of it at {place.location} each time."
+        text = f"It rose, and the program freed it at {place.location} each time."
         return replace(verdict, kind="steady", because=text)
     if verdict.kind != "leak" or seen.timeline is None or verdict.trend.is_sawtooth:
         return verdict
@@ -575,21 +554,19 @@ def held_against(seen: Observed, verdict: Verdict, survivors: Survivors) -> Verd
     if seen.unit == "window":
         kept = tuple(one for one in kept if one.steps >= _OF_WINDOWS * verdict.trend.steps)
     if sum(one.bytes_per_step for one in kept) < _EXPLAINED * verdict.trend.slope:
-        text = "Live memory rose, but no line leaves something behind step after step."
+        text = "Live memory rose, but no line leaves blocks behind step after step."
         return replace(verdict, kind="unknown", because=text)
     if not seen.is_named and _may_be_layers(seen, kept):
-        text = "Modules left it, about once a layer: this may be a single forward pass."
+        text = "Modules left it, about once per layer: this may be a single forward pass."
         return replace(verdict, kind="unknown", because=text)
     return verdict
 
 
 def proved_by_blocks(seen: Observed, verdict: Verdict) -> Verdict:
-    """The verdict, or a leak that the series alone don't show and the trace's blocks do.
+    """The verdict, or a leak that only the trace's blocks show.
 
-    A series can't tell a leak from noise where what is left differs from step to step, or is
-    little beside what is held. In a trace each block has its line: where the same lines leave
-    something behind in every step or every second one up to the end, and live memory rises by
-    that, it is no chance.
+    A small or irregular leak drowns in the noise of a series. In a trace, the same lines leaving
+    blocks in about every second step up to the end, by as much as live memory rises, are proof.
     """
     last = len(seen.starts) - 2
     if verdict.kind not in ("steady", "unknown", "cache_growth") or seen.timeline is None:
@@ -608,15 +585,14 @@ def proved_by_blocks(seen: Observed, verdict: Verdict) -> Verdict:
         return verdict
     if not seen.is_named and (_is_loading(seen) or _may_be_layers(seen, kept)):
         return verdict
-    text = "The same lines leave something behind over and over, up to the end."
+    text = "The same lines leave blocks behind again and again, up to the end."
     return replace(verdict, kind="leak", trend=seen.live, because=text)
 
 
 def _may_be_layers(seen: Observed, kept: Sequence[Growth]) -> bool:
-    """Whether most of what is left may be what the layers of one pass keep for backward.
+    """Check if most bytes left may be the activations of one pass's layers.
 
-    Where most steps make something outside of modules, a program's loop makes them: what recurs
-    may begin anywhere in the loop.
+    Not so if most steps allocate outside of modules: those are rounds of a program's loop.
     """
     inside = [one for one in kept if role_of(one.stack) in (Role.MODULE, Role.EMPTY)]
     if 2 * sum(one.bytes for one in inside) < sum(one.bytes for one in kept):
@@ -634,7 +610,7 @@ def _may_be_layers(seen: Observed, kept: Sequence[Growth]) -> bool:
 
 
 def _is_loading(seen: Observed) -> bool:
-    """Whether most parts of a trace free nothing: nothing is done over and over there."""
+    """Check if most parts of a trace free nothing, so that nothing repeats there."""
     if seen.timeline is None:
         return False
     actions = cast("list[str]", seen.timeline.events["action"])

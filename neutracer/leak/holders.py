@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps the memory that grows alive, where it is this process's own."""
+"""Holders of growing memory, if it belongs to this process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from neutracer.heap.watch import prepare_heap
 from neutracer.leak.growth import Growth, Survivors
 from neutracer.trace.stacks import UNKNOWN_PLACE
 
-# So many of the largest growths are asked about, each by so many of its tensors.
+# The largest growths to inspect, and the tensors of each.
 _MOST_GROWTHS = 3
 _MOST_TENSORS = 2
 
-# Tensors of one shape are a growth where there is one for so many steps at least.
-_STEPS_A_TENSOR = 4
+# Tensors of one shape are a growth if there is at least one per this many steps.
+_STEPS_PER_TENSOR = 4
 
 
 def _live_tensors() -> list[Any]:
-    """All tensors of this process; nothing where torch is absent or its layout unknown."""
+    """All tensors of this process; none without torch, or if its layout is unknown."""
     if "torch" not in sys.modules:
         return []
     try:
@@ -35,10 +35,9 @@ def _live_tensors() -> list[Any]:
 
 
 def with_holders(survivors: Survivors) -> Survivors:
-    """The survivors, the first of them with what keeps their newest blocks alive.
+    """Add the holders of the newest blocks of the largest growths.
 
-    The blocks are found by their addresses among this process's tensors; a block without a
-    tensor of this process gets no chain.
+    Blocks are matched with this process's tensors by address; others get no chain.
     """
     grown, has_graph = list(survivors.growth), survivors.has_graph
     tensors = _live_tensors()
@@ -51,13 +50,12 @@ def with_holders(survivors: Survivors) -> Survivors:
 
 
 def _has_graph(tensor: Any) -> bool:
-    """Whether an operation made a tensor that gradients flow through."""
     facts = core.tensor_facts(tensor)
     return facts is not None and bool(facts["has_grad_fn"])
 
 
 def _in_blocks(tensors: Iterable[Any], blocks: Sequence[tuple[int, int]]) -> list[Any]:
-    """Tensors whose memory is in one of the blocks, one a block."""
+    """Tensors whose memory is in one of the blocks, one per block."""
     found: dict[int, Any] = {}
     for tensor in tensors:
         facts = core.tensor_facts(tensor)
@@ -69,7 +67,7 @@ def _in_blocks(tensors: Iterable[Any], blocks: Sequence[tuple[int, int]]) -> lis
 
 
 def _chains(chosen: list[Any], tensors: list[Any]) -> tuple[str, ...]:
-    """The shortest chain to each tensor. Both lists are emptied: they would be holders."""
+    """The shortest chain to each tensor. Empties both lists, which would be holders."""
     tensors.clear()
     chains: list[str] = []
     while chosen:
@@ -78,14 +76,11 @@ def _chains(chosen: list[Any], tensors: list[Any]) -> tuple[str, ...]:
 
 
 def alike_tensors(steps: int, device_type: str) -> Survivors:
-    """Groups of live tensors of one shape, large enough that every few steps left one.
+    """Groups of live tensors of one shape, at least one per few steps, with their holders.
 
     Args:
-        steps: Over how many steps memory grew.
-        device_type: "cuda" or "cpu": where.
-
-    Returns:
-        The groups, the most bytes first, with what keeps two of each alive.
+        steps: The steps over which memory grew.
+        device_type: "cuda" or "cpu".
     """
     groups: dict[tuple[Any, ...], dict[int, int]] = {}
     graphs = set[tuple[Any, ...]]()
@@ -96,7 +91,7 @@ def alike_tensors(steps: int, device_type: str) -> Survivors:
             groups.setdefault(key, {})[facts["storage"]] = facts["storage_bytes"]
             if facts["has_grad_fn"]:
                 graphs.add(key)
-    least = max(_STEPS_A_TENSOR, steps // _STEPS_A_TENSOR)
+    least = max(_STEPS_PER_TENSOR, steps // _STEPS_PER_TENSOR)
     many = {key: held for key, held in groups.items() if len(held) >= least}
     ranked = sorted(many.items(), key=lambda item: -sum(item[1].values()))[:_MOST_GROWTHS]
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points of a trend: from a trace's steps, several snapshots, a monitor, or plain numbers."""
+"""The series of a trend: from a trace, several snapshots, a monitor, or plain numbers."""
 
 from __future__ import annotations
 
@@ -26,39 +26,33 @@ from neutracer.units import format_count, format_duration_us
 
 # ---- Series ------------------------------------------------------------------------------
 
-# Series of one value a step: the input of a trend, and what it finds there.
-
-# A series without steps is cut into so many equal windows at most, each of so many values.
+# A series without steps is cut into at most so many windows, of at least so many values.
 _WINDOWS = 64
 _WINDOW_VALUES = 8
-
-# The normal distribution has so much beyond a deviate: 1 / sqrt(2).
-_ROOT_HALF = math.sqrt(0.5)
 
 
 @dataclass(frozen=True)
 class Trend:
-    """What one series does.
+    """The trend of one series.
 
     Attributes:
         name: The series: "allocated", "reserved", "non_torch", "stuck".
         warmup: Steps set aside at the beginning.
-        steps: Steps that were looked at, after these.
-        slope: Growth in bytes a step (Theil-Sen).
+        steps: Steps after the warm-up.
+        slope: Growth in bytes per step (Theil-Sen).
         interval: Its 95 % interval.
-        p_value: Of Mann-Kendall's one-sided test, which knows no random walks.
-        grows: It rises by that test, and its medians and floors rise to the end
-            (`nt_trend.h`).
+        p_value: Of Mann-Kendall's one-sided test, which ignores random walks.
+        grows: It rises by that test, and so do its medians and floors (`nt_trend.h`).
         level: The median, in bytes.
         last: The median of the last five steps, in bytes.
-        memory: The autocorrelation that was reckoned with: an upper bound of it.
-        is_levelling: It grows, ever more slowly.
+        memory: An upper bound of the autocorrelation.
+        is_levelling: Its growth slows down.
         is_in_doubt: Rising by the test, but not distinguishable from a random walk.
-        teeth: How often a gradual rise ended in a fall; 0 or at least 2.
+        teeth: Falls that ended a gradual rise: 0, or at least 2.
         tooth: The median fall in bytes.
-        tooth_slope: The median rise in bytes a step between two falls.
-        bursts: How often it rose and came back within a few steps.
-        jumps: (step, bytes) of each change of the level at once.
+        tooth_slope: The median rise in bytes per step between two falls.
+        bursts: Rises that were taken back within a few steps.
+        jumps: (step, bytes) of each sudden change of the level.
     """
 
     name: str
@@ -81,17 +75,16 @@ class Trend:
 
     @property
     def growth(self) -> float:
-        """Bytes grown over the steps that were looked at."""
+        """Bytes grown over all steps."""
         return self.slope * max(self.steps - 1, 0)
 
     @property
     def is_sawtooth(self) -> bool:
-        """Whether gradual rises ended in falls."""
         return self.teeth >= 2
 
 
 def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
-    """The trend of a series with at least one value, of unsigned 64-bit numbers."""
+    """The trend of a non-empty series of unsigned 64-bit numbers."""
     found: dict[str, Any] = core.find_trend(values, True, unit == "window")
     return Trend(
         name=name,
@@ -99,7 +92,7 @@ def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
         steps=len(values) - min(found["warmup"], len(values)),
         slope=found["slope"],
         interval=(found["low"], found["high"]),
-        p_value=math.erfc(found["score"] * _ROOT_HALF) / 2,
+        p_value=math.erfc(found["score"] / math.sqrt(2)) / 2,
         grows=found["grows"],
         level=found["level"],
         last=found["last"],
@@ -116,28 +109,27 @@ def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
 
 @dataclass(frozen=True)
 class Observed(FieldsOnly):
-    """What is known of a program's memory, step by step.
+    """A program's memory, step by step.
 
     Attributes:
-        allocated: Live bytes: the least of each step.
-        how: What a step is, as a sentence.
-        unit: What it is called: "step", "snapshot", "window".
-        reserved: Reserved bytes; None where unknown (so below).
+        allocated: The least live bytes of each step.
+        how: The definition of a step, as a sentence.
+        unit: "step", "snapshot" or "window".
+        reserved: Reserved bytes; None if unknown, as below.
         pending: Bytes in freed blocks that wait for a stream.
-        non_torch: Used on the device and not PyTorch's reserved bytes.
-        make_stuck: Gives the free bytes in segments that something keeps, by step: what
-            empty_cache() can't give back. Called only when needed.
+        non_torch: Bytes used on the device, minus reserved.
+        make_stuck: Computes, by step, the free bytes that empty_cache() can't release.
         peaks: The most live bytes of each step.
-        time_us: When each step began, in microseconds.
-        step_us: How long a step takes, where no times are known.
-        capacity: Bytes that the process can have.
+        time_us: The beginning of each step, in microseconds.
+        step_us: The length of a step, if there are no times.
+        capacity: Bytes available to the process.
         timeline: The trace behind it.
-        starts: Where in the trace the steps begin, and last the end of the last one.
-        is_named: Whether the program says what its steps are, by its texts, its optimizer or
-            its backward passes, or whoever asks did; else they were found by what recurs.
-        device: The device as reports have it: -1 is the CPU, -2 the host's pinned memory.
-        failed: The event after an out-of-memory error that ended the program; what is freed
-            from there on was alive to the end. None where there was none.
+        starts: The first event of each step, then the end of the last step.
+        is_named: Steps come from the program (its texts, optimizer or backward passes) or the
+            caller, and not from repetition.
+        device: The device as in reports: -1 is the CPU, -2 the host's pinned memory.
+        failed: The event after an out-of-memory error that ended the program, or None; blocks
+            freed from there on count as alive to the end.
     """
 
     allocated: array[int]
@@ -158,48 +150,44 @@ class Observed(FieldsOnly):
     failed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The series are what a report needs of it; what they come from stays here.
+        # A report needs the series, and not their sources.
         return {**super().__getstate__(), "make_stuck": None, "timeline": None}
 
     @property
     def has_blocks(self) -> bool:
-        """Whether blocks stand behind the numbers: a trace's, or those of several snapshots."""
+        """There are blocks behind the numbers: a trace's, or those of several snapshots."""
         return self.timeline is not None or self.unit == "snapshot"
 
     @cached_property
     def live(self) -> Trend:
-        """The trend of the live bytes."""
         return trend_of("allocated", self.allocated, self.unit)
 
     @cached_property
     def cached(self) -> Trend | None:
-        """The trend of the reserved bytes."""
         return None if self.reserved is None else trend_of("reserved", self.reserved, self.unit)
 
     @cached_property
     def waiting(self) -> Trend | None:
-        """The trend of the freed bytes that wait for a stream."""
         return None if self.pending is None else trend_of("pending", self.pending, self.unit)
 
     @cached_property
     def outside(self) -> Trend | None:
-        """The trend of what is not PyTorch's."""
         return None if self.non_torch is None else trend_of("non_torch", self.non_torch, self.unit)
 
     @cached_property
     def stuck(self) -> Trend | None:
-        """The trend of the free bytes that can't be given back."""
+        """The trend of the free bytes that empty_cache() can't release."""
         values = None if self.make_stuck is None else self.make_stuck()
         if values is None:
             return None
-        # They may be fewer than the steps: one value for several of these.
+        # One value may stand for several steps.
         steps = len(self.allocated) // len(values)
         found = trend_of("stuck", values)
         low, high = found.interval
         return replace(found, slope=found.slope / steps, interval=(low / steps, high / steps))
 
     def duration_us(self) -> float | None:
-        """How long a step takes: the median."""
+        """The median length of a step."""
         times = [b - a for a, b in zip(self.time_us, self.time_us[1:], strict=False) if b > a]
         return float(sorted(times)[len(times) // 2]) if times else self.step_us
 
@@ -209,10 +197,10 @@ def numbers(values: object, what: str = "a series") -> array[int]:
 
     Args:
         values: A sequence of numbers, or a buffer of them.
-        what: What it is called where it is wrong.
+        what: Its name in errors.
 
     Raises:
-        TypeError: It holds something else.
+        TypeError: A value is not a number.
         ValueError: A value is negative, not finite, or above 2**63.
     """
     if isinstance(values, array) and values.typecode == "Q":
@@ -247,9 +235,10 @@ def highs(values: array[int] | memoryview, starts: Sequence[int]) -> array[int]:
 
 
 def windows(count: int) -> list[int]:
-    """Where equal windows begin in a series of `count` values, none short of eight; all of
-    them are as long but the first, which may be a little longer. Fewer values than eight
-    are one window."""
+    """The beginnings of equal windows of at least eight of `count` values, or of one window.
+
+    The first may be a little longer than the others.
+    """
     number = min(_WINDOWS, count // _WINDOW_VALUES) or 1
     width = count // number
     return [0, *(count - width * (number - k) for k in range(1, number))]
@@ -257,13 +246,11 @@ def windows(count: int) -> list[int]:
 
 # ---- Steps -------------------------------------------------------------------------------
 
-# Where a program's steps begin: in a series, in a monitor's readings, in a trace.
-
 _DIGITS = re.compile(r"\d+")
 
 
 def checked_steps(steps: Sequence[int], count: int, what: str) -> list[int]:
-    """Where steps begin among `count` values.
+    """Validated beginnings of steps among `count` values.
 
     Raises:
         ValueError: They are not whole numbers, don't rise, or are out of range.
@@ -271,16 +258,16 @@ def checked_steps(steps: Sequence[int], count: int, what: str) -> list[int]:
     try:
         starts = [int(step) for step in steps]
     except (TypeError, ValueError, OverflowError):
-        raise ValueError("steps= must be whole numbers: where each step begins") from None
+        raise ValueError("steps= must be whole numbers, the beginning of each step") from None
     if not starts or any(b <= a for a, b in pairwise(starts)):
-        raise ValueError("steps= must be rising numbers, one for each step's beginning")
+        raise ValueError("steps= must be ascending, one number per step")
     if starts[0] < 0 or starts[-1] >= count:
-        raise ValueError(f"steps= must begin among the {format_count(count, what)} there are")
+        raise ValueError(f"steps= must be within the {format_count(count, what)}")
     return starts
 
 
 def step_marks(phases: Any) -> list[int] | None:
-    """The phases at which steps begin: those with the commonest label but for a number."""
+    """The phases that begin steps: those with the commonest label, digits aside."""
     labels = _labels(phases)
     patterns = [_DIGITS.sub("#", label) if label else None for label in labels or ()]
     common = Counter(pattern for pattern in patterns if pattern).most_common(1)
@@ -296,10 +283,10 @@ def time_steps(
     steps: Sequence[int] | None,
     step_us: float | None,
 ) -> tuple[list[int], str, str]:
-    """Where steps begin in a series with times, what they are, and what they are called.
+    """The beginnings of steps in a series with times, their definition, and their unit.
 
     Raises:
-        ValueError: The steps given are no times, or none of the series' own.
+        ValueError: The given steps are not times within the series.
     """
     if steps is None and not step_us:
         given = [_mark_time(mark) for mark in getattr(monitor, "marks", ())]
@@ -317,7 +304,7 @@ def time_steps(
 
 
 def _at_times(times: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """The first item at or after each of these times."""
+    """The first item at or after each time."""
     try:
         return sorted({bisect_left(times, at) for at in steps if at <= times[-1]})
     except TypeError:
@@ -325,7 +312,7 @@ def _at_times(times: Sequence[int], steps: Sequence[int]) -> list[int]:
 
 
 def _each_period(times: Sequence[int], step_us: float) -> list[int]:
-    """The first item of each period that has one, from the first item's time on."""
+    """The first item of each non-empty period, from the first item's time on."""
     first, length = times[0], max(int(step_us), 1)
     periods = [(time - first) // length for time in times]
     return [0, *(at for at, (a, b) in enumerate(pairwise(periods), 1) if b > a)]
@@ -338,7 +325,7 @@ def _mark_time(mark: Any) -> int | None:
 
 
 def _labels(phases: Any) -> Any:
-    """The column "label" of a mapping or a Table; None where it has none."""
+    """The column "label" of a mapping or a Table, or None."""
     columns = phases if isinstance(phases, Mapping) else getattr(phases, "columns", ())
     return phases["label"] if "label" in columns else None
 
@@ -346,14 +333,14 @@ def _labels(phases: Any) -> Any:
 def trace_steps(
     timeline: Timeline, steps: Sequence[int] | None, step_us: float | None
 ) -> tuple[list[int], int, str, str]:
-    """Where steps begin, where the last ends, what they are, and what they are called."""
+    """The beginnings of steps, the end of the last, their definition, and their unit."""
     count = len(timeline)
     if steps is not None:
         starts = checked_steps(steps, count, "event")
         return starts, count, "Steps begin at the events given.", "step"
     if step_us:
         if not timeline.time_us[-1]:
-            raise ValueError("the events of this snapshot have no times: step_us can't cut it")
+            raise ValueError("step_us needs times, which the events of this snapshot lack")
         text = f"A step is {format_duration_us(step_us)} of the trace."
         return _each_period(timeline.time_us, step_us), count, text, "step"
     found = timeline.steps
@@ -364,18 +351,16 @@ def trace_steps(
 
 
 def is_named(timeline: Timeline) -> bool:
-    """Whether a trace's steps are the program's by name, and not only by what recurs."""
+    """A trace's steps come from the program, and not from repetition."""
     return timeline.steps.how not in ("repetition", "none")
 
 
 # ---- Sources -----------------------------------------------------------------------------
 
-# What `leak_trend` can look at: series, snapshots, a trace, a monitor; each as steps.
-
-# Layouts of a trace that are made for the growth of fragmentation: it takes that many.
+# The most layouts of a trace to build for the growth of fragmentation.
 _LAYOUTS = 48
 
-# Names of a monitor's columns, the least value of a row first.
+# Names of a monitor's columns, by preference.
 _COLUMNS = {
     "allocated": ("allocated_low", "allocated", "allocated_bytes"),
     "reserved": ("reserved_low", "reserved", "reserved_bytes"),
@@ -393,10 +378,10 @@ def observe(
     capacity: int | None,
     device: int | None,
 ) -> tuple[Observed, tuple[Snapshot, ...]]:
-    """A source as one value a step, and the snapshots that it has.
+    """A source as one value per step, and its snapshots.
 
     Raises:
-        TypeError: It is nothing of what `leak_trend` takes.
+        TypeError: It is not a source of `leak_trend`.
         ValueError: It is empty, or steps and source don't fit.
     """
     if isinstance(source, (str, bytes, bytearray, os.PathLike)) or hasattr(source, "read"):
@@ -417,11 +402,6 @@ def observe(
 
 
 def _items(source: Any) -> Sequence[Any]:
-    """The items of what is neither a file nor a monitor.
-
-    Raises:
-        TypeError: It has none.
-    """
     try:
         return source if isinstance(source, (Sequence, array, memoryview)) else list(source)
     except TypeError:
@@ -438,7 +418,7 @@ def _of_columns(
     steps: Sequence[int] | None,
     capacity: int | None,
 ) -> Observed:
-    """Series by their names: allocated, and others where there are."""
+    """Series by their names."""
     known = {name: _any_of(source, names) for name, names in _COLUMNS.items()}
     if known["allocated"] is None:
         raise ValueError(f"no series 'allocated' among {', '.join(map(str, source)) or 'none'}")
@@ -528,14 +508,13 @@ def _of_monitor(
     used = found.get("device_used")
     by_step = {name: floors(values, marks) for name, values in found.items()}
     if used is not None:
-        # Read less often than the others: the median of a step, not an old reading.
+        # Read less often than the others, so use the median of a step.
         edges = pairwise([*marks, len(used)])
         by_step["device_used"] = array("Q", (sorted(used[a:b])[(b - a) // 2] for a, b in edges))
     return _observed(by_step, how, capacity, step_us, most, unit)
 
 
 def _rows(monitor: Any, name: str, device: int | None) -> Any:
-    """A monitor's table of one device."""
     of_device = getattr(monitor, f"device_{name}", None)
     if of_device is not None:
         return of_device(device)
@@ -545,20 +524,19 @@ def _rows(monitor: Any, name: str, device: int | None) -> Any:
 def _of_snapshots(
     shots: tuple[Snapshot, ...], step_us: float | None, capacity: int | None, device: int | None
 ) -> Observed:
-    """Each snapshot as a step."""
     numbers_of = [shot.device(device) for shot in shots]
     names = {shot.device_name(one) for shot, one in zip(shots, numbers_of, strict=True)}
     if len(names) > 1:
-        told = ", ".join(sorted(names))
+        listed = ", ".join(sorted(names))
         raise ValueError(
-            f"the snapshots are of different devices ({told}): they have no common trend"
+            f"the snapshots are of different devices ({listed}): they have no common trend"
         )
     for shot, one in zip(shots, numbers_of, strict=True):
         if not end_is_known(shot, one):
             name = shot.origin or "one of the snapshots"
             raise ValueError(
-                f"{name} lists no segments, so what it holds at its end is not known: leave it "
-                "out, or give it alone"
+                f"{name} lists no segments, so its memory at the end is not known: leave it out, "
+                "or give it alone"
             )
     stats = [shot.memory_stats(one) for shot, one in zip(shots, numbers_of, strict=True)]
 
@@ -604,7 +582,7 @@ def observe_trace(
         if unit == "window":
             starts = windows(failed)
     if not end_is_known(snap, timeline.device) and starts[-1] < len(timeline) - 1:
-        # What the trace leaves in use ends with its last event in the replay alone.
+        # The replay frees the remaining blocks at the last event.
         end = min(end, len(timeline) - 1)
     edges = (*starts, end)
     times = timeline.time_us
@@ -631,7 +609,7 @@ def observe_trace(
 
 
 def _waiting(active: array[int], allocated: array[int]) -> array[int]:
-    """Freed bytes that wait for a stream, where each step has fewest active ones."""
+    """Freed bytes that wait for a stream, at each step's least active bytes."""
     pairs = zip(active, allocated, strict=True)
     return array("Q", (max(one - held, 0) for one, held in pairs))
 
@@ -639,7 +617,7 @@ def _waiting(active: array[int], allocated: array[int]) -> array[int]:
 def _failed_for_good(timeline: Timeline) -> int | None:
     """The event after the last out-of-memory error, if nothing was allocated after it.
 
-    What the error frees on its way out would hide what had piled up.
+    The frees of the error's unwinding would hide the growth.
     """
     if not timeline.facts["oom_count"]:
         return None
@@ -649,7 +627,7 @@ def _failed_for_good(timeline: Timeline) -> int | None:
 
 
 def _stuck(snap: Snapshot, timeline: Timeline, edges: Sequence[int]) -> array[int]:
-    """Free bytes in segments that something keeps, where each step held least."""
+    """Free bytes that empty_cache() can't release, at each step's least live bytes."""
     free = []
     stride = (len(edges) - 2) // _LAYOUTS + 1
     for first, end in list(pairwise(edges))[::stride]:

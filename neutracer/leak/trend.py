@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`leak_trend`: whether memory keeps growing, at which rate, and which lines hold the growth."""
+"""`leak_trend`: memory that keeps growing, its rate, and the lines that hold it."""
 
 from __future__ import annotations
 
@@ -42,20 +42,17 @@ from neutracer.whatif.settings import capacity_bytes, expandable_advice
 
 # ---- Findings ----------------------------------------------------------------------------
 
-# What a trend amounts to: findings with evidence, suspects and the next step.
-
-# Growth that fills the memory within so many times the steps seen is severe.
+# Growth that fills the memory within this multiple of the steps so far is severe.
 _SOON = 20
 
-# What grows by less than these until a long run ends is worth a look, and less than the second
-# of them none.
+# Growth by the end of a long run: serious from here on, and moderate.
 _COSTLY = 1 << 30
 _NOTABLE = 64 << 20
 
 # Stacks that a finding names.
 _NAMED = 3
 
-# What to keep instead, where the blocks show that a graph is kept, and where they don't.
+# Advice on kept tensors, with and without evidence of a kept graph.
 _WITH_GRAPH = (
     "a kept tensor keeps its graph and its whole storage: keep loss.item(), or "
     "x.detach().cpu(), or a clone() of a view"
@@ -64,12 +61,9 @@ _WITHOUT_GRAPH = (
     "a kept tensor keeps its whole storage: keep x.item() or x.cpu(), or a clone() of a view"
 )
 
-# Where there are numbers only.
-_WITH_LINES = Note(
-    "neutracer.record() and leak_trend on its snapshot say which line leaves it behind"
-)
+_WITH_LINES = Note("leak_trend on a snapshot of neutracer.record() names the line")
 
-# The same of the host's memory, where cpu() is the tensor itself.
+# The same for host memory, where cpu() returns the tensor itself.
 _WITH_GRAPH_ON_CPU = (
     "a kept tensor keeps its graph and its whole storage: keep loss.item(), or x.detach(), or a "
     "clone() of a view"
@@ -83,10 +77,10 @@ _PINNED = (
 
 
 def suspect_of(survivors: Survivors) -> Growth | None:
-    """The stack that gives backward(create_graph=True) away; None where there is none.
+    """The stack of a backward(create_graph=True), if any.
 
-    The first gradient of a backward pass, that of the loss, is freed when the pass ends,
-    unless the pass itself was recorded as a graph.
+    The gradient of the loss, the first of a backward pass, outlives the pass only if the pass
+    itself was recorded as a graph.
     """
     for grown in survivors.growth:
         if role_of(grown.stack) is Role.SEED:
@@ -106,7 +100,7 @@ def findings_of(
     survivors: Survivors,
     settings: Mapping[str, Any],
 ) -> tuple[Finding, ...]:
-    """The findings: one where something grows, and one where growth is too little."""
+    """The finding on a verdict; none for "steady"."""
     trend = verdict.trend
     if verdict.kind == "steady":
         return ()
@@ -126,17 +120,16 @@ def findings_of(
 
 
 def _to_be_sure(seen: Observed) -> tuple[Note, ...]:
-    """What would show whether memory grows."""
+    """Advice for a verdict "unknown"."""
     unit = seen.unit
     if seen.timeline is None and seen.live.is_in_doubt:
         return (Note(_more(unit)), _WITH_LINES)
-    return (Note(f"{_more(unit)}: about sixty {unit}s show a leak of 0.1 % a {unit}"),)
+    return (Note(f"{_more(unit)}: about sixty {unit}s show a leak of 0.1 % per {unit}"),)
 
 
 def _more(unit: str) -> str:
-    """How to have more steps, by what they are."""
     if unit == "window":
-        return "record longer, or say with steps= where steps begin"
+        return "record longer, or give the beginnings of steps with steps="
     return f"look at more {unit}s"
 
 
@@ -144,7 +137,7 @@ def _rate(trend: Trend, unit: str, kind: str) -> str:
     if kind == "cycle_garbage":
         times = format_count(trend.teeth, "fall")
         return f"{times}, of {format_bytes(round(trend.tooth))} each"
-    return f"{format_bytes(round(trend.slope))} a {unit}"
+    return f"{format_bytes(round(trend.slope))} per {unit}"
 
 
 def _how_sure(seen: Observed, trend: Trend) -> Note:
@@ -154,7 +147,7 @@ def _how_sure(seen: Observed, trend: Trend) -> Note:
     set_aside = f", {format_count(trend.warmup)} set aside as warm-up" if trend.warmup else ""
     if trend.is_sawtooth:
         rise = format_bytes(round(trend.tooth_slope))
-        return Note(f"Seen in {steps}{set_aside}; between two falls it rises by {rise} a {unit}.")
+        return Note(f"Seen in {steps}{set_aside}; between two falls it rises by {rise} per {unit}.")
     low, high = (format_bytes(round(end)) for end in trend.interval)
     return Note(f"Seen in {steps}{set_aside}: 95 % interval {low} to {high}{chance}.")
 
@@ -182,14 +175,14 @@ def _when(coming: Forecast, seen: Observed) -> list[Note]:
         first, last = coming.between
         end = "never" if last is None else format_count(last)
         span = f" (95 %: {format_count(first)} to {end})"
-    text = f"At this rate {whole} are full at {seen.unit} {format_count(coming.step)}{span}"
+    text = f"At this rate {whole} will be full at {seen.unit} {format_count(coming.step)}{span}"
     if coming.in_us is not None:
         text += f", in {format_duration_us(coming.in_us)}"
     return [Note(text + ".")]
 
 
 def _cost(verdict: Verdict, unit: str) -> list[Note]:
-    """What a leak comes to, where nothing says when the memory is full."""
+    """The cost of a long run, for a leak without a forecast."""
     if verdict.kind not in ("leak", "growing", "non_torch_growth", "fragmentation_growth"):
         return []
     run = RUN[unit]
@@ -198,7 +191,7 @@ def _cost(verdict: Verdict, unit: str) -> list[Note]:
 
 
 def _severity(seen: Observed, verdict: Verdict, coming: Forecast) -> Severity:
-    """By what the growth costs until the memory is full or the run ends."""
+    """The severity, by the cost until the memory is full or the run ends."""
     if verdict.kind in ("cycle_garbage", "cache_growth"):
         return Severity.MODERATE
     seen_steps, run = len(seen.allocated), RUN[seen.unit]
@@ -227,11 +220,11 @@ def _advice(
         )
     if kind == "non_torch_growth":
         return (
-            Note("neutracer.attribute_device_memory() says which library takes it"),
-            Note("neutracer.device_report() says which process it is"),
+            Note("neutracer.attribute_device_memory() names the library"),
+            Note("neutracer.device_report() names the process"),
         )
     if device < 0:
-        # No setting of the CUDA allocator is about it.
+        # The CUDA allocator's settings do not apply.
         return (Note("sizes that change from step to step are each cached: pad them to a few"),)
     notes = (
         []
@@ -250,7 +243,7 @@ def _advice(
 
 
 def _to_keep(device: int, shows_graph: bool) -> str:
-    """What to keep instead of a tensor of a report's device."""
+    """Advice on kept tensors for a device."""
     if device == PINNED:
         return _PINNED
     if device == CPU:
@@ -273,29 +266,27 @@ def _leak_advice(survivors: Survivors, device: int) -> tuple[Note, ...]:
     if survivors.growth:
         return (
             Note(_to_keep(device, survivors.shows_graph)),
-            Note("neutracer.why_alive(tensor) in the program says what holds one of them"),
+            Note("neutracer.why_alive(tensor) in the program shows the holders of one"),
         )
     return (_WITH_LINES,)
 
 
 # ---- Trend -------------------------------------------------------------------------------
 
-# Is it leaking? Which memory grows, how fast, from which line, and when is it full?
-
 # Stacks and change points of the printed report.
 _SHOWN = 6
 
-# A step of ten years: what is longer is no duration, and times are 64-bit numbers.
+# Ten years: a bound on step_us that keeps times within 64 bits.
 _LONGEST_STEP_US = 3.2e14
 
 
 @dataclass(frozen=True)
 class ChangePoint(PlainRow):
-    """Where the level changed at once and stayed so.
+    """A sudden, lasting change of the level.
 
     Attributes:
         step: The first step at the new level.
-        bytes: By how much; negative for a fall.
+        bytes: The change; negative for a fall.
     """
 
     step: int
@@ -304,35 +295,35 @@ class ChangePoint(PlainRow):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LeakTrendReport(Report):
-    """Whether memory grows step after step, and what grows.
+    """Growth of memory step after step.
 
     Attributes:
-        verdict: "leak" or "cycle_garbage" (only where blocks bear it out: a trace or several
-            snapshots), "growing" (the same rise seen in numbers alone, which cannot tell a
-            random walk from slow growth), "non_torch_growth", "fragmentation_growth",
-            "cache_growth", "steady" or "unknown".
-        series: The series that decided: "allocated" (live bytes), "reserved", or
-            "non_torch" (used on the device and not PyTorch's).
+        verdict: "leak" or "cycle_garbage" (only with the blocks of a trace or several snapshots
+            as evidence), "growing" (the same rise in numbers alone, which cannot tell a random
+            walk from slow growth), "non_torch_growth", "fragmentation_growth", "cache_growth",
+            "steady" or "unknown".
+        series: The series that decided: "allocated" (live bytes), "reserved", or "non_torch"
+            (used on the device outside PyTorch).
         bytes_per_step: Its growth (Theil-Sen slope of the least value of each step).
         interval: The 95 % interval of that.
-        p_value: Of Mann-Kendall's one-sided test; None without blocks behind the numbers,
-            since the test knows no random walks.
-        unit: What a step is: "step", "snapshot", or "window" where steps are unknown.
-        steps: How many were looked at, after the warm-up.
-        warmup_steps: How many were set aside before them.
+        p_value: Of Mann-Kendall's one-sided test; None for numbers alone, since the test does
+            not account for random walks.
+        unit: "step", "snapshot", or "window" if steps are unknown.
+        steps: The number of steps used, after the warm-up.
+        warmup_steps: The number of steps set aside before them.
         level_bytes: The median of the series after the warm-up.
-        resets: How often a gradual rise ended in a fall.
+        resets: The number of falls that ended a gradual rise.
         reset_bytes: The median fall.
-        change_points: Where the level changed at once.
-        oom_step: The step at which `capacity` is full at this rate, the first of the series
-            being step 0; None where that is never, or no capacity is known.
-        oom_between: First and last step that `interval` allows; last is None for never.
-        oom_in_us: The same from the last step on, in microseconds; None where unknown.
-        capacity: Bytes that the process can have; None where unknown.
-        growth: Who grows, the most bytes first; empty where no stacks are known.
-        suspect: A known cause whose marks the growth has: "create_graph", or None.
-        how: What the steps are, as a sentence.
-        because: What decided, as a sentence.
+        change_points: Sudden changes of the level.
+        oom_step: The step at which `capacity` is full at this rate, counted from 0; None for
+            never, or without a capacity.
+        oom_between: First and last step by `interval`; a last of None is never.
+        oom_in_us: Microseconds from the last step to `oom_step`; None if unknown.
+        capacity: Bytes available to the process; None if unknown.
+        growth: The growth by stack, the most bytes first; empty without stacks.
+        suspect: "create_graph" if the growth has its marks, else None.
+        how: The definition of a step, as a sentence.
+        because: The reason for the verdict, as a sentence.
     """
 
     schema = "neutracer.leak_trend/1"
@@ -365,7 +356,7 @@ class LeakTrendReport(Report):
         return self._seen.allocated
 
     def document(self) -> Document:
-        """The report as a page."""
+        """The report as a document."""
         facts = (self.verdict.replace("_", " "), format_count(self.steps, self.unit))
         blocks: tuple[Block, ...] = self.finding_blocks()
         if all(one.kind in CAVEAT_KINDS for one in self.findings):
@@ -419,13 +410,12 @@ class LeakTrendReport(Report):
             for grown, rate in zip(self.growth, rates, strict=False)
         )
         shown = f"{len(rows)} of {len(self.growth)}" if len(self.growth) > len(rows) else ""
-        title = "What is left behind" + (f" ({shown})" if shown else "")
-        return Table(title, rows, (f"a {self.unit}", "in all", "", "", ""))
+        title = "Left behind" + (f" ({shown})" if shown else "")
+        return Table(title, rows, (f"per {self.unit}", "in all", "", "", ""))
 
 
 def _rates(slopes: Sequence[float]) -> list[Figure]:
-    """The rates of one column, each in the unit that fits it (none in that of the largest) and
-    all with as many decimals."""
+    """The rates of a column, each in its own unit (0 in the largest's), with equal decimals."""
     sizes = [round(slope) for slope in slopes]
     largest = split_bytes(max(sizes, key=abs))[1]
     parts = [split_bytes(size, None if size else largest) for size in sizes]
@@ -443,41 +433,35 @@ def leak_trend(
     device: int | None = None,
     live: bool | None = None,
 ) -> LeakTrendReport:
-    """Whether a program's memory grows step after step, and what grows.
+    """Find memory that grows step after step.
 
-    It looks at the least of each step, so what comes and goes within a step does not count. It
-    finds the warm-up and sets it aside, bridges bursts that are taken back, and does not take a
-    sudden change of the level for growth. The slope is Theil-Sen's (Sen, JASA 63, 1968) and its
-    test Mann-Kendall's, after the memory of the series (its autocorrelation, up to 0.9 for short
-    ones) was taken off (Yue and others, Hydrological Processes 16, 2002). A rise is growth where
-    the medians and the floors of twelve parts of the series, and of its last 65 %, rise too. A
-    series of more than 1,024 steps is first put into bins.
+    The series is the least value of each step; warm-up, bursts that are taken back and sudden
+    changes of the level do not count. The slope is Theil-Sen's (Sen, JASA 63, 1968) and the test
+    Mann-Kendall's, after removing autocorrelation (Yue and others, Hydrological Processes 16,
+    2002). A rise is growth if the medians and floors of twelve parts of the series, and of its
+    last 65 %, rise too. A series of more than 1,024 steps is first put into bins.
 
     Args:
         source: One of
-            a sequence of numbers, the bytes of one step each;
-            a mapping of such, as {"allocated": ..., "reserved": ..., "inactive_split":
-            ..., "device_used": ...}, of which the first must be there;
-            a Snapshot with a trace, or what `load` takes;
-            a sequence of Snapshots, one a step;
+            a sequence of numbers, bytes per step;
+            a mapping of sequences: "allocated", and optionally "reserved", "inactive_split"
+            and "device_used";
+            a Snapshot with a trace, or a source for `load`;
+            a sequence of Snapshots, one per step;
             a MemoryMonitor, by its marks, or else by windows of time.
-        step_us: A step's length in microseconds, by which a trace or a monitor is cut. For
-            numbers and snapshots it only says when memory will be full.
-        steps: Where steps begin, rising: numbers of values of a series, events of a
-            trace, or times in microseconds of a monitor.
-        capacity: The bytes that the process can have, or a text like "24GiB"; a monitor
-            knows it.
-        device: The device, where there are several.
-        live: Whether to look among the tensors of this process for what keeps the growing
-            memory alive. None does so for a monitor.
-
-    Returns:
-        The report; `str(report)` is one screen.
+        step_us: Length of a step in microseconds, which cuts a trace or a monitor's readings.
+            For numbers and snapshots it only serves the forecast.
+        steps: The beginnings of steps, ascending: indices of a series, events of a trace, or a
+            monitor's times in microseconds.
+        capacity: Bytes available to the process, or a text like "24GiB"; a monitor has its own.
+        device: The device, if there are several.
+        live: Search this process's tensors for holders of the growing memory; None does so
+            for a monitor.
 
     Raises:
         TypeError: The source is none of these.
-        ValueError: It is empty; steps don't rise, or don't fit it; `step_us` is no duration;
-            one of several snapshots does not say what it holds.
+        ValueError: The source is empty; steps don't rise or don't fit; `step_us` is not a
+            duration; one of several snapshots lists no segments.
         SnapshotError: The file can't be read.
 
     Example:
@@ -499,7 +483,7 @@ def trend_of_trace(snap: Snapshot, device: int) -> LeakTrendReport:
     """`leak_trend` of one device of a snapshot, without the findings on the file itself.
 
     Raises:
-        ValueError: The file says nothing of steps.
+        ValueError: The file has no steps.
     """
     return _trend(observe_trace(snap, None, None, None, device), (snap,), device, False, None)
 
@@ -526,7 +510,6 @@ def _is_duration(step_us: Any) -> bool:
 def _report(
     seen: Observed, verdict: Verdict, survivors: Survivors, settings: Mapping[str, Any]
 ) -> LeakTrendReport:
-    """All that was found, as a report."""
     trend, coming = verdict.trend, forecast(seen, verdict)
     is_suspect = verdict.kind == "leak" and suspect_of(survivors) is not None
     return LeakTrendReport(
@@ -558,7 +541,7 @@ def _report(
 def _survivors(
     seen: Observed, verdict: Verdict, shots: Sequence[Snapshot], device: int | None
 ) -> Survivors:
-    """Who grows, where stacks are known."""
+    """The growing stacks, if known."""
     if verdict.kind not in ("leak", "cycle_garbage"):
         return Survivors()
     if seen.timeline is not None:
@@ -571,13 +554,13 @@ def _survivors(
 def _with_holders(
     seen: Observed, verdict: Verdict, survivors: Survivors, is_monitor: bool, live: bool | None
 ) -> Survivors:
-    """The survivors with what keeps them alive, where that was asked."""
+    """The survivors, with their holders if requested."""
     kinds = ("leak", "growing", "cycle_garbage")
     if verdict.kind not in kinds or live is False:
         return survivors if verdict.kind in kinds else Survivors()
     if not (live or is_monitor):
         return survivors
-    # Whoever only reads a file needs nothing that looks at objects.
+    # Imports the walker of live objects, which reading a file does not need.
     from neutracer.leak.holders import alike_tensors, with_holders
 
     if survivors.addresses and live:

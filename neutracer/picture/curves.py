@@ -24,15 +24,12 @@ from neutracer.trace.stacks import NONE, base_name
 
 # ---- Segments ----------------------------------------------------------------------------
 
-# The unused share over time, and the segments at one moment. Importing this imports
-# matplotlib.
-
 _MOST_SEGMENTS = 24
 _COLUMNS = 900
 
 
 def unused_shares(scene: Scene) -> Any:
-    """(reserved - allocated) / reserved after each event, as `fragmentation_report` has it."""
+    """(reserved - allocated) / reserved after each event, as in `fragmentation_report`."""
     raw, *_ = core.ratios(
         scene.allocated[1:].astype(np.uint64).tobytes(),
         scene.reserved[1:].astype(np.uint64).tobytes(),
@@ -77,7 +74,7 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
 
 
 def _judged(scene: Scene) -> Severity:
-    """What the report says of the fragmentation, at its worst."""
+    """The report's worst finding on fragmentation."""
     report = fragmentation_report(scene.snapshot, device=scene.timeline.device)
     kinds = ("fragmentation", "fragmentation_peak")
     found = [one.severity for one in report.findings if one.kind in kinds]
@@ -124,7 +121,7 @@ def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
 
 
 def _draw_segments(layout: Any, axes: Any, palette: Palette) -> tuple[int, int]:
-    """A bar for each of the largest segments; how many, and how many there are."""
+    """Draw a bar per largest segment; return the numbers drawn and in all."""
     plain_axes(axes, palette, ("bottom",))
     segments, blocks = layout.segments, layout.blocks
     sizes = np.asarray(segments.codes("total_size")).astype(np.int64)
@@ -158,8 +155,6 @@ def _draw_segments(layout: Any, axes: Any, palette: Palette) -> tuple[int, int]:
 
 
 # ---- Stacked -----------------------------------------------------------------------------
-
-# Allocated bytes stacked by who allocated them. Importing this imports matplotlib.
 
 # The picture has some 775 pixels for them at 100 an inch.
 _STACK_COLUMNS = 700

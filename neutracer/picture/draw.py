@@ -27,14 +27,8 @@ from neutracer.trace.timeline import Layout
 
 # ---- Colours -----------------------------------------------------------------------------
 
-# What a pixel has seen as a colour. Importing this imports matplotlib.
-#
-# Blocks are blue, darker where larger; holes are sand; what was never reserved is left blank.
-# A pixel that has seen both blocks and holes is a mix of the two by their shares of its area,
-# between the bounds below: so even a thin block in a hole, or a thin hole among blocks, shows
-# in its pixel.
-
-# Of a mixed pixel, the least and the most that is blue.
+# Blocks are blue, darker if larger; holes are sand; unreserved addresses are blank. A pixel
+# with both mixes them by area, within these bounds of blue, so that thin ones stay visible.
 _LEAST_BLUE = 0.75
 _MOST_BLUE = 0.88
 
@@ -83,9 +77,7 @@ def extra_colours(palette: Palette) -> tuple[str, ...]:
 
 # ---- Notes -------------------------------------------------------------------------------
 
-# The largest holes of a picture, and what keeps each of them from use.
-
-# A hole below this share of the most that was reserved explains nothing.
+# Smaller holes, as a share of the peak of reserved, get no note.
 _LEAST_SHARE = 0.015
 
 
@@ -165,7 +157,7 @@ def _cached_text(scene: Scene) -> str:
 
 
 def _pin_text(layout: Layout, pin: int, before: int, after: int) -> str:
-    """What keeps a hole's segment, and what bounds the hole."""
+    """The block that pins a hole's segment, and the neighbours of the hole."""
     block = layout.blocks[pin]
     size = units.format_bytes(block.size)
     place = place_of(block.stack)
@@ -177,14 +169,11 @@ def _pin_text(layout: Layout, pin: int, before: int, after: int) -> str:
 
 # ---- Marks -------------------------------------------------------------------------------
 
-# What is on and beside a map: moments of OOM, markers of holes, gaps between ranges,
-# streams and pools, how two runs differ. Importing this imports matplotlib.
-
-# A column of OOM is at least so wide, and a marker so large.
+# The least width of a column of OOM, and the size of a marker.
 _OOM_PIXELS = 3
 _MARKER_PIXELS = 17
 
-# There are so many colours for streams and pools.
+# The number of colours for streams and pools.
 _MOST_GROUPS = 6
 
 # More gaps than this can't be told apart.
@@ -257,7 +246,7 @@ def _gaps(scene: Scene) -> list[int]:
 
 
 def has_gaps(scene: Scene) -> bool:
-    """Whether `draw_gaps` draws anything."""
+    """`draw_gaps` draws anything."""
     return bool(_gaps(scene))
 
 
@@ -451,8 +440,6 @@ def draw_difference(strip: Any, before: Scene, after: Scene, palette: Palette) -
 
 # ---- Draw --------------------------------------------------------------------------------
 
-# A Memory Distribution Timeline Plot in matplotlib. Importing this imports matplotlib.
-
 # All in inches.
 _LEFT, _RIGHT, _BETWEEN, _TOP = 0.95, 1.4, 0.42, 1.0
 _STRIP, _GAP, _MAP, _AXIS = 1.1, 0.14, 4.6, 0.55
@@ -461,7 +448,7 @@ _NOTE = 0.19
 # Room of a character of a note.
 _CHARACTER = 0.063
 
-# A rise of the unused share that is worth mentioning.
+# The least notable rise of the unused share.
 _NOTEWORTHY = 0.05
 
 # A border between segments is drawn where they are at least this high.
@@ -568,12 +555,12 @@ def _columns(panel: _Panel, figure: Any) -> int:
 
 
 def _ends_early(panel: _Panel) -> bool:
-    """Whether another scene is visibly longer."""
+    """Another scene is visibly longer."""
     return bool(panel.x[1] - panel.scene.view[1] > (panel.x[1] - panel.x[0]) / 100)
 
 
 def _key_lines(panels: list[_Panel]) -> list[str]:
-    """What the marks of the maps are."""
+    """The legend of the maps' marks."""
     words = [
         "blue: blocks",
         "sand: reserved, not allocated",
@@ -600,7 +587,7 @@ def _note_lines(panel: _Panel) -> list[str]:
 def _heading(figure: Any, panel: _Panel, palette: Palette) -> None:
     scene = panel.scene
     top = figure.get_size_inches()[1]
-    # A peak is known from events alone.
+    # Only events show a peak.
     peak = "peak " if len(scene.timeline) else ""
     pairs = (("allocated", scene.allocated), ("reserved", scene.reserved))
     facts = [f"{peak}{word} {size_text(scene.peak(series)[1])}" for word, series in pairs]
@@ -754,16 +741,13 @@ def _colour_bar(figure: Any, left: float, bottom: float, scale: Any, palette: Pa
 
 # ---- Classic -----------------------------------------------------------------------------
 
-# The original look of a Memory Distribution Timeline Plot. Importing this imports matplotlib.
-#
-# A column is a frame: the layout after one event. Addresses run from 0, the lowest that was
-# ever reserved, to 1, the highest. Allocations that touch make one run, which has the colour
-# of its size. The column of a frame in which memory ran out is red throughout.
+# A column is a frame, the layout after one event; one without memory left is all red. Addresses
+# run from 0, the lowest reserved, to 1. Adjacent allocations make one run, coloured by size.
 
 #: States, each with its runs.
 Frames = list[tuple[int, Any]]
 
-# More frames than this are thinned out: a picture has no more columns.
+# More frames are thinned out to this number of columns.
 _MOST_FRAMES = 335
 _ROWS = 460
 

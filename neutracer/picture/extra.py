@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every plot needs: matplotlib, a figure that shows itself, a source as a snapshot."""
+"""Shared by plots: the import of matplotlib, figures for notebooks, sources as snapshots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_PLACE = 60
 
 
 def marked(title: str, snap: Snapshot) -> str:
-    """A title, which says so first where it is of a run that has not happened."""
+    """A title, marked if it is of a rehearsal."""
     return f"rehearsed: {title}" if snap.rehearsed is not None else title
 
 
@@ -51,7 +51,7 @@ def require_matplotlib() -> None:
 
 
 def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
-    """A snapshot as it is, the one that an outcome describes, or what `load` makes of it."""
+    """The snapshot of a source: itself, an outcome's, or loaded."""
     if isinstance(source, Outcome):
         return source.snapshot()
     return question.opened(source)

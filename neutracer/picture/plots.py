@@ -18,8 +18,6 @@ from neutracer.whatif.replaying import Outcome
 
 # ---- Plot --------------------------------------------------------------------------------
 
-# The Memory Distribution Timeline Plot: which address held what, when.
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -107,7 +105,7 @@ def _drawer(
     style: str,
     holes: bool,
 ) -> Callable[[Palette], Figure]:
-    """What draws them in some colours."""
+    """A function that draws the scenes with a palette."""
     from neutracer.picture.draw import draw_classic, draw_scenes
     from neutracer.picture.scene import Scene
 
@@ -125,7 +123,7 @@ def _drawer(
 def _sources(
     before: Snapshot | SnapshotSource | Outcome, after: Snapshot | SnapshotSource | Outcome | None
 ) -> list[Snapshot | SnapshotSource | Outcome]:
-    """What is drawn: a single outcome goes beside its recording."""
+    """The sources to draw; a single outcome goes beside its recording."""
     if after is not None:
         return [before, after]
     return [before.recorded, before] if isinstance(before, Outcome) else [before]
@@ -157,8 +155,6 @@ def _titles(
 
 # ---- Plot --------------------------------------------------------------------------------
 
-# Who held how much, over time; and how much of what was reserved stood empty.
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 else:
@@ -177,7 +173,7 @@ def plot_timeline(
     dark: bool | None = None,
     output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
-    """Draw allocated bytes over time, stacked by who allocated them.
+    """Draw allocated bytes over time, stacked by holder.
 
     Above the stack runs the line of what was reserved; moments of OOM are red. Each column
     of pixels shows the moment in it at which the most was allocated.

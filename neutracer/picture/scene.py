@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Memory Distribution Timeline Plot shows, as numbers. Importing this imports numpy."""
+"""The numbers behind a Memory Distribution Timeline Plot. Importing this imports numpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALLOCATED, _ACTIVE, _RESERVED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Request:
-    """What part of a snapshot is drawn, and how; as `mdtp` takes it."""
+    """The part of a snapshot to draw, and the style, as for `mdtp`."""
 
     device: int | None = None
     x: str = "time"
@@ -228,8 +228,7 @@ class Scene:
 
     @cached_property
     def settled(self) -> Any:
-        """Which states a program can see: a new segment and the allocation that it is for
-        are one call, and what is between the two is not."""
+        """The states visible to a program: not those between a segment and its allocation."""
         names = self.snapshot.native.actions()
         opening = [names.index(name) for name in _OPENING if name in names]
         actions = np.asarray(self.timeline.events.codes("action"))
@@ -285,7 +284,7 @@ class Scene:
         return rows
 
     def passes(self, stream: int, pool: tuple[int, int]) -> bool:
-        """Whether a segment of this stream and pool is drawn."""
+        """A segment of this stream and pool is drawn."""
         request = self.request
         return request.stream in (None, stream) and request.pool in (None, pool)
 
@@ -341,6 +340,6 @@ def _addresses(timeline: Timeline, given: Any) -> tuple[int, int]:
 
 
 def _has_times(timeline: Timeline) -> bool:
-    """Whether the file has usable times: some, and not all the same."""
+    """The file has usable times, not all the same."""
     times = timeline.time_us
     return len(times) > 0 and times[-1] > 0 and any(time != times[0] for time in times)

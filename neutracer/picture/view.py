@@ -38,16 +38,8 @@ from neutracer.whatif.replaying import CAUSES, Outcome, named
 
 # ---- Bundle ------------------------------------------------------------------------------
 
-# The page's ES modules in one script, which needs no server and no npm.
-#
-# Each module becomes a function of its own, so that its names stay its own, and hands out
-# what it exports. The modules keep to three forms: `import { a, b } from "./x.js";`,
-# `export const`, and comments on lines of their own.
-#
-# Example:
-#     >>> script = bundle("units.js")
-#     >>> "import " in script, "export " in script
-#     (False, False)
+# The page's ES modules in one script: each becomes a function that returns its exports. They
+# use only `import { a, b } from "./x.js";`, `export const`, and comments on their own lines.
 
 _FOLDER = Path(__file__).with_name("page")
 
@@ -114,11 +106,9 @@ def _module(name: str) -> str:
 
 # ---- Inline ------------------------------------------------------------------------------
 
-# The page of a snapshot inside a notebook.
-
-# A page in a frame can't look at the notebook around it, and takes for its media query the
-# scheme of its frame. Notebooks and sites say theirs in attributes, as for reports (render/html);
-# where nobody says one it is the browser's.
+# A framed page can't inspect its notebook; its media query follows the frame's colour scheme.
+# Notebooks and sites give theirs in attributes, as for reports (render/html); the default is the
+# browser's.
 _FRAME = "iframe.neutracer-page"
 _DARK = (
     "[data-jp-theme-light=false]",
@@ -153,7 +143,7 @@ class PageView:
     Attributes:
         html: The page.
         title: Its title.
-        origin: The file that was read, which `save` does not replace; "" for none.
+        origin: The source file, which `save` does not replace; "" for none.
 
     Example:
         >>> import neutracer
@@ -167,10 +157,10 @@ class PageView:
     origin: str = field(default="", repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page as a file; it appears whole or not at all.
+        """Write the page to a file, atomically.
 
         Raises:
-            ValueError: It is the file that was read.
+            ValueError: It is the source file.
             OSError: It can't be written.
         """
         with atomic_file(path, self) as file:
@@ -206,7 +196,7 @@ class PageView:
         """A link to the page as a file beside the notebook, named after its contents."""
         stem = re.sub(r"[^\w.-]+", "_", self.title, flags=re.ASCII).strip("._")[:60] or "page"
         name = f"{stem}-{hashlib.sha256(self._bytes).hexdigest()[:8]}.html"
-        size = f"The page has {self._size}, more than the 1 MB that a notebook is given"
+        size = f"The page has {self._size}, more than the limit of 1 MB for a notebook"
         try:
             if not os.path.exists(name):
                 self.save(name)
@@ -221,8 +211,6 @@ class PageView:
 
 # ---- Parts -------------------------------------------------------------------------------
 
-# What only Python finds about a snapshot, as plain data for its page.
-
 #: The host's pinned memory among the devices of the page (`units.js`).
 HOST_NUMBER, HOST_NAME = 1024, device_name(PINNED)
 
@@ -231,13 +219,8 @@ _TABS = ("Overview", "Segments", "Stacks", "Allocations", "Events", "Settings", 
 _MOST_PLACE = 120
 
 
-def told(report: OverviewReport, devices: Sequence[int]) -> list[dict[str, Any]]:
-    """Each device's facts, figures and findings, in the order of the page.
-
-    Args:
-        report: The snapshot's report.
-        devices: The devices that the page shows.
-    """
+def device_entries(report: OverviewReport, devices: Sequence[int]) -> list[dict[str, Any]]:
+    """Each device's facts, figures and findings, in the order of the page."""
     entries = []
     for number in devices:
         mine = next((entry for entry in report.devices if entry.device == number), None)
@@ -253,13 +236,12 @@ def told(report: OverviewReport, devices: Sequence[int]) -> list[dict[str, Any]]
     return entries
 
 
-def told_of_host(report: OverviewReport) -> dict[str, Any]:
-    """The same of the host's pinned memory, under its number on the page."""
-    return {**told(report, (0,))[0], "device": HOST_NUMBER}
+def host_entry(report: OverviewReport) -> dict[str, Any]:
+    """The entry of the host's pinned memory, under its number on the page."""
+    return {**device_entries(report, (0,))[0], "device": HOST_NUMBER}
 
 
 def _name(report: OverviewReport, mine: DeviceOverview | None, number: int) -> str:
-    """A device in the list of them."""
     if mine is None:
         return f"cuda:{number}"
     if report.is_host:
@@ -269,7 +251,6 @@ def _name(report: OverviewReport, mine: DeviceOverview | None, number: int) -> s
 
 
 def tabs() -> str:
-    """The buttons of the page's views."""
     return "".join(
         f'<button role="tab" data-tab="{tab.lower()}" aria-controls="{tab.lower()}" '
         f'aria-selected="{"true" if tab == _TABS[0] else "false"}">{escape(tab)}</button>'
@@ -309,7 +290,7 @@ def _facts(report: OverviewReport, mine: DeviceOverview | None, number: int) -> 
     if report.window or not report.partial:
         facts.append(report.window or history[complete])
     if not report.is_host:
-        facts.append(report.settings_told)
+        facts.append(report.settings_text)
     if report.partial:
         facts.append(f"only a part was read: {report.partial}")
     return " · ".join(map(sentence, facts))
@@ -544,7 +525,7 @@ def _page(
         "focus": focus,
         "renamed": dict(_renamed(snap)),
         "rules": {number: _told_rules(snap, number) for number in devices if snap.beside.tensors},
-        "devices": [*told(report, devices), *map(told_of_host, host)],
+        "devices": [*device_entries(report, devices), *map(host_entry, host)],
     }
     payloads = _data("told", facts) + _packed("snapshot", packed_columns(snap))
     return _made(name, payloads, snap.origin, dark)

@@ -71,5 +71,5 @@ def test_commands_are_described_in_a_line() -> None:
         text=True,
     )
     assert done.returncode == 0
-    assert "what a snapshot shows, on one page" in done.stdout
+    assert "summarise a snapshot on one page" in done.stdout
     assert "The work runs on a background thread" not in done.stdout

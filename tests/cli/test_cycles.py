@@ -106,7 +106,7 @@ def test_exit_code_is_the_programs(run: Run, tmp_path: Path) -> None:
 def test_devices_that_are_not_there_are_named(run: Run, leaky: str, device: str) -> None:
     done = run("--device", device, leaky, "1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"there is no device {device} here: torch sees " in done.stderr
+    assert f"no device {device} on this machine: torch finds " in done.stderr
 
 
 def test_summary_is_json(run: Run, leaky: str) -> None:
@@ -135,7 +135,7 @@ def test_missing_folder_is_told_before_the_run(run: Run, tmp_path: Path) -> None
     program.write_text("print('ran')")
     done = run("-o", str(tmp_path / "none" / "page.html"), str(program))
     assert done.returncode == 2
-    assert "there is no folder" in done.stderr
+    assert "no such folder" in done.stderr
     assert "ran" not in done.stdout
 
 

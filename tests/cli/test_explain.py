@@ -58,7 +58,7 @@ def test_fail_on_takes_verdicts_and_severities(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["explain", FRAG, "--fail-on", "badness"])
     assert caught.value.code == 2
-    assert "'badness' is none of" in capsys.readouterr().err
+    assert "'badness' is not one of" in capsys.readouterr().err
 
 
 def test_request_is_answered(capsys: Capture) -> None:

@@ -53,7 +53,7 @@ def test_verdict_decides_the_exit_code(capsys: Capture) -> None:
         (["no.pickle", LEAK], "no.pickle: No such file"),
         ([LEAK, "--step-us", "0"], "it must be a step's length in microseconds"),
         ([LEAK, "--steps", "a,b"], "'a,b' is not a list of event numbers"),
-        ([LEAK, "--fail-on", "leek"], "'leek' is none of leak, "),
+        ([LEAK, "--fail-on", "leek"], "'leek' is not one of leak, "),
         ([LEAK, "--capacity", "24"], "--capacity 24 is 24 bytes"),
     ],
 )

@@ -110,7 +110,7 @@ def test_picture_that_has_no_room_is_refused_in_words(bound, tmp_path):
         [*command, FRAG, "-o", tmp_path / "picture.png"], capture_output=True, text=True
     )
     assert made.returncode == 2
-    assert made.stderr.startswith("neutracer: this takes more memory than")
+    assert made.stderr.startswith("neutracer: this needs more memory than")
     assert made.stderr.count("\n") == 1
 
 
@@ -161,17 +161,17 @@ def test_help_says_where_to_begin(capsys):
     [
         ([FRAG], "is a file, not a command; did you mean 'neutracer report FILE'?"),
         ([__file__], "is a file, not a command; did you mean 'neutracer run FILE'?"),
-        (["whatif", FRAG], "there is no command 'whatif'; did you mean 'what-if'?"),
+        (["whatif", FRAG], "unknown command 'whatif'; did you mean 'what-if'?"),
         (["-m", "train.py"], "did you mean 'neutracer run FILE'?"),
         (["oom.pickle.xz"], "did you mean 'neutracer explain FILE'?"),
         ([str(DATA)], "did you mean 'neutracer ranks FILE'?"),
-        (["xyz"], "there is no command 'xyz'; they are run, attach, demo, rehearse, report, "),
+        (["xyz"], "unknown command 'xyz'; commands are run, attach, demo, rehearse, report, "),
         (["report", "--devce", "1", FRAG], "usage: neutracer report "),
         (["explain", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes; write it like '24GiB'"),
         (["what-if", FRAG, "--capacity", "24"], "--capacity 24 is 24 bytes"),
-        (["what-if", FRAG, "--set", "expandable_segments=True"], "they are written KEY:VALUE"),
+        (["what-if", FRAG, "--set", "expandable_segments=True"], "write KEY:VALUE"),
         (["plot", FRAG, "-o", "x.png", "--set", "a=1"], "neutracer: --set: unknown key"),
-        (["what-if", FRAG, "--check", "--capacity", "24GiB"], "--check looks at the recording"),
+        (["what-if", FRAG, "--check", "--capacity", "24GiB"], "--check takes no --batch"),
         (["run", "python", "train.py"], "without 'python' before it"),
         (["view", FRAG, __file__], "view takes one file; diff, leak, plot and ranks take several"),
         (["setup", "env", FRAG], "unrecognized arguments: "),

@@ -145,7 +145,7 @@ def test_page_of_cycles_is_checked_first(
     (tmp_path / "program.py").write_text("print('ran')")
     assert main(["cycles", "-o", "", "program.py"]) == 2
     captured = capfd.readouterr()
-    assert captured.err == "neutracer: '': this is not a file name\n"
+    assert captured.err == "neutracer: '': not a file name\n"
     assert captured.out == ""
 
 

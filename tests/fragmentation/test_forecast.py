@@ -136,7 +136,7 @@ def test_trace_whose_holes_shrink_says_when() -> None:
     assert [one.message for one in found] == [
         "at this trend the largest hole falls below the largest request at step 55"
     ]
-    assert "shrinks by 2 MiB a step: 70 MiB after 30 steps" in str(report)
+    assert "shrinks by 2 MiB per step: 70 MiB after 30 steps" in str(report)
     assert "fragmentation_forecast" in [
         one.kind for one in neutracer.report(dumped(pinned(30, 2))).findings
     ]

@@ -247,7 +247,7 @@ def test_baseline_is_written_and_compared(suite, monkeypatch):
     result.stdout.fnmatch_lines(
         [
             "the peak on cuda:0 grew by 1 MiB: 5 MiB, and 4 MiB in gpu.json (tolerance 1.0 %)",
-            "  +1 MiB *model.py:32*: it is new among the largest",
+            "  +1 MiB *model.py:32*: new among the largest",
             "neutracer: peaks compared with *gpu.json, tolerance 1.0 %",
         ]
     )
@@ -266,7 +266,7 @@ def test_lines_that_moved_are_the_same_lines(suite):
     suite("--neutracer-baseline", "gpu.json", test_it=test(31, 4)).assert_outcomes(passed=1)
     result = suite("--neutracer-baseline", "gpu.json", test_it=test(35, 6))
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["  +2 MiB *model.py:35*: it was 4 MiB"])
+    result.stdout.fnmatch_lines(["  +2 MiB *model.py:35*: was 4 MiB"])
 
 
 def test_a_file_that_is_no_baseline_is_refused(suite):

@@ -150,7 +150,7 @@ def test_reports_are_compared_as_their_snapshots() -> None:
     reports = neutracer.report(HEALTHY), neutracer.report(LATE)
     assert diff(*reports).to_dict() == diff(HEALTHY, LATE).to_dict()
     copied = pickle.loads(pickle.dumps(reports[0]))
-    with pytest.raises(ValueError, match="give the snapshot itself"):
+    with pytest.raises(ValueError, match="pass the snapshot itself"):
         diff(copied, reports[1])
     report = diff(state(BEFORE), state(BEFORE))
     assert report.peak_allocated_bytes is None

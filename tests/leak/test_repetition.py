@@ -145,7 +145,7 @@ def test_program_that_empties_its_own_makes_no_garbage(tmp_path: Path) -> None:
     program.write_text("for i in range(60):\n  a = f()\n  d[i] = g()\n  if full:\n    d.clear()\n")
     trend = leak_trend(cleared(program))
     assert trend.verdict == "steady"
-    assert "let go of it at emptied.py:5" in trend.because
+    assert "freed it at emptied.py:5" in trend.because
 
 
 def test_collections_called_by_the_program_find_garbage(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_blocks_that_wait_for_a_stream_are_no_cache() -> None:
         held.append(segment(addr, [block(addr, size, "active_pending_free", size)]))
     trend = leak_trend(dumped({"segments": held, "device_traces": [trace.events]}))
     assert trend.verdict == "unknown"
-    assert "What grows are freed blocks that wait for a stream." in str(trend)
+    assert "The growth is freed blocks that wait for a stream." in str(trend)
 
 
 def test_what_frees_nothing_may_be_loading() -> None:

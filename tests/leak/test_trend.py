@@ -183,7 +183,7 @@ def test_cache_of_which_little_lies_between_blocks_is_a_cache() -> None:
     grown = {"reserved": rising(60, 10 * MIB), "inactive_split": rising(60, 2 * MIB)}
     trend = leak_trend({"allocated": [LEVEL // 2] * 60, **grown})
     assert trend.verdict == "cache_growth"
-    assert "empty_cache() can give it back" in str(trend)
+    assert "empty_cache() can return it" in str(trend)
     most = {**grown, "inactive_split": rising(60, 6 * MIB)}
     assert leak_trend({"allocated": [LEVEL // 2] * 60, **most}).verdict == "fragmentation_growth"
 
@@ -201,7 +201,7 @@ def test_sawtooth_of_numbers_does_not_say_whose_it_is() -> None:
     """What a program empties itself looks as garbage does."""
     trend = leak_trend([LEVEL + step % 25 * 4 * MIB for step in range(200)])
     assert (trend.verdict, trend.resets, trend.reset_bytes) == ("steady", 7, 96 * MIB)
-    assert "Falls give back what piles up: 7 falls, by 96 MiB" in trend.because
+    assert "Falls return the growth: 7 falls, by 96 MiB" in trend.because
     assert "warn_tensor_cycles() in the program finds" in " ".join(str(trend).split())
     assert trend.findings == ()
 
@@ -210,7 +210,7 @@ def test_sawtooth_that_no_longer_falls_is_not_said_to_be_steady() -> None:
     saw = [1000 * MIB + step % 20 * 4 * MIB for step in range(160)]
     trend = leak_trend([*saw, *(saw[-1] + step * 4 * MIB for step in range(1, 61))])
     assert trend.verdict == "unknown"
-    assert "stands higher now than falls of this size take back" in " ".join(str(trend).split())
+    assert "is now higher than falls of this size take back" in " ".join(str(trend).split())
 
 
 def test_cache_that_grows_beside_a_sawtooth_is_told() -> None:
@@ -329,7 +329,7 @@ def test_end_of_memory_is_forecast() -> None:
     assert trend.oom_step == 40 + 140 - 38
     assert trend.oom_between == (trend.oom_step, trend.oom_step)
     assert trend.oom_in_us == pytest.approx((trend.oom_step - 40) * 250_000)
-    assert "are full at step 142" in str(trend)
+    assert "will be full at step 142" in str(trend)
     assert trend.findings[0].severity == "severe"
     assert leak_trend(rising(41)).oom_step is None
 
@@ -396,7 +396,7 @@ def test_bad_input_is_named() -> None:
         leak_trend([1, None])
     with pytest.raises(TypeError, match="int"):
         leak_trend(3)
-    with pytest.raises(ValueError, match="rising"):
+    with pytest.raises(ValueError, match="ascending"):
         leak_trend(rising(), steps=[3, 3])
     with pytest.raises(ValueError, match="40 values"):
         leak_trend(rising(), steps=[0, 40])

@@ -603,7 +603,7 @@ def test_top_ends_at_q(
         os.close(terminal)
     lines = capsys.readouterr().out.splitlines()
     assert len(looks) == 3
-    assert lines[-1] == "q ends it"
+    assert lines[-1] == "q quits"
 
 
 def test_curve_has_solid_and_shade() -> None:

@@ -122,7 +122,7 @@ def test_nothing_is_said_of_the_end_of_a_history_without_segments(tmp_path: Path
     found = neutracer.fragmentation_report(shared)
     assert (found.end_known, found.judged, found.severity) == (False, "not known", "unknown")
     assert [one.kind for one in found.findings] == ["broken_file"]
-    assert "at the end is not known" in " ".join(str(found).split())
+    assert "at the end are not known" in " ".join(str(found).split())
     assert "good" not in str(found)
     assert "0.0 MiB" not in str(found)
     with pytest.raises(neutracer.UnavailableError, match="lists no segments"):

@@ -115,7 +115,7 @@ def test_no_peak_is_told_without_history(tmp_path, snapshot_path) -> None:
     assert "406.0 MiB" in report
     assert "Who holds it now" in report
     assert "peak" not in report
-    assert "none: neutracer.record()" in report
+    assert "none: start one with neutracer.record()" in report
 
 
 def test_leak_that_failed_is_told_once() -> None:

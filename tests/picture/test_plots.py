@@ -220,7 +220,7 @@ def test_command_draws_each_kind(kind, tmp_path, capsys, monkeypatch, snapshot_p
 def test_command_draws_one_file_unless_they_are_ranks(capsys, snapshot_path):
     file = str(snapshot_path("frag_default"))
     assert main(["plot", "--what", "timeline", file, file]) == 2
-    assert "timeline is of one file" in capsys.readouterr().err
+    assert "--what timeline takes one file" in capsys.readouterr().err
     assert main(["plot", "--what", "fragmentation", file, "-o", "x.docx"]) == 2
     assert ".png, .svg or .pdf" in capsys.readouterr().err
 

@@ -187,7 +187,7 @@ def test_command_line_writes_the_empty_page(tmp_path, capsys, monkeypatch):
 
 def test_bundles_have_every_module():
     scripts = {entry: view_bundle.bundle(entry) for entry in ENTRIES}
-    modules = {path.stem for path in (Path(view_bundle.__file__).parent / "page").glob("*.js")}
+    modules = {path.stem for path in Path(view_bundle.__file__).with_name("page").glob("*.js")}
     found = set()
     for script in scripts.values():
         names = re.findall(r"^const module_(\w+)=", script, re.M)

@@ -202,7 +202,7 @@ def test_command_says_which_file_where_none_can_be_read(
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "rank1" in told
-    assert "nor can 1 more be read" in told
+    assert "1 more can't be read either" in told
 
 
 class Answers(Executor):

@@ -120,7 +120,7 @@ def test_part_of_it() -> None:
 
 def test_report_has_a_line_of_it() -> None:
     page = str(neutracer.report(pickle.dumps(_with_host())))
-    line = "3 MiB of the host's memory, 1 MiB in use; who holds it: --host, or snapshot.host"
+    line = "3 MiB of the host's memory, 1 MiB in use; for its holders: --host, or snapshot.host"
     assert line in page
     assert "pinned" not in str(neutracer.report(pickle.dumps(one_program())))
 
@@ -183,12 +183,12 @@ def test_advice_is_of_its_own_allocator() -> None:
         assert "what_if" not in page
         assert "torch.cuda.empty_cache()" not in page
         assert "device" not in page
-    assert "torch.accelerator.empty_host_cache() can give it back" in pages[0]
-    assert "torch.accelerator.empty_host_cache() gives 820 MiB back to the system" in pages[1]
+    assert "torch.accelerator.empty_host_cache() can return it" in pages[0]
+    assert "torch.accelerator.empty_host_cache() returns 820 MiB to the system" in pages[1]
     assert "by empty_host_cache()" in pages[1]
     # What is a device's own is told as before.
     page = str(neutracer.leak_trend(_loaded(_device_with_growing_cache()), steps=range(0, 160, 4)))
-    assert "torch.cuda.empty_cache() can give it back" in page
+    assert "torch.cuda.empty_cache() can return it" in page
     assert "expandable_segments:True" in page
 
 

@@ -50,7 +50,7 @@ def test_plain_data_is_taken_too(files: tuple[Path, Path]) -> None:
 
 
 def test_two_of_a_kind_are_needed(files: tuple[Path, Path]) -> None:
-    with pytest.raises(ValueError, match="give two of a kind"):
+    with pytest.raises(ValueError, match="pass two reports or two snapshots"):
         neutracer.diff(files[0], snapshot(LATE))
 
 
@@ -68,9 +68,9 @@ def test_devices_are_chosen() -> None:
     [
         ({"schema": "neutracer.diff/1"}, "not a report"),
         ({"schema": "neutracer.report/9"}, "another version"),
-        ({"schema": "neutracer.report/1"}, "lacks what"),
-        ({"schema": "neutracer.report/1", "devices": [{"device": 0}]}, "lacks what"),
-        ({"schema": "neutracer.report/1", "devices": 7}, "lacks what"),
+        ({"schema": "neutracer.report/1"}, "report is incomplete"),
+        ({"schema": "neutracer.report/1", "devices": [{"device": 0}]}, "report is incomplete"),
+        ({"schema": "neutracer.report/1", "devices": 7}, "report is incomplete"),
     ],
 )
 def test_other_json_is_refused(plain: dict, message: str, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_other_json_is_refused(plain: dict, message: str, tmp_path: Path) -> Non
 def test_damaged_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text('{"schema": "neutracer.report/1", "devices": [')
-    with pytest.raises(SnapshotError, match="not JSON"):
+    with pytest.raises(SnapshotError, match="not valid JSON"):
         neutracer.diff(path, path)
 
 
