@@ -12,19 +12,6 @@ from typing import Any
 
 # ---- Arguments ---------------------------------------------------------------------------
 
-# What an argument has to be, checked where it comes in.
-#
-# Errors have the argument's name, as the caller knows it. Whoever knows what a range is for
-# checks it.
-#
-# Example:
-#     >>> whole_number("limit", 3)
-#     3
-#     >>> whole_number("limit", "3")
-#     Traceback (most recent call last):
-#     ...
-#     TypeError: limit must be a whole number, not str
-
 
 def _no(name: str, wanted: str, value: object) -> TypeError:
     return TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
@@ -154,15 +141,6 @@ def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
 
 
 # ---- Cells -------------------------------------------------------------------------------
-
-# What a notebook calls the code of its cells.
-#
-# A cell's code has a file name that no reader knows ("/tmp/ipykernel_71/2537.py").
-# Importing this imports no IPython: where none runs in this process, no file is a cell.
-#
-# Example:
-#     >>> reader_name("train.py")
-#     'train.py'
 
 
 def reader_name(filename: str) -> str:

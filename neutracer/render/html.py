@@ -33,10 +33,7 @@ from neutracer.units import format_count
 
 # ---- Html --------------------------------------------------------------------------------
 
-# A document as HTML: a small fragment for a notebook, or a self-contained page.
-#
-# Every string is escaped, and made visible first where it holds control or BiDi characters.
-# It loads nothing and runs nothing: a page says so in its content security policy.
+# Every string is escaped; nothing is loaded or run, and a page's content security policy says so.
 
 # A fragment stays small whatever the names in a file are.
 _MOST_NAME = 120
@@ -270,16 +267,6 @@ def _figure_class(is_figure: bool) -> str:
 
 
 # ---- Inline ------------------------------------------------------------------------------
-
-# A document as a fragment that is never large: a notebook stores what it shows, and sends
-# it to every reader.
-#
-# Example:
-#     >>> from neutracer.render.document import Document, Table
-#     >>> rows = tuple((f"row {n}",) for n in range(100_000))
-#     >>> page = inline_html(Document("a long table", blocks=(Table("", rows),)))
-#     >>> len(page) < MOST_INLINE, "1,000 rows of each table" in page
-#     (True, True)
 
 #: The most bytes that one output of a notebook takes.
 MOST_INLINE = 1_000_000

@@ -30,11 +30,8 @@ from neutracer.units import format_count
 
 # ---- Json --------------------------------------------------------------------------------
 
-# Reports as JSON: stable, exact, and only of types that JSON knows.
-#
-# Integers stay integers (a device address needs all of its 64 bits), the order of the keys
-# is the order of the fields, and what is not ASCII is escaped, so that the text is safe to
-# print anywhere.
+# Integers stay integers (addresses need 64 bits), keys keep the order of the fields, and
+# non-ASCII text is escaped.
 
 # Places whose texts are kept while a report is written.
 _MOST_PLACES = 4096
@@ -216,20 +213,6 @@ def dumps(value: object, *, indent: int | None = 2) -> str:
 
 # ---- Row ---------------------------------------------------------------------------------
 
-# What the rows of reports have in common: one line for a person, plain data for JSON.
-#
-# Example:
-#     >>> from dataclasses import dataclass
-#     >>> @dataclass(frozen=True)
-#     ... class Held(PlainRow):
-#     ...     name: str
-#     ...     blocks: tuple[int, ...]
-#     >>> held = Held("cache", tuple(range(1000)))
-#     >>> held
-#     Held(name='cache', blocks=<1,000 items>)
-#     >>> held.to_dict()["blocks"][-1]
-#     999
-
 # What is longer is counted, or cut.
 _MOST_ITEMS = 4
 _MOST_TEXT = 80
@@ -252,12 +235,10 @@ class PlainRow:
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data for JSON."""
         # A page shows rows without it.
-
         return {name: to_plain(value, name) for name, value in self.json_items()}
 
     def json_items(self) -> Iterator[tuple[str, Any]]:
         """What `to_dict` has, one after the other, and as it is."""
-
         return shown_items(self)
 
     def __repr__(self) -> str:
@@ -322,35 +303,6 @@ def _brief_items(value: Any) -> str:
 
 
 # ---- Report ------------------------------------------------------------------------------
-
-# What every question returns: a frozen `Report` with its `Finding`s.
-#
-# A question writes a frozen dataclass whose fields are its answer, gives it a schema, and
-# says in `document()` how the answer reads. Text, HTML and JSON follow from these; no
-# question renders anything itself.
-#
-# Example:
-#     >>> @dataclass(frozen=True, kw_only=True, repr=False)
-#     ... class IdleReport(Report):
-#     ...     schema = "neutracer.idle/1"
-#     ...     derived = ("share",)
-#     ...     idle_bytes: int
-#     ...     total_bytes: int
-#     ...
-#     ...     @property
-#     ...     def share(self) -> float:
-#     ...         return self.idle_bytes / self.total_bytes
-#     ...
-#     ...     def document(self) -> Document:
-#     ...         return Document("idle", blocks=self.finding_blocks())
-#     >>> finding = Finding("idle", Severity.MODERATE, 3 << 20, "3 MiB lie idle")
-#     >>> report = IdleReport(idle_bytes=3 << 20, total_bytes=4 << 20, findings=(finding,))
-#     >>> print(report)
-#     idle
-#     <BLANKLINE>
-#     MODERATE 3 MiB lie idle
-#     >>> list(report.to_dict())
-#     ['schema', 'idle_bytes', 'total_bytes', 'share', 'findings']
 
 # Annotations are objects in this module, not text: subclasses elsewhere inherit the fields,
 # and `typing.get_type_hints` finds no Finding there.
@@ -432,7 +384,6 @@ class Report(FieldsOnly, abc.ABC):
             TypeError: A field holds what JSON can't express.
         """
         # JSON is for those who ask for it.
-
         return {name: to_plain(value, name) for name, value in self.json_items()}
 
     def json_items(self) -> Iterator[tuple[str, Any]]:

@@ -42,12 +42,9 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Columns -----------------------------------------------------------------------------
 
-# The cells of a table as text of equal width, column by column.
-#
-# Figures are aligned at the decimal point and units below units; places take two columns,
-# function and location; among plain texts only the last column wraps. What is to be copied is
-# never cut: where a last column of such texts, or of places, has no room, they have lines of their
-# own.
+# Figures are aligned at the decimal point; a place takes two columns, function and location; only
+# a last column of plain text wraps. Copyable text is never cut: without room for it, it goes on
+# lines of its own.
 
 GAP = 3
 
@@ -264,11 +261,8 @@ def _row_lines(
 
 # ---- Text --------------------------------------------------------------------------------
 
-# A document as text, the same everywhere: no line is wider than the page but what is to be
-# copied.
-#
-# The layout yields lines of spans; a span knows its role ("strong", "muted", or a severity),
-# so that `terminal` colours what is laid out here. Plain text is the spans without roles.
+# Layout yields lines of spans with roles ("strong", "muted", a severity); plain text ignores the
+# roles. Only copyable text exceeds the width.
 
 WIDTH = 100
 
@@ -494,10 +488,7 @@ def _ending_in(note: Note, width: int) -> list[str]:
 
 # ---- Terminal ----------------------------------------------------------------------------
 
-# Shows a document on a stream: coloured on a terminal with rich, plain everywhere else.
-#
-# The extra `cli` brings rich. Without it, under NO_COLOR, on a dumb terminal, in a pipe or a
-# file, the text is the same without colours.
+# Colours need rich (the extra `cli`) and a terminal, and respect NO_COLOR and TERM=dumb.
 
 # Typography that an encoding may lack, and its replacement.
 _PLAINER = str.maketrans({"·": "-", "…": "~", "│": "|"})
@@ -577,8 +568,6 @@ def rich_text(lines: list[Line]) -> Any:
 
 # ---- Curve -------------------------------------------------------------------------------
 
-# Two curves over each other as lines of text: what is used, and the room around it.
-
 _STEPS = " ▁▂▃▄▅▆▇█"
 _ROOM = "░"
 
@@ -646,12 +635,6 @@ def _cell(solid: int, shade: int, row: int, top: int, height: int, plain: bool) 
 
 
 # ---- Strip -------------------------------------------------------------------------------
-
-# A small picture of bytes over time for a notebook: SVG in the colours of the fragment.
-#
-# Example:
-#     >>> strip_svg([0, 4 << 20, 1 << 20], [4 << 20, 4 << 20, 4 << 20]).count("<path")
-#     2
 
 _WIDTH, _HEIGHT = 640, 72
 # One column of the picture shows the most of its events.

@@ -19,8 +19,6 @@ from neutracer.units import format_bytes, format_count, format_duration_us
 
 # ---- Devices -----------------------------------------------------------------------------
 
-# Which device of a snapshot is meant, and what devices are called.
-
 #: What reports have as their device where it is none of CUDA's: the CPU, and the host's pinned
 #: memory.
 CPU, PINNED = -1, -2
@@ -81,8 +79,6 @@ def device_name(device: int) -> str:
 
 
 # ---- Events ------------------------------------------------------------------------------
-
-# The tables of what happened: trace events, and the ranges that the program named.
 
 _STAGES = ("START", "END")
 
@@ -184,8 +180,6 @@ def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[in
 
 
 # ---- Window ------------------------------------------------------------------------------
-
-# A part of a trace: which events, what lived before them, and what can't be known of it.
 
 #: Which events are asked for: a range, a slice, or the first one and the one after the last.
 EventWindow = range | slice | tuple[int, int]

@@ -15,11 +15,8 @@ from neutracer.units import format_bytes, format_count, parse_bytes
 
 # ---- Flaws -------------------------------------------------------------------------------
 
-# What a file lacks, and what it says that no allocator can have written: the words for it,
-# in one place.
-#
-# The core looks for it once, when a file is read and when a trace is replayed; it has left
-# out or put right what it found, so that no figure rests on it.
+# The core checks once, on reading a file and on replaying a trace, and leaves out or repairs
+# what it finds, so no figure depends on it.
 
 _PARTIAL, _BROKEN, _BESIDE = "partial_file", "broken_file", "broken_sidecar"
 
@@ -265,8 +262,6 @@ def _of_sidecar(snap: _Read) -> Caveat:
 
 
 # ---- Rehearsed ---------------------------------------------------------------------------
-
-# What a rehearsed snapshot was made under, as it is kept in the snapshot.
 
 #: The key of allocator_settings under which it lies in a file.
 KEY = REHEARSED

@@ -21,9 +21,7 @@ from neutracer.trace.table import Table
 
 # ---- Roles -------------------------------------------------------------------------------
 
-# What one frame says about the part of a training program that it belongs to.
-#
-# What a whole stack says, and which passes follow from it, the core decides (`nt_passes`).
+# Roles of single frames; the core derives the roles of stacks, and the passes (`nt_passes`).
 
 
 class Role(IntEnum):
@@ -268,8 +266,6 @@ def passes_and_rules(
 
 
 # ---- Categories --------------------------------------------------------------------------
-
-# What each allocation was for: parameter, gradient, activation and so on, with the rule.
 
 #: The names, as PyTorch's memory profiler has them, by code.
 CATEGORIES = (

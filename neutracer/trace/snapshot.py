@@ -56,8 +56,6 @@ from neutracer.trace.timeline import Timeline, block_table, named_stats, segment
 
 # ---- Summary -----------------------------------------------------------------------------
 
-# What a notebook shows of a snapshot.
-
 _HINT = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
 
 
@@ -94,8 +92,6 @@ def summary_html(
 
 
 # ---- Snapshot ----------------------------------------------------------------------------
-
-# A snapshot of PyTorch's CUDA caching allocator: load, look, save.
 
 
 def load(
@@ -513,7 +509,6 @@ class Snapshot:
 
     def _repr_html_(self) -> str:
         # HTML is for notebooks.
-
         stats = [
             (self.device_name(one), self.memory_stats(one), self.trace_length(one))
             for one in self.devices

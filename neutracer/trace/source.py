@@ -27,8 +27,6 @@ from neutracer.errors import LimitError, SnapshotError, UnavailableError, pip_in
 
 # ---- Formats -----------------------------------------------------------------------------
 
-# The formats that a snapshot is written in: PyTorch's pickle, and the same as JSON.
-
 _PACKED = (".gz", ".xz", ".zst")
 
 
@@ -72,8 +70,6 @@ def _put_value(value: Any, file: BinaryIO, depth: int) -> None:
 
 
 # ---- Bounds ------------------------------------------------------------------------------
-
-# How much memory there is for what is read: of the machine, the container, the process.
 
 try:
     import resource
@@ -235,8 +231,6 @@ def _left(folder: Path, most: int | None, used: int | None, cache: str) -> int |
 
 # ---- Progress ----------------------------------------------------------------------------
 
-# How far what takes long is, on a terminal: a load by itself, and all that a command does.
-
 # From this size on, loading tells on a terminal how far it is.
 _LONG_FILE = 256 << 20
 
@@ -383,10 +377,8 @@ def _is_long(source: object) -> bool:
 
 # ---- Unpack ------------------------------------------------------------------------------
 
-# Compressed streams unpacked piece by piece, within bounds.
-#
-# gzip, xz and zstd, told by their first bytes. What breaks off ends there, so that the reader
-# gets all that was whole; what is damaged, or unfolds without end, is refused.
+# gzip, xz and zstd, recognized by their first bytes. Truncated data ends early, so that its intact
+# part can be read; damaged data and decompression bombs are refused.
 
 # Compressed bytes taken at a time; small, because what follows a member is copied.
 _CHUNK = 16 << 10
@@ -613,10 +605,7 @@ class _Members(Unpacked):
 
 # ---- Source ------------------------------------------------------------------------------
 
-# Where a snapshot's bytes come from: paths, files, bytes, standard input, compressed or not.
-#
-# The first bytes show what a file is, not its name. What is not a snapshot is named before the
-# reader sees it.
+# A file's kind is decided by its first bytes, not by its name.
 
 SnapshotSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 

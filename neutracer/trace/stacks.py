@@ -16,8 +16,6 @@ from neutracer.units import format_count
 
 # ---- Stacks ------------------------------------------------------------------------------
 
-# The frames and stacks of one snapshot.
-
 # The id of "no string" and "no stack" in the core.
 NONE = 0xFFFFFFFF
 
@@ -167,10 +165,8 @@ def forward_stack(text: str) -> tuple[Frame, ...]:
 
 # ---- Origins -----------------------------------------------------------------------------
 
-# Whose a file is: the program's own, a library's, PyTorch's or Python's.
-#
-# Decided by the path alone, so that a file from another machine is judged as well: nothing is
-# looked up on a disk, and both kinds of slashes are read.
+# Decided by the path alone, with either kind of slash: files of another machine are classified
+# too, and no disk is read.
 
 
 class Owner(enum.Enum):
@@ -302,12 +298,9 @@ def _is_pythons(path: str) -> bool:
 
 # ---- Places ------------------------------------------------------------------------------
 
-# Which line of the program represents a stack: the one rule of every report and page.
-#
-# The innermost frame of the program's own code, and where a library was called from there, the
-# innermost frame of that library beside it: `transformers activations.py:66, from train.py:42`.
-# PyTorch's own files, Python's and mere wrappers never stand for a stack that has another
-# frame.
+# A stack's place is the innermost frame of the program's own code, with the innermost frame of
+# the library called from there: `transformers activations.py:66, from train.py:42`. Frames of
+# PyTorch, Python and wrappers count only if there are no others.
 
 UNKNOWN_PLACE = Place("(no Python stack)", "")
 
@@ -513,8 +506,6 @@ def grouped(items: Iterable[tuple[Sequence[Frame], int, int]]) -> list[tuple[Pla
 
 
 # ---- By module ---------------------------------------------------------------------------
-
-# The bytes of each module, as reports show them.
 
 # Modules on the page; all of them are in the JSON.
 _SHOWN = 6

@@ -22,8 +22,6 @@ from neutracer.trace.stacks import Frame, Stacks
 
 # ---- Frames ------------------------------------------------------------------------------
 
-# Tables as data frames of pandas and of polars, where these are installed.
-
 
 class Series(NamedTuple):
     """One column as a data frame takes it.
@@ -88,8 +86,6 @@ def polars_frame(table: object) -> Any:
 
 
 # ---- Table -------------------------------------------------------------------------------
-
-# Columns of the C core as tables: zero-copy, sliceable, with small row objects.
 
 # Rows that the rich display shows.
 _SHOWN_ROWS = 10

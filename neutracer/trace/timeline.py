@@ -40,8 +40,6 @@ from neutracer.trace.table import Column, Table
 
 # ---- Layout ------------------------------------------------------------------------------
 
-# Which block is where in which segment at one moment.
-
 _SEGMENT_TYPES = ("small", "large")
 _STATES = ("inactive", "active_allocated", "active_pending_free")
 
@@ -130,8 +128,6 @@ def unused_share(reserved: int, allocated: int) -> float:
 
 
 # ---- Holding -----------------------------------------------------------------------------
-
-# What a timeline answers with: moments, who holds bytes, what was allocated where.
 
 #: What is called so where no stack was recorded.
 NO_STACK = UNKNOWN_PLACE.function
@@ -229,8 +225,6 @@ class Churn(PlainRow):
 
 
 # ---- Groups ------------------------------------------------------------------------------
-
-# A timeline's allocations put into groups: by module, and any groups over its events.
 
 #: What holders are put together by.
 GROUPINGS = ("place", "line", "function", "stack", "module", "category")
@@ -459,8 +453,6 @@ class Groups:
 
 # ---- Lives -------------------------------------------------------------------------------
 
-# The lives of a timeline's allocations and segments as tables.
-
 # An address alone, or a block as PyTorch's viewer names it: b7f3a00000000_2, in its newer
 # releases b'7f3a00000000_2. The number counts what was at that address before.
 _NAME = re.compile(r"b'?([0-9a-f]{1,16})_(\d+)", re.IGNORECASE)
@@ -574,8 +566,6 @@ def named_rows(allocations: Table, block: int | str) -> list[int]:
 
 
 # ---- Timeline ----------------------------------------------------------------------------
-
-# One device's trace replayed: the series, their peaks, who held what, and where it lay.
 
 # The core's numbers of the metrics.
 _SERIES = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}

@@ -194,7 +194,7 @@ def test_settings_that_are_not_stated_are_not_said_to_be_defaults(tmp_path: Path
 def test_a_recommendation_of_nothing_names_no_settings_that_are_not_stated(tmp_path: Path) -> None:
     plain = {"segments": [], "device_traces": [one_allocation()]}
     stated = {**plain, "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}
-    nothing = "nothing that was tried does better than the program's own settings: "
+    nothing = "no setting beats the program's own: "
     for file, words in ((plain, "settings not recorded"), (stated, "default settings")):
         (found,) = neutracer.what_if(written(tmp_path, file)).findings
         assert found.message == nothing + words
