@@ -140,8 +140,8 @@ def test_reports_name_it() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("pinned", "host's pinned memory, which has an allocator of its own: only what"),
-        ("exact_sizes", "memory of the CPU, which PyTorch takes from the system block by block"),
+        ("pinned", "host's pinned memory, with its own allocator: only traces"),
+        ("exact_sizes", "CPU memory, which PyTorch does not cache: only traces"),
     ],
 )
 def test_what_replays_says_what_can_be(kind: str, words: str) -> None:
