@@ -151,7 +151,7 @@ def test_what_replays_says_what_can_be(kind: str, words: str) -> None:
     for ask in askers:
         with pytest.raises(ValueError, match=words) as refused:
             ask(_loaded(plain))  # type: ignore[operator]
-        assert str(refused.value).endswith("native CUDA allocator did can be replayed")
+        assert str(refused.value).endswith("native CUDA allocator can be replayed")
         # Not all of them ask for settings.
         assert "setting" not in str(refused.value)
 
