@@ -48,14 +48,8 @@ def _variables(palette: Palette) -> str:
 
 
 def theme_rules(selector: str, dark: str) -> str:
-    """CSS for what is shown inside of a page whose theme is dark: in a notebook, on a site of
-    documents, or where neither says anything and the browser prefers it.
-
-    Args:
-        selector: Whose.
-        dark: Its declarations there.
-    """
-    # Notebooks and such sites show their theme in attributes of the page.
+    """CSS with the declarations `dark` of a selector for dark themes of notebooks, documentation
+    sites (by attributes of the page) and browsers."""
     return (
         "@media (prefers-color-scheme:dark){"
         "body:not([data-jp-theme-light]):not(.vscode-light):not([data-theme=light]) "
@@ -122,12 +116,7 @@ def render_html(document: Document, picture: str = "") -> str:
 
 
 def render_page(document: Document, picture: str = "") -> str:
-    """Write a document as an HTML page that needs nothing else and loads nothing.
-
-    Args:
-        document: The document.
-        picture: As for `render_html`.
-    """
+    """Write a document as a self-contained HTML page; arguments as for `render_html`."""
     body = f'<div class="neutracer">{_body(document, picture)}</div>'
     return page_shell(document.title, body, _PAGE_STYLE + _STYLE)
 
@@ -256,7 +245,6 @@ def _cell(cell: Cell, is_figure: bool) -> str:
 
 
 def _cell_text(cell: str | Figure) -> str:
-    """What is to be copied is whole, and in one piece."""
     if isinstance(cell, Copyable) and cell:
         return f"<code>{escape(clean(cell))}</code>"
     return _text(str(cell))

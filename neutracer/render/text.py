@@ -63,13 +63,7 @@ _HUNG = 2 * GAP
 
 
 def place_text(place: Place, function_width: int, width: int) -> str:
-    """Function and location, the location beginning at one column for all.
-
-    Args:
-        place: Where in a program.
-        function_width: Columns of the function's name; a longer one is cut.
-        width: Columns of all, so that the location is cut at its left.
-    """
+    """Function and location in `width` columns, the location after `function_width`."""
     if not place.location:
         return shorten_right(clean(place.function), max(width, _LEAST_NAME))
     function = pad(shorten_right(clean(place.function), function_width), function_width)
@@ -88,11 +82,8 @@ def location_width(places: Sequence[Place]) -> int:
 
 
 def function_width(places: Sequence[Place], width: int) -> int:
-    """The columns for the functions of some places that have `width` in all.
-
-    A location says more than a function: it is cut only where the function would have less
-    than `_LEAST_NAME`.
-    """
+    """The columns for the functions of some places in `width`; locations are cut only if the
+    functions would have less than `_LEAST_NAME`."""
     named = [place for place in places if place.location]
     names = max((display_width(clean(place.function)) for place in named), default=0)
     files = max((display_width(clean(place.location)) for place in named), default=0)
@@ -108,11 +99,7 @@ def _least_width(places: Sequence[Place]) -> int:
 
 
 class _Column:
-    """One column: its cells as texts, and where they begin.
-
-    `inset` is how far right of the column's beginning its heading is, so that it is
-    above the widest figure.
-    """
+    """One column's cells as texts; `inset` is the indent of its heading above the widest figure."""
 
     def __init__(self, cells: Sequence[Cell], heading: str) -> None:
         self.cells = cells
@@ -178,16 +165,7 @@ def _figure_parts(figure: Figure) -> tuple[str, str, str]:
 def table_lines(
     rows: Sequence[Sequence[Cell]], headings: Sequence[str], width: int
 ) -> tuple[list[tuple[int, str]], list[str]]:
-    """Lay rows out in at most `width` columns.
-
-    Args:
-        rows: Cells, the same number in every row.
-        headings: One a column, or none.
-        width: Columns from the left edge; the rows are indented within them.
-
-    Returns:
-        The headings with the columns at which they begin, and the lines of the rows.
-    """
+    """Lay rows out in `width` columns: the headings with their first columns, and the lines."""
     count = len(rows[0]) if rows else len(headings)
     columns = [
         _Column([row[index] for row in rows], headings[index] if headings else "")
@@ -299,8 +277,8 @@ def render_text(document: Document, width: int = WIDTH, max_lines: int | None = 
     Args:
         document: The page.
         width: The columns that no line goes beyond, at least 40.
-        max_lines: The lines that the text has at most; where it is cut, the last line says
-            how many are missing and which command shows them. None for all.
+        max_lines: The most lines; if cut, the last one gives the number of missing lines and the
+            command that shows them. None for all.
 
     Returns:
         Lines without trailing spaces, joined by newlines, without one at the end.
@@ -495,16 +473,7 @@ _PLAINER = str.maketrans({"·": "-", "…": "~", "│": "|"})
 
 
 def show(document: Document, stream: TextIO | None = None, max_lines: int | None = None) -> None:
-    """Print a document.
-
-    Args:
-        document: The page.
-        stream: Where to; None is standard output.
-        max_lines: As `render_text` has it.
-
-    Raises:
-        OSError: The stream can't be written to.
-    """
+    """Print a document to a stream (None: standard output); `max_lines` as for `render_text`."""
     stream = sys.stdout if stream is None else stream
     show_lines(layout(document, terminal_width(stream), max_lines), stream)
 
@@ -515,11 +484,7 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def show_lines(lines: list[Line], stream: TextIO) -> None:
-    """Print lines that were laid out already.
-
-    Raises:
-        OSError: The stream can't be written to.
-    """
+    """Print laid-out lines."""
     if not (stream.isatty() and colour_wanted() and _show_rich(lines, stream)):
         text = "\n".join("".join(span.text for span in line).rstrip() for line in lines)
         write(text + "\n", stream)
@@ -584,13 +549,13 @@ def curve_lines(
     height: int = 6,
     plain: bool = False,
 ) -> list[Line]:
-    """Draw bytes over time, oldest at the left.
+    """Draw bytes over time in block characters (`plain`: ASCII), oldest at the left.
 
     Args:
         inner: Drawn as solid columns.
-        outer: Of the same length; what it has above `inner` is drawn as a shade.
+        outer: Of the same length; the part above `inner` is shaded.
         top: The bytes at the upper edge.
-        width: Columns in all.
+        width: Total columns.
         height: Lines.
         plain: Only ASCII.
 

@@ -233,12 +233,8 @@ class Passes(NamedTuple):
 def own_stacks(stack: memoryview, rows: Mapping[str, memoryview]) -> memoryview:
     """The stack of each event, `NONE` for frees.
 
-    PyTorch's recorder gives a free the stack of the block's allocation where it records
-    stacks of allocations only (`context="alloc"`): it says nothing of who freed it.
-
-    Args:
-        stack: Each event's stack id, as recorded.
-        rows: The columns free_event and completed_event of the allocations.
+    If only stacks of allocations are recorded (`context="alloc"`), PyTorch gives each free the
+    stack of its block's allocation.
     """
     own = array("I", stack)
     for event in chain(rows["free_event"], rows["completed_event"]):
@@ -250,14 +246,8 @@ def own_stacks(stack: memoryview, rows: Mapping[str, memoryview]) -> memoryview:
 def passes_and_rules(
     timeline: core.Timeline, frames: Sequence[Frame], stack: memoryview, allocates: bytes
 ) -> tuple[Passes, bytes]:
-    """The passes of a trace, and the number of the rule that each allocation falls under.
-
-    Args:
-        timeline: The core's timeline.
-        frames: The snapshot's frames.
-        stack: Each event's stack id, as `own_stacks` gives it where frees have none.
-        allocates: 1 for each event that allocates, 0 for others.
-    """
+    """The passes of a trace, and the rule code of each allocation; `stack` and `allocates` are
+    those of `Passes`."""
     said = array("H", [_says(frame.filename, frame.name) for frame in frames])
     role, backward, forward, rules = core.passes(timeline, said)
     ends = memoryview(backward).cast("i").tolist()
@@ -485,13 +475,7 @@ class Categories:
 def _with_tensors(
     rules: bytes, rows: Mapping[str, memoryview], tensors: Mapping[int, str]
 ) -> bytes:
-    """The rules of a timeline's allocations, overridden for the blocks of known tensors.
-
-    Args:
-        rules: The core's, one per row.
-        rows: The columns address and free_event.
-        tensors: By address, the category of a block at the end.
-    """
+    """The core's rules, one per row, overridden for final blocks of known tensors."""
     if not tensors:
         return rules
     numbers = {category: FIRST_TOLD + at for at, category in enumerate(TENSOR_CATEGORIES)}
