@@ -374,16 +374,10 @@ _OF_RULE = bytes(CATEGORIES.index(category) for category, _ in RULES.values())
 
 
 class Decided:
-    """The passes and categories of a timeline, decided when one of them is first asked for.
+    """The passes and categories of a timeline, computed lazily.
 
-    A table's column keeps this and not the timeline, which keeps the table: so the memory of a
-    timeline goes with its last reference, and does not wait for the garbage collector.
-
-    Args:
-        native: The core's timeline.
-        events: Its events.
-        stacks: The snapshot's stacks.
-        tensors: By address, the category of the blocks that were tensors at the end.
+    A table's column refers to this instead of to the timeline, which owns the table: without a
+    reference cycle, the timeline's memory is freed with its last reference.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def test_history_without_segments_is_told_as_that(tmp_path: Path) -> None:
     assert flaw.kind == "segments_missing"
     assert flaw.bytes > 0
     page = str(found)
-    assert "the file has a history and no segments" in page
+    assert "the file has a history but no segments" in page
     # Nobody knows what was there at the end, and it is not said to have been nothing.
     assert page.count("not known") == 3
     assert " 0.0 MiB" not in page
