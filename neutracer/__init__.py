@@ -128,30 +128,17 @@ __all__ = [
 # What a name needs is imported when the name is first used: a command takes part of the
 # package, and so does a program that only records. `reports` has the classes of answers.
 _MODULES = {
-    "neutracer.monitor.device_report": (
-        "attribute_device_memory",
-        "device_report",
-    ),
+    "neutracer.monitor.device_report": ("attribute_device_memory", "device_report"),
     "neutracer.fragmentation.report": ("fragmentation_report",),
     "neutracer.heap.alive": ("why_alive",),
     "neutracer.heap.autograd_cycles": ("find_autograd_cycles",),
-    "neutracer.heap.tensor_cycles": (
-        "collect_on_pressure",
-        "find_tensor_cycles",
-        "garbage_bytes",
-    ),
-    "neutracer.heap.holders": (
-        "notebook_holders",
-        "release_holders",
-    ),
+    "neutracer.heap.tensor_cycles": ("collect_on_pressure", "find_tensor_cycles", "garbage_bytes"),
+    "neutracer.heap.holders": ("notebook_holders", "release_holders"),
     "neutracer.leak.diff": ("diff",),
     "neutracer.leak.trend": ("leak_trend",),
     "neutracer.oom.explain": ("explain",),
     "neutracer.oom.facts": ("OomFacts",),
-    "neutracer.oom.watch": (
-        "oom_report",
-        "watch_oom",
-    ),
+    "neutracer.oom.watch": ("oom_report", "watch_oom"),
     "neutracer.overview": ("report",),
     "neutracer.rank.report": ("ranks",),
     "neutracer.rank.watch": ("watch_ranks",),
@@ -170,47 +157,20 @@ _MODULES = {
     ),
     "neutracer.heap.cycles": ("TensorCycle",),
     "neutracer.heap.graph": ("ObjectGraph",),
-    "neutracer.notebook": (
-        "load_ipython_extension",
-        "unload_ipython_extension",
-    ),
-    "neutracer.picture.plots": (
-        "mdtp",
-        "plot_fragmentation",
-        "plot_timeline",
-    ),
+    "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
+    "neutracer.picture.plots": ("mdtp", "plot_fragmentation", "plot_timeline"),
     "neutracer.picture.view": ("view",),
-    "neutracer.rank.plot": (
-        "debug_server_page",
-        "plot_ranks",
-    ),
+    "neutracer.rank.plot": ("debug_server_page", "plot_ranks"),
     "neutracer.heap.watch": ("warn_tensor_cycles",),
-    "neutracer.monitor.exporter": (
-        "MetricsCollector",
-        "serve_metrics",
-    ),
+    "neutracer.monitor.exporter": ("MetricsCollector", "serve_metrics"),
     "neutracer.hooks.live": ("live",),
     "neutracer.monitor.memory_monitor": ("MemoryMonitor",),
     "neutracer.monitor.phases": ("phase",),
-    "neutracer.recording.recorder": (
-        "record",
-        "snapshot",
-    ),
+    "neutracer.recording.recorder": ("record", "snapshot"),
     "neutracer.rehearsal.kernels.extensions": ("register_scratch",),
-    "neutracer.rehearsal.rehearse": (
-        "largest_batch",
-        "rehearse",
-    ),
-    "neutracer.trace.timeline": (
-        "Holder",
-        "Layout",
-        "Moment",
-        "Timeline",
-    ),
-    "neutracer.trace.snapshot": (
-        "Snapshot",
-        "load",
-    ),
+    "neutracer.rehearsal.rehearse": ("largest_batch", "rehearse"),
+    "neutracer.trace.timeline": ("Holder", "Layout", "Moment", "Timeline"),
+    "neutracer.trace.snapshot": ("Snapshot", "load"),
     "neutracer.trace.stacks": ("Frame",),
     "neutracer.trace.table": ("Table",),
 }

@@ -10,64 +10,42 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-# ---- Arguments ---------------------------------------------------------------------------
 
-# What an argument has to be, checked where it comes in.
-#
-# Errors have the argument's name, as the caller knows it. Whoever knows what a range is for
-# checks it.
-#
-# Example:
-#     >>> whole_number("limit", 3)
-#     3
-#     >>> whole_number("limit", "3")
-#     Traceback (most recent call last):
-#     ...
-#     TypeError: limit must be a whole number, not str
-
-
-def _no(name: str, wanted: str, value: object) -> TypeError:
+def _wrong_type(name: str, wanted: str, value: object) -> TypeError:
     return TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
 
 
 def number(name: str, value: Any, wanted: str = "a number") -> Any:
-    """`value`, which is an int, a float or one of NumPy's.
+    """`value`, which must be an int, a float or a NumPy number.
 
     Args:
-        name: What the caller calls it.
-        value: What was given.
-        wanted: What it should be, as a noun with its unit: "a number of seconds".
+        name: The argument's name.
+        value: The argument.
+        wanted: The expected value, as a noun with its unit: "a number of seconds".
 
     Raises:
-        TypeError: It is something else; a bool too.
+        TypeError: It is of another type, or a bool.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _no(name, wanted, value)
+        raise _wrong_type(name, wanted, value)
     return value
 
 
 def whole_number(
     name: str, value: Any, wanted: str = "a whole number", least: int | None = None
 ) -> int:
-    """`value` as an int; NumPy's integers are taken too.
-
-    Args:
-        name: What the caller calls it.
-        value: What was given.
-        wanted: What it should be, as a noun.
-        least: The least that it may be.
+    """`value` as an int, also of a NumPy integer; arguments and errors as for `number`.
 
     Raises:
-        TypeError: It is something else; a bool too.
         ValueError: It is below `least`.
     """
     if isinstance(value, (bool, type)) or not hasattr(value, "__index__"):
-        raise _no(name, wanted, value)
+        raise _wrong_type(name, wanted, value)
     try:
         found = operator.index(value)
     except TypeError:
-        # An array of several has the method too.
-        raise _no(name, wanted, value) from None
+        # Arrays of any length have the method.
+        raise _wrong_type(name, wanted, value) from None
     if least is not None and found < least:
         wrong = f"it must be {least} or more" if least else "it must not be negative"
         raise ValueError(f"{name} is {found}: {wrong}")
@@ -78,12 +56,12 @@ def number_pair(name: str, value: Any, *, whole: bool = False) -> tuple[Any, Any
     """`value` as a tuple of two numbers.
 
     Raises:
-        TypeError: It is no pair, or not of numbers.
-        ValueError: It is of another length, or one of the two is not a number (nan).
+        TypeError: It is not iterable, or not of numbers.
+        ValueError: It has another length, or one of the two is nan.
     """
     wanted = "two whole numbers" if whole else "two numbers"
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise _no(name, wanted, value)
+        raise _wrong_type(name, wanted, value)
     pair = tuple(value)
     if len(pair) != 2:
         raise ValueError(f"{name} must be {wanted}, not {len(pair)}")
@@ -96,11 +74,7 @@ def number_pair(name: str, value: Any, *, whole: bool = False) -> tuple[Any, Any
 
 
 def callback(name: str, value: Any, what: str) -> None:
-    """Check something that is called with each `what`, or None.
-
-    Raises:
-        TypeError: It can't be called.
-    """
+    """Raises a TypeError unless `value`, which is called with each `what`, is callable or None."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name} is called with each {what}: a {type(value).__name__} can't be called"
@@ -108,45 +82,32 @@ def callback(name: str, value: Any, what: str) -> None:
 
 
 def text(name: str, value: Any) -> str:
-    """`value`, which is a str.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """`value`; raises a TypeError unless it is a str."""
     if not isinstance(value, str):
-        raise _no(name, "a text", value)
+        raise _wrong_type(name, "a text", value)
     return value
 
 
 def several(name: str, value: Any, wanted: str) -> list[Any]:
-    """`value`, a list of things or what gives them one by one, as a list.
-
-    Args:
-        name: What the caller calls it.
-        value: What was given.
-        wanted: What they should be, as a plural.
+    """`value`, an iterable of `wanted` (a plural noun), as a list.
 
     Raises:
-        TypeError: It is something else; a text too.
+        TypeError: It is not iterable, or is a str or bytes.
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise _no(name, f"a list of {wanted}", value)
+        raise _wrong_type(name, f"a list of {wanted}", value)
     return list(value)
 
 
 def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
-    """A path as text.
-
-    Args:
-        value: What was given.
-        name: What the caller calls it.
+    """A path as a str.
 
     Raises:
-        TypeError: It is no path.
-        ValueError: It has a null character, which no file system takes.
+        TypeError: It is not a path.
+        ValueError: It has a null character.
     """
     if not isinstance(value, (str, bytes, os.PathLike)):
-        raise _no(name, "a path (a str or an os.PathLike)", value)
+        raise _wrong_type(name, "a path (a str or an os.PathLike)", value)
     text = os.fsdecode(value)
     if "\0" in text:
         raise ValueError(f"{name} has a null character in it: {text!r}")
@@ -155,24 +116,14 @@ def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
 
 # ---- Cells -------------------------------------------------------------------------------
 
-# What a notebook calls the code of its cells.
-#
-# A cell's code has a file name that no reader knows ("/tmp/ipykernel_71/2537.py").
-# Importing this imports no IPython: where none runs in this process, no file is a cell.
-#
-# Example:
-#     >>> reader_name("train.py")
-#     'train.py'
-
 
 def reader_name(filename: str) -> str:
-    """The name of a file as a reader knows it: "In[3]" for that of the third cell.
+    """The display name of a code object's file: "In[3]" for a notebook's third cell.
 
-    Args:
-        filename: As a frame or a code object has it.
+    Without IPython in this process it is `filename`.
     """
     module = sys.modules.get("IPython.core.interactiveshell")
     shell: Any = getattr(getattr(module, "InteractiveShell", None), "_instance", None)
-    named = getattr(getattr(shell, "compile", None), "format_code_name", None)
-    told = None if named is None else named(filename)
-    return filename if told is None else str(told[1])
+    format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    label = None if format_name is None else format_name(filename)
+    return filename if label is None else str(label[1])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exceptions and warnings of neutracer.
 
-Every exception that neutracer raises on purpose is a `NeutracerError`, and at the same
-time the built-in kind that a caller would expect (`ValueError`, `RuntimeError`).
-A wrong argument of a function is a plain `ValueError` or `TypeError`.
+Exceptions are `NeutracerError`s, and also subclasses of the matching built-in class
+(`ValueError`, `RuntimeError`). Invalid arguments raise plain `ValueError` or `TypeError`.
 
 Example:
     >>> try:
@@ -30,15 +29,15 @@ __all__ = [
 
 
 class NeutracerError(Exception):
-    """The base of every exception that neutracer raises on purpose."""
+    """The base of neutracer's exceptions."""
 
 
 class SnapshotError(NeutracerError, ValueError):
     """A file or a buffer that can't be read as a snapshot.
 
     Attributes:
-        reason: What is wrong, in one sentence without the place.
-        offset: The byte of the (decompressed) input where it was seen, or None.
+        reason: The error in one sentence, without the offset.
+        offset: Its byte in the (decompressed) input, or None.
     """
 
     def __init__(self, reason: str, offset: int | None = None) -> None:
@@ -53,16 +52,15 @@ class SnapshotError(NeutracerError, ValueError):
 
 
 class LimitError(SnapshotError):
-    """An input that would need more memory, depth or time than it was allowed."""
+    """An input that would exceed its limit of memory, depth or time."""
 
 
 class UnavailableError(NeutracerError, RuntimeError):
-    """Something that this call needs is not on this machine.
+    """A dependency of this call is missing on this machine.
 
     Attributes:
-        what: The missing thing, as a noun: "torch", "a CUDA device".
-        install: How to get it, as a clause: "install it with 'pip install torch'".
-            It is empty where nothing can be installed.
+        what: The dependency, as a noun: "torch", "a CUDA device".
+        install: How to install it: "install it with 'pip install torch'"; "" if impossible.
     """
 
     def __init__(self, what: str, install: str = "") -> None:
@@ -75,7 +73,7 @@ class UnavailableError(NeutracerError, RuntimeError):
         return f"{sentence}: {self.install}" if self.install else sentence
 
 
-# The releases of optional packages that will do, as in pyproject.toml.
+# The supported releases of optional packages, as in pyproject.toml.
 _RELEASES = {
     "fsspec": "fsspec>=2023.9",
     "matplotlib": "matplotlib>=3.7",
@@ -105,7 +103,7 @@ def missing(package: str, what: str = "") -> UnavailableError:
 
     Args:
         package: Its name, as in `pip_install`.
-        what: The missing thing, where that is not the package itself.
+        what: The missing dependency, if not the package itself.
 
     Example:
         >>> print(missing("torch"))
@@ -117,11 +115,11 @@ def missing(package: str, what: str = "") -> UnavailableError:
 
 
 class RehearsalError(NeutracerError, RuntimeError):
-    """A program that a rehearsal could not take through all of its steps.
+    """A rehearsal that stopped before the program's last step.
 
     Attributes:
-        reason: Why, in one sentence with the program's line.
-        snapshot: What was rehearsed until then.
+        reason: The reason in one sentence, with the program's line.
+        snapshot: The rehearsal up to there.
     """
 
     def __init__(self, reason: str, snapshot: typing.Any = None) -> None:
@@ -137,8 +135,8 @@ class SettingsError(NeutracerError, ValueError):
     """An allocator settings string that PyTorch would not accept.
 
     Attributes:
-        reason: What is wrong, in one sentence without the place.
-        position: The character of the string where it was seen, from 0, or None.
+        reason: The error in one sentence, without the position.
+        position: Its character in the string, from 0, or None.
     """
 
     def __init__(self, reason: str, position: int | None = None) -> None:
@@ -157,4 +155,4 @@ class TensorCycleWarning(UserWarning):
 
 
 class HistoryWarning(UserWarning):
-    """A trace that is not whole: its ring wrapped, or only a part of the file was read."""
+    """An incomplete trace: its ring wrapped, or only a part of the file was read."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IPython's magics: `%load_ext neutracer` brings them. Importing this imports no IPython.
+"""IPython magics, loaded by `%load_ext neutracer`. Importing this module does not import IPython.
 
 `%%neutracer` records a cell, `%neutracer_report` reports on a file or on this process,
-`%neutracer_holders` lists what the notebook itself keeps.
+`%neutracer_holders` lists tensors kept by the notebook itself.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _LINES = ("neutracer_report", "neutracer_holders")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext neutracer` calls.
-
-    Args:
-        shell: IPython's shell.
-    """
+    """Register the magics with IPython's shell; called by `%load_ext neutracer`."""
     magics = Magics(shell)
     shell.register_magic_function(magics.record_cell, "cell", _CELL)
     for name, function in zip(_LINES, (magics.report, magics.holders), strict=True):
@@ -47,7 +43,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext neutracer` calls: the magics go; there was nothing else."""
+    """Remove the magics; called by `%unload_ext neutracer`."""
     known = shell.magics_manager.magics
     known["cell"].pop(_CELL, None)
     for name in _LINES:
@@ -55,20 +51,19 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 class _Arguments(argparse.ArgumentParser):
-    """A parser that raises where the program's own would end the process."""
+    """A parser that raises instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise _wrong(f"{message}\n{self.format_usage()}")
 
 
 def _wrong(message: str) -> Exception:
-    """What IPython shows as one line, without a traceback."""
+    """An error that IPython shows as one line, without a traceback."""
     error: Exception = importlib.import_module("IPython.core.error").UsageError(message)
     return error
 
 
 def _loaded(path: str) -> Snapshot:
-    """A file's snapshot; an error in it is one line."""
     try:
         return load(path)
     except FileNotFoundError:
@@ -86,18 +81,18 @@ class Magics:
         self._last: Snapshot | None = None
 
     def record_cell(self, line: str, cell: str) -> object:
-        """Run the cell, record its allocations, and show its peak and what it left behind.
+        """Run the cell, record its allocations, and show its peak and the memory still held.
 
-        `%%neutracer [NAME] [--max-entries N]`: the report gets the name, and its `.snapshot`
-        serves every other question. On a torch that is built for the CPU it follows the CPU's
-        memory. It warns of reference cycles that kept tensors.
+        `%%neutracer [NAME] [--max-entries N]`: the report is assigned to NAME, and its
+        `.snapshot` serves every other question. With a CPU-only torch it records CPU memory. It
+        reports reference cycles that kept tensors.
         """
         parser = _Arguments(prog="%%neutracer", add_help=False, allow_abbrev=False)
         parser.add_argument("name", nargs="?", help="the report's name")
         parser.add_argument("--max-entries", type=int, default=DEFAULT_MAX_ENTRIES)
         options = parser.parse_args(shlex.split(line))
         if options.name is not None and not options.name.isidentifier():
-            parser.error(f"no name for a report: {options.name!r}")
+            parser.error(f"not a variable name: {options.name!r}")
         imports, code = self._compiled(cell)
         exec(imports, self._shell.user_ns)
         passage, cycles = _begun(options.max_entries)
@@ -113,26 +108,25 @@ class Magics:
                 self._shell.user_ns[options.name] = report
             self._show(report)
 
-    # What IPython looks for: a semicolon at the end of the cell keeps its value back.
+    # For IPython: a semicolon at the end of the cell suppresses its value.
     record_cell._ipython_magic_output_can_be_silenced = True  # type: ignore[attr-defined]
 
     def report(self, line: str) -> OverviewReport:
-        """Report on a snapshot: a file, the name of a variable, or else this process.
+        """Report on a snapshot: a file, the name of a variable, or this process.
 
-        `%neutracer_report [FILE]`. On a torch that is built for the CPU, without a file, it
-        is the last cell that `%%neutracer` recorded.
+        `%neutracer_report [FILE]`. With a CPU-only torch and without a file, it reports on the
+        last cell that `%%neutracer` recorded.
         """
-        words = shlex.split(line)
-        if len(words) > 1:
+        names = shlex.split(line)
+        if len(names) > 1:
             raise _wrong("usage: %neutracer_report [FILE]")
-        if words:
-            known = self._shell.user_ns.get(words[0])
+        if names:
+            known = self._shell.user_ns.get(names[0])
             if isinstance(known, CellReport):
                 known = known.snapshot
-            is_snapshot = isinstance(known, Snapshot)
-            if is_snapshot:
-                return overview(known, title=words[0])
-            return overview(_loaded(words[0]), words[0])
+            if isinstance(known, Snapshot):
+                return overview(known, title=names[0])
+            return overview(_loaded(names[0]), names[0])
         try:
             return overview(snapshot())
         except UnavailableError as error:
@@ -141,20 +135,20 @@ class Magics:
             return overview(self._last, title="the last recorded cell")
 
     def holders(self, line: str) -> HoldersReport:
-        """List what the notebook's outputs and past exceptions keep, in bytes of tensors.
+        """List tensors kept by the notebook's outputs and past exceptions, in bytes.
 
-        `%neutracer_holders [--release]`: with it, let go of them.
+        `%neutracer_holders [--release]`: `--release` drops these references.
         """
-        words = shlex.split(line)
-        if words not in ([], ["--release"]):
+        options = shlex.split(line)
+        if options not in ([], ["--release"]):
             raise _wrong("usage: %neutracer_holders [--release]")
-        return release_holders() if words else notebook_holders()
+        return release_holders() if options else notebook_holders()
 
     def _compiled(self, cell: str) -> tuple[Any, tuple[Any, Any]]:
-        """What the cell begins with imports of, where torch is still to be imported; its
-        other statements; and its last expression if it ends in one."""
+        """The cell's leading imports if torch is not imported yet, its other statements, and its
+        last expression if it ends in one."""
         shell = self._shell
-        # The first line of the cell is the magic's own; IPython drops empty ones after it.
+        # The cell's first line is the magic; IPython drops empty lines after it.
         above = 1 + cell[: len(cell) - len(cell.lstrip())].count("\n")
         text = "\n" * above + shell.transform_cell(cell)
         name = shell.compile.cache(text, self._number(), raw_code=f"%%{_CELL}\n{cell}")
@@ -167,7 +161,7 @@ class Magics:
         return imports, (shell.compile(module, name, "exec"), last)
 
     def _number(self) -> int:
-        """The number of the cell that runs, as its prompt has it."""
+        """The number of the running cell in its prompt."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             digits = re.fullmatch(r"In\[(\d+)\]", reader_name(frame.f_code.co_filename))
@@ -181,7 +175,7 @@ class Magics:
 
 
 def _imports(module: ast.Module) -> ast.Module:
-    """The imports that a module begins with, taken out of it."""
+    """Remove and return the leading imports of a module."""
     count = 0
     while count < len(module.body) and isinstance(module.body[count], (ast.Import, ast.ImportFrom)):
         count += 1
@@ -190,7 +184,7 @@ def _imports(module: ast.Module) -> ast.Module:
 
 
 def _begun(max_entries: int) -> tuple[Passage, _Cycles]:
-    """The recording of a cell, begun, and the watch for its cycles."""
+    """Begin recording a cell and watching for its cycles."""
     try:
         passage = Passage(max_entries)
         on_cpu = passage.backend == "cpu" or not passage.follows
@@ -208,7 +202,7 @@ def _run(code: tuple[Any, Any], names: dict[str, Any]) -> object:
 
 
 class _Cycles:
-    """The reference cycles of a cell: those that collections find, and those left at its end."""
+    """The reference cycles of a cell: those found by collections, and those left at its end."""
 
     def __init__(self, device: str | None) -> None:
         self._device = device
@@ -230,6 +224,6 @@ class _Cycles:
         shapes = {cycle.signature: cycle for cycle in self._watch.cycles}
         for cycle in self._waiting():
             if cycle.count > self._before.get(cycle.signature, 0):
-                seen = shapes.get(cycle.signature)
-                shapes[cycle.signature] = cycle if seen is None else seen.merged(cycle)
+                known = shapes.get(cycle.signature)
+                shapes[cycle.signature] = cycle if known is None else known.merged(cycle)
         return tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))

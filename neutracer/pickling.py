@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go to another process by pickle, and what says why it can't.
+"""Base classes for pickling reports, and for refusing to pickle with a reason.
 
 Example:
     >>> class Thermometer(StaysHere, instead="it is of this room: send .celsius"):
@@ -20,10 +20,7 @@ Self = TypeVar("Self")
 
 
 class FieldsOnly:
-    """The base of a dataclass whose fields, and nothing else, are pickled and copied.
-
-    What its cached properties hold is made again when needed.
-    """
+    """The base of a dataclass that is pickled and copied without its cached properties."""
 
     def __getstate__(self) -> dict[str, Any]:
         names = {field.name for field in fields(self)}  # type: ignore[arg-type]
@@ -31,9 +28,9 @@ class FieldsOnly:
 
 
 class StaysHere:
-    """The base of what belongs to this process: it can be neither pickled nor copied.
+    """The base of objects bound to this process, which can be neither pickled nor copied.
 
-    A subclass says with `instead=` why not, or what to send in its place.
+    A subclass gives the reason or an alternative with `instead=`.
     """
 
     __slots__ = ()
@@ -54,8 +51,8 @@ class StaysHere:
 
 
 class Unchanging(StaysHere):
-    """The base of a view of memory of this process that never changes: not pickled either,
-    and its own copy."""
+    """The base of immutable views of this process's memory: they can't be pickled, and are their
+    own copies."""
 
     __slots__ = ()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every question begins: the snapshot of its source, and the findings on the file itself."""
+"""Shared first steps of all questions: open the source, and report caveats on the file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ Answer = TypeVar("Answer", bound=Report)
 
 
 def opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
-    """The snapshot of a source: itself, what `load` makes of it, or for None this process, now.
+    """The snapshot of a source (a snapshot itself, or for `load`); None is this process, now.
 
     Raises:
         SnapshotError: The file can't be read.
-        UnavailableError: There is no source, and no CUDA in use in this process.
+        UnavailableError: There is no source, and this process does not use CUDA.
     """
-    if source is None:
-        return _live()
-    return source if isinstance(source, Snapshot) else load(source)
-
-
-def _live() -> Snapshot:
-    # A question on a file needs nothing of this process.
+    if source is not None:
+        return source if isinstance(source, Snapshot) else load(source)
     from neutracer.recording.recorder import snapshot
     from neutracer.recording.sidecar import room_now
 
@@ -39,12 +34,7 @@ def _live() -> Snapshot:
 
 
 def first_findings(*snaps: Snapshot, device: int | None = None) -> tuple[Finding, ...]:
-    """The caveats of snapshots, as the findings that a report begins with.
-
-    Args:
-        snaps: The snapshots of the report.
-        device: Only flaws of this device; None is all.
-    """
+    """The caveats of snapshots as findings, with flaws of one device (None: all)."""
     return tuple(
         Finding(one.kind, Severity(one.severity), 0, one.message, tuple(map(Note, one.details)))
         for one in caveats_of(*snaps, device=device)
@@ -52,6 +42,6 @@ def first_findings(*snaps: Snapshot, device: int | None = None) -> tuple[Finding
 
 
 def after_caveats(report: Answer, *snaps: Snapshot, device: int | None = None) -> Answer:
-    """A report with the caveats of its snapshots before its own findings."""
+    """The report with the caveats of its snapshots before its own findings."""
     first = first_findings(*snaps, device=device)
     return replace(report, findings=(*first, *report.findings)) if first else report

@@ -101,26 +101,16 @@ __all__ = [
 
 # Each is imported when it is first used, as the names of `neutracer` are.
 _MODULES = {
-    "neutracer.monitor.device_report": (
-        "DeviceAttribution",
-        "DeviceReport",
-        "LibraryUse",
-    ),
+    "neutracer.monitor.device_report": ("DeviceAttribution", "DeviceReport", "LibraryUse"),
     "neutracer.fragmentation.report": ("FragmentationReport",),
     "neutracer.heap.alive": ("AliveReport",),
-    "neutracer.heap.autograd_cycles": (
-        "AutogradCycle",
-        "AutogradCyclesReport",
-    ),
+    "neutracer.heap.autograd_cycles": ("AutogradCycle", "AutogradCyclesReport"),
     "neutracer.heap.tensor_cycles": (
         "PressureCollection",
         "PressureCollector",
         "TensorCyclesReport",
     ),
-    "neutracer.heap.holders": (
-        "HoldersReport",
-        "NotebookHolder",
-    ),
+    "neutracer.heap.holders": ("HoldersReport", "NotebookHolder"),
     "neutracer.leak.diff": ("DiffReport",),
     "neutracer.leak.trend": ("LeakTrendReport",),
     "neutracer.oom.page": ("OomReport",),
@@ -129,18 +119,10 @@ _MODULES = {
     "neutracer.oom.watch": ("OomWatch",),
     "neutracer.run.cell": ("CellReport",),
     "neutracer.overview": ("OverviewReport",),
-    "neutracer.rank.jobs": (
-        "FirstOom",
-        "HeatMap",
-        "Odd",
-        "RankRow",
-    ),
+    "neutracer.rank.jobs": ("FirstOom", "HeatMap", "Odd", "RankRow"),
     "neutracer.rank.report": ("RanksReport",),
     "neutracer.rank.watch": ("RanksWatch",),
-    "neutracer.whatif.savings": (
-        "Saving",
-        "SavingsReport",
-    ),
+    "neutracer.whatif.savings": ("Saving", "SavingsReport"),
     "neutracer.whatif.search": ("RecommendReport",),
     "neutracer.whatif.what_if": ("WhatIfReport",),
     "neutracer.whatif.replaying": ("Outcome",),
@@ -151,10 +133,7 @@ _MODULES = {
     "neutracer.monitor.memory_monitor": ("Alert",),
     "neutracer.monitor.phases": ("Phase",),
     "neutracer.recording.recorder": ("Recording",),
-    "neutracer.render.report": (
-        "Finding",
-        "Report",
-    ),
+    "neutracer.render.report": ("Finding", "Report"),
     "neutracer.trace.flaws": ("Rehearsed",),
     "neutracer.trace.timeline": ("Churn",),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear whole or not at all, compressed as their names say."""
+"""Atomic writing of files, compressed by their suffix."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, cast
 from neutracer.arguments import path_name
 from neutracer.errors import UnavailableError, pip_install
 
-# Names of files in the making: the running kernel, the machine, and something random. They
-# are short, since the name of the file itself may take all of the 255 bytes of a name.
+# Names of unfinished files: hashes of the running kernel and of the machine, and a random part;
+# independent of the final name, which may already use all 255 bytes of a name.
 _UNFINISHED = re.compile(r"\.neutracer-([0-9a-f]{8})-([0-9a-f]{8})-[0-9a-f]{8}\.tmp")
 
 _MODE_BITS = 0o777
@@ -25,15 +25,15 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def check_output(output: str | bytes | os.PathLike[Any] | None, *inputs: object) -> None:
-    """Check, before anything is opened, that a file to write is none of those to read.
+    """Check that an output file is not one of the inputs, by any name or link.
 
     Args:
-        output: Where to; None is nowhere.
-        inputs: What is read: paths, "-" for standard input, open files, and objects whose
-            `origin` is the path that they were read from. Anything else is no file.
+        output: The path to write to, or None.
+        inputs: Paths, "-" for standard input, open files, and objects whose `origin` is the path
+            that they were read from. Others are ignored.
 
     Raises:
-        ValueError: It is one of them, by whatever name or link.
+        ValueError: It is one of them.
     """
     if output is None:
         return
@@ -44,7 +44,7 @@ def check_output(output: str | bytes | os.PathLike[Any] | None, *inputs: object)
     for source in inputs:
         read = _status_of_input(getattr(source, "origin", source))
         if read is not None and os.path.samestat(there, read):
-            raise ValueError(f"the output {name!r} is a file that is read; give it another name")
+            raise ValueError(f"the output {name!r} is also an input; give it another name")
 
 
 def _status_of_input(source: Any) -> os.stat_result | None:
@@ -57,7 +57,6 @@ def _status_of_input(source: Any) -> os.stat_result | None:
 
 
 def _status(file: str | int) -> os.stat_result | None:
-    """The facts of a file, or None for what is not there."""
     try:
         return os.stat(file)
     except (OSError, ValueError):
@@ -66,25 +65,24 @@ def _status(file: str | int) -> os.stat_result | None:
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str], *inputs: object) -> Iterator[BinaryIO]:
-    """A binary stream whose contents are at `path` once the block ends without an error.
+    """A binary stream whose contents appear at `path` if the block ends without an error.
 
-    Until then they are in a file of another name beside it, so that a reader, or a crash,
-    never meets half a file. What a process that was killed has left of these is removed by
-    the next one that writes to the folder.
+    Until then they are in a temporary file in the same folder; the next process that writes there
+    removes temporary files of killed processes.
 
-    A file that was there gives its mode, owner and extended attributes to the new one, as
-    far as this user may. A symbolic link keeps pointing where it did: the file that it leads
-    to is written. What is no file (a pipe, /dev/stdout, /dev/null) is written to as it is.
+    The new file inherits mode, owner and extended attributes of the one it replaces, as far as
+    this user may set them. Symbolic links are followed. Anything but a regular file (a pipe,
+    /dev/stdout, /dev/null) is written to directly.
 
     Args:
-        path: Where to; what is written is compressed if it ends in .gz, .xz or .zst.
-        inputs: What was read, as for `check_output`.
+        path: The file; compressed if it ends in .gz, .xz or .zst.
+        inputs: As for `check_output`.
 
     Raises:
-        UnavailableError: The name asks for a compression that nothing here writes.
+        UnavailableError: The compression needs a missing package.
         OSError: It can't be written; `filename` is `path`.
-        TypeError: It is no path.
-        ValueError: It has a null character in it, or is one of `inputs`.
+        TypeError: It is not a path.
+        ValueError: It has a null character, or is one of `inputs`.
     """
     given = path_name(path)
     check_output(given, *inputs)
@@ -94,13 +92,11 @@ def atomic_file(path: str | os.PathLike[str], *inputs: object) -> Iterator[Binar
     except OSError as error:
         if error.errno is None or error.filename not in (None, given):
             raise
-        # The name that the caller knows.
         raise OSError(error.errno, error.strerror, given) from None
 
 
 @contextlib.contextmanager
 def _whole_or_not(given: str) -> Iterator[BinaryIO]:
-    """The file as it is written; its errors name `given`, or nothing."""
     old = _replaced(given)
     if old is not None and not stat.S_ISREG(old.st_mode):
         with open(given, "wb") as stream:
@@ -119,7 +115,7 @@ def _whole_or_not(given: str) -> Iterator[BinaryIO]:
                 if old is not None:
                     _inherit(handle, name, old)
                 os.fsync(handle)
-                # Until the file is closed its lock says that its writer lives.
+                # Before closing: the lock marks the file as in use.
                 os.replace(temporary, name)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -129,7 +125,7 @@ def _whole_or_not(given: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _errors_of(given: str) -> Iterator[None]:
-    """Errors of the system have the name that the caller gave."""
+    """Report system errors with the caller's file name."""
     try:
         yield
     except OSError as error:
@@ -137,12 +133,7 @@ def _errors_of(given: str) -> Iterator[None]:
 
 
 def _replaced(given: str) -> os.stat_result | None:
-    """The facts of what is there; None for nothing.
-
-    Raises:
-        OSError: Nothing can be written there: a folder, a loop of links, a name that is too
-            long, or a file that this user may not write to.
-    """
+    """The status of the file to be replaced, or None; raises an OSError if it is not writable."""
     with _errors_of(given):
         try:
             found = os.stat(given)
@@ -160,8 +151,7 @@ def _replaced(given: str) -> os.stat_result | None:
 
 @functools.cache
 def _marks() -> tuple[str, str]:
-    """What names the running kernel and this machine."""
-    # Most who import this write nothing.
+    """Hashes that identify the running kernel and this machine."""
     import hashlib
 
     machine = os.fsencode(os.uname().nodename) + _content("/etc/machine-id")
@@ -177,13 +167,13 @@ def _content(path: str) -> bytes:
 
 
 def unfinished_name() -> str:
-    """A new name for a file or folder in the making."""
+    """A new name for an unfinished file or folder."""
     return f".neutracer-{'-'.join((*_marks(), os.urandom(4).hex()))}.tmp"
 
 
 def made_here(name: str) -> bool:
-    """Whether an `unfinished_name` was made under this kernel or on this machine, whose locks
-    tell whether its maker lives."""
+    """Whether an `unfinished_name` is of this kernel or machine, so that its lock shows whether
+    its writer is alive."""
     named = _UNFINISHED.fullmatch(name)
     return named is not None and any(map(str.__eq__, named.groups(), _marks()))
 
@@ -200,7 +190,7 @@ def _unfinished(folder: str, mode: int) -> tuple[int, str]:
             os.close(handle)
             continue
         except OSError:
-            # No locks here: nobody can take it for a leftover.
+            # Without locks, no process removes leftovers either.
             return handle, path
         if os.fstat(handle).st_nlink:
             return handle, path
@@ -208,10 +198,10 @@ def _unfinished(folder: str, mode: int) -> tuple[int, str]:
 
 
 def _remove_leftovers(folder: str) -> None:
-    """Remove what writers that are gone have left in a folder.
+    """Remove unfinished files whose writers are gone, which an available lock shows.
 
-    A lock that can be had shows that the writer is gone. Locks of another machine may be
-    unknown here, so only files of this kernel or this machine, and of this user, are tried.
+    Locks of other machines may be invisible, so only files of this kernel or machine, and of
+    this user, are tried.
     """
     with contextlib.suppress(OSError), os.scandir(folder or os.curdir) as entries:
         names = [entry.name for entry in entries if entry.name.startswith(".neutracer-")]
@@ -233,11 +223,8 @@ def _remove_leftover(path: str) -> None:
 
 
 def _inherit(handle: int, name: str, old: os.stat_result) -> None:
-    """Give a new file the owner, mode and extended attributes of the one that it replaces.
-
-    What this user may not give is left out. Where that is the group, the new group may do no
-    more than everybody might.
-    """
+    """Copy owner, mode and extended attributes to a file from the one that it replaces, as far as
+    permitted. If the group can't be set, group permissions are reduced to those of others."""
     mode = stat.S_IMODE(old.st_mode) & _MODE_BITS
     with contextlib.suppress(OSError):
         os.fchown(handle, -1, old.st_gid)

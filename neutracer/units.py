@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes, durations, counts and shares, written for people and read back.
 
-Bytes are binary units (1 MiB is 1024 * 1024 bytes), times are microseconds. What is
-written has three digits that matter and commas between thousands; arithmetic is exact,
-so that a figure is never rounded twice.
+Sizes are in binary units (1 MiB is 1024 * 1024 bytes), times in microseconds. Output has three
+significant digits and thousands separators; arithmetic is exact, so nothing is rounded twice.
 
 Example:
     >>> format_bytes(425_721_856)
@@ -35,8 +34,7 @@ _PARSED_UNITS: dict[str, int] = {
     "": 1,
 }
 
-# A number, with commas between its thousands or without; the bounds keep a hostile text from
-# costing anything.
+# A number with or without thousands separators, of bounded length.
 _NUMBER = r"((?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9]{1,31})(?:\.[0-9]{0,20})?)"
 _SIZE = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]{{0,3}})\s*", re.ASCII)
 _DURATION_PART = re.compile(rf"\s*{_NUMBER}\s*([A-Za-zµμ]+)\s*", re.ASCII)
@@ -92,13 +90,7 @@ def format_bytes(nbytes: int, unit: str | None = None, *, decimals: int | None =
 def format_span(
     low: int, high: int, unit: str | None = None, *, decimals: int | None = None
 ) -> str:
-    """Write a range of sizes, its unit once where both ends have the same.
-
-    Args:
-        low: The lowest, in bytes.
-        high: The highest.
-        unit: As `format_bytes` takes it.
-        decimals: As `format_bytes` takes them.
+    """Write a range of sizes in bytes, with a shared unit once; arguments as for `format_bytes`.
 
     Example:
         >>> format_span(130 << 20, 762 << 20), format_span(9_900 << 20, 12 << 30)

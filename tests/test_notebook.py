@@ -205,7 +205,7 @@ def test_cell_that_fails_is_told_and_fails(cells: list[dict[str, Any]]) -> None:
     assert sorted(wrong) == [6, 8, 9, 10]
     assert wrong[6] == "ZeroDivisionError: division by zero"
     assert int(text_of(cells[7])) == 3 * MIB
-    assert "no name for a report: '2wrong'" in wrong[8]
+    assert "not a variable name: '2wrong'" in wrong[8]
     assert "--entries" in wrong[9]
     assert wrong[10].startswith("SyntaxError")
 

@@ -352,11 +352,11 @@ def test_snapshot_is_not_saved_over_its_file(names):
     page = neutracer.view(snap)
     for name in names:
         for source in (snap, of_a_file, program, page):
-            with pytest.raises(ValueError, match="is a file that is read; give it another name"):
+            with pytest.raises(ValueError, match="is also an input; give it another name"):
                 source.save(name)
-        with pytest.raises(ValueError, match="is a file that is read"):
+        with pytest.raises(ValueError, match="is also an input"):
             neutracer.view("in.pickle", name)
-        with pytest.raises(ValueError, match="is a file that is read"):
+        with pytest.raises(ValueError, match="is also an input"):
             neutracer.view(snap, name)
     assert Path("in.pickle").read_bytes() == before
     snap.save("out.pickle")

@@ -77,7 +77,7 @@ def test_snapshot_refuses_what_it_lacks(
         (lambda tl: tl.at(0.5), TypeError, "event must be a whole number"),
         (lambda tl: tl.event_at("x"), TypeError, "time_us must be a number"),
         (lambda tl: tl.peak([]), ValueError, "no series"),
-        (lambda tl: tl.holders(by=[]), ValueError, "are not known"),
+        (lambda tl: tl.holders(by=[]), ValueError, "unknown grouping"),
         (lambda tl: tl.holders(limit=-1), ValueError, "limit is -1"),
         (lambda tl: tl.holders(limit="x"), TypeError, "limit must be a whole number"),
         (lambda tl: tl.events.codes("x"), KeyError, "no column 'x'; there are device"),

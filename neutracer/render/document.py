@@ -16,37 +16,8 @@ from neutracer import units
 
 # ---- Document ----------------------------------------------------------------------------
 
-# A page of findings, figures and tables as plain data, before it is rendered.
-#
-# A question builds one `Document`; `text`, `html` and the notebook show it. Nothing here is
-# escaped or aligned: strings are data as they came, and each renderer makes them harmless
-# and lays them out. All classes are frozen, and all sequences are tuples.
-#
-# A document is a title with a few facts beside it, and blocks below:
-#
-# - `Findings`: what is wrong, worst first; each an `Entry` with its `Note` lines;
-# - `Table`: rows of cells; a cell is a text, a `Figure` (a number with its unit, aligned at
-#   the decimal point) or a `Place` (function, file and line, in aligned columns);
-# - `KeyValues`: names with values; `Heading`, `Paragraph`: words.
-#
-# Example:
-#     >>> from neutracer.render.text import render_text
-#     >>> page = Document(
-#     ...     title="run.pickle",
-#     ...     facts=("1 device",),
-#     ...     blocks=(
-#     ...         Table(
-#     ...             title="cuda:0",
-#     ...             columns=("", "now", "peak"),
-#     ...             rows=(("allocated", Figure.bytes(3 << 20), Figure.bytes(5 << 20)),),
-#     ...         ),
-#     ...     ),
-#     ... )
-#     >>> print(render_text(page))
-#     run.pickle   1 device
-#     <BLANKLINE>
-#     cuda:0         now        peak
-#       allocated    3.0 MiB    5.0 MiB
+# Strings are raw data here: renderers escape and align them. All classes are frozen, all sequences
+# tuples.
 
 
 class Severity(str, enum.Enum):
@@ -290,10 +261,8 @@ class Document:
 
 # ---- Escape ------------------------------------------------------------------------------
 
-# Makes text from data harmless to show, and measures its width on a terminal. Names in a
-# snapshot (functions, files, annotations) are whatever somebody wrote. Whatever can move a
-# cursor, colour a terminal, reorder letters or break a line becomes a backslash escape, which
-# is visible and does nothing.
+# Names in a snapshot are untrusted. Characters that can move a cursor, colour a terminal, reorder
+# letters or break a line become visible backslash escapes.
 
 # Real scripts stack at most a few marks on a letter; more only paint over other lines.
 _MOST_MARKS = 4
@@ -425,17 +394,8 @@ def _take_line(text: str, width: int) -> tuple[str, str]:
 
 # ---- Palette -----------------------------------------------------------------------------
 
-# The one palette of every text, plot, graph and page.
-#
-# Allocated memory is blue, darker where a block is larger; reserved but free memory is sand;
-# never reserved memory is blank; trouble is red. Blue, sand and red differ in lightness as
-# well as in hue, so that they survive greyscale print and the usual colour blindnesses.
-#
-# Example:
-#     >>> LIGHT.ink
-#     '#22303c'
-#     >>> LIGHT.blue(1.0) == LIGHT.allocated[-1]
-#     True
+# Allocated memory is blue, darker for larger blocks; reserved but free memory is sand; trouble is
+# red. The three also differ in lightness, for greyscale print and colour-blind readers.
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,7 @@ from neutracer.units import format_count
 
 # ---- Html --------------------------------------------------------------------------------
 
-# A document as HTML: a small fragment for a notebook, or a self-contained page.
-#
-# Every string is escaped, and made visible first where it holds control or BiDi characters.
-# It loads nothing and runs nothing: a page says so in its content security policy.
+# Every string is escaped; nothing is loaded or run, and a page's content security policy says so.
 
 # A fragment stays small whatever the names in a file are.
 _MOST_NAME = 120
@@ -51,14 +48,8 @@ def _variables(palette: Palette) -> str:
 
 
 def theme_rules(selector: str, dark: str) -> str:
-    """CSS for what is shown inside of a page whose theme is dark: in a notebook, on a site of
-    documents, or where neither says anything and the browser prefers it.
-
-    Args:
-        selector: Whose.
-        dark: Its declarations there.
-    """
-    # Notebooks and such sites show their theme in attributes of the page.
+    """CSS with the declarations `dark` of a selector for dark themes of notebooks, documentation
+    sites (by attributes of the page) and browsers."""
     return (
         "@media (prefers-color-scheme:dark){"
         "body:not([data-jp-theme-light]):not(.vscode-light):not([data-theme=light]) "
@@ -125,12 +116,7 @@ def render_html(document: Document, picture: str = "") -> str:
 
 
 def render_page(document: Document, picture: str = "") -> str:
-    """Write a document as an HTML page that needs nothing else and loads nothing.
-
-    Args:
-        document: The document.
-        picture: As for `render_html`.
-    """
+    """Write a document as a self-contained HTML page; arguments as for `render_html`."""
     body = f'<div class="neutracer">{_body(document, picture)}</div>'
     return page_shell(document.title, body, _PAGE_STYLE + _STYLE)
 
@@ -259,7 +245,6 @@ def _cell(cell: Cell, is_figure: bool) -> str:
 
 
 def _cell_text(cell: str | Figure) -> str:
-    """What is to be copied is whole, and in one piece."""
     if isinstance(cell, Copyable) and cell:
         return f"<code>{escape(clean(cell))}</code>"
     return _text(str(cell))
@@ -270,16 +255,6 @@ def _figure_class(is_figure: bool) -> str:
 
 
 # ---- Inline ------------------------------------------------------------------------------
-
-# A document as a fragment that is never large: a notebook stores what it shows, and sends
-# it to every reader.
-#
-# Example:
-#     >>> from neutracer.render.document import Document, Table
-#     >>> rows = tuple((f"row {n}",) for n in range(100_000))
-#     >>> page = inline_html(Document("a long table", blocks=(Table("", rows),)))
-#     >>> len(page) < MOST_INLINE, "1,000 rows of each table" in page
-#     (True, True)
 
 #: The most bytes that one output of a notebook takes.
 MOST_INLINE = 1_000_000

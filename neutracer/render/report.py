@@ -30,11 +30,8 @@ from neutracer.units import format_count
 
 # ---- Json --------------------------------------------------------------------------------
 
-# Reports as JSON: stable, exact, and only of types that JSON knows.
-#
-# Integers stay integers (a device address needs all of its 64 bits), the order of the keys
-# is the order of the fields, and what is not ASCII is escaped, so that the text is safe to
-# print anywhere.
+# Integers stay integers (addresses need 64 bits), keys keep the order of the fields, and
+# non-ASCII text is escaped.
 
 # Places whose texts are kept while a report is written.
 _MOST_PLACES = 4096
@@ -84,16 +81,11 @@ def _plain_object(value: object, where: str) -> Any:
 
 
 def dump(report: object, out: TextIO) -> None:
-    """Write a report, or a list of several, as `dumps` would write what `to_dict` returns.
-
-    Nothing is kept of what is written: a report may list hundreds of thousands of segments.
-
-    Args:
-        report: A report, or a mapping with "schema" and reports.
-        out: Where to.
+    """Stream a report, or a mapping with "schema" and reports, as JSON text; as `dumps`, but
+    without building it in memory.
 
     Raises:
-        TypeError: A field holds what JSON can't express.
+        TypeError: A field has a type that JSON can't express.
         ValueError: A number is not finite.
     """
     _Writer(out.write).write(report, "\n")
@@ -105,8 +97,7 @@ class _Writer:
 
     def __init__(self, put: Callable[[str], object]) -> None:
         self._put = put
-        # The texts of places, which repeat from row to row, by the place's identity; the place
-        # is kept so that it stays its own.
+        # The texts of places, which repeat from row to row, by identity; the place is kept alive.
         self._places: dict[tuple[int, str], tuple[Place, str]] = {}
 
     def write(self, value: object, line: str) -> None:
@@ -176,13 +167,12 @@ class _Writer:
 
 @lru_cache(maxsize=256)
 def _shown_fields(kind: type[Any]) -> tuple[str, ...]:
-    told = (field for field in fields(kind) if field.repr)
-    return tuple(field.name for field in told if not field.name.startswith("_"))
+    names = (field.name for field in fields(kind) if field.repr)
+    return tuple(name for name in names if not name.startswith("_"))
 
 
 def shown_items(value: object) -> Iterator[tuple[str, Any]]:
-    """The fields of a dataclass that are told, in JSON as in its repr: all but those with
-    repr=False, and those whose names begin with an underscore."""
+    """The fields of a dataclass in JSON and repr: not private, and without repr=False."""
     kind: Any = type(value)
     return ((name, getattr(value, name)) for name in _shown_fields(kind))
 
@@ -216,21 +206,7 @@ def dumps(value: object, *, indent: int | None = 2) -> str:
 
 # ---- Row ---------------------------------------------------------------------------------
 
-# What the rows of reports have in common: one line for a person, plain data for JSON.
-#
-# Example:
-#     >>> from dataclasses import dataclass
-#     >>> @dataclass(frozen=True)
-#     ... class Held(PlainRow):
-#     ...     name: str
-#     ...     blocks: tuple[int, ...]
-#     >>> held = Held("cache", tuple(range(1000)))
-#     >>> held
-#     Held(name='cache', blocks=<1,000 items>)
-#     >>> held.to_dict()["blocks"][-1]
-#     999
-
-# What is longer is counted, or cut.
+# Longer values are counted, or cut.
 _MOST_ITEMS = 4
 _MOST_TEXT = 80
 
@@ -238,7 +214,7 @@ _MOST_TEXT = 80
 class PlainRow:
     """The base of a dataclass that is one row of a report.
 
-    Fields whose names begin with an underscore, and those with repr=False, stay out of both.
+    Private fields, and those with repr=False, are left out of its repr and JSON.
     """
 
     __slots__ = ()
@@ -251,13 +227,10 @@ class PlainRow:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data for JSON."""
-        # A page shows rows without it.
-
         return {name: to_plain(value, name) for name, value in self.json_items()}
 
     def json_items(self) -> Iterator[tuple[str, Any]]:
         """What `to_dict` has, one after the other, and as it is."""
-
         return shown_items(self)
 
     def __repr__(self) -> str:
@@ -323,35 +296,6 @@ def _brief_items(value: Any) -> str:
 
 # ---- Report ------------------------------------------------------------------------------
 
-# What every question returns: a frozen `Report` with its `Finding`s.
-#
-# A question writes a frozen dataclass whose fields are its answer, gives it a schema, and
-# says in `document()` how the answer reads. Text, HTML and JSON follow from these; no
-# question renders anything itself.
-#
-# Example:
-#     >>> @dataclass(frozen=True, kw_only=True, repr=False)
-#     ... class IdleReport(Report):
-#     ...     schema = "neutracer.idle/1"
-#     ...     derived = ("share",)
-#     ...     idle_bytes: int
-#     ...     total_bytes: int
-#     ...
-#     ...     @property
-#     ...     def share(self) -> float:
-#     ...         return self.idle_bytes / self.total_bytes
-#     ...
-#     ...     def document(self) -> Document:
-#     ...         return Document("idle", blocks=self.finding_blocks())
-#     >>> finding = Finding("idle", Severity.MODERATE, 3 << 20, "3 MiB lie idle")
-#     >>> report = IdleReport(idle_bytes=3 << 20, total_bytes=4 << 20, findings=(finding,))
-#     >>> print(report)
-#     idle
-#     <BLANKLINE>
-#     MODERATE 3 MiB lie idle
-#     >>> list(report.to_dict())
-#     ['schema', 'idle_bytes', 'total_bytes', 'share', 'findings']
-
 # Annotations are objects in this module, not text: subclasses elsewhere inherit the fields,
 # and `typing.get_type_hints` finds no Finding there.
 
@@ -361,15 +305,15 @@ _SCREEN_LINES = 40
 
 @dataclass(frozen=True)
 class Finding(PlainRow):
-    """One thing that deserves a reader's attention, with its proof and its remedy.
+    """A finding with its evidence and advice.
 
     Attributes:
         kind: A stable word for programs: "fragmentation", "out_of_memory".
-        severity: How bad it is.
-        bytes: How many bytes it is about; 0 where it is not about bytes.
+        severity: Its severity.
+        bytes: The affected bytes; 0 if it is not about bytes.
         message: The finding in one line, with its bytes.
-        evidence: What proves it, and who.
-        advice: What to change, each with its effect; empty where nothing is known to help.
+        evidence: The proof, with places in the program.
+        advice: Changes with their effects; empty if nothing is known to help.
         event: The event of the trace at which it shows, or None.
     """
 
@@ -401,7 +345,7 @@ class Report(FieldsOnly, abc.ABC):
     `to_dict()`; properties named in `derived` go into it.
 
     Attributes:
-        findings: What is worth reporting, the worst first.
+        findings: The findings, the worst first.
     """
 
     schema: ClassVar[str]
@@ -431,12 +375,10 @@ class Report(FieldsOnly, abc.ABC):
         Raises:
             TypeError: A field holds what JSON can't express.
         """
-        # JSON is for those who ask for it.
-
         return {name: to_plain(value, name) for name, value in self.json_items()}
 
     def json_items(self) -> Iterator[tuple[str, Any]]:
-        """What `to_dict` has, one after the other, and as it is."""
+        """The items of `to_dict`, unconverted."""
         names = [field.name for field in fields(self) if not field.name.startswith("_")]
         names.remove("findings")
         yield "schema", self.schema
@@ -452,11 +394,10 @@ class Report(FieldsOnly, abc.ABC):
         return f"<{type(self).__name__}: {found}{worst}>"
 
     def picture(self) -> str:
-        """What a notebook shows under the title: HTML that is safe; none in most reports."""
+        """Safe HTML for a notebook, below the title; usually none."""
         return ""
 
     def _repr_html_(self) -> str:
-        # HTML is for notebooks.
         from neutracer.render.html import inline_html
 
         return inline_html(self.document(), self.picture(), "print(report), or report.to_dict(),")

@@ -42,12 +42,9 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Columns -----------------------------------------------------------------------------
 
-# The cells of a table as text of equal width, column by column.
-#
-# Figures are aligned at the decimal point and units below units; places take two columns,
-# function and location; among plain texts only the last column wraps. What is to be copied is
-# never cut: where a last column of such texts, or of places, has no room, they have lines of their
-# own.
+# Figures are aligned at the decimal point; a place takes two columns, function and location; only
+# a last column of plain text wraps. Copyable text is never cut: without room for it, it goes on
+# lines of its own.
 
 GAP = 3
 
@@ -66,13 +63,7 @@ _HUNG = 2 * GAP
 
 
 def place_text(place: Place, function_width: int, width: int) -> str:
-    """Function and location, the location beginning at one column for all.
-
-    Args:
-        place: Where in a program.
-        function_width: Columns of the function's name; a longer one is cut.
-        width: Columns of all, so that the location is cut at its left.
-    """
+    """Function and location in `width` columns, the location after `function_width`."""
     if not place.location:
         return shorten_right(clean(place.function), max(width, _LEAST_NAME))
     function = pad(shorten_right(clean(place.function), function_width), function_width)
@@ -91,11 +82,8 @@ def location_width(places: Sequence[Place]) -> int:
 
 
 def function_width(places: Sequence[Place], width: int) -> int:
-    """The columns for the functions of some places that have `width` in all.
-
-    A location says more than a function: it is cut only where the function would have less
-    than `_LEAST_NAME`.
-    """
+    """The columns for the functions of some places in `width`; locations are cut only if the
+    functions would have less than `_LEAST_NAME`."""
     named = [place for place in places if place.location]
     names = max((display_width(clean(place.function)) for place in named), default=0)
     files = max((display_width(clean(place.location)) for place in named), default=0)
@@ -111,11 +99,7 @@ def _least_width(places: Sequence[Place]) -> int:
 
 
 class _Column:
-    """One column: its cells as texts, and where they begin.
-
-    `inset` is how far right of the column's beginning its heading is, so that it is
-    above the widest figure.
-    """
+    """One column's cells as texts; `inset` is the indent of its heading above the widest figure."""
 
     def __init__(self, cells: Sequence[Cell], heading: str) -> None:
         self.cells = cells
@@ -181,16 +165,7 @@ def _figure_parts(figure: Figure) -> tuple[str, str, str]:
 def table_lines(
     rows: Sequence[Sequence[Cell]], headings: Sequence[str], width: int
 ) -> tuple[list[tuple[int, str]], list[str]]:
-    """Lay rows out in at most `width` columns.
-
-    Args:
-        rows: Cells, the same number in every row.
-        headings: One a column, or none.
-        width: Columns from the left edge; the rows are indented within them.
-
-    Returns:
-        The headings with the columns at which they begin, and the lines of the rows.
-    """
+    """Lay rows out in `width` columns: the headings with their first columns, and the lines."""
     count = len(rows[0]) if rows else len(headings)
     columns = [
         _Column([row[index] for row in rows], headings[index] if headings else "")
@@ -264,11 +239,8 @@ def _row_lines(
 
 # ---- Text --------------------------------------------------------------------------------
 
-# A document as text, the same everywhere: no line is wider than the page but what is to be
-# copied.
-#
-# The layout yields lines of spans; a span knows its role ("strong", "muted", or a severity),
-# so that `terminal` colours what is laid out here. Plain text is the spans without roles.
+# Layout yields lines of spans with roles ("strong", "muted", a severity); plain text ignores the
+# roles. Only copyable text exceeds the width.
 
 WIDTH = 100
 
@@ -305,8 +277,8 @@ def render_text(document: Document, width: int = WIDTH, max_lines: int | None = 
     Args:
         document: The page.
         width: The columns that no line goes beyond, at least 40.
-        max_lines: The lines that the text has at most; where it is cut, the last line says
-            how many are missing and which command shows them. None for all.
+        max_lines: The most lines; if cut, the last one gives the number of missing lines and the
+            command that shows them. None for all.
 
     Returns:
         Lines without trailing spaces, joined by newlines, without one at the end.
@@ -494,26 +466,14 @@ def _ending_in(note: Note, width: int) -> list[str]:
 
 # ---- Terminal ----------------------------------------------------------------------------
 
-# Shows a document on a stream: coloured on a terminal with rich, plain everywhere else.
-#
-# The extra `cli` brings rich. Without it, under NO_COLOR, on a dumb terminal, in a pipe or a
-# file, the text is the same without colours.
+# Colours need rich (the extra `cli`) and a terminal, and respect NO_COLOR and TERM=dumb.
 
 # Typography that an encoding may lack, and its replacement.
 _PLAINER = str.maketrans({"·": "-", "…": "~", "│": "|"})
 
 
 def show(document: Document, stream: TextIO | None = None, max_lines: int | None = None) -> None:
-    """Print a document.
-
-    Args:
-        document: The page.
-        stream: Where to; None is standard output.
-        max_lines: As `render_text` has it.
-
-    Raises:
-        OSError: The stream can't be written to.
-    """
+    """Print a document to a stream (None: standard output); `max_lines` as for `render_text`."""
     stream = sys.stdout if stream is None else stream
     show_lines(layout(document, terminal_width(stream), max_lines), stream)
 
@@ -524,11 +484,7 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def show_lines(lines: list[Line], stream: TextIO) -> None:
-    """Print lines that were laid out already.
-
-    Raises:
-        OSError: The stream can't be written to.
-    """
+    """Print laid-out lines."""
     if not (stream.isatty() and colour_wanted() and _show_rich(lines, stream)):
         text = "\n".join("".join(span.text for span in line).rstrip() for line in lines)
         write(text + "\n", stream)
@@ -577,8 +533,6 @@ def rich_text(lines: list[Line]) -> Any:
 
 # ---- Curve -------------------------------------------------------------------------------
 
-# Two curves over each other as lines of text: what is used, and the room around it.
-
 _STEPS = " ▁▂▃▄▅▆▇█"
 _ROOM = "░"
 
@@ -595,13 +549,13 @@ def curve_lines(
     height: int = 6,
     plain: bool = False,
 ) -> list[Line]:
-    """Draw bytes over time, oldest at the left.
+    """Draw bytes over time in block characters (`plain`: ASCII), oldest at the left.
 
     Args:
         inner: Drawn as solid columns.
-        outer: Of the same length; what it has above `inner` is drawn as a shade.
+        outer: Of the same length; the part above `inner` is shaded.
         top: The bytes at the upper edge.
-        width: Columns in all.
+        width: Total columns.
         height: Lines.
         plain: Only ASCII.
 
@@ -646,12 +600,6 @@ def _cell(solid: int, shade: int, row: int, top: int, height: int, plain: bool) 
 
 
 # ---- Strip -------------------------------------------------------------------------------
-
-# A small picture of bytes over time for a notebook: SVG in the colours of the fragment.
-#
-# Example:
-#     >>> strip_svg([0, 4 << 20, 1 << 20], [4 << 20, 4 << 20, 4 << 20]).count("<path")
-#     2
 
 _WIDTH, _HEIGHT = 640, 72
 # One column of the picture shows the most of its events.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON beside a snapshot: the facts for which PyTorch's format has no place."""
+"""The JSON beside a snapshot: facts that PyTorch's format does not hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TensorBlocks = Mapping[int, Mapping[int, str]]
 #: The categories of tensors; the rules of `trace/categories.py` follow in this order.
 TENSOR_CATEGORIES = ("parameter", "gradient", "optimizer_state")
 
-#: A sidecar has kilobytes, and 20 bytes per tensor: a longer file is not ours.
+#: A sidecar has kilobytes, and 20 bytes per tensor; longer files are not ours.
 MOST_SIDECAR_BYTES = 32 << 20
 
 #: The schemas of a sidecar, and of the facts of an out-of-memory error in it.
@@ -31,10 +31,11 @@ class DeviceRoom:
     """The limits of a process on its device: a share of it, its size, and what others held.
 
     Attributes:
-        total_bytes: The device's, of which `set_per_process_memory_fraction` takes a share.
-        fraction: That share; 1.0 where there was no such limit, None where this is not known.
-        other_bytes: What other processes, CUDA's contexts and other libraries held; None where
-            this is not known.
+        total_bytes: The size of the device.
+        fraction: The share set by `set_per_process_memory_fraction`; 1.0 without a limit, None if
+            unknown.
+        other_bytes: Memory held by other processes, CUDA contexts and other libraries; None if
+            unknown.
     """
 
     total_bytes: int
@@ -43,22 +44,22 @@ class DeviceRoom:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The most that PyTorch lets its allocator have, or None without such a limit."""
+        """PyTorch's limit in bytes, or None."""
         if self.fraction is None or self.fraction >= 1.0:
             return None
-        # A double holds the share that PyTorch gives back, and not always the bytes.
+        # Rounded: the share is exact as a double, its product with the size is not.
         return int(self.fraction * self.total_bytes + 0.5)
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What the JSON beside a snapshot says.
+    """The facts of the JSON beside a snapshot.
 
     Attributes:
-        tensors: The blocks in use at the end that were tensors of a known category.
-        rooms: By device, what limited the process.
-        oom: The facts of an out-of-memory error, or PyTorch's message; None where it has none.
-        damage: For each file that can't be read, its name and why.
+        tensors: The blocks of tensors of a known category at the end.
+        rooms: The limits of the process by device.
+        oom: The facts of an out-of-memory error, or PyTorch's message, or None.
+        damage: For each unreadable file, its name and the reason.
     """
 
     tensors: TensorBlocks = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Beside:
 
 
 def sidecar_paths(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Where the JSON beside a snapshot may be: oom.pickle.json, then oom.json.
+    """The possible paths of the JSON beside a snapshot, nearest name first.
 
     Example:
         >>> sidecar_paths("oom.pickle.xz")
@@ -85,8 +86,8 @@ def sidecar_paths(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def sidecars(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The JSON objects beside a snapshot, the nearest name first, and a sentence per file that
-    can't be read. Other JSON, and files that are too large, are not ours and are passed over."""
+    """The JSON objects beside a snapshot, nearest name first, and a sentence per unreadable file.
+    Other JSON, and files too large for a sidecar, are ignored."""
     found, damage = [], []
     for beside in sidecar_paths(path):
         try:
@@ -106,11 +107,7 @@ def sidecars(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[s
 
 
 def beside_file(path: str) -> Beside:
-    """What the JSON beside a file says. Nothing in it, or its absence, is an error.
-
-    Args:
-        path: The snapshot's; "" where it has none.
-    """
+    """The facts of the JSON beside the file `path` ("": none). Never raises for its contents."""
     plain, damage = sidecars(path) if path else ([], [])
     return Beside(_tensors(plain), _rooms(plain), _oom(plain), tuple(damage))
 
@@ -126,9 +123,8 @@ def plain_tensors(tensors: TensorBlocks) -> dict[str, dict[str, list[int]]]:
 
 
 def _tensors(plain: Iterable[Mapping[str, Any]]) -> TensorBlocks:
-    """The tensors of the first object."""
     first = next(iter(plain), {})
-    # The JSON of an out-of-memory report has the process's facts in a part of it.
+    # In the JSON of an out-of-memory report the process's facts are under "process".
     process = first.get("process", first)
     by_device = process.get("tensors") if isinstance(process, dict) else None
     found: dict[int, dict[int, str]] = {}
@@ -144,21 +140,20 @@ def _tensors(plain: Iterable[Mapping[str, Any]]) -> TensorBlocks:
 
 
 def _rooms(plain: Iterable[Mapping[str, Any]]) -> dict[int, DeviceRoom]:
-    """The limits in the first sidecar."""
     first = next((one for one in plain if one.get("schema") == SIDECAR_SCHEMA), {})
     devices = first.get("devices")
     found = {}
-    for device, said in devices.items() if isinstance(devices, dict) else ():
-        room = device_room(said) if isinstance(said, dict) else None
+    for device, facts in devices.items() if isinstance(devices, dict) else ():
+        room = device_room(facts) if isinstance(facts, dict) else None
         if room is not None and device.isdecimal() and len(device) <= 4:
             found[int(device)] = room
     return found
 
 
-def device_room(said: Mapping[str, Any]) -> DeviceRoom | None:
-    """The limits in a device's part of a sidecar; None without its size."""
-    total, other = _count(said.get("total_bytes")), _count(said.get("other_bytes"))
-    fraction = said.get("process_fraction")
+def device_room(facts: Mapping[str, Any]) -> DeviceRoom | None:
+    """The limits in a device's part of a sidecar; None without the device's size."""
+    total, other = _count(facts.get("total_bytes")), _count(facts.get("other_bytes"))
+    fraction = facts.get("process_fraction")
     if not total:
         return None
     share = None
@@ -174,11 +169,11 @@ def _count(value: object) -> int | None:
 
 
 def _oom(plain: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | str | None:
-    """The first account of an out-of-memory error."""
+    """The facts of the first out-of-memory error."""
     for one in plain:
-        said = one.get("oom")
-        if isinstance(said, str) and said:
-            return said
-        if isinstance(said, dict) and said.get("schema") == OOM_SCHEMA:
-            return said
+        oom = one.get("oom")
+        if isinstance(oom, str) and oom:
+            return oom
+        if isinstance(oom, dict) and oom.get("schema") == OOM_SCHEMA:
+            return oom
     return None

@@ -19,24 +19,21 @@ from neutracer.units import format_bytes, format_count, format_duration_us
 
 # ---- Devices -----------------------------------------------------------------------------
 
-# Which device of a snapshot is meant, and what devices are called.
-
-#: What reports have as their device where it is none of CUDA's: the CPU, and the host's pinned
-#: memory.
+#: The device numbers that reports use for CPU memory and for pinned host memory.
 CPU, PINNED = -1, -2
 
 
 def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> int:
-    """The device, or the only one there is.
+    """The device, or the only one.
 
     Args:
-        devices: Those with segments or events.
-        traced: How many have a trace, though it may be empty.
+        devices: The devices with segments or events.
+        traced: The number of traces, empty ones included.
         device: Its number; None is the only one.
 
     Raises:
-        ValueError: There is no such device, or there are several and None was given.
-        TypeError: It is no number.
+        ValueError: There is no such device, or `device` is None and there are several.
+        TypeError: Not a number.
     """
     if device is None:
         if len(devices) > 1:
@@ -53,8 +50,6 @@ def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> 
 
 
 class _Placed(Protocol):
-    """What says whose memory it shows, as a Snapshot does."""
-
     @property
     def is_cpu(self) -> bool: ...
 
@@ -63,26 +58,23 @@ class _Placed(Protocol):
 
 
 def shown_device(snap: _Placed, number: int) -> int:
-    """The device that a report of a snapshot has for its device `number`."""
+    """The device number that reports use for device `number` of a snapshot."""
     return PINNED if snap.is_pinned else CPU if snap.is_cpu else number
 
 
 def cache_emptier(device: int) -> str:
-    """The call that gives back what is cached of a report's device."""
+    """The call that releases the cached memory of a report's device."""
     if device == PINNED:
-        # As old as the recording of this memory.
         return "torch.accelerator.empty_host_cache()"
     return "torch.cuda.empty_cache()"
 
 
 def device_name(device: int) -> str:
-    """What a report calls its device: "cuda:0", "cpu" or "pinned host memory"."""
+    """The name of a report's device: "cuda:0", "cpu" or "pinned host memory"."""
     return {CPU: "cpu", PINNED: "pinned host memory"}.get(device, f"cuda:{device}")
 
 
 # ---- Events ------------------------------------------------------------------------------
-
-# The tables of what happened: trace events, and the ranges that the program named.
 
 _STAGES = ("START", "END")
 
@@ -97,10 +89,10 @@ def event_table(
     """The table of a snapshot's events, device by device.
 
     Args:
-        c: The core's columns; those of keys that the file does not have are not there.
-        traces: By device, the first row of its events, and their number.
-        actions: The names of the actions, by code.
-        strings: The snapshot's strings, by id.
+        c: The core's columns, without those of keys missing in the file.
+        traces: By device, the first row and the number of its events.
+        actions: The names of the actions by code.
+        strings: The snapshot's strings by id.
         stacks: The snapshot's stacks.
     """
     count = len(c["action"])
@@ -130,7 +122,6 @@ def event_table(
 
 
 def _devices(traces: Sequence[tuple[int, int]]) -> Any:
-    """The device of each event, as numbers."""
     devices = constant("i", 0, 0)()
     for device, (_, events) in enumerate(traces):
         devices += constant("i", device, events)()
@@ -148,27 +139,24 @@ def annotation_table(c: Mapping[str, core.Column], strings: Sequence[str], stack
     return Table("annotation", columns, len(c["stage"]), stacks)
 
 
-def said_of_trace(settings: Mapping[str, Any], key: str, device: int) -> bool | None:
-    """What the settings say of a device's trace; None where they say nothing.
+def trace_flag(settings: Mapping[str, Any], key: str, device: int) -> bool | None:
+    """A flag of a device's trace in the allocator's settings, or None.
 
-    Args:
-        settings: The allocator's, as the file has them.
-        key: Of a dict by the device's number, a list, or one value for all.
-        device: The device.
+    It is stored in a dict by the device's number, in a list, or as one value for all devices.
     """
-    said = settings.get(key)
-    if isinstance(said, dict):
-        said = said.get(str(device))
-    elif isinstance(said, list):
-        said = said[device] if device < len(said) else None
-    return None if said is None else bool(said)
+    flag = settings.get(key)
+    if isinstance(flag, dict):
+        flag = flag.get(str(device))
+    elif isinstance(flag, list):
+        flag = flag[device] if device < len(flag) else None
+    return None if flag is None else bool(flag)
 
 
 def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:
     """The first event of a range and the one after its last.
 
     Raises:
-        ValueError: It has gaps, or is not among the `count` events there are.
+        ValueError: It has gaps, or goes beyond the `count` events.
         TypeError: It is neither a range, a slice nor a pair of numbers.
     """
     if isinstance(events, slice):
@@ -185,12 +173,10 @@ def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[in
 
 # ---- Window ------------------------------------------------------------------------------
 
-# A part of a trace: which events, what lived before them, and what can't be known of it.
-
-#: Which events are asked for: a range, a slice, or the first one and the one after the last.
+#: Requested events: a range, a slice, or the first one and the one after the last.
 EventWindow = range | slice | tuple[int, int]
 
-#: Which seconds since the file's first event; None is its beginning, or its end.
+#: Requested seconds since the file's first event; None is the beginning or the end.
 SecondWindow = tuple[float | None, float | None]
 
 
@@ -200,13 +186,12 @@ class WindowPart(PlainRow):
 
     Attributes:
         device: The device.
-        first: The number that the first event has in the whole trace.
-        end: That of the one after the last.
-        events: How many events the whole trace has.
-        unknown_count: Blocks that lived before the part and whose stack nobody knows, because
-            they were allocated before the recording began.
+        first: The number of its first event in the whole trace.
+        end: The number of the event after its last.
+        events: The number of events in the whole trace.
+        unknown_count: Live blocks allocated before the recording began, whose stacks are unknown.
         unknown_bytes: Their bytes.
-        slack_bytes: By how much blocks from before the recording may be larger than is known.
+        slack_bytes: The most by which blocks from before the recording may be larger than known.
     """
 
     device: int
@@ -225,10 +210,10 @@ class WindowPart(PlainRow):
 
 @dataclass(frozen=True, repr=False)
 class Window(PlainRow):
-    """What part of a longer trace a snapshot is, as `load(events=)` reads it.
+    """The part of a longer trace that `load(events=)` read.
 
     Attributes:
-        parts: One a device.
+        parts: One per device.
     """
 
     parts: tuple[WindowPart, ...]
@@ -239,28 +224,28 @@ class Window(PlainRow):
         return "; ".join(f"cuda:{part.device} {part}" for part in self.parts)
 
     def reaches_end(self, device: int) -> bool:
-        """Whether it has the last event of a device's trace."""
+        """Whether it includes the last event of a device's trace."""
         return any(part.device == device and part.end == part.events for part in self.parts)
 
     def caveat(self, origin: str) -> Caveat:
-        """That this is a part of a trace, and what is not known of it."""
+        """The caveat: a part of a trace, and the gaps in its facts."""
         name = os.path.basename(origin) or "the trace"
-        notes = ["Events are counted from the part's first one, which is event 0 here."]
+        notes = ["Events are numbered from the part's first one, event 0."]
         for part in self.parts:
-            notes += _not_known(part)
+            notes += _unknown(part)
         message = f"only a part of {name}: {self}"
         return Caveat(WINDOW, "info", message, tuple(notes))
 
 
-def _not_known(part: WindowPart) -> list[str]:
-    """What nobody can know of the blocks from before a part."""
+def _unknown(part: WindowPart) -> list[str]:
+    """Notes on blocks from before a part."""
     notes = []
     if part.unknown_count:
         blocks = format_count(part.unknown_count, "block")
         were = "was" if part.unknown_count == 1 else "were"
         notes.append(
-            f"{blocks}, {format_bytes(part.unknown_bytes)}, {were} allocated before the recording "
-            "began: no stack is known."
+            f"{blocks} ({format_bytes(part.unknown_bytes)}) {were} allocated before the recording "
+            "began, without a known stack."
         )
     if part.slack_bytes:
         bound = format_bytes(part.slack_bytes)
@@ -269,8 +254,6 @@ def _not_known(part: WindowPart) -> list[str]:
 
 
 class _Whole(Protocol):
-    """What is asked of the whole snapshot."""
-
     @property
     def devices(self) -> tuple[int, ...]: ...
     def device(self, device: int | None) -> int: ...
@@ -281,13 +264,7 @@ class _Whole(Protocol):
 def window_of(
     whole: _Whole, events: EventWindow | None, seconds: SecondWindow | None, device: int | None
 ) -> Window:
-    """The part that is asked for, as `load` has it.
-
-    Raises:
-        ValueError: It has no events, has gaps, or is not among those there are; there is no such
-            device, or the events have no times.
-        TypeError: It is neither a range, a slice nor a pair of numbers.
-    """
+    """The part that `load` is asked for; errors are those of `load`."""
     if events is not None:
         number = whole.device(device)
         return Window((_part_of(whole, number, *_among(events, whole.trace_length(number))),))
@@ -304,7 +281,7 @@ def window_of(
 
 
 def _part_of(whole: _Whole, device: int, first: int, end: int) -> WindowPart:
-    """One device's part, with what nobody can know of what lived before it."""
+    """One device's part, with the blocks of unknown stack that precede it."""
     timeline = whole.timeline(device)
     blocks = timeline.at(first - 1).blocks
     lost = [row.size for row in blocks if row.state != "inactive" and not row.stack]
@@ -324,7 +301,7 @@ def _among(events: EventWindow, count: int) -> tuple[int, int]:
 
 def _within(seconds: SecondWindow, times: Sequence[int], begin: int) -> tuple[int, int]:
     """The first event of a span of seconds since `begin` and the one after its last; `times` are
-    those of a device's events, in microseconds, not falling."""
+    the events' non-decreasing times in microseconds."""
     if isinstance(seconds, (str, bytes)) or not hasattr(seconds, "__len__") or len(seconds) != 2:
         raise TypeError("seconds must be two numbers, from and to")
     low, high = (None if one is None else number("seconds", one) for one in seconds)
@@ -343,6 +320,5 @@ def _first_at(times: Sequence[int], begin: int, seconds: float) -> int:
     try:
         at = begin + round(seconds * 1e6)
     except OverflowError:
-        # Beyond all times, infinite or not.
         return 0 if seconds < 0 else len(times)
     return bisect_left(times, at)

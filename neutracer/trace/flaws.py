@@ -15,28 +15,25 @@ from neutracer.units import format_bytes, format_count, parse_bytes
 
 # ---- Flaws -------------------------------------------------------------------------------
 
-# What a file lacks, and what it says that no allocator can have written: the words for it,
-# in one place.
-#
-# The core looks for it once, when a file is read and when a trace is replayed; it has left
-# out or put right what it found, so that no figure rests on it.
+# The core checks once, on reading a file and on replaying a trace, and leaves out or repairs
+# what it finds, so no figure depends on it.
 
 _PARTIAL, _BROKEN, _BESIDE = "partial_file", "broken_file", "broken_sidecar"
 
-#: The kinds of the caveats of a part of a trace, and of a run that has not happened.
+#: The kinds of caveats on a part of a trace, and on a rehearsal.
 WINDOW, REHEARSED = "window", "rehearsed"
 
 #: The kinds of all caveats.
 CAVEAT_KINDS = (_PARTIAL, _BROKEN, _BESIDE, WINDOW, REHEARSED)
 
-#: The kind of the flaw of a device that has a trace and no segments.
+#: The kind of flaw of a device that has a trace and no segments.
 SEGMENTS_MISSING = "segments_missing"
 
-# What follows from segments that the file does not list.
+# Kinds that follow from missing segments.
 _OF_SEGMENTS = ("live_set", "segment", "unreserved")
 
-# By the core's number: the word for programs; what is counted, in the singular and the
-# plural; and the rest of the sentence. "{bytes}" is how much memory it is about.
+# By the core's code: the kind; subject and verb in the singular and the plural; and the rest of
+# the sentence, in which "{bytes}" is the affected memory.
 _WORDS = (
     (
         *("block_outside", "block lies", "blocks lie"),
@@ -44,75 +41,75 @@ _WORDS = (
     ),
     (
         *("block_order", "segment lists", "segments list"),
-        "blocks that are not in the order of their addresses: sorted",
+        "blocks that are not sorted by address: sorted now",
     ),
     (
         *("unfilled", "segment is", "segments are"),
-        "not filled by blocks: {bytes} of which nothing is known count as unused",
+        "not filled by blocks: the unaccounted {bytes} count as unused",
     ),
     (
-        *("requested", "block says", "blocks say"),
-        "that more was requested than it has ({bytes} more): its size counts",
+        *("requested", "block has", "blocks have"),
+        "a requested size larger than the block ({bytes} more): the block's size is used",
     ),
     (
-        *("segment_overlap", "segment lies", "segments lie"),
-        "where the device has another ({bytes}): left out of every figure, with its blocks",
+        *("segment_overlap", "segment overlaps", "segments overlap"),
+        "another one on the device ({bytes}): left out of every figure, with its blocks",
     ),
     (
-        *("segment_shared", "segment lies", "segments lie"),
-        "at an address that another device has too ({bytes})",
+        *("segment_shared", "segment has", "segments have"),
+        "an address also used on another device ({bytes})",
     ),
     (
         *("sums", "segment has", "segments have"),
-        "sums that are not those of its blocks: the blocks count",
+        "sums that differ from those of its blocks: the blocks are used",
     ),
     (
         *("expandable", "segment is", "segments are"),
-        "expandable by the file and not by the trace, or the other way round: the trace counts",
+        "expandable in the segments or in the trace, but not in both: the trace is used",
     ),
     (
         *("time", "event has", "events have"),
-        "a time before that of the event before it, or one that no clock shows: no times are used",
+        "a time before the previous event's, or an impossible one: no times are used",
     ),
     (
         *("time_missing", "event has", "events have"),
-        "no time: that of the event before it counts",
+        "no time: that of the previous event is used",
     ),
     (
         *("free", "event frees", "events free"),
-        "what is not allocated, or was freed already: left out",
+        "memory that is not allocated: left out",
     ),
     (
-        *("alloc", "allocation is", "allocations are"),
-        "where a block still is ({bytes})",
+        *("alloc", "allocation overlaps", "allocations overlap"),
+        "a live block ({bytes})",
     ),
     (
         *("unreserved", "allocation is", "allocations are"),
-        "where no segment is reserved ({bytes})",
+        "outside of every segment ({bytes})",
     ),
     (
-        *("segment_free", "segment goes", "segments go"),
-        "back to the device with blocks in it ({bytes})",
+        *("segment_free", "segment is", "segments are"),
+        "released with blocks in it ({bytes})",
     ),
     (
-        *("segment", "segment event fits", "segment events fit"),
-        "nothing before it",
+        *("segment", "segment event matches", "segment events match"),
+        "no earlier event",
     ),
     (
         *("live_set", "block is", "blocks are"),
-        "left by the trace and not in the segments, or the other way round ({bytes})",
+        "present in the trace or in the segments, but not in both ({bytes})",
     ),
 )
 
 
 _NO_SEGMENTS = (
-    "No segments are listed, though the trace leaves {count} in use ({bytes}): what was there "
-    "before the trace counts nowhere"
+    "No segments are listed, though the trace leaves {count} in use ({bytes}): memory from "
+    "before the trace is not counted"
 )
-_READ_WITH_CARE = "the file says what no allocator can have done, so read its figures with care"
-_ONLY_HISTORY = "the file has a history and no segments: its figures are the history's"
+_READ_WITH_CARE = "the file is inconsistent; treat its figures with caution"
+_ONLY_HISTORY = "the file has a history but no segments: its figures are those of the history"
 
-#: The same for a program in another language.
+#: These messages by name, for the page.
 FLAW_RULES = {
     "words": _WORDS,
     "of_segments": _OF_SEGMENTS,
@@ -124,17 +121,17 @@ FLAW_RULES = {
 
 @dataclass(frozen=True)
 class Flaw(PlainRow):
-    """One thing that can't be as a snapshot says.
+    """One inconsistency of a snapshot.
 
     Attributes:
         kind: A stable word for programs: "block_outside", "block_order", "unfilled",
             "requested", "segment_overlap", "segment_shared", "sums", "expandable", "time",
             "time_missing", "free", "alloc", "unreserved", "segment_free", "segment",
             "live_set" or "segments_missing".
-        device: The device it is on.
-        count: How many blocks, segments or events.
-        bytes: How much memory that is; 0 where it is not about memory.
-        message: It in words, with what was done about it.
+        device: The affected device.
+        count: The number of affected blocks, segments or events.
+        bytes: The affected memory; 0 if it is not about memory.
+        message: The flaw in words, and how it was handled.
     """
 
     kind: str
@@ -146,7 +143,7 @@ class Flaw(PlainRow):
 
 @dataclass(frozen=True)
 class Caveat:
-    """A limit on every figure of a snapshot: it breaks off, is a part, can't be right.
+    """A limit on the figures of a snapshot that is truncated, partial, inconsistent or rehearsed.
 
     Attributes:
         kind: One of `CAVEAT_KINDS`.
@@ -172,8 +169,6 @@ def flaws_of(notes: Iterable[tuple[int, int, int, int]]) -> tuple[Flaw, ...]:
 
 
 class _Replayed(Protocol):
-    """What is asked of a timeline."""
-
     device: int
 
     @property
@@ -181,14 +176,11 @@ class _Replayed(Protocol):
 
 
 def trace_flaws(timeline: _Replayed, devices: Iterable[object]) -> tuple[Flaw, ...]:
-    """The flaws of a trace.
-
-    Where the file lists no segments and the trace leaves something in use, that is told in
-    place of what follows from it.
+    """The flaws of a trace; missing segments replace the flaws that follow from them.
 
     Args:
         timeline: The trace, replayed.
-        devices: That of each segment of the file.
+        devices: The device of each segment of the file.
     """
     found = flaws_of(timeline.native.broken())
     left = next((one for one in found if one.kind == "live_set"), None)
@@ -197,8 +189,8 @@ def trace_flaws(timeline: _Replayed, devices: Iterable[object]) -> tuple[Flaw, .
     text = _NO_SEGMENTS.format(
         count=format_count(left.count, "block"), bytes=format_bytes(left.bytes)
     )
-    told = Flaw(SEGMENTS_MISSING, left.device, left.count, left.bytes, text)
-    return (told, *(one for one in found if one.kind not in _OF_SEGMENTS))
+    missing = Flaw(SEGMENTS_MISSING, left.device, left.count, left.bytes, text)
+    return (missing, *(one for one in found if one.kind not in _OF_SEGMENTS))
 
 
 class _Window(Protocol):
@@ -210,8 +202,6 @@ class _Rehearsed(Protocol):
 
 
 class _Read(Protocol):
-    """What is asked of a snapshot."""
-
     origin: str
     beside: Beside
 
@@ -226,18 +216,12 @@ class _Read(Protocol):
 
 
 def end_is_known(snap: _Read, device: int) -> bool:
-    """Whether a snapshot says what a device holds at its end; a history without segments
-    does not."""
+    """Whether a snapshot has a device's final state, which a history without segments lacks."""
     return not any(flaw.kind == SEGMENTS_MISSING and flaw.device == device for flaw in snap.flaws)
 
 
 def caveats_of(*snaps: _Read, device: int | None = None) -> tuple[Caveat, ...]:
-    """The caveats of snapshots; none of a sound recording.
-
-    Args:
-        snaps: The snapshots.
-        device: Only flaws of this device; None is all.
-    """
+    """The caveats of snapshots, with flaws of one device (None: all); none if sound."""
     found = [_of_partial(snap, snap.partial) for snap in snaps if snap.partial]
     flaws = [flaw for snap in snaps for flaw in snap.flaws]
     chosen = [flaw for flaw in flaws if device is None or flaw.device == device]
@@ -260,53 +244,49 @@ def _of_partial(snap: _Read, why: str) -> Caveat:
 
 def _of_sidecar(snap: _Read) -> Caveat:
     name = os.path.basename(snap.origin) or "the file"
-    message = f"the JSON beside {name} can't be read: what it says of the process counts nowhere"
+    message = f"the JSON beside {name} can't be read: its facts on the process are ignored"
     return Caveat(_BESIDE, "info", message, tuple(f"{why}." for why in snap.beside.damage))
 
 
 # ---- Rehearsed ---------------------------------------------------------------------------
 
-# What a rehearsed snapshot was made under, as it is kept in the snapshot.
-
-#: The key of allocator_settings under which it lies in a file.
+#: The key in allocator_settings of a file.
 KEY = REHEARSED
 
 _VERSION = 1
 
-# Notes on a page, and files that are named in one; all of them are in `Rehearsed.notes`.
+# The most notes on a page, and file names in one of them; `Rehearsed.notes` has all.
 _MOST_NOTES = 6
 _MOST_FILES = 12
 
-# The end of a note on a file, of which the page makes one.
+# The end of a note on a file; a page merges these notes.
 _WRITTEN = " would be written."
 
-# Operators that are named, those with the largest ranges first.
+# The most operators named, largest ranges first.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What was assumed of a run that has not happened.
+    """The assumptions and results of a rehearsal.
 
     Attributes:
-        device: The card that the run would be on.
-        capacity_bytes: What of its memory PyTorch's allocator could have.
-        needed_bytes: The least that the program gets by with, which the allocator would have
-            to have: with less it runs out of memory.
-        steps: How many steps were made.
+        device: The assumed card.
+        capacity_bytes: Memory of the card available to PyTorch's allocator.
+        needed_bytes: The least capacity with which the program does not run out of memory.
+        steps: The number of rehearsed steps.
         settings: The text for PYTORCH_CUDA_ALLOC_CONF.
-        torch: The version of PyTorch that made the steps.
-        ranges: By figure ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes") the
-            least and the most that it can be: what kernels take is in part known only as a range,
-            and segments come of the order of requests.
-        operators: By operator the least and the most bytes of what its kernels take that is not
-            known exactly.
-        notes: What was made up, with the line that asked for it.
-        stopped: Why the program did not make all of its steps, or "".
-        world_size: How many ranks there would be.
-        strategy: How the model is spread over them: "ddp", "fsdp2", or None.
-        outside: What takes memory of the card outside of PyTorch's allocator ("CUDA's context",
-            "NCCL"), with the least and the most bytes; it is in no figure of the snapshot.
+        torch: The version of PyTorch that ran the steps.
+        ranges: By figure ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes") its
+            lowest and highest value: kernels' scratch memory is partly known only as a range.
+        operators: By operator, the least and the most bytes of scratch memory that is not known
+            exactly.
+        notes: Faked values and effects, with the line of the program.
+        stopped: Why the program stopped before its last step, or "".
+        world_size: The assumed number of ranks.
+        strategy: The distribution of the model over them: "ddp", "fsdp2", or None.
+        outside: Memory of the card used outside of PyTorch's allocator ("CUDA's context",
+            "NCCL"), the least and the most bytes; not part of the snapshot's figures.
     """
 
     device: str
@@ -331,12 +311,10 @@ class Rehearsed:
         )
 
     def fits(self, capacity: int | str | None = None) -> bool:
-        """Whether PyTorch's allocator gets by with so much memory.
-
-        Where what kernels take is known as a range, with the most of it.
+        """Whether the program fits in a capacity, at the upper end of the range of its needs.
 
         Args:
-            capacity: Bytes, or a text like "24GiB"; None is what the card has.
+            capacity: Bytes, or a text like "24GiB"; None is the card's capacity.
 
         Example:
             >>> Rehearsed("NVIDIA L4", 22 << 30, 9 << 30, 3, "", "2.11.0").fits("8GiB")
@@ -346,22 +324,22 @@ class Rehearsed:
         return room >= self._needs()[1]
 
     def caveat(self) -> Caveat:
-        """That this is no recording, whether it fits, and what that rests on."""
+        """The caveat: a rehearsal, whether the program fits, and the assumptions."""
         least, most = self._needs()
         needs, severity = _range((least, most)), "info"
-        told = f"it fits, and needs {needs}"
+        verdict = f"it fits, and needs {needs}"
         if least > self.capacity_bytes:
-            told, severity = f"it does not fit: it needs {needs}", "severe"
+            verdict, severity = f"it does not fit: it needs {needs}", "severe"
         elif most > self.capacity_bytes:
-            told, severity = f"it may or may not fit: it needs {needs}", "moderate"
+            verdict, severity = f"it may or may not fit: it needs {needs}", "moderate"
         elif self.stopped:
-            told = f"until it stopped it needs {needs}"
+            verdict = f"it needs {needs} up to the point where it stopped"
         notes = [f"It stopped early: {self.stopped.rstrip('.')}."] if self.stopped else []
         notes += [*self._figures(), *self._assumed()]
-        return Caveat(REHEARSED, severity, f"{self}: {told}", tuple(notes))
+        return Caveat(REHEARSED, severity, f"{self}: {verdict}", tuple(notes))
 
     def _figures(self) -> Iterator[str]:
-        """The ranges, and what they come from."""
+        """Sentences on the ranges and their sources."""
         for name, (low, high) in self.ranges.items():
             if name != "needed_bytes":
                 words = name.removesuffix("_bytes").replace("_", " ")
@@ -370,11 +348,11 @@ class Rehearsed:
             named = sorted(self.operators, key=lambda name: -self.operators[name][1])
             yield f"The ranges come mostly from the kernels of {_listed(named, _MOST_NAMED)}."
         if self.outside:
-            told = ", ".join(f"{name} {_range(sizes)}" for name, sizes in self.outside.items())
-            yield f"Outside of PyTorch's figures, about: {told}."
+            outside = ", ".join(f"{name} {_range(sizes)}" for name, sizes in self.outside.items())
+            yield f"In addition, outside of PyTorch's allocator, about: {outside}."
 
     def _assumed(self) -> Iterator[str]:
-        """What was made up or left out."""
+        """Sentences on faked values and omitted files."""
         files = [note.removesuffix(_WRITTEN) for note in self.notes if note.endswith(_WRITTEN)]
         if files:
             yield f"Not written: {_listed(files, _MOST_FILES)}."
@@ -384,11 +362,10 @@ class Rehearsed:
             yield f"and {format_count(len(rest) - _MOST_NOTES, 'more note')}."
 
     def _needs(self) -> tuple[int, int]:
-        """The least and the most that the program gets by with."""
         return self.ranges.get("needed_bytes", (self.needed_bytes, self.needed_bytes))
 
     def to_text(self) -> str:
-        """As it is kept in a file."""
+        """The JSON stored in a file."""
         return json.dumps({"version": _VERSION, **asdict(self)})
 
 
@@ -398,16 +375,13 @@ def _range(sizes: tuple[int, int]) -> str:
 
 
 def _listed(names: list[str], most: int) -> str:
-    """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def rehearsed_of(settings: Mapping[str, Any]) -> Rehearsed | None:
-    """What a file's settings say of it; None of a recording.
-
-    What neutracer can't have written counts as nothing known of it.
-    """
+    """The rehearsal stored in a file's settings; None for a recording. Malformed JSON gives one of
+    an unknown card."""
     text = settings.get(KEY)
     if not isinstance(text, str):
         return None

@@ -21,9 +21,7 @@ from neutracer.trace.table import Table
 
 # ---- Roles -------------------------------------------------------------------------------
 
-# What one frame says about the part of a training program that it belongs to.
-#
-# What a whole stack says, and which passes follow from it, the core decides (`nt_passes`).
+# Roles of single frames; the core derives the roles of stacks, and the passes (`nt_passes`).
 
 
 class Role(IntEnum):
@@ -235,12 +233,8 @@ class Passes(NamedTuple):
 def own_stacks(stack: memoryview, rows: Mapping[str, memoryview]) -> memoryview:
     """The stack of each event, `NONE` for frees.
 
-    PyTorch's recorder gives a free the stack of the block's allocation where it records
-    stacks of allocations only (`context="alloc"`): it says nothing of who freed it.
-
-    Args:
-        stack: Each event's stack id, as recorded.
-        rows: The columns free_event and completed_event of the allocations.
+    If only stacks of allocations are recorded (`context="alloc"`), PyTorch gives each free the
+    stack of its block's allocation.
     """
     own = array("I", stack)
     for event in chain(rows["free_event"], rows["completed_event"]):
@@ -252,14 +246,8 @@ def own_stacks(stack: memoryview, rows: Mapping[str, memoryview]) -> memoryview:
 def passes_and_rules(
     timeline: core.Timeline, frames: Sequence[Frame], stack: memoryview, allocates: bytes
 ) -> tuple[Passes, bytes]:
-    """The passes of a trace, and the number of the rule that each allocation falls under.
-
-    Args:
-        timeline: The core's timeline.
-        frames: The snapshot's frames.
-        stack: Each event's stack id, as `own_stacks` gives it where frees have none.
-        allocates: 1 for each event that allocates, 0 for others.
-    """
+    """The passes of a trace, and the rule code of each allocation; `stack` and `allocates` are
+    those of `Passes`."""
     said = array("H", [_says(frame.filename, frame.name) for frame in frames])
     role, backward, forward, rules = core.passes(timeline, said)
     ends = memoryview(backward).cast("i").tolist()
@@ -268,8 +256,6 @@ def passes_and_rules(
 
 
 # ---- Categories --------------------------------------------------------------------------
-
-# What each allocation was for: parameter, gradient, activation and so on, with the rule.
 
 #: The names, as PyTorch's memory profiler has them, by code.
 CATEGORIES = (
@@ -388,16 +374,10 @@ _OF_RULE = bytes(CATEGORIES.index(category) for category, _ in RULES.values())
 
 
 class Decided:
-    """The passes and categories of a timeline, decided when one of them is first asked for.
+    """The passes and categories of a timeline, computed lazily.
 
-    A table's column keeps this and not the timeline, which keeps the table: so the memory of a
-    timeline goes with its last reference, and does not wait for the garbage collector.
-
-    Args:
-        native: The core's timeline.
-        events: Its events.
-        stacks: The snapshot's stacks.
-        tensors: By address, the category of the blocks that were tensors at the end.
+    A table's column refers to this instead of to the timeline, which owns the table: without a
+    reference cycle, the timeline's memory is freed with its last reference.
     """
 
     def __init__(
@@ -489,13 +469,7 @@ class Categories:
 def _with_tensors(
     rules: bytes, rows: Mapping[str, memoryview], tensors: Mapping[int, str]
 ) -> bytes:
-    """The rules of a timeline's allocations, overridden for the blocks of known tensors.
-
-    Args:
-        rules: The core's, one per row.
-        rows: The columns address and free_event.
-        tensors: By address, the category of a block at the end.
-    """
+    """The core's rules, one per row, overridden for final blocks of known tensors."""
     if not tensors:
         return rules
     numbers = {category: FIRST_TOLD + at for at, category in enumerate(TENSOR_CATEGORIES)}

@@ -36,8 +36,8 @@ from neutracer.trace.events import (
     device_name,
     event_range,
     event_table,
-    said_of_trace,
     shown_device,
+    trace_flag,
     window_of,
 )
 from neutracer.trace.flaws import (
@@ -56,9 +56,7 @@ from neutracer.trace.timeline import Timeline, block_table, named_stats, segment
 
 # ---- Summary -----------------------------------------------------------------------------
 
-# What a notebook shows of a snapshot.
-
-_HINT = "Only the totals. All of it: neutracer.view(snapshot), or .timeline() and .blocks."
+_HINT = "Totals only. For details: neutracer.view(snapshot), or .timeline() and .blocks."
 
 
 def summary_html(
@@ -66,12 +64,12 @@ def summary_html(
     caveats: Iterable[Caveat],
     origin: str = "",
 ) -> str:
-    """The totals of a snapshot as HTML that is safe.
+    """The totals of a snapshot as safe HTML.
 
     Args:
-        devices: Of each, its name, its `memory_stats` and the number of its events.
-        caveats: Of the snapshot; they come first.
-        origin: The file that it was read from; empty where there is none.
+        devices: The name, `memory_stats` and number of events of each device.
+        caveats: The snapshot's; they come first.
+        origin: The file that it was read from, or "".
     """
     entries = tuple(
         Entry(Severity(one.severity), one.message, "", tuple(map(Note, one.details)))
@@ -95,8 +93,6 @@ def summary_html(
 
 # ---- Snapshot ----------------------------------------------------------------------------
 
-# A snapshot of PyTorch's CUDA caching allocator: load, look, save.
-
 
 def load(
     source: SnapshotSource,
@@ -108,35 +104,34 @@ def load(
     max_memory: int | str | None = None,
     progress: Callable[[int], object] | bool | None = None,
 ) -> Snapshot:
-    """Read a snapshot. Nothing in the file is executed, whatever it holds.
+    """Read a snapshot. Nothing in the file is ever executed.
 
     Args:
         source: A path, "-" for standard input, bytes, or a file open in binary mode;
             plain or compressed with gzip, xz or zstd.
-        events: Only these events of one device: a range, a slice (`slice(-1000, None)` is the
-            last thousand), or the first one and the one after the last. What lived before them
-            is known, with its stacks; all else of the file is given back.
-        seconds: Only what happened in these seconds since the file's first event, on all
-            devices: two numbers, of which None is the beginning or the end.
+        events: Keep only these events of one device: a range, a slice (`slice(-1000, None)` is
+            the last thousand), or a pair of the first event and the one after the last. Blocks
+            allocated earlier keep their stacks; memory of the rest of the file is freed.
+        seconds: Keep only the events of all devices between two times in seconds since the
+            file's first event; None is the beginning or the end.
         device: With `events` or `seconds`, only this device; None is all, or for `events` the
             only one.
-        host: Read the host's pinned memory (`Snapshot.host`) in place of the devices'.
-        max_memory: The most memory that reading may take: bytes, or a text like "4GiB".
-            None is what this machine, or the container, has free.
-        progress: Called with the number of bytes read so far, some 20 times a second;
+        host: Read the host's pinned memory (`Snapshot.host`) instead of the devices'.
+        max_memory: Memory limit for reading: bytes, or a text like "4GiB". None is the free
+            memory of this machine or container.
+        progress: Called with the number of bytes read so far, about 20 times per second;
             True writes it to standard error; None does that for long files on a terminal.
 
     Returns:
-        The snapshot. Of a file that breaks off you get the whole part, and `.partial` says
-        why; of one that can't be right in places the rest, and `.flaws` says which. Of a part,
-        `.window` says which one, and what nobody can know of it.
+        The snapshot. `.partial` is the reason if the file is truncated, `.flaws` are its
+        inconsistencies, and `.window` is the part that was read.
 
     Raises:
         ValueError: There are no such events, seconds, device or pinned memory.
-        SnapshotError: It is no snapshot, damaged, or holds what no allocator can have
-            written; `.offset` is the byte where that is known.
-        LimitError: It would take more than `max_memory`, or unpacks without end.
-        UnavailableError: It is compressed, and nothing here unpacks that.
+        SnapshotError: It is not a snapshot, is damaged, or can't come from an allocator;
+            `.offset` is the byte if known.
+        LimitError: It needs more than `max_memory`, or is a decompression bomb.
+        UnavailableError: Its compression needs a missing package.
         OSError: It can't be opened or read.
 
     Example:
@@ -167,16 +162,16 @@ def load(
 def _host_of(snap: Snapshot) -> Snapshot:
     if snap.host is None:
         raise ValueError(
-            "no pinned memory of the host is recorded in it: PyTorch 2.14 and later do that with "
+            "it has no pinned host memory: record it, in PyTorch 2.14 and later, with "
             "torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)"
         )
     return snap.host
 
 
 def _part(whole: Snapshot, window: Window) -> Snapshot:
-    """A part of a snapshot that holds nothing of the rest."""
+    """A part of a snapshot that keeps no reference to the whole."""
     ranges = tuple((whole.timeline(p.device).native, p.first, p.end) for p in window.parts)
-    # The sidecar knows the blocks at the file's end, and no others.
+    # The sidecar's blocks are those at the end of the file.
     tensors = whole.beside.tensors
     beside = replace(
         whole.beside, tensors={one: tensors[one] for one in tensors if window.reaches_end(one)}
@@ -194,19 +189,18 @@ def _written(source: core.Snapshot | tuple[tuple[core.Timeline, int, int], ...])
 
 
 def _restored(saved: bytes, renamed: Mapping[str, str] | None, *rest: Any) -> Snapshot:
-    """What was pickled; it takes as much memory as at its origin."""
+    """Unpickle a snapshot."""
     snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
     snap._partial, snap._flaws, snap.beside, snap._window = rest
     return snap
 
 
 class Snapshot:
-    """What the allocator held, and the trace of how it came to that.
+    """The allocator's state, and the trace that led to it.
 
     Tables: `segments`, `blocks`, `events`, `annotations`. Made by `load` and `snapshot`.
 
-    It can be pickled and deeply copied, through `to_bytes` and `load`. All but `ignored_keys`
-    survives that, `partial` and the names of a notebook's cells too.
+    It can be pickled and deeply copied; the copy keeps everything but `ignored_keys`.
     """
 
     def __init__(
@@ -220,9 +214,9 @@ class Snapshot:
 
         Args:
             native: The core's object.
-            renamed: What files are called here, by name.
+            renamed: Display names of files, by name.
             origin: The file that was read, which `save` does not replace.
-            beside: The facts beside the file, or of the process that it is of.
+            beside: The facts of the JSON beside the file, or of this process.
         """
         self.origin = origin
         self.beside = Beside() if beside is None else beside
@@ -239,12 +233,12 @@ class Snapshot:
 
     @property
     def host(self) -> Snapshot | None:
-        """The host's pinned memory as a snapshot of its own; None where the file has none of it.
+        """The host's pinned memory as a snapshot of its own; None if not recorded.
 
         PyTorch 2.14 and later record it with
         ``torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)``. It has one
-        device, 0, and sizes are what the allocator took: the request rounded up to a power of
-        two. All that takes a Snapshot takes it. A part (`load(events=)`) has none of it.
+        device, 0; sizes are requests rounded up to a power of two. It works wherever a Snapshot
+        does. A part (`load(events=)`) has none.
         """
         native = self._native.host() if self._host is None else None
         if native is not None:
@@ -274,11 +268,11 @@ class Snapshot:
         return tuple(sorted(used | set(memoryview(self._columns["segments"]["device"]))))
 
     def device(self, device: int | None) -> int:
-        """`device`, or the only one there is.
+        """`device`, or the only one.
 
         Raises:
-            ValueError: There is no such device, or there are several and None was given.
-            TypeError: It is no number.
+            ValueError: There is no such device, or `device` is None and there are several.
+            TypeError: Not a number.
         """
         return chosen_device(self.devices, len(self._traces), device)
 
@@ -303,13 +297,13 @@ class Snapshot:
 
     @property
     def events(self) -> Table:
-        """The trace, one row an event, device by device.
+        """The trace, one row per event, device by device.
 
-        Columns: device, action, addr, size (bytes), stream, time_us (since the epoch, 0
-        where unknown), device_free (bytes, of oom events), pool_id (as pool_first,
-        pool_second), compile_context, user_metadata, internal_metadata, forward_frames (of a
-        backward allocation: the stack of its forward operation, as text), stack. Actions of the
-        allocator's own (internal_metadata) begin with ``internal_``, and count nowhere.
+        Columns: device, action, addr, size (bytes), stream, time_us (since the epoch, 0 if
+        unknown), device_free (bytes, of oom events), pool_id (as pool_first, pool_second),
+        compile_context, user_metadata, internal_metadata, forward_frames (of a backward
+        allocation: the stack of its forward operation, as text), stack. The allocator's own
+        actions (internal_metadata) begin with ``internal_`` and are not counted.
         """
         return event_table(
             self._columns["events"],
@@ -321,11 +315,11 @@ class Snapshot:
 
     @property
     def annotations(self) -> Table:
-        """Ranges that the program named: stage, name, device, time_us."""
+        """The program's named ranges: stage, name, device, time_us."""
         return annotation_table(self._columns["annotations"], self._strings, self._stacks)
 
     def memory_stats(self, device: int | None = None) -> dict[str, int]:
-        """What torch.cuda.memory_stats() said at that moment, under PyTorch's own keys.
+        """The values of torch.cuda.memory_stats() at that moment, under PyTorch's own keys.
 
         Args:
             device: The device; None is the only one.
@@ -343,8 +337,8 @@ class Snapshot:
         return named_stats(*self._native.pool_stats(self.device(device)))
 
     def history_overflowed(self, device: int | None = None) -> bool | None:
-        """Whether PyTorch says that its ring of events wrapped; None where it doesn't say."""
-        return said_of_trace(self.settings, "trace_alloc_overflowed", self.device(device))
+        """Whether PyTorch's ring of events wrapped; None if not recorded."""
+        return trace_flag(self.settings, "trace_alloc_overflowed", self.device(device))
 
     def history_complete(self, device: int | None = None) -> bool | None:
         """Whether the trace goes back to the device's first allocation.
@@ -353,11 +347,11 @@ class Snapshot:
             device: The device; None is the only one.
 
         Returns:
-            True if it does; False if the ring wrapped, recording began late or the file
-            breaks off; None where there is no trace to tell from.
+            True if it does; False if the ring wrapped, recording began late or the file is
+            truncated; None without a trace.
         """
         number = self.device(device)
-        began_late = said_of_trace(self.settings, "trace_alloc_began_late", number)
+        began_late = trace_flag(self.settings, "trace_alloc_began_late", number)
         if self.partial is not None or began_late or self.history_overflowed(device):
             return False
         if not self.trace_length(device):
@@ -376,16 +370,13 @@ class Snapshot:
 
     @property
     def window(self) -> Window | None:
-        """What part of the file's traces it is, of what `load(events=)` read; else None."""
+        """The part of the file's traces that `load(events=)` kept, or None."""
         return self._window
 
     @property
     def flaws(self) -> tuple[Flaw, ...]:
-        """What the file says that no allocator can have done; no figure rests on it.
-
-        Of a file that breaks off, only what does not come from that. `kind`, `device`,
-        `count`, `bytes` and `message` of each.
-        """
+        """The file's inconsistencies, on which no figure depends, each with `kind`, `device`,
+        `count`, `bytes` and `message`; without those caused by truncation."""
         if self.partial:
             return self._flaws
         return (*self._flaws, *(flaw for device in self.devices for flaw in self._traced(device)))
@@ -397,11 +388,11 @@ class Snapshot:
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
-        """Keys at the top of the file that neutracer does not read."""
+        """Top-level keys of the file that neutracer does not read."""
         return tuple(self._strings[name] for name in self._native.ignored())
 
     def timeline(self, device: int | None = None) -> Timeline:
-        """The device's trace replayed; made once and kept.
+        """The device's trace, replayed once and cached.
 
         Args:
             device: The device; None is the only one.
@@ -417,16 +408,16 @@ class Snapshot:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it shows the CPU's allocator, as `live` does on a torch without CUDA."""
+        """Whether it is of CPU memory, as `live` records on a torch without CUDA."""
         return self._native.settings().get("exact_sizes") is True
 
     def device_name(self, device: int) -> str:
-        """What a device is called: "cuda:0", "cpu" or "pinned host memory"."""
+        """The name of a device: "cuda:0", "cpu" or "pinned host memory"."""
         return device_name(shown_device(self, device))
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it shows the host's pinned memory: the `host` of another snapshot."""
+        """Whether it is of pinned host memory: the `host` of another snapshot."""
         return self._native.settings().get("pinned") is True
 
     @property
@@ -436,7 +427,7 @@ class Snapshot:
 
     @property
     def settings_stated(self) -> bool:
-        """Whether the file states its settings; else `settings_in_force` are what it shows."""
+        """Whether the file states its settings; if not, `settings_in_force` are inferred."""
         return bool(self._native.settings())
 
     @property
@@ -449,7 +440,7 @@ class Snapshot:
 
     @property
     def rehearsed(self) -> Rehearsed | None:
-        """None of a recording; of a run that has not happened what was assumed of it."""
+        """The assumptions of a rehearsal; None for a recording."""
         return rehearsed_of(self._native.settings())
 
     def save(
@@ -459,22 +450,20 @@ class Snapshot:
         events: range | slice | tuple[int, int] | None = None,
         device: int | None = None,
     ) -> None:
-        """Write the snapshot in PyTorch's own format, which its viewer opens; whole or not at all.
+        """Write the snapshot in PyTorch's own format, which its viewer opens; atomically.
 
         Args:
-            path: Where to; JSON with the same keys if it ends in .json (frames are spelt out
-                there at each event); compressed if it ends in .gz, .xz or .zst.
-            events: Only these events of one device, with the segments as they were after the
-                last of them, and before the first (`segments_before`): a range, a slice, or the
-                first one and the one after the last. None writes everything.
+            path: The file; JSON with the same keys if it ends in .json (with the frames spelt out
+                in each event); compressed if it ends in .gz, .xz or .zst.
+            events: Only these events of one device, with the segments after the last of them and
+                before the first (`segments_before`); as for `load`. None writes everything.
             device: The device of `events`; None is the only one.
 
         Raises:
             ValueError: There are no such events or device, or it is the file that was read.
-            UnavailableError: Nothing here writes that compression.
+            UnavailableError: The compression needs a missing package.
             OSError: It can't be written.
         """
-        # Most who read a snapshot write none.
         from neutracer.saving import atomic_file
         from neutracer.trace.source import in_format
 
@@ -487,14 +476,14 @@ class Snapshot:
                 core.save(((self.timeline(device).native, *chosen),), file.write)
 
     def to_bytes(self) -> bytes:
-        """What `save` writes, as bytes."""
+        """The bytes that `save` writes."""
         return _written(self._native)
 
     def to_dict(self) -> Any:
         """The snapshot as PyTorch's own structure of dicts and lists."""
         import pickle
 
-        # Our own bytes, in which no opcode names a class.
+        # Safe: our own bytes, without opcodes that name a class.
         return pickle.loads(self.to_bytes())
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
@@ -502,7 +491,7 @@ class Snapshot:
         return _restored, (self.to_bytes(), self._renamed, *rest)
 
     def __copy__(self) -> Snapshot:
-        return self  # Nothing in it ever changes.
+        return self  # It is immutable.
 
     def __repr__(self) -> str:
         counts = [len(self.devices), len(self.segments), len(self.blocks), len(self.events)]
@@ -512,8 +501,6 @@ class Snapshot:
         return f"<Snapshot: {', '.join(parts)}{partial}{window}>"
 
     def _repr_html_(self) -> str:
-        # HTML is for notebooks.
-
         stats = [
             (self.device_name(one), self.memory_stats(one), self.trace_length(one))
             for one in self.devices
@@ -522,12 +509,7 @@ class Snapshot:
 
 
 def settings_words(settings: str, *, is_stated: bool) -> str:
-    """The allocator's settings for a reader.
-
-    Args:
-        settings: The text for PYTORCH_CUDA_ALLOC_CONF; "" is PyTorch's default.
-        is_stated: Whether the file states its settings; else they are what its trace shows.
-    """
+    """The allocator's settings for a reader; `is_stated`: the file states them."""
     if is_stated:
         return settings or "default settings"
     return f"{settings}, as its trace shows" if settings else "settings not recorded"

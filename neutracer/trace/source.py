@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input: a path, bytes, a binary file or "-" becomes the bytes of one snapshot.
+"""Input: opens a path, bytes, a binary file or "-" as the bytes of one snapshot.
 
-Unpacks .gz, .xz and .zst under a memory limit, reports progress, and names formats that are not
-snapshots. Raises `SnapshotError` or `LimitError` for input that can't be read.
+Decompresses gzip, xz and zstd under a memory limit, reports progress, and identifies files that
+are not snapshots.
 """
 
 from __future__ import annotations
@@ -27,31 +27,24 @@ from neutracer.errors import LimitError, SnapshotError, UnavailableError, pip_in
 
 # ---- Formats -----------------------------------------------------------------------------
 
-# The formats that a snapshot is written in: PyTorch's pickle, and the same as JSON.
-
 _PACKED = (".gz", ".xz", ".zst")
 
 
 @contextmanager
 def in_format(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[BinaryIO]:
-    """What a pickle is written to, so that the file has the format that its name ends in.
-
-    Args:
-        path: The file's name: JSON where it ends in .json, packed or not.
-        file: Open for writing.
-    """
+    """A stream for a pickle, converted to JSON if `path` ends in .json, compressed or not."""
     name = os.fsdecode(path)
     stem, ending = os.path.splitext(name)
     if not (stem if ending in _PACKED else name).endswith(".json"):
         yield file
         return
     yield (written := io.BytesIO())
-    # Our own bytes, in which no opcode names a class.
+    # Safe: our own bytes, without opcodes that name a class.
     _put(pickle.loads(written.getvalue()), file)
 
 
 def _put(plain: dict[str, Any], file: BinaryIO) -> None:
-    """Write a dict of lists item by item: a long trace is never one text."""
+    """Write a dict of lists item by item, so that a long trace is never one str."""
     begin = b"{"
     for key, value in plain.items():
         file.write(begin + f"\n{json.dumps(key)}: ".encode("ascii"))
@@ -61,7 +54,7 @@ def _put(plain: dict[str, Any], file: BinaryIO) -> None:
 
 
 def _put_value(value: Any, file: BinaryIO, depth: int) -> None:
-    """Write a value; of a list, and of the lists in it down to a depth, one item a line."""
+    """Write a value; lists, nested down to a depth, with one item per line."""
     if not depth or not isinstance(value, list) or not value:
         file.write(json.dumps(value, allow_nan=False).encode("ascii"))
         return
@@ -73,57 +66,49 @@ def _put_value(value: Any, file: BinaryIO, depth: int) -> None:
 
 # ---- Bounds ------------------------------------------------------------------------------
 
-# How much memory there is for what is read: of the machine, the container, the process.
-
 try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment,unused-ignore]
 
 
-# What is left to the rest of the machine, as a share of what is free.
+# The share of the free memory that may be used.
 _SHARE = 0.9
 
-# Where nothing tells how much is free.
+# The bound if the free memory is unknown.
 _UNKNOWN = 16 << 30
 
-# How long a figure of the machine counts, in seconds: many small files are read at one look.
+# How long a measured bound is reused, in seconds, so that many small files need one measurement.
 _FRESH_S = 0.25
 
-# When this machine was looked at last, and what it had; replaced as a whole, by any thread.
-_seen: tuple[float, int] = (float("-inf"), 0)
+# The time of the last measurement, and its bound; replaced as a whole, by any thread.
+_measured: tuple[float, int] = (float("-inf"), 0)
 
 # The interpreter's own needs, and those of threads that a library starts.
 _SLACK = 64 << 20
 
-# How many threads NumPy's OpenBLAS starts when it is loaded; else one a core.
+# The variable for OpenBLAS's number of threads, by default one per core.
 _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def memory_bound() -> int:
-    """Bytes that this process may take: nine tenths of what is free.
+    """Bytes that this process may use: nine tenths of the free memory.
 
-    That is the least of the machine's available memory, what each control group around this
-    process (version 1 or 2) still allows, and what its address space may still grow by
-    (`ulimit -v`).
-
-    A figure of the last quarter of a second is taken as it is.
+    The free memory is the least of the machine's available memory, the room in each control
+    group around this process (version 1 or 2), and the room for its address space (`ulimit -v`).
+    The result is cached for a quarter of a second.
     """
-    global _seen
-    at, bound = _seen
+    global _measured
+    at, bound = _measured
     now = time.monotonic()
     if now - at > _FRESH_S:
         bound = free_share("/")
-        _seen = (now, bound)
+        _measured = (now, bound)
     return bound
 
 
 def free_share(root: str) -> int:
-    """The same, looked up now.
-
-    Args:
-        root: Where /proc and /sys are.
-    """
+    """`memory_bound` without the cache; `root` is the folder of /proc and /sys."""
     found = (_machine(root), _address_space(root), *_groups(root))
     frees = [free for free in found if free is not None]
     return int(max(0, min(frees)) * _SHARE) if frees else _UNKNOWN
@@ -131,10 +116,8 @@ def free_share(root: str) -> int:
 
 @contextlib.contextmanager
 def bounded_process(limit: int) -> Iterator[None]:
-    """Refuse this process more than `limit` bytes beside what it has now, while it lasts.
-
-    What asks for more gets a MemoryError; where the system has no such bound, nothing.
-    """
+    """Allow this process at most `limit` more bytes within the block: further allocations raise
+    MemoryError. Does nothing on systems without RLIMIT_DATA."""
     if resource is None or not sys.platform.startswith("linux"):
         yield
         return
@@ -142,8 +125,7 @@ def bounded_process(limit: int) -> Iterator[None]:
     wanted = _own_data() + limit + _SLACK
     most = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(wanted, *most, sys.maxsize), hard))
-    # Where there is no room for a thread, OpenBLAS ends the process as Ctrl-C does. Nothing
-    # here computes with it.
+    # Without room for a thread, OpenBLAS raises SIGINT; it is not used for computing here.
     is_set = _THREADS in os.environ
     os.environ.setdefault(_THREADS, "1")
     try:
@@ -166,7 +148,7 @@ def _number(text: str) -> int | None:
 
 
 def _field(text: str, name: str) -> int | None:
-    """A line "name: 12 kB" of a file under /proc, in bytes."""
+    """The bytes in a line "name: 12 kB" of a file under /proc."""
     for line in text.splitlines():
         if line.startswith(name):
             kilobytes = _number(line.split()[1]) if len(line.split()) > 1 else None
@@ -179,7 +161,7 @@ def _machine(root: str) -> int | None:
 
 
 def _address_space(root: str) -> int | None:
-    """What is left to this process of the addresses that it may have."""
+    """The remaining address space of this process."""
     used = _field(_read(Path(root, "proc/self/status")), "VmSize:")
     if resource is None or used is None:
         return None
@@ -192,7 +174,7 @@ def _own_data() -> int:
 
 
 def _groups(root: str) -> Iterator[int | None]:
-    """What each control group around this process has left."""
+    """The room in each control group around this process."""
     for line in _read(Path(root, "proc/self/cgroup")).splitlines():
         number, controllers, name = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
@@ -202,9 +184,9 @@ def _groups(root: str) -> Iterator[int | None]:
 
 
 def _levels(mount: Path, name: str, left: Callable[[Path], int | None]) -> Iterator[int | None]:
-    """The group `name` and those above it; in a container its root is the group itself."""
+    """The room in the group `name` and its parents; in a container, `mount` is the group itself."""
     folder = mount / name.lstrip("/")
-    if ".." in folder.parts:  # a group outside of what is mounted here
+    if ".." in folder.parts:  # a group outside of the mount
         folder = mount
     while folder != mount:
         yield left(folder)
@@ -225,7 +207,7 @@ def _left_v1(folder: Path) -> int | None:
 
 
 def _left(folder: Path, most: int | None, used: int | None, cache: str) -> int | None:
-    """What is left of `most`; pages of files that nobody uses are given up for it."""
+    """The rest of `most`, counting reclaimable page cache as free."""
     if most is None or used is None:
         return None
     lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
@@ -235,21 +217,19 @@ def _left(folder: Path, most: int | None, used: int | None, cache: str) -> int |
 
 # ---- Progress ----------------------------------------------------------------------------
 
-# How far what takes long is, on a terminal: a load by itself, and all that a command does.
-
-# From this size on, loading tells on a terminal how far it is.
+# The least size of a file whose loading shows progress on a terminal.
 _LONG_FILE = 256 << 20
 
-# What takes less than this is not worth a line, which changes so often.
+# The delay before the progress line appears, and its refresh interval.
 _WAIT_S = 1.0
 _PACE_S = 0.2
 
-# Takes a line back: to its beginning, and everything after that erased.
+# Erases the progress line.
 _ERASE = "\r" + " " * 60 + "\r"
 
 
 class _Display:
-    """One line on standard error, from a second on: what is done, and for how long."""
+    """A progress line on standard error after the first second: the activity and its duration."""
 
     def __init__(self) -> None:
         self.text = "working"
@@ -270,7 +250,7 @@ class _Display:
             end()
 
     def end(self) -> None:
-        """Take the line back; a second time does nothing."""
+        """Erase the line; idempotent."""
         self._ended.set()
         self._thread.join()
 
@@ -279,8 +259,7 @@ _display: _Display | None = None
 
 
 def _line() -> tuple[Callable[[str], object], Callable[[], object]]:
-    """What shows a text in place of the one before, and what takes it back."""
-    # Only long work on a terminal has a line.
+    """Functions that replace and erase the text of the line."""
     from neutracer.render.text import colour_wanted
 
     if colour_wanted():
@@ -309,9 +288,9 @@ def _rich_line() -> tuple[Callable[[str], object], Callable[[], object]]:
 
 @contextlib.contextmanager
 def working() -> Iterator[None]:
-    """Say on standard error what is done, where that is a terminal and it takes over a second.
+    """Show a progress line if standard error is a terminal and the block takes over a second.
 
-    `tell` says what; `end_progress` takes the line back before something else is written.
+    `tell` sets its text; `end_progress` erases it before other output.
     """
     global _display
     if _display is not None or not sys.stderr.isatty():
@@ -325,7 +304,7 @@ def working() -> Iterator[None]:
 
 
 def end_progress() -> None:
-    """Take the line of `working` back, for good; without one it does nothing."""
+    """Erase the progress line of `working` for good, if there is one."""
     global _display
     shown, _display = _display, None
     if shown is not None:
@@ -333,7 +312,7 @@ def end_progress() -> None:
 
 
 def tell(text: str) -> None:
-    """What is being done, for the line of `working`; without one it does nothing."""
+    """Set the text of the progress line of `working`, if there is one."""
     if _display is not None:
         _display.text = text
 
@@ -345,10 +324,10 @@ def reporting(
     """The function to call with the bytes read, or None.
 
     Args:
-        source: What is loaded.
-        progress: A function, which is handed on; True for a line on standard error; False
-            for nothing; None for a line if that is a terminal and the file is long, or for
-            the line of `working`.
+        source: The source to load.
+        progress: A function, which is used as it is; True for a line on standard error; False
+            for none; None for the line of `working`, else for a line if the file is long and
+            standard error is a terminal.
     """
     if callable(progress):
         yield progress
@@ -383,31 +362,29 @@ def _is_long(source: object) -> bool:
 
 # ---- Unpack ------------------------------------------------------------------------------
 
-# Compressed streams unpacked piece by piece, within bounds.
-#
-# gzip, xz and zstd, told by their first bytes. What breaks off ends there, so that the reader
-# gets all that was whole; what is damaged, or unfolds without end, is refused.
+# gzip, xz and zstd, recognized by their first bytes. Truncated data ends early, so that its intact
+# part can be read; damaged data and decompression bombs are refused.
 
-# Compressed bytes taken at a time; small, because what follows a member is copied.
+# Compressed bytes read at a time; small, because the rest after a member is copied.
 _CHUNK = 16 << 10
 
-# An honest snapshot shrinks 10 to 100 times. What unfolds more is built to exhaust memory;
-# below the floor nobody is harmed.
+# Real snapshots compress 10 to 100 times; higher ratios are decompression bombs. Output below the
+# floor is harmless.
 _MOST_RATIO = 1000
 _RATIO_FLOOR = 64 << 20
 _MOST_BYTES = 1 << 40
 
-# Memory that what was unpacked may take, for each packed byte and at least. Snapshots take
-# some ten times their packed size; opcodes that only make empty lists, thousands of times.
+# Memory for parsing the decompressed data, per compressed byte and at least. Snapshots need about
+# ten times their compressed size; pickles of nothing but empty lists, thousands of times.
 _MOST_MEMORY_RATIO = 500
 _MEMORY_FLOOR = 256 << 20
 
-# What unpacking xz may take: `xz -9` needs 65 MiB; a header can ask for 4 GiB.
+# Memory for decompressing xz: `xz -9` needs 65 MiB; a header can ask for 4 GiB.
 _XZ_MEMORY = 256 << 20
 
 _MAGIC = {"gzip": b"\x1f\x8b", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
 
-#: The bounds for the page, which unpacks gzip by itself (`feed.js`).
+#: The bounds by name, for the page, which decompresses gzip itself (`feed.js`).
 UNPACK_RULES: Mapping[str, object] = {
     "magic": _MAGIC,
     "most_ratio": _MOST_RATIO,
@@ -424,7 +401,7 @@ class Reader(Protocol):
 
 
 class _Decoder(Protocol):
-    """What unpacks one member of a stream; it keeps the input that it has not used yet."""
+    """A decoder of one member of a stream; it buffers unused input."""
 
     @property
     def eof(self) -> bool: ...
@@ -434,7 +411,7 @@ class _Decoder(Protocol):
 
 
 class _GzipDecoder:
-    """zlib's decoder, which hands back the input that it has not used yet."""
+    """zlib's decoder, which otherwise does not buffer unused input."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -455,19 +432,15 @@ class _GzipDecoder:
 
 
 def packed_kind(head: bytes) -> str | None:
-    """How a stream is compressed, by its first bytes: "gzip", "xz" or "zstd"; None: not."""
+    """The compression of a stream by its first bytes: "gzip", "xz", "zstd" or None."""
     return next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def unpack(kind: str, stream: Reader) -> Unpacked:
-    """What a stream holds.
-
-    Args:
-        kind: As `packed_kind` gives it.
-        stream: The compressed bytes, from the first one on.
+    """Decompress a whole stream of a kind that `packed_kind` names.
 
     Raises:
-        UnavailableError: Nothing here unpacks that kind.
+        UnavailableError: The compression needs a missing package.
     """
     if kind == "gzip":
         return _Members(stream, kind, _GzipDecoder, (zlib.error,))
@@ -506,7 +479,7 @@ def _zstd(stream: Reader) -> Unpacked:
 
 
 class Unpacked:
-    """A decompressed stream, bounded in what it may unfold to. Read with `read(n)`."""
+    """A decompressed stream of bounded size. Read with `read(n)`."""
 
     def __init__(self, stream: Reader, kind: str, errors: tuple[type[Exception], ...]) -> None:
         self.kind = kind
@@ -517,15 +490,15 @@ class Unpacked:
 
     @property
     def allowance(self) -> int:
-        """Memory that reading what was unpacked so far may take."""
+        """The memory allowed for parsing the data decompressed so far."""
         return _MEMORY_FLOOR + _MOST_MEMORY_RATIO * self._taken
 
     def read(self, count: int, /) -> bytes:
-        """At most `count` bytes; none at the end, which may be where the data breaks off.
+        """At most `count` bytes; none at the end, also of truncated data.
 
         Raises:
             SnapshotError: The compressed data is damaged.
-            LimitError: It unfolds to more than an honest file would.
+            LimitError: It is a decompression bomb.
         """
         try:
             chunk = self._produce(count)
@@ -550,7 +523,7 @@ class Unpacked:
 
 
 class _Frames(Unpacked):
-    """zstd by the package zstandard, whose own reader goes from frame to frame."""
+    """zstd by the package zstandard, whose own reader continues across frames."""
 
     def __init__(self, stream: Reader) -> None:
         import zstandard  # type: ignore[import-not-found,unused-ignore]
@@ -572,7 +545,7 @@ class _Source:
 
 
 class _Members(Unpacked):
-    """A decoder a member, one after the other, as `cat a.gz b.gz` makes them."""
+    """Concatenated members, as in `cat a.gz b.gz`, with a decoder each."""
 
     def __init__(
         self,
@@ -603,7 +576,7 @@ class _Members(Unpacked):
         return b""
 
     def _begin_next(self, rest: bytes) -> None:
-        """The next member; whatever else follows the last one is left alone."""
+        """Begin the next member; trailing data of another kind is ignored."""
         magic = _MAGIC[self.kind]
         while len(rest) < len(magic) and (more := self._take(_CHUNK)):
             rest += more
@@ -613,10 +586,7 @@ class _Members(Unpacked):
 
 # ---- Source ------------------------------------------------------------------------------
 
-# Where a snapshot's bytes come from: paths, files, bytes, standard input, compressed or not.
-#
-# The first bytes show what a file is, not its name. What is not a snapshot is named before the
-# reader sees it.
+# A file's kind is decided by its first bytes, not by its name.
 
 SnapshotSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -624,7 +594,7 @@ EXPECTED = "expected a PyTorch memory snapshot, as torch.cuda.memory._dump_snaps
 
 _PEEK = 512
 
-# Files that are taken for snapshots, by their first bytes.
+# Files often mistaken for snapshots, by their first bytes.
 _OTHER_FILES = (
     (b"PK\x03\x04", "a zip archive, most likely a checkpoint written by torch.save()"),
     (
@@ -638,7 +608,7 @@ _OTHER_FILES = (
     (b"SQLite format 3", "an SQLite database"),
 )
 
-#: The same for the page, which reads files in JavaScript (`feed.js`).
+#: These by name, for the page, which reads files in JavaScript (`feed.js`).
 FILE_RULES: Mapping[str, object] = {"expected": EXPECTED, "others": _OTHER_FILES}
 
 
@@ -651,7 +621,7 @@ class _Joined:
 
     @property
     def allowance(self) -> int | None:
-        """Memory that reading the bytes so far may take; None leaves it to the caller."""
+        """The memory allowed for parsing the data so far; None: the caller's limit."""
         return self._rest.allowance if isinstance(self._rest, Unpacked) else None
 
     def read(self, count: int, /) -> bytes:
@@ -662,11 +632,11 @@ class _Joined:
 
 
 def check_head(head: bytes, packed: str | None = None) -> None:
-    """Name what is not a pickle, by its first bytes.
+    """Refuse anything but a pickle, by its first bytes.
 
     Args:
-        head: The first bytes, at least 16 where there are as many.
-        packed: The kind of compression they were in, or None.
+        head: The first bytes, at least 16 of a longer file.
+        packed: The compression that they were in, or None.
 
     Raises:
         SnapshotError: It is empty, text, or a file of another kind.
@@ -686,8 +656,8 @@ def check_head(head: bytes, packed: str | None = None) -> None:
 
 
 def _text_kind(head: bytes) -> str | None:
-    """What text it is, or None for what may be a pickle."""
-    # The text pickles of protocol 0 begin with a dict or a list.
+    """The kind of a text file; None if it may be a pickle."""
+    # Pickles of protocol 0 are text; they begin with a dict or a list.
     if head.startswith((b"(d", b"(l")) or any(b < 32 and b not in b"\t\n\r" for b in head):
         return None
     if head[:1] == b"\x80":
@@ -715,21 +685,21 @@ def _open_binary(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO
 
 @contextmanager
 def open_source(source: SnapshotSource) -> Iterator[Any]:
-    """What the core reads: bytes, a file descriptor, or an object with `read(n)`.
+    """The input of the core: bytes, a file descriptor, or an object with `read(n)`.
 
     Args:
-        source: A path, "-" for standard input, bytes, or a binary file, which is read from
-            its position on.
+        source: A path, "-" for standard input, bytes, or a binary file, which is read from its
+            current position.
 
     Raises:
         SnapshotError: It is a directory, empty, text, or a file of another kind.
-        UnavailableError: It is compressed, and nothing here unpacks that.
+        UnavailableError: The compression needs a missing package.
         OSError: It can't be opened.
-        ValueError: The path has a null character in it.
+        ValueError: The path has a null character.
         TypeError: It is none of these.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        # What others can write to while it is read without the GIL is copied.
+        # Writable buffers are copied: the core reads without the GIL.
         data = source if isinstance(source, bytes) else bytes(source)
         yield _opened(data[:_PEEK], _Joined(b"", io.BytesIO(data)), data)
         return
@@ -750,14 +720,14 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
 
 
 def source_path(source: SnapshotSource) -> str:
-    """The absolute path of the file that a source is; "" for what has none."""
+    """The absolute path of a source, or ""."""
     name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "")
     known = isinstance(name, (str, bytes, os.PathLike)) and name not in ("", b"", "-")
     return os.path.abspath(os.fsdecode(name)) if known else ""
 
 
 def _first_bytes(file: BinaryIO) -> bytes:
-    """As many as are looked at; a stream may give them in smaller pieces."""
+    """The first `_PEEK` bytes; a stream may deliver them in pieces."""
     if not getattr(file, "readable", lambda: True)():
         raise ValueError("the file is not open for reading")
     head = b""
@@ -772,7 +742,7 @@ def _first_bytes(file: BinaryIO) -> bytes:
 
 
 def _opened(head: bytes, stream: _Joined, plain: Any) -> Any:
-    """`plain`, or a reader of what `stream` holds where that is compressed."""
+    """`plain`, or a reader of the decompressed `stream`."""
     check_head(head)
     kind = packed_kind(head)
     if kind is None:

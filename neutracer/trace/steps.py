@@ -77,12 +77,7 @@ class Steps(PlainRow, Sequence[Step]):
 
 
 def steps_of(timeline: core.Timeline, stacks: Stacks) -> Steps:
-    """The steps of one device's trace, by the best evidence that there is.
-
-    Args:
-        timeline: The device's trace, replayed.
-        stacks: The snapshot's stacks.
-    """
+    """The steps of one device's trace, by the best available evidence."""
     marks = core.step_stacks(timeline)
     roles = bytearray(len(marks))
     for stack in compress(count(), marks):

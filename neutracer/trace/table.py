@@ -22,19 +22,9 @@ from neutracer.trace.stacks import Frame, Stacks
 
 # ---- Frames ------------------------------------------------------------------------------
 
-# Tables as data frames of pandas and of polars, where these are installed.
-
 
 class Series(NamedTuple):
-    """One column as a data frame takes it.
-
-    Attributes:
-        name: What it is called.
-        numbers: One a row; with `values` their codes.
-        values: What the codes stand for; None for plain numbers.
-        null: The number of a row that has no value; None where each has one.
-        is_flag: Numbers 0 and 1 that stand for False and True.
-    """
+    """One column for a data frame; as `Column`, with numbers for `make` and values for `names`."""
 
     name: str
     numbers: memoryview
@@ -89,9 +79,7 @@ def polars_frame(table: object) -> Any:
 
 # ---- Table -------------------------------------------------------------------------------
 
-# Columns of the C core as tables: zero-copy, sliceable, with small row objects.
-
-# Rows that the rich display shows.
+# Rows in the rich display.
 _SHOWN_ROWS = 10
 
 

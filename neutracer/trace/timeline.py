@@ -40,8 +40,6 @@ from neutracer.trace.table import Column, Table
 
 # ---- Layout ------------------------------------------------------------------------------
 
-# Which block is where in which segment at one moment.
-
 _SEGMENT_TYPES = ("small", "large")
 _STATES = ("inactive", "active_allocated", "active_pending_free")
 
@@ -129,11 +127,9 @@ def unused_share(reserved: int, allocated: int) -> float:
     return (reserved - allocated) / reserved if reserved else 0.0
 
 
-# ---- Holding -----------------------------------------------------------------------------
+# ---- Holders -----------------------------------------------------------------------------
 
-# What a timeline answers with: moments, who holds bytes, what was allocated where.
-
-#: What is called so where no stack was recorded.
+#: The name of allocations without a recorded stack.
 NO_STACK = UNKNOWN_PLACE.function
 
 Key = TypeVar("Key", bound=Hashable)
@@ -141,14 +137,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, repr=False)
 class Holder:
-    """Who holds bytes at one moment.
+    """A holder of bytes at one moment.
 
     Attributes:
-        bytes: The sum of its blocks' sizes, as the allocator rounded them.
+        bytes: The sum of its blocks' sizes, as rounded by the allocator.
         requested_bytes: The sum of the requested sizes.
-        count: How many allocations that is.
-        key: Its name; by "stack" the frames, innermost first, and empty where no stack was
-            recorded.
+        count: The number of allocations.
+        key: Its name; by "stack" the frames, innermost first, empty without a recorded stack.
         share: Its share of all allocated bytes at that moment.
 
     Example:
@@ -182,7 +177,7 @@ class Holder:
 def merged(
     rows: Iterable[tuple[Key, int, int, int]],
 ) -> list[tuple[Key, int, int, int]]:
-    """Rows of a key, bytes, requested bytes and a count, one a key, the most bytes first."""
+    """Rows of a key, bytes, requested bytes and a count, summed by key, most bytes first."""
     sums: dict[Key, list[int]] = {}
     for key, nbytes, requested, count in rows:
         held = sums.setdefault(key, [0, 0, 0])
@@ -195,12 +190,12 @@ def merged(
 
 @dataclass(frozen=True)
 class Moment(PlainRow):
-    """When a series had a value.
+    """A value of a series and its time.
 
     Attributes:
-        event: The event after which it did, counted within the device's trace; -1 is
-            before the first.
-        time_us: When that was, in microseconds since the epoch; None where unknown.
+        event: The event after which the series has the value, counted within the device's
+            trace; -1 is before the first.
+        time_us: Its time in microseconds since the epoch; None if unknown.
         bytes: The value.
     """
 
@@ -211,14 +206,14 @@ class Moment(PlainRow):
 
 @dataclass(frozen=True)
 class Churn(PlainRow):
-    """What one stack allocated over the whole trace.
+    """The allocations of one stack over the whole trace.
 
     Attributes:
-        stack: Where, innermost first; empty where none was recorded.
-        count: Allocations made in the trace.
-        bytes: Their sizes added up.
-        peak_bytes: The most that it held at once.
-        peak_event: When that was.
+        stack: The frames, innermost first; empty if none were recorded.
+        count: The number of allocations in the trace.
+        bytes: The sum of their sizes.
+        peak_bytes: The most bytes held at once.
+        peak_event: The event of that peak.
     """
 
     stack: tuple[Frame, ...]
@@ -230,18 +225,16 @@ class Churn(PlainRow):
 
 # ---- Groups ------------------------------------------------------------------------------
 
-# A timeline's allocations put into groups: by module, and any groups over its events.
-
-#: What holders are put together by.
+#: The groupings of holders.
 GROUPINGS = ("place", "line", "function", "stack", "module", "category")
 
-# The core's numbers of those that it knows.
+# The core's codes of groupings.
 _NUMBERS = {"stack": 0, "line": 1, "function": 2}
 
 # A key, bytes, requested bytes and allocations.
 _Row = tuple[Any, int, int, int]
 
-#: What was allocated outside of all modules, or without `modules`.
+#: The name for allocations outside of all modules, or recorded without `modules`.
 NO_MODULE = "(no module)"
 
 _OTHERS = "others"
@@ -276,7 +269,7 @@ class Groups:
 
     @cached_property
     def _module_names(self) -> dict[int, str]:
-        """The module of each code of user_metadata that names one."""
+        """Module names by code of user_metadata."""
         return {
             code: text.removeprefix(MODULE_MARK) or "(the model itself)"
             for code, text in enumerate(self._events.texts("user_metadata"))
@@ -292,8 +285,8 @@ class Groups:
 
     @cached_property
     def _backward(self) -> list[tuple[int, int, Place]]:
-        """The backward passes of which it is known who began them, rising, with the line of
-        that. What autograd's own threads allocate has no other one."""
+        """The backward passes with a known caller, in order, with the caller's line: the only
+        place of allocations on autograd's own threads."""
         passes, found = self._decided.passes, []
         for begin, end in passes.backward:
             seeds = (e for e in range(begin, end) if passes.role[e] == Role.SEED)
@@ -308,11 +301,11 @@ class Groups:
 
     @cached_property
     def _has_forward(self) -> bool:
-        """Whether some allocation has the stack of its forward operation."""
+        """Whether any allocation has the stack of its forward operation."""
         return bool(self._events.texts("forward_frames"))
 
     def _forward_place(self, code: int) -> Place:
-        """The line of the forward operation whose backward allocates: "backward of forward
+        """The line of a backward allocation's forward operation: "backward of forward
         (model.py:12)"."""
         known = self._forward_places.get(code)
         if known is None:
@@ -329,8 +322,8 @@ class Groups:
         return place
 
     def _stackless(self, event: int) -> Place:
-        """The place of what an event without a stack allocates, by its forward's stack or by
-        the line that called backward(); -1: before the trace."""
+        """The place of an event without a stack, by its forward operation or by the line that
+        called backward(); event -1: before the trace."""
         forward = self._forward_codes[event] if event >= 0 else NONE
         if forward != NONE:
             place = self._forward_place(forward)
@@ -364,10 +357,10 @@ class Groups:
             yield UNKNOWN_PLACE, left[0], left[1], left[2]
 
     def _of_passes(self, event: int, stacks: set[int]) -> list[int]:
-        """The rows that are alive after an event, have one of these stacks, and were made since
-        the first backward pass began; where forward's stacks are known, since the trace did."""
+        """The rows alive after an event with one of some stacks, allocated since the first backward
+        pass began, or since the trace began if it has stacks of forward operations."""
         made, freed = self._rows.codes("alloc_event"), self._rows.codes("free_event")
-        # Rows are in the order in which they were made.
+        # Rows are in allocation order.
         begin = 0 if self._has_forward else self._backward[0][0]
         first, end = bisect_left(made, begin), bisect_right(made, event)
         ways = zip(self._rows.codes("stack")[first:end], freed[first:end], strict=True)
@@ -378,8 +371,8 @@ class Groups:
         ]
 
     def held(self, event: int, by: str, categories: Callable[[], list[_Row]]) -> list[_Row]:
-        """Keys with their bytes, requested bytes and allocations after an event, the most
-        bytes first; `categories` gives them by category."""
+        """Keys with their bytes, requested bytes and allocations after an event, most bytes
+        first; `categories` computes them by category."""
         if by == "category":
             return categories()
         if by == "module":
@@ -396,11 +389,10 @@ class Groups:
         )
 
     def held_by_place(self, event: int) -> list[tuple[Place, int, int, int]]:
-        """The same by place."""
+        """`held` by place."""
         return merged(self._by_place(event))
 
     def _frame_name(self, by: str, number: int) -> str:
-        """What a line or function is called."""
         if number == NONE:
             return NO_STACK
         frame = self._stacks.frame(number)
@@ -413,8 +405,7 @@ class Groups:
         return merged((self._module(row), size[row], asked[row], 1) for row in self._live(event))
 
     def held_by_module(self, event: int) -> dict[str, int]:
-        """The allocated bytes after an event by module, the most first; empty where no event
-        says its module."""
+        """The allocated bytes after an event by module, most first; empty without modules."""
         if not self._module_names:
             return {}
         return {name: nbytes for name, nbytes, _, _ in self._held_by_module(event)}
@@ -439,7 +430,7 @@ class Groups:
         return self.over_events(codes, [*columns, _OTHERS])
 
     def over_events(self, codes: bytes, names: Sequence[str]) -> Table:
-        """The bytes after each event of each code; `names` are the columns."""
+        """The bytes after each event by code; `names` are the columns."""
         count = len(self._events)
         series = memoryview(core.series_codes(self._native, codes, len(names))).cast("Q")
         columns = {
@@ -459,16 +450,14 @@ class Groups:
 
 # ---- Lives -------------------------------------------------------------------------------
 
-# The lives of a timeline's allocations and segments as tables.
-
-# An address alone, or a block as PyTorch's viewer names it: b7f3a00000000_2, in its newer
-# releases b'7f3a00000000_2. The number counts what was at that address before.
+# An address, or a block's name in PyTorch's viewer: b7f3a00000000_2, in newer releases
+# b'7f3a00000000_2. The number counts earlier blocks at the address.
 _NAME = re.compile(r"b'?([0-9a-f]{1,16})_(\d+)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:0x)?([0-9a-f]{1,16})", re.IGNORECASE)
 
 
 class _PlaceNames(Sequence[str]):
-    """The places of some stack ids, each once; looked for when one is first asked for."""
+    """The distinct places of some stack ids, computed lazily."""
 
     def __init__(self, stacks: memoryview, places: Places) -> None:
         self._stacks = stacks
@@ -483,7 +472,7 @@ class _PlaceNames(Sequence[str]):
         return list(numbers), array("I", map(of_stack.__getitem__, self._stacks))
 
     def codes(self) -> array[int]:
-        """One a stack id: its place's number."""
+        """One place number per stack id."""
         return self._found[1]
 
     @overload
@@ -500,14 +489,7 @@ class _PlaceNames(Sequence[str]):
 def allocation_table(
     c: Mapping[str, Any], stacks: Stacks, decided: Decided, places: Places
 ) -> Table:
-    """The table of `Timeline.allocations`.
-
-    Args:
-        c: The core's columns.
-        stacks: The snapshot's stacks.
-        decided: The category of each row.
-        places: The places of the stacks.
-    """
+    """The table of `Timeline.allocations`, from the core's columns."""
     names = (name for name in c if name != "stack")
     columns = {n: Column(cast("Callable[[], Any]", lambda n=n: c[n])) for n in names}
     columns["stack"] = Column(lambda: c["stack"], null=NONE)
@@ -518,12 +500,7 @@ def allocation_table(
 
 
 def segment_lives(c: Mapping[str, Any], stacks: Stacks) -> Table:
-    """The table of `Timeline.segments`.
-
-    Args:
-        c: The core's columns.
-        stacks: The snapshot's stacks.
-    """
+    """The table of `Timeline.segments`, from the core's columns."""
     columns = {
         name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
         for name in ("address", "size", "stream", "pool_first", "pool_second")
@@ -539,7 +516,7 @@ def segment_lives(c: Mapping[str, Any], stacks: Stacks) -> Table:
 
 
 def int_address(text: str) -> int:
-    """An address as a text has it, or that of a block as PyTorch's viewer names it.
+    """Parse an address, or a block's name in PyTorch's viewer.
 
     Raises:
         ValueError: It is neither.
@@ -550,17 +527,12 @@ def int_address(text: str) -> int:
     """
     found = _NAME.fullmatch(text.strip()) or _ADDRESS.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is neither an address nor a block as PyTorch's viewer names it")
+        raise ValueError(f"{text!r} is neither an address nor a block's name in PyTorch's viewer")
     return int(found[1], 16)
 
 
 def named_rows(allocations: Table, block: int | str) -> list[int]:
-    """The rows of what `Timeline.named` is asked for, in the order of time.
-
-    Raises:
-        ValueError: It is no address and no name of a block.
-        TypeError: It is neither a number nor a text.
-    """
+    """The rows of `Timeline.named`; raises its errors."""
     version: str | None = None
     if isinstance(block, str):
         name = _NAME.fullmatch(block.strip())
@@ -575,12 +547,10 @@ def named_rows(allocations: Table, block: int | str) -> list[int]:
 
 # ---- Timeline ----------------------------------------------------------------------------
 
-# One device's trace replayed: the series, their peaks, who held what, and where it lay.
-
-# The core's numbers of the metrics.
+# The core's codes of metrics.
 _SERIES = {"allocated": 0, "active": 1, "reserved": 2, "requested": 3}
 
-# Lines of the program that the rich display shows.
+# Holders in the rich display.
 _SHOWN = 5
 
 
@@ -603,8 +573,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         name: str = "",
         tensors: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Made by `Snapshot.timeline`; not by users. `tensors`: by address, the category of a
-        block at the end."""
+        """Made by `Snapshot.timeline`, not by users; `tensors` are categories of final blocks by
+        address."""
         self.device = device
         self._name = name or f"cuda:{device}"
         self.events = events
@@ -619,7 +589,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def program(self) -> core.Program:
-        """What the trace asked of the allocator, for other parts of neutracer."""
+        """The program's requests and frees, for other parts of neutracer."""
         return core.Program(self._native)
 
     def __len__(self) -> int:
@@ -627,7 +597,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """What the replay found out: complete, start_bytes, slack_bound, preexisting,
+        """Facts found by the replay: complete, start_bytes, slack_bound, preexisting,
         unmatched, oom_count, release_runs, retries, retries_known, frees_known."""
         return MappingProxyType(self._native.facts())
 
@@ -646,7 +616,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def reserved(self) -> memoryview:
-        """Bytes taken from the device after each event."""
+        """Bytes reserved on the device after each event."""
         return self._series("reserved")
 
     @cached_property
@@ -656,7 +626,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @property
     def time_us(self) -> memoryview:
-        """When each event was, in microseconds since the epoch; 0 where unknown."""
+        """The time of each event in microseconds since the epoch; 0 if unknown."""
         return cast(memoryview, self.events["time_us"])
 
     def peak(self, metric: str = "allocated") -> Moment:
@@ -700,24 +670,28 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def allocations(self) -> Table:
-        """One row an allocation, those from before the trace first.
+        """One row per allocation, those from before the trace first.
 
         Columns: address, size (of the block), requested_size (bytes), stream,
         alloc_event (-1: before the trace), free_event (of free_requested; -1: not in the
         trace, -2: before it), completed_event (of free_completed; -1: not in the trace),
-        stack, category (as `categories` has it), place (as `holders` has it).
+        stack, category (as in `categories`), place (as in `holders`).
         """
-        # Nothing here holds the timeline itself.
+        # Without a reference to the timeline, which keeps this table.
         return allocation_table(
             self._columns["allocations"], self._stacks, self._decided, self.places
         )
 
     def named(self, block: int | str) -> Table:
-        """The rows of `allocations` at an address, in the order of time: a number, a text
-        like "0x7f3a00", or a block as PyTorch's viewer names it ("b7f3a00_2"), which is one.
+        """The rows of `allocations` at an address, in order of time.
+
+        Args:
+            block: A number, a text like "0x7f3a00", or a block's name in PyTorch's viewer
+                ("b7f3a00_2"), which has one row.
 
         Raises:
-            ValueError: It is none of these.
+            ValueError: It is neither an address nor a name.
+            TypeError: It is neither a number nor a str.
         """
         return self.allocations.take(named_rows(self.allocations, block))
 
@@ -732,20 +706,17 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def steps(self) -> Steps:
-        """The steps of the program, and how they were found."""
+        """The steps of the program, and the evidence for them."""
         return steps_of(self._native, self._stacks)
 
     @property
     def categories(self) -> Categories:
-        """What each row of `allocations` was for, with the rule that decided."""
+        """The category of each row of `allocations`, with the deciding rule."""
         return self._decided.categories
 
     def lifetimes_us(self) -> list[int | None]:
-        """How long each row of `allocations` lived, in microseconds.
-
-        From its alloc to its free_requested; None where one of them is not in the trace,
-        or the file has no times.
-        """
+        """The lifetime of each row of `allocations` in microseconds, from its alloc to its
+        free_requested; None if one is not in the trace, or the file has no times."""
         times = self.time_us
         rows = zip(self.allocations["alloc_event"], self.allocations["free_event"], strict=True)
         return [
@@ -755,7 +726,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
 
     @cached_property
     def segments(self) -> Table:
-        """One row a segment, or a range of an expandable one, with its life.
+        """One row per segment, or per range of an expandable one.
 
         Columns: address, size (bytes), stream, segment_type, pool_first, pool_second,
         is_expandable, pool_known, alloc_event (-1: before the trace), free_event (-1:
@@ -771,15 +742,15 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
     def holders(
         self, event: int | None = None, by: str = "place", limit: int | None = 10
     ) -> list[Holder]:
-        """Who holds the allocated bytes after an event, the largest first.
+        """The holders of the allocated bytes after an event, largest first.
 
         Args:
             event: The event; None is the peak of allocated, -1 before the first.
-            by: "place" (the innermost line of the program's own code, and where that called
-                a library, the innermost line of the library beside it), "line" (file and
-                line of the innermost frame), "function", "stack", "module" (where it was
-                recorded with `record(modules=model)`) or "category".
-            limit: How many at most; None is all.
+            by: "place" (the innermost line of the program's own code, with the innermost line of
+                a library called from there), "line" (file and line of the innermost frame),
+                "function", "stack", "module" (if recorded with `record(modules=model)`) or
+                "category".
+            limit: The most holders; None is all.
 
         Raises:
             ValueError: There is no such event, or no such grouping.
@@ -792,7 +763,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         """
         limit = None if limit is None else whole_number("limit", limit, least=0)
         if by not in GROUPINGS:
-            raise ValueError(f"holders by {by!r} are not known; by {', '.join(GROUPINGS)}")
+            raise ValueError(f"unknown grouping by {by!r}; there are by {', '.join(GROUPINGS)}")
         at = self._native.peak(0)[0] if event is None else self._event(event)
         found = self._groups.held(at, by, lambda: self.categories.live(at))
         total = sum(nbytes for _, nbytes, _, _ in found)
@@ -802,13 +773,13 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         ]
 
     def held_by_place(self, event: int | None = None) -> list[tuple[Place, int, int, int]]:
-        """Places with their allocated bytes, requested bytes and allocations after an event,
-        the most bytes first; for other parts of neutracer."""
+        """Places with their allocated bytes, requested bytes and allocations after an event, most
+        bytes first; for other parts of neutracer."""
         at = self._native.peak(0)[0] if event is None else self._event(event)
         return self._groups.held_by_place(at)
 
     def held_by_module(self, event: int) -> dict[str, int]:
-        """Allocated bytes by module after an event, the most first; empty: none is known."""
+        """Allocated bytes by module after an event, most first; empty without modules."""
         return self._groups.held_by_module(event)
 
     @cached_property
@@ -817,7 +788,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return Groups(self._native, *tables, self._decided)
 
     def alive(self, at: str | int = "peak") -> Table:
-        """The blocks that are allocated at one moment, the largest first.
+        """The blocks allocated at one moment, largest first.
 
         Args:
             at: "peak" (of allocated), "end", or an event; -1 is before the first.
@@ -839,7 +810,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         """
         named = {"peak": self.peak().event, "end": len(self) - 1}
         if isinstance(at, str) and at not in named:
-            raise ValueError(f"at is {at!r}: it must be 'peak', 'end' or an event")
+            raise ValueError(f"at must be 'peak', 'end' or an event, not {at!r}")
         event = named[at] if isinstance(at, str) else self._event(at)
         return self._groups.alive(event)
 
@@ -847,7 +818,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         """The allocated bytes after each event by category.
 
         Returns:
-            Columns: event, time_us (since the epoch; 0: unknown), one a category.
+            Columns: event, time_us (since the epoch; 0: unknown), and one per category.
 
         Example:
             >>> import neutracer
@@ -862,8 +833,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         """The allocated bytes after each event by place, as `holders` has it.
 
         Args:
-            limit: Columns of places: those that hold the most at the peak; "others" is one
-                more.
+            limit: The number of places, those with the most bytes at the peak; "others" is an
+                additional column.
 
         Raises:
             ValueError: `limit` is not 1 to 100.
@@ -871,11 +842,11 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         return self._groups.by_place(self.peak().event, limit)
 
     def by_module(self, limit: int = 10) -> Table:
-        """The allocated bytes after each event by module, as `by_place` has them by place."""
+        """The allocated bytes after each event by module; as `by_place`."""
         return self._groups.by_module(self.peak().event, limit)
 
     def churn(self) -> list[Churn]:
-        """What each stack allocated over the trace, the most bytes first."""
+        """The allocations of each stack over the trace, most bytes first."""
         rows = (Churn(self._stacks[stack], *rest) for stack, *rest in self._native.churn())
         return sorted(rows, key=lambda row: -row.bytes)
 
@@ -892,8 +863,8 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         rows = tuple((Figure.bytes(size), Figure.count(n, "block"), at) for at, size, _, n in held)
         peaks = (("peak allocated", peak), ("peak reserved", most))
         figures = tuple((name, Figure.bytes(at.bytes), f"event {at.event:,}") for name, at in peaks)
-        hint = "Only a summary. All of it: neutracer.view(snapshot), .holders() and .allocations."
-        blocks = (DocumentTable("", figures), DocumentTable("Who holds the peak", rows))
+        hint = "Summary only. For details: neutracer.view(snapshot), .holders() and .allocations."
+        blocks = (DocumentTable("", figures), DocumentTable("Holders at the peak", rows))
         title, facts = f"Timeline of {self._name}", (units.format_count(len(self), "event"),)
         ooms = [i for i, action in enumerate(self.events["action"]) if action == "oom"]
         picture = strip_svg(self.allocated, self.reserved, ooms)

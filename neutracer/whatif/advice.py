@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace would have reserved with expandable segments, for reports that advise them."""
+"""Expandable segments replayed, for reports that recommend them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _SETTINGS = "expandable_segments:True"
 # Longer traces are left to `what_if`, so that a report costs little more than its file.
 _MOST_EVENTS = 300_000
 
-# Less than this share saved is not worth a change of settings.
+# The least saving worth a change of settings, as a share.
 _WORTH = 0.05
 
-# The core's numbers of when blocks that other streams used are free again.
+# The core's codes for the time at which blocks used by other streams become free.
 _TIMINGS = (0, 1, 2)
 
-# Of the places where a call of empty_cache() may have left no trace, as many of 2^32 are
-# taken for calls; and about so many of them.
+# Shares (of 2^32), and numbers, of the possible silent empty_cache() calls that are assumed real.
 _SHARES = (0xFFFFFFFF, 0x7FFFFFFF, 0x1FFFFFFF)
 _CALLS = (1, 4, 16)
 
@@ -33,10 +32,8 @@ _CALLS = (1, 4, 16)
 class Replayed:
     """One device's trace under expandable segments, replayed when first needed.
 
-    It gives figures only where the model reproduces the recording exactly. Expandable
-    segments have no ties between addresses; where other streams' timing, a limit that is
-    known only roughly, or calls of empty_cache() that left no trace matter, the figures are
-    a range over these.
+    It gives figures only if the model reproduces the recording exactly. They are ranges where
+    the timing of other streams, a roughly known limit or silent calls of empty_cache() matter.
     """
 
     def __init__(self, snap: Snapshot, device: int) -> None:
@@ -46,7 +43,7 @@ class Replayed:
 
     @property
     def is_possible(self) -> bool:
-        """Whether expandable segments could be switched on."""
+        """Whether expandable segments can be switched on."""
         settings = self._snap.settings_in_force
         if settings["expandable_segments"] or not settings["native_backend"]:
             return False
@@ -57,13 +54,12 @@ class Replayed:
 
     @property
     def advice(self) -> str:
-        """The advice to switch them on, which is what was replayed: with nothing else set."""
+        """The advice to set expandable segments alone, as they were replayed."""
         return expandable_advice(str(self._snap.settings_in_force["text"]))
 
     @cached_property
     def _runs(self) -> tuple[dict[str, memoryview], ...]:
-        """The series under each limit, timing and number of silent calls that may have been;
-        empty: none known."""
+        """The series under each possible limit, timing and number of silent calls; or none."""
         known = 0 < len(self._timeline) <= _MOST_EVENTS and self._snap.partial is None
         if not known or not self.is_possible:
             return ()
@@ -73,8 +69,7 @@ class Replayed:
         try:
             return self._replay(Replayer(self._snap, self._device))
         except ValueError:
-            # A state that no allocator can have been in: what can't be told is left out.
-            return ()
+            return ()  # An inconsistent file: no figures.
 
     def _replay(self, replayer: Replayer) -> tuple[dict[str, memoryview], ...]:
         if not replayer.check.is_exact:
@@ -91,11 +86,8 @@ class Replayed:
         return tuple(replayer.series(_SETTINGS, **case, goes_on=True) for case in cases)
 
     def at_peak(self) -> str | None:
-        """What the peak of reserved would have been, up to the first failure.
-
-        Returns:
-            The bytes in words, "" where nothing is saved, None where there is no replay.
-        """
+        """The replayed peak of reserved up to the first failure, formatted; "" if it saves too
+        little, None without a replay."""
         if not self._runs:
             return None
         end = self._first_failure()
@@ -104,7 +96,7 @@ class Replayed:
         return self._saved(peaks, max(self._timeline.reserved[:end], default=start))
 
     def at_end(self) -> str | None:
-        """What would be reserved at the end; as `at_peak` says it."""
+        """The replayed reserved bytes at the end, as for `at_peak`."""
         if not self._runs:
             return None
         ends = [run["reserved"][-1] for run in self._runs]
@@ -123,7 +115,4 @@ class Replayed:
         was, was_unit = split_bytes(recorded, "MiB")
         if not span.endswith(f" {was_unit}"):
             was = f"{was} {was_unit}"
-        return f"{span} instead of {was} ({self._trust()})"
-
-    def _trust(self) -> str:
-        return "replayed; the model reproduces this file exactly"
+        return f"{span} instead of {was} (replayed; the model reproduces this file exactly)"

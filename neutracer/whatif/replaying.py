@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays of a trace under other settings, each compared with the recording first.
-
-A replay's figures are points where the model reproduces the file's own settings exactly, else
-ranges over address orders and event timings.
-"""
+"""Replays of a trace on the model of PyTorch's allocator, under other settings or changed."""
 
 from __future__ import annotations
 
@@ -41,17 +37,14 @@ if TYPE_CHECKING:
 
 # ---- Program changes ---------------------------------------------------------------------
 
-# A recorded program made into another one: freed earlier, emptied, without reference cycles,
-# or with another batch.
-
-#: By event the sizes of requests (None: as recorded) and where blocks end; and the events
-#: after which empty_cache() is called.
+#: By event, the sizes of requests (None: as recorded) and the events that end their blocks; and
+#: the events after which empty_cache() is called.
 Edits = tuple["array[int] | None", "array[int]", "array[int]"]
 
-# The core's word for a block that ends as it did.
-_AS_IT_WAS = -1
+# The core's code for a block that ends as recorded.
+_AS_RECORDED = -1
 
-# CPython's functions that free garbage, as C++ stacks name them.
+# CPython's functions that collect garbage, as named in C++ stacks.
 _COLLECTOR = (
     "_PyGC_Collect",
     "_Py_RunGC",
@@ -63,21 +56,21 @@ _COLLECTOR = (
     "gc_collect_with_callback",
 )
 
-# A batch so many times as large fits nowhere.
+# The largest factor of the batch.
 _MOST_BATCHES = 1 << 20
 
-# What is as large whatever the batch is.
+# Categories that do not scale with the batch.
 _FIXED = ("parameter", "gradient", "optimizer_state")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A program that is not the recorded one.
+    """Changes to the recorded program.
 
     Attributes:
-        edits: What `core.Program.edit` makes it of: sizes, ends, and calls of empty_cache().
-        notes: What was changed, and what was assumed, a sentence each.
-        name: What was changed, in a few words: "batch x 2".
+        edits: The arguments of `core.Program.edit`.
+        notes: Sentences on changes and assumptions.
+        name: The changes in a few words: "batch x 2".
     """
 
     edits: Edits
@@ -93,26 +86,16 @@ def change_program(
     batch: float = 1.0,
     no_cycles: bool | Iterable[str] = False,
 ) -> Change | None:
-    """The program with changes in it; None where there are none.
-
-    Args:
-        snap: The snapshot.
-        timeline: Of the device.
-        empty_cache_after: Events after which the program calls empty_cache().
-        free_at_once: Whose blocks are freed as soon as they are made: functions as
-            "forward", or lines as "train.py:155"; any frame of a stack counts.
-        batch: How many times as large the batch is.
-        no_cycles: Whether what collections freed is freed earlier; or the functions or
-            lines at which collections ran.
+    """The changes that `what_if` takes; None if there are none.
 
     Raises:
-        TypeError: One is of another type.
-        ValueError: There is no such event, nobody of that name allocated or freed anything,
-            the batch is not above 0, or it is unknown what collections freed.
+        TypeError: An argument has the wrong type.
+        ValueError: There is no such event, function or line, the batch is not above 0, or the
+            trace does not show which blocks collections freed.
     """
     calls = _events(empty_cache_after, len(timeline))
     notes, names, sizes = [], [], None
-    ends = array("i", [_AS_IT_WAS]) * len(timeline)
+    ends = array("i", [_AS_RECORDED]) * len(timeline)
     if calls:
         names.append(f"{format_count(len(calls), 'more call')} of empty_cache()")
         notes.append(f"Changed: {names[-1]}.")
@@ -137,7 +120,7 @@ def change_program(
 
 
 def _events(events: Iterable[int], count: int) -> list[int]:
-    """The numbers of events in a trace of this many, each once."""
+    """The event numbers, checked against the length of the trace, sorted and unique."""
     name = "empty_cache_after"
     listed = several(name, events, "the numbers of events")
     found = sorted({whole_number(name, event, "the numbers of events") for event in listed})
@@ -148,7 +131,7 @@ def _events(events: Iterable[int], count: int) -> list[int]:
 
 
 def _names(name: str, places: Iterable[str], wanted: str) -> tuple[str, ...]:
-    """Functions and lines; one counts as a list of one."""
+    """Functions and lines, as a tuple also for a single one."""
     listed = [places] if isinstance(places, str) else places
     return tuple(checked_text(name, each) for each in several(name, listed, wanted))
 
@@ -161,7 +144,7 @@ def _is_named(frame: Frame, name: str) -> bool:
 
 
 class _Chosen:
-    """Which stacks have one of these frames: functions, or lines as "train.py:155"."""
+    """The stacks with one of some frames: functions, or lines as "train.py:155"."""
 
     def __init__(self, snap: Snapshot, names: tuple[str, ...]) -> None:
         self._snap = snap
@@ -169,7 +152,7 @@ class _Chosen:
         self._known: dict[int, frozenset[str]] = {}
 
     def __call__(self, stack: int) -> frozenset[str]:
-        """The names that a stack has."""
+        """The names found in a stack."""
         if stack == NONE:
             return frozenset()
         if stack not in self._known:
@@ -182,7 +165,7 @@ class _Chosen:
 def _free_at_once(
     snap: Snapshot, timeline: Timeline, names: tuple[str, ...], ends: array[int]
 ) -> str:
-    """Ends each block of one of these as it is made; a note that says so."""
+    """End each block of some functions or lines as it is allocated; returns the note."""
     events, chosen = timeline.events, _Chosen(snap, names)
     counts, nbytes, blocks = dict.fromkeys(names, 0), 0, 0
     stacks, sizes = events.codes("stack"), events.codes("size")
@@ -199,30 +182,31 @@ def _free_at_once(
             raise ValueError(f"{name!r} allocated nothing in this trace")
     return (
         f"Changed: {format_count(blocks, 'block')} of {', '.join(names)} "
-        f"({format_bytes(nbytes)} in all) are freed as soon as they are made; their last use "
-        "is not recorded."
+        f"({format_bytes(nbytes)} in all) are freed as soon as they are allocated, since their "
+        "last use is not recorded."
     )
 
 
 def _free_cycles(
     snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None, ends: array[int]
 ) -> str:
-    """Ends each block that a collection freed when its line makes the next one.
+    """End each block that a collection freed when its line allocates the next one; returns the
+    note.
 
     Args:
         snap: The snapshot.
-        timeline: Of the device.
-        places: The functions or lines at which collections ran; None is where the collector's
-            own frames are.
-        ends: By event, where the block that it makes ends; written to.
+        timeline: That of the device.
+        places: The functions or lines at which collections ran; None: recognize them by the
+            collector's frames.
+        ends: By event, the end of the block that it allocates; written to.
 
     Raises:
-        ValueError: Nothing is seen to be freed there.
+        ValueError: No block was freed there.
     """
     rows, stacks = timeline.allocations, timeline.events.codes("stack")
     chosen = _Chosen(snap, _COLLECTOR if places is None else places)
     collected, nbytes, earlier = 0, 0, 0
-    # By stack: the block that it made last, if a collection freed it, and when.
+    # By stack, its latest block if a collection freed that: the events of its life.
     latest: dict[int, tuple[int, int]] = {}
     columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("size"))
     for made, freed, size in sorted(zip(*columns, strict=True)):
@@ -230,29 +214,27 @@ def _free_cycles(
             continue
         before = latest.pop(stacks[made], None)
         if before is not None and made < before[1]:
-            ends[before[0]] = made if ends[before[0]] == _AS_IT_WAS else ends[before[0]]
+            ends[before[0]] = made if ends[before[0]] == _AS_RECORDED else ends[before[0]]
             earlier += 1
         if freed >= 0 and chosen(stacks[freed]):
             latest[stacks[made]] = (made, freed)
             collected += 1
             nbytes += size
     if not collected:
-        raise ValueError(_untold(snap, timeline, places))
+        raise ValueError(_no_collections(snap, timeline, places))
     return (
-        f"Changed: of {format_count(collected, 'block')} that collections freed "
-        f"({format_bytes(nbytes)} in all) {format_count(earlier)} are freed as soon as the line "
-        "that made them makes its next one, as if no cycle kept them; their last use is not "
-        "recorded."
+        f"Changed: of {format_count(collected, 'block')} freed by collections "
+        f"({format_bytes(nbytes)} in all), {format_count(earlier)} are freed as soon as their "
+        "line allocates its next one, as if no cycle kept them; their last use is not recorded."
     )
 
 
-def _untold(snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None) -> str:
-    """Why it is unknown what collections freed."""
+def _no_collections(snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None) -> str:
     if places is not None:
         return f"nothing was freed at {', '.join(places)} in this trace"
     text = (
-        "what a collection freed can't be told from what the program freed: no stack of this "
-        "trace has a frame of Python's collector, as those recorded with stacks='all' have"
+        "frees by collections can't be recognized: no stack of this trace has a frame of "
+        "Python's collector, which stacks='all' records"
     )
     stacks = timeline.events.codes("stack")
     frees = timeline.allocations.codes("free_event")
@@ -262,14 +244,14 @@ def _untold(snap: Snapshot, timeline: Timeline, places: tuple[str, ...] | None) 
         if frame is not None:
             place = f"{base_name(frame.filename)}:{frame.line}"
             text += (
-                "; if collections ran at known lines, name these: most is freed at "
-                f"{place} ({format_count(count, 'block')})"
+                "; if you know the lines at which collections ran, give those: most blocks are "
+                f"freed at {place} ({format_count(count, 'block')})"
             )
     return text
 
 
 def _scaled(timeline: Timeline, batch: float) -> tuple[array[int], str]:
-    """The sizes of requests with a batch this many times as large."""
+    """The sizes of requests with a batch `batch` times as large, and the note."""
     if not 0 < batch <= _MOST_BATCHES:
         raise ValueError(f"batch must be above 0 and at most {_MOST_BATCHES}")
     rows, events = timeline.allocations, timeline.events
@@ -290,35 +272,31 @@ def _scaled(timeline: Timeline, batch: float) -> tuple[array[int], str]:
     share, times = format_share(fixed / total if total else 0.0), f"{float(batch):g}"
     return sizes, (
         f"Changed: the batch is {times} times as large. Assumed: parameters, gradients and "
-        f"optimizer state ({share} of the bytes asked for) and what was there before the trace "
-        "keep their sizes, all else is in proportion to the batch."
+        f"optimizer state ({share} of the requested bytes) and blocks from before the trace keep "
+        "their sizes; everything else scales with the batch."
     )
 
 
 # ---- Fidelity ----------------------------------------------------------------------------
-
-# How faithfully the model replays a recording under the recording's own settings.
 
 
 @dataclass(frozen=True)
 class Fidelity(PlainRow):
     """How faithfully the model replays a recording under the recording's own settings.
 
-    The model gets the addresses that cudaMalloc gave then; all else it decides itself.
+    The model gets the addresses returned by cudaMalloc; it decides everything else itself.
 
     Attributes:
-        value: The share of addresses and device events that are the recorded ones; 1.0
-            only where all are, none came in addition, and the state at the end is the
-            snapshot's.
+        value: The share of addresses and device events that match the recording; 1.0 only if all
+            match, there are no additional ones, and the final state is the snapshot's.
         addresses: Requests of the trace.
-        addresses_same: Those that the model put at the recorded address.
+        addresses_same: Those that the model placed at the recorded address.
         device_events: Segments, mappings and out-of-memory events of the trace.
-        device_events_same: Those that the model made as well, in the same place.
-        is_end_same: Whether the blocks at the end are the snapshot's: address, size,
-            state and segment of each.
-        first_event: The first event that is not as recorded, or None.
-        recorded: What was recorded there, in words.
-        modelled: What the model did there, in words.
+        device_events_same: Those that the model reproduced in the same place.
+        is_end_same: Whether address, size, state and segment of all final blocks match.
+        first_event: The first event that differs from the recording, or None.
+        recorded: The recorded event, in words.
+        modelled: The model's event, in words.
     """
 
     value: float
@@ -333,12 +311,12 @@ class Fidelity(PlainRow):
 
     @property
     def is_exact(self) -> bool:
-        """Whether every address, every size and the end are as recorded."""
+        """Whether every address, every size and the final state match the recording."""
         return self.value == 1.0
 
     @property
     def sentence(self) -> str:
-        """What this means, in one sentence."""
+        """The comparison in one sentence."""
         addresses = format_count(self.addresses, "address", "addresses")
         events = format_count(self.device_events, "segment event")
         if self.is_exact:
@@ -349,7 +327,7 @@ class Fidelity(PlainRow):
         parts = [
             f"{format_count(self.addresses_same)} of {addresses}",
             f"{format_count(self.device_events_same)} of {events}",
-            "the state at the end" if self.is_end_same else "not the state at the end",
+            "the state at the end" if self.is_end_same else "but not the state at the end",
         ]
         text = f"The model reproduces {', '.join(parts)} ({format_share(self.value)})."
         if self.first_event is not None:
@@ -361,11 +339,11 @@ class Fidelity(PlainRow):
 
 
 def fidelity_of(found: dict[str, Any], actions: list[str]) -> Fidelity:
-    """The fidelity that the core's comparison means."""
+    """The fidelity by the core's comparison."""
     same = found["mallocs_same"] + found["device_events_same"]
     total = found["mallocs"] + found["device_events"]
     exact = found["is_same"] and found["is_end_same"]
-    # What differs only in more events, or only at the end, is not all of it.
+    # Below 1.0 also if only additional events, or only the final state, differ.
     share = 1.0 if exact else min(same / total if total else 0.0, 1 - 1 / (total + 1))
     differs = found["first_event"] is not None
     return Fidelity(
@@ -376,35 +354,33 @@ def fidelity_of(found: dict[str, Any], actions: list[str]) -> Fidelity:
         found["device_events_same"],
         found["is_end_same"],
         found["first_event"],
-        _deed(found["recorded"], actions) if differs else "",
-        _deed(found["modelled"], actions) if differs else "",
+        _event_text(found["recorded"], actions) if differs else "",
+        _event_text(found["modelled"], actions) if differs else "",
     )
 
 
-def _deed(deed: tuple[int, int, int] | None, actions: list[str]) -> str:
-    if deed is None:
+def _event_text(event: tuple[int, int, int] | None, actions: list[str]) -> str:
+    if event is None:
         return "nothing"
-    action, address, size = deed
+    action, address, size = event
     where = f" at {address:#x}" if address else ""
     return f"{actions[action]} of {format_bytes(size)}{where}"
 
 
-# ---- What if parts -----------------------------------------------------------------------
+# ---- Outcome -----------------------------------------------------------------------------
 
-# What came of a program under one setting.
-
-#: Why what really happens can differ from a figure, by the word in `Outcome.causes`.
+#: Reasons for ranges, by the word in `Outcome.causes`.
 CAUSES = {
     "ties": "the driver's addresses decide between free blocks of one size",
-    "timing": "streams decide when a block that another one used is free again",
-    "beyond": "a request ends differently than when recorded, and the trace does not show "
-    "what the program would have done then",
-    "start": "the state before the trace is not all known, or was left by other settings",
-    "silent": "the program calls empty_cache() or ends private pools; where that had nothing "
-    "to give back it left no trace, and may have something under other settings",
-    "restored": "the pool of a captured graph was put back to an earlier state, which these "
-    "settings lay out otherwise",
-    "limit": "how much memory the process was allowed is known only roughly",
+    "timing": "streams decide when a block used by another stream is free again",
+    "beyond": "a request that succeeded in the recording fails, or the reverse, and the trace does "
+    "not show the program's reaction",
+    "start": "the state before the trace is partly unknown, or results from other settings",
+    "silent": "the program calls empty_cache() or ends private pools; calls with nothing to "
+    "release left no trace, but may release memory under other settings",
+    "restored": "the pool of a captured graph was restored to an earlier state, which has another "
+    "layout under these settings",
+    "limit": "the memory limit of the process is known only roughly",
 }
 _CAUSE_BITS = ("ties", "timing", "beyond", "start", "silent", "restored")
 
@@ -429,31 +405,31 @@ Range = tuple[int, int | None]
 
 @dataclass(frozen=True)
 class Outcome(PlainRow):
-    """What the allocator would have done under one setting.
+    """The replay of a program under one setting.
 
     Attributes:
         settings: The text for PYTORCH_CUDA_ALLOC_CONF; "" is PyTorch's default.
-        peak_reserved_bytes: The most it took: reserved_bytes.all.peak.
+        peak_reserved_bytes: reserved_bytes.all.peak.
         reserved_bytes: At the end: reserved_bytes.all.current.
-        peak_allocated_bytes: The most in live blocks: allocated_bytes.all.peak.
+        peak_allocated_bytes: allocated_bytes.all.peak.
         allocated_bytes: At the end: allocated_bytes.all.current.
-        segments: At the end: segment.all.current, which counts no expandable ones.
-        device_allocs: cudaMalloc calls and mappings: num_device_alloc. What was there
-            before the trace counts as one for each segment or mapped range.
+        segments: At the end: segment.all.current, without expandable ones.
+        device_allocs: cudaMalloc calls and mappings: num_device_alloc. Each segment or mapped
+            range from before the trace counts as one.
         device_frees: cudaFree calls and unmappings: num_device_free.
-        ooms: Requests that failed: num_ooms.
-        retries: How often the cache was given back to try again: num_alloc_retries.
-        stopped_event: The event at which a request failed that had not failed when it was
-            recorded, so that the program ends there; -1 is before the first; None: none.
-        beyond_event: The event at which a request succeeded that had failed when it was
-            recorded; the trace does not show how the program would have gone on.
-        ranges: By figure, the lowest and the highest over other orders of addresses and
-            other timings, for figures that are not exact; None where nothing bounds it.
-        causes: Why there are ranges: keys of `CAUSES`.
-        runs: How many times the program was run for this.
-        start_rebuilt: The state before the trace could not stay in place.
-        headroom_bytes: What the capacity leaves above the peak; None without a capacity.
-        change: What the program does otherwise, in a few words: "batch x 2"; "" is nothing.
+        ooms: Failed requests: num_ooms.
+        retries: Releases of the cache to retry a request: num_alloc_retries.
+        stopped_event: The event at which a request fails that succeeded in the recording, which
+            ends the program; -1: before the first event; None: none.
+        beyond_event: The event at which a request succeeds that failed in the recording; the
+            trace does not show how the program would have continued.
+        ranges: By figure, the lowest and the highest value over other address orders and
+            timings, for figures that are not exact; None: unbounded.
+        causes: The reasons for ranges: keys of `CAUSES`.
+        runs: The number of runs.
+        start_rebuilt: Whether the state before the trace had to be rebuilt.
+        headroom_bytes: The capacity minus the peak; None without a capacity.
+        change: The change to the program in a few words: "batch x 2"; "" is none.
     """
 
     settings: str
@@ -482,21 +458,20 @@ class Outcome(PlainRow):
         """The snapshot that was replayed.
 
         Raises:
-            ValueError: This outcome stands alone, apart from the plan that it came from.
+            ValueError: The outcome is detached from its plan.
         """
         if self._recorded is None:
             raise ValueError("this outcome stands alone, without its recording")
         return self._recorded
 
     def snapshot(self) -> Snapshot:
-        """The trace and the blocks that there would have been, as a snapshot.
+        """The replayed trace and its final blocks as a snapshot.
 
-        You can draw, save and query it like any other. Addresses are made up; times,
-        stacks and annotations are those of the recorded events. It ends where the program
-        would have ended.
+        You can draw, save and query it like any other. Addresses are made up; times, stacks and
+        annotations are those of the recorded events. It ends where the program stops.
 
         Raises:
-            ValueError: This outcome stands alone, apart from the plan that it came from.
+            ValueError: The outcome is detached from its plan.
 
         Example:
             >>> import neutracer
@@ -516,7 +491,7 @@ class Outcome(PlainRow):
 
     @property
     def ratio(self) -> float:
-        """(reserved - allocated) / reserved at the end; 0 where nothing is reserved."""
+        """(reserved - allocated) / reserved at the end; 0 if nothing is reserved."""
         return unused_share(self.reserved_bytes, self.allocated_bytes)
 
     @property
@@ -526,11 +501,11 @@ class Outcome(PlainRow):
 
     @property
     def device_calls(self) -> int:
-        """cudaMalloc, cudaFree, mappings and unmappings: what a setting costs in time."""
+        """cudaMalloc and cudaFree calls, mappings and unmappings: the time cost of a setting."""
         return self.device_allocs + self.device_frees
 
     def range(self, figure: str) -> Range:
-        """The lowest and the highest of a figure; the same number twice where it is exact.
+        """The lowest and the highest value of a figure; equal if it is exact.
 
         Raises:
             KeyError: There is no such figure.
@@ -581,7 +556,7 @@ def outcome_of(
 
 
 def widened(outcome: Outcome, others: list[Outcome]) -> Outcome:
-    """The outcome with ranges that take others in: of the same setting under other limits."""
+    """The outcome with ranges that include those of the same setting under other limits."""
     ranges: dict[str, Range] = {}
     causes = {cause for each in (outcome, *others) for cause in each.causes}
     for name in RANGED:
@@ -602,7 +577,7 @@ def widened(outcome: Outcome, others: list[Outcome]) -> Outcome:
 
 
 def outcome_cells(outcome: Outcome, name: str) -> tuple[Cell, ...]:
-    """A row of a table: peak, its range, calls to the device, failures, setting."""
+    """The outcome as a table row under `OUTCOME_HEADS`."""
     return (
         Figure.bytes(outcome.peak_reserved_bytes),
         _span(outcome),
@@ -622,7 +597,7 @@ def _span(outcome: Outcome) -> str:
 
 
 def named(outcome: Outcome) -> str:
-    """The settings of an outcome as a reader knows them, with what was changed."""
+    """The settings and the change of an outcome, for a reader."""
     if not outcome.change and outcome.settings:
         return Copyable(outcome.settings)
     name = settings_words(outcome.settings, is_stated=True)
@@ -630,12 +605,12 @@ def named(outcome: Outcome) -> str:
 
 
 def named_recorded(outcome: Outcome, *, is_stated: bool) -> str:
-    """The same of the recorded outcome; `is_stated` as `settings_words` takes it."""
+    """The settings of the recorded outcome, for a reader."""
     return f"as recorded: {settings_words(outcome.settings, is_stated=is_stated)}"
 
 
 def stop_of(outcome: Outcome) -> str | None:
-    """The event at which a program stops for lack of memory, or None."""
+    """The event at which a program stops for lack of memory, formatted, or None."""
     event = outcome.stopped_event
     return None if event is None else format_count(max(event, 0))
 
@@ -655,7 +630,7 @@ def _failures(outcome: Outcome) -> str:
 def trust_blocks(
     check: Fidelity, outcomes: tuple[Outcome, ...], notes: tuple[str, ...]
 ) -> tuple[Block, ...]:
-    """How far to trust the figures of a page: fidelity, causes of ranges, gaps."""
+    """The blocks on the reliability of a page: fidelity, causes of ranges, notes."""
     blocks: list[Block] = [Paragraph(check.sentence)]
     causes = {cause for outcome in outcomes for cause in outcome.causes}
     pairs = tuple((word, text) for word, text in CAUSES.items() if word in causes)
@@ -666,20 +641,17 @@ def trust_blocks(
 
 
 def doubt(check: Fidelity) -> tuple[Note, ...]:
-    """What a finding of replayed figures should say where the model is not exact."""
+    """The evidence of a finding on replayed figures if the model is not exact."""
     if check.is_exact:
         return ()
     share = format_share(check.value)
-    return (Note(f"replayed, and doubtful: the model reproduces {share} of this recording"),)
+    return (Note(f"replayed, not exact: the model reproduces {share} of this recording"),)
 
 
 # ---- Replay notes ------------------------------------------------------------------------
 
-# What a trace can't tell of the program that it is replayed for, in sentences.
-
 
 def _unstated(inferred: str, is_exact: bool) -> str:
-    """What a file that states no settings is taken for."""
     if inferred:
         text = f"Settings not recorded; the trace shows {inferred}"
     else:
@@ -688,25 +660,18 @@ def _unstated(inferred: str, is_exact: bool) -> str:
 
 
 def start_notes(snap: Snapshot, timeline: Timeline, is_exact: bool) -> list[str]:
-    """What is not known of the state before the trace, or of the file as a whole.
-
-    Args:
-        snap: The snapshot.
-        timeline: That of the device.
-        is_exact: Whether the model reproduces the recording exactly.
-    """
+    """Notes on the settings and the state before the trace; `is_exact`: the model reproduces the
+    recording."""
     facts, notes = timeline.facts, []
     if not snap.settings_stated:
         notes.append(_unstated(str(snap.settings_in_force["text"]), is_exact))
     if snap.history_overflowed(timeline.device):
-        notes.append(
-            "The ring of events wrapped: what came before its first event is not replayed."
-        )
+        notes.append("The ring of events wrapped: events before its first one are not replayed.")
     if facts["preexisting"]:
         blocks = format_count(facts["preexisting"], "block")
         notes.append(
-            f"{blocks} were there before the first event and stay in place; settings "
-            "of another kind allocate them anew first."
+            f"{blocks} existed before the first event and stay in place, unless settings "
+            "of another kind require them to be allocated again."
         )
     if facts["slack_bound"]:
         bound = format_bytes(facts["slack_bound"])
@@ -715,43 +680,34 @@ def start_notes(snap: Snapshot, timeline: Timeline, is_exact: bool) -> list[str]
 
 
 def event_notes(timeline: Timeline, program: dict[str, Any], is_exact: bool) -> list[str]:
-    """What events are missing, or do not say.
-
-    Args:
-        timeline: The device's.
-        program: What the core knows of its program.
-        is_exact: Whether the model reproduces the recording exactly.
-    """
+    """Notes on missing events and unrecorded facts; `program` are the core's facts on it."""
     facts, notes = timeline.facts, []
     if facts["unmatched"]:
         events = format_count(facts["unmatched"], "event")
-        notes.append(f"The trace has gaps: {events} fit nothing in it and are left out.")
+        notes.append(f"The trace has gaps: {events} match no earlier one and are left out.")
     if program["segments_without_pool"] and (
         program["pools"] > 1 or not (facts["unmatched"] or is_exact)
     ):
         segments = format_count(program["segments_without_pool"], "segment")
         notes.append(
             "The events of this file do not name their pool, and "
-            f"{segments} were gone at its end: these count as the default pool's. Where "
-            "the program used others (CUDA graphs, MemPool) figures may be outside their "
-            "ranges."
+            f"{segments} were released before its end: the default pool is assumed for these. If "
+            "the program used others (CUDA graphs, MemPool), figures may be outside their ranges."
         )
     if not program["calls_known"]:
         notes.append(
-            "Without stacks an empty_cache() of the program can't always be told from the "
-            "allocator's own."
+            "Without stacks, the program's empty_cache() calls can't always be distinguished from "
+            "the allocator's own releases."
         )
     return notes
 
 
 # ---- Variants ----------------------------------------------------------------------------
 
-# The runs of which ranges are made, side by side.
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Calls a function with each of some items, in any order; results in theirs.
+#: Like `map`: calls a function with each item, in any order; results are in the items' order.
 Each = Callable[[Callable[["_Run"], bytes], Iterable["_Run"]], list[bytes]]
 
 
@@ -760,12 +716,12 @@ class Plan:
     """The runs of some settings at one limit.
 
     Attributes:
-        program: What is run.
+        program: The program to run.
         settings: The text of the settings; None are the recorded ones.
-        name: What they are called in the outcome.
+        name: The settings of the outcome.
         options: The keywords of the core's `find_range`.
-        compare: Runs the recorded settings with the addresses of the trace, which then is the
-            first run where it came out exactly: its figures, and whether; or None.
+        compare: Runs the recorded settings with the addresses of the trace: figures, and whether
+            they are exact, in which case they serve as the first run; or None.
     """
 
     program: core.Program
@@ -775,7 +731,6 @@ class Plan:
     compare: Callable[[], tuple[bytes, bool]] | None
 
     def runs(self) -> list[_Run]:
-        """The runs to make."""
         count = self.program.count_variants(self.settings, **self.options)
         return [_Run(self, index) for index in range(count)]
 
@@ -786,7 +741,6 @@ class _Run:
     index: int
 
     def __call__(self) -> bytes:
-        """Its figures, as the core has them."""
         plan = self.plan
         if self.index == 0 and plan.compare is not None:
             figures, is_exact = plan.compare()
@@ -796,12 +750,7 @@ class _Run:
 
 
 def run_plans(plans: list[Plan], each: Each) -> list[Outcome]:
-    """The outcome of each plan.
-
-    Args:
-        plans: What to run.
-        each: Makes the runs.
-    """
+    """The outcome of each plan; `each` makes the runs."""
     todo = [run for plan in plans for run in plan.runs()]
     figures = dict(zip(todo, each(_Run.__call__, todo), strict=True))
     outcomes = []
@@ -813,7 +762,7 @@ def run_plans(plans: list[Plan], each: Each) -> list[Outcome]:
 
 
 def _tell_done(futures: list[Future[Result]]) -> None:
-    """Say how many are done, and of how many."""
+    """Report progress as futures complete."""
     done = itertools.count(1)
     for future in futures:
         future.add_done_callback(lambda _: tell(f"replayed {next(done)} of {len(futures)}"))
@@ -822,15 +771,10 @@ def _tell_done(futures: list[Future[Result]]) -> None:
 def side_by_side(
     work: Callable[[Item], Result], items: Iterable[Item], stop: Event
 ) -> list[Result]:
-    """`work` on each item, in one thread per core; results in order.
-
-    Args:
-        work: What is done.
-        items: To what.
-        stop: Is set while the others end after a failure.
-    """
+    """`work` on each item, in one thread per core; results in order. After a failure, `stop` is
+    set while the other threads end."""
     listed = list(items)
-    # Where the interpreter is about to end, as in what atexit calls, no thread begins.
+    # At interpreter exit (in atexit callbacks) no thread can start.
     try:
         from concurrent.futures import ThreadPoolExecutor
     except RuntimeError:
@@ -854,28 +798,22 @@ def side_by_side(
 
 # ---- Replaying ---------------------------------------------------------------------------
 
-# One device's program run on the model of the allocator, under many settings at a time.
-
-# A report only replays: what else it takes to compare settings, the methods that do import.
-
 
 class _StoppedError(Exception):
-    """Another run has failed: the rest is no longer needed."""
+    """Another run has failed."""
 
 
 class Replayer:
-    """Runs what one device's trace asked of the allocator under other settings.
+    """Replays one device's requests under other settings.
 
-    Any number of threads may use one. A pickled one takes its snapshot along, and replays it
-    again when needed.
+    Thread-safe. Pickles with its snapshot, which is replayed again when needed.
 
     Attributes:
         device: The device.
-        asked: The memory that the question is about, or None: as when recorded.
-        room: What limited the process when it was recorded, where somebody wrote that down.
-        version: PyTorch's, whose rules apply: major * 1000 + minor; 0 is the newest known.
-        edits: What makes another program of the recorded one, which runs in its place, except
-            under the recorded settings where these are given as None; None is none.
+        asked: The requested memory limit; None is the recorded one.
+        room: The limits of the process when it was recorded, if known.
+        version: The PyTorch version whose rules apply: major * 1000 + minor; 0 is the newest known.
+        edits: Changes to the program, or None. Settings of None run the recorded program.
     """
 
     def __init__(
@@ -887,11 +825,7 @@ class Replayer:
         fraction: float | None = None,
         room: DeviceRoom | None = None,
     ) -> None:
-        """
-        Raises:
-            ValueError: There is nothing to replay, or it is not the native allocator's; or
-                that is no version, no capacity or no fraction of something known.
-        """
+        """Raises a ValueError if the trace can't be replayed or an argument is invalid."""
         self.version = version_number(torch_version)
         self.snap = snap
         self.device = device
@@ -902,8 +836,8 @@ class Replayer:
         refuse_others(snap)
         if not self.facts["steps"]:
             raise ValueError(
-                f"the snapshot has no history of cuda:{device} to replay; it is recorded "
-                "after torch.cuda.memory._record_memory_history()"
+                f"the snapshot has no history of cuda:{device} to replay; record one with "
+                "torch.cuda.memory._record_memory_history()"
             )
         self.edits: Edits | None = None
         self._stop = Event()
@@ -918,21 +852,21 @@ class Replayer:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The device's."""
+        """The timeline of the device."""
         return self.snap.timeline(self.device)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the core knows of the program: limits, lanes, what is ambiguous."""
+        """The core's facts on the program: limits, lanes, ambiguities."""
         return self.program.facts()
 
     @cached_property
     def changed(self) -> core.Program | None:
-        """The program that `edits` make."""
+        """The program with `edits` applied."""
         return None if self.edits is None else self.program.edit(*self.edits)
 
     def change(self, edits: Edits) -> None:
-        """Run another program from now on."""
+        """Run the program with these edits from now on."""
         self.edits = edits
         self.changed = self.program.edit(*edits)
 
@@ -943,33 +877,33 @@ class Replayer:
 
     @property
     def program(self) -> core.Program:
-        """What the trace requested."""
+        """The recorded program."""
         return self.timeline.program
 
     @property
     def capacity(self) -> int | None:
-        """The most bytes that the process may have, or None: as when recorded."""
+        """The memory limit of the process in bytes; None is the recorded one."""
         return None if self.asked is None else self.asked.bytes
 
     @property
     def is_capped(self) -> bool:
-        """Whether PyTorch itself kept the process below a limit when it was recorded."""
+        """Whether PyTorch enforced a limit in the recording."""
         if self.room is not None and self.room.fraction == 1.0:
             return False
         shown = self.facts["limit_high"] is not None and not self.facts["is_device"]
-        return shown or self._told_limit is not None
+        return shown or self._noted_limit is not None
 
     @property
     def is_limited(self) -> bool:
-        """Whether PyTorch itself keeps the process below what it may have: then garbage is
-        collected, and what is asked for is held against it before it is rounded up to pages."""
+        """Whether PyTorch enforces the limit: it then collects garbage, and compares requests
+        with the limit before rounding them up to pages."""
         if self.asked is not None and self.asked.fraction is not None:
             return self.asked.is_share
         return self.is_capped
 
     @cached_property
-    def _told_limit(self) -> int | None:
-        """PyTorch's own limit as it was written down, if the trace can have had it."""
+    def _noted_limit(self) -> int | None:
+        """PyTorch's limit by the sidecar, if consistent with the trace."""
         limit = None if self.room is None else self.room.limit_bytes
         low, high = self.facts["limit_low"], self.facts["limit_high"]
         if limit is None or limit < low or (high is not None and limit > high):
@@ -978,15 +912,15 @@ class Replayer:
 
     @cached_property
     def limits(self) -> tuple[int, ...]:
-        """The limit to assume in bytes, then others that are as likely; 0: as recorded.
+        """The limit to assume in bytes, then others as likely; 0: as recorded.
 
-        A trace that shows failures says of the limit only that it was at least what was
-        reserved, and too small for what failed; people choose round ones.
+        Failures in a trace only bound the limit: at least the reserved bytes, and too small for
+        the failed request. The roundest number between is the likeliest.
         """
         if self.asked is not None:
             return (self.asked.bytes,)
-        if self._told_limit is not None:
-            return (self._told_limit,)
+        if self._noted_limit is not None:
+            return (self._noted_limit,)
         low, high = self.facts["limit_low"], self.facts["limit_high"]
         if not self.is_capped or low >= high:
             return (0,)
@@ -996,35 +930,32 @@ class Replayer:
 
     @cached_property
     def silent_places(self) -> int | None:
-        """Where calls of empty_cache() and ends of pools may have left no trace.
-
-        None where it does not look: in programs without visible calls of it and without pools
-        of their own.
-        """
+        """The number of places where calls of empty_cache() or ends of pools may have left no
+        trace; None for programs without visible calls and without private pools."""
         if not self.facts["calls"] and self.facts["pools"] < 2:
             return None
         return self.program.find_silence(self._look)
 
     @property
     def _silence(self) -> int:
-        """What the core should make of what left no trace: 0 nothing, 1 that pools of graphs
-        are put back as they were, 2 that there may be silent calls of empty_cache() too."""
+        """The core's mode for silent operations: 0 none, 1 restored pools of graphs, 2 also
+        silent calls of empty_cache()."""
         return 0 if self.silent_places is None else 2 if self.silent_places else 1
 
     @property
     def knows_large_segments(self) -> bool:
-        """Whether this PyTorch has `large_segment_size_mb`, which came with 2.10."""
-        # Events have this column since that version.
+        """Whether this PyTorch has `large_segment_size_mb` (2.10 and later)."""
+        # So does this column of events.
         has_column = "user_metadata" in self.snap.native.tables()["events"]
         return self.version >= version_number("2.10") if self.version else has_column
 
     def options(self, limit: int, *, is_share: bool | None = None) -> dict[str, Any]:
-        """The keywords of a run in which the process may have `limit` bytes.
+        """The core's keywords for a run with a memory limit.
 
         Args:
             limit: Bytes; 0 is as recorded.
-            is_share: Whether PyTorch itself keeps it below them, or the device has no more;
-                None is what the question says, or the recording.
+            is_share: Whether PyTorch enforces the limit, or the device is that large; None is
+                as requested or recorded.
         """
         options = {"version": self.version, "silent": min(self._silence, 1)}
         if limit == 0:
@@ -1035,7 +966,7 @@ class Replayer:
 
     @property
     def _device(self) -> dict[str, int]:
-        """The device on which PyTorch keeps the process below a limit."""
+        """The device on which PyTorch enforces a limit."""
         if self.asked is not None and self.asked.total_bytes is not None:
             return {"device_total": self.asked.total_bytes, "device_other": 0}
         if self.room is not None:
@@ -1050,12 +981,12 @@ class Replayer:
         is_share: bool | None = None,
         **changes: int,
     ) -> Outcome:
-        """What comes out, without its range; None are the recorded settings.
+        """The outcome without ranges.
 
         Args:
-            settings: The text of the settings.
-            limit: Bytes, as `options` has them; None is what is assumed of them.
-            is_share: As `options` has it.
+            settings: The text of the settings; None are the recorded ones.
+            limit: As for `options`; None is the assumed limit.
+            is_share: As for `options`.
             changes: Other keywords of the core's `run`.
         """
 
@@ -1065,20 +996,14 @@ class Replayer:
         return outcome_of(self._name(settings), found)
 
     def outcome(self, settings: str | None, runs: int = 0) -> Outcome:
-        """What comes out, with its range; None are the recorded settings.
-
-        Args:
-            settings: The text of the settings.
-            runs: How many runs for the range at each limit; 0 leaves it to the core.
-        """
+        """The outcome with ranges, from `runs` runs at each limit (0: the core decides)."""
         return self._outcomes([settings], runs, lambda work, items: [work(i) for i in items])[0]
 
     def outcomes(self, settings: Iterable[str | None]) -> list[Outcome]:
-        """The same of several settings, all their runs side by side."""
+        """The outcomes of several settings with ranges, all runs in parallel."""
         return self._outcomes(list(settings), 0, self.map)
 
     def _outcomes(self, listed: list[str | None], runs: int, each: Each) -> list[Outcome]:
-
         plans = [self._plans(settings, runs) for settings in listed]
         found = iter(run_plans([plan for own in plans for plan in own], each))
         return [
@@ -1087,9 +1012,7 @@ class Replayer:
         ]
 
     def _plans(self, settings: str | None, runs: int) -> list[Plan]:
-        """The runs of some settings at each limit that they may have had."""
-
-        # Under its own settings the program ran as recorded whatever its limit was.
+        # Under its own settings the program ran as recorded, whatever its limit was.
         limits = self.limits[:1] if settings is None else self.limits
         silent = min(self._silence, 1 if settings is None else 2)
         more = {"silent": silent, "runs": runs, "progress": self._look}
@@ -1104,7 +1027,6 @@ class Replayer:
         return self._checked[0]["variant"], self.check.is_exact
 
     def _finished(self, settings: str | None, found: list[Outcome]) -> Outcome:
-
         outcome = replace(
             widened(found[0], found[1:]),
             _recorded=self.snap,
@@ -1115,7 +1037,7 @@ class Replayer:
         return replace(outcome, headroom_bytes=self.capacity - outcome.peak_reserved_bytes)
 
     def trace(self, settings: str | None) -> Snapshot:
-        """The snapshot that there would have been; None are the recorded settings."""
+        """The snapshot of a replay; None are the recorded settings."""
         options = self.options(self.limits[0])
         return Snapshot(self._asked(settings).trace(settings, progress=self._look, **options))
 
@@ -1126,12 +1048,12 @@ class Replayer:
         return self.recorded_settings if settings is None else settings
 
     def fits(self, settings: str | None, nbytes: int) -> bool:
-        """Whether every request succeeds where the process may have this many bytes."""
+        """Whether every request succeeds under a limit in bytes."""
         return self.quick(settings, nbytes).fits
 
     @cached_property
     def _checked(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """How the model's replay of the recording compares with it, and its figures."""
+        """The core's comparison of its replay with the recording, and the replay's figures."""
         return self.program.check(progress=self._look, version=self.version)
 
     @property
@@ -1140,7 +1062,7 @@ class Replayer:
         return fidelity_of(self._checked[0], self.snap.native.actions())
 
     def series(self, settings: str | None, **options: Any) -> dict[str, memoryview]:
-        """The values after each event: bytes, segments, calls and failures so far."""
+        """The state after each event: bytes, segments, running counts of calls and failures."""
         chosen = {**self.options(self.limits[0]), **options}
         _, columns = self._asked(settings).series(settings, progress=self._look, **chosen)
         wide = ("allocated", "active", "reserved", "requested")
@@ -1151,17 +1073,15 @@ class Replayer:
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """`work` on each item, in one thread per core; results in order."""
-
         return side_by_side(work, items, self._stop)
 
     def _look(self, done: int) -> None:
-        """Called now and then by a run: ends it where another one has failed."""
+        """A run's progress callback: ends the run if another one has failed."""
         if self._stop.is_set():
             raise _StoppedError
 
     def notes(self) -> tuple[str, ...]:
-        """What the trace can't tell, a sentence each."""
-
+        """Sentences on the limits of the trace."""
         is_exact = self.check.is_exact
         return (
             *start_notes(self.snap, self.timeline, is_exact),

@@ -23,35 +23,26 @@ from neutracer.whatif.settings import refuse_others
 
 # ---- Changes -----------------------------------------------------------------------------
 
-# Changes of a program that save memory, as other sizes of its requests.
-
-# What is smaller than this counts to nobody.
+# The least bytes at the peak worth a change.
 _SMALL = 1 << 20
 
-# A tensor of logits is at least this share of the peak.
+# The least share of the peak that a tensor of logits has.
 _LOGITS_SHARE = 0.05
 
-# Activations of one size are of repeated blocks from this share of all on.
+# The least share of all activations that those of one size have in repeated blocks.
 _REPEATED = 0.03
 
-# Steps that are looked at one by one.
+# With more steps, only the whole trace's peak is examined.
 _MOST_STEPS = 64
 
-# How many pieces a loss over logits is computed in.
+# The chunks of a loss over logits.
 _PIECES = 8
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A change.
-
-    Attributes:
-        kind: A stable word for programs.
-        message: What is done.
-        advice: How.
-        sizes: By event of the trace the bytes that each request asks for.
-        rows: How many allocations it is about.
-    """
+    """A change: the first three fields are those of `Saving`; `sizes` are the requested bytes by
+    event of the trace, and `rows` is the number of affected allocations."""
 
     kind: str
     message: str
@@ -61,7 +52,7 @@ class Wanted:
 
 
 class _Rows:
-    """The allocations of a timeline, with what each was for."""
+    """The allocations of a timeline by category."""
 
     def __init__(self, timeline: Timeline) -> None:
         table = timeline.allocations
@@ -77,19 +68,19 @@ class _Rows:
                 self.sizes[event] = asked
 
     def of(self, *names: str) -> list[int]:
-        """The rows of categories that the trace has the request of."""
+        """The rows of some categories that were allocated within the trace."""
         wanted = {CATEGORIES.index(name) for name in names}
         return [
             row for row, code in enumerate(self.codes) if code in wanted and self.events[row] >= 0
         ]
 
     def at_peak(self, rows: list[int], event: int | None = None) -> list[int]:
-        """Those that are alive at the peak, or after another event."""
+        """The rows alive at the peak, or after another event."""
         event = self.peak.event if event is None else event
         return [r for r in rows if self.events[r] <= event and not 0 <= self.ends[r] <= event]
 
     def scaled(self, rows: list[int], up: int, down: int) -> array[int]:
-        """Sizes with those of some rows times `up` through `down`."""
+        """The sizes, those of some rows multiplied by `up` / `down`."""
         sizes = self.sizes[:]
         for row in rows:
             event = self.events[row]
@@ -97,12 +88,12 @@ class _Rows:
         return sizes
 
     def bytes(self, rows: list[int]) -> int:
-        """What rows asked for at the peak."""
+        """The bytes requested by rows alive at the peak."""
         return sum(self.asked[row] for row in self.at_peak(rows))
 
 
 def _peaks(timeline: Timeline) -> list[int]:
-    """The event of each step at which the most is allocated; none of very many steps."""
+    """The peak event of each step; none if there are too many steps."""
     steps, allocated = timeline.steps, timeline.allocated
     if len(steps) > _MOST_STEPS:
         return []
@@ -112,12 +103,7 @@ def _peaks(timeline: Timeline) -> list[int]:
 
 
 def changes_of(timeline: Timeline, ranks: int) -> Iterator[Wanted]:
-    """The changes that are about enough bytes.
-
-    Args:
-        timeline: The program's trace.
-        ranks: Over how many ranks something is sharded.
-    """
+    """The changes worth trying on a program, sharded over `ranks`."""
     rows = _Rows(timeline)
     yield from _sharded(rows, ranks)
     yield from _narrower(rows)
@@ -134,32 +120,32 @@ def _sharded(rows: _Rows, ranks: int) -> Iterator[Wanted]:
     tools = (
         "torch.distributed.optim.ZeroRedundancyOptimizer, or DeepSpeed's ZeRO stage 1",
         "FullyShardedDataParallel with SHARD_GRAD_OP, or ZeRO stage 2",
-        "fully_shard (FSDP2), or ZeRO stage 3; what is gathered at a time comes on top",
+        "fully_shard (FSDP2), or ZeRO stage 3; gathered parameters come on top",
     )
     for stage, (names, tool) in enumerate(zip(stages, tools, strict=True), 1):
         chosen = rows.of(*names)
         if rows.bytes(rows.of(names[-1])) < _SMALL:
             continue
-        words = ", ".join(f"{name.replace('_', ' ')}s" for name in names)
-        message = f"{words} sharded over {ranks} ranks (ZeRO stage {stage})"
+        nouns = ", ".join(f"{name.replace('_', ' ')}s" for name in names)
+        message = f"{nouns} sharded over {ranks} ranks (ZeRO stage {stage})"
         yield Wanted(f"zero_{stage}", message, tool, rows.scaled(chosen, 1, ranks), len(chosen))
 
 
 def _narrower(rows: _Rows) -> Iterator[Wanted]:
     states = rows.of("optimizer_state")
     if rows.bytes(states) >= _SMALL:
-        text = "an 8-bit optimizer in place of one with states of 32 bits"
+        text = "an 8-bit optimizer in place of one with 32-bit state"
         tool = "bitsandbytes.optim.AdamW8bit, or torchao.optim.AdamW8bit"
         yield Wanted("8_bit_optimizer", text, tool, rows.scaled(states, 1, 4), len(states))
     weights = rows.of("parameter", "gradient")
     if rows.bytes(weights) >= _SMALL:
         text = "parameters and gradients in bf16, if they are in fp32"
-        tool = "model.to(torch.bfloat16), and an optimizer that keeps fp32 where it needs it"
+        tool = "model.to(torch.bfloat16), and an optimizer that keeps fp32 copies"
         yield Wanted("bf16", text, tool, rows.scaled(weights, 1, 2), len(weights))
 
 
 def _recomputed(rows: _Rows) -> Iterator[Wanted]:
-    """Checkpointing: of each block its output stays, of the last block everything."""
+    """Checkpointing: each block keeps its output, the last block everything."""
     activations = rows.of("activation")
     dropped, blocks = set[int](), 0
     for event in rows.peaks:
@@ -176,29 +162,29 @@ def _recomputed(rows: _Rows) -> Iterator[Wanted]:
 
 
 def _repeated(rows: _Rows, kept: list[int]) -> tuple[list[int], int]:
-    """What checkpointing would not keep of some activations, and how many blocks there are."""
+    """The activations that checkpointing would drop, and the number of blocks."""
     total = sum(rows.asked[row] for row in kept)
     count = Counter(rows.asked[row] for row in kept)
     repeated = {size: n for size, n in count.items() if n >= 3 and size * n >= total * _REPEATED}
     if not repeated:
         return [], 0
     blocks = min(repeated.values())
-    # A block gives its output once, and that is the smallest of what it gives once.
+    # A block's output is the smallest of its sizes that occur once per block.
     output = min(size for size, n in repeated.items() if n == blocks)
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     dropped = []
     for row in kept:
         size = rows.asked[row]
         if size in repeated:
-            block, place = divmod(seen[size] * blocks, repeated[size])
-            seen[size] += 1
+            block, place = divmod(counts[size] * blocks, repeated[size])
+            counts[size] += 1
             if block < blocks - 1 and (size != output or place):
                 dropped.append(row)
     return dropped, blocks
 
 
 def _logits(rows: _Rows) -> Iterator[Wanted]:
-    """The loss over logits in pieces: the largest tensors, if several are as large."""
+    """The loss over logits in chunks: the largest tensors, if few are that large."""
     kinds = rows.of("activation", "temporary", "autograd_detail", "gradient", "unknown")
     alive = rows.at_peak(kinds)
     largest = max((rows.asked[row] for row in alive), default=0)
@@ -206,30 +192,28 @@ def _logits(rows: _Rows) -> Iterator[Wanted]:
     if largest < rows.peak.bytes * _LOGITS_SHARE or len(as_large) > 6:
         return
     chosen = [row for row in kinds if largest <= 2 * rows.asked[row]]
-    text = f"the largest tensors (logits, most likely) in {_PIECES} pieces"
-    tool = "compute head and cross-entropy a piece of the tokens at a time"
+    text = f"the largest tensors (logits, most likely) in {_PIECES} chunks"
+    tool = "compute head and cross-entropy on one chunk of tokens at a time"
     yield Wanted("logits", text, tool, rows.scaled(chosen, 1, _PIECES), len(chosen))
 
 
 # ---- Report ------------------------------------------------------------------------------
-
-# What changes of a program would save: each one replayed on the model of the allocator.
 
 _SETTING = "expandable_segments:True"
 
 
 @dataclass(frozen=True)
 class Saving:
-    """One change, and what it would save.
+    """One change and its savings.
 
     Attributes:
         kind: A stable word: "zero_1", "zero_2", "zero_3", "8_bit_optimizer", "bf16",
             "checkpointing", "logits" or "expandable_segments".
-        message: What is done.
-        advice: How.
-        saved_bytes: Fewer bytes reserved at the peak.
-        peak_allocated_bytes: The most that is then allocated.
-        peak_reserved_bytes: The most that is then reserved.
+        message: The change.
+        advice: How to make it.
+        saved_bytes: By how much the peak of reserved falls.
+        peak_allocated_bytes: The peak of allocated with the change.
+        peak_reserved_bytes: The peak of reserved with the change.
     """
 
     kind: str
@@ -242,15 +226,15 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SavingsReport(Report):
-    """What changes of a program would save.
+    """Savings of memory by changes to a program.
 
     Attributes:
         device: The device.
-        ranks: Over how many ranks something is sharded.
-        peak_allocated_bytes: The most that was allocated.
-        peak_reserved_bytes: The most that was reserved.
-        categories: What was allocated at the peak, by category, in bytes.
-        savings: The changes, those that save most first.
+        ranks: The number of ranks to shard over.
+        peak_allocated_bytes: The recorded peak of allocated.
+        peak_reserved_bytes: The recorded peak of reserved.
+        categories: Bytes allocated at the peak, by category.
+        savings: The changes, largest savings first.
     """
 
     schema = "neutracer.savings/1"
@@ -269,15 +253,12 @@ class SavingsReport(Report):
             (Figure.bytes(one.saved_bytes), Figure.bytes(one.peak_reserved_bytes), one.message)
             for one in self.savings
         )
-        notes = (
-            "Each alone, with the program otherwise as it is; replayed on the model of the "
-            "allocator with other sizes.",
-        )
+        notes = ("Each change alone, replayed on the model of the allocator with other sizes.",)
         held = tuple((Figure.bytes(n), name) for name, n in self.categories.items())
         blocks: list[Block] = [
             *self.finding_blocks(),
             Table("At the peak", held),
-            Table("What would save", rows, ("saves", "peak then", ""), notes),
+            Table("Savings by change", rows, ("saves", "new peak", ""), notes),
         ]
         if self.savings:
             how = tuple((one.kind, one.advice) for one in self.savings)
@@ -288,23 +269,22 @@ class SavingsReport(Report):
 def savings(
     source: Snapshot | SnapshotSource, *, ranks: int = 8, device: int | None = None
 ) -> SavingsReport:
-    """What sharding, narrower types, checkpointing and smaller logits would save.
+    """Estimate savings by sharding, narrower types, checkpointing and chunked logits.
 
-    Bytes by category become other sizes of the program's requests, and these go through the
-    model of the allocator: what is saved is what the peak of reserved falls by, another moment
-    being the peak then.
+    Each change resizes the program's requests of some categories and replays them on the model
+    of the allocator; the saving is the difference between the peaks of reserved.
 
     Args:
         source: A Snapshot, rehearsed or recorded from the start, or what `load` takes.
-        ranks: Over how many ranks ZeRO's stages shard.
+        ranks: The number of ranks that ZeRO's stages shard over.
         device: The device; None is the only one.
 
     Returns:
-        The report; `.savings` has the changes, those that save most first.
+        The report; `.savings` are the changes, largest savings first.
 
     Raises:
-        ValueError: It has no trace, `ranks` is below 2, or it is not of PyTorch's native CUDA
-            allocator, and so can't be replayed.
+        ValueError: It has no trace, `ranks` is below 2, or the trace is not of PyTorch's native
+            CUDA allocator.
 
     Example:
         >>> import neutracer
@@ -318,7 +298,7 @@ def savings(
     number = snap.device(device)
     timeline = snap.timeline(number)
     if not len(timeline):
-        raise ValueError("the snapshot has no history to judge from")
+        raise ValueError("the snapshot has no history")
     settings = str(snap.settings_in_force["text"])
     before = _peaks_of(timeline.program.run(settings))
     found = [_saved(timeline, settings, before, one) for one in changes_of(timeline, count)]
@@ -350,5 +330,5 @@ def _by_setting(timeline: Timeline, settings: str, before: tuple[int, int]) -> S
     both = f"{settings},{_SETTING}" if settings else _SETTING
     after = _peaks_of(timeline.program.run(both))
     how = f"PYTORCH_CUDA_ALLOC_CONF={both}"
-    text = "expandable segments, which have no holes between segments"
+    text = "expandable segments, which leave no gaps between segments"
     return Saving("expandable_segments", text, how, before[1] - after[1], *after)

@@ -41,18 +41,15 @@ from neutracer.whatif.settings import canonical
 
 # ---- Bound -------------------------------------------------------------------------------
 
-# The least memory that any allocator could serve a program with.
-
 
 @dataclass(frozen=True)
 class Bound(PlainRow):
-    """The least memory that any allocator needs.
+    """The packing lower bound: no allocator can serve the program with less memory.
 
     Attributes:
-        bytes: The most bytes in live blocks at one time, each rounded up to 512, which is
-            PyTorch's smallest unit.
-        event: The event after which it was so; -1: before the trace.
-        with_failed_bytes: The same if what failed when it was recorded had succeeded.
+        bytes: The peak of live blocks, each rounded up to 512 bytes, PyTorch's smallest unit.
+        event: The event of that peak; -1: before the trace.
+        with_failed_bytes: The same, counting the requests that failed in the recording.
     """
 
     bytes: int
@@ -63,8 +60,8 @@ class Bound(PlainRow):
     def of(self, outcome: Outcome) -> int:
         """The bytes to compare an outcome's peak with.
 
-        Where a request succeeded that had failed when it was recorded, the replay ends
-        with it: then it is what was live up to there, and that request.
+        A replay ends with a request that failed in the recording and succeeds now; the bound
+        is then of the live blocks up to there and that request.
         """
         if outcome.beyond_event is None:
             return self.bytes
@@ -72,12 +69,12 @@ class Bound(PlainRow):
 
 
 def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
-    """The packing lower bound of a trace: no allocator can manage with less.
+    """The packing lower bound of a trace.
 
     Args:
         timeline: The trace.
-        counts_failed: Whether the sizes of failed requests can be trusted: PyTorch writes
-            them down as its settings rounded them.
+        counts_failed: Whether the sizes of failed requests can be trusted: PyTorch records them
+            as rounded by its settings.
     """
     rows = timeline.allocations
     changes = [0] * (len(timeline) + 1)
@@ -102,24 +99,22 @@ def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
 
 
 def bound_of(replayer: Replayer) -> Bound:
-    """The packing lower bound of the program that was recorded."""
+    """The packing lower bound of the recorded program."""
     divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
     return packing_bound(replayer.timeline, max(divisions) <= 1)
 
 
 # ---- Search ------------------------------------------------------------------------------
 
-# The settings worth trying on a program, and how little memory each needs.
-
 OBJECTIVES = ("fit", "reserved", "speed")
 
-# Segments are whole multiples of this, so that no finer capacity makes a difference.
+# Segments are multiples of this, so a finer capacity makes no difference.
 _GRAIN = 2 << 20
 
-# What the model takes for the device where nothing tells how large it was.
+# The model's assumption for a device of unknown size.
 _ENDLESS = 1 << 40
 
-# No device has more.
+# More than any device has.
 _MOST = 1 << 50
 
 _SPLITS = (20, 32, 64, 128, 256, 512, 1024)
@@ -127,18 +122,18 @@ _ROUNDUPS = ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]")
 _LARGES = (12, 40, 64)
 _THRESHOLDS = ("0.6", "0.7", "0.8", "0.9")
 
-# The core's numbers of orders of addresses, of when what other streams used is free again, and
-# of how the state before the trace is made.
+# The core's codes for address orders, for the time at which blocks used by other streams become
+# free, and for rebuilding the state before the trace.
 _ORDERS, _RANDOM, _SEEDS = (2, 3), 1, (1, 2)
 _TIMINGS = (1, 2)
 _BEGINS = (1, 2, 3)
 
 
 def candidates(replayer: Replayer) -> tuple[str, ...]:
-    """The settings to try, simple ones first; some three dozen.
+    """About three dozen settings to try, simple ones first.
 
-    The garbage collection threshold does nothing where PyTorch keeps the process below no
-    limit, and is then left out.
+    They include the garbage collection threshold only if PyTorch limits the process: without a
+    limit it has no effect.
     """
     splits = [f"max_split_size_mb:{size}" for size in _SPLITS]
     roundups = [f"roundup_power2_divisions:{each}" for each in _ROUNDUPS]
@@ -163,20 +158,17 @@ def order_of(
     smallest: int | None,
     alike: tuple[int, int] = (0, 0),
 ) -> tuple[int, ...]:
-    """What candidates are ranked by: the least is the best.
+    """The sort key of a candidate; the lowest is the best.
 
-    Whatever the objective, a program that fails ranks behind one that does not. Of two that
-    stop for lack of memory the one that gets further is better, under "fit" the one of which
-    all needs less: figures of different parts can't be compared, nor how much failed in
-    them. Of what a program would have done beyond its trace nothing is known, and so that
-    ranks none.
+    A program that fails ranks behind one that does not, under any objective. Of two that stop
+    for lack of memory, the one that gets further ranks first, under "fit" the one that needs
+    less for all of the program: figures of different parts can't be compared.
 
     Args:
         objective: One of `OBJECTIVES`.
         outcome: The candidate's.
         smallest: Its smallest capacity in bytes, or None.
-        alike: Up to which values the two figures of the objective are as good as each
-            other.
+        alike: The values up to which the objective's two figures count as equal.
     """
     peak = outcome.peak_reserved_bytes
     highest = outcome.range("peak_reserved_bytes")[1]
@@ -196,11 +188,8 @@ def order_of(
 
 
 def distinct_rules(replayer: Replayer, tried: tuple[str, ...]) -> tuple[str, ...]:
-    """The first of each of the settings that do the same to this program.
-
-    A limit above every possible block, and rounding of sizes that nobody requests, do
-    nothing.
-    """
+    """The settings without those equivalent to an earlier one for this program, as a limit above
+    every possible block is."""
     largest, held = _largest(replayer.timeline)
     found: dict[tuple[object, ...], str] = {}
     for settings in tried:
@@ -209,7 +198,7 @@ def distinct_rules(replayer: Replayer, tried: tuple[str, ...]) -> tuple[str, ...
 
 
 def _largest(timeline: Timeline) -> tuple[int, int]:
-    """The bytes of the largest request, and of the largest segment from before the trace."""
+    """The bytes of the largest request, and of the largest segment that precedes the trace."""
     events, segments = timeline.events, timeline.segments
     largest = max(timeline.allocations.codes("requested_size"), default=0)
     if timeline.facts["oom_count"]:
@@ -221,8 +210,8 @@ def _largest(timeline: Timeline) -> tuple[int, int]:
 
 
 def _rules(settings: str, largest: int, held: int) -> tuple[object, ...]:
-    """Which settings can make a difference to requests of up to `largest` bytes, where
-    segments of up to `held` bytes are there already."""
+    """The effective settings for requests of up to `largest` bytes and existing segments of up
+    to `held` bytes."""
     parsed = core.parse_settings(settings)
     # The table's first entry is for all up to 2 MiB, each further one for the next power.
     entry = min(max(largest.bit_length() - 21, 0), 15)
@@ -238,27 +227,24 @@ def _rules(settings: str, largest: int, held: int) -> tuple[object, ...]:
 
 
 def _assumed(replayer: Replayer) -> int:
-    """The bytes that the process may have in a run without a given limit."""
+    """The memory limit assumed in a run without an explicit one."""
     limit, high = replayer.limits[0], replayer.facts["limit_high"]
     return limit or high or replayer.facts["device_total"] or _ENDLESS
 
 
 class _Fitting:
-    """Whether a program succeeds in this many bytes, run only where no run has shown it.
+    """Whether a program succeeds with a number of bytes, run only if no earlier run decides it.
 
-    The bytes are those of a device that has no more, and a limit below which PyTorch keeps the
-    process on a larger one: it has to succeed in both. They differ where segments expand or
-    garbage is collected: a limit is held against what is asked for, a device has to have whole
-    pages, and garbage is collected from a share of a limit on.
+    It has to succeed both on a device of that size and under a limit of that size on a larger
+    device. The two differ with expandable segments (a limit compares requests, a device needs
+    whole pages) and with garbage collection (which starts at a share of a limit).
 
-    A run that succeeded would have gone the same way in any capacity from its peak up
-    to its own: what it was refused it still is.
+    A run that succeeded goes the same way with any capacity from its peak up to its own.
 
     Args:
         replayer: The program.
         settings: The settings; None are the recorded ones.
-        known: What came of them as it was recorded, or in `replayer.capacity`; None where
-            this is not known.
+        known: Their outcome as recorded, or with `replayer.capacity`; None if unknown.
     """
 
     def __init__(self, replayer: Replayer, settings: str | None, known: Outcome | None) -> None:
@@ -285,7 +271,7 @@ class _Fitting:
         return first.fits and all(outcome.fits for outcome in outcomes)
 
     def runs(self, nbytes: int, **changes: int) -> Iterator[Outcome]:
-        """What comes of it on such a device, and below such a limit."""
+        """The outcomes on a device of that size, and under a limit of that size."""
         for is_share in self._kinds:
             yield self._replayer.quick(self._settings, nbytes, is_share=is_share, **changes)
 
@@ -294,7 +280,7 @@ class _Fitting:
             self._spans.append((outcome.peak_reserved_bytes, nbytes))
 
     def _is_steady(self) -> bool:
-        """Whether the capacity only decides what is refused."""
+        """Whether the capacity only decides which requests fail."""
         return float(self._rules["per_process_memory_fraction"]) == 1.0
 
 
@@ -306,27 +292,26 @@ def smallest_capacity(
     known: Outcome | None = None,
     beaten_by: int | None = None,
 ) -> int | None:
-    """The fewest bytes with which every request of the program succeeds.
+    """The least memory with which every request of the program succeeds.
 
     Args:
         replayer: The program.
         settings: The settings; None are the recorded ones.
-        least: Bytes below which nothing fits.
-        known: What `replayer.quick` found of the settings, which saves a run or two.
-        beaten_by: Bytes from which on the answer does not matter.
+        least: A lower bound in bytes.
+        known: Their outcome by `replayer.quick`, which saves a run or two.
+        beaten_by: Bytes above which the answer does not matter.
 
     Returns:
-        Bytes, a multiple of 2 MiB, with which it was run and succeeded, as a device's and as a
-        limit of PyTorch's; with the next lower one tried it did not. None where no capacity was
-        found, or only one that is above `beaten_by`.
+        Bytes, a multiple of 2 MiB. A run with them succeeded, both as a device's size and as
+        PyTorch's limit; the next lower size tried failed. None if none was found up to
+        `beaten_by`.
     """
     fits = _Fitting(replayer, settings, known)
     return _least(fits, least, max(least // 4, 1), beaten_by)
 
 
 def _least(fits: Callable[[int], bool], least: int, step: int, beaten_by: int | None) -> int | None:
-    """The fewest bytes from `least` on that fit, as `smallest_capacity` has it; where those do
-    not, about `step` more are tried first."""
+    """The least bytes that fit, from `least` on in growing steps, then by bisection."""
     most = _MOST if beaten_by is None else beaten_by
     low = high = -(-max(least, _GRAIN) // _GRAIN) * _GRAIN
     step = max(step // _GRAIN, 1) * _GRAIN
@@ -344,14 +329,8 @@ def _least(fits: Callable[[int], bool], least: int, step: int, beaten_by: int | 
 
 
 def confirmed_capacity(replayer: Replayer, settings: str | None, nbytes: int) -> int:
-    """The bytes, and as many more as it takes to succeed in whatever order addresses come,
-    and whenever streams are done with what they use.
-
-    Args:
-        replayer: The program.
-        settings: The settings; None are the recorded ones.
-        nbytes: What `smallest_capacity` found.
-    """
+    """`nbytes` of `smallest_capacity`, raised until runs with other address orders and stream
+    timings succeed too; `settings` None are the recorded ones."""
     fitting = _Fitting(replayer, settings, None)
     cases: list[dict[str, int]] = [{}, *({"order": order} for order in _ORDERS)]
     cases += [{"order": _RANDOM, "seed": seed} for seed in _SEEDS]
@@ -369,13 +348,13 @@ def confirmed_capacity(replayer: Replayer, settings: str | None, nbytes: int) ->
 
 @dataclass(frozen=True)
 class Survey:
-    """What is found out about a program before settings are compared.
+    """The runs of a program that settings are compared by.
 
     Attributes:
         recorded: The outcome of the recorded settings.
-        smallest: The smallest capacity with which those do, or None.
+        smallest: The smallest capacity under those, or None.
         bound: The packing lower bound.
-        outcomes: What came of the settings that differ, without ranges.
+        outcomes: Those of the other distinct settings, without ranges.
     """
 
     recorded: Outcome
@@ -385,7 +364,7 @@ class Survey:
 
 
 def survey(replayer: Replayer, tried: tuple[str, ...]) -> Survey:
-    """Runs the program as it was recorded, and under each of the settings, side by side."""
+    """Run the program as recorded and under each setting, in parallel."""
 
     def own() -> tuple[Bound, int | None]:
         bound = bound_of(replayer)
@@ -397,7 +376,7 @@ def survey(replayer: Replayer, tried: tuple[str, ...]) -> Survey:
     def quick(settings: str) -> Callable[[], Outcome]:
         return lambda: replayer.quick(settings)
 
-    # Found here, threads do not each look for it.
+    # Computed once, before threads need it.
     _ = replayer.limits, replayer.silent_places
     jobs: list[Callable[[], Any]] = [own, recorded]
     jobs += [quick(settings) for settings in distinct_rules(replayer, tried)]
@@ -408,14 +387,8 @@ def survey(replayer: Replayer, tried: tuple[str, ...]) -> Survey:
 def smallest_capacities(
     replayer: Replayer, outcomes: list[Outcome], found: Survey, beaten_by: int | None = None
 ) -> dict[str, int | None]:
-    """The smallest capacity of the settings of each of the outcomes.
-
-    Args:
-        replayer: The program.
-        outcomes: As `replayer.quick` found them.
-        found: What is known of the program.
-        beaten_by: As `smallest_capacity` has it.
-    """
+    """The smallest capacity of each outcome, by its settings; arguments as for
+    `smallest_capacity`, with the outcomes of `replayer.quick`."""
 
     def search(outcome: Outcome) -> int | None:
         if outcome.settings == replayer.recorded_settings:
@@ -431,30 +404,25 @@ def smallest_capacities(
 
 # ---- Rank --------------------------------------------------------------------------------
 
-# The settings that were tried, ranked, and the best of them with their ranges.
-
-#: Figures of up to this share above the least are as good, for the model is of one run; and
-#: a setting that saves less than it is no better than the recorded one.
+#: Figures within this share of the least count as equal, since the model is of one run; a
+#: setting that saves less is no better than the recorded one.
 ALIKE = 0.02
 
-# How many candidates may get a range.
+# The most candidates with ranges.
 _RANGED = 6
 
-# The search for the smallest capacity of every candidate takes at most about so many steps
-# of the program, some ten seconds of one core; of a longer trace fewer candidates have it.
+# The budget of the search for smallest capacities, in replayed program steps (about ten seconds
+# of one core): on a longer trace it covers fewer candidates.
 _STEPS = 60_000_000
-_RUNS_A_SEARCH = 16
+_RUNS_PER_SEARCH = 16
 
-#: An outcome, and its smallest capacity where that was searched for.
+#: An outcome, and its smallest capacity if searched for.
 Row = tuple[Outcome, int | None]
 
 
 def rank(replayer: Replayer, objective: str, found: Survey) -> list[Row]:
-    """What was tried, the best first.
-
-    Returns:
-        Outcomes without ranges, with smallest capacities where they are ranked by them.
-    """
+    """The distinct outcomes without ranges, the best first; with smallest capacities if ranked
+    by them."""
     distinct: dict[tuple[object, ...], Outcome] = {}
     for outcome in found.outcomes:
         figures = (outcome.peak_reserved_bytes, outcome.reserved_bytes, outcome.device_allocs)
@@ -462,7 +430,7 @@ def rank(replayer: Replayer, objective: str, found: Survey) -> list[Row]:
     tried = sorted(distinct.values(), key=lambda each: order_of(objective, each, None))
     if objective != "fit":
         return _ranked(objective, [(each, None) for each in tried])
-    tried = tried[: max(_RANGED, _STEPS // _RUNS_A_SEARCH // replayer.facts["steps"])]
+    tried = tried[: max(_RANGED, _STEPS // _RUNS_PER_SEARCH // replayer.facts["steps"])]
     beaten_by = _beaten_by(found, tried)
     needs = smallest_capacities(replayer, tried, found, beaten_by)
     rows = [(each, needs[each.settings]) for each in tried]
@@ -472,13 +440,12 @@ def rank(replayer: Replayer, objective: str, found: Survey) -> list[Row]:
 
 
 def _ranked(objective: str, rows: list[Row]) -> list[Row]:
-    """The rows, the best first."""
     alike = _alike(objective, rows)
     return sorted(rows, key=lambda row: order_of(objective, row[0], row[1], alike))
 
 
 def _alike(objective: str, rows: list[Row]) -> tuple[int, int]:
-    """Up to which values the two figures of an objective are as good as the least."""
+    """The values up to which the two figures of an objective count as equal to the least."""
     keys = [order_of(objective, *row)[:4] for row in rows]
     if not keys:
         return (0, 0)
@@ -493,12 +460,11 @@ def _above(figure: int) -> int:
 
 
 def is_worth(objective: str, row: Row, recorded: Row) -> bool:
-    """Whether a setting does enough better than the recorded one to be worth a change.
+    """Whether a setting beats the recorded one by enough to be worth a change.
 
-    It fails less; or it is better by the objective, and by more than `ALIKE` in it or, where
-    the two are alike in it, in the figure that decides then. Where both stop for lack of
-    memory, their figures up to there decide nothing; the memory that the whole program needs
-    does.
+    It fails less; or it is better by more than `ALIKE` in the objective, or in the second figure
+    if the two are equal in the first. If both stop for lack of memory, only the memory that the
+    whole program needs counts.
     """
     mine, own = (order_of(objective, *each)[:4] for each in (row, recorded))
     if mine[:2] != own[:2]:
@@ -511,9 +477,8 @@ def is_worth(objective: str, row: Row, recorded: Row) -> bool:
 
 
 def _beaten_by(found: Survey, tried: list[Outcome]) -> int | None:
-    """The smallest capacity above which nothing that was tried does better than the recorded
-    settings, nor is as good as what does; None where something does better for another
-    reason: it fails less."""
+    """The smallest capacity above which a setting can't beat the recorded ones; None if some
+    setting beats them by failing less."""
 
     def failures(outcome: Outcome) -> tuple[int, ...]:
         return order_of("fit", outcome, None)[:2]
@@ -525,10 +490,9 @@ def _beaten_by(found: Survey, tried: list[Outcome]) -> int | None:
 def best_of(
     replayer: Replayer, objective: str, found: Survey, ranked: list[Row], most: int
 ) -> list[Row]:
-    """The rows that do better than the recorded settings, `most` of them, with ranges.
+    """Up to `most` rows of `rank` that beat the recorded settings, with ranges.
 
-    A range makes an outcome no better, and so only those get one that are among the best
-    without; the rows are what `rank` made.
+    A range never improves a rank, so only the best rows without one get one.
     """
     rows, own = ranked[:_RANGED], (found.recorded, found.smallest)
     ranged: set[str] = set()
@@ -543,20 +507,11 @@ def best_of(
         ranged.update(names)
 
 
-# ---- Words -------------------------------------------------------------------------------
-
-# What a recommendation says of a setting.
+# ---- Messages ----------------------------------------------------------------------------
 
 
 def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
-    """What a setting does better than the recorded one: the bytes that it saves, and in
-    words.
-
-    Args:
-        objective: One of `OBJECTIVES`.
-        row: The setting's outcome, and its smallest capacity or None.
-        recorded: The same of the recorded settings.
-    """
+    """The advantage of a setting over the recorded one: bytes saved, and a message."""
     (outcome, smallest), (before, own) = row, recorded
     name = named(outcome)
     if objective == "fit" and smallest is not None and own is not None and smallest < own:
@@ -565,41 +520,41 @@ def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
     if before.stopped_event is not None:
         stop = stop_of(outcome)
         until = "the end of the trace" if stop is None else f"event {stop}"
-        return 0, f"{name}: the program gets to {until}, not just to event {stop_of(before)}"
+        return 0, f"{name}: the program gets to {until} instead of event {stop_of(before)}"
     if outcome.ooms < before.ooms:
-        failed = format_count(outcome.ooms, "request") if outcome.ooms else "no request"
-        return 0, f"{name}: {failed} out of memory instead of {format_count(before.ooms)}"
+        errors = format_count(outcome.ooms, "out-of-memory error")
+        return 0, f"{name}: {errors} instead of {format_count(before.ooms)}"
     peaks = outcome.peak_reserved_bytes, before.peak_reserved_bytes
     saved = max(peaks[1] - peaks[0], 0)
     if objective == "speed":
-        calls = f"{format_count(outcome.device_calls)} calls to the device"
+        calls = f"{format_count(outcome.device_calls)} device calls"
         return saved, f"{name}: {calls} instead of {format_count(before.device_calls)}"
     less, more = (format_bytes(nbytes) for nbytes in peaks)
-    return saved, f"{name}: {less} reserved at most instead of {more}"
+    return saved, f"{name}: peak reserved {less} instead of {more}"
 
 
 def cost(more: int) -> str:
-    """How many more calls to the device a choice makes, in words."""
-    noun = "more call" if more > 0 else "fewer call"
-    return f"{format_count(abs(more), noun) if more else 'as many calls'} to the device"
+    """The additional device calls of a choice, in words."""
+    noun = "more device call" if more > 0 else "fewer device call"
+    return format_count(abs(more), noun) if more else "as many device calls"
 
 
 def stops(outcome: Outcome) -> tuple[Note, ...]:
-    """That the figures of a choice are not of the whole program."""
+    """A note that the figures of a choice cover only a part of the program."""
     stop = stop_of(outcome)
-    said = f"it stops for lack of memory at event {stop}: the peak is of what came before"
-    return () if stop is None else (Note(said),)
+    text = f"it stops for lack of memory at event {stop}: the peak is of the part before"
+    return () if stop is None else (Note(text),)
 
 
 def near_least(
     objective: str, needed: int | None, least: tuple[int, str] | None
 ) -> tuple[Note, ...]:
-    """What needs a little less than the best does, and is no better for that.
+    """A note on a setting that needs insignificantly less memory than the best one.
 
     Args:
         objective: One of `OBJECTIVES`.
-        needed: The smallest capacity that the best does in; None where it is not known.
-        least: The least that anything does in, and what that is.
+        needed: The smallest capacity of the best setting, if known.
+        least: The smallest capacity of all, and the name of its setting.
     """
     if objective != "fit" or least is None or needed is None:
         return ()
@@ -610,19 +565,13 @@ def near_least(
 
 
 def above(outcome: Outcome, bound: Bound) -> float:
-    """The peak of an outcome above the least that it could have, as a share of that."""
+    """By how much the peak of an outcome exceeds its lower bound, as a share of the bound."""
     least = bound.of(outcome)
     return outcome.peak_reserved_bytes / least - 1 if least else 0.0
 
 
 def bound_sentence(bound: Bound, recorded: Outcome, best: Outcome | None) -> str:
-    """The least that any allocator needs, and how far above it the peaks are.
-
-    Args:
-        bound: That least.
-        recorded: What came of the recorded settings.
-        best: And of the best; None where nothing does better.
-    """
+    """The lower bound, and how far above it the peaks of the recorded and the best settings are."""
     where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
     text = f"No allocator could manage with less than {format_bytes(bound.bytes)}, live at {where}"
     if bound.with_failed_bytes > bound.bytes:
@@ -633,46 +582,43 @@ def bound_sentence(bound: Bound, recorded: Outcome, best: Outcome | None) -> str
     if best is not None and best.stopped_event is None:
         shown.append((best, f"with {named(best)}"))
     parts: list[str] = []
-    told = 0
-    for outcome, words in shown:
+    previous = 0
+    for outcome, name in shown:
         least = bound.of(outcome)
         base = "it" if least == bound.with_failed_bytes == bound.bytes else format_bytes(least)
-        over = "" if least == told else f" above {base}"
-        parts.append(f"{format_share(above(outcome, bound))}{over} {words}")
-        told = least
+        over = "" if least == previous else f" above {base}"
+        parts.append(f"{format_share(above(outcome, bound))}{over} {name}")
+        previous = least
     return f"{text}. Reserved at its peak: {', '.join(parts)}."
 
 
 # ---- Recommend ---------------------------------------------------------------------------
 
-# Which allocator settings would serve this program best, and what would they cost?
-
-# How many choices are shown.
+# The number of choices.
 _SHOWN = 3
 
-#: The smallest capacity of what needs least, in bytes, and its name.
+#: The smallest capacity of all settings in bytes, and the name of its setting.
 Least = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Choice(PlainRow):
-    """One setting that does better than the recorded one.
+    """One setting that beats the recorded one.
 
     Attributes:
         settings: The text for PYTORCH_CUDA_ALLOC_CONF.
-        environment: The whole line for a shell.
-        outcome: What would have come of it.
-        smallest_capacity_bytes: The least memory for PyTorch with which every request
-            succeeds, those included that failed when recorded, on a device that has no more and
-            under such a limit of PyTorch's, in other orders of addresses too; None where none
-            was found. CUDA's context and other libraries need theirs besides.
-        saved_bytes: Fewer bytes reserved at the peak than with the recorded settings.
-        more_device_calls: More cudaMalloc, cudaFree, mappings and unmappings than with the
-            recorded settings: what it costs; less than 0 where it saves some.
-        above_bound: Its peak of reserved above the packing lower bound, as a share of that;
-            above the bound with what had failed, up to there, where it succeeds. None
-            where the program stops for lack of memory: the bound is of all of it, the peak
-            of what came before.
+        environment: The assignment for a shell.
+        outcome: The replayed outcome.
+        smallest_capacity_bytes: The least memory for PyTorch's allocator with which every
+            request succeeds (including those that failed in the recording), as a device's size
+            and as PyTorch's limit, also with other address orders; None if none was found.
+            CUDA's context and other libraries come on top.
+        saved_bytes: The peak of reserved under the recorded settings minus this one's.
+        more_device_calls: Additional cudaMalloc and cudaFree calls, mappings and unmappings
+            compared with the recorded settings; negative if there are fewer.
+        above_bound: The excess of its peak of reserved over the packing lower bound (that of
+            the replayed part if a failed request now succeeds), as a share of the bound. None
+            if the program stops for lack of memory.
     """
 
     settings: str
@@ -692,15 +638,15 @@ class RecommendReport(Report):
         device: The device.
         events: Events of its trace.
         objective: "fit", "reserved" or "speed".
-        capacity_bytes: The most that the process may have, or None: as when recorded.
-        tried: How many settings were tried.
-        recorded: The outcome of the file's own settings.
-        settings_recorded: Whether the file states them. If not, they are what its trace shows.
-        recorded_capacity_bytes: The least memory that those would have needed.
-        choices: The best, at most three; empty where nothing does better.
-        bound: The least that any allocator needs.
-        check: How faithfully the model replays the file's own settings.
-        notes: What the trace can't tell.
+        capacity_bytes: The memory limit of the process; None is the recorded one.
+        tried: The number of settings tried.
+        recorded: The outcome under the file's own settings.
+        settings_recorded: Whether the file states them; if not, they are inferred from its trace.
+        recorded_capacity_bytes: The smallest capacity under those.
+        choices: The best, at most three; empty if none beats the recorded settings.
+        bound: The packing lower bound.
+        check: How faithfully the model replays the recording.
+        notes: Limits of the trace.
     """
 
     schema = "neutracer.recommend/1"
@@ -726,7 +672,7 @@ class RecommendReport(Report):
 
     @property
     def best(self) -> Choice | None:
-        """The first choice, or None where nothing does better than what is set."""
+        """The first choice, or None if none beats the recorded settings."""
         return self.choices[0] if self.choices else None
 
     def document(self) -> Document:
@@ -765,28 +711,18 @@ class RecommendReport(Report):
 
 
 def best_settings(replayer: Replayer, objective: str) -> RecommendReport:
-    """Search the allocator's settings for the ones that serve a program best.
-
-    Some three dozen are replayed in parallel. One is recommended only where it does better
-    than the recorded settings.
-
-    Args:
-        replayer: The program, on one device.
-        objective: One of `OBJECTIVES`.
-    """
+    """Search the allocator's settings for the best ones by one of `OBJECTIVES`."""
     tried = candidates(replayer)
-    return _report(replayer, objective, len(tried), survey(replayer, tried))
-
-
-def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> RecommendReport:
+    found = survey(replayer, tried)
     choices, least = _choices(replayer, objective, found)
-    found = _confirmed(replayer, found)
+    if found.smallest is not None:
+        found = replace(found, smallest=confirmed_capacity(replayer, None, found.smallest))
     return RecommendReport(
         device=replayer.device,
         events=len(replayer.timeline),
         objective=objective,
         capacity_bytes=replayer.capacity,
-        tried=tried,
+        tried=len(tried),
         recorded=found.recorded,
         recorded_capacity_bytes=found.smallest,
         choices=choices,
@@ -801,18 +737,10 @@ def _report(replayer: Replayer, objective: str, tried: int, found: Survey) -> Re
     )
 
 
-def _confirmed(replayer: Replayer, found: Survey) -> Survey:
-    """The survey with the smallest memory of the recorded settings that is sure to do."""
-    if found.smallest is None:
-        return found
-    return replace(found, smallest=confirmed_capacity(replayer, None, found.smallest))
-
-
 def _choices(
     replayer: Replayer, objective: str, found: Survey
 ) -> tuple[tuple[Choice, ...], Least | None]:
-    """The best of what was tried, as far as it does better than the recorded settings; and
-    the smallest capacity that is known of anything."""
+    """The best settings that beat the recorded ones, and the smallest capacity of all."""
     rows = rank(replayer, objective, found)
     best = best_of(replayer, objective, found, rows, _SHOWN)
     if objective != "fit":
@@ -853,14 +781,14 @@ def _findings(
 ) -> tuple[Finding, ...]:
     own, recorded = found.smallest, found.recorded
     if not choices:
-        words = settings_words(recorded.settings, is_stated=replayer.snap.settings_stated)
-        message = f"nothing that was tried does better than the program's own settings: {words}"
+        own_settings = settings_words(recorded.settings, is_stated=replayer.snap.settings_stated)
+        message = f"no setting beats the program's own: {own_settings}"
         verdict = _verdict(None, least, found, replayer)
         return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
     best = choices[0]
     saved, message = gain(objective, (best.outcome, best.smallest_capacity_bytes), (recorded, own))
     near = near_least(objective, best.smallest_capacity_bytes, least)
-    # Of parts of the program that end at different events they can't be compared.
+    # Calls of different parts of the program can't be compared.
     alike = best.outcome.stopped_event == recorded.stopped_event
     calls = cost(best.more_device_calls) if alike else ""
     evidence = (*near, *stops(best.outcome), *doubt(replayer.check))
@@ -879,19 +807,20 @@ def _verdict(
     if replayer.capacity is None:
         return ()
     room, own, recorded = format_bytes(replayer.capacity), found.smallest, found.recorded
+    beyond = "; the program's behaviour beyond its trace is unknown"
     if recorded.fits:
         message = f"fits in {room} as it is"
         if own is not None:
-            message += f": from {format_bytes(own)} on every request succeeds"
+            message += f": every request succeeds from {format_bytes(own)} on"
         if recorded.beyond_event is not None:
-            message += "; what the program would have done beyond its trace is not known"
+            message += beyond
         return (Finding("fits", Severity.INFO, 0, message),)
     if best is not None and best.outcome.fits:
         message = f"does not fit in {room} as it is, but does with {named(best.outcome)}"
         if best.outcome.beyond_event is not None:
-            message += "; what the program would have done beyond its trace is not known"
+            message += beyond
         return (Finding("fits_with_settings", Severity.SERIOUS, replayer.capacity, message),)
-    message = f"does not fit in {room} under any setting that was tried"
+    message = f"does not fit in {room} under any of the settings tried"
     if least is not None:
         message += f"; {least[1]} needs {format_bytes(least[0])}"
     return (Finding("out_of_memory", Severity.SEVERE, replayer.capacity, message),)

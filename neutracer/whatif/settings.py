@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 # ---- Replay settings ---------------------------------------------------------------------
 
-# Settings and versions as their users write them, and what the core makes of them.
-
 
 def canonical(settings: str) -> str:
     """The shortest text with the same meaning.
@@ -30,8 +28,8 @@ def canonical(settings: str) -> str:
         settings: A PYTORCH_CUDA_ALLOC_CONF text.
 
     Raises:
-        SettingsError: PyTorch would not accept it, or it asks for an allocator that is not
-            PyTorch's native one; `.position` is where.
+        SettingsError: PyTorch would not accept it, or it selects another allocator than the
+            native one; `.position` is where.
 
     Example:
         >>> canonical("expandable_segments : True, max_split_size_mb:512")
@@ -40,7 +38,7 @@ def canonical(settings: str) -> str:
     parsed = _parsed(settings)
     if not parsed["native_backend"]:
         raise SettingsError(
-            "the model is of PyTorch's native allocator; nobody records what other backends do",
+            "only PyTorch's native allocator can be replayed; other backends record no events",
             max(settings.find("backend"), 0),
         )
     return str(parsed["text"])
@@ -64,10 +62,10 @@ def takes_share(settings: str) -> bool:
 
 
 def expandable_advice(recorded: str) -> str:
-    """The advice to set expandable segments, and nothing else, in place of what is set.
+    """The advice to set expandable segments alone, replacing the settings in force.
 
     Args:
-        recorded: The settings in force, as text; "" is the default.
+        recorded: Those settings, as text; "" is the default.
 
     Example:
         >>> expandable_advice("max_split_size_mb:64")
@@ -78,11 +76,11 @@ def expandable_advice(recorded: str) -> str:
 
 
 def version_number(text: str | None) -> int:
-    """The core's number of a version of PyTorch; 0 for None, which is the newest known.
+    """The core's number of a PyTorch version; 0 for None, the newest known.
 
     Raises:
-        TypeError: It is no text.
-        ValueError: It is no version.
+        TypeError: Not a str.
+        ValueError: Not a version.
 
     Example:
         >>> version_number("2.11.0+cu130")
@@ -92,7 +90,7 @@ def version_number(text: str | None) -> int:
         return 0
     found = re.match(r"(\d{1,3})\.(\d{1,3})(\D|$)", checked_text("torch_version", text))
     if found is None:
-        raise ValueError(f"a version of torch is written as 2.11, not {text!r}")
+        raise ValueError(f"a torch version looks like 2.11, not {text!r}")
     return int(found[1]) * 1000 + int(found[2])
 
 
@@ -101,39 +99,28 @@ def wanted_settings(settings: tuple[str, ...], is_size_given: bool) -> list[str]
 
     Raises:
         SettingsError: PyTorch would not accept one.
-        ValueError: One asks for a share of a device whose size nobody gave.
+        ValueError: One asks for a share of a device of unknown size.
     """
     wanted = {text: canonical(text) for text in ("", *settings)}
     shares = [text for text in wanted if takes_share(text)]
     if shares and not is_size_given:
         asked = f"{shares[0]!r} asks for a share of the device"
-        raise ValueError(f"{asked}: capacity= (or --capacity) says how large it is")
+        raise ValueError(f"{asked}: give its size with capacity= (or --capacity)")
     return list(wanted.values())
 
 
 def refuse_others(snap: Snapshot) -> None:
-    """Raises a ValueError for what is not the work of PyTorch's native CUDA allocator."""
+    """Raises a ValueError unless the trace is of PyTorch's native CUDA allocator."""
+    only = "only traces of PyTorch's native CUDA allocator can be replayed"
     if not snap.settings_in_force["native_backend"]:
-        raise ValueError(
-            "this program ran under another allocator than PyTorch's native one, which "
-            "records nothing that could be replayed"
-        )
+        raise ValueError(f"this program ran under another allocator: {only}")
     if snap.is_pinned:
-        raise ValueError(
-            "this is the host's pinned memory, which has an allocator of its own: only what "
-            "PyTorch's native CUDA allocator did can be replayed"
-        )
+        raise ValueError(f"this is the host's pinned memory, with its own allocator: {only}")
     if snap.is_cpu:
-        raise ValueError(
-            "this is the memory of the CPU, which PyTorch takes from the system block by block, "
-            "without a cache: only what its native CUDA allocator did can be replayed"
-        )
+        raise ValueError(f"this is CPU memory, which PyTorch does not cache: {only}")
 
 
 # ---- Capacity ----------------------------------------------------------------------------
-
-# How much memory a process may have: a share of its device, a smaller device, or what others
-# leave of it.
 
 # More than any device has; the core counts in 64 bits.
 _MOST_BYTES = 1 << 60
@@ -141,12 +128,12 @@ _MOST_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class Asked:
-    """The memory that a question is about.
+    """The requested memory limit.
 
     Attributes:
         bytes: The most that the process may have.
-        fraction: It is the limit of `set_per_process_memory_fraction(fraction)`; None: another.
-        total_bytes: The device's that it is a share of; None where `fraction` is.
+        fraction: The share given to `set_per_process_memory_fraction`, or None.
+        total_bytes: The size of that device; None without `fraction`.
     """
 
     bytes: int
@@ -155,16 +142,16 @@ class Asked:
 
     @property
     def is_share(self) -> bool:
-        """Whether PyTorch keeps the process below it. A share of 1 is no limit to PyTorch."""
+        """Whether PyTorch enforces it; to PyTorch a share of 1 is no limit."""
         return self.fraction is not None and self.fraction < 1.0
 
 
 def asked_bytes(noun: str, size: int | str) -> int:
-    """The bytes of a size that a question is about; `noun` is what it is one of, for messages.
+    """A size in bytes; `noun` names it in errors.
 
     Raises:
-        ValueError: It is no size, or out of range.
-        TypeError: It is neither a number nor a text.
+        ValueError: Not a size, or out of range.
+        TypeError: Neither a number nor a str.
     """
     nbytes = parse_bytes(size)
     if not 0 < nbytes <= _MOST_BYTES:
@@ -173,22 +160,22 @@ def asked_bytes(noun: str, size: int | str) -> int:
 
 
 def capacity_bytes(capacity: int | str | None) -> int | None:
-    """The bytes of a `capacity=`, as `asked_bytes` has them; None where none is given."""
+    """`capacity=` in bytes, or None."""
     return None if capacity is None else asked_bytes("capacity", capacity)
 
 
 def asked_capacity(
     capacity: int | str | None, fraction: float | None, room: DeviceRoom | None
 ) -> Asked | None:
-    """What `capacity=` and `fraction=` ask for; None where neither is given.
+    """The limit of `capacity=` and `fraction=`; None if neither is given.
 
     Args:
-        capacity: The most bytes, or with `fraction` those of the whole device.
-        fraction: The share that `set_per_process_memory_fraction` is given.
-        room: The device that it was recorded on, where this is known.
+        capacity: The limit in bytes, or with `fraction` the size of the device.
+        fraction: The argument of `set_per_process_memory_fraction`.
+        room: The recorded device, if known.
 
     Raises:
-        ValueError: One is out of range, or nothing says how large the device is.
+        ValueError: One is out of range, or the size of the device is unknown.
     """
     total = capacity_bytes(capacity)
     if fraction is None:
@@ -200,15 +187,15 @@ def asked_capacity(
         total = room.total_bytes
     if total is None:
         raise ValueError(
-            "a fraction is a share of the device, and nothing beside this file says how large "
-            "that was: capacity= (or --capacity) says it"
+            "a fraction needs the size of the device, which is not recorded beside this file: "
+            "give it with capacity= (or --capacity)"
         )
     # As PyTorch computes it, in floating point.
     return Asked(max(int(share * total), 1), share, total)
 
 
 def roundest(low: int, high: int) -> int:
-    """The number from `low` to `high` that most powers of two divide.
+    """The number from `low` to `high` that is divisible by the highest power of two.
 
     Example:
         >>> roundest(2028 << 20, 2120 << 20) >> 20
@@ -223,28 +210,28 @@ def roundest(low: int, high: int) -> int:
 def limit_notes(
     asked: Asked | None, room: DeviceRoom | None, facts: dict[str, Any], limits: tuple[int, ...]
 ) -> list[str]:
-    """What limited the process, or would, in a sentence or two.
+    """Sentences on the memory limit of the process, given or recorded.
 
     Args:
-        asked: What the question asks for, or None: as when it was recorded.
-        room: What is known of the device then.
-        facts: What the core knows of the program.
-        limits: What is assumed of the limit, as `Replayer.limits` has it.
+        asked: The requested limit; None is the recorded one.
+        room: The recorded device, if known.
+        facts: The core's facts on the program.
+        limits: The assumed limits (`Replayer.limits`).
     """
     if asked is not None:
         return [_asked_sentence(asked)] if asked.total_bytes is not None else []
     if room is not None and room.limit_bytes is not None and limits == (room.limit_bytes,):
         return [
-            "PyTorch kept this process below a limit of its own "
-            f"(set_per_process_memory_fraction): {format_bytes(room.limit_bytes)} of "
-            f"{format_bytes(room.total_bytes)}, as the JSON beside the file says."
+            "PyTorch limited this process (set_per_process_memory_fraction) to "
+            f"{format_bytes(room.limit_bytes)} of {format_bytes(room.total_bytes)}, according to "
+            "the JSON beside the file."
         ]
     if len(limits) > 1:
         guess, low, high = limits[0], min(limits), max(limits)
         return [
-            f"PyTorch kept this process below a limit from {format_bytes(low)} to "
-            f"{format_bytes(high)}, as its failures show; {format_bytes(guess)} is assumed, "
-            "ranges cover the whole span; capacity= (or --capacity) sets it."
+            f"PyTorch limited this process to between {format_bytes(low)} and "
+            f"{format_bytes(high)}, judging by its failures; {format_bytes(guess)} is assumed, "
+            "and ranges cover the whole span; set it with capacity= (or --capacity)."
         ]
     if facts["is_device"] and facts["limit_high"] is not None:
         return [_full_sentence(facts["limit_high"], room)]
@@ -256,18 +243,17 @@ def _asked_sentence(asked: Asked) -> str:
     if not asked.is_share:
         return f"With a fraction of 1 PyTorch sets no limit: the device has {total}."
     return (
-        f"Asked with set_per_process_memory_fraction({share}) on a device of {total}: at most "
-        f"{format_bytes(asked.bytes)}, and garbage_collection_threshold acts."
+        f"Replayed with set_per_process_memory_fraction({share}) on a device of {total}: at most "
+        f"{format_bytes(asked.bytes)}, with garbage_collection_threshold in effect."
     )
 
 
 def _full_sentence(most: int, room: DeviceRoom | None) -> str:
-    """What the device had left for a process that was refused memory by it."""
     text = (
-        f"The device was full, without a limit of PyTorch's: it had {format_bytes(most)} for "
+        f"The device was full, and PyTorch set no limit: {format_bytes(most)} were available to "
         "this process"
     )
     if room is None or room.total_bytes < most:
         return f"{text}."
     rest = format_bytes(room.total_bytes - most)
-    return f"{text}, and {rest} were held by other processes, CUDA's contexts and libraries."
+    return f"{text}; other processes, CUDA contexts and libraries held {rest}."

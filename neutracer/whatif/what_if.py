@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`what_if` with settings: the program's requests under each, and the program's own changes."""
+"""`what_if`: replays of a program under other settings, or with changes to the program."""
 
 from __future__ import annotations
 
@@ -31,26 +31,24 @@ from neutracer.whatif.settings import canonical, wanted_settings
 
 # ---- What if -----------------------------------------------------------------------------
 
-# What would the same program have reserved under other allocator settings?
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WhatIfReport(Report):
-    """One program under several allocator settings, replayed.
+    """One program replayed under several allocator settings.
 
-    `plan["expandable_segments:True"]` is the `Outcome` of that setting, however it is
-    spelt; `plan[""]` that of PyTorch's default. Iterating gives the settings.
+    `plan["expandable_segments:True"]` is the `Outcome` of that setting, in any spelling;
+    `plan[""]` that of PyTorch's default. Iterating gives the settings.
 
     Attributes:
         device: The device.
         events: Events of its trace.
-        capacity_bytes: The most that the process may have, or None: as when recorded.
-        recorded: The outcome of the file's own settings.
-        settings_recorded: Whether the file states them. If not, they are what its trace shows.
-        outcomes: The default and the given settings, in that order.
-        check: How faithfully the model replays the file's own settings.
-        notes: What the trace can't tell, and what was changed in the program.
-        is_changed: Whether the outcomes belong to a changed program.
+        capacity_bytes: The memory limit of the process; None is the recorded one.
+        recorded: The outcome under the file's own settings.
+        settings_recorded: Whether the file states them; if not, they are inferred from its trace.
+        outcomes: Those of the default and of the given settings, in that order.
+        check: How faithfully the model replays the recording.
+        notes: Changes to the program, and limits of the trace.
+        is_changed: Whether the outcomes are of a changed program.
     """
 
     schema = "neutracer.what_if/1"
@@ -86,11 +84,11 @@ class WhatIfReport(Report):
         return len(self.outcomes)
 
     def series(self, settings: str) -> dict[str, memoryview]:
-        """The values after each event of the trace under a setting.
+        """The state after each event of the trace under a setting.
 
         Returns:
             allocated, active, reserved and requested in bytes; segments; device_allocs,
-            device_frees and ooms so far.
+            device_frees and ooms as running counts.
 
         Raises:
             SettingsError: PyTorch would not accept the settings.
@@ -116,12 +114,12 @@ class WhatIfReport(Report):
 def _findings(
     recorded: Outcome, outcomes: tuple[Outcome, ...], check: Fidelity
 ) -> tuple[Finding, ...]:
-    """Settings that fail where the recorded ones don't, and the one that saves most."""
+    """Findings on settings that newly fail, and on the one that saves most."""
     found = []
     trust = Note("replayed: " + check.sentence)
     for outcome in outcomes:
         if not outcome.fits and recorded.fits:
-            message = f"{named(outcome)}: a request fails that had succeeded"
+            message = f"{named(outcome)}: a request fails that succeeded in the recording"
             found.append(
                 Finding(
                     "out_of_memory", Severity.SEVERE, 0, message, (trust,), (), _failed(outcome)
@@ -132,7 +130,7 @@ def _findings(
     saved = recorded.peak_reserved_bytes - best.peak_reserved_bytes
     if saved > 0 and best.beyond_event is None:
         message = (
-            f"{named(best)}: {format_bytes(best.peak_reserved_bytes)} reserved at most "
+            f"{named(best)}: peak reserved {format_bytes(best.peak_reserved_bytes)} "
             f"instead of {format_bytes(recorded.peak_reserved_bytes)}"
         )
         found.append(Finding("saves_memory", Severity.INFO, saved, message, doubt(check)))
@@ -151,18 +149,9 @@ def open_replayer(
     torch_version: str | None = None,
     fraction: float | None = None,
 ) -> Replayer:
-    """The program of a source's device, ready to be run.
-
-    Raises:
-        ValueError: There are several devices, no history, or another allocator; or
-            `torch_version` is no version of torch, or `fraction` one of an unknown device.
-    """
+    """A replayer of one device of a source; arguments and errors are those of `what_if`."""
     snap = opened(source)
     return Replayer(snap, snap.device(device), capacity, torch_version, fraction)
-
-
-def _flaws(replayer: Replayer) -> tuple[Finding, ...]:
-    return first_findings(replayer.snap, device=replayer.device)
 
 
 @overload
@@ -208,55 +197,52 @@ def what_if(
     """Replay a trace under other allocator settings; without any, find the best ones.
 
     The requests and frees of the trace go to a model of PyTorch's caching allocator, which
-    places each block anew. Where the place depends on what no trace has (the driver's
-    addresses, another stream's timing), figures have ranges, from runs with other values of
-    these.
+    places each block anew. Figures that depend on facts missing from every trace (driver
+    addresses, timing of other streams) have ranges, found by varying these.
 
-    Without settings and changes of the program, some three dozen settings are replayed in
-    parallel. One is recommended only where it does better than the recorded settings.
+    Without settings or changes to the program, about three dozen settings are replayed in
+    parallel; one is recommended only if it beats the recorded settings.
 
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now.
         settings: Texts for PYTORCH_CUDA_ALLOC_CONF, as "expandable_segments:True". PyTorch's
-            default, "", is always there too.
-        capacity: The most memory that the process may have: bytes, or a text like "24GiB";
-            None is as when it was recorded. It is all of the device where PyTorch set no
-            limit itself: leave out what CUDA's context and others take. With `fraction` it is
-            the whole device's.
-        fraction: What if the program called `set_per_process_memory_fraction` with this share,
-            above 0 and at most 1? PyTorch then refuses what would exceed it, and
-            garbage_collection_threshold acts. The device is the recorded one where the JSON
-            beside the file tells its size, else the one of `capacity`.
+            default, "", is always included.
+        capacity: Memory limit of PyTorch's allocator: bytes, or a text like "24GiB"; None is
+            the recorded limit. Subtract the memory of CUDA's context and of other processes.
+            With `fraction`, the size of the whole device.
+        fraction: The share to replay `set_per_process_memory_fraction` with, above 0 and at
+            most 1. PyTorch then refuses requests beyond it, and garbage_collection_threshold
+            takes effect. The device size comes from the JSON beside the file, else from
+            `capacity`.
         device: The device; None is the only one.
-        objective: What counts as best where no settings are given: "fit" needs the least
-            memory for every request to succeed, "reserved" has the lowest peak of reserved,
-            "speed" the fewest device calls. Differences of up to 2 % count as none.
-        empty_cache_after: What if the program called empty_cache() after these events?
-        free_at_once: What if the blocks of these functions ("forward") or lines
-            ("train.py:155") were freed as soon as they are made? Any frame of a stack counts.
-        batch: What if the batch were this many times as large? Parameters, gradients and
-            optimizer state keep their sizes; all else grows with it.
-        no_cycles: What if no reference cycle kept blocks until a collection? True where the
-            trace has frames of Python's collector, else the lines at which collections
-            ran ("train.py:95"). Each block is then freed when its line makes the next one.
-        torch_version: PyTorch's version, like "2.11", whose rules apply; None is the newest
-            that is known. The settings that are tried are those of the file's own version.
+        objective: The ranking if no settings are given: "fit" needs the least memory for every
+            request to succeed, "reserved" has the lowest peak of reserved, "speed" the fewest
+            device calls. Differences up to 2 % are ignored.
+        empty_cache_after: Events after which the program calls empty_cache().
+        free_at_once: Functions ("forward") or lines ("train.py:155") whose blocks are freed as
+            soon as they are allocated. Any frame of a stack counts.
+        batch: Factor of the batch size. Parameters, gradients and optimizer state keep their
+            sizes; everything else scales with it.
+        no_cycles: Free blocks without waiting for garbage collection: True if the trace has
+            frames of Python's collector, else the lines at which collections ran
+            ("train.py:95"). Each block is then freed when its line allocates the next one.
+        torch_version: The PyTorch version whose rules apply, as "2.11"; None is the newest
+            known. The settings tried are always those of the file's own version.
 
     Returns:
-        The report; `str(report)` is one screen. With settings or changes a WhatIfReport: with
-        a changed program `.outcomes` describe that one, under the recorded settings too, and
-        `.recorded` the recorded one. Without, a RecommendReport: `.recorded.fits` says
-        whether the program fits in `capacity` as it is, `.best.outcome.fits` whether it does
-        with the best setting.
+        The report; `str(report)` is one screen. With settings or changes a WhatIfReport; if the
+        program is changed, `.outcomes` are of the changed program (also under the recorded
+        settings) and `.recorded` of the recorded one. Otherwise a RecommendReport:
+        `.recorded.fits` is whether the program fits in `capacity` as it is, and
+        `.best.outcome.fits` whether it fits under the best setting.
 
     Raises:
-        SettingsError: PyTorch would not accept a setting (`.position` is where), or it asks
-            for another allocator than the native one.
+        SettingsError: PyTorch would not accept a setting (`.position` is where), or it selects
+            another allocator than the native one.
         SnapshotError: The file can't be read.
-        ValueError: There are several devices, no history, or a program under another
-            allocator; or a setting names a share of a device without its capacity; a change
-            that this trace does not allow; no such objective; or `torch_version` is no
-            version of torch.
+        ValueError: There are several devices, no history, or another allocator; a setting
+            names a share of a device of unknown size; this trace does not allow the change;
+            the objective or `torch_version` is unknown.
 
     Example:
         >>> import neutracer
@@ -285,7 +271,6 @@ def what_if(
 
 
 def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> WhatIfReport:
-    """The report of the settings that are wanted, of the recorded program or a changed one."""
     if change is not None:
         replayer.change(change.edits)
         wanted = [wanted[0], replayer.recorded_settings, *wanted[1:]]
@@ -303,13 +288,16 @@ def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> W
         notes=(*(change.notes if change else ()), *replayer.notes()),
         is_changed=change is not None,
         settings_recorded=replayer.snap.settings_stated,
-        findings=(*_flaws(replayer), *_findings(recorded, tuple(outcomes), check)),
+        findings=(
+            *first_findings(replayer.snap, device=replayer.device),
+            *_findings(recorded, tuple(outcomes), check),
+        ),
         _replayer=replayer,
     )
 
 
 def _outcomes(replayer: Replayer, wanted: list[str]) -> list[Outcome]:
-    """The outcome of the recording, and those of the settings that are wanted."""
+    """The outcomes of the recording and of each wanted setting, in that order."""
     keys: list[str | None] = [None, *dict.fromkeys(wanted)]
     own = keys.index(replayer.recorded_settings) if replayer.recorded_settings in keys else 0
     if own and len(replayer.limits) == 1 and replayer.changed is None:
@@ -321,8 +309,6 @@ def _outcomes(replayer: Replayer, wanted: list[str]) -> list[Outcome]:
 
 # ---- Replay check ------------------------------------------------------------------------
 
-# How faithfully does the model replay a recording under its own settings?
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CheckReport(Report):
@@ -332,9 +318,9 @@ class CheckReport(Report):
         device: The device.
         events: Events of its trace.
         settings: The file's own settings.
-        settings_recorded: Whether the file states them. If not, they are what its trace shows.
-        check: What was compared, and what was the same.
-        notes: What the trace can't tell.
+        settings_recorded: Whether the file states them; if not, they are inferred from its trace.
+        check: The comparison.
+        notes: Limits of the trace.
     """
 
     schema = "neutracer.replay_check/1"
@@ -360,7 +346,7 @@ def check_replay(
     device: int | None = None,
     torch_version: str | None = None,
 ) -> CheckReport:
-    """How faithfully the model replays a recording; the arguments are those of `what_if`."""
+    """Compare the model's replay of a recording with it; arguments are those of `what_if`."""
     replayer = open_replayer(source, None, device, torch_version)
     return CheckReport(
         device=replayer.device,

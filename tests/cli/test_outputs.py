@@ -209,7 +209,7 @@ def test_output_is_never_the_input(
         assert main([*command[:1], "-o", name, *command[1:]]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert f"the output '{name}' is a file that is read; give it another name" in captured.err
+        assert f"the output '{name}' is also an input; give it another name" in captured.err
         assert captured.err.splitlines()[-1].startswith("neutracer: ")
     assert Path("in.pickle").read_bytes() == before
 
@@ -217,7 +217,7 @@ def test_output_is_never_the_input(
 def test_output_is_not_what_standard_input_reads(names: list[str]) -> None:
     done = run_in_shell("neutracer view - -o in.pickle < in.pickle")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "is a file that is read" in done.stderr
+    assert "is also an input" in done.stderr
     assert Path("in.pickle").read_bytes() == (DATA / "frag_default.pickle").read_bytes()
 
 
@@ -231,5 +231,5 @@ def test_what_is_known_beside_a_snapshot_is_not_lost(
     Path("in.json").write_text('{"schema": "neutracer.sidecar/1", "oom": "no memory"}')
     assert main(["report", *output]) == 2
     assert main(["explain", "--request", "1GiB", *output]) == 2
-    assert "the output 'in.json' is a file that is read" in capsys.readouterr().err
+    assert "the output 'in.json' is also an input" in capsys.readouterr().err
     assert "no memory" in Path("in.json").read_text()

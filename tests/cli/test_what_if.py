@@ -22,7 +22,7 @@ def test_settings_are_compared_on_one_page(capsys: Capture) -> None:
     command = ["what-if", FRAG, "--set", "expandable_segments:True", "--capacity", "2GiB"]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "expandable_segments:True: 680 MiB reserved at most instead of 2,028 MiB" in text
+    assert "expandable_segments:True: peak reserved 680 MiB instead of 2,028 MiB" in text
     assert "The model reproduces this recording exactly" in text
     assert max(map(len, text.splitlines())) <= 100
     assert "\x1b" not in text
@@ -38,7 +38,10 @@ def test_without_settings_the_best_are_told(capsys: Capture) -> None:
 
 def test_capacity_is_answered(capsys: Capture) -> None:
     assert main(["what-if", HEALTHY, "--capacity", "24GiB"]) == 0
-    assert "fits in 24 GiB as it is: from 1,780 MiB on" in capsys.readouterr().out
+    assert (
+        "fits in 24 GiB as it is: every request succeeds from 1,780 MiB on"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 160])
@@ -84,7 +87,7 @@ def test_bad_input_gives_two_and_a_reason(capsys: Capture) -> None:
     assert main(["what-if", FRAG, "--device", "3"]) == 2
     assert "no device 3" in capsys.readouterr().err
     assert main(["what-if", FRAG, "--set", "per_process_memory_fraction:0.5"]) == 2
-    assert "capacity= (or --capacity) says how large it is" in capsys.readouterr().err
+    assert "give its size with capacity= (or --capacity)" in capsys.readouterr().err
 
 
 def test_batch_can_be_changed(capsys: Capture) -> None:

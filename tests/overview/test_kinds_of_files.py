@@ -83,7 +83,7 @@ def test_history_without_segments_is_told_as_that(tmp_path: Path) -> None:
     assert flaw.kind == "segments_missing"
     assert flaw.bytes > 0
     page = str(found)
-    assert "the file has a history and no segments" in page
+    assert "the file has a history but no segments" in page
     # Nobody knows what was there at the end, and it is not said to have been nothing.
     assert page.count("not known") == 3
     assert " 0.0 MiB" not in page
@@ -194,7 +194,7 @@ def test_settings_that_are_not_stated_are_not_said_to_be_defaults(tmp_path: Path
 def test_a_recommendation_of_nothing_names_no_settings_that_are_not_stated(tmp_path: Path) -> None:
     plain = {"segments": [], "device_traces": [one_allocation()]}
     stated = {**plain, "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}
-    nothing = "nothing that was tried does better than the program's own settings: "
+    nothing = "no setting beats the program's own: "
     for file, words in ((plain, "settings not recorded"), (stated, "default settings")):
         (found,) = neutracer.what_if(written(tmp_path, file)).findings
         assert found.message == nothing + words

@@ -112,4 +112,4 @@ def test_without_a_source_the_process_itself_is_asked(monkeypatch: pytest.Monkey
     why = neutracer.explain()
     assert (why.capacity_bytes, why.limit_bytes, why.limit_is_guess) == (8 << 30, 2 << 30, False)
     plan = neutracer.what_if(None, "expandable_segments:True")
-    assert "below a limit of its own" in " ".join(plan.notes)
+    assert "according to the JSON beside the file" in " ".join(plan.notes)

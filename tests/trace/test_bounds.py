@@ -76,7 +76,7 @@ def test_process_is_held_to_its_bound() -> None:
 
 def test_many_small_files_are_read_at_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
-    monkeypatch.setattr(bounds, "_seen", (float("-inf"), 0))
+    monkeypatch.setattr(bounds, "_measured", (float("-inf"), 0))
     monkeypatch.setattr(bounds, "free_share", lambda root: looks.append(root) or GIB)
     assert {memory_bound() for _ in range(50)} == {GIB}
     assert looks == ["/"]

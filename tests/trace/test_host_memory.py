@@ -140,8 +140,8 @@ def test_reports_name_it() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("pinned", "host's pinned memory, which has an allocator of its own: only what"),
-        ("exact_sizes", "memory of the CPU, which PyTorch takes from the system block by block"),
+        ("pinned", "host's pinned memory, with its own allocator: only traces"),
+        ("exact_sizes", "CPU memory, which PyTorch does not cache: only traces"),
     ],
 )
 def test_what_replays_says_what_can_be(kind: str, words: str) -> None:
@@ -151,7 +151,7 @@ def test_what_replays_says_what_can_be(kind: str, words: str) -> None:
     for ask in askers:
         with pytest.raises(ValueError, match=words) as refused:
             ask(_loaded(plain))  # type: ignore[operator]
-        assert str(refused.value).endswith("native CUDA allocator did can be replayed")
+        assert str(refused.value).endswith("native CUDA allocator can be replayed")
         # Not all of them ask for settings.
         assert "setting" not in str(refused.value)
 

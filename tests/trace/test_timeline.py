@@ -122,9 +122,7 @@ def test_holders_without_stacks_have_an_empty_key():
 
 
 def test_wrong_questions_list_the_right_ones(timeline):
-    with pytest.raises(
-        ValueError, match=r"by 'colour' .* by place, line, function, stack, module, category"
-    ):
+    with pytest.raises(ValueError, match="by 'colour'; there are by place, line, function, stack"):
         timeline.holders(by="colour")
     with pytest.raises(ValueError, match="event 5 is not among"):
         timeline.holders(5)

@@ -80,7 +80,7 @@ def test_part_of_a_ring_that_wrapped_says_what_is_unknown(name: str) -> None:
         assert (known.unknown_count, known.unknown_bytes) == (len(nobody), sum(nobody))
         assert known.slack_bytes == late.timeline().facts["slack_bound"]
         text = str(neutracer.report(part))
-        assert ("no stack is known" in text) == bool(nobody)
+        assert ("without a known stack" in text) == bool(nobody)
 
 
 def test_part_is_told_everywhere() -> None:

@@ -203,7 +203,7 @@ def test_no_share_where_the_program_stops() -> None:
         assert plain["above_bound"] is None
     text = " ".join(str(report).split())
     event = f"{report.choices[0].outcome.stopped_event:,}"
-    told = f"it stops for lack of memory at event {event}: the peak is of what came before"
+    told = f"it stops for lack of memory at event {event}: the peak is of the part before"
     assert told in text
     assert "Reserved at its peak" not in text
     # Those are of other parts of the program.
@@ -236,7 +236,7 @@ def test_more_memory_is_never_recommended_to_fit() -> None:
     assert is_worth("fit", (earlier, 400 * MIB), (later, 500 * MIB))
     whole, fewer = (replace(later, stopped_event=None, ooms=ooms) for ooms in (3, 2))
     _, message = gain("fit", (fewer, 600 * MIB), (whole, 500 * MIB))
-    assert "2 requests out of memory instead of 3" in message
+    assert "2 out-of-memory errors instead of 3" in message
 
 
 @every_program
@@ -249,20 +249,20 @@ def test_shares_are_never_below_the_bound(name: str) -> None:
             assert choice.above_bound is None or choice.above_bound >= 0
 
 
-def test_cost_is_told_in_words() -> None:
+def test_cost_in_words() -> None:
     words = [cost(more) for more in (-2, -1, 0, 1, 1200)]
     assert words == [
-        "2 fewer calls to the device",
-        "1 fewer call to the device",
-        "as many calls to the device",
-        "1 more call to the device",
-        "1,200 more calls to the device",
+        "2 fewer device calls",
+        "1 fewer device call",
+        "as many device calls",
+        "1 more device call",
+        "1,200 more device calls",
     ]
 
 
 def test_verdict_says_where_knowledge_ends() -> None:
     report = neutracer.what_if(snapshot("frag_default"), capacity="24GiB")
-    assert "beyond its trace is not known" in report.findings[0].message
+    assert "beyond its trace is unknown" in report.findings[0].message
 
 
 def test_search_may_begin_anywhere_below() -> None:
@@ -296,5 +296,5 @@ def test_settings_that_are_tried_are_those_of_a_release() -> None:
     tried = [neutracer.what_if(snap, torch_version=version).tried for version in ("2.9", "2.10")]
     # Those with large_segment_size_mb are for the newer one only.
     assert tried[0] + 6 == tried[1]
-    with pytest.raises(ValueError, match=r"a version of torch is written as 2\.11"):
+    with pytest.raises(ValueError, match=r"a torch version looks like 2\.11"):
         neutracer.what_if(snap, torch_version="old")

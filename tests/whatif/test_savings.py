@@ -22,7 +22,7 @@ def test_each_saving_is_what_the_peak_falls_by() -> None:
     saved = [one.saved_bytes for one in report.savings]
     assert saved == sorted(saved, reverse=True)
     assert json.loads(json.dumps(report.to_dict()))["schema"] == "neutracer.savings/1"
-    assert "What would save" in str(report)
+    assert "Savings by change" in str(report)
 
 
 def test_more_ranks_save_more() -> None:

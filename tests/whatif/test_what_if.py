@@ -126,10 +126,10 @@ def test_ranges_come_with_their_causes() -> None:
         timing.range("ratio")
 
 
-def test_limit_is_told_unless_given() -> None:
+def test_limit_is_noted_unless_given() -> None:
     guessed = neutracer.what_if(snapshot("frag_default"), "max_split_size_mb:64")
     assert "limit" in guessed["max_split_size_mb:64"].causes
-    assert any("2,028 MiB to 2,120 MiB" in note for note in guessed.notes)
+    assert any("between 2,028 MiB and 2,120 MiB" in note for note in guessed.notes)
     given = neutracer.what_if(snapshot("frag_default"), "max_split_size_mb:64", capacity="2 GiB")
     assert given["max_split_size_mb:64"].causes == ()
     assert given["max_split_size_mb:64"].headroom_bytes == (2048 - 2020) * MIB
@@ -331,14 +331,14 @@ def test_report_is_one_screen_and_plain_data(name: str) -> None:
     assert "expandable_segments:True" in plan._repr_html_()
 
 
-def test_inexact_replay_is_told_in_findings() -> None:
+def test_findings_note_an_inexact_replay() -> None:
     trace = pickle.loads(lzma.decompress((DATA / "frag_default.pickle.xz").read_bytes()))
     del trace["device_traces"][0][300:340]
     del trace["device_traces"][0][900:905]
     plan = neutracer.what_if(neutracer.load(pickle.dumps(trace)), "expandable_segments:True")
     assert plan.fidelity < 1.0
     (finding,) = (each for each in plan.findings if each.kind == "saves_memory")
-    assert "doubtful" in str(finding.evidence[0])
+    assert "not exact" in str(finding.evidence[0])
 
 
 def test_segments_without_pools_are_told() -> None:
