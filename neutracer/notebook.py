@@ -25,7 +25,7 @@ from neutracer.heap.tensor_cycles import find_tensor_cycles
 from neutracer.heap.watch import CycleWatch, warn_tensor_cycles
 from neutracer.overview import OverviewReport, overview
 from neutracer.recording.recorder import DEFAULT_MAX_ENTRIES, snapshot
-from neutracer.run.cell import CellReport, Passage, cell_report
+from neutracer.run.cell import CellRecording, CellReport, cell_report
 from neutracer.trace.snapshot import Snapshot, load
 
 __all__ = ["Magics", "load_ipython_extension", "unload_ipython_extension"]
@@ -95,14 +95,14 @@ class Magics:
             parser.error(f"not a variable name: {options.name!r}")
         imports, code = self._compiled(cell)
         exec(imports, self._shell.user_ns)
-        passage, cycles = _begun(options.max_entries)
+        recording, cycles = _begun(options.max_entries)
         begun = time.perf_counter_ns()
         try:
             return _run(code, self._shell.user_ns)
         finally:
             spent = (time.perf_counter_ns() - begun) // 1000
-            passage.end()
-            report = cell_report(passage, spent, cycles.end(), cycles.refused)
+            recording.end()
+            report = cell_report(recording, spent, cycles.end(), cycles.refused)
             self._last = report.snapshot
             if options.name is not None:
                 self._shell.user_ns[options.name] = report
@@ -183,16 +183,16 @@ def _imports(module: ast.Module) -> ast.Module:
     return ast.Module(begins, [])
 
 
-def _begun(max_entries: int) -> tuple[Passage, _Cycles]:
+def _begun(max_entries: int) -> tuple[CellRecording, _Cycles]:
     """Begin recording a cell and watching for its cycles."""
     try:
-        passage = Passage(max_entries)
-        on_cpu = passage.backend == "cpu" or not passage.follows
+        recording = CellRecording(max_entries)
+        on_cpu = recording.backend == "cpu" or not recording.follows
         cycles = _Cycles("cpu" if on_cpu else None)
-        passage.begin()
+        recording.begin()
     except UnavailableError as error:
         raise _wrong(str(error)) from None
-    return passage, cycles
+    return recording, cycles
 
 
 def _run(code: tuple[Any, Any], names: dict[str, Any]) -> object:

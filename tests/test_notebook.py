@@ -15,7 +15,7 @@ from ipython_cells import outputs_of
 
 import neutracer
 from neutracer.arguments import reader_name
-from neutracer.run.cell import Passage, cell_report
+from neutracer.run.cell import CellRecording, cell_report
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -240,9 +240,9 @@ def test_cell_without_cuda_memory_says_why(
     cuda = SimpleNamespace(device_count=lambda: devices)
     torch = SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=cuda)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    passage = Passage()
-    assert passage.follows is bool(devices)
-    assert words in str(cell_report(passage, 10))
+    recording = CellRecording()
+    assert recording.follows is bool(devices)
+    assert words in str(cell_report(recording, 10))
 
 
 def test_cells_have_the_names_that_readers_know(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from neutracer.overview import overview
 from neutracer.pickling import StaysHere
 from neutracer.render.report import Report
 from neutracer.run.attach import AttachReport
-from neutracer.run.cell import CellReport, Passage
+from neutracer.run.cell import CellRecording, CellReport
 from neutracer.run.report import RunReport
 from neutracer.whatif.what_if import check_replay
 
@@ -134,13 +134,15 @@ def tensor_cycles() -> Report:
 
 
 def cell_report() -> CellReport:
-    passage = object.__new__(Passage)
+    recording = object.__new__(CellRecording)
     frames = {frame.filename for frame in snapshot("frag_default").events[0].stack}
     renamed = dict.fromkeys(frames, "In[3]")
     native = snapshot("frag_default").native
-    passage.__dict__.update(snapshot=neutracer.Snapshot(native, renamed), follows=True, _fresh=True)
+    recording.__dict__.update(
+        snapshot=neutracer.Snapshot(native, renamed), follows=True, _fresh=True
+    )
     return CellReport(
-        backend="cuda", duration_us=5, devices=(), cycles=(), cycle_bytes=0, _passage=passage
+        backend="cuda", duration_us=5, devices=(), cycles=(), cycle_bytes=0, _recording=recording
     )
 
 

@@ -139,7 +139,7 @@ class NeutracerCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     @quietly
     def _forward_begins(self, model: Any, args: Any, inputs: Mapping[str, Any]) -> None:
-        self.run.tell_batch(inputs or args)
+        self.run.set_batch(inputs or args)
         if self._stepping:
             # With accumulation the backward pass of the batch before is still open.
             self.run.switch("forward")

@@ -32,14 +32,9 @@ from neutracer.render.document import Block, Cell, Document, Figure, Note, Sever
 from neutracer.render.report import Finding, PlainRow, Report, ranked
 from neutracer.units import format_bytes, format_count, format_share
 
-# ---- Cupti library -----------------------------------------------------------------------
+# ---- CUPTI library -----------------------------------------------------------------------
 
-# Where CUPTI is, and which library a file belongs to that asks for device memory.
-#
-# A process must not run two copies of CUPTI. A copy that is already loaded, as torch does for
-# its profiler, comes before any other.
-
-#: (part of a file's path, library): the first that fits counts.
+#: (part of a file's path, library); the first match counts.
 RULES: tuple[tuple[str, str], ...] = (
     ("/libc10", "PyTorch"),
     ("/libnccl", "NCCL"),
@@ -69,12 +64,11 @@ RULES: tuple[tuple[str, str], ...] = (
 )
 
 _LOADED = re.compile(r"(/.*/libcupti\.so[.\d]*)$")
-#: The releases of CUDA whose CUPTI is tried by name.
 _MAJORS = ("13", "12")
 
 
 def library_of(path: str) -> str:
-    """The library that a file belongs to, as the table of an attribution calls it."""
+    """The name of the library that a file belongs to."""
     for part, library in RULES:
         if part in path:
             return library
@@ -83,7 +77,8 @@ def library_of(path: str) -> str:
 
 
 def candidates() -> Iterator[tuple[str, bool]]:
-    """(file or soname, whether it counts only if it is loaded), the best first."""
+    """(file or soname, only if already loaded), best first: a process must not run two copies of
+    CUPTI, so one that torch has loaded for its profiler precedes any other."""
     for path in _loaded():
         yield path, True
     major = _cuda_major()
@@ -97,30 +92,30 @@ def candidates() -> Iterator[tuple[str, bool]]:
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         for inner in ("extras/CUPTI/lib64", "lib64", "lib"):
             files = [Path(home, inner, name) for name in names] if home else []
-            # Of one folder, the names that there are lead to one file.
+            # The names in one folder are links to one file.
             yield from [(str(file), False) for file in files if file.exists()][:1]
     for name in names:
         yield name, False
 
 
 def package() -> str:
-    """The package on the index that has CUPTI for this torch."""
+    """The PyPI package with CUPTI for this torch."""
     return "nvidia-cuda-cupti-cu12" if _cuda_major() == "12" else "nvidia-cuda-cupti"
 
 
 def _loaded() -> list[str]:
-    """Files of CUPTI that this process has loaded, torch's first."""
+    """The CUPTI files loaded in this process, torch's first."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     found = (match[1] for line in maps.splitlines() if (match := _LOADED.search(line)))
-    # Triton has a copy of its own, for a profiler that is rarely on.
+    # Triton's copy is for its own profiler, which is rarely on.
     return sorted(dict.fromkeys(found), key=lambda path: "/triton/" in path)
 
 
 def _cuda_major() -> str | None:
-    """The release of CUDA that torch was built for: "13"."""
+    """The major CUDA version of this torch: "13"."""
     torch = sys.modules.get("torch")
     version = getattr(getattr(torch, "version", None), "cuda", None)
     return version.partition(".")[0] if isinstance(version, str) else None
@@ -128,13 +123,8 @@ def _cuda_major() -> str | None:
 
 # ---- Profiler watch ----------------------------------------------------------------------
 
-# A call before PyTorch's profiler takes CUPTI.
-#
-# PyTorch has no hook for this, but there is one way in: every profiler that records on the
-# device, with a schedule or without, calls `torch.autograd.profiler._prepare_profiler` by its
-# name in that module before it touches CUPTI. While somebody waits for that, the name leads
-# to a function here, which calls the waiting function and then PyTorch's own. Afterwards it
-# is PyTorch's again.
+# PyTorch has no hook that runs before its profiler takes CUPTI. But every device profiler calls
+# `torch.autograd.profiler._prepare_profiler` by name first, so a watch replaces that name.
 
 _NAME = "_prepare_profiler"
 
@@ -146,20 +136,18 @@ def _profiler_module() -> Any:
 
 
 def profiler_is_active() -> bool:
-    """Whether PyTorch's profiler is recording, according to PyTorch itself."""
+    """Whether PyTorch's profiler is recording."""
     return bool(getattr(_profiler_module(), "_is_profiler_enabled", False))
 
 
 class ProfilerWatch:
-    """Calls a function before a profiler of the device begins, until it is removed."""
+    """Calls a function before each start of a device profiler, until removed.
+
+    Args:
+        before: Called in the thread that starts the profiler.
+    """
 
     def __init__(self, before: Callable[[], None]) -> None:
-        """Begin to watch.
-
-        Args:
-            before: Is called in the thread that starts the profiler, each time, before
-                the profiler does anything.
-        """
         self._before: Callable[[], None] | None = before
         self._module = _profiler_module()
         self._replaced: Any = None
@@ -172,7 +160,7 @@ class ProfilerWatch:
 
     @property
     def is_watching(self) -> bool:
-        """False where this torch has no such function, or none was imported."""
+        """False if torch is not imported, or lacks the function."""
         return self._before is not None and self._replaced is not None
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +173,7 @@ class ProfilerWatch:
         return prepare_profiler
 
     def remove(self) -> None:
-        """End the watch; if somebody else has replaced the name since, it only goes silent."""
+        """End the watch; if the name was replaced again since, the wrapper only goes silent."""
         self._before = None
         with _lock:
             if self._replaced is not None and getattr(self._module, _NAME) is self._stand_in:
@@ -194,48 +182,42 @@ class ProfilerWatch:
 
 
 def _uses_device(activities: Any) -> bool:
-    """Whether these activities of a profiler take CUPTI; those that can't be read might."""
+    """Whether a profiler's activities need CUPTI; True if unknown."""
     try:
         return any(str(activity).endswith("CUDA") for activity in activities)
     except TypeError:
         return True
 
 
-# ---- Sums --------------------------------------------------------------------------------
+# ---- Use by library ----------------------------------------------------------------------
 
-# CUPTI's records and PyTorch's segments combined: what each library holds.
-
-#: What PyTorch's allocator has reserved.
 PYTORCH = "PyTorch"
-#: What the rest of torch took past it.
+#: Allocations by torch past its allocator.
 OUTSIDE = "PyTorch outside its allocator"
-#: What is on the device because kernels were loaded, not by a call.
+#: Static data of loaded kernels.
 MODULE_DATA = "kernels' static data"
-#: Allocations through calls for which CUPTI names no library.
+#: Allocations without a library in CUPTI's records.
 UNNAMED = "not told by CUPTI"
-#: The core gets PyTorch's earlier segments under this name.
+#: The file under which the core gets PyTorch's earlier segments.
 PYTORCH_FILE = "/libc10_cuda.so"
 
-# Stands for an address in a segment that grows: its bytes are counted with the segment.
-_GROWN = "PyTorch's growing segments"
-
-# CUPTI's kinds of memory that lie on the device.
-_DEVICE_KINDS = (3, 4)
+_GROWN = "PyTorch's growing segments"  # Owner of addresses that are counted with their segment.
+_DEVICE_KINDS = (3, 4)  # CUPTI's memory kinds on the device.
 _STATIC_KIND = 6
 
 
 @dataclass(frozen=True)
 class LibraryUse(PlainRow):
-    """What a library holds on a device.
+    """A library's memory on a device.
 
     Attributes:
         library: Its name: "PyTorch", "NCCL", ..., or the file's own name.
         device: The device's number in this process.
-        bytes: What it holds now.
-        peak_bytes: The most it held at once since the attribution was switched on.
-        count: Its allocations that are live.
-        allocations: How many it has made since then.
-        files: The shared objects that asked.
+        bytes: Current bytes.
+        peak_bytes: The peak since the attribution began.
+        count: Live allocations.
+        allocations: All allocations since the attribution began.
+        files: The shared objects that allocated.
     """
 
     library: str
@@ -258,8 +240,7 @@ class Segment:
 
 
 def torch_segments() -> tuple[Segment, ...]:
-    """What PyTorch's own allocator has reserved now; nothing where it was never used, or
-    another one serves in its place."""
+    """The segments of PyTorch's own allocator; empty if it is unused or replaced."""
     torch = sys.modules.get("torch")
     dump = getattr(getattr(torch, "_C", None), "_cuda_memorySnapshot", None)
     if torch is None or dump is None or not torch.cuda.is_initialized():
@@ -270,8 +251,7 @@ def torch_segments() -> tuple[Segment, ...]:
         except TypeError:
             plain = dump()
         except RuntimeError:
-            # Another allocator serves in its place, and has no such dump.
-            return ()
+            return ()  # A replacement allocator has no dump.
     return tuple(
         Segment(
             segment["device"],
@@ -284,10 +264,9 @@ def torch_segments() -> tuple[Segment, ...]:
 
 
 def summed(plain: dict[str, Any], segments: Sequence[Segment]) -> tuple[LibraryUse, ...]:
-    """The core's rows as uses.
+    """The core's rows by library.
 
-    What is in a segment of PyTorch's allocator is PyTorch's, whichever file CUPTI names: of a
-    call that passes through several libraries CUPTI names one or another.
+    PyTorch's segments decide before CUPTI, which may name any library on a call's path.
     """
     holders = _Holders(segments)
     totals: dict[tuple[int, str], list[int]] = {}
@@ -310,7 +289,7 @@ def summed(plain: dict[str, Any], segments: Sequence[Segment]) -> tuple[LibraryU
 
 
 class _Holders:
-    """Whose an address is, by PyTorch's segments."""
+    """Finds an address's owner by PyTorch's segments."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.grown = sorted(
@@ -320,7 +299,7 @@ class _Holders:
         self._whole = {segment.address for segment in segments if not segment.is_expandable}
 
     def owner(self, address: int, library: str) -> str:
-        """The library, or `_GROWN` for what is counted with a segment that grows."""
+        """The library, or `_GROWN` inside a growing segment."""
         before = bisect.bisect_right(self._begins, address) - 1
         if before >= 0 and address < self._begins[before] + self.grown[before].size:
             return _GROWN
@@ -332,7 +311,7 @@ class _Holders:
 def _uses(
     plain: dict[str, Any], totals: dict[tuple[int, str], list[int]]
 ) -> tuple[LibraryUse, ...]:
-    """Live bytes and counts, with the peaks and counts of all the time, by library."""
+    """Live bytes and counts by library, with peaks and total counts."""
     files: dict[str, list[str]] = {}
     for path, library in plain["sources"]:
         if path != PYTORCH_FILE:
@@ -355,15 +334,10 @@ def _uses(
 
 # ---- Attribution -------------------------------------------------------------------------
 
-# Every device allocation of this process by the library that asked for it.
-#
-# CUPTI's memory activity names, for each allocation, the shared object that made it. What
-# PyTorch's allocator holds is known to the byte from PyTorch itself, including what it took
-# before; of the others, only what they have taken since this was switched on.
+# CUPTI's memory activity names the shared object behind each allocation since the start. PyTorch's
+# own share comes from its allocator, to the byte and including earlier allocations.
 
-# How often PyTorch's segments are looked at until they were the same before and after.
-_LOOKS = 4
-
+_TRIES = 4  # Readings until PyTorch's segments are the same before and after.
 _current: DeviceAttribution | None = None
 _attribution_lock = threading.RLock()
 
@@ -387,8 +361,8 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
         atexit.register(self.remove)
 
     def _seed(self) -> None:
-        """Tell the core what PyTorch held before; only PyTorch knows what is in segments
-        that grow."""
+        """Pass PyTorch's existing segments to the core, except growing ones, which only PyTorch
+        knows."""
         assert self._core is not None
         self._core.flush()
         for segment in torch_segments():
@@ -402,19 +376,19 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
 
     @property
     def reason(self) -> str:
-        """Why it is off; "" while it is on."""
+        """The reason it is off; "" while it is on."""
         return "" if self.is_on else self._reason or "it was removed"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Figures of the last reading: "records", "dropped", "unmatched" (releases of what
-        was there before), "version" (CUPTI's), "has_sources", "buffer_bytes"."""
+        """Figures of the last reading: "records", "dropped", "unmatched" (frees of earlier
+        allocations), "version" (CUPTI's), "has_sources", "buffer_bytes"."""
         return dict(self._facts)
 
     def by_library(self, device: int | None = None) -> tuple[LibraryUse, ...]:
-        """What each library holds now, the largest first; after the end, what it held then.
+        """Each library's memory now, or at the end of the attribution, largest first.
 
-        Memory of the host that the device can reach, and managed memory, are not counted.
+        Pinned host memory and managed memory are not counted.
 
         Args:
             device: The device's number in this process; None for all.
@@ -431,8 +405,8 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
         native = self._core
         if native is None:
             return
-        for _ in range(_LOOKS):
-            # Records and segments are of one moment where none changed in between.
+        for _ in range(_TRIES):
+            # Unchanged segments: they and the records are of one moment.
             segments = torch_segments()
             native.flush()
             plain = native.read()
@@ -442,12 +416,12 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
         self._last = summed(plain, segments)
 
     def remove(self) -> None:
-        """Switch it off; a second call does nothing. What it has seen can still be read."""
+        """Switch it off, once; its figures stay readable."""
         self._end("")
 
     def _step_aside(self) -> None:
         self._end(
-            "PyTorch's profiler took CUPTI over; call attribute_device_memory() again after it"
+            "PyTorch's profiler took over CUPTI; call attribute_device_memory() again after it"
         )
 
     def _end(self, reason: str) -> None:
@@ -462,7 +436,7 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
                 except OSError as error:
                     reason = reason or f"CUPTI failed: {error}"
                 finally:
-                    # What can't be flushed at the end is off all the same.
+                    # A failed flush still switches it off.
                     with contextlib.suppress(OSError):
                         native.stop()
             self._core = None
@@ -481,24 +455,24 @@ class DeviceAttribution(StaysHere, instead="it watches this process: send by_lib
 
 
 def attribute_device_memory() -> DeviceAttribution:
-    """Track, from now on, which library asks for each piece of device memory.
+    """Track which library makes each device allocation from now on.
 
-    `by_library()` of the handle has the table, and `device_report()` has it too while this
-    is on. It sees PyTorch, NCCL, cuBLAS, cuDNN, CuPy, Triton's kernels, and any other
-    shared object by its file's name. Switched on before CUDA is first used, it sees all of
-    it; switched on later, it reports what was there before as one sum, PyTorch's own aside.
+    The handle's `by_library()` has the table, and so has `device_report()` meanwhile: PyTorch,
+    NCCL, cuBLAS, cuDNN, CuPy, Triton's kernels, and any other shared object by its file name.
+    Start it before CUDA is first used to see everything; of earlier allocations only
+    PyTorch's are attributed, the others are one sum.
 
-    It needs CUPTI, which serves one tool at a time. It can't start beside PyTorch's profiler,
-    and when a profiler of the device starts, it is switched off first and stays off: for
-    that, the name `_prepare_profiler` in `torch.autograd.profiler` leads through neutracer
-    while this is on. It can't notice other tools on CUPTI (Nsight, Proton).
+    CUPTI serves one tool at a time. The attribution can't start while PyTorch's profiler runs, and
+    switches off for good when a device profiler starts: for that, `_prepare_profiler` in
+    `torch.autograd.profiler` is wrapped while it is on. It can't detect other tools that use CUPTI
+    (Nsight, Proton).
 
     Returns:
         The handle; `remove()`, or leaving it as a context manager, ends it.
 
     Raises:
-        UnavailableError: There is no CUDA device or no CUPTI here, PyTorch's profiler is
-            active, or an attribution is on already.
+        UnavailableError: There is no CUDA device or no CUPTI, PyTorch's profiler is active, or an
+            attribution is already on.
 
     Example:
         >>> import neutracer
@@ -523,13 +497,13 @@ def attribute_device_memory() -> DeviceAttribution:
 
 
 def current_attribution() -> DeviceAttribution | None:
-    """The last attribution of this process, on or off; None where there is none."""
+    """The last attribution of this process, on or off, or None."""
     is_ours = _current is not None and _current._pid == os.getpid()
     return _current if is_ours else None
 
 
 def _start() -> core.Attribution:
-    """CUPTI from the first place that has it, switched on."""
+    """Start CUPTI from the best place that has it."""
     no_device = UnavailableError("an NVIDIA device", "device memory can be attributed only on one")
     if not _has_driver():
         no_driver = UnavailableError("the CUDA driver", "CUPTI needs libcuda.so.1")
@@ -541,19 +515,18 @@ def _start() -> core.Attribution:
         except UnavailableError as error:
             failures.append(error)
             if only_loaded:
-                # The copy in use says no: another one would say no too, or disturb it.
-                break
+                break  # Another copy would fail too, or disturb the loaded one.
     if not _has_device():
         raise no_device
-    # The reason of the first one that could be loaded at all; "cannot open" says least.
-    told = [error for error in failures if "cannot open shared" not in error.install]
-    if told:
-        raise told[0]
+    # Prefer the failure of a copy that could be opened.
+    opened = [error for error in failures if "cannot open shared" not in error.install]
+    if opened:
+        raise opened[0]
     raise missing(package(), "CUPTI")
 
 
 def _has_driver() -> bool:
-    """Checked before CUPTI is asked: that of CUDA 13.2 would end the process without one."""
+    """Checked before loading CUPTI: CUDA 13.2's would end the process without a driver."""
     return devices().has_driver()
 
 
@@ -569,15 +542,11 @@ def _has_device() -> bool:
 
 # ---- Findings ----------------------------------------------------------------------------
 
-# What is worth reporting of a device's memory, each with its evidence and the next step.
+_USUAL_OVERHEAD = 1 << 30  # A context with kernels, and cuBLAS workspaces.
+_MODERATE, _SERIOUS = 0.05, 0.25  # Shares of the device, for non-PyTorch memory.
+_FULL = 0.05  # Free share below which the device is full.
 
-# A context with its kernels, and the workspaces of cuBLAS: what every program pays.
-_USUAL_OVERHEAD = 1 << 30
-# Shares of the device above which others' memory is a problem.
-_MODERATE, _SERIOUS = 0.05, 0.25
-_FULL = 0.05
-
-# The libraries named as suspects where they can't be told apart.
+# Libraries to name if there is no attribution.
 _SUSPECTS = {"NCCL", "cuBLAS", "cuDNN", "CuPy", "JAX", "TensorFlow", "TensorRT", "NVSHMEM"}
 
 
@@ -592,19 +561,7 @@ def findings_of(
     attribution: str,
     process_list: str,
 ) -> tuple[Finding, ...]:
-    """The findings about one device, the worst first.
-
-    Args:
-        one: The device.
-        memory: Its memory.
-        processes: The processes on it.
-        own: This process's bytes, or None.
-        others: The other processes' bytes, or None.
-        torch_bytes: What PyTorch has reserved.
-        uses: What each library holds, if that is known.
-        attribution: "on", or why it is not known.
-        process_list: Why the list of processes can't be used, or "".
-    """
+    """The findings about one device, worst first; the arguments are those of `DeviceReport`."""
     if own is not None:
         outside: int | None = own - torch_bytes
     elif memory.used_bytes is not None and torch_bytes:
@@ -660,7 +617,7 @@ def _outside(
     own: int | None,
     uses: Sequence[LibraryUse],
 ) -> tuple[Finding, ...]:
-    """What is not PyTorch's in this process, or, where that is not known, on the device."""
+    """Non-PyTorch memory of this process, or if unknown, of the device."""
     if outside is None or outside <= 0:
         return ()
     foreign = [use for use in uses if use.library != PYTORCH and use.bytes]
@@ -670,17 +627,13 @@ def _outside(
     ]
     rest = outside - sum(use.bytes for use in foreign)
     if foreign and rest > 0:
-        evidence.append(
-            Note(f"{format_bytes(rest)} is CUDA's context, and what nothing accounts for")
-        )
+        evidence.append(Note(f"{format_bytes(rest)} is CUDA's context and unattributed memory"))
     advice: tuple[Note, ...] = ()
     if not uses:
         loaded = _loaded_suspects()
         if loaded:
             evidence.append(Note(f"Besides CUDA's context, loaded here: {', '.join(loaded)}"))
-        advice = (
-            Note("neutracer.attribute_device_memory(), switched on first, names the libraries"),
-        )
+        advice = (Note("start neutracer.attribute_device_memory() first to name the libraries"),)
     where = "this process's bytes" if own is not None else "the device's used bytes"
     message = f"{format_bytes(outside)} of {where} are not PyTorch's"
     above = max(0, outside - _USUAL_OVERHEAD)
@@ -693,7 +646,7 @@ def _allocations(use: LibraryUse) -> str:
 
 
 def _loaded_suspects() -> list[str]:
-    """Libraries of this process that are known to take device memory of their own."""
+    """Loaded libraries that are known to allocate device memory themselves."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -711,10 +664,10 @@ def _full(memory: DeviceMemory) -> tuple[Finding, ...]:
 
 
 def _limits(one: VisibleDevice, memory: DeviceMemory, process_list: str) -> tuple[Finding, ...]:
-    """What these figures can't tell, and why."""
+    """The limits of these figures, and their reasons."""
     found = []
     if process_list:
-        message = "who else uses this device is not known here"
+        message = "the other users of this device are unknown"
         found.append(Finding("no_process_list", Severity.INFO, 0, message, (Note(process_list),)))
     if memory.driver_bytes is None:
         message = "the driver's own memory can't be told apart from the used memory"
@@ -741,42 +694,36 @@ def _stepped_aside(attribution: str) -> tuple[Finding, ...]:
 
 # ---- Report ------------------------------------------------------------------------------
 
-# Whose is this device's memory? PyTorch's, another library's, another process's.
-
-# Rows of the printed tables; all are in the report.
-_SHOWN = 10
+_SHOWN = 10  # Rows of the printed tables.
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeviceReport(Report):
-    """Who holds a device's memory.
+    """The holders of a device's memory.
 
-    used_bytes is torch_bytes, what other libraries of this process hold, what other processes
-    hold, and unattributed_bytes: this process's CUDA context, and all that has no known
-    owner.
+    used_bytes is the sum of torch_bytes, the other libraries of this process, the other
+    processes, and unattributed_bytes: CUDA contexts and memory without a known owner.
 
     Attributes:
         device: The device's number in this process.
         uuid: Its UUID.
         name: The product's name.
-        driver: The driver's version; "" where it is not known.
-        total_bytes: What programs can have: torch.cuda.mem_get_info()[1].
-        free_bytes: What nobody has taken; None where only a CUDA context could tell.
-        used_bytes: The rest; None likewise.
-        driver_bytes: What the driver keeps for itself, in none of the others; None where
-            it can't be told apart from the rest.
-        torch_bytes: What PyTorch has reserved: reserved_bytes.all.current; 0 where it has
-            not used the device.
+        driver: The driver's version; "" if unknown.
+        total_bytes: Memory available to programs: torch.cuda.mem_get_info()[1].
+        free_bytes: Free memory; None if only a CUDA context could know it.
+        used_bytes: total_bytes - free_bytes, or None.
+        driver_bytes: The driver's own memory, in none of the others; None if unknown.
+        torch_bytes: Reserved by PyTorch: reserved_bytes.all.current; 0 if it has not used the
+            device.
         torch_allocated_bytes: Of these, in allocated blocks.
-        process_bytes: What this process has taken in all, by NVML; None where NVML does not
-            say.
-        other_bytes: What other processes have taken; None where that is not known.
-        unattributed_bytes: Used by unknown owners; None where used_bytes is.
-        by_library: By library, PyTorch among them, the largest first; empty unless an
-            attribution is on (`attribute_device_memory`).
-        by_process: The processes on the device, the largest first.
+        process_bytes: All memory of this process, from NVML; None if unknown.
+        other_bytes: Memory of other processes; None if unknown.
+        unattributed_bytes: Memory without a known owner; None if used_bytes is None.
+        by_library: By library, PyTorch included, largest first; empty unless an attribution is
+            on (`attribute_device_memory`).
+        by_process: The processes on the device, largest first.
         attribution: "on", or why by_library is empty.
-        process_list: "" or why NVML's list of processes can't be used.
+        process_list: "", or why NVML's list of processes is unusable.
     """
 
     schema = "neutracer.device/1"
@@ -820,7 +767,7 @@ class DeviceReport(Report):
         if self.other_bytes:
             rows.append(self._row("other processes", self.other_bytes, ""))
         if self.unattributed_bytes is not None:
-            note = "CUDA's context, and what nothing accounts for"
+            note = "CUDA's context and unattributed memory"
             rows.append(self._row("the rest", self.unattributed_bytes, note))
         if self.free_bytes is not None:
             rows.append(self._row("free", self.free_bytes, ""))
@@ -850,10 +797,9 @@ class DeviceReport(Report):
 
 
 def device_report(device: object = None) -> DeviceReport:
-    """Who holds the memory of a device: PyTorch, other libraries, other processes.
+    """Report the holders of a device's memory: PyTorch, other libraries, other processes.
 
-    This does not start CUDA and allocates nothing. Libraries are known while
-    `attribute_device_memory()` is on.
+    Does not start CUDA and allocates nothing. Libraries need `attribute_device_memory()`.
 
     Args:
         device: Its number in this process, "cuda:1" or a torch.device; None is the only one.
@@ -862,7 +808,7 @@ def device_report(device: object = None) -> DeviceReport:
         The report; `str(report)` is one screen.
 
     Raises:
-        UnavailableError: There is no NVIDIA device that this process can see.
+        UnavailableError: No NVIDIA device is visible to this process.
         ValueError: There is no such device, or None was given and there are several.
         OSError: The device does not answer.
 
@@ -875,7 +821,7 @@ def device_report(device: object = None) -> DeviceReport:
     one = find_device(device)
     reserved, allocated = _torch_use(one.index)
     uses, attribution = _libraries(one.index)
-    # Read together, and last: what happens between the readings counts as the rest.
+    # Read last and together: changes between the readings count as unattributed.
     processes, process_list = _processes(one, reserved)
     memory = device_memory(one)
     own, others = _split(processes, process_list, has_cuda=reserved > 0)
@@ -917,7 +863,7 @@ def _torch_use(index: int) -> tuple[int, int]:
 
 
 def _libraries(index: int) -> tuple[tuple[LibraryUse, ...], str]:
-    """By library, and "on" or why there is nothing."""
+    """(uses, "on" or the reason there are none)."""
     attribution = current_attribution()
     if attribution is None:
         return (), "neutracer.attribute_device_memory() was not on"
@@ -927,7 +873,7 @@ def _libraries(index: int) -> tuple[tuple[LibraryUse, ...], str]:
 
 
 def _processes(one: VisibleDevice, reserved: int) -> tuple[tuple[ProcessUse, ...], str]:
-    """The processes on the device, and why the list can't be used where it can't."""
+    """(processes, "" or the reason the list is unusable)."""
     try:
         found = device_processes(one)
     except UnavailableError as error:
@@ -936,7 +882,7 @@ def _processes(one: VisibleDevice, reserved: int) -> tuple[tuple[ProcessUse, ...
         return (), str(error)
     own = [use for use in found if use.is_own]
     if any(use.bytes is not None and use.bytes < reserved for use in own):
-        # Another process that has our number in the namespace in which NVML counts.
+        # Another process with our pid in NVML's namespace.
         return found, "NVML's process numbers are not this container's"
     if not own and reserved:
         if not found:
@@ -948,7 +894,7 @@ def _processes(one: VisibleDevice, reserved: int) -> tuple[tuple[ProcessUse, ...
 def _split(
     processes: tuple[ProcessUse, ...], process_list: str, *, has_cuda: bool
 ) -> tuple[int | None, int | None]:
-    """(this process's bytes, the others'); None for what the list does not tell."""
+    """(this process's bytes, the others'); None if unknown."""
     if process_list:
         return None, None
     own = [use.bytes for use in processes if use.is_own]
@@ -961,8 +907,7 @@ def _split(
 
 
 def _rest(memory: DeviceMemory, known: int, others: int | None) -> int | None:
-    """What is in use with no known owner. Not below zero: the figures are not read in one
-    instant."""
+    """Used bytes without a known owner; clamped at 0, as the figures are read one by one."""
     if memory.used_bytes is None:
         return None
     return max(0, memory.used_bytes - known - (others or 0))

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of this machine: which of them CUDA shows here, their memory, their users.
+"""The visible devices, their memory and their processes.
 
-NVML comes first: it needs no CUDA in this process, and starts none. It knows every device of
-the machine and nothing of CUDA_VISIBLE_DEVICES, so a device's full UUID joins the two. Where
-NVML is missing, as in a container without NVIDIA's utilities, the CUDA driver answers, but
-only if this process has already started it.
-
-A device that is divided into instances (MIG) is left as it is: an instance that CUDA shows is
-found by its own UUID.
+NVML comes first, since it does not start CUDA. It ignores CUDA_VISIBLE_DEVICES, so devices are
+matched by UUID. Without NVML the CUDA driver answers, if this process has started it. MIG settings
+are left alone; a visible instance is found by its own UUID.
 """
 
 from __future__ import annotations
@@ -22,12 +18,11 @@ from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.render.report import PlainRow
 
-# Names of the libraries where they are not the usual ones.
+# Library names that replace the usual ones.
 _NVML: str | None = None
 _DRIVER: str | None = None
 
-# The process that opened them, and what it opened: a fork's child opens its own.
-_opened: tuple[int, core.Devices] | None = None
+_opened: tuple[int, core.Devices] | None = None  # By pid: a forked child opens its own.
 
 
 @dataclass(frozen=True)
@@ -36,12 +31,12 @@ class VisibleDevice(PlainRow):
 
     Attributes:
         index: Its number in this process: `torch.device("cuda", index)`.
-        uuid: Its full UUID: "GPU-..." or, of an instance, "MIG-...".
+        uuid: Its full UUID: "GPU-...", or "MIG-..." for an instance.
         name: The product's name; may be empty.
-        slot: NVML's number of it, or None where NVML does not know it.
+        slot: NVML's number for it, or None.
         is_mig: It is an instance, or divided into instances.
-        is_certain: False where its number is a guess: CUDA sorts devices by speed, and
-            with devices of several kinds only CUDA itself knows the order.
+        is_certain: False if its number is a guess: CUDA sorts different models by speed, in
+            an order that only CUDA knows.
     """
 
     index: int
@@ -54,13 +49,13 @@ class VisibleDevice(PlainRow):
 
 @dataclass(frozen=True)
 class DeviceMemory(PlainRow):
-    """A device's memory, in bytes; None where it can't be known.
+    """A device's memory, in bytes; None if unknown.
 
     Attributes:
-        total_bytes: What programs can have: `torch.cuda.mem_get_info()[1]`.
-        free_bytes: What is free: `torch.cuda.mem_get_info()[0]`.
+        total_bytes: Memory available to programs: `torch.cuda.mem_get_info()[1]`.
+        free_bytes: Free memory: `torch.cuda.mem_get_info()[0]`.
         used_bytes: total_bytes - free_bytes.
-        driver_bytes: What the driver keeps for itself, in none of the others.
+        driver_bytes: The driver's own memory, in none of the others.
     """
 
     total_bytes: int
@@ -74,10 +69,9 @@ class ProcessUse(PlainRow):
     """A process on a device.
 
     Attributes:
-        pid: Its number, as NVML gives it: the host's, which in a container is another
-            than the one seen inside.
-        name: Its name, "" where it can't be known.
-        bytes: What it has taken, or None where NVML does not say.
+        pid: Its pid on the host, from NVML; it differs from the pid inside a container.
+        name: Its name; "" if unknown.
+        bytes: Its memory; None if NVML does not report it.
         is_own: It is this process.
     """
 
@@ -88,7 +82,7 @@ class ProcessUse(PlainRow):
 
 
 def devices() -> core.Devices:
-    """NVML and the driver, opened once a process; without NVML it says why."""
+    """NVML and the driver, opened once per process; `reason` explains a missing NVML."""
     global _opened
     pid = os.getpid()
     if _opened is None or _opened[0] != pid:
@@ -99,8 +93,7 @@ def devices() -> core.Devices:
 def visible_devices() -> tuple[VisibleDevice, ...]:
     """The devices that CUDA shows, or would show, to this process, in its order.
 
-    Where CUDA has been started here, the driver says which; otherwise CUDA_VISIBLE_DEVICES
-    selects from NVML's list, as CUDA reads it.
+    A started CUDA reports them; otherwise CUDA_VISIBLE_DEVICES selects from NVML's list.
 
     Raises:
         UnavailableError: There is neither NVML nor a started CUDA.
@@ -125,7 +118,7 @@ def _visible_by_nvml(opened: core.Devices) -> tuple[VisibleDevice, ...]:
     chosen = _chosen_slots(os.environ.get("CUDA_VISIBLE_DEVICES"), opened)
     kinds = {name for _, name, _ in slots}
     is_certain = len(kinds) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    rows = opened.slots()  # with the instances that were looked up just now
+    rows = opened.slots()  # Includes the instances just looked up.
     return tuple(
         VisibleDevice(index, *rows[slot][:2], slot, rows[slot][2], is_certain or not is_number)
         for index, (slot, is_number) in enumerate(chosen)
@@ -133,10 +126,9 @@ def _visible_by_nvml(opened: core.Devices) -> tuple[VisibleDevice, ...]:
 
 
 def _chosen_slots(text: str | None, opened: core.Devices) -> list[tuple[int, bool]]:
-    """What CUDA_VISIBLE_DEVICES selects: (slot, whether it was chosen by number).
+    """The selection of CUDA_VISIBLE_DEVICES: (slot, whether it was chosen by number).
 
-    CUDA reads up to the first entry that it does not understand or that names no device,
-    and shows nothing at all if one is named twice.
+    As in CUDA, the first invalid entry ends the list, and a repeated device empties it.
     """
     uuids = [uuid for uuid, _, _ in opened.slots()]
     if text is None:
@@ -159,18 +151,14 @@ def _slot_of(entry: str, uuids: Sequence[str], opened: core.Devices) -> tuple[in
         return (slot if slot < len(uuids) else None), True
     if entry.startswith("MIG-"):
         return opened.find(entry), False
-    # A UUID may be cut short as long as it fits only one device.
+    # A unique prefix of a UUID is enough.
     fitting = [slot for slot, uuid in enumerate(uuids) if uuid.startswith(entry)]
     is_uuid = entry.startswith("GPU-") and len(fitting) == 1
     return (fitting[0] if is_uuid else None), False
 
 
 def visible_slots() -> dict[int, int]:
-    """NVML's number of each device that CUDA shows here; empty where NVML is missing.
-
-    Returns:
-        CUDA's number to NVML's.
-    """
+    """CUDA's device numbers mapped to NVML's; empty without NVML."""
     try:
         shown = visible_devices()
     except UnavailableError:
@@ -196,7 +184,7 @@ def find_device(device: object = None) -> VisibleDevice:
     index = _index_of(device)
     if index is None and len(shown) > 1:
         names = ", ".join(f"{one.index} ({one.name or one.uuid})" for one in shown)
-        raise ValueError(f"there are {len(shown)} devices, say which one: {names}")
+        raise ValueError(f"there are {len(shown)} devices, choose one: {names}")
     index = index or 0
     if not 0 <= index < len(shown):
         numbers = ", ".join(str(one.index) for one in shown)
@@ -216,10 +204,7 @@ def _index_of(device: object) -> int | None:
 
 
 def device_memory(device: VisibleDevice | int) -> DeviceMemory:
-    """The memory of a device now, some 4 microseconds by NVML.
-
-    Args:
-        device: The device, or its number in this process.
+    """The memory of a device, or of its number, now; about 4 microseconds with NVML.
 
     Raises:
         UnavailableError: NVML does not know it, and CUDA was not started here.
@@ -233,16 +218,13 @@ def device_memory(device: VisibleDevice | int) -> DeviceMemory:
 
 
 def device_processes(device: VisibleDevice | int) -> tuple[ProcessUse, ...]:
-    """The processes that use a device, the largest first.
+    """The processes that use a device, largest first.
 
-    Their memory is what NVML says of them: context and libraries included. In a container
-    the numbers are the host's, and no name is known unless this process is among them.
-
-    Args:
-        device: The device, or its number in this process.
+    NVML's figures include contexts and libraries. In a container its pids are the host's, and names
+    are known only if this process is listed.
 
     Raises:
-        UnavailableError: NVML is missing, or gives no list of processes here.
+        UnavailableError: NVML is missing, or has no list of processes here.
     """
     one = find_device(device) if isinstance(device, int) else device
     if one.slot is None:
@@ -258,7 +240,7 @@ def device_processes(device: VisibleDevice | int) -> tuple[ProcessUse, ...]:
 
 
 def _own_pids() -> set[int]:
-    """This process's numbers in all the namespaces that it can see."""
+    """This process's pids in all namespaces."""
     own = {os.getpid()}
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

@@ -42,30 +42,20 @@ from neutracer.trace.table import Table
 
 # ---- Probes ------------------------------------------------------------------------------
 
-# What an exporter reports beyond the monitor's readings: the largest free block, who holds
-# the memory, and what only a garbage collection would free. Each is looked at now and then,
-# when somebody asks.
-
-# Walking the heap, which holds the GIL, takes at most this share of the time.
-_MOST_SHARE = 0.001
-
-# How long a request waits for a look, in seconds; what comes later is reported the next time.
-_PATIENCE_S = 0.5
-
-# Events in which the stacks of live blocks are looked for.
-_TAIL_EVENTS = 100_000
-
+_MOST_SHARE = 0.001  # Of the time, for heap walks, which hold the GIL.
+_PATIENCE_S = 0.5  # A request's wait for a probe; a later result serves the next request.
+_TAIL_EVENTS = 100_000  # Events searched for the stacks of live blocks.
 _MOST_HOLDERS = 10
 
 
 class Probes:
-    """Answers that are kept for a while.
+    """Cached figures beyond the monitor's readings: largest free block, holders, garbage.
 
     Args:
-        layout_interval: Seconds between two looks at the allocator's layout (milliseconds
+        layout_interval: Seconds between two reads of the allocator's layout (milliseconds
             for some ten thousand blocks); None for none.
-        garbage_interval: The least seconds between two walks of Python's heap; None for none.
-            They run less often where they take more than 0.1 % of the time.
+        garbage_interval: Least seconds between two walks of Python's heap; None for none.
+            Walks that take more than 0.1 % of the time run less often.
     """
 
     def __init__(self, layout_interval: float | None, garbage_interval: float | None) -> None:
@@ -79,7 +69,7 @@ class Probes:
         self._garbage: dict[int, int] = {}
 
     def look(self, devices: tuple[int, ...]) -> None:
-        """Look again at what is due, beside the caller, who waits for a moment at most."""
+        """Refresh in a thread what is due; the caller waits up to `_PATIENCE_S`."""
         with self._lock:
             if self._looking is None or not self._looking.is_alive():
                 self._looking = threading.Thread(
@@ -90,7 +80,6 @@ class Probes:
         looking.join(_PATIENCE_S)
 
     def _look(self, devices: tuple[int, ...]) -> None:
-        """What can't be looked at is left out."""
         now = time.monotonic()
         if self._layout_interval is not None and now >= self._layout_at:
             self._layout_at = now + self._layout_interval
@@ -106,8 +95,7 @@ class Probes:
         try:
             look()
         except (NeutracerError, RuntimeError, OSError):
-            # The reading goes on without it.
-            return
+            return  # The figure keeps its last value.
 
     def _look_at_layout(self) -> None:
         snap = _layout()
@@ -131,15 +119,15 @@ class Probes:
         self._garbage = garbage
 
     def largest_free(self, device: int) -> int | None:
-        """Bytes of the largest free block in a device's segments; None: not looked at."""
+        """Bytes of the largest free block in a device's segments; None if not probed."""
         return self._largest.get(device)
 
     def garbage(self, device: int) -> int | None:
-        """Bytes of tensors that only a collection would free; None: not looked at."""
+        """Bytes of tensors that only a garbage collection would free; None if not probed."""
         return self._garbage.get(device)
 
     def holders(self) -> list[dict[str, Any]]:
-        """Who allocated what is live, where the allocator's history says, largest first."""
+        """The holders of live memory, largest first, if there is a history."""
         return list(self._holders)
 
 
@@ -149,7 +137,7 @@ def _on_cpu() -> bool:
 
 
 def _layout() -> Snapshot:
-    """The layout now: from the hooks if they follow the allocator, else PyTorch's dump."""
+    """The current layout, from attached hooks or else from PyTorch's dump."""
     state = hooks.state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HistoryWarning)
@@ -163,7 +151,7 @@ def _layout() -> Snapshot:
 
 
 def _dump() -> Any:
-    """PyTorch's own dump, without the traces where PyTorch can leave them out."""
+    """PyTorch's own dump, without traces if it supports that."""
     dump = sys.modules["torch"]._C._cuda_memorySnapshot
     try:
         return dump((0, 0, False))
@@ -192,26 +180,21 @@ def _holders(snap: Snapshot, device: int, number: int) -> list[dict[str, Any]]:
 
 # ---- Page --------------------------------------------------------------------------------
 
-# What `neutracer top` shows of a job, as plain data.
-
 SCHEMA = "neutracer.top/1"
-
-# Points of a curve: more than a terminal has columns.
-_POINTS = 240
-
+_POINTS = 240  # Per curve: more than a terminal has columns.
 _ALERTS = 20
 
 
 def page_of(
     monitor: MemoryMonitor, probes: Probes, rank: str, seconds: float | None
 ) -> dict[str, Any]:
-    """A JSON object of schema "neutracer.top/1".
+    """The data for `neutracer top`, of schema "neutracer.top/1".
 
     Args:
         monitor: The monitor.
-        probes: What was looked at besides.
+        probes: The probed figures.
         rank: The job's rank.
-        seconds: How far back the curves go; None is the whole run.
+        seconds: Length of the curves; None is the whole run.
     """
     devices = []
     status = monitor.status
@@ -240,7 +223,7 @@ def page_of(
 
 
 def _curve(series: Table, seconds: float | None) -> dict[str, Any]:
-    """The extremes of allocated, and the largest of reserved and used, over equal times."""
+    """The extremes of allocated, and the peaks of reserved and used, in equal time bins."""
     times = series["time_us"]
     assert isinstance(times, memoryview)
     end = times[-1] if len(times) else 0
@@ -268,29 +251,15 @@ def _curve(series: Table, seconds: float | None) -> dict[str, Any]:
 
 # ---- Server ------------------------------------------------------------------------------
 
-# The exporter's HTTP server: three pages, on loopback by default.
-#
-# It is a guest in its process: it has a bounded number of threads, each for a bounded time, and
-# writes nothing to the program's standard error.
+# The server uses a bounded number of threads, each for a bounded time, and never writes to the
+# program's standard error.
 
 _INDEX = b"neutracer: /metrics for Prometheus, /top.json for 'neutracer top'\n"
-
-# Seconds that a request may take, from its connection to the last byte of the answer.
-_REQUEST_S = 10.0
-
-# Requests that are answered at once; each has a thread.
-_MOST_AT_ONCE = 16
-
-# Seconds that a connection waits for one of them to end, before it is refused. While they are
-# all held by slow clients none waits.
-_TURN_S = 0.25
-
-# Connections that the system keeps until they are accepted, where it keeps so many. Whoever comes
-# on top of them is not heard, and tries again by itself after one second, and after three.
-_BACKLOG = 1024
-
-# How far back curves may go, in seconds.
-_MOST_SECONDS = 1e9
+_REQUEST_S = 10.0  # Timeout of a request, from its connection to the last byte.
+_MOST_AT_ONCE = 16  # Requests, each in a thread.
+_TURN_S = 0.25  # A connection's wait for a free thread; none while slow clients hold them all.
+_BACKLOG = 1024  # Beyond it, clients retry after one and three seconds.
+_MOST_SECONDS = 1e9  # Length of the curves.
 
 _REFUSAL = (
     b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
@@ -305,11 +274,11 @@ Start = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class Application:
-    """Hands a request to Prometheus's own application, or answers with a page.
+    """Routes requests to prometheus_client's application or to a page.
 
     Args:
         metrics: The application of prometheus_client.
-        page: Gives what `neutracer top` shows, of the last seconds given, or of all.
+        page: Makes the data for `neutracer top`, of the last seconds given or of the whole run.
     """
 
     def __init__(
@@ -323,8 +292,8 @@ class Application:
 
     def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         if self.loopback_only and not _is_local(environ.get("HTTP_HOST", "")):
-            # A page of the web that points a name of its own at this machine.
-            return _answer(start, "403 Forbidden", b"ask by the name localhost\n")
+            # DNS rebinding: a web page's own name that resolves to this machine.
+            return _answer(start, "403 Forbidden", b"use the name localhost\n")
         path = environ.get("PATH_INFO", "/")
         if path == "/metrics":
             return self._metrics(environ, start)
@@ -342,7 +311,7 @@ class Application:
 
 
 def _seconds(query: str) -> float | None:
-    """How far back the curves are asked to go; None is the whole run."""
+    """The requested length of the curves; None is the whole run."""
     asked = parse_qs(query, keep_blank_values=True, max_num_fields=16).get("seconds")
     if not asked:
         return None
@@ -380,22 +349,19 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._turns = threading.Semaphore(_MOST_AT_ONCE)
-        # Requests that have a turn, and when it ends, in seconds of `time.monotonic`.
-        self._ends: dict[Any, float] = {}
+        self._ends: dict[Any, float] = {}  # Requests in threads, with their `time.monotonic` end.
         self._lock = threading.Lock()
-        # Whether a connection waited for a turn in vain, and none has ended since.
-        self._is_held = False
+        self._is_held = False  # A connection was refused, and no request has ended since.
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        # Without the question to a name server that the base class asks.
+        # Skips the base class's name lookup.
         socketserver.TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, or refuse."""
         if not self._turns.acquire(timeout=0 if self._is_held else _TURN_S):
             self._is_held = True
             _refuse(request)
@@ -420,7 +386,7 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
         self._turns.release()
 
     def shutdown_request(self, request: Any) -> None:
-        # Before its number can be another connection's of this process.
+        # Before its descriptor can be reused.
         with self._lock:
             self._ends.pop(request, None)
         super().shutdown_request(request)
@@ -429,16 +395,16 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
         try:
             return super().get_request()
         except OSError:
-            # Without a descriptor left the connection stays, and would be tried at once.
+            # Out of descriptors: the pending connection would be retried in a busy loop.
             time.sleep(_TURN_S)
             raise
 
     def service_actions(self) -> None:
-        """Twice a second: end what takes too long."""
+        """Disconnect overdue requests, twice per second."""
         self._disconnect(time.monotonic())
 
     def server_close(self) -> None:
-        """Stop to listen; what is being read from clients ends."""
+        """Stop listening, and end pending reads."""
         super().server_close()
         self._disconnect(math.inf, socket.SHUT_RD)
 
@@ -449,42 +415,36 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
                     request.shutdown(how)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is not worth reporting."""
         _LOGGER.debug("a request to the exporter failed", exc_info=True)
 
 
 def _refuse(request: Any) -> None:
-    """Say that there is no turn, to whoever takes it without waiting."""
+    """Send a 503, without blocking."""
     with contextlib.suppress(OSError):
         request.setblocking(False)
         request.sendall(_REFUSAL)
 
 
 class _Handler(WSGIRequestHandler):
-    # Of one read or write, once the server is stopped and counts the time no more.
-    timeout = _REQUEST_S
+    timeout = _REQUEST_S  # Per read or write, once the server has stopped.
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is written for each request."""
+        """Log nothing per request."""
 
     def get_stderr(self) -> Any:
-        """Where wsgiref writes a traceback: not among the program's own words."""
+        """Keep wsgiref's tracebacks out of the program's standard error."""
         return _Log()
 
 
 class _Log(io.StringIO):
-    """A text that is logged when it is flushed."""
+    """Logs its text when flushed."""
 
     def flush(self) -> None:
         _LOGGER.debug("%s", self.getvalue().rstrip())
 
 
 class Server:
-    """Serves an application from a thread of its own.
-
-    Raises:
-        OSError: It can't listen there.
-    """
+    """Serves an application from its own thread; OSError if it can't listen there."""
 
     def __init__(self, host: str, port: int, application: Application) -> None:
         try:
@@ -502,7 +462,7 @@ class Server:
         except OSError as error:
             said = f"{error.strerror}: {address[0]} port {port}"
             if error.errno == errno.EADDRINUSE:
-                said += "; each process needs one of its own, 0 is any free one"
+                said += "; each process needs its own port; 0 is any free one"
             raise OSError(error.errno, said) from None
         self._listener.set_app(application)
         self._thread: threading.Thread | None = None
@@ -511,14 +471,13 @@ class Server:
         _serving.add(self._listener)
 
     def start(self) -> None:
-        """Begin to answer."""
         self._thread = threading.Thread(
             target=self._listener.serve_forever, name="neutracer-metrics", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; a second time does nothing."""
+        """End it, once."""
         if self._thread is not None and self._thread.is_alive():
             self._listener.shutdown()
             self._thread.join()
@@ -527,7 +486,7 @@ class Server:
 
 
 def _close_in_child() -> None:
-    """A child would keep the port taken after its parent has given it up."""
+    """Free the port in a forked child, which would keep it past its parent."""
     for listener in list(_serving):
         listener.socket.close()
 
@@ -537,58 +496,56 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 # ---- Serve -------------------------------------------------------------------------------
 
-# A monitor's figures for Prometheus, and for `neutracer top`.
-
-#: Gauges of a device: name, what it is, and the key of `MemoryMonitor.get_stats`.
+#: Gauges of a device: name, description, and key of `MemoryMonitor.get_stats`.
 GAUGES = (
     ("allocated_bytes", "Bytes in allocated blocks.", "current_bytes"),
-    ("allocated_peak_bytes", "The most bytes in allocated blocks since the start.", "peak_bytes"),
-    ("reserved_bytes", "Bytes that PyTorch has taken from the device.", "reserved_bytes"),
-    ("reserved_peak_bytes", "The most bytes that were reserved.", "peak_reserved_bytes"),
+    ("allocated_peak_bytes", "Peak of allocated bytes since the start.", "peak_bytes"),
+    ("reserved_bytes", "Bytes that PyTorch has reserved on the device.", "reserved_bytes"),
+    ("reserved_peak_bytes", "Peak of reserved bytes.", "peak_reserved_bytes"),
     ("active_bytes", "Bytes allocated, or waiting for a stream.", "active_bytes"),
-    ("requested_bytes", "What active blocks were asked for.", "requested_bytes"),
-    ("inactive_split_bytes", "Free bytes in segments that are in use.", "inactive_split_bytes"),
+    ("requested_bytes", "Requested bytes of active blocks.", "requested_bytes"),
+    ("inactive_split_bytes", "Free bytes in segments in use.", "inactive_split_bytes"),
     ("unused_ratio", "Share of the reserved bytes that is not allocated.", "ratio"),
-    ("used_ratio", "Share of the device that is taken, without the cache.", "used_share"),
+    ("used_ratio", "Share of the device in use, without PyTorch's cache.", "used_share"),
     (
         "allocated_growth_bytes_per_second",
-        "How fast the floor of the allocated bytes rises.",
+        "Growth of the floor of allocated bytes.",
         "growth_bytes_per_s",
     ),
     ("device_size_bytes", "The device's memory.", "total_bytes"),
-    ("device_used_bytes", "Bytes of the device in use by everybody.", "device_used_bytes"),
-    ("non_torch_bytes", "Of those, what is not this process's PyTorch.", "non_torch_bytes"),
+    ("device_used_bytes", "Bytes in use on the device by all processes.", "device_used_bytes"),
+    ("non_torch_bytes", "Of those, bytes outside this process's PyTorch.", "non_torch_bytes"),
 )
 
-#: Counters of a device, as the gauges.
+#: Counters of a device, like the gauges.
 COUNTERS = (
-    ("alloc_retries", "How often the cache was given back to try again.", "retries"),
+    ("alloc_retries", "Allocations retried after freeing the cache.", "retries"),
     ("ooms", "Out-of-memory errors.", "ooms"),
     ("samples", "Readings of the monitor.", "samples"),
     ("sample_failures", "Readings that failed.", "failures"),
 )
 
-# Figures that are 0 while they are not known, and are left out then.
+# Figures for which 0 means unknown; they are then omitted.
 _UNKNOWN_AT_ZERO = ("total_bytes", "device_used_bytes")
 _NEED_DEVICE = {"non_torch_bytes": "device_used_bytes", "used_share": "total_bytes"}
 
 
 class MetricsCollector(StaysHere, instead="it reads a monitor of this process: make one there"):
-    """A collector for a registry of prometheus_client that a program has already.
+    """A collector for a program's existing prometheus_client registry.
 
     Args:
-        monitor: Whose figures to collect; it need not have started yet.
-        rank: The value of the label "rank"; None is that of `torch.distributed`, else of the
-            launcher's environment, or "0".
-        layout_interval: Seconds between two looks at the largest free block; None: never.
+        monitor: The monitor to collect from, started or not.
+        rank: The label "rank"; None is the rank of `torch.distributed`, else of the launcher's
+            environment, or "0".
+        layout_interval: Seconds between two reads of the largest free block; None: never.
         garbage_interval: Seconds between two searches for garbage; None: never. A search
-            holds the GIL for as long as it walks Python's heap, some 0.1 s for a million
-            objects, and runs less often where that is more than 0.1 % of the time.
+            holds the GIL while it walks Python's heap, about 0.1 s for a million objects, and
+            runs less often if that exceeds 0.1 % of the time.
 
     Raises:
         UnavailableError: prometheus_client is not installed.
         ValueError: An interval is negative.
-        TypeError: `monitor` is no MemoryMonitor, or an interval no number.
+        TypeError: `monitor` is not a MemoryMonitor, or an interval not a number.
 
     Example:
         >>> import neutracer, prometheus_client
@@ -620,15 +577,15 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
 
     @property
     def rank(self) -> str:
-        """The label's value, as it is now: a program joins its group after its start."""
+        """The label's current value: a program may join its group later."""
         return str(rank_facts()["rank"] or 0) if self._rank is None else self._rank
 
     def describe(self) -> list[Any]:
-        """Nothing: a collection shows what there is."""
+        """Nothing: the metrics are known only when collected."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The families of prometheus_client, as they are now."""
+        """The current metric families."""
         core = _prometheus().core
         monitor, rank = self.monitor, self.rank
         names = ["device", "rank"]
@@ -667,10 +624,10 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
     def _probed(
         self, core: Any, names: list[str], devices: tuple[int, ...], rows: list[Any]
     ) -> Iterator[Any]:
-        """What costs a look of its own."""
+        """The probed figures."""
         for name, text, ask in (
             ("largest_free_bytes", "The largest free block.", self.probes.largest_free),
-            ("garbage_bytes", "What only a collection would free.", self.probes.garbage),
+            ("garbage_bytes", "Bytes only a garbage collection would free.", self.probes.garbage),
         ):
             gauge = core.GaugeMetricFamily(f"neutracer_{name}", text, labels=names)
             for device, (values, _) in zip(devices, rows, strict=True):
@@ -681,7 +638,7 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
 
 
 def is_known(stats: dict[str, Any], key: str) -> bool:
-    """Whether a figure of `MemoryMonitor.get_stats` says anything."""
+    """Whether a figure of `MemoryMonitor.get_stats` is known."""
     needed = _NEED_DEVICE.get(key, key)
     value = stats[key]
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -695,7 +652,7 @@ def _alerts(core: Any, names: list[str], rows: list[Any]) -> Iterator[Any]:
         "neutracer_alert_active", "Whether the monitor's alert is on.", labels=labels
     )
     raised = core.CounterMetricFamily(
-        "neutracer_alerts", "How often the monitor raised it.", labels=labels
+        "neutracer_alerts", "Number of times the alert was raised.", labels=labels
     )
     for values, stats in rows:
         for kind, count in stats["alerts"].items():
@@ -715,11 +672,11 @@ def _prometheus() -> Any:
 
 
 class MetricsServer(StaysHere, instead="it serves from this process: send its .url"):
-    """The handle that `serve_metrics` returns.
+    """The handle returned by `serve_metrics`.
 
     Attributes:
-        monitor: The monitor whose figures it serves.
-        url: Its address: "http://127.0.0.1:9435"; Prometheus asks for /metrics there.
+        monitor: The served monitor.
+        url: Its address: "http://127.0.0.1:9435"; Prometheus scrapes /metrics there.
     """
 
     def __init__(self, monitor: MemoryMonitor, server: Server, owns: bool) -> None:
@@ -729,7 +686,7 @@ class MetricsServer(StaysHere, instead="it serves from this process: send its .u
         self._owns = owns
 
     def stop(self) -> None:
-        """End it, and the monitor if the server started it; a second time does nothing."""
+        """End it, and the monitor if the server started it; once."""
         self._server.stop()
         if self._owns:
             self.monitor.stop()
@@ -755,24 +712,24 @@ def serve_metrics(
 ) -> MetricsServer:
     """Serve a monitor's figures to Prometheus, and to `neutracer top URL`.
 
-    /metrics has gauges and counters that begin with `neutracer_`, with the labels `device`
-    and `rank`; /top.json has what `neutracer top` shows, including the names of the program's
-    functions and files. There is no password.
+    /metrics has gauges and counters named `neutracer_*` with the labels `device` and `rank`;
+    /top.json is the page for `neutracer top`, which names the program's functions and files.
+    There is no password.
 
     Args:
         monitor: The monitor; None starts one, which ends with the server.
-        port: Where it listens; 0 is any free port. With several ranks on a host each needs
-            its own: `9435 + local_rank`.
-        host: The address it listens on; by default only this machine reaches it.
-        rank: As for `MetricsCollector`, and so the rest.
+        port: The port; 0 is any free one. Each rank on a host needs its own:
+            `9435 + local_rank`.
+        host: The address to listen on; by default only this machine can connect.
+        rank, layout_interval, garbage_interval: As for `MetricsCollector`.
 
     Returns:
-        The handle: `url`, `stop()`; it serves until it is stopped or the process ends.
+        The handle (`url`, `stop()`); it serves until stopped or the process ends.
 
     Raises:
-        UnavailableError: prometheus_client is not installed, or there is nothing to follow.
-        ValueError: There is no such port.
-        TypeError: `monitor` is no MemoryMonitor, or another argument of a wrong kind.
+        UnavailableError: prometheus_client is not installed, or there is nothing to monitor.
+        ValueError: The port is out of range.
+        TypeError: `monitor` is not a MemoryMonitor, or another argument has the wrong type.
         OSError: It can't listen there; the message has the address.
 
     Example:
@@ -806,7 +763,7 @@ def serve_metrics(
 def _application(
     prometheus: Any, monitor: MemoryMonitor, collector: MetricsCollector
 ) -> Application:
-    """What answers requests: /metrics from a registry of its own, /top.json from the probes."""
+    """/metrics from a registry of its own, and /top.json."""
     registry = prometheus.CollectorRegistry(auto_describe=False)
     registry.register(collector)
     lock = threading.Lock()

@@ -33,8 +33,6 @@ from neutracer.units import format_bytes, format_count, format_duration_us, form
 
 # ---- Alerts ------------------------------------------------------------------------------
 
-# What the monitor raises, and what it does about it.
-
 _LOGGER = logging.getLogger("neutracer")
 
 #: The kinds of alerts, in the core's order.
@@ -43,36 +41,34 @@ KINDS = ("threshold", "growth", "fragmentation", "device_error")
 #: What a monitor can do when it raises an alert.
 ACTIONS = ("log", "snapshot", "callback")
 
-# Held while something is logged, and while the process forks: in a child the lock of a stream
-# that another thread was just writing to is never released.
+# Held while logging and while forking: a child would inherit a stream's lock, locked forever.
 _logging = threading.RLock()
 os.register_at_fork(
     before=_logging.acquire, after_in_parent=_logging.release, after_in_child=_logging.release
 )
 
-# Alerts that are remembered.
-_MOST_ALERTS = 1000
+_MOST_ALERTS = 1000  # Alerts kept.
 
 
 @dataclass(frozen=True)
 class Alert(PlainRow):
-    """Something that a monitor saw.
+    """An alert of a monitor.
 
     Attributes:
-        kind: "threshold": too large a share of the device is taken; "growth": the floor of
+        kind: "threshold": too large a share of the device is in use; "growth": the floor of
             allocated rises too fast; "fragmentation": too large a share of the reserved
             memory is not allocated; "device_error": the device can't be read.
         device: The device's number; -1 is the CPU.
-        value: What was seen: a share of 1.0, bytes a second, or an error's number.
-        limit: What it should not reach; 0.0 for a device error.
-        time_us: When, as Unix time.
+        value: The reading: a share of 1.0, bytes per second, or an error number.
+        limit: The limit that it exceeded; 0.0 for a device error.
+        time_us: Unix time, in microseconds.
         allocated_bytes: Allocated at that moment.
         reserved_bytes: Reserved at that moment.
-        device_used_bytes: In use on the device by everybody; 0 where it is not known.
-        total_bytes: The device's memory; 0 where it is not known.
-        cap_bytes: What the process may reserve by
-            torch.cuda.set_per_process_memory_fraction; 0 where that is not set.
-        snapshot: The file with the snapshot that was taken, or "".
+        device_used_bytes: In use on the device by all processes; 0 if unknown.
+        total_bytes: The device's memory; 0 if unknown.
+        cap_bytes: The process's limit from torch.cuda.set_per_process_memory_fraction; 0 if not
+            set.
+        snapshot: The snapshot file of this alert, or "".
     """
 
     kind: str
@@ -104,7 +100,7 @@ class Alert(PlainRow):
             )
         if self.kind == "growth":
             return (
-                f"{name}: allocated memory grows by {format_bytes(round(self.value))} a second "
+                f"{name}: allocated memory grows by {format_bytes(round(self.value))} per second "
                 f"({held} now){self._forecast()}"
             )
         if self.kind == "fragmentation":
@@ -116,7 +112,7 @@ class Alert(PlainRow):
         return f"{name} can't be read (error {round(self.value)}); neutracer will try again"
 
     def _forecast(self) -> str:
-        """When the device is full at this pace, if that is known."""
+        """When the device is full at this pace, if known."""
         reusable = self.reserved_bytes - self.allocated_bytes
         free = self.total_bytes - self.device_used_bytes + reusable
         what = "the device is full"
@@ -128,7 +124,7 @@ class Alert(PlainRow):
         return f"; at this pace {what} in {format_duration_us(left_us)}"
 
     def _is_capped(self) -> bool:
-        """Whether the process's limit, not the device, is that full."""
+        """Whether the value refers to the process's limit, not the device."""
         return bool(self.cap_bytes) and math.isclose(
             self.value, self.allocated_bytes / self.cap_bytes
         )
@@ -147,8 +143,8 @@ def alert_rules(
     """The core's rules (limit, clear, patience in microseconds), by kind.
 
     Raises:
-        ValueError: A limit is out of its range.
-        TypeError: It is no number.
+        ValueError: A limit is out of range.
+        TypeError: A limit is not a number.
     """
     for name, share in (
         ("alert_threshold", threshold),
@@ -175,7 +171,7 @@ def alert_rules(
 
 
 class AlertDesk:
-    """Remembers alerts and takes the actions; an error in one of them stops nothing."""
+    """Keeps alerts and runs the actions; their errors are logged and counted."""
 
     def __init__(
         self,
@@ -199,7 +195,7 @@ class AlertDesk:
         self.errors = 0
 
     def handle(self, plain: Mapping[str, Any]) -> None:
-        """What to do about one alert of the core; in a thread of Python's."""
+        """Handle an alert of the core, in a Python thread."""
         fields = {key: value for key, value in plain.items() if key not in ("kind", "is_over")}
         alert = Alert(kind=KINDS[plain["kind"]], **fields)
         if plain["is_over"]:
@@ -210,7 +206,7 @@ class AlertDesk:
             alert = self._with_snapshot(alert)
         self.alerts.append(alert)
         if "log" in self._actions:
-            # Several ranks may write to one stream, and each have a cuda:0.
+            # Ranks may share a stream, and each has a cuda:0.
             rank = rank_facts()["rank"]
             with _logging:
                 _LOGGER.warning("%s%s", "" if rank is None else f"rank {rank}, ", alert.message)
@@ -241,29 +237,25 @@ class AlertDesk:
 
 # ---- Source ------------------------------------------------------------------------------
 
-# What a monitor reads, and by which road: the hooks' native figures, or PyTorch's own
-# entry points from a thread of Python's where there are no hooks.
-
 #: The number of the CPU.
 CPU = -1
 
-# A device that can't be read is tried again after so long, then after twice that, and so
-# on.
-_FIRST_WAIT_S = 1.0
+_FIRST_WAIT_S = 1.0  # Exponential backoff for a device that can't be read.
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Road:
-    """Where the readings of a monitor come from.
+    """The source of a monitor's readings: the hooks' native figures, or without hooks PyTorch's
+    Python API.
 
     Attributes:
         devices: The devices' numbers; -1 is the CPU.
-        slots: NVML's number of each, or -1.
-        nvml: NVML as neutracer opened it, or None.
+        slots: NVML's number for each, or -1.
+        nvml: The opened NVML, or None.
         source: A capsule with native functions, None for the hooks' own, False for none.
-        name: "hooks", "python" or what made the capsule.
-        hooks_begun: The hooks record because of this monitor, and are silenced after it.
+        name: "hooks", "python" or the capsule's origin.
+        hooks_begun: This monitor started the hooks' recording, and silences it at its end.
     """
 
     devices: tuple[int, ...]
@@ -275,33 +267,29 @@ class Road:
 
 
 def parse_devices(devices: object) -> tuple[int, ...] | None:
-    """The numbers that `devices` means; None for all.
-
-    Raises:
-        ValueError: Something names no device.
-    """
+    """The device numbers, or None for all; ValueError if something is not a device."""
     if devices is None:
         return None
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     numbers = [_number(one) for one in (devices if several else [devices])]  # type: ignore[attr-defined]
     if not numbers or len(set(numbers)) != len(numbers):
-        raise ValueError(f"devices must be at least one, none of them twice: {devices!r}")
+        raise ValueError(f"devices must be one or more distinct devices: {devices!r}")
     return tuple(numbers)
 
 
 def _number(device: object) -> int:
     match = re.fullmatch(r"(cpu|-1)|(?:cuda:)?(\d+)|cuda", str(device), re.ASCII)
     if match is None:
-        raise ValueError(f"{device!r} names no device: write 0, 'cuda:0' or 'cpu'")
+        raise ValueError(f"{device!r} is not a device: use 0, 'cuda:0' or 'cpu'")
     return CPU if match[1] else int(match[2] or 0)
 
 
 def find_road(devices: tuple[int, ...] | None) -> Road:
-    """How to read these devices, or all that there are.
+    """The source for these devices, or for all.
 
     Raises:
-        UnavailableError: torch is not imported; there is no CUDA device, and the CPU can't
-            be followed either.
+        UnavailableError: torch is not imported; or there is no CUDA device, and the CPU can't
+            be monitored either.
         ValueError: There is no such device.
     """
     torch = sys.modules.get("torch")
@@ -314,7 +302,7 @@ def find_road(devices: tuple[int, ...] | None) -> Road:
     wrong = [number for number in wanted if not 0 <= number < count]
     if wrong:
         there = f"there are {count} devices" if count else "there is no CUDA device here"
-        mixed = " (the CPU is followed alone)" if CPU in wrong else ""
+        mixed = " (the CPU can only be monitored alone)" if CPU in wrong else ""
         raise ValueError(f"there is no device {wrong[0]}: {there}{mixed}")
     slots = nvidia.visible_slots()
     places = tuple(slots.get(number, -1) for number in wanted)
@@ -326,12 +314,10 @@ def find_road(devices: tuple[int, ...] | None) -> Road:
 
 
 def _cpu_road(cuda_devices: int) -> Road:
-    """The CPU's own memory, which only the hooks of a torch without CUDA can follow."""
+    """The CPU's memory, which only the hooks on a CPU build of torch can follow."""
     what = "a CUDA device in this process" if not cuda_devices else "the CPU's memory"
     if sys.modules["torch"].version.cuda is not None:
-        raise UnavailableError(
-            what, "a torch that is built for CUDA does not report what it allocates on the CPU"
-        )
+        raise UnavailableError(what, "a CUDA build of torch does not report its CPU allocations")
     try:
         hooks.load()
         before = hooks.state()
@@ -343,8 +329,8 @@ def _cpu_road(cuda_devices: int) -> Road:
 
 
 def read_total(device: int) -> tuple[int, int, int] | None:
-    """Bytes in use on a device by everybody (0: not known), its total, and what PyTorch's
-    allocator may reserve of that (0: all); None: not known."""
+    """(used by all processes, or 0 if unknown; total; PyTorch's limit, or 0) in bytes; None if
+    unknown."""
     torch: Any = sys.modules.get("torch")
     is_in_use = torch is not None and torch.cuda.is_initialized()
     try:
@@ -358,14 +344,14 @@ def read_total(device: int) -> tuple[int, int, int] | None:
 
 
 def _cap(torch: Any, device: int, total: int) -> int:
-    """What torch.cuda.set_per_process_memory_fraction leaves of a device; 0: all."""
+    """The limit of torch.cuda.set_per_process_memory_fraction in bytes; 0 for none."""
     ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     share = 1.0 if ask is None else float(ask(device))
     return int(share * total) if 0.0 < share < 1.0 else 0
 
 
 class Poller:
-    """Reads by PyTorch's own entry points, in a thread of Python's."""
+    """Reads through PyTorch's Python API, in a Python thread."""
 
     def __init__(
         self, sampler: core.Sampler, devices: tuple[int, ...], interval: float, slow: float
@@ -383,7 +369,6 @@ class Poller:
         self._thread = threading.Thread(target=self._run, name="neutracer-poller", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -414,8 +399,7 @@ class Poller:
             self._sampler.put_failure(index, -1)
             return
         self._waits[index] = 0.0
-        # Before CUDA is initialised there are none; a device that the program does not use
-        # has nothing but zeros.
+        # Empty before CUDA is initialized; all zeros for an unused device.
         if stats and stats["reserved_bytes"]["all"]["peak"]:
             self._sampler.put(index, *_figures(stats))
 
@@ -428,7 +412,7 @@ class Poller:
 
 
 def _figures(stats: Any) -> tuple[int, ...]:
-    """What `core.Sampler.put` takes, out of PyTorch's figures."""
+    """The arguments of `core.Sampler.put` from PyTorch's figures."""
     names = ("allocated", "reserved", "active", "inactive_split", "requested")
     now = [stats.get(f"{name}_bytes", {}).get("all", {}).get("current", 0) for name in names]
     counts = stats["num_alloc_retries"], stats["num_ooms"]
@@ -438,14 +422,8 @@ def _figures(stats: Any) -> tuple[int, ...]:
 
 # ---- Views -------------------------------------------------------------------------------
 
-# What a monitor has seen: its histories as tables, its last reading as a dict.
-
-# The usual monitor's unit: decimal gigabytes.
 _GB = 1e9
-
-# The code for no label.
 _NO_LABEL = 0xFFFF_FFFF
-
 _BOUNDED = ("allocated", "reserved", "device_used")
 _LAST = ("active", "inactive_split", "requested", "retries", "ooms")
 _BYTES = (*(name + end for name in _BOUNDED for end in ("", "_low", "_high")), *_LAST)
@@ -454,7 +432,7 @@ Rows = Mapping[str, bytes]
 
 
 class MonitorViews:
-    """The part of `MemoryMonitor` that only looks."""
+    """The read-only part of `MemoryMonitor`."""
 
     def __init__(self) -> None:
         self._labels: dict[int, str] = {}
@@ -477,12 +455,7 @@ class MonitorViews:
         return tuple(device for index, device in seen if self._now(index)["readings"])
 
     def _index(self, device: object) -> int:
-        """The place of a device; None is the only one.
-
-        Raises:
-            NeutracerError: The monitor was not started.
-            ValueError: It is not followed, or there are several.
-        """
+        """The index of a device; None is the only one in use."""
         followed = self._all
         if not followed:
             self._now(0)
@@ -490,38 +463,37 @@ class MonitorViews:
             number, *others = parse_devices(device) or (None,)
             if others or number not in followed:
                 names = ", ".join(map(device_name, followed))
-                raise ValueError(f"{device!r} is not followed: {names}")
+                raise ValueError(f"{device!r} is not monitored; these are: {names}")
             return followed.index(number)
         used = self.devices
         if len(used) > 1:
             names = ", ".join(map(device_name, used))
-            raise ValueError(f"there are several devices, name one of them: {names}")
+            raise ValueError(f"there are several devices, choose one: {names}")
         return followed.index(used[0]) if used else 0
 
     def get_stats(self, device: object = None) -> dict[str, Any]:
-        """The last reading, and what was seen since the start.
+        """The last reading, and peaks and counts since the start.
 
         Args:
             device: The device; None is the only one in use.
 
         Returns:
-            "current" (allocated), "peak" (the largest allocated, between readings too, as
-            PyTorch counts it) and "total" (the device) in GB of 10^9 bytes; the same as
-            "current_bytes", "peak_bytes", "total_bytes" (0 where it is not known);
-            "reserved_bytes", "peak_reserved_bytes", "active_bytes", "inactive_split_bytes",
-            "requested_bytes"; "limit_bytes" (what the process may reserve: "total_bytes",
-            or less by torch.cuda.set_per_process_memory_fraction); "device_used_bytes",
-            "peak_device_used_bytes" (by everybody), "non_torch_bytes" (of that, what this
-            process's PyTorch does not hold); "used_share" (what the threshold is about) and
-            "ratio", "max_ratio", "avg_ratio" (reserved but not allocated) of 1.0;
-            "growth_bytes_per_s" (None until it is known); "retries", "ooms"; "samples",
-            "failures", "time_us" (Unix time of the reading), "peak_us", "phase" (the last
-            label or None), "active_alerts" (their kinds) and "alerts" (how many of each
-            kind there were).
+            "current" (allocated), "peak" (of allocated, including peaks between readings) and
+            "total" (the device) in GB of 10^9 bytes; the same as "current_bytes",
+            "peak_bytes", "total_bytes" (0 if unknown); "reserved_bytes",
+            "peak_reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes";
+            "limit_bytes" (the process's limit: "total_bytes", or less after
+            torch.cuda.set_per_process_memory_fraction); "device_used_bytes",
+            "peak_device_used_bytes" (all processes), "non_torch_bytes" (of these, outside
+            this process's PyTorch); "used_share" (compared with the threshold) and "ratio",
+            "max_ratio", "avg_ratio" (reserved but not allocated) of 1.0;
+            "growth_bytes_per_s" (None until known); "retries", "ooms"; "samples", "failures",
+            "time_us" (Unix time of the reading), "peak_us", "phase" (the last label or None),
+            "active_alerts" (their kinds) and "alerts" (counts by kind).
 
         Raises:
             NeutracerError: The monitor was not started.
-            ValueError: The device is not followed, or there are several.
+            ValueError: The device is not monitored, or there are several.
         """
         index = self._index(device)
         phase = self._labels[max(self._labels)] if self._labels else None
@@ -531,11 +503,10 @@ class MonitorViews:
     def series(self) -> Table:
         """The readings as a table, by device and time; bytes, Unix microseconds.
 
-        A row holds `samples` readings: `allocated` is the last of them, `allocated_low` and
-        `allocated_high` their extremes (with the peaks that PyTorch saw between them). The
-        same goes for `reserved` and `device_used` (0 where it is not known); `ratio` is
-        their mean and `ratio_high` their largest; `phase` the last mark before the row's
-        end.
+        A row merges `samples` readings: `allocated` is the last, `allocated_low` and
+        `allocated_high` are the extremes, including PyTorch's peaks between readings; likewise
+        `reserved` and `device_used` (0 if unknown). `ratio` is the mean and `ratio_high` the
+        largest; `phase` is the last mark before the row's end.
         """
         return self._table("sample", self.devices, phases=False)
 
@@ -545,11 +516,11 @@ class MonitorViews:
 
     @property
     def phases(self) -> Table:
-        """One row for each mark, by device and time: what was between it and the next one.
+        """One row per mark, by device and time, covering the time until the next mark.
 
-        There is a reading at both ends of a phase, so `allocated_low` is its floor. The row
-        before the first mark has no label. When there are more than half as many as
-        `history`, neighbours become one row under the first one's label: `marks` of them.
+        A phase has readings at both ends, so `allocated_low` is its floor. The row before the
+        first mark has no label. Beyond half of `history` rows, neighbours are merged under the
+        first label, with `marks` as their count.
         """
         return self._table("phase", self.devices, phases=True)
 
@@ -569,14 +540,7 @@ class MonitorViews:
 def _rows_table(
     noun: str, parts: Sequence[tuple[int, Rows]], labels: Mapping[int, str], *, phases: bool
 ) -> Table:
-    """A table of the rows of one device or several.
-
-    Args:
-        noun: What a row is.
-        parts: Each device with the columns that `core.Sampler.rows` gave of it.
-        labels: Of the marks, by number.
-        phases: Rows are phases, which have a label and a beginning.
-    """
+    """A table of devices' rows from `core.Sampler.rows`; `labels` are those of marks, by number."""
     counts = [len(rows["mark"]) // 8 for _, rows in parts]
     marks = _joined(parts, "mark")
     codes, names = _labels(marks.cast("Q"), labels)
@@ -621,7 +585,7 @@ def _means(parts: Sequence[tuple[int, Rows]]) -> array[float]:
 
 
 def _labels(marks: memoryview, labels: Mapping[int, str]) -> tuple[array[int], list[str]]:
-    """A code for each mark, and the strings of the codes."""
+    """A code per mark, and the codes' strings."""
     known: dict[str, int] = {}
     codes = array("I")
     for mark in marks:
@@ -631,13 +595,7 @@ def _labels(marks: memoryview, labels: Mapping[int, str]) -> tuple[array[int], l
 
 
 def _stats_of(now: Mapping[str, Any], device: str, phase: str | None) -> dict[str, Any]:
-    """What `MemoryMonitor.get_stats` returns.
-
-    Args:
-        now: As `core.Sampler.now` gives it.
-        device: The device's name.
-        phase: The last label.
-    """
+    """The result of `MemoryMonitor.get_stats` from that of `core.Sampler.now`."""
     reserved, allocated = now["reserved"], now["allocated"]
     usual = {"current": allocated, "peak": now["peak_allocated"], "total": now["device_total"]}
     same = ("reserved", "peak_reserved", "active", "inactive_split", "requested")
@@ -664,24 +622,14 @@ def _stats_of(now: Mapping[str, Any], device: str, phase: str | None) -> dict[st
 
 # ---- Memory monitor ----------------------------------------------------------------------
 
-# Follows the memory of devices while a program runs.
-#
-# A native thread reads the allocator's own figures, some ten times a second and without the
-# GIL, so the program does not notice; alerts wake a Python thread.
+# A native thread reads the allocator's figures without the GIL; alerts wake a Python thread.
 
-# The device's own figures are read so often, in seconds.
-_MEMORY_INTERVAL_S = 1.0
-
-# Unused bytes below this are no fragmentation worth an alert.
-_LEAST_UNUSED = 64 << 20
-
-# stop() waits so long for a callback that runs.
-_STOP_WAIT_S = 5.0
-
+_MEMORY_INTERVAL_S = 1.0  # Between reads of the device's own figures.
+_LEAST_UNUSED = 64 << 20  # Unused bytes below which fragmentation raises no alert.
+_STOP_WAIT_S = 5.0  # stop()'s timeout for a running callback.
 _LONGEST_LABEL = 500
 
-# Monitors that run: each until its stop(), whether its handle is kept or not.
-_running: set[MemoryMonitor] = set()
+_running: set[MemoryMonitor] = set()  # Keeps monitors without other references running.
 
 
 class MemoryMonitor(
@@ -689,34 +637,34 @@ class MemoryMonitor(
     StaysHere,
     instead="it watches this process: send get_stats(), series.to_dict() or a report of it",
 ):
-    """Follows the memory of devices while a program runs.
+    """Monitors the memory of devices while a program runs.
 
     Args:
-        interval: Seconds between two readings: 0.1 costs some 0.05 % of a core,
+        interval: Seconds between two readings: 0.1 costs about 0.05 % of a core,
             0.001 less than 1 %.
-        alert_threshold: The share of a device at which an alert is raised. All that is in use
-            counts but PyTorch's own cache. Where a memory fraction is set for the process,
-            the allocated share of that fraction counts too. None for no alert.
+        alert_threshold: The share of a device at which to raise an alert. Everything in use
+            counts except PyTorch's own cache. With a memory fraction set for the process, the
+            allocated share of that fraction counts too. None for no alert.
         devices: A device's number, "cuda:1", "cpu", or several; None is every CUDA device
-            that the program uses, or without one the CPU.
+            that the program uses, or the CPU if there is none.
         on_alert: Called with each `Alert`, in a thread of its own.
-        growth_threshold: Bytes a second by which the floor of allocated may rise over
+        growth_threshold: Bytes per second by which the floor of allocated may rise over
             `growth_window` seconds.
         fragmentation_threshold: The share of the reserved memory that may be unused for
-            `patience` seconds (and be 64 MiB at least).
-        hysteresis: An alert is over when its value is this share below its limit.
+            `patience` seconds, if it is 64 MiB or more.
+        hysteresis: An alert ends when its value is this share below its limit.
         cooldown: Seconds between two alerts of a kind on a device.
-        actions: What is done at an alert, of "log" (a warning of the logger "neutracer"),
-            "snapshot" (into `snapshot_dir`) and "callback". Nothing ever empties the cache.
-        history: Readings that are kept of each device: when there are more, neighbours
-            become one row that keeps their extremes.
+        actions: Actions at an alert: "log" (a warning of the logger "neutracer"), "snapshot"
+            (into `snapshot_dir`) and "callback". None of them empties the cache.
+        history: Rows kept per device; beyond that, neighbours are merged into one row with
+            their extremes.
 
-    `start()` and `stop()`, or a with-statement, begin and end it. It runs until it is
-    stopped, or the process ends; in the child of a fork it is stopped.
+    `start()` and `stop()`, or a with statement, start and stop it. It runs until it is stopped
+    or the process ends; a forked child has it stopped.
 
     Raises:
-        ValueError: An argument is out of its range.
-        TypeError: An argument is of another kind.
+        ValueError: An argument is out of range.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import torch, neutracer
@@ -777,16 +725,13 @@ class MemoryMonitor(
     # ---- running ---------------------------------------------------------------------
 
     def start(self) -> MemoryMonitor:
-        """Begin to follow the devices; does nothing if the monitor already runs.
+        """Start monitoring, once; returns the monitor.
 
-        This does not initialise CUDA: the monitor follows a device once the program uses it.
-
-        Returns:
-            The monitor.
+        Does not initialize CUDA: a device is monitored once the program uses it.
 
         Raises:
             UnavailableError: torch is not imported; or there is no CUDA device, and the
-                CPU can't be followed.
+                CPU can't be monitored.
             ValueError: There is no such device.
         """
         with self._lock:
@@ -810,7 +755,7 @@ class MemoryMonitor(
         return self
 
     def _prepared(self) -> tuple[core.Sampler, Road]:
-        """The sampler; a new one where the devices to follow have changed."""
+        """The sampler; a new one if the devices have changed."""
         road, before = self._find_road(), self._road
         same = before is not None and (before.devices, before.slots, before.name) == (
             (road.devices, road.slots, road.name)
@@ -827,7 +772,7 @@ class MemoryMonitor(
         return find_road(self._asked)
 
     def stop(self) -> None:
-        """End it with a last reading; a second call does nothing. What it has seen stays."""
+        """Stop, once, with a last reading; the history stays readable."""
         with self._lock:
             if self not in _running:
                 return
@@ -855,18 +800,17 @@ class MemoryMonitor(
 
     @property
     def running(self) -> bool:
-        """Whether it follows its devices now."""
+        """Whether it is running."""
         return self in _running
 
     def _read(self) -> None:
-        """Take a reading now, by whichever road."""
         if self._poller is not None:
             self._poller.read()
         elif self._sampler is not None:
             self._sampler.ask()
 
     def _serve(self, sampler: core.Sampler, ended: threading.Event) -> None:
-        """The thread that reports alerts; it sleeps in the core until there is one."""
+        """The thread that handles alerts; it sleeps in the core between them."""
         road = self._road
         assert road is not None
         lost = [i for i, slot in enumerate(road.slots) if slot < 0 <= road.devices[i]]
@@ -878,19 +822,19 @@ class MemoryMonitor(
             elif ended.is_set():
                 return
             else:
-                # Without NVML the driver is asked, which a native thread can't.
+                # Without NVML only a Python thread can read the driver's figures.
                 for index in lost:
                     memory = read_total(road.devices[index])
                     if memory is not None:
                         sampler.put_memory(index, *memory)
 
     def mark(self, label: object) -> None:
-        """A phase begins: "step 12", "evaluation". Reads at once; costs microseconds.
+        """Begin a phase: "step 12", "evaluation". Takes a reading; costs microseconds.
 
-        While the monitor is not running nothing is marked.
+        Does nothing while the monitor is stopped.
 
         Args:
-            label: What `phases` and `series` call it.
+            label: The phase's name in `phases` and `series`.
         """
         sampler = self._sampler
         if sampler is None or self not in _running:
@@ -903,7 +847,7 @@ class MemoryMonitor(
                 self._forget_labels(sampler)
 
     def _forget_labels(self, sampler: core.Sampler) -> None:
-        """Drop labels of marks that no row has any more."""
+        """Drop the labels of marks without a row."""
         kept = {max(self._labels)}
         for index in range(len(self._all)):
             for phases in (False, True):
@@ -912,14 +856,14 @@ class MemoryMonitor(
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """The alerts that were raised, the last 1,000 of them."""
+        """The last 1,000 alerts."""
         return tuple(self._desk.alerts)
 
     @property
     def status(self) -> dict[str, Any]:
-        """How it works and what it costs: "running", "road" ("hooks": native; "python": by
-        PyTorch's entry points), "ticks", "late" (ticks left out), "cpu_s" (of the native
-        thread), "dropped_alerts", "callback_errors", "last_error"."""
+        """State and cost: "running", "road" ("hooks": native; "python": PyTorch's Python API),
+        "ticks", "late" (skipped ticks), "cpu_s" (of the native thread), "dropped_alerts",
+        "callback_errors", "last_error"."""
         spent = {"ticks": 0, "late": 0, "cpu_ns": 0, "dropped_alerts": 0}
         if self._sampler is not None:
             spent = self._sampler.spent()
@@ -940,7 +884,7 @@ class MemoryMonitor(
         return f"<MemoryMonitor: {state}, {names or 'no device yet'}, {raised}>"
 
     def _forget(self) -> None:
-        """In the child of a fork: the threads are not there, nor what they held."""
+        """Reset in a forked child, which has neither the threads nor their locks."""
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._server = self._poller = None

@@ -19,11 +19,9 @@ from neutracer.units import format_bytes
 
 # ---- Counters ----------------------------------------------------------------------------
 
-# PyTorch's counters of a CUDA device, read where CUDA is in use.
-
 
 class Counters(NamedTuple):
-    """Bytes of one device; the peaks are those since they were reset."""
+    """PyTorch's counters for a CUDA device, in bytes; peaks are since the last reset."""
 
     device: int
     allocated: int
@@ -40,10 +38,7 @@ def _cuda() -> Any:
 
 
 def prefer_hooks() -> None:
-    """Load the hooks that this machine has compiled; `read` is quicker with them.
-
-    Nothing is attached or compiled.
-    """
+    """Load the hooks if they are already compiled, without attaching: `read` is faster then."""
     torch = sys.modules.get("torch")
     has_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
     if not has_cuda or getattr(torch, "__spec__", None) is None:
@@ -55,12 +50,10 @@ def prefer_hooks() -> None:
 
 
 def read(device: int | None = None) -> Counters | None:
-    """The counters now; None before CUDA is in use. Nothing is initialised.
+    """The counters now, from the hooks if loaded; None (without initializing) before CUDA is used.
 
     Args:
         device: The device; None is the calling thread's current one.
-
-    They come from the hooks where these are loaded: PyTorch's own are a dict of all figures.
     """
     cuda = _cuda()
     if cuda is None:
@@ -87,28 +80,25 @@ def read(device: int | None = None) -> Counters | None:
 
 
 def reset_peak(now: Counters) -> None:
-    """Let the device's peaks begin anew; `now` was just read. Nothing where they are at it."""
+    """Reset the device's peaks, unless they equal the current values in `now`, just read."""
     if now.allocated_peak != now.allocated or now.reserved_peak != now.reserved:
         sys.modules["torch"].cuda.reset_peak_memory_stats(now.device)
 
 
 # ---- Running -----------------------------------------------------------------------------
 
-# Where the program is, in its own words: a report of an out-of-memory error has them.
-
-# Tensors of a batch that are named.
-_MOST_TENSORS = 16
+_MOST_TENSORS = 16  # Of a batch.
 
 
 class Running:
-    """What the program says of itself; plain data that whoever trains keeps up.
+    """The program's position and configuration, for out-of-memory reports; set by the trainer.
 
     Attributes:
-        trainer: Who trains: "transformers.Trainer"; "" where nobody said.
-        step: The trainer's own step.
-        batch: The shapes of the batch, as `shapes_of` gives them.
-        configuration: What the trainer was set up with.
-        phases: The names of the phases that are open, the outermost first.
+        trainer: The trainer: "transformers.Trainer"; "" if unknown.
+        step: The trainer's step number.
+        batch: The shapes of the batch, from `shapes_of`.
+        configuration: The trainer's configuration.
+        phases: The names of the open phases, outermost first.
     """
 
     def __init__(self) -> None:
@@ -119,7 +109,7 @@ class Running:
         self.phases: list[str] = []
 
     def facts(self) -> dict[str, Any]:
-        """All that is known, for a report; empty where nothing is."""
+        """The known facts, for a report."""
         facts = {
             "trainer": self.trainer,
             "step": self.step,
@@ -130,20 +120,19 @@ class Running:
         return {name: value for name, value in facts.items() if value not in ("", None, [], {})}
 
     def forget(self) -> None:
-        """Nobody trains any more; phases that are open stay so."""
+        """Clear everything but the open phases."""
         self.trainer, self.step, self.batch, self.configuration = "", None, {}, {}
 
 
-#: Of this process.
 RUNNING = Running()
 
 
 def shapes_of(batch: object, name: str = "") -> dict[str, str]:
-    """The tensors of a batch in words; nothing of the batch is kept.
+    """The dtypes and shapes of a batch's tensors, by path; keeps no reference.
 
     Args:
-        batch: A tensor, or a dict, list or tuple with some in it.
-        name: What it is called.
+        batch: A tensor, or a nested dict, list or tuple of tensors.
+        name: The prefix of the paths.
 
     Example:
         >>> shapes_of({"labels": 3})
@@ -169,25 +158,21 @@ def _collect(value: object, name: str, found: dict[str, str], depth: int) -> Non
 
 
 # ---- Phase -------------------------------------------------------------------------------
-
-# Phases of a program, with the peak and the end of each.
-
-
 def phase(name: str) -> Phase:
-    """Measure a part of the program: what it allocates at its peak, and what it leaves.
+    """Measure a part of the program: its peak, and the memory that it leaves behind.
 
-    Phases may be nested. Peaks are those of PyTorch's own counters, which are reset when a
-    phase begins or ends: `torch.cuda.max_memory_allocated()` is then the peak since that
-    moment. A report of an out-of-memory error names the phases that were open.
+    Phases may be nested. Peaks come from PyTorch's counters, which are reset at each start and end
+    of a phase, so `torch.cuda.max_memory_allocated()` then covers the time since. A report of
+    an out-of-memory error names the open phases.
 
     Args:
-        name: What the program does: "rollout".
+        name: A name such as "rollout".
 
     Returns:
-        The phase, for a with statement; its figures are there when it has ended.
+        The phase, as a context manager; its figures are complete at its end.
 
     Raises:
-        TypeError: The name is no text.
+        TypeError: The name is not a str.
 
     Example:
         >>> import neutracer
@@ -200,21 +185,20 @@ def phase(name: str) -> Phase:
 
 
 class Phase(StaysHere, instead="it measures this process: send its .peak_bytes"):
-    """What `phase` returns.
+    """A measured part of the program, made by `phase`.
 
     Attributes:
         name: Its name.
-        device: The CUDA device that was current when it began, or at the first boundary at which
-            CUDA was in use; None where it was not in use when it ended.
-        start_bytes: Allocated there when it began; 0 before CUDA was in use.
-        peak_bytes: The most that was allocated, until now or until its end.
-        reserved_peak_bytes: The most that was reserved.
+        device: The current CUDA device at its start, or at the first phase boundary with CUDA in
+            use; None if CUDA was not in use at its end.
+        start_bytes: Allocated at its start; 0 before CUDA was in use.
+        peak_bytes: Peak of allocated so far.
+        reserved_peak_bytes: Peak of reserved so far.
         end_bytes: Allocated at its end.
-        seconds: How long it took; kernels that are still running do not count.
+        seconds: Duration; does not wait for running kernels.
     """
 
     def __init__(self, name: str) -> None:
-        """Made by `phase`; not by users."""
         self.name = name
         self.device: int | None = None
         self.start_bytes = self.peak_bytes = self.reserved_peak_bytes = self.end_bytes = 0
@@ -223,7 +207,7 @@ class Phase(StaysHere, instead="it measures this process: send its .peak_bytes")
 
     @property
     def left_bytes(self) -> int:
-        """What more was allocated at its end than at its beginning; may be negative."""
+        """end_bytes - start_bytes; may be negative."""
         return self.end_bytes - self.start_bytes
 
     def __enter__(self) -> Phase:
@@ -250,7 +234,7 @@ class Phase(StaysHere, instead="it measures this process: send its .peak_bytes")
                 return
             now = _fold()
             if now is not None and self.device not in (None, now.device):
-                # Another device has become the current one meanwhile.
+                # The current device has changed since.
                 now = read(self.device)
             if now is not None:
                 self.device, self.end_bytes = now.device, now.allocated
@@ -269,8 +253,8 @@ _open: list[Phase] = []
 
 
 def _fold() -> Counters | None:
-    """Give the peak since the last boundary to all phases that are open, and begin a new one:
-    on the current device and on theirs. Returns the current device's counters."""
+    """Add the peaks since the last boundary to all open phases and reset them, on the current
+    device and on theirs. Returns the current device's counters."""
     now = read()
     if now is None:
         return None
@@ -278,12 +262,12 @@ def _fold() -> Counters | None:
         if one.device is None:
             one.device = now.device
     others = {one.device for one in _open} - {now.device}
-    for seen in (now, *map(read, others)):
-        if seen is None:
+    for counters in (now, *map(read, others)):
+        if counters is None:
             continue
         for one in _open:
-            if one.device == seen.device:
-                one.peak_bytes = max(one.peak_bytes, seen.allocated_peak)
-                one.reserved_peak_bytes = max(one.reserved_peak_bytes, seen.reserved_peak)
-        reset_peak(seen)
+            if one.device == counters.device:
+                one.peak_bytes = max(one.peak_bytes, counters.allocated_peak)
+                one.reserved_peak_bytes = max(one.reserved_peak_bytes, counters.reserved_peak)
+        reset_peak(counters)
     return now

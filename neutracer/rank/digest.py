@@ -18,40 +18,30 @@ from neutracer.errors import UnavailableError, pip_install
 
 # ---- Digest ------------------------------------------------------------------------------
 
-# What is kept of one rank: some kilobytes, whether they come from a file or from a process.
-#
-# Example:
-#     >>> one = RankDigest(source="rank3.pickle", rank=3, peak_allocated_bytes=5 << 20)
-#     >>> RankDigest.from_bytes(one.to_bytes()) == one, len(one.to_bytes()) < 1500
-#     (True, True)
-
 _SCHEMA = "neutracer.rank_digest/1"
 
-#: How many steps of a trace keep a figure of their own: of longer ones, runs of steps do.
+#: Entries of the step columns; longer traces merge runs of steps.
 MOST_STEPS = 256
 
-#: Into how many parts the time of a trace is cut.
+#: Time bins of the curve.
 MOST_BINS = 96
 
-#: More ranks than any job has: what claims more decides neither time nor memory.
+#: Upper bound on ranks, so that a damaged file can't cost time or memory.
 MOST_RANKS = 1 << 18
 
-# What is more, or longer, is cut: names in a file may be of any length.
-_MOST_NOTES, _MOST_TEXT = 16, 500
-
-# No digest is longer; what claims to be is not read.
-_MOST_BYTES = 1 << 20
+_MOST_NOTES, _MOST_TEXT = 16, 500  # Longer lists and texts are cut.
+_MOST_BYTES = 1 << 20  # Longer digests are rejected.
 
 
 @dataclass(frozen=True)
 class Held:
-    """What one line of the program holds on a rank at its peak.
+    """Memory held by one line of the program at a rank's peak.
 
     Attributes:
         place: The line, as `Timeline.holders(by="place")` names it.
         bytes: The bytes of its blocks.
-        count: How many blocks that is.
-        category: What most of them are for, as `Timeline.categories` says.
+        count: The number of blocks.
+        category: Their main category, from `Timeline.categories`.
     """
 
     place: str
@@ -62,50 +52,49 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class RankDigest:
-    """One rank at the end of a file, or now; None and "" stand for what is not known.
+    """One rank at the end of a file, or now; None and "" mean unknown.
 
     Attributes:
         source: The file, or "store".
-        trouble: Why there are no figures; "" where there are.
-        notes: What is to be known about the figures.
-        rank, world_size: Of torch.distributed, or its launcher.
-        job, attempt: What the launcher calls the job, and how often it was started again.
-        host, pid: Where it ran.
+        trouble: Why there are no figures; "" if there are.
+        notes: Remarks on the figures.
+        rank, world_size: From torch.distributed, or its launcher.
+        job, attempt: The launcher's name for the job, and the number of restarts.
+        host, pid: The host and process.
         program: The script or module.
-        torch: The release of PyTorch.
-        written_s: When the figures were taken, in seconds since the epoch by its clock.
-        reason: Why then: "exit", "terminated", "oom", "signal", "interval" or "".
-        device: The device with these figures; "cuda:0".
-        total_bytes: All of its memory.
+        torch: The PyTorch release.
+        written_s: Unix time of the figures, by the rank's clock.
+        reason: Why it was written: "exit", "terminated", "oom", "signal", "interval" or "".
+        device: The device of these figures: "cuda:0".
+        total_bytes: Its memory.
         allocated_bytes, reserved_bytes: At the end.
-        peak_allocated_bytes, peak_reserved_bytes: The most.
-        largest_hole_bytes: The largest free block in what is reserved at the end.
-        other_bytes: In use on the device and not PyTorch's.
-        libraries: Of these, by library, where an attribution was on.
-        ooms: How often memory ran out.
-        first_oom_us: When it did first, in microseconds since the epoch by its clock.
-        oom_bytes: What was asked for then.
-        verdict: The word of `leak_trend`.
-        bytes_per_step: What grows with each step, by `leak_trend`.
-        steps_to_oom: After how many more steps memory will be full at that rate.
+        peak_allocated_bytes, peak_reserved_bytes: Their peaks.
+        largest_hole_bytes: The largest free block in reserved memory at the end.
+        other_bytes: Used on the device by anything but PyTorch.
+        libraries: These bytes by library, if an attribution was on.
+        ooms: The number of out-of-memory errors.
+        first_oom_us: Unix time of the first, in microseconds, by the rank's clock.
+        oom_bytes: The size of the request that failed.
+        verdict: The verdict of `leak_trend`.
+        bytes_per_step: The growth per step, from `leak_trend`.
+        steps_to_oom: Steps until memory is full at that rate.
         grows: The line whose memory grows.
         categories: Bytes by category at the peak.
-        places: Who holds the peak, the most bytes first.
-        parameters: (size, count) of the parameters, the most bytes first.
-        pipelined: Whether its stacks go through the schedule of a pipeline.
-        step_us: When each step began; with `steps_each` steps in one where there are many.
-        step_peak_bytes: The most that was allocated in each.
-        steps_each: How many steps are one.
-        steps: How many steps there were.
-        begin_us, end_us: Of the time that `curve` covers.
-        curve: The most that was allocated in each part of that time.
+        places: The holders of the peak, most bytes first.
+        parameters: (size, count) of the parameters, most bytes first.
+        pipelined: Whether the stacks pass through a pipeline schedule.
+        step_us: Start of each step, or of each run of `steps_each` steps.
+        step_peak_bytes: The peak of allocated in each.
+        steps_each: Steps per entry.
+        steps: The number of steps.
+        begin_us, end_us: The time covered by `curve`.
+        curve: The peak of allocated in each part of that time.
         history_complete: As `Snapshot.history_complete`.
-        end_known: False where the file has a history and lacks the segments: then the figures
-            of its end are 0.
-        where: The line at which the main thread is; only of a running process.
-        waits: Whether it waits there in PyTorch: for other ranks, or for its device.
-        where_s: For how many seconds it has been there.
-        interval_s: The seconds between two digests of a running process.
+        end_known: False if the file has a history but no segments: the figures at the end are 0.
+        where: The main thread's line, in a running process.
+        waits: Whether it waits there inside PyTorch, for other ranks or for the device.
+        where_s: How long it has been there, in seconds.
+        interval_s: Seconds between two digests of a running process.
     """
 
     source: str
@@ -156,7 +145,7 @@ class RankDigest:
     interval_s: float | None = None
 
     def to_bytes(self) -> bytes:
-        """The digest as JSON, without what is as in a new one; long texts are cut."""
+        """The digest as JSON, without default values; long texts are cut."""
         plain: dict[str, Any] = {"schema": _SCHEMA, "source": self.source}
         for one in fields(self)[1:]:
             value = getattr(self, one.name)
@@ -174,11 +163,7 @@ class RankDigest:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RankDigest:
-        """The digest that `to_bytes` wrote; what is of another kind is left out.
-
-        Raises:
-            ValueError: It is none.
-        """
+        """Parse the output of `to_bytes`, dropping malformed fields; ValueError if not a digest."""
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"a digest has at most {_MOST_BYTES:,} bytes, not {len(raw):,}")
         try:
@@ -202,16 +187,14 @@ _NEW: dict[str, Any] = {
     if one.name != "source"
 }
 
-# Fields that are None in a new digest, and what they are otherwise.
+# Types of the fields that default to None, where not int.
 _OPTIONAL: dict[str, type] = {"written_s": float, "history_complete": bool, "interval_s": float}
-
-
-# What numbers are below; of those that are not here, what 64 bits hold.
+# Exclusive upper bounds, where not 2**64.
 _BELOW = {"rank": MOST_RANKS, "world_size": MOST_RANKS + 1, "attempt": 1 << 31, "pid": 1 << 31}
 
 
 def checked(name: str, value: Any) -> Any:
-    """A value of JSON as a field has it; None for one of another kind, or that can't be."""
+    """Convert a JSON value to a field's type; None if it is malformed or out of range."""
     if name == "places":
         return _places(value)
     if name == "parameters":
@@ -228,7 +211,6 @@ def checked(name: str, value: Any) -> Any:
             return tuple(one for one in several if type(one) is str)
         return tuple(one for one in several if _count(one))
     if kind is float:
-        # A time later than year 30,000 is none.
         known = type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e12
         return float(value) if known else None
     if kind is int:
@@ -252,37 +234,25 @@ def _count(value: object) -> bool:
 
 # ---- Store -------------------------------------------------------------------------------
 
-# Digests in a job's TCPStore: each rank writes its own, anybody reads all of them.
-#
-# Every call is one exchange with the store's server over a connection of its own, with a timeout.
-# Nothing waits for another rank, and no collective is called.
+# Each rank writes its own digest to the job's TCPStore; any process can read them all. Every call
+# is one exchange over its own connection, with a timeout and without collectives.
 
 _INDEX = "neutracer/1/index"
 _ALARM = "neutracer/1/alarm"
-
-# An answer takes microseconds; a server that is gone is known after so many seconds.
-_TIMEOUT_S = 3.0
-
-# A thousand ranks are read in a second. Torch waits for ever for an answer to a read that was
-# begun, as from a host that has lost its network.
-_READ_S = 15.0
-
-# What is asked for at once, so that no answer is larger than some megabytes.
-_AT_ONCE = 256
+_TIMEOUT_S = 3.0  # An answer takes microseconds.
+_READ_S = 15.0  # A thousand ranks take a second; torch itself waits forever on a lost network.
+_BATCH = 256  # Digests per request, to bound an answer to a few megabytes.
 
 
 def address_of(torch: Any, *, early: bool) -> tuple[str, int] | None:
-    """Host and port of the TCPStore under this process's group, or of its launcher's agent.
+    """Host and port of the process group's TCPStore; None if there is no group yet.
 
     Args:
         torch: The module.
-        early: Whether the agent's counts before there is a group.
-
-    Returns:
-        The address; None where there is no group yet.
+        early: Before there is a group, use the store of the launcher's agent.
 
     Raises:
-        UnavailableError: The group's store is no TCPStore.
+        UnavailableError: The group's store is not a TCPStore.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
@@ -305,11 +275,7 @@ def address_of(torch: Any, *, early: bool) -> tuple[str, int] | None:
 
 
 def opened_store(host: str, port: int) -> RankStore:
-    """A connection of its own to a store.
-
-    Raises:
-        UnavailableError: torch is not installed, or nobody answers there.
-    """
+    """Connect to a store; UnavailableError if torch is missing or nothing answers."""
     try:
         from torch.distributed import TCPStore
     except ImportError:
@@ -317,7 +283,7 @@ def opened_store(host: str, port: int) -> RankStore:
             "torch", f"the store of a job speaks torch's own protocol: '{pip_install('torch')}'"
         ) from None
     try:
-        # Asked first, because torch tries for minutes, and tells all of it on standard error.
+        # Probe first: torch retries for minutes and logs to standard error.
         socket.create_connection((host, port), timeout=_TIMEOUT_S).close()
         store = TCPStore(
             host,
@@ -327,18 +293,18 @@ def opened_store(host: str, port: int) -> RankStore:
             wait_for_workers=False,
         )
     except (OSError, RuntimeError, ValueError, OverflowError) as error:
-        said = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UnavailableError(
-            f"the store {host}:{port}", f"nobody answers there: {said}"
+            f"the store {host}:{port}", f"it does not answer: {reason}"
         ) from None
     return RankStore(store)
 
 
 def read_digests(host: str, port: int) -> list[RankDigest]:
-    """What all ranks have told a store, over a connection of its own.
+    """All digests in a store, over a new connection.
 
     Raises:
-        UnavailableError: torch is not installed, nobody answers there, or not in time.
+        UnavailableError: torch is not installed, or the store does not answer in time.
     """
     found: list[list[RankDigest]] = []
     failed: list[BaseException] = []
@@ -349,54 +315,47 @@ def read_digests(host: str, port: int) -> list[RankDigest]:
         except BaseException as error:
             failed.append(error)
 
-    # It can't be interrupted, and must not keep this process.
+    # A daemon: torch's read can't be interrupted, and must not keep this process alive.
     reader = threading.Thread(target=read, name="neutracer-store", daemon=True)
     reader.start()
     reader.join(_READ_S)
     if found:
         return found[0]
-    if failed and (isinstance(failed[0], UnavailableError) or not _is_lost(failed[0])):
+    # torch raises RuntimeError or OSError for a lost store.
+    is_lost = failed and isinstance(failed[0], (RuntimeError, OSError))
+    if failed and (isinstance(failed[0], UnavailableError) or not is_lost):
         raise failed[0]
-    said = str(failed[0]).partition("\n")[0] if failed else f"no answer in {_READ_S:.0f} s"
-    raise UnavailableError(f"the store {host}:{port}", f"it has stopped answering: {said}")
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Whether an error is of those that torch raises for a store that is gone."""
-    return isinstance(error, (RuntimeError, OSError))
+    reason = str(failed[0]).partition("\n")[0] if failed else f"no answer in {_READ_S:.0f} s"
+    raise UnavailableError(f"the store {host}:{port}", f"it has stopped answering: {reason}")
 
 
 class RankStore:
-    """The part of a TCPStore in which ranks keep their digests.
-
-    What its server does not answer raises RuntimeError, as torch's store does.
-    """
+    """The ranks' digests in a TCPStore; calls raise RuntimeError if the server does not answer."""
 
     def __init__(self, store: Any) -> None:
-        """Made by `opened_store`; not by users."""
         self._store = store
         self._known: set[str] = set()
 
     def write(self, digest: RankDigest) -> int:
-        """Put a rank's digest in place of its last one; returns its length in bytes."""
+        """Replace a rank's digest; returns its length in bytes."""
         name = f"{digest.attempt or 0}/{digest.rank or 0}"
         raw = digest.to_bytes()
         self._store.set(f"neutracer/1/{name}", raw)
         if name not in self._known:
-            # In the index once it is there: who reads the index may ask for it.
+            # After the digest itself: a reader fetches everything in the index.
             self._store.append(_INDEX, f"{name}\n")
             self._known.add(name)
         return len(raw)
 
     def read(self) -> list[RankDigest]:
-        """All ranks' last digests, of those that died too; damaged ones are left out."""
+        """The last digest of every rank, dead ones included; damaged ones are skipped."""
         if not self._store.check([_INDEX]):
             return []
         names = sorted(set(self._store.get(_INDEX).decode("ascii", "replace").split()))
         keys = [f"neutracer/1/{name}" for name in names]
         found = []
-        for first in range(0, len(keys), _AT_ONCE):
-            for raw in self._store.multi_get(keys[first : first + _AT_ONCE]):
+        for first in range(0, len(keys), _BATCH):
+            for raw in self._store.multi_get(keys[first : first + _BATCH]):
                 try:
                     found.append(RankDigest.from_bytes(bytes(raw)))
                 except ValueError:
@@ -404,12 +363,12 @@ class RankStore:
         return found
 
     def raise_alarm(self, rank: int | None, attempt: int | None, why: str) -> None:
-        """Ask all ranks of an attempt for what they have now; they look twice a second."""
+        """Ask all ranks of an attempt for a digest and a layout; they poll twice per second."""
         plain = {"rank": rank, "attempt": attempt or 0, "why": why}
         self._store.set(f"{_ALARM}/{attempt or 0}", json.dumps(plain))
 
     def alarm(self, attempt: int | None) -> dict[str, Any] | None:
-        """What another rank has asked for, or None."""
+        """Another rank's alarm, or None."""
         key = f"{_ALARM}/{attempt or 0}"
         if not self._store.check([key]):
             return None

@@ -16,11 +16,8 @@ from neutracer.rank.report import RanksReport
 from neutracer.render.document import Palette, sentence
 from neutracer.units import format_bytes, format_count
 
-# Rows that have a name of their own; of more ranks some do.
-_NAMED = 32
-
-# Inches of a row, and of the least and the tallest picture.
-_ROW, _LEAST, _TALLEST = 0.24, 2.2, 9.0
+_NAMED = 32  # Rows that all have a label; beyond, only some have.
+_ROW, _LEAST, _TALLEST = 0.24, 2.2, 9.0  # Inches per row, and of the smallest and largest figure.
 
 
 def draw_ranks(report: RanksReport, heat: HeatMap, title: str | None, palette: Palette) -> Any:
@@ -34,8 +31,8 @@ def draw_ranks(report: RanksReport, heat: HeatMap, title: str | None, palette: P
     _name_rows(axes, report, heat, palette)
     name = f"Job {report.job}" if report.job else "Job"
     head = sentence(name) if title is None else title
-    about = f"{format_count(count, 'rank')}: allocated bytes, the most of each moment; at the right"
-    about += " each rank's peak · blank: outside of its trace"
+    about = f"{format_count(count, 'rank')}: peak of allocated bytes over time; at the right"
+    about += " each rank's peak · blank: outside its trace"
     if heat.ooms_us or report.odd:
         about += " · red: out of memory, or odd"
     figure.text(0.09, 1 - 0.34 / (tall + 1.4), head, size=13, color=palette.ink, weight="bold")
@@ -83,7 +80,7 @@ def _name_rows(axes: Any, report: RanksReport, heat: HeatMap, palette: Palette) 
     axes.set_ylim(count - 0.5, -0.5)
     odd, failed = {one.rank for one in report.odd}, {row for row, _ in heat.ooms_us}
     peaks = {row.rank: row.peak_allocated_bytes for row in report.rows}
-    # Those without a number are in both in one order.
+    # Ranks without a number have the same order in both.
     known = (row.peak_allocated_bytes for row in report.rows if row.rank is None)
     nameless = (nbytes for nbytes in known if nbytes is not None)
     for at, rank in enumerate(heat.ranks):
@@ -91,9 +88,8 @@ def _name_rows(axes: Any, report: RanksReport, heat: HeatMap, palette: Palette) 
         peak = next(nameless, None) if rank is None else peaks.get(rank)
         if count > _NAMED and not is_odd:
             continue
-        words = format_bytes(peak or 0)
         axes.annotate(
-            words,
+            format_bytes(peak or 0),
             (1.01, at),
             xycoords=("axes fraction", "data"),
             va="center",

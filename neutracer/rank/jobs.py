@@ -13,11 +13,9 @@ from statistics import median
 from neutracer.rank.digest import Held, RankDigest
 from neutracer.units import format_bytes, format_count, format_duration_us
 
-# ---- Parts -------------------------------------------------------------------------------
+# ---- Parts of a report -------------------------------------------------------------------
 
-# What a report on ranks consists of: rows, spreads, odd ranks, who ran out first.
-
-#: The figures of a row that are compared, with their names on a page.
+#: The compared figures of a row, with their labels.
 FIGURES: Mapping[str, str] = {
     "peak_allocated_bytes": "peak allocated",
     "peak_reserved_bytes": "peak reserved",
@@ -28,48 +26,48 @@ FIGURES: Mapping[str, str] = {
     "other_bytes": "not PyTorch's",
 }
 
-#: What makes a rank odd, with what it means.
+#: The causes of an odd rank, with their meanings.
 CAUSES: Mapping[str, str] = {
-    "leak": "its memory grows step after step, and that of the others does not",
+    "leak": "its memory grows step after step, unlike the others'",
     "larger_blocks": "its blocks are larger than elsewhere: a larger batch, or longer sequences",
     "more_blocks": "more blocks of the same line than elsewhere",
-    "own_line": "a line that holds nothing, or little, on the others",
+    "own_line": "a line that holds little or nothing on the others",
     "cache": "reserved and not in use",
-    "not_torch": "in use on its device and not PyTorch's",
-    "stage": "a shape of its own, as a pipeline's stage or an expert has",
+    "not_torch": "memory of its device used by anything but PyTorch",
+    "stage": "a shape of its own: a pipeline stage or an expert",
     "waits_elsewhere": "it is at another line than the others, which wait",
     "silent": "it has stopped reporting",
-    "unknown": "nothing that was recorded says why",
+    "unknown": "the recording does not show why",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank; None where it is not known, or there is nothing of the rank.
+    """One rank; figures are None if unknown.
 
     Attributes:
-        rank: The rank; None where neither file nor name says.
-        host: Where it ran.
+        rank: The rank; None if unknown.
+        host: Its host.
         source: The file, or "store".
         state: "exit", "terminated", "out of memory", "no file", "can't be read", or another
-            reason for which the file was written; of a running job "running", "silent",
+            reason for which the file was written; in a running job "running", "silent",
             "out of memory" or "terminated".
-        note: What is to be known about its figures; why there are none.
+        note: Remarks on its figures, or why there are none.
         shape: The number of its shape; ranks of one shape hold the same parameters.
-        peak_allocated_bytes, peak_reserved_bytes: The most in its trace.
+        peak_allocated_bytes, peak_reserved_bytes: The peaks in its trace.
         allocated_bytes, reserved_bytes: At the end.
         unused_bytes: Reserved and not allocated, at the end.
-        largest_hole_bytes: The largest free block of what is reserved at the end.
-        other_bytes: In use on its device, and not PyTorch's.
-        libraries: Of these, by library, where an attribution was on.
-        ooms: How often memory ran out.
-        verdict: What `leak_trend` says.
-        bytes_per_step: What grows with each step.
-        steps_to_oom: After how many more steps its memory is full at that rate.
-        steps: How many steps its trace has.
-        where: The line at which its main thread was; of a running job only.
+        largest_hole_bytes: The largest free block in reserved memory at the end.
+        other_bytes: Used on its device by anything but PyTorch.
+        libraries: These bytes by library, if an attribution was on.
+        ooms: The number of out-of-memory errors.
+        verdict: The verdict of `leak_trend`.
+        bytes_per_step: The growth per step.
+        steps_to_oom: Steps until its memory is full at that rate.
+        steps: The number of steps in its trace.
+        where: The main thread's line, in a running job.
         categories: Bytes by category at the peak.
-        torch: The release of PyTorch.
+        torch: The PyTorch release.
     """
 
     rank: int | None
@@ -105,7 +103,7 @@ class Spread:
         least: The smallest.
         median: The median.
         most: The largest.
-        most_rank: The rank that has it.
+        most_rank: The rank with the largest.
     """
 
     figure: str
@@ -117,19 +115,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class Odd:
-    """A rank that is unlike those of its shape, or whose shape is unlike the others.
+    """A rank that differs from those of its shape, or whose shape differs from the others.
 
     Attributes:
         rank: The rank.
-        bytes: What it has more than the median; of two ranks, more than the other.
+        bytes: Its excess over the median; with two ranks, over the other.
         why: The reason, as a sentence.
-        cause: The same as a word: "leak", "larger_blocks", "more_blocks", "own_line", "cache",
+        cause: The reason as a keyword: "leak", "larger_blocks", "more_blocks", "own_line", "cache",
             "not_torch", "stage", "waits_elsewhere", "silent" or "unknown".
-        place: The line, or of what is not PyTorch's the library, that holds most of it; ""
-            where none does, or it is not known.
-        category: The category that most of it has; "" where that is not known.
-        step: The step at which it departed from the others, from 0; None where it always
-            was so, or nothing says.
+        place: The line (for "not_torch", the library) with most of the excess; "" if unknown.
+        category: The category of most of the excess; "" if unknown.
+        step: The step at which it departed from the others, from 0; None if it always
+            differed, or the step is unknown.
     """
 
     rank: int | None
@@ -147,13 +144,13 @@ class FirstOom:
 
     Attributes:
         rank: The rank.
-        time_us: When, in microseconds since the epoch by the first host's clock; None: unknown.
-        asked_bytes: What it asked for.
-        is_certain: False where another rank ran out within what the clocks are known to.
-        later: (rank, microseconds after the first) of those that ran out too.
-        ended: Ranks that wrote their last when it had happened, and did not run out.
-        lost: Ranks that left nothing, or nothing that can be read.
-        why: All of that as a sentence.
+        time_us: Unix time in microseconds, by the first host's clock; None if unknown.
+        asked_bytes: The size of the request that failed.
+        is_certain: False if another rank ran out within the clocks' uncertainty.
+        later: (rank, microseconds after the first) of the others that ran out.
+        ended: Ranks that the launcher ended afterwards.
+        lost: Ranks without a readable file.
+        why: A sentence with all of this.
     """
 
     rank: int | None
@@ -168,13 +165,13 @@ class FirstOom:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The most that was allocated, by rank and time.
+    """The peak of allocated, by rank and time.
 
     Attributes:
-        ranks: The ranks, a row each.
-        begin_us: Where the first column begins, in microseconds since the epoch.
-        end_us: Where the last one ends.
-        rows: The bytes of each rank, a column each; None where its trace has nothing.
+        ranks: The rank of each row.
+        begin_us: Start of the first column, Unix time in microseconds.
+        end_us: End of the last column.
+        rows: Bytes by column for each rank; None outside its trace.
         ooms_us: (row, time) of each rank's first out-of-memory error.
     """
 
@@ -187,12 +184,12 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class OtherJob:
-    """Another job, or run, of which files were there too.
+    """Another job, or run, among the files.
 
     Attributes:
-        job: What its launcher calls it; "" where nothing says.
-        attempt: How often it had been started before, or None.
-        world_size: How many ranks it has, or None.
+        job: The launcher's name for it; "" if unknown.
+        attempt: Number of earlier attempts, or None.
+        world_size: Number of ranks, or None.
         sources: Its files.
     """
 
@@ -204,19 +201,17 @@ class OtherJob:
 
 # ---- Jobs --------------------------------------------------------------------------------
 
-# Digests told apart: which are of one job, and which one stands for a rank of it.
-
 
 @dataclass(frozen=True)
 class Job:
     """One attempt of one job.
 
     Attributes:
-        name: What its launcher calls it; "" where nothing says.
-        attempt: How often it had been started before, or None.
-        world_size: How many ranks it has, or None.
-        ranks: One digest a rank, in the order of the ranks; those without one come last.
-        again: (rank, how many) of ranks of which more than one file was there.
+        name: The launcher's name for it; "" if unknown.
+        attempt: Number of earlier attempts, or None.
+        world_size: Number of ranks, or None.
+        ranks: One digest per rank, in order; those without a rank come last.
+        again: (rank, number of files) of ranks with several files.
     """
 
     name: str
@@ -227,44 +222,43 @@ class Job:
 
     @property
     def ended_s(self) -> float:
-        """When the last of its files was written; 0 where nothing says."""
+        """When its last file was written; 0 if unknown."""
         return max((one.written_s or 0.0 for one in self.ranks), default=0.0)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks of which there is nothing."""
+        """Ranks without a file."""
         known = {one.rank for one in self.ranks}
         return tuple(rank for rank in range(self.world_size or 0) if rank not in known)
 
 
 def jobs_of(digests: Iterable[RankDigest]) -> list[Job]:
-    """Digests by job, the one with the most ranks first, and of these the latest.
+    """Group digests by job: most ranks first, then latest first.
 
-    A launcher's name, attempt and world size tell jobs apart; without a name the program does.
-    So does time: where another process has the same rank, it is of a later run. Digests that
-    say nothing of their job belong to the largest one.
+    Jobs are distinguished by name (or program), attempt and world size, and runs by time: a second
+    process with the same rank starts a new run. Digests without any of these go to the largest job.
     """
     buckets: dict[tuple[str, int | None, int | None, str], list[RankDigest]] = {}
-    silent: list[RankDigest] = []
+    unnamed: list[RankDigest] = []
     for one in digests:
         if one.job or one.world_size is not None:
             key = (one.job, one.attempt, one.world_size, "" if one.job else one.program)
             buckets.setdefault(key, []).append(one)
         else:
-            silent.append(one)
-    if silent:
+            unnamed.append(one)
+    if unnamed:
         largest = max(buckets, key=lambda key: len(buckets[key]), default=("", None, None, ""))
-        buckets.setdefault(largest, []).extend(silent)
+        buckets.setdefault(largest, []).extend(unnamed)
     jobs = [
         Job(name, attempt, size, ranks, again)
         for (name, attempt, size, _), found in buckets.items()
-        for ranks, again in map(_one_a_rank, _runs(found))
+        for ranks, again in map(_one_per_rank, _runs(found))
     ]
     return sorted(jobs, key=lambda job: (-len(job.ranks), -job.ended_s))
 
 
 def _runs(digests: Sequence[RankDigest]) -> list[list[RankDigest]]:
-    """Runs one after the other: a rank that another process had before begins the next."""
+    """Split by time: a new process for a known rank starts the next run."""
     ordered = sorted(digests, key=lambda one: one.written_s or 0.0)
     runs: list[list[RankDigest]] = [[]]
     process: dict[int, tuple[str, int]] = {}
@@ -279,10 +273,10 @@ def _runs(digests: Sequence[RankDigest]) -> list[list[RankDigest]]:
     return runs
 
 
-def _one_a_rank(
+def _one_per_rank(
     digests: Sequence[RankDigest],
 ) -> tuple[tuple[RankDigest, ...], tuple[tuple[int | None, int], ...]]:
-    """One digest a rank, and the ranks that had more of them."""
+    """One digest per rank, and (rank, count) of the ranks with several."""
     by_rank: dict[int, list[RankDigest]] = {}
     unknown = []
     for one in digests:
@@ -296,8 +290,8 @@ def _one_a_rank(
 
 
 def _best(same: Sequence[RankDigest]) -> RankDigest:
-    """Of several files of a rank the one that shows the highest peak, the latest of these; with
-    the first out-of-memory error of any, and how the last was written."""
+    """The digest with the highest peak (then the latest), plus the first out-of-memory error of
+    any and the reason of the last."""
     best = max(same, key=_weight)
     failed = [one for one in same if one.first_oom_us is not None]
     if failed and best.first_oom_us is None:
@@ -316,58 +310,45 @@ def _weight(one: RankDigest) -> tuple[bool, int, float]:
 
 # ---- Clocks ------------------------------------------------------------------------------
 
-# Clocks of several hosts put on one: by the steps, which ranks begin together.
+# Hosts' clocks are aligned by their steps, which all ranks begin together.
 
-# With fewer steps in common nothing can be aligned.
-_FEWEST = 3
-
-# So many steps, spread evenly over those in common, say how well two clocks agree.
-_COMPARED = 64
-
-# Steps that one rank may have recorded before another one's first.
-_MOST_SHIFT = 64
-
-# Steps whose beginnings differ by more than this share of a step are no common events.
-_MOST_SPREAD = 0.25
-
-# Steps that agree to this share of one need no look at other shifts.
-_EXACT = 0.02
+_FEWEST = 3  # Common steps needed to align two clocks.
+_COMPARED = 64  # Common steps sampled, evenly spread.
+_MOST_SHIFT = 64  # Steps that one rank may have recorded before another's first.
+_MOST_SPREAD = 0.25  # Step starts that differ by more of a step are not common events.
+_EXACT = 0.02  # Agreement, as a share of a step, that ends the search over shifts.
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """How far the hosts' clocks are ahead of the first host's.
+    """The hosts' clock offsets from the first host's.
 
     Attributes:
-        ahead_us: Microseconds by host; a host that is not in it could not be aligned.
-        within_us: How exactly that is known; 0 where there is one host only.
-        hosts: How many there are.
+        ahead_us: Microseconds by host; a missing host could not be aligned.
+        within_us: The uncertainty; 0 for one host.
+        hosts: The number of hosts.
     """
 
     ahead_us: dict[str, int]
     within_us: int
     hosts: int
 
-    @property
-    def unaligned(self) -> int:
-        """Hosts whose clocks are taken as they are."""
-        return self.hosts - len(self.ahead_us)
-
     def common(self, one: RankDigest, time_us: int) -> int:
-        """A time of a rank's clock by the first host's."""
+        """A time by a rank's clock, converted to the first host's."""
         return time_us - self.ahead_us.get(one.host, 0)
 
-    def said(self) -> str:
-        """The same as a sentence; "" for one host."""
+    def summary(self) -> str:
+        """One sentence; "" for one host."""
         if self.hosts < 2:
             return ""
         most = max(map(abs, self.ahead_us.values()), default=0)
         if len(self.ahead_us) < 2:
             return (
-                f"The clocks of the {self.hosts} hosts are taken as they are: their ranks have no "
-                "steps in common to align them by."
+                f"The clocks of the {self.hosts} hosts are not aligned: their ranks have no "
+                "steps in common."
             )
-        rest = f"; {self.unaligned} could not be aligned" if self.unaligned else ""
+        unaligned = self.hosts - len(self.ahead_us)
+        rest = f"; {unaligned} could not be aligned" if unaligned else ""
         return (
             f"The clocks of {len(self.ahead_us)} hosts were aligned by their steps, to within "
             f"{format_duration_us(self.within_us)}; they differed by up to "
@@ -376,7 +357,7 @@ class Clocks:
 
 
 def clocks_of(digests: Iterable[RankDigest]) -> Clocks:
-    """The clocks of the hosts, by the ranks with the most steps on each."""
+    """Align the hosts' clocks by the rank with the most steps on each."""
     best: dict[str, RankDigest] = {}
     hosts: set[str] = set()
     for one in digests:
@@ -391,7 +372,7 @@ def clocks_of(digests: Iterable[RankDigest]) -> Clocks:
     ahead, within = {first: 0}, 0
     for host in named[1:]:
         one, other = best[first], best[host]
-        # Where both have all steps, the first is the first of both.
+        # Two complete histories begin at the same step.
         whole = bool(one.history_complete and other.history_complete)
         found = _offset(one.step_us, other.step_us, 0 if whole else _MOST_SHIFT)
         if found is not None:
@@ -404,7 +385,7 @@ _NONE = RankDigest(source="")
 
 
 def _agreement(mine: Sequence[int], theirs: Sequence[int]) -> tuple[float, float] | None:
-    """How much the differences of two rows of times differ, and their median."""
+    """(spread, median) of the differences between two lists of times."""
     count = min(len(mine), len(theirs))
     if count < _FEWEST:
         return None
@@ -414,18 +395,17 @@ def _agreement(mine: Sequence[int], theirs: Sequence[int]) -> tuple[float, float
 
 
 def _offset(base: Sequence[int], other: Sequence[int], shifts: int) -> tuple[int, int] | None:
-    """How far another clock is ahead, and how exactly; None where nothing says.
+    """(offset, uncertainty) of another clock; None if it can't be known.
 
-    One of the two may have begun to record up to `shifts` steps later. Of the shifts at which the
-    beginnings of the steps agree best, the one with the least difference of the clocks counts:
-    steps of equal length agree at any shift.
+    Either may have begun to record up to `shifts` steps later. Among the shifts at which the step
+    starts agree best, the smallest offset wins: steps of equal length agree at any shift.
     """
     if len(base) < _FEWEST:
         return None
     step = median(b - a for a, b in pairwise(base))
     tried = []
     most = min(shifts, max(max(len(base), len(other)) - _FEWEST, 0))
-    # From none on, outwards: within half a step no other can have a lesser difference.
+    # Outwards from 0: an offset below half a step can't be improved on.
     for shift in sorted(range(-most, most + 1), key=abs):
         found = _agreement(base[max(shift, 0) :], other[max(-shift, 0) :])
         if found is None:
@@ -445,12 +425,8 @@ def _offset(base: Sequence[int], other: Sequence[int], shifts: int) -> tuple[int
 
 # ---- Shapes ------------------------------------------------------------------------------
 
-# Ranks of one shape: those that hold the same parameters, as in data parallelism.
-#
-# The stages of a pipeline, or its experts, have others; they are compared among themselves.
-
-# Ranks with so much of their parameters in common, by bytes, are of one shape: shards of
-# parameters that can't be divided evenly differ by a little.
+# Ranks of one shape hold the same parameters, as in data parallelism. Pipeline stages and experts
+# have shapes of their own. Uneven shards differ a little, hence a share of the common bytes.
 _ALIKE = 0.9
 
 
@@ -468,9 +444,9 @@ class Shape:
 
 
 def shapes_of(digests: Sequence[RankDigest]) -> list[Shape]:
-    """Digests with figures by shape, in the order of their first ranks.
+    """Group digests with figures by shape, in the order of their first ranks.
 
-    A rank of which no parameters are known belongs to the largest shape.
+    A rank with unknown parameters belongs to the largest shape.
     """
     groups: list[list[RankDigest]] = []
     sets: list[_Parameters] = []
@@ -510,7 +486,7 @@ def _parameter_bytes(group: Sequence[RankDigest]) -> int:
 
 
 class _Parameters:
-    """The parameters of a rank: how many there are of each size, and their bytes."""
+    """A rank's parameters: their count by size, and their bytes."""
 
     def __init__(self, one: RankDigest) -> None:
         self.counts = dict(one.parameters)
@@ -518,7 +494,7 @@ class _Parameters:
 
 
 def _alike(one: _Parameters, other: _Parameters) -> bool:
-    """Whether two ranks hold the same parameters: what both have, of what either has."""
+    """Whether two ranks hold the same parameters: intersection over union, in bytes."""
     sizes = one.counts.keys() & other.counts.keys()
     both = sum(size * min(one.counts[size], other.counts[size]) for size in sizes)
     return both >= _ALIKE * (one.bytes + other.bytes - both)
@@ -526,30 +502,17 @@ def _alike(one: _Parameters, other: _Parameters) -> bool:
 
 # ---- Departure ---------------------------------------------------------------------------
 
-# At which step a rank departed from the others of its shape.
-
-# What the peak of a step may differ by: a share of it, and of what it is apart at last.
+# Differences of a step's peak below these are noise: a share of it, a share of the final
+# difference, and bytes.
 _NOISE = 0.005
 _OF_LAST = 0.02
 _LEAST_NOISE = 256 << 10
+_MOST_OTHERS = 33  # Other ranks sampled, evenly spread.
 
 
-# Of more ranks than that, as many that are spread evenly say what is usual.
-_MOST_OTHERS = 33
-
-
-def departure(one: RankDigest, others: Sequence[RankDigest], clocks: Clocks) -> int | None:
-    """The first step from which on a rank had more than the others, to the end of its steps.
-
-    Args:
-        one: The rank.
-        others: Those of its shape without it.
-        clocks: The hosts' clocks.
-
-    Returns:
-        The number of the step in its own trace, from 0; None where it had more from the first
-        step on, or there are too few steps.
-    """
+def _departure(one: RankDigest, others: Sequence[RankDigest], clocks: Clocks) -> int | None:
+    """The step of its own trace, from 0, since which a rank has had more than the others of its
+    shape; None if it always had, or there are too few steps."""
     known = [other for other in others if other.step_peak_bytes]
     apart = _apart(one, known[:: -(-len(known) // _MOST_OTHERS) or 1], clocks)
     if len(apart) < _FEWEST:
@@ -568,7 +531,7 @@ def departure(one: RankDigest, others: Sequence[RankDigest], clocks: Clocks) -> 
 def _apart(
     one: RankDigest, others: Sequence[RankDigest], clocks: Clocks
 ) -> list[tuple[int, int, int]]:
-    """(step, what it has more, what the others have) of the steps that others have too."""
+    """(step, excess, the others' median) of the common steps."""
     shifts = [_shift(one, other, clocks) for other in others]
     found = []
     for step, peak in enumerate(one.step_peak_bytes):
@@ -584,7 +547,7 @@ def _apart(
 
 
 def _shift(one: RankDigest, other: RankDigest, clocks: Clocks) -> int:
-    """How many steps later in another trace a step is: none where both have all steps."""
+    """The index offset of a step in another trace; 0 if both are complete."""
     if one.history_complete and other.history_complete:
         return 0
     if not any(one.step_us[:1]) or not any(other.step_us[:1]):
@@ -604,36 +567,22 @@ def _nearest(times: Sequence[int], wanted: int) -> int:
     return min(near, key=lambda i: abs(times[i] - wanted))
 
 
-# ---- Odd ---------------------------------------------------------------------------------
+# ---- Odd ranks ---------------------------------------------------------------------------
 
-# Which rank is unlike the others of its shape, or of another shape, and why.
-
-# A rank is odd where it has more than the median by this share of it, by this many times the
-# usual deviation, and by this many bytes.
+# An odd rank exceeds the median by this share, this many deviations and this many bytes.
 _SHARE = 0.05
 _DEVIATIONS = 4.0
 _LEAST = 1 << 20
-
-# The allocator takes segments of 20 MiB, of which one rank may have another more; contexts and
-# kernels that were loaded differ by as much.
-_SEGMENTS = 40 << 20
-_CONTEXT = 64 << 20
-
-# The usual deviation of a normal distribution for each median absolute deviation.
-_NORMAL = 1.4826
-
-# A line or category that has this share of what a rank has more is named for it.
-_MOST_OF_IT = 0.4
-
-# Blocks as many as elsewhere, give or take this share.
-_SAME_COUNT = 0.1
-
-# What a larger batch makes larger.
+_SEGMENTS = 40 << 20  # Normal difference in cache: two segments of 20 MiB.
+_CONTEXT = 64 << 20  # Normal difference in CUDA contexts and loaded kernels.
+_NORMAL = 1.4826  # Standard deviation over median absolute deviation, of a normal distribution.
+_MOST_OF_IT = 0.4  # Share of the excess for which a line or category is named.
+_SAME_COUNT = 0.1  # Relative difference at which block counts are the same.
 _OF_A_BATCH = ("activation", "input", "temporary", "autograd_detail", "unknown")
 
 
 class _Members:
-    """The ranks of one shape, and what is usual among them; each is looked up once."""
+    """The ranks of one shape, with cached medians over them."""
 
     def __init__(self, ranks: Sequence[RankDigest]) -> None:
         self.ranks = ranks
@@ -642,7 +591,7 @@ class _Members:
         self._of: dict[tuple[str, str], int] = {}
 
     def at(self, place: str) -> tuple[int, int]:
-        """The usual bytes and blocks of a line."""
+        """The median bytes and blocks of a line."""
         if place not in self._at:
             held = [places.get(place, _NOTHING) for places in self._places]
             self._at[place] = (
@@ -652,14 +601,14 @@ class _Members:
         return self._at[place]
 
     def of(self, table: str, name: str) -> int:
-        """The usual bytes of an entry of `categories` or `libraries`."""
+        """The median bytes of an entry of `categories` or `libraries`."""
         if (table, name) not in self._of:
             self._of[table, name] = _usual([getattr(one, table).get(name, 0) for one in self.ranks])
         return self._of[table, name]
 
     @cached_property
     def blocks(self) -> int:
-        """The usual number of blocks, over all lines."""
+        """The median number of blocks, over all lines."""
         return _usual([_blocks(one) for one in self.ranks])
 
 
@@ -692,17 +641,17 @@ class _Case:
 
 
 def _usual(values: Sequence[int]) -> int:
-    """The median; of two, the smaller one."""
+    """The median; with two values, the smaller."""
     return min(values) if len(values) < 3 else round(median(values))
 
 
 def _above(values: Sequence[int], scale: Sequence[int] = (), most: int = _LEAST) -> list[int]:
-    """By how much each value is above the usual; 0 where that is nothing odd.
+    """Each rank's excess over the median; 0 if it is not odd.
 
     Args:
-        values: One a rank.
-        scale: What a share is of, where that is not the values.
-        most: Bytes that are nothing odd.
+        values: One per rank.
+        scale: The values of which `_SHARE` is a share, if not `values`.
+        most: Bytes that are never odd.
     """
     if len(values) < 2:
         return [0] * len(values)
@@ -713,12 +662,7 @@ def _above(values: Sequence[int], scale: Sequence[int] = (), most: int = _LEAST)
 
 
 def odd_ranks(shapes: Sequence[Shape], clocks: Clocks) -> tuple[Odd, ...]:
-    """The odd ranks, those with the most bytes first.
-
-    Args:
-        shapes: The ranks by shape.
-        clocks: The hosts' clocks.
-    """
+    """The odd ranks, most bytes first."""
     found = [odd for shape in shapes for odd in _within(shape.members, clocks)]
     if len(shapes) > 1:
         found += _between(shapes, {odd.rank for odd in found if odd.cause != "not_torch"})
@@ -726,7 +670,6 @@ def odd_ranks(shapes: Sequence[Shape], clocks: Clocks) -> tuple[Odd, ...]:
 
 
 def _within(members: Sequence[RankDigest], clocks: Clocks) -> list[Odd]:
-    """The odd ones of one shape."""
     found = []
     among = _Members(members)
     peaks = _above([one.peak_allocated_bytes for one in members])
@@ -762,7 +705,6 @@ def _leaks_alone(case: _Case) -> bool:
 
 
 def _holds_more(case: _Case, more: int) -> Odd:
-    """Why a rank's peak is higher."""
     if _leaks_alone(case):
         return _leak(case, more)
     line, at_line = _line(case, more)
@@ -781,7 +723,7 @@ def _holds_more(case: _Case, more: int) -> Odd:
 
 
 def _departed(case: _Case, odd: Odd) -> Odd:
-    return replace(odd, step=departure(case.one, case.others, case.clocks))
+    return replace(odd, step=_departure(case.one, case.others, case.clocks))
 
 
 def _since(step: int | None) -> str:
@@ -794,15 +736,15 @@ def _leak(case: _Case, more: int) -> Odd:
     held = next((held for held in one.places if held.place == one.grows), None)
     at = f" at {one.grows}" if one.grows else ""
     why = (
-        f"its memory grows by {format_bytes(one.bytes_per_step)} a step{at}, that of "
-        f"{'the other' if len(case.members) == 2 else 'the others'} does not; it holds "
+        f"its memory grows by {format_bytes(one.bytes_per_step)} per step{at}, unlike "
+        f"{'the other' if len(case.members) == 2 else 'the others'}; it holds "
         f"{format_bytes(more)} more than {case.versus()}{_since(odd.step)}"
     )
     return replace(odd, why=why, category=held.category if held is not None else "")
 
 
 def _line(case: _Case, more: int) -> tuple[Held | None, int]:
-    """The line with most of what a rank has more, and how much that is."""
+    """The line with most of the excess, and its share of it in bytes."""
     best: tuple[Held | None, int] = (None, 0)
     for held in case.one.places:
         above = held.bytes - case.among.at(held.place)[0]
@@ -812,7 +754,7 @@ def _line(case: _Case, more: int) -> tuple[Held | None, int]:
 
 
 def _category(case: _Case, more: int) -> tuple[str, int]:
-    """The category with most of what a rank has more, and how much that is."""
+    """The category with most of the excess, and its share of it in bytes."""
     above = {
         name: nbytes - case.among.of("categories", name)
         for name, nbytes in case.one.categories.items()
@@ -822,10 +764,10 @@ def _category(case: _Case, more: int) -> tuple[str, int]:
 
 
 def _cause(case: _Case, line: Held | None, category: str) -> tuple[str, str]:
-    """The word for a cause, and what a sentence says of it."""
+    """The cause as a keyword, and the clause that explains it."""
     if case.one.pipelined and category == "activation" and _is_scheduled(case):
-        said = "; the stages of a pipeline keep the activations of more or fewer microbatches"
-        return "stage", said
+        clause = "; pipeline stages keep activations of different numbers of microbatches"
+        return "stage", clause
     if line is None:
         if category and _counts_agree(case) and category in _OF_A_BATCH:
             return "larger_blocks", ", in as many blocks: a larger batch, or longer sequences"
@@ -836,22 +778,21 @@ def _cause(case: _Case, line: Held | None, category: str) -> tuple[str, str]:
     mean = line.bytes // line.count
     elsewhere = usual // count
     if mean > (1 + _SHARE) * elsewhere:
-        said = f", in blocks of {format_bytes(mean)}, and of {format_bytes(elsewhere)} elsewhere"
+        clause = f", in blocks of {format_bytes(mean)} instead of {format_bytes(elsewhere)}"
         if category in _OF_A_BATCH:
-            said += ": a larger batch, or longer sequences"
-        return "larger_blocks", said
-    more = f", in {format_count(line.count, 'block')}, and {format_count(count)} elsewhere"
+            clause += ": a larger batch, or longer sequences"
+        return "larger_blocks", clause
+    more = f", in {format_count(line.count, 'block')} instead of {format_count(count)}"
     return "more_blocks", more
 
 
 def _counts_agree(case: _Case) -> bool:
-    """Whether a rank has as many blocks as the others, over all its lines."""
     usual = case.among.blocks
     return abs(_blocks(case.one) - usual) <= _SAME_COUNT * usual
 
 
 def _is_scheduled(case: _Case) -> bool:
-    """Whether earlier stages have more activations than later ones, as a schedule leaves them."""
+    """Whether earlier stages hold more activations, as a pipeline schedule leaves them."""
     held = [one.categories.get("activation", 0) for one in case.members]
     return all(a * (1 + _SHARE) >= b for a, b in pairwise(held))
 
@@ -859,8 +800,8 @@ def _is_scheduled(case: _Case) -> bool:
 def _caches(case: _Case, spare: int) -> Odd:
     one = case.one
     why = (
-        f"its peak of reserved is {format_bytes(_cache(one))} above that of allocated, "
-        f"{format_bytes(spare)} more than with {case.versus()}: cached or fragmented"
+        f"its reserved peak exceeds its allocated peak by {format_bytes(_cache(one))}, "
+        f"{format_bytes(spare)} more than {case.versus()}: cached or fragmented"
     )
     return Odd(one.rank, spare, why, "cache")
 
@@ -876,17 +817,17 @@ def _not_torch(case: _Case, more: int) -> Odd:
     )
     why = (
         f"{format_bytes(one.other_bytes or 0)} on its device are not PyTorch's, "
-        f"{format_bytes(more)} more than with {case.versus()}{whose}"
+        f"{format_bytes(more)} more than {case.versus()}{whose}"
     )
     return Odd(one.rank, more, why, "not_torch", name if whose else "")
 
 
 def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
-    """The rank with the highest peak of a shape that has more than the others."""
+    """The rank with the highest peak in a shape that holds more than the others."""
     typical = [_usual([one.peak_allocated_bytes for one in shape.members]) for shape in shapes]
     at = max(range(len(shapes)), key=typical.__getitem__)
-    everybody = [one for shape in shapes for one in shape.members]
-    usual = _usual([one.peak_allocated_bytes for one in everybody])
+    members = [one for shape in shapes for one in shape.members]
+    usual = _usual([one.peak_allocated_bytes for one in members])
     more = typical[at] - usual
     if more <= max(_SHARE * usual, _LEAST):
         return []
@@ -894,9 +835,9 @@ def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
     one = max(shape.members, key=lambda one: one.peak_allocated_bytes)
     if one.rank in known:
         return []
-    largest = _larger(one.categories, everybody)
+    largest = _larger(one.categories, members)
     parts = [
-        f"{format_bytes(above)} more of {_several(name)}"
+        f"{format_bytes(above)} more of {_plural(name)}"
         for name, above in largest
         if name != "unknown"
     ]
@@ -910,18 +851,16 @@ def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
     return [Odd(one.rank, more, why, "stage", "", largest[0][0] if largest else "")]
 
 
-def _several(category: str) -> str:
-    """A category's name as a plural: "optimizer states"."""
+def _plural(category: str) -> str:
+    """A category's name in the plural: "optimizer states"."""
     words = category.replace("_", " ")
     return f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
 
 
-def _larger(
-    categories: Mapping[str, int], everybody: Sequence[RankDigest]
-) -> list[tuple[str, int]]:
-    """The two categories of which a rank has most more than usual."""
+def _larger(categories: Mapping[str, int], members: Sequence[RankDigest]) -> list[tuple[str, int]]:
+    """The two categories with the largest excess."""
     above = [
-        (name, nbytes - _usual([one.categories.get(name, 0) for one in everybody]))
+        (name, nbytes - _usual([one.categories.get(name, 0) for one in members]))
         for name, nbytes in categories.items()
     ]
     ranked = sorted((one for one in above if one[1] > _LEAST), key=lambda one: -one[1])

@@ -21,16 +21,15 @@ else:
 
 
 def debug_server_page() -> Any:
-    """A page on the memory of all ranks for PyTorch's debug server, and its periodic dump.
+    """The page /neutracer for PyTorch's debug server: all ranks' memory, with a periodic dump.
 
-    Each rank that has called `watch_ranks` answers the server. The page is /neutracer.
+    Every rank that has called `watch_ranks` appears on it.
 
     Returns:
-        What `torch.distributed.debug.start_debug_server` takes as one of its `handlers`.
+        A handler for `torch.distributed.debug.start_debug_server`.
 
     Raises:
-        UnavailableError: This torch has no debug server (2.11 and later have), or Jinja2 is
-            missing.
+        UnavailableError: torch is older than 2.11, or Jinja2 is missing.
 
     Example:
         >>> from torch.distributed import debug     # doctest: +SKIP
@@ -40,7 +39,7 @@ def debug_server_page() -> Any:
         from neutracer.rank.debug_page import RanksPage
     except (ImportError, AttributeError) as error:
         raise UnavailableError(
-            "torch.distributed.debug", f"torch 2.11 and Jinja2 have it ({error})"
+            "torch.distributed.debug", f"it needs torch 2.11 and Jinja2 ({error})"
         ) from None
     return RanksPage()
 
@@ -52,22 +51,21 @@ def plot_ranks(
     dark: bool | None = None,
     output: str | os.PathLike[str] | BinaryIO | None = None,
 ) -> Figure:
-    """Draw what each rank had allocated over time: a row a rank, darker for more.
+    """Draw each rank's allocated bytes over time: one row per rank, darker for more.
 
-    Beside each row stands its peak; moments at which a rank ran out of memory, and odd ranks,
-    are red. What is blank lies outside of a rank's trace.
+    Each row is labelled with its peak. Red marks out-of-memory errors and odd ranks; blank
+    areas are outside a rank's trace.
 
     Args:
-        job: What `ranks` returned, or what it takes.
+        job: The result of `ranks`, or its argument.
         title: The title; None is the job's name.
-        dark: For a dark page; None follows the style of matplotlib that is in force.
-        output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
-            its name; a binary file gets a PNG.
+        dark: Draw for a dark page; None follows matplotlib's current style.
+        output: A file to write as well, in any format of matplotlib's by its extension (.png,
+            .svg, .pdf, ...); a binary file object gets a PNG.
 
     Raises:
         UnavailableError: matplotlib is not installed.
-        ValueError: `output` ends in no format of matplotlib's; no trace has times; or there is
-            no snapshot.
+        ValueError: `output` has an unknown extension, no trace has times, or there is no snapshot.
         OSError: A file can't be read or written.
 
     Example:

@@ -20,13 +20,13 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from contextlib import contextmanager
 from itertools import pairwise
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from neutracer._native import core
 from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError, pip_install
 from neutracer.leak.series import highs
-from neutracer.leak.trend import LeakTrendReport, leak_trend
+from neutracer.leak.trend import leak_trend
 from neutracer.rank.digest import MOST_BINS, MOST_STEPS, Held, RankDigest, checked
 from neutracer.trace.beside import MOST_SIDECAR_BYTES, sidecar_paths, sidecars
 from neutracer.trace.flaws import end_is_known
@@ -37,34 +37,24 @@ from neutracer.trace.timeline import Timeline
 
 # ---- Files -------------------------------------------------------------------------------
 
-# The files of a job: in folders, one by one, or where `fsspec` reaches them.
-
-# What a snapshot's name ends in, before what says how it is packed.
 _SNAPSHOT = re.compile(r"\.(?:pickle|pkl|snapshot)(?:\.(?:gz|xz|zst))?$")
-
-# "rank3", "rank_3", "rank-3", "RANK=3" as a word of its own in a file's or a folder's name.
+# The word "rank3", "rank_3", "rank-3" or "RANK=3" in the name of a file or folder.
 _RANK = re.compile(r"(?<![a-z])rank[-_=]?(\d{1,7})(?!\d)", re.IGNORECASE)
-
-# A file that neutracer has named: kind-day-time-host-rank-process-number-reason.
+# A name given by neutracer: kind-day-time-host-rank-process-number-reason.
 _OWN = re.compile(r"^(\w+)-\d{8}-\d{6}-(.*?)-(?:rank\d+-)?(\d+)-\d+(?:-([a-z]+))?$")
 
 
-class Named:
-    """What a file's name says.
+class Named(NamedTuple):
+    """Facts from a file's name; `reason` is why it was written: "exit", "oom", ..., or ""."""
 
-    Attributes:
-        rank: The rank, or None.
-        host: The host, or "".
-        pid: The process, or None.
-        reason: Why it was written: "exit", "oom", ..., or "".
-    """
-
-    def __init__(self, rank: int | None, host: str, pid: int | None, reason: str) -> None:
-        self.rank, self.host, self.pid, self.reason = rank, host, pid, reason
+    rank: int | None
+    host: str
+    pid: int | None
+    reason: str
 
 
 def named(path: str) -> Named:
-    """What the name of a file says, or else that of its folder.
+    """Parse a file's name, and for the rank also its folder's.
 
     Example:
         >>> one = named("reports/run-20260131-120000-node7-rank3-4711-1-exit.pickle")
@@ -88,8 +78,8 @@ def _filesystem(path: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it.
 
     Raises:
-        UnavailableError: fsspec, or what it needs for this kind of URL, is not installed.
-        ValueError: There is no such kind.
+        UnavailableError: fsspec, or its backend for this scheme, is not installed.
+        ValueError: The scheme is unknown.
     """
     scheme = path.partition("://")[0]
     try:
@@ -102,20 +92,19 @@ def _filesystem(path: str) -> tuple[Any, str]:
 
 
 def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], list[str]]:
-    """The snapshots among files and in folders, and the other files of these folders.
+    """List the snapshots in files and folders, and the other files of these folders.
 
     Args:
-        sources: Paths of files, which are taken whatever they are called, and of folders, which
-            are searched with all that is below.
+        sources: Files, accepted under any name, and folders, searched recursively.
 
     Returns:
-        The snapshots without repetition in the order of their names within each source, with
-        whether each was named itself, and was not only found; and what was passed over, among it
-        folders that can't be read. Sidecars and texts beside snapshots are neither.
+        The distinct snapshots, sorted by name within each source, mapped to whether they were named
+        explicitly; and the skipped paths, unreadable folders included. Sidecars and texts beside
+        snapshots are in neither.
 
     Raises:
-        UnavailableError: A URL needs a library that is not here.
-        OSError: One of the folders can't be read.
+        UnavailableError: A URL needs a library that is not installed.
+        OSError: A source folder can't be read.
     """
     found: dict[str, tuple[str, bool]] = {}
     others: list[str] = []
@@ -123,23 +112,22 @@ def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], 
         path = path_name(source, "sources")
         inside = _inside(path)
         if inside is None:
-            found[_spelled(path)] = path, True
+            found[_normalized(path)] = path, True
             continue
         snapshots, rest = _parted(inside)
         for name in snapshots:
-            found.setdefault(_spelled(name), (name, False))
+            found.setdefault(_normalized(name), (name, False))
         beside = {_stem(name) for name in snapshots}
         others += [name for name in rest if _stem(name) not in beside]
     return dict(found.values()), list(dict.fromkeys(others))
 
 
-def _spelled(path: str) -> str:
-    """The same for all spellings of a path; links are files of their own."""
+def _normalized(path: str) -> str:
     return path if _is_remote(path) else os.path.abspath(path)
 
 
 def _parted(inside: Iterable[str]) -> tuple[list[str], list[str]]:
-    """What may be snapshots, and the rest, each in the order of the names."""
+    """Split into possible snapshots and the rest, each sorted."""
     names = sorted(inside)
     found = [name for name in names if _SNAPSHOT.search(name) and not _is_endless(name)]
     known = set(found)
@@ -147,17 +135,15 @@ def _parted(inside: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_endless(path: str) -> bool:
-    """Whether it is a pipe or a device: who opens one may wait for ever."""
+    """Whether it is a pipe or a device, whose opening may block forever."""
     try:
         return not _is_remote(path) and not stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
-        # A file that is gone, or a link that leads nowhere: reading it says so.
-        return False
+        return False  # Reading it will report the error.
 
 
 def _inside(path: str) -> list[str] | None:
-    """All files below a folder, and folders there that can't be read; None for what is no
-    folder."""
+    """All files, and all unreadable folders, below a folder; None if it is not a folder."""
     if _is_remote(path):
         system, inner = _filesystem(path)
         if not system.isdir(inner):
@@ -178,13 +164,13 @@ def _inside(path: str) -> list[str] | None:
 
 
 def _stem(path: str) -> str:
-    """A snapshot's name, or that of what lies beside one, without its endings."""
+    """The name of a snapshot, or of a file beside one, without its extensions."""
     return _SNAPSHOT.sub("", path.removesuffix(".json").removesuffix(".txt"))
 
 
 @contextmanager
 def opened_file(path: str) -> Iterator[str | BinaryIO]:
-    """What `load` takes for a path: itself, or an open file where it is a URL."""
+    """The argument of `load` for a path: itself, or an open file for a URL."""
     if not _is_remote(path):
         yield path
         return
@@ -194,7 +180,7 @@ def opened_file(path: str) -> Iterator[str | BinaryIO]:
 
 
 def size_of(path: str) -> int:
-    """Bytes of a local file; 0 where that is not known."""
+    """Bytes of a local file; 0 if unknown."""
     try:
         return 0 if _is_remote(path) else os.path.getsize(path)
     except (OSError, ValueError):
@@ -202,7 +188,7 @@ def size_of(path: str) -> int:
 
 
 def facts_of(path: str) -> dict[str, Any]:
-    """What the JSON beside a snapshot says; nothing where there is none, or it is damaged."""
+    """The JSON beside a snapshot; empty if it is missing or damaged."""
     for plain in _remote_sidecars(path) if _is_remote(path) else sidecars(path)[0]:
         if str(plain.get("schema", "")).startswith("neutracer."):
             return plain
@@ -210,7 +196,7 @@ def facts_of(path: str) -> dict[str, Any]:
 
 
 def _remote_sidecars(path: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects beside a snapshot at a URL; what can't be read is passed over."""
+    """The readable JSON objects beside a snapshot at a URL."""
     for beside in sidecar_paths(path):
         try:
             system, inner = _filesystem(beside)
@@ -224,24 +210,16 @@ def _remote_sidecars(path: str) -> Iterator[dict[str, Any]]:
 
 # ---- Reduce ------------------------------------------------------------------------------
 
-# One file reduced to what the comparison of ranks needs: some kilobytes, where the file is.
-
-# Longer traces are left to `leak_trend`, as in an overview.
-_MOST_EVENTS = 1_000_000
-
-# Lines and sizes of parameters that are kept: with more, a digest has no few kilobytes.
-_MOST_PLACES = 32
+_MOST_EVENTS = 1_000_000  # No trend for longer traces, as in an overview.
+_MOST_PLACES = 32  # Lines and parameter sizes kept: a digest is a few kilobytes.
 _MOST_SIZES = 64
+_MOST_BLOCKS = 4096  # Oldest, and newest, allocations that decide a line's category.
 
-# Allocations, the oldest and as many of the newest, by which a line gets its category.
-_MOST_BLOCKS = 4096
-
-# Rules that take only what all ranks of a shape hold alike for parameters.
+# The rules whose parameters are the same on all ranks of a shape.
 _SURE_RULES = ("module-made", "as-many-as-gradients", "held-as-parameter")
 _SURE = re.compile(b"[%b]" % re.escape(bytes(map(tuple(RULES).index, _SURE_RULES))))
 
-# The schedules of pipelines, by the files of the libraries that have them, and what they are
-# called where there is no pipeline.
+# The files of pipeline schedules, and the schedule of a job without a pipeline.
 _PIPELINES = ("torch/distributed/pipelining/", "pipeline_parallel/", "deepspeed/runtime/pipe/")
 _NO_PIPELINE = "forward_backward_no_pipelining"
 
@@ -249,12 +227,12 @@ _NAMES = ("rank", "world_size", "job", "attempt", "host", "pid", "program", "tor
 
 
 def digest_of(path: str, max_memory: int | None = None) -> bytes:
-    """A file as a digest, by bytes, so that any executor can carry it; nothing is raised for a
-    file that can't be read, which the digest says then.
+    """Reduce a file to a serialized digest, which any executor can carry; never raises: an
+    unreadable file gives a digest with the reason.
 
     Args:
         path: The file, or a URL.
-        max_memory: The most memory that reading it may take, in bytes.
+        max_memory: The limit on memory for reading it, in bytes.
     """
     about = _about(path)
     try:
@@ -263,28 +241,23 @@ def digest_of(path: str, max_memory: int | None = None) -> bytes:
             snap = load(file, max_memory=max_memory, progress=False)
             digest = reduced(snap, path, about)
     except (NeutracerError, OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        digest = unread(path, said)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        digest = unread(path, reason)
     except MemoryError:
         digest = unread(path, "reading it takes more memory than there is")
     except Exception as error:
-        # Of a thousand files one that nobody thought of must not cost the report of the others.
+        # One unexpected file must not cost the report on a thousand others.
         digest = unread(path, f"it can't be analysed ({type(error).__name__}: {error})")
     return digest.to_bytes()
 
 
 def unread(path: str, trouble: str) -> RankDigest:
-    """What is known of a file without reading it.
-
-    Args:
-        path: The file.
-        trouble: Why it was not read.
-    """
+    """The digest of a file that was not read, for the reason `trouble`."""
     return RankDigest(source=path, trouble=trouble, **_known(path, _about(path)))
 
 
 def _about(path: str) -> dict[str, Any]:
-    """What the JSON beside a file says of its process."""
+    """The facts about the process in the JSON beside a file."""
     try:
         facts = facts_of(path)
     except NeutracerError:
@@ -294,46 +267,40 @@ def _about(path: str) -> dict[str, Any]:
 
 
 def _known(path: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Rank, host and the like, of the sidecar, or else of the file's name."""
-    says = named(path)
+    """Rank, host and so on from the sidecar, or else from the file's name."""
+    name_facts = named(path)
     found: dict[str, Any] = {
-        "rank": checked("rank", says.rank),
-        "host": says.host,
-        "pid": checked("pid", says.pid),
+        "rank": checked("rank", name_facts.rank),
+        "host": name_facts.host,
+        "pid": checked("pid", name_facts.pid),
     }
     for name in _NAMES:
         value = checked(name, about.get(name))
         if value not in (None, ""):
             found[name] = value
     found["written_s"] = checked("written_s", about.get("time_s"))
-    found["reason"] = says.reason
+    found["reason"] = name_facts.reason
     return found
 
 
 def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
-    """A snapshot as a digest.
-
-    Args:
-        snap: The snapshot.
-        path: Its file.
-        about: What the JSON beside it says of the process.
-    """
+    """The digest of a snapshot from `path`, with the facts about its process."""
     known = _known(path, about)
     if not snap.devices:
         trouble = "it has no memory and no events"
         if snap.partial:
             trouble = f"nothing of it is left: {snap.partial}"
         return RankDigest(source=path, trouble=trouble, **known)
-    # One that ran out of memory, and else the one with the most.
+    # A device that ran out of memory, or else the one with the highest peak.
     ranked = {one: _weight(snap.timeline(one)) for one in snap.devices}
     device = max(ranked, key=lambda one: (ranked[one], -one))
-    said = about.get("devices")
-    facts = said.get(str(device)) if isinstance(said, dict) else None
+    by_device = about.get("devices")
+    facts = by_device.get(str(device)) if isinstance(by_device, dict) else None
     timeline = snap.timeline(device)
     notes = [f"only a part was read: {snap.partial}"] if snap.partial else []
     notes += [flaw.message for flaw in snap.flaws]
     notes += snap.beside.damage
-    # PyTorch notes the moment of a snapshot in the traces of devices that are not in use too.
+    # Unused devices have a trace too: PyTorch writes the snapshot's moment to each.
     rest = [snap.device_name(one) for one, (_, held) in ranked.items() if held and one != device]
     if rest:
         notes.append(f"also has memory on {', '.join(rest)}")
@@ -361,7 +328,7 @@ def _weight(timeline: Timeline) -> tuple[bool, int]:
 
 
 def _limit(facts: dict[str, Any]) -> dict[str, Any]:
-    """Of a device's part of a sidecar: its size, and what is not PyTorch's."""
+    """A device's size and its non-PyTorch bytes, from the sidecar."""
     found = {name: facts.get(name) for name in ("total_bytes", "other_bytes")}
     return {name: value for name, value in found.items() if type(value) is int and value >= 0}
 
@@ -379,7 +346,6 @@ def _figures(snap: Snapshot, device: int, timeline: Timeline) -> dict[str, Any]:
 
 
 def _failures(timeline: Timeline) -> dict[str, Any]:
-    """The out-of-memory events."""
     if not timeline.facts["oom_count"]:
         return {}
     events = [at for at, name in enumerate(timeline.events["action"]) if name == "oom"]
@@ -392,34 +358,24 @@ def _failures(timeline: Timeline) -> dict[str, Any]:
 
 
 def _growth(snap: Snapshot, device: int, capacity: int | None) -> dict[str, Any]:
-    """What `leak_trend` says."""
     if not 0 < snap.trace_length(device) <= _MOST_EVENTS:
         return {}
     try:
         trend = leak_trend(snap, device=device, capacity=capacity, live=False)
     except (NeutracerError, ValueError):
         return {}
-    grows = str(trend.growth[0].place) if trend.growth else ""
+    grows = trend.verdict not in ("steady", "unknown")
+    last_step = trend.steps + trend.warmup_steps - 1
     return {
         "verdict": trend.verdict,
-        "bytes_per_step": 0 if trend.verdict in ("steady", "unknown") else _rate(trend),
-        "steps_to_oom": _steps_left(trend),
-        "grows": grows,
+        "bytes_per_step": round(trend.bytes_per_step) if grows else 0,
+        "steps_to_oom": None if trend.oom_step is None else max(trend.oom_step - last_step, 0),
+        "grows": str(trend.growth[0].place) if trend.growth else "",
     }
 
 
-def _rate(trend: LeakTrendReport) -> int:
-    return round(trend.bytes_per_step)
-
-
-def _steps_left(trend: LeakTrendReport) -> int | None:
-    if trend.oom_step is None:
-        return None
-    return max(trend.oom_step - (trend.steps + trend.warmup_steps - 1), 0)
-
-
 def _held(timeline: Timeline) -> dict[str, Any]:
-    """Who and what holds the peak."""
+    """The peak by category, line and parameter size."""
     peak = timeline.peak().event
     kinds = _kinds(timeline, peak)
     places = tuple(
@@ -434,15 +390,14 @@ def _held(timeline: Timeline) -> dict[str, Any]:
 
 
 def _kinds(timeline: Timeline, event: int) -> dict[str, Counter[str]]:
-    """By line what its blocks are for that are alive after an event, of the oldest and the
-    newest allocations."""
+    """Live bytes after an event by line and category, sampled from the oldest and newest rows."""
     rows = timeline.allocations
     made, freed, sizes, stacks = map(rows.codes, ("alloc_event", "free_event", "size", "stack"))
     codes, sums = timeline.categories.codes, Counter[tuple[int, int]]()
-    # Those from before the trace come first, and then each in the order of its event.
+    # Rows from before the trace come first, the others in event order.
     last = bisect_right(made, event)
-    looked = {*range(min(_MOST_BLOCKS, last)), *range(max(last - _MOST_BLOCKS, 0), last)}
-    for row in looked:
+    sampled = {*range(min(_MOST_BLOCKS, last)), *range(max(last - _MOST_BLOCKS, 0), last)}
+    for row in sampled:
         if freed[row] == -1 or freed[row] > event:
             sums[stacks[row], codes[row]] += sizes[row]
     kinds: dict[str, Counter[str]] = {}
@@ -457,7 +412,7 @@ def _most(kinds: Counter[str] | None) -> str:
 
 
 def _parameters(timeline: Timeline, event: int) -> tuple[tuple[int, int], ...]:
-    """(size, count) of the parameters that are alive after an event, the most bytes first."""
+    """(size, count) of the live parameters after an event, most bytes first."""
     rows = timeline.allocations
     made, freed, sizes = map(rows.codes, ("alloc_event", "free_event", "size"))
     found = (match.start() for match in _SURE.finditer(timeline.categories.rules))
@@ -471,7 +426,7 @@ def _parameters(timeline: Timeline, event: int) -> tuple[tuple[int, int], ...]:
 
 
 def _by_step(timeline: Timeline) -> dict[str, Any]:
-    """When each step began, and the most that was allocated in it."""
+    """Each step's start, and its peak of allocated."""
     steps = timeline.steps
     if not len(steps):
         return {}
@@ -487,7 +442,7 @@ def _by_step(timeline: Timeline) -> dict[str, Any]:
 
 
 def _curve(timeline: Timeline) -> dict[str, Any]:
-    """The most that was allocated in each part of the trace's time."""
+    """The peak of allocated in each time bin of the trace."""
     times, allocated = timeline.time_us, timeline.allocated
     count = len(allocated)
     if not count or not times[0]:
@@ -500,7 +455,7 @@ def _curve(timeline: Timeline) -> dict[str, Any]:
     found = iter(highs(allocated[: edges[-1]], sorted(set(edges[:-1]) - {edges[-1]})))
     bins, before = [], int(timeline.facts["start_bytes"][0])
     for first, last in pairwise(edges):
-        # What there was before counts for the range in which it ends.
+        # The value at the start of a bin counts too.
         bins.append(max(before, next(found)) if first < last else before)
         before = allocated[last - 1] if last else before
     return {"begin_us": begin, "end_us": end, "curve": tuple(bins)}
@@ -514,14 +469,10 @@ def _is_pipelined(strings: list[str]) -> bool:
 
 # ---- Pool --------------------------------------------------------------------------------
 
-# Files reduced by any executor, or by processes of this machine.
-
-# So many files, and bytes, are read here at the most: processes take longer to begin.
+# Up to these, reading in this process is faster than starting others.
 _FEW_FILES = 64
 _SMALL_BYTES = 8 << 20
-
-# What reading and asking take of memory, for each byte of a file as it is and of a packed one.
-_PLAIN_FACTOR = 4
+_PLAIN_FACTOR = 4  # Memory per byte of a plain file, and of a compressed one.
 _PACKED_FACTOR = 64
 
 
@@ -530,28 +481,25 @@ def digests(
     executor: Executor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[RankDigest]:
-    """Each file as a digest, in their order.
+    """The digests of files, in order; one that could not be read has the reason.
 
     Args:
         paths: The files.
-        executor: What computes; None is as many processes of this machine as it has cores, and
-            as there is memory for, or this process where that is quicker.
-        progress: Called with how many are done, and how many there are.
-
-    Returns:
-        One a file. What could not be read, or ended the process that read it, says so.
+        executor: The executor to read them with; None uses local processes, one per core as far
+            as memory allows, or this process if that is faster.
+        progress: Called with the number of files done and the total.
     """
-    told = progress or (lambda done, total: None)
+    progress = progress or (lambda done, total: None)
     found: dict[int, bytes | str] = {}
     if executor is None:
-        _by_processes(found, paths, told)
+        _by_processes(found, paths, progress)
     else:
         try:
-            _fill(found, executor, range(len(paths)), paths, told)
+            _fill(found, executor, range(len(paths)), paths, progress)
         except BrokenExecutor as error:
-            said = f"the executor broke before it was read: {str(error) or type(error).__name__}"
+            reason = f"the executor broke before it was read: {str(error) or type(error).__name__}"
             for at in range(len(paths)):
-                found.setdefault(at, said)
+                found.setdefault(at, reason)
     return [_digest(found[at], paths[at]) for at in range(len(paths))]
 
 
@@ -561,7 +509,7 @@ def _digest(raw: bytes | str, path: str) -> RankDigest:
     try:
         return RankDigest.from_bytes(raw)
     except (TypeError, ValueError) as error:
-        return unread(path, f"who read it has another version of neutracer ({error})")
+        return unread(path, f"the worker has another version of neutracer ({error})")
 
 
 def _fill(
@@ -569,12 +517,12 @@ def _fill(
     executor: Executor,
     numbers: Sequence[int],
     paths: Sequence[str],
-    told: Callable[[int, int], object],
+    progress: Callable[[int, int], object],
 ) -> None:
-    """Have files read, by their numbers; a text in `found` is what went wrong.
+    """Read files by their numbers into `found`, as digests or error texts.
 
     Raises:
-        BrokenExecutor: The executor has ended; what it had read before is in `found`.
+        BrokenExecutor: The executor ended; earlier results are in `found`.
     """
     waiting: dict[Future[bytes], int] = {}
     try:
@@ -586,61 +534,59 @@ def _fill(
             except BrokenExecutor:
                 raise
             except Exception as error:
-                # What a cluster says of a worker that ended, or of a file that it can't reach.
+                # A cluster's error for a dead worker, or a file out of its reach.
                 result = f"no worker could read it: {type(error).__name__}: {error}"
             found[waiting[future]] = result
-            told(len(found), len(paths))
+            progress(len(found), len(paths))
     except BaseException:
-        # Ctrl-C is not to wait for a thousand files.
+        # Ctrl-C must not wait for a thousand files.
         for future in waiting:
             future.cancel()
         raise
 
 
 def _by_processes(
-    found: dict[int, bytes | str], paths: Sequence[str], told: Callable[[int, int], object]
+    found: dict[int, bytes | str], paths: Sequence[str], progress: Callable[[int, int], object]
 ) -> None:
     sizes = [size_of(path) for path in paths]
     workers = _workers(paths, sizes)
     if workers < 2 or (len(paths) <= _FEW_FILES and sum(sizes) <= _SMALL_BYTES):
-        _here(found, paths, told)
+        _here(found, paths, progress)
         return
     try:
-        # As few as are needed: each begins with Python and this package.
         with _processes(min(workers, len(paths))) as pool:
             if _can_begin(pool):
-                _fill(found, pool, range(len(paths)), paths, told)
+                _fill(found, pool, range(len(paths)), paths, progress)
     except BrokenExecutor:
-        # A process was killed, perhaps because memory ran out: the rest one by one, each in a
-        # process of its own, so that the file that is to blame is known.
+        # A process was killed, perhaps out of memory: read the rest one by one, each in its own
+        # process, to identify the file.
         for at in range(len(paths)):
             if at not in found:
-                _alone(found, at, paths, told)
-    _here(found, paths, told)
+                _alone(found, at, paths, progress)
+    _here(found, paths, progress)
 
 
 def _here(
-    found: dict[int, bytes | str], paths: Sequence[str], told: Callable[[int, int], object]
+    found: dict[int, bytes | str], paths: Sequence[str], progress: Callable[[int, int], object]
 ) -> None:
-    """Read in this process what has not been read."""
     for at, path in enumerate(paths):
         if at not in found:
             found[at] = digest_of(path)
-            told(len(found), len(paths))
+            progress(len(found), len(paths))
 
 
 def _alone(
     found: dict[int, bytes | str],
     at: int,
     paths: Sequence[str],
-    told: Callable[[int, int], object],
+    progress: Callable[[int, int], object],
 ) -> None:
     try:
         with _processes(1) as pool:
-            _fill(found, pool, [at], paths, told)
+            _fill(found, pool, [at], paths, progress)
     except BrokenExecutor:
         found[at] = "the process that read it was killed: there may be too little memory for it"
-        told(len(found), len(paths))
+        progress(len(found), len(paths))
 
 
 def _processes(count: int) -> ProcessPoolExecutor:
@@ -648,12 +594,12 @@ def _processes(count: int) -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
-    # Ctrl-C in a terminal goes to all processes: the one that waits for the others ends them.
+    # Ctrl-C in a terminal reaches all processes; the parent ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _can_begin(pool: ProcessPoolExecutor) -> bool:
-    """Whether a process can be begun, and comes to its work."""
+    """Whether a worker starts and runs a task."""
     try:
         pool.submit(os.getpid).result()
     except (BrokenExecutor, OSError):
@@ -661,9 +607,9 @@ def _can_begin(pool: ProcessPoolExecutor) -> bool:
     return True
 
 
-class _Anew(SpawnProcess):
-    """A new process that knows nothing of the program's own script, which would run again in
-    it: what it is given is in this package."""
+class _WorkerProcess(SpawnProcess):
+    """A spawned process that does not rerun the program's script: its tasks need only this
+    package."""
 
     def start(self) -> None:
         main = vars(sys.modules["__main__"])
@@ -677,20 +623,19 @@ class _Anew(SpawnProcess):
             main.update(hidden)
 
 
-class _NewProcesses(SpawnContext):
-    Process = _Anew
+class _WorkerContext(SpawnContext):
+    Process = _WorkerProcess
 
 
 def _workers(paths: Sequence[str], sizes: Sequence[int]) -> int:
-    """As many processes as this one has cores, and as the largest file leaves memory for."""
+    """One process per core, as far as memory allows for the largest file."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pairs = zip(paths, sizes, strict=True)
     needs = [size * (_packed(path) or _PLAIN_FACTOR) for path, size in pairs]
     largest = max(needs, default=0)
     room = memory_bound() // largest if largest else len(paths)
     if multiprocessing.current_process().daemon:
-        # As a DataLoader's worker, which may begin no processes.
-        return 1
+        return 1  # A daemon, such as a DataLoader's worker, may not start processes.
     return max(min(cores or 1, len(paths), room), 1)
 
 
@@ -699,8 +644,8 @@ def _packed(path: str) -> int:
 
 
 def _context() -> Any:
-    """How processes begin: by a fork where this one has neither threads nor torch, which a fork
-    may leave in a state that never ends; else anew."""
+    """Fork if this process has neither threads nor torch, which may deadlock after a fork; else
+    spawn."""
     is_plain = threading.active_count() == 1 and "torch" not in sys.modules
     can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
-    return multiprocessing.get_context("fork") if is_plain and can_fork else _NewProcesses()
+    return multiprocessing.get_context("fork") if is_plain and can_fork else _WorkerContext()

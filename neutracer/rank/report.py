@@ -43,16 +43,13 @@ from neutracer.render.document import (
 from neutracer.render.report import Finding, Report, ranked
 from neutracer.units import format_bytes, format_count, format_duration_us
 
-# ---- First -------------------------------------------------------------------------------
+# ---- First failure -----------------------------------------------------------------------
 
-# Who ran out of memory first by clock, and what became of the others.
-
-# Ranks that a sentence lists.
-_SHOWN = 8
+_MOST_LISTED = 8  # Ranks, or runs of them, that a sentence lists.
 
 
 def first_oom(job: Job, clocks: Clocks) -> FirstOom | None:
-    """The first out-of-memory error of a job; None where there was none."""
+    """The first out-of-memory error of a job, or None."""
     failed = [one for one in job.ranks if one.ooms]
     if not failed:
         return None
@@ -73,23 +70,23 @@ def first_oom(job: Job, clocks: Clocks) -> FirstOom | None:
         if not one.ooms and not one.trouble and _ended(one, at, clocks)
     )
     lost = (*job.missing, *(one.rank for one in job.ranks if one.trouble))
-    why = _said(first, at, later, ended, lost, certain)
+    why = _sentence(first, at, later, ended, lost, certain)
     return FirstOom(first.rank, at, first.oom_bytes, certain, later, ended, lost, why)
 
 
 def _unaligned(timed: Sequence[tuple[int, RankDigest]], clocks: Clocks) -> bool:
-    """Whether clocks that could not be aligned are compared."""
+    """Whether the times come from clocks that could not be aligned."""
     hosts = {one.host for _, one in timed}
     return len(hosts) > 1 and not hosts <= clocks.ahead_us.keys()
 
 
 def _ended(one: RankDigest, at: int | None, clocks: Clocks) -> bool:
-    """Whether a rank ended because the launcher ended it, once another had run out."""
+    """Whether the launcher ended a rank after another one had run out."""
     written = clocks.common(one, round((one.written_s or 0) * 1e6))
     return one.reason == "terminated" and (at is None or written >= at)
 
 
-def _said(
+def _sentence(
     first: RankDigest,
     at: int | None,
     later: Sequence[tuple[int | None, int]],
@@ -97,7 +94,6 @@ def _said(
     lost: Sequence[int | None],
     certain: bool,
 ) -> str:
-    """All of it as a sentence."""
     asked = f", when it asked for {format_bytes(first.oom_bytes)}" if first.oom_bytes else ""
     parts = [f"{_rank(first.rank)} ran out of memory{' first' if later else ''}{asked}"]
     if later:
@@ -110,9 +106,9 @@ def _said(
         whom = "it" if len(ended) == 1 else "them"
         parts.append(f"{named_ranks(ended)} did not: the launcher then ended {whom}")
     if lost:
-        parts.append(f"{named_ranks(lost)} left nothing that can be read")
+        parts.append(f"{named_ranks(lost)} left no readable file")
     if not certain:
-        parts.append("which was first is not certain: their times are not known so exactly")
+        parts.append("the order is uncertain: the clocks are not known that exactly")
     return "; ".join(parts) + "."
 
 
@@ -121,7 +117,7 @@ def _rank(rank: int | None) -> str:
 
 
 def named_ranks(ranks: Sequence[int | None]) -> str:
-    """Ranks in words, runs of them as such.
+    """A list of ranks as text.
 
     Example:
         >>> named_ranks([0, 1, 2, 5])
@@ -138,37 +134,26 @@ def named_ranks(ranks: Sequence[int | None]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    if len(runs) > _SHOWN:
+    if len(runs) > _MOST_LISTED:
         return f"{format_count(len(known), 'rank')}, {known[0]} the first of them"
-    words: list[str] = []
+    parts: list[str] = []
     for run in runs:
-        words += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(rank) for rank in run]
-    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(rank) for rank in run]
+    text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"{'rank' if len(known) == 1 else 'ranks'} {text}"
 
 
-# ---- Heat --------------------------------------------------------------------------------
-
-# Rank x time: the most that was allocated, and as a small picture for a page.
+# ---- Heat map ----------------------------------------------------------------------------
 
 _WIDTH = 640
-
-# Rows of the small picture: of more ranks, the highest of each group of neighbours is one.
-_MOST_ROWS = 128
+_MOST_MAP_ROWS = 128  # With more ranks, neighbours share a row that shows their highest.
 _ROW = 12
 _LEAST_ROW = 3
-
-# Shades of the small picture; a run of columns with one shade is one shape.
-_SHADES = 12
+_SHADES = 12  # Neighbouring columns of one shade are drawn as one rectangle.
 
 
 def heat_map(digests: Sequence[RankDigest], clocks: Clocks) -> HeatMap | None:
-    """The curves of all ranks on one axis of time; None where no trace has times.
-
-    Args:
-        digests: The ranks, a row each.
-        clocks: The hosts' clocks, by which the axis is the first host's.
-    """
+    """The ranks' curves, one row per rank, by the first host's clock; None without times."""
     spans = [_span(one, clocks) for one in digests]
     known = [span for span in spans if span is not None]
     if not known:
@@ -198,7 +183,7 @@ def _span(one: RankDigest, clocks: Clocks) -> tuple[int, int] | None:
 def _row(
     one: RankDigest, span: tuple[int, int] | None, begin: int, end: int
 ) -> tuple[int | None, ...]:
-    """A rank's curve in the columns of all: the most of what meets a column."""
+    """A rank's curve on the common axis: each column is the peak of the bins it overlaps."""
     if span is None:
         return (None,) * MOST_BINS
     low, high = span
@@ -217,7 +202,7 @@ def _row(
 
 
 def heat_svg(heat: HeatMap) -> str:
-    """The map as an `<svg>` of some ten kB; darker is more, blank is outside of a rank's trace."""
+    """The map as an `<svg>` of about 10 kB; darker is more, blank is outside a rank's trace."""
     rows = _folded(heat.rows)
     top = max((value for row in rows for value in row if value is not None), default=0)
     if not top:
@@ -231,12 +216,12 @@ def heat_svg(heat: HeatMap) -> str:
         f'<p><svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img" '
         f'aria-label="allocated bytes by rank and time">{shapes}{marks}</svg><br>'
         f'<span class="nt-muted">allocated bytes of {len(heat.ranks)} ranks over {spent}, the '
-        f"first at the top; the darkest is {format_bytes(top)}, red is out of memory</span></p>"
+        f"first at the top; darkest: {format_bytes(top)}; red: out of memory</span></p>"
     )
 
 
 def _folded(rows: Sequence[tuple[int | None, ...]]) -> list[tuple[int | None, ...]]:
-    each = -(-len(rows) // _MOST_ROWS)
+    each = -(-len(rows) // _MOST_MAP_ROWS)
     groups = [rows[at : at + each] for at in range(0, len(rows), each)]
     return [tuple(_most(column) for column in zip(*group, strict=True)) for group in groups]
 
@@ -246,7 +231,7 @@ def _most(values: Sequence[int | None]) -> int | None:
 
 
 def _rects(row: Sequence[int | None], y: int, tall: int, top: int) -> str:
-    """A row as runs of columns of one shade."""
+    """The rectangles of a row."""
     shades = [None if value is None else round(_SHADES * value / top) for value in row]
     step = _WIDTH / len(shades)
     found, begin = [], 0
@@ -273,34 +258,27 @@ def _rect(x: float, y: int, wide: float, tall: int, colour: str) -> str:
 
 # ---- Findings ----------------------------------------------------------------------------
 
-# What is worth reporting of a job's ranks.
-
-# Odd ranks that are findings each; the report has all.
-_MOST_ODD = 8
-
-# Files that can't be read whose reason is given.
-_MOST_BROKEN = 5
-
-# A rank whose memory is full in so few steps is worth a word of its own.
-_SOON_STEPS = 1000
+_MOST_ODD = 8  # Odd ranks with a finding of their own.
+_MOST_BROKEN = 5  # Unreadable files whose reason is shown.
+_SOON_STEPS = 1000  # A rank whose memory is full within this many steps is a finding.
 
 _ADVICE = {
     "leak": "find what keeps it: neutracer report FILE of this rank names the line",
-    "larger_blocks": "give the ranks batches of equal size, or cap the length of a sequence",
-    "more_blocks": "see what this rank does there that the others do not",
-    "own_line": "see why only this rank reaches that line: a gather to one rank, a log, a save",
+    "larger_blocks": "give the ranks batches of equal size, or cap the sequence length",
+    "more_blocks": "compare this rank's work at that line with the others'",
+    "own_line": "check why only this rank reaches that line: a gather, a log, a checkpoint",
     "cache": "neutracer what-if FILE of this rank shows settings that fragment less",
     "not_torch": "neutracer.attribute_device_memory() in the program names the library",
     "stage": "move layers, or microbatches, to the stages that hold less",
     "waits_elsewhere": "look at this line: the others wait for this rank",
-    "silent": "look at the end of this rank's log, and at the host's for a process that was killed",
+    "silent": "check the end of this rank's log, and the host's log for a killed process",
 }
 
 
 def findings_of(
     job: Job, rows: Sequence[RankRow], odd: Sequence[Odd], first: FirstOom | None, clocks: Clocks
 ) -> tuple[Finding, ...]:
-    """The findings of one job, the worst first."""
+    """The findings of one job, worst first."""
     found = [] if first is None else [_out(first, clocks)]
     found += [_odd(one) for one in odd[:_MOST_ODD]]
     if len(odd) > _MOST_ODD:
@@ -315,35 +293,35 @@ def findings_of(
 
 
 def _out(first: FirstOom, clocks: Clocks) -> Finding:
-    evidence = (Note(clocks.said()),) if clocks.said() and first.later else ()
+    evidence = (Note(clocks.summary()),) if clocks.summary() and first.later else ()
     message = first.why.rstrip(".")
     return Finding("first_oom", Severity.SEVERE, first.asked_bytes, message, evidence)
 
 
 def _odd(odd: Odd) -> Finding:
     severity = {"stage": Severity.INFO, "cache": Severity.MODERATE}.get(odd.cause, Severity.SERIOUS)
-    whose = "a rank without a number" if odd.rank is None else f"rank {odd.rank}"
     headline, _, rest = odd.why.partition(": ")
     evidence = (Note(rest),) if rest else ()
     advice = (Note(_ADVICE[odd.cause]),) if odd.cause in _ADVICE else ()
-    return Finding("odd_rank", severity, odd.bytes, f"{whose}: {headline}", evidence, advice)
+    message = f"{_rank(odd.rank)}: {headline}"
+    return Finding("odd_rank", severity, odd.bytes, message, evidence, advice)
 
 
 def _soon(rows: Sequence[RankRow]) -> list[Finding]:
-    """The rank whose memory is full first, at the rate at which it grows."""
+    """The rank whose memory is full first at its present growth."""
     due = [row for row in rows if row.steps_to_oom is not None]
     first = min(due, key=lambda row: row.steps_to_oom or 0, default=None)
     if first is None or first.steps_to_oom is None or first.steps_to_oom > _SOON_STEPS:
         return []
     left = format_count(first.steps_to_oom, "step")
     rate = format_bytes(first.bytes_per_step)
-    message = f"rank {first.rank} runs out of memory in {left}: {rate} more with each"
+    message = f"rank {first.rank} runs out of memory in {left}: it grows by {rate} per step"
     severity = Severity.SEVERE if first.steps_to_oom < _SOON_STEPS // 10 else Severity.SERIOUS
     return [Finding("near_the_limit", severity, first.bytes_per_step, message)]
 
 
 def _gaps(job: Job, rows: Sequence[RankRow]) -> list[Finding]:
-    """What the figures lack."""
+    """Missing, unreadable, mixed and duplicate files."""
     found = []
     if job.missing:
         message = f"{named_ranks(job.missing)} of {job.world_size:,}: no file"
@@ -351,7 +329,7 @@ def _gaps(job: Job, rows: Sequence[RankRow]) -> list[Finding]:
     broken = [row for row in rows if row.state == "can't be read"]
     if broken:
         whose = named_ranks([row.rank for row in broken])
-        message = f"{whose}: {'a file' if len(broken) == 1 else 'files'} that can't be read"
+        message = f"{whose}: unreadable {'file' if len(broken) == 1 else 'files'}"
         evidence = [Note(f"{row.source}: {row.note}") for row in broken[:_MOST_BROKEN]]
         if len(broken) > _MOST_BROKEN:
             rest = format_count(len(broken) - _MOST_BROKEN, "more file")
@@ -367,28 +345,19 @@ def _gaps(job: Job, rows: Sequence[RankRow]) -> list[Finding]:
         found.append(Finding("versions", Severity.MODERATE, 0, message))
     again = [rank for rank, _ in job.again]
     if again:
-        message = (
-            f"{named_ranks(again)}: several files, of which the one with the highest peak counts"
-        )
+        message = f"{named_ranks(again)}: several files; the one with the highest peak is used"
         found.append(Finding("same_rank", Severity.INFO, 0, message))
     return found
 
 
 # ---- Report ------------------------------------------------------------------------------
 
-# The ranks of a job on one page: spread, odd ranks, who ran out first, a row a rank.
+_MOST_ROWS = 16  # Rows of the printed table; larger jobs show the highest.
+_MOST_ABSENT = 4096  # Ranks without a file that get a row.
+_MOST_SKIPPED = 3  # Skipped files that are named.
+_NAME = 16  # Characters of a file's name shown in place of a rank's number.
 
-# Rows of the printed table: all of small jobs, of others the highest.
-_MOST_ROWS = 16
-
-# Ranks without a file that have a row; of a thousand files a few may be all that is left.
-_MOST_ABSENT = 4096
-
-# Files that were passed over, and characters of a file's name that stand for a rank's number.
-_NAMED = 3
-_NAME = 16
-
-# What a row says of the reason for which its file was written.
+# Text in a row for the reason its file was written, where it differs from the reason.
 _STATES = {"exit": "", "interval": "", "signal": "", "peer": "when another rank ran out of memory"}
 
 _SPREAD_SHOWN = ("peak_allocated_bytes", "peak_reserved_bytes", "unused_bytes", "other_bytes")
@@ -399,19 +368,18 @@ class RanksReport(Report):
     """The ranks of one job, compared.
 
     Attributes:
-        job: What its launcher calls it; "" where nothing says.
-        attempt: How often it had been started before, or None.
-        world_size: How many ranks it has; None where nothing says.
-        rows: A row a rank, those without a file too, of which the first 4,096.
-        shapes: The ranks of each shape: those that hold the same parameters.
+        job: The launcher's name for the job; "" if unknown.
+        attempt: Number of earlier attempts, or None.
+        world_size: Number of ranks; None if unknown.
+        rows: One row per rank, including up to 4,096 ranks without a file.
+        shapes: The ranks of each shape, that is, with the same parameters.
         spread: Each figure over the ranks.
-        odd: The odd ranks, those with the most bytes first.
-        first_oom: Who ran out of memory first; None where nobody did.
-        heat: Allocated bytes by rank and time; None where no trace has times.
+        odd: The odd ranks, most bytes first.
+        first_oom: The first rank to run out of memory; None if none did.
+        heat: Allocated bytes by rank and time; None if no trace has times.
         clocks: How the clocks of several hosts were aligned; "" for one host.
-        other_jobs: Other jobs, or runs, whose files were there too.
-        passed_over: Files in the folders that are no snapshots, or can't be read and say nothing of
-            a rank.
+        other_jobs: Other jobs, or runs, found among the files.
+        passed_over: Skipped files: no snapshots, or unreadable and without a rank.
     """
 
     schema = "neutracer.ranks/1"
@@ -509,7 +477,8 @@ class RanksReport(Report):
                 if count == 1
                 else f"{count:,} files that are not snapshots"
             )
-            names = ", ".join(self.passed_over[:_NAMED]) + (", ..." if count > _NAMED else "")
+            names = ", ".join(self.passed_over[:_MOST_SKIPPED])
+            names += ", ..." if count > _MOST_SKIPPED else ""
             pairs.append(("passed over", f"{what}: {names}"))
         return tuple(pairs)
 
@@ -529,12 +498,11 @@ def _cells(row: RankRow, with_shape: bool) -> tuple[Cell, ...]:
     def figure(nbytes: int | None) -> Cell:
         return "" if nbytes is None else Figure.bytes(nbytes)
 
-    words = [_STATES.get(row.state, row.state)]
+    notes = [_STATES.get(row.state, row.state)]
     if row.verdict not in ("steady", "unknown"):
-        words.append(row.verdict.replace("_", " "))
+        notes.append(row.verdict.replace("_", " "))
     if row.peak_allocated_bytes is not None:
-        # Why there are no figures is a finding.
-        words.append(row.note)
+        notes.append(row.note)  # The note of a row without figures is a finding instead.
     shape = f"shape {row.shape + 1}" if with_shape and row.shape is not None else ""
     return (
         _name(row),
@@ -543,12 +511,12 @@ def _cells(row: RankRow, with_shape: bool) -> tuple[Cell, ...]:
         figure(row.unused_bytes),
         figure(row.other_bytes),
         shape,
-        "; ".join(word for word in words if word),
+        "; ".join(note for note in notes if note),
     )
 
 
 def _name(row: RankRow) -> str:
-    """The rank, or where nothing tells it the end of the file's name, without what it ends in."""
+    """The rank, or if unknown, the end of the file's name without its extension."""
     if row.rank is not None:
         return f"rank {row.rank}"
     whole = row.source.replace(os.sep, "/").rpartition("/")[2]
@@ -559,12 +527,12 @@ def _name(row: RankRow) -> str:
 def ranks_report(
     jobs: Sequence[Job], passed_over: Sequence[str] = (), extra: Sequence[Odd] = ()
 ) -> RanksReport:
-    """The report on the first of some jobs.
+    """The report on the first of several jobs; the others are only named.
 
     Args:
-        jobs: As `jobs_of` has them; the first is reported, the others named.
-        passed_over: Files that are no snapshots.
-        extra: Odd ranks that are known otherwise.
+        jobs: As returned by `jobs_of`.
+        passed_over: Files that are not snapshots.
+        extra: Odd ranks found by other means.
     """
     job = jobs[0] if jobs else Job("", None, None, ())
     clocks = clocks_of(one for one in job.ranks if not one.trouble)
@@ -583,7 +551,7 @@ def ranks_report(
         odd=odd,
         first_oom=first,
         heat=heat_map([one for one in job.ranks if not one.trouble], clocks),
-        clocks=clocks.said(),
+        clocks=clocks.summary(),
         other_jobs=tuple(
             OtherJob(one.name, one.attempt, one.world_size, tuple(r.source for r in one.ranks))
             for one in jobs[1:]
@@ -595,7 +563,7 @@ def ranks_report(
 
 
 def _rows_of(job: Job, shapes: Sequence[Shape]) -> tuple[RankRow, ...]:
-    """A row a rank, in the order of the ranks; those without a number come last."""
+    """One row per rank, in order; ranks without a number come last."""
     shape_of = {id(one): at for at, shape in enumerate(shapes) for one in shape.members}
     rows = [_table_row(one, shape_of.get(id(one))) for one in job.ranks]
     rows += [
@@ -607,7 +575,6 @@ def _rows_of(job: Job, shapes: Sequence[Shape]) -> tuple[RankRow, ...]:
 
 
 def _at_end(one: RankDigest) -> dict[str, int | None]:
-    """The figures of the end; nothing where it is not known."""
     if not one.end_known:
         return {}
     return {
@@ -667,8 +634,6 @@ def _spreads(rows: Sequence[RankRow]) -> tuple[Spread, ...]:
 
 # ---- Ranks -------------------------------------------------------------------------------
 
-# One report for all ranks of a job, from the files that each has left.
-
 
 def ranks(
     sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -676,31 +641,31 @@ def ranks(
     executor: Executor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> RanksReport:
-    """Compare the ranks of a job: who is odd and why, and who ran out of memory first.
+    """Compare the ranks of a job: which are odd and why, and which ran out of memory first.
 
-    Each file is reduced to some kilobytes where it is read, so that a thousand of them need
-    the memory of one for each process that reads. Ranks that hold the same parameters are
-    compared with each other; the stages of a pipeline, or experts, among themselves. A rank is
-    odd if its peak, its cache or what is not PyTorch's is above the median by 5 % and by four
-    times the usual deviation; of two, if it is 5 % above the other.
+    Each file is reduced to a few kilobytes where it is read, so a reading process needs the
+    memory of one file at a time. Ranks with the same parameters are compared with each other;
+    pipeline stages and experts form groups of their own. A rank is odd if its peak, its cache
+    or its non-PyTorch memory exceeds the median by 5 % and by four times the usual deviation;
+    of two ranks, if it exceeds the other by 5 %.
 
     Args:
-        sources: A folder, which is searched with all that is below it, a snapshot, or several
-            of them; a URL ("s3://bucket/job") where `fsspec` is installed. Which rank a file
-            is of, the JSON beside it says, or else "rank3" in its name.
-        executor: What reads the files: any `concurrent.futures.Executor`, such as
-            `dask.distributed.Client.get_executor()`, whose workers have neutracer and see the
-            files. None is as many processes of this machine as it has cores.
-        progress: Called with how many files are done, and how many there are.
+        sources: A folder (searched recursively), a snapshot, or several of them; URLs
+            ("s3://bucket/job") need `fsspec`. A file's rank is read from the JSON beside it,
+            or else from "rank3" in its name.
+        executor: Any `concurrent.futures.Executor` to read the files with, such as
+            `dask.distributed.Client.get_executor()`; its workers need neutracer and access to
+            the files. None uses one local process per core.
+        progress: Called with the number of files done and the total.
 
     Returns:
-        The report on the job with the most ranks; the others are named in it. A file that
-        can't be read, or a rank without one, is a row that says so.
+        The report on the job with the most ranks; it names the others. An unreadable file, or a
+        rank without a file, is a row with the reason.
 
     Raises:
         ValueError: There is no snapshot.
-        TypeError: An argument is of another kind.
-        UnavailableError: A URL needs a library that is not here.
+        TypeError: An argument has the wrong type.
+        UnavailableError: A URL needs a library that is not installed.
         OSError: A folder can't be read.
 
     Example:
@@ -723,11 +688,7 @@ def ranks_of(
     executor: Executor | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> RanksReport:
-    """`ranks` of what `listed` has found in these paths.
-
-    Raises:
-        ValueError: There is no snapshot.
-    """
+    """`ranks` for the files that `listed` found; raises ValueError if there are none."""
     files, others = found
     if not files:
         where = ", ".join(os.fspath(path) for path in paths[:3])
@@ -739,8 +700,7 @@ def ranks_of(
 def _parted(
     found: Sequence[RankDigest], named: Mapping[str, bool]
 ) -> tuple[list[RankDigest], list[str]]:
-    """What is of a job, and what only lay in its folder: it is no snapshot that can be read, and
-    nothing says that it is a rank's."""
+    """Split into the job's digests and stray files: unreadable, and not known to be a rank's."""
     strange = [
         one.source
         for one in found

@@ -21,33 +21,22 @@ from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.pickling import StaysHere
 from neutracer.rank.digest import RankDigest, read_digests
 from neutracer.rank.jobs import Odd, jobs_of
+from neutracer.rank.publisher import Publisher, Reading, answer_debug_server
 from neutracer.rank.report import RanksReport, ranks_report
-from neutracer.rank.teller import Reading, Teller, answer_debug_server
 from neutracer.recording.long_history import listen
 from neutracer.recording.program import OnDemand
 from neutracer.units import format_duration_us
 
-# ---- Stored ------------------------------------------------------------------------------
+# ---- Running job -------------------------------------------------------------------------
 
-# The ranks of a job that runs, by the digests in its store.
-
-# A rank of which nothing was heard for so many of its intervals is silent.
-_SILENT = 3.0
-
-# Ranks that have not moved for so many of their intervals, and this many seconds, stand still.
-_STILL = 3.0
+_SILENT = 3.0  # Intervals without a digest after which a rank is silent.
+_STILL = 3.0  # Intervals, and seconds, at one line after which a rank has stalled.
 _STILL_S = 1.0
-
-# What a rank tells of itself last, whose silence then is no news.
-_LAST_WORDS = ("exit", "terminated")
+_ENDED = ("exit", "terminated")  # Reasons of a last digest: silence is expected after it.
 
 
 def parsed_address(text: str) -> tuple[str, int]:
-    """HOST:PORT.
-
-    Raises:
-        ValueError: It is not that.
-    """
+    """Parse HOST:PORT; raises ValueError if it is malformed."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{text!r} is not the address of a store: write it like 'node7:29500'")
@@ -55,25 +44,19 @@ def parsed_address(text: str) -> tuple[str, int]:
 
 
 def stored_ranks(address: str) -> RanksReport:
-    """What the ranks of a running job have told its store.
+    """Report on a running job from the digests in its store.
 
     Args:
         address: HOST:PORT of the store: MASTER_ADDR and MASTER_PORT of the job.
 
     Raises:
-        ValueError: It is no address, or no rank has told anything.
-        UnavailableError: Nobody answers there.
+        ValueError: The address is malformed, or no rank has reported.
+        UnavailableError: The store does not answer.
     """
-    return running_ranks(*parsed_address(address))
+    return _running_ranks(*parsed_address(address))
 
 
-def running_ranks(host: str, port: int) -> RanksReport:
-    """The report on what is in a store.
-
-    Raises:
-        ValueError: No rank has told anything.
-        UnavailableError: Nobody answers there.
-    """
+def _running_ranks(host: str, port: int) -> RanksReport:
     digests = read_digests(host, port)
     if not digests:
         raise ValueError(
@@ -84,28 +67,26 @@ def running_ranks(host: str, port: int) -> RanksReport:
 
 
 def report_of(digests: Sequence[RankDigest], now_s: float) -> RanksReport:
-    """The report on the digests of a running job, as of a moment of this machine's clock."""
-    told = [one.written_s or 0.0 for one in digests]
-    # By the ranks' own clocks, of which the newest word shows where they are.
-    newest = max(told)
+    """Report on a running job's digests as of `now_s`, Unix time of this machine's clock."""
+    # Ages are relative to the newest digest: the ranks' clocks may differ from this one.
+    newest = max(one.written_s or 0.0 for one in digests)
     current = [replace(one, reason=_state(one, newest)) for one in digests]
     jobs = sorted(jobs_of(current), key=lambda job: -job.ended_s)
     running = [one for one in jobs[0].ranks if one.reason == "running"]
     silent = [one for one in jobs[0].ranks if one.reason == "silent"]
     odd = [_silent(one, newest - (one.written_s or 0.0)) for one in silent]
-    odd += _standing(running)
+    odd += _stalled(running)
     report = ranks_report(jobs, (), odd)
     age = now_s - newest
     interval = max((one.interval_s or 0.0 for one in digests), default=0.0)
     if age <= _SILENT * interval + 1:
         return report
-    said = f"the latest report of any rank is {format_duration_us(age * 1e6)} old"
-    return replace(report, clocks=f"{report.clocks} {said}".strip())
+    note = f"the latest report of any rank is {format_duration_us(age * 1e6)} old"
+    return replace(report, clocks=f"{report.clocks} {note}".strip())
 
 
 def _state(one: RankDigest, newest: float) -> str:
-    """What a rank does, as a word for its row."""
-    if one.reason in _LAST_WORDS:
+    if one.reason in _ENDED:
         return one.reason
     age = newest - (one.written_s or 0.0)
     return "silent" if age > _SILENT * (one.interval_s or 0.0) + 1 else "running"
@@ -117,8 +98,8 @@ def _silent(one: RankDigest, age_s: float) -> Odd:
     return Odd(one.rank, 0, why, "silent", one.where)
 
 
-def _standing(running: Sequence[RankDigest]) -> list[Odd]:
-    """Ranks that others wait for: all stand still, and these at another line."""
+def _stalled(running: Sequence[RankDigest]) -> list[Odd]:
+    """The ranks that the others wait for: all have stalled, these at another line."""
     still = [
         one
         for one in running
@@ -149,7 +130,7 @@ def _standing(running: Sequence[RankDigest]) -> list[Odd]:
 
 
 def _by_line(still: Sequence[RankDigest]) -> tuple[list[RankDigest], list[RankDigest]]:
-    """Those at the line of most, and the others; of two ranks the one with fewer steps is late."""
+    """Split (waiting, late) by the most common line, or else by the step count."""
     lines = Counter(one.where for one in still)
     most, count = lines.most_common(1)[0]
     if 2 * count > len(still):
@@ -164,14 +145,10 @@ def _by_line(still: Sequence[RankDigest]) -> tuple[list[RankDigest], list[RankDi
 
 # ---- Watch -------------------------------------------------------------------------------
 
-# Ranks that tell how they are while the job runs, through the store that is there.
-
 _LOGGER = logging.getLogger("neutracer")
 
 DEFAULT_DIRECTORY = "neutracer-ranks"
-
-# Seconds between two digests: some milliseconds of one thread for each.
-_INTERVAL_S = 10.0
+_INTERVAL_S = 10.0  # A digest takes a few milliseconds of one thread.
 
 
 def watch_ranks(
@@ -180,32 +157,31 @@ def watch_ranks(
     directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
     signals: bool = True,
 ) -> RanksWatch:
-    """Tell the job's store how this rank is, at its own pace; call it in each rank.
+    """Publish this rank's memory status to the job's store; call it in each rank.
 
-    A digest of some kilobytes goes to the TCPStore under the process group, over a connection
-    of its own: figures, what grows, where the main thread stands. No collective is called, and
-    no rank waits for another. Who reads it (`watch.report()` in any rank, or `neutracer ranks
-    --store HOST:PORT` anywhere) learns who is odd now, who nears the limit, whom the others
-    wait for, and the last digest of a rank that died.
+    A digest of a few kilobytes (figures, growth, the main thread's line) goes to the TCPStore
+    under the process group, over its own connection, without collectives and without waiting
+    for other ranks. `watch.report()` in any rank, or `neutracer ranks --store HOST:PORT` anywhere,
+    then names the odd ranks, those near the limit, those that the others wait for, and the last
+    digest of a rank that died.
 
-    When memory runs out on one rank, it says so at once, and each other rank writes its layout
-    into the directory. So it does at SIGTERM, by which a launcher ends the ranks that are left,
-    before the signal does what it would have done, within two seconds.
+    When a rank runs out of memory it reports at once, and each other rank writes its layout
+    into the directory. SIGTERM, with which a launcher ends the remaining ranks, is delayed by up
+    to two seconds for the same.
 
     Args:
         interval: Seconds between two digests.
-        directory: Where layouts go; it is made when the first is written.
-        signals: Whether SIGTERM is put off for that. A handler that the program sets takes its
-            place.
+        directory: Where layouts go; created with the first one.
+        signals: Whether to delay SIGTERM. A handler set by the program replaces this one.
 
     Returns:
-        The watch, which is on: `remove()` ends it, and so does leaving it as a context manager.
-        Before there is a process group it waits for one. A second call returns the first watch.
+        The active watch; `remove()`, or leaving it as a context manager, ends it. It waits for
+        a process group if there is none yet. A second call returns the first watch.
 
     Raises:
-        UnavailableError: torch is not imported, or can't communicate.
+        UnavailableError: torch is not imported, or built without torch.distributed.
         ValueError: `interval` is below 0.1 seconds.
-        TypeError: An argument is of another kind.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import neutracer
@@ -234,100 +210,100 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
         signals: bool = False,
         early: bool = True,
     ) -> None:
-        """Made by `watch_ranks`; not by users. `early`: as for `Teller`."""
+        """Use `watch_ranks` instead. `early`: as for `Publisher`."""
         self._reading = Reading(_trend)
-        self._teller = Teller(self._reading, directory, interval_s, early)
+        self._publisher = Publisher(self._reading, directory, interval_s, early)
         self._signals = signals
         self._early = early
-        #: Why PyTorch's debug server has no page of this; "" where it can have one.
+        #: Why PyTorch's debug server can't have a page; "" if it can.
         self.no_debug_page = ""
         self._process = 0
         self._ends: list[Callable[[], object]] = []
 
     @property
     def active(self) -> bool:
-        """Whether it is on; in the child of a fork it is not."""
+        """Whether it is on; a forked child has none."""
         return bool(self._ends) and self._process == os.getpid()
 
     @property
     def why(self) -> str:
-        """Why nothing is told at the moment; "" where it is."""
-        return self._teller.why
+        """Why nothing is being published; "" if it is."""
+        return self._publisher.why
 
     @property
     def address(self) -> tuple[str, int] | None:
         """Host and port of the store, once there is one."""
-        return self._teller.address
+        return self._publisher.address
 
     @property
     def written(self) -> int:
-        """How many digests were told."""
-        return self._teller.written
+        """The number of published digests."""
+        return self._publisher.written
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The layouts that were written."""
-        return tuple(self._teller.files)
+        """The layouts written so far."""
+        return tuple(self._publisher.files)
 
     def start(self) -> RanksWatch:
-        """Begin; a second time does nothing. Returns the watch."""
+        """Start, once; returns the watch."""
         if self.active:
             return self
         self._process = os.getpid()
-        # The blocks of a CPU are followed on the thread that begins it: the program's here.
+        # The hooks follow CPU blocks on the thread that starts them: the program's here.
         if self._early or _is_for_cpu():
             self._reading.start()
         self._ends.append(self._reading.stop)
         self.no_debug_page = answer_debug_server(self.digest)
         self._ends.append(lambda: answer_debug_server(None))
         try:
-            self._ends.append(listen(self._teller.ran_out))
+            self._ends.append(listen(self._publisher.on_oom))
         except UnavailableError:
             _LOGGER.debug("this torch has no CUDA: it reports no out-of-memory errors")
-        self._teller.start()
-        self._ends.append(self._teller.stop)
+        self._publisher.start()
+        self._ends.append(self._publisher.stop)
         if self._signals:
-            beside = OnDemand(
-                _nothing, every_s=None, signum=None, last_signum=signal.SIGTERM, last=self.end_soon
+            on_signal = OnDemand(
+                lambda reason: None,
+                every_s=None,
+                signum=None,
+                last_signum=signal.SIGTERM,
+                last=self.publish_last,
             )
-            beside.start()
-            self._ends.append(beside.stop)
+            on_signal.start()
+            self._ends.append(on_signal.stop)
         atexit.register(self.remove)
         _set_current(self)
         return self
 
-    def tell(self) -> bool:
-        """Tell a digest now; whether that was done."""
-        return self.active and self._teller.tell("interval")
+    def publish(self) -> bool:
+        """Publish a digest now; returns whether that succeeded."""
+        return self.active and self._publisher.publish("interval")
 
     def digest(self) -> RankDigest:
-        """This rank now, as it would be told."""
+        """This rank's current digest."""
         return self._reading.digest("interval", 0.0)
 
     def report(self) -> RanksReport:
-        """What all ranks have told.
+        """The report on all ranks.
 
         Raises:
             UnavailableError: There is no process group yet, or its store does not answer.
-            ValueError: No rank has told anything.
+            ValueError: No rank has reported.
         """
         address = self.address
         if address is None:
             raise UnavailableError(
                 "the store of this job", f"nothing has been reported so far ({self.why})"
             )
-        return running_ranks(*address)
+        return _running_ranks(*address)
 
-    def end_soon(self) -> None:
-        """Tell and write the last, before a signal ends this process."""
-        self._teller.last()
-
-    def tell_last(self, meanwhile: Callable[[], bool]) -> None:
-        """Tell the last while somebody else writes files; says False where it had nothing."""
-        self._teller.last(meanwhile)
+    def publish_last(self, write_files: Callable[[], bool] = bool) -> None:
+        """Publish and write before a signal ends this process; see `Publisher.publish_last`."""
+        self._publisher.publish_last(write_files)
 
     def remove(self) -> None:
-        """End it with a last digest; a second time does nothing."""
+        """End it, once, with a last digest."""
         ends, self._ends = self._ends, []
         if self._process == os.getpid():
             atexit.unregister(self.remove)
@@ -360,27 +336,23 @@ def current_watch() -> RanksWatch | None:
     return _current if _current is not None and _current.active else None
 
 
-def _nothing(reason: str) -> None:
-    return None
-
-
 def _is_for_cpu() -> bool:
-    """Whether torch is imported and built for no accelerator."""
+    """Whether torch is imported and is a CPU build."""
     version = getattr(sys.modules.get("torch"), "version", None)
     return version is not None and version.cuda is None and getattr(version, "hip", None) is None
 
 
 def _trend(monitor: MemoryMonitor, device: int, steps: int) -> dict[str, Any]:
-    """What `leak_trend` says of what a monitor has seen."""
+    """The fields of a digest that `leak_trend` gives."""
     try:
         trend = leak_trend(monitor, device=device, live=False)
     except (NeutracerError, ValueError):
         return {}
-    seen = trend.steps + trend.warmup_steps
-    # A mark stands for several steps where these are short.
-    each = max(steps / seen, 1.0) if trend.unit == "step" and seen and steps else 1.0
+    marks = trend.steps + trend.warmup_steps
+    # With short steps, a mark covers several.
+    each = max(steps / marks, 1.0) if trend.unit == "step" and marks and steps else 1.0
     grows = trend.verdict not in ("steady", "unknown")
-    left = None if trend.oom_step is None else max(trend.oom_step - (seen - 1), 0)
+    left = None if trend.oom_step is None else max(trend.oom_step - (marks - 1), 0)
     return {
         "verdict": trend.verdict,
         "bytes_per_step": round(trend.bytes_per_step / each) if grows else 0,

@@ -31,44 +31,37 @@ from neutracer.run.following import DEFAULT_DIRECTORY, written_pairs
 from neutracer.trace.snapshot import load
 from neutracer.units import format_count, format_duration_us
 
-# ---- Processes ---------------------------------------------------------------------------
+# ---- Target process ----------------------------------------------------------------------
 
-# What the system tells of another process: whose it is, which Python, whether it is stopped.
-
-# Files that a process of a Python has mapped: its library, its executable, its own modules.
+# Mapped files that show the Python version: library, executable and extension modules.
 _OF_PYTHON = re.compile(r"(?:lib)?python(\d)\.(\d+)|.*\.cpython-(\d)(\d+)[a-z]*-")
-
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 def check_reachable(pid: int) -> None:
-    """See whether there is such a process, of this user, that runs.
-
-    Raises:
-        NeutracerError: There is none; the message is a sentence.
-    """
+    """Raise NeutracerError unless the process exists, belongs to this user and runs."""
     if pid == os.getpid():
         raise NeutracerError(f"process {pid} is this command itself")
     if has_ended(pid):
         if _state(pid):
-            raise NeutracerError(f"process {pid} has ended, and waits for its parent to ask")
+            raise NeutracerError(f"process {pid} has ended (its parent has not reaped it)")
         raise NeutracerError(f"there is no process {pid}")
     status = _status(pid)
     group = status.get("Tgid", str(pid))
     if group != str(pid):
         raise NeutracerError(f"{pid} is a thread of process {group}, not a process")
-    # Of a process that may not be looked into /proc itself belongs to root; this line does not.
+    # The owner of /proc/PID itself is root for an undumpable process; this line is not.
     owner = status.get("Uid", "").split()
     if owner and int(owner[1]) != os.geteuid():
         raise NeutracerError(
             f"process {pid} belongs to {_user(int(owner[1]))}: only its own user can attach to it"
         )
     if _state(pid) in ("T", "t"):
-        raise NeutracerError(f"process {pid} is stopped: 'kill -CONT {pid}' lets it go on")
+        raise NeutracerError(f"process {pid} is stopped; continue it with 'kill -CONT {pid}'")
 
 
 def has_ended(pid: int) -> bool:
-    """Whether there is no such process any more, or only what its parent has not asked for."""
+    """Whether the process is gone, or a zombie."""
     try:
         if os.name == "posix":
             os.kill(pid, 0)
@@ -80,7 +73,7 @@ def has_ended(pid: int) -> bool:
 
 
 def python_of(pid: int) -> tuple[int, int] | None:
-    """The major and minor version of the Python that a process runs; None where nothing tells."""
+    """The (major, minor) version of a process's Python; None if unknown."""
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
             files = {line.split(maxsplit=5)[5].rstrip() for line in file if "/" in line}
@@ -92,10 +85,7 @@ def python_of(pid: int) -> tuple[int, int] | None:
 
 
 def sees(pid: int, path: str) -> bool:
-    """Whether another process finds the same file or folder at an absolute path.
-
-    Where the system does not tell, it is taken to.
-    """
+    """Whether an absolute path is the same file in another process; True if unknown."""
     root = f"/proc/{pid}/root"
     if not os.path.isdir(root):
         return True
@@ -106,12 +96,12 @@ def sees(pid: int, path: str) -> bool:
 
 
 def inner_number(pid: int) -> int:
-    """The number that a process has for itself, in a container another one."""
+    """A process's own pid, which differs inside a container."""
     return int(_status(pid).get("NSpid", str(pid)).split()[-1])
 
 
 def refusal(pid: int) -> str:
-    """Why this process may not look into that one of the same user, and what helps."""
+    """Why ptrace of another process of this user is denied, and the remedy."""
     try:
         with open(_YAMA, encoding="ascii") as file:
             scope = int(file.read())
@@ -119,32 +109,29 @@ def refusal(pid: int) -> str:
         scope = 0
     if scope:
         return (
-            f"the system lets no process look into another (kernel.yama.ptrace_scope is {scope}): "
-            "'sysctl kernel.yama.ptrace_scope=0' by root allows it until the next start, and for "
-            "a container '--cap-add SYS_PTRACE'"
+            f"the kernel forbids tracing other processes (kernel.yama.ptrace_scope is {scope}): "
+            "as root, 'sysctl kernel.yama.ptrace_scope=0' allows it until the next boot; a "
+            "container needs '--cap-add SYS_PTRACE'"
         )
-    return (
-        f"the system does not let this process look into process {pid}; in a container "
-        "'--cap-add SYS_PTRACE' allows it"
-    )
+    return f"the system denies access to process {pid}; a container needs '--cap-add SYS_PTRACE'"
 
 
 def silence(pid: int, seconds: float) -> str:
-    """Why a process has not come to what it was to do."""
+    """Why a process has not taken the request."""
     try:
         check_reachable(pid)
     except NeutracerError as error:
         return str(error)
     at = {"R": "it computes in C code", "D": "it waits for a device or a disk"}
-    where = at.get(_state(pid), "it waits for something, or is in C code")
+    where = at.get(_state(pid), "it is waiting, or in C code")
     return (
-        f"the main thread of process {pid} has not come back to Python in {seconds:g} s: {where}; "
+        f"the main thread of process {pid} has not returned to Python in {seconds:g} s: {where}; "
         "--wait SECONDS waits longer"
     )
 
 
 def _status(pid: int) -> dict[str, str]:
-    """The lines of /proc/PID/status; none where there is no such file."""
+    """The fields of /proc/PID/status; empty if there is no such file."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             lines = [line.partition(":") for line in file]
@@ -154,7 +141,7 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _state(pid: int) -> str:
-    """The letter of what a process's main thread is at, as ps has it; "" where unknown."""
+    """The main thread's state letter, as in ps; "" if unknown."""
     return _status(pid).get("State", "")[:1]
 
 
@@ -167,22 +154,17 @@ def _user(number: int) -> str:
         return f"user {number}"
 
 
-# ---- Ask ---------------------------------------------------------------------------------
+# ---- Request -----------------------------------------------------------------------------
 
-# Has another Python process of this machine do something, and waits for its answer (3.14 on).
-#
-# The two speak through a folder that only their user can read. The request is a file in it,
-# which one of them renames: the process that it is for when it comes to it, or this one when it
-# has waited long enough. The folder is gone when this one ends, whatever happened.
+# The two processes share a folder readable only by their user, which this one removes at the end.
+# The request is a file that is renamed either by the target, when it starts on it, or by this
+# process, to withdraw it after a timeout.
 
-# Between two looks for an answer, in seconds.
-_LOOK_S = 0.02
+_POLL_S = 0.02
+_MOST_BYTES = 8 << 20  # Of an answer.
 
-# An answer is no longer than this.
-_MOST_BYTES = 8 << 20
-
-# Run by the other process's main thread wherever that is: it only starts a thread, by the one
-# call that takes no lock. Where the folder is gone the request was taken back.
+# Runs in the target's main thread at any bytecode, so it only starts a thread, by the one call
+# that takes no lock. A missing folder means that the request was withdrawn.
 _SCRIPT = """\
 import _thread
 def begin(folder={folder!r}, package={package!r}, suffix={suffix!r}):
@@ -199,21 +181,17 @@ _thread.start_new_thread(begin, ())
 
 
 def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -> dict[str, Any]:
-    """Have `neutracer.run.attached` of another process answer a request.
+    """Send a request to `neutracer.run.attached` in another process; returns its answer.
 
     Args:
         pid: The process.
-        request: What it is asked, as plain data.
-        wait_s: How long to wait until its main thread comes to a safe point.
-        work_s: How long, after that, its work may take.
-
-    Returns:
-        Its answer.
+        request: Plain data.
+        wait_s: Timeout for its main thread to reach a safe point, in seconds.
+        work_s: Timeout for the work after that, in seconds.
 
     Raises:
-        NeutracerError: It can't be asked, does not answer, or could not do it; the message
-            is a sentence.
-        UnavailableError: This Python can't do that.
+        NeutracerError: The process can't be reached, does not answer, or failed.
+        UnavailableError: This Python lacks remote debugging.
     """
     _check_this_python()
     check_reachable(pid)
@@ -222,10 +200,10 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
     try:
         if not sees(pid, folder):
             raise NeutracerError(
-                f"process {pid} does not see this one's {os.path.dirname(folder)}, as in a "
-                f"container: run 'neutracer attach {inner_number(pid)}' where it runs"
+                f"process {pid} has another {os.path.dirname(folder)}, as in a container: "
+                f"run 'neutracer attach {inner_number(pid)}' there"
             )
-        script = _written(folder, request)
+        script = _write_script(folder, request)
         _send(pid, script)
         _wait_until_taken(pid, folder, wait_s)
         return _answer(pid, folder, work_s)
@@ -237,7 +215,7 @@ def _check_this_python() -> None:
     if not hasattr(sys, "remote_exec"):
         raise UnavailableError(
             f"attaching with Python {platform.python_version()}",
-            "it needs 3.14 or later: run 'neutracer attach' with the job's Python",
+            "it needs 3.14 or later; run 'neutracer attach' with the job's Python",
         )
     if not sys.is_remote_debug_enabled():  # type: ignore[attr-defined,unused-ignore]
         raise UnavailableError(
@@ -251,19 +229,17 @@ def _check_version(pid: int) -> None:
     there = python_of(pid)
     if there is None or there == sys.version_info[:2]:
         return
-    words = "{}.{}".format(*there)
+    version = "{}.{}".format(*there)
     if there < (3, 14):
-        raise NeutracerError(
-            f"process {pid} runs Python {words}: only 3.14 and later let in others"
-        )
+        raise NeutracerError(f"process {pid} runs Python {version}: attaching needs 3.14 or later")
     raise NeutracerError(
-        f"process {pid} runs Python {words}, and this is {platform.python_version()}: "
+        f"process {pid} runs Python {version}, and this is {platform.python_version()}: "
         "run 'neutracer attach' with the job's Python"
     )
 
 
-def _written(folder: str, request: Mapping[str, Any]) -> str:
-    """The path of the script, in the folder with all that it needs."""
+def _write_script(folder: str, request: Mapping[str, Any]) -> str:
+    """Write the request and the script to the folder; returns the script's path."""
     package = str(Path(__file__).absolute().parents[1])
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     texts = {
@@ -286,19 +262,20 @@ def _send(pid: int, script: str) -> None:
 
 
 def _reason(pid: int, error: Exception) -> str:
-    """What the interpreter's refusal means."""
+    """Explain an error of `sys.remote_exec`."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
     if any(isinstance(one, PermissionError) for one in chain):
         return refusal(pid)
-    words = " ".join(map(str, chain))
-    if "not enabled in the remote" in words:
+    text = " ".join(map(str, chain))
+    if "not enabled in the remote" in text:
         return (
-            f"process {pid} lets nobody in: it was started with PYTHON_DISABLE_REMOTE_DEBUG or "
-            "-X disable-remote-debug, or its Python was built without remote debugging"
+            f"process {pid} has no remote debugging: it was started with "
+            "PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug, or its Python was built "
+            "without it"
         )
-    if "PyRuntime" in words:
+    if "PyRuntime" in text:
         return f"process {pid} is not a Python program, or runs a Python before 3.14"
     return f"process {pid} can't be reached: {error}"
 
@@ -308,19 +285,17 @@ def _wait_until_taken(pid: int, folder: str, seconds: float) -> None:
     end = time.monotonic() + seconds
     while os.path.exists(request):
         if time.monotonic() < end and not has_ended(pid):
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             continue
         try:
             os.rename(request, os.path.join(folder, "withdrawn.json"))
         except FileNotFoundError:
-            # It was taken just now.
-            return
-        told = silence(pid, seconds)
+            return  # It was taken just now.
+        reason = silence(pid, seconds)
         with suppress(Exception):
-            # In the place of the script, which will not be there any more: of a script that
-            # it can't open a process complains.
+            # Replaces the pending script: the target would print an error for a missing file.
             sys.remote_exec(pid, os.devnull)  # type: ignore[attr-defined,unused-ignore]
-        raise NeutracerError(told)
+        raise NeutracerError(reason)
 
 
 def _answer(pid: int, folder: str, seconds: float) -> dict[str, Any]:
@@ -328,17 +303,17 @@ def _answer(pid: int, folder: str, seconds: float) -> dict[str, Any]:
     end = time.monotonic() + seconds
     while not os.path.exists(reply):
         if has_ended(pid) and not os.path.exists(reply):
-            raise NeutracerError(f"process {pid} has ended before it answered")
+            raise NeutracerError(f"process {pid} ended before it answered")
         if time.monotonic() > end:
-            raise NeutracerError(f"process {pid} has begun, and not answered in {seconds:g} s")
-        time.sleep(_LOOK_S)
+            raise NeutracerError(f"process {pid} started, but did not answer in {seconds:g} s")
+        time.sleep(_POLL_S)
     try:
         with open(reply, encoding="utf-8") as file:
             answer = json.loads(file.read(_MOST_BYTES))
     except (OSError, ValueError) as error:
-        raise NeutracerError(f"process {pid} has answered something else: {error}") from None
+        raise NeutracerError(f"process {pid} sent an invalid answer: {error}") from None
     if not isinstance(answer, dict):
-        raise NeutracerError(f"process {pid} has answered something else")
+        raise NeutracerError(f"process {pid} sent an invalid answer")
     if "error" in answer:
         raise NeutracerError(f"process {pid}: {answer['error']}")
     return answer
@@ -346,40 +321,32 @@ def _answer(pid: int, folder: str, seconds: float) -> dict[str, Any]:
 
 # ---- Attach report -----------------------------------------------------------------------
 
-# Attaches to a running program, and reports what its GPU memory does.
-
-# How long a main thread may stay in C code.
 DEFAULT_WAIT_S = 10.0
-
-# What a report, or the beginning of a watch, takes at the very most; the hooks of a monitor
-# may have to be compiled first.
-_WORK_S = 300.0
-
-# More seconds, or events, than anybody wants.
-_MOST = 1_000_000_000
+_WORK_S = 300.0  # Timeout of the work, which may include compiling the hooks.
+_MOST = 1_000_000_000  # Seconds, or events.
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AttachReport(Report):
-    """What was done in a running program.
+    """The result of attaching to a running program.
 
     Attributes:
-        program: What runs there.
-        pid: The process's number.
-        rank: Its rank, by torch.distributed or its launcher; None where there is none.
-        world_size: How many ranks there are.
+        program: The script or module.
+        pid: The process id.
+        rank: Its rank in torch.distributed or its launcher, or None.
+        world_size: The number of ranks.
         host: The machine's name.
-        python: The version of its Python.
-        torch: The version of its torch.
-        recorded_s: For how many seconds it was recorded; None if that was not requested.
-        overview: What the snapshot that was written last shows, its trace included.
-        watching: The folder for reports of out-of-memory errors, and of SIGUSR2; "" where
-            nothing that was attached watches.
-        metrics: Where metrics are served by what was attached; "" where they are not.
-        ended: What was attached before and has ended.
-        ooms_seen: Out-of-memory errors that the ended watch has seen.
-        files: The snapshots that were written, each with a text and a JSON beside it.
-        notes: What a reader should know.
+        python: Its Python version.
+        torch: Its PyTorch version.
+        recorded_s: Seconds recorded; None if not requested.
+        overview: The report on the last snapshot written.
+        watching: The folder for reports of out-of-memory errors and SIGUSR2; "" if the
+            attached watch is off.
+        metrics: The URL of the attached metrics server; "" if it is off.
+        ended: The parts ended by --detach.
+        ooms_seen: Out-of-memory errors counted by the ended watch.
+        files: The snapshots written, each with a text and a JSON beside it.
+        notes: Remarks.
     """
 
     schema = "neutracer.attach/1"
@@ -420,8 +387,8 @@ class AttachReport(Report):
         if self.ooms_seen:
             pairs.append(("out of memory", format_count(self.ooms_seen, "time")))
         if self.watching:
-            told = f"out-of-memory errors, and 'kill -USR2 {self.pid}'; reports go to"
-            pairs += [("watched", told), ("", self.watching)]
+            events = f"out-of-memory errors, and 'kill -USR2 {self.pid}'; reports go to"
+            pairs += [("watched", events), ("", self.watching)]
         if self.metrics:
             pairs.append(("metrics", Copyable(f"{self.metrics}/metrics")))
         if self.watching or self.metrics:
@@ -442,34 +409,33 @@ def attach_and_report(
     stacks: str = "python",
     wait_s: float = DEFAULT_WAIT_S,
 ) -> AttachReport:
-    """Do something in another process of this user, which runs torch on Python 3.14 or later.
+    """Attach to another process of this user that runs torch on Python 3.14 or later.
 
     Args:
         pid: The process.
         report: Write a report now.
-        watch: Record, and write a report at each out-of-memory error, and at SIGUSR2.
-        record_s: Record for so many seconds, and write a report.
-        port: Serve metrics there; 0 is any free port.
-        detach: End what `watch` and `port` began.
+        watch: Record, and write a report at each out-of-memory error and at SIGUSR2.
+        record_s: Record for this many seconds, then write a report.
+        port: Serve metrics on this port; 0 is any free port.
+        detach: End what `watch` and `port` started.
         directory: Where the files go.
-        max_entries: As for `record`.
-        stacks: As for `record`.
-        wait_s: How long to wait until its main thread runs Python's bytecode.
+        max_entries, stacks: As for `record`.
+        wait_s: Timeout for the main thread to return to Python, in seconds.
 
     Returns:
-        The report; where something was written, with what the last snapshot shows.
+        The report, with an overview of the last snapshot written.
 
     Raises:
-        NeutracerError: It can't be done; the message is a sentence.
-        ValueError: An argument is out of its range.
+        NeutracerError: Attaching or the request failed.
+        ValueError: An argument is out of range.
     """
     if detach and (watch or record_s is not None or port is not None):
-        raise ValueError("what --detach ends is not begun by the same command")
+        raise ValueError("--detach can't be combined with --watch, --record or --metrics")
     for name, value in (("--record", record_s), ("--wait", wait_s), ("--max-entries", max_entries)):
         if value is not None and not 0 < value <= _MOST:
-            raise ValueError(f"{name} is above 0, and at most {_MOST:,}")
+            raise ValueError(f"{name} must be above 0 and at most {_MOST:,}")
     if port is not None and not 0 <= port <= 65_535:
-        raise ValueError("--metrics is a port: 0 to 65535")
+        raise ValueError("--metrics must be a port: 0 to 65535")
     request = {
         "report": report,
         "watch": watch,
@@ -480,16 +446,15 @@ def attach_and_report(
         "max_entries": max_entries,
         "stacks": stacks,
     }
-    told = ask(pid, request, wait_s=wait_s, work_s=_WORK_S + (record_s or 0.0))
-    return _report(pid, told, record_s, shows=report or record_s is not None)
+    answer = ask(pid, request, wait_s=wait_s, work_s=_WORK_S + (record_s or 0.0))
+    return _report(pid, answer, record_s, shows=report or record_s is not None)
 
 
 def _report(
-    pid: int, told: Mapping[str, Any], record_s: float | None, *, shows: bool
+    pid: int, answer: Mapping[str, Any], record_s: float | None, *, shows: bool
 ) -> AttachReport:
-    """What a process has answered, and what its last snapshot shows."""
-    notes = [str(note) for note in told["notes"]]
-    files = [str(file) for file in told["files"]]
+    notes = [str(note) for note in answer["notes"]]
+    files = [str(file) for file in answer["files"]]
     shown = None
     if shows and files:
         try:
@@ -498,21 +463,21 @@ def _report(
             notes.append(f"{os.path.basename(files[-1])}: {error}")
     if record_s is not None:
         length = format_duration_us(record_s * 1e6)
-        notes.append(f"recorded for {length}: who allocated what was there before is unknown")
+        notes.append(f"recorded for {length}: older blocks have no stacks")
     return AttachReport(
-        program=str(told["program"]),
+        program=str(answer["program"]),
         pid=pid,
-        rank=told["rank"],
-        world_size=told["world_size"],
-        host=str(told["host"]),
-        python=str(told["python"]),
-        torch=str(told["torch"]),
+        rank=answer["rank"],
+        world_size=answer["world_size"],
+        host=str(answer["host"]),
+        python=str(answer["python"]),
+        torch=str(answer["torch"]),
         recorded_s=record_s,
-        overview=shown and replace(shown, file=os.path.basename(str(told["program"]))),
-        watching=str(told["watching"]),
-        metrics=str(told["metrics"]),
-        ended=tuple(map(str, told["ended"])),
-        ooms_seen=int(told["ooms_seen"]),
+        overview=shown and replace(shown, file=os.path.basename(str(answer["program"]))),
+        watching=str(answer["watching"]),
+        metrics=str(answer["metrics"]),
+        ended=tuple(map(str, answer["ended"])),
+        ooms_seen=int(answer["ooms_seen"]),
         files=tuple(files),
         notes=tuple(notes),
         findings=() if shown is None else shown.findings,

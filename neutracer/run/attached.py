@@ -30,135 +30,120 @@ from neutracer.run.following import Following, check_writable
 
 # ---- Safe point --------------------------------------------------------------------------
 
-# Something done by the main thread, between two steps of whatever it is at.
-
-# A Ctrl-C that came meanwhile is given to the program again after so many seconds.
-_LATER_S = 0.05
+_LATER_S = 0.05  # Delay after which an intercepted Ctrl-C is raised again.
 
 _numbers = itertools.count(1)
-_errands: dict[int, _Errand] = {}
+_calls: dict[int, _Call] = {}
 
 
-class _Errand:
-    """What is to be done, and what became of it."""
+class _Call:
+    """A pending call on the main thread, and its error."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self.action = action
         self.error: BaseException | None = None
-        # Released when it is done. The plainest of locks: the main thread may be anywhere.
-        self.undone = _thread.allocate_lock()
-        self.undone.acquire()
+        # Released when done. A plain lock: the main thread may be at any bytecode.
+        self.pending = _thread.allocate_lock()
+        self.pending.acquire()
 
 
 def in_main_thread(action: Callable[[], object], seconds: float) -> None:
-    """Have the main thread call something as soon as it runs Python's bytecode (3.14 on).
+    """Call `action` on the main thread at its next bytecode boundary (3.14 on).
 
-    The call comes between two steps of the program, as that of a signal's handler does, so
-    it is short, and waits for nothing that the main thread may hold.
-
-    Args:
-        action: What it calls.
-        seconds: How long to wait for it.
+    Like a signal handler it must be short, and wait for nothing that the main thread may hold.
 
     Raises:
-        NeutracerError: The main thread has not come back to Python in that time; it will not
-            call it any more.
-        Exception: What the action raised.
+        NeutracerError: The main thread has not returned to Python in `seconds`; the call is
+            cancelled.
+        Exception: The error of the action.
     """
     if threading.current_thread() is threading.main_thread():
         action()
         return
-    number, errand = next(_numbers), _Errand(action)
-    _errands[number] = errand
+    number, call = next(_numbers), _Call(action)
+    _calls[number] = call
     try:
-        _send(number, errand, seconds)
+        _send(number, call, seconds)
     finally:
-        _errands.pop(number, None)
-    if isinstance(errand.error, KeyboardInterrupt):
-        # It was meant for the program, which has not seen it.
+        _calls.pop(number, None)
+    if isinstance(call.error, KeyboardInterrupt):
+        # It was meant for the program.
         threading.Timer(_LATER_S, _thread.interrupt_main).start()
-    if errand.error is not None:
-        raise errand.error
+    if call.error is not None:
+        raise call.error
 
 
-def _send(number: int, errand: _Errand, seconds: float) -> None:
+def _send(number: int, call: _Call, seconds: float) -> None:
     remote_exec: Any = sys.remote_exec  # type: ignore[attr-defined,unused-ignore]
     handle, script = tempfile.mkstemp(".py", "neutracer-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"import sys\nsys.modules[{__name__!r}].run_errand({number})\n")
+            file.write(f"import sys\nsys.modules[{__name__!r}].run_call({number})\n")
         remote_exec(os.getpid(), script)
-        if errand.undone.acquire(timeout=seconds):
+        if call.pending.acquire(timeout=seconds):
             return
-        # Whoever takes it out of the list has it: the main thread may just be beginning.
-        if _errands.pop(number, None) is None:
-            errand.undone.acquire()
+        # The thread that removes the call owns it: the main thread may be starting on it.
+        if _calls.pop(number, None) is None:
+            call.pending.acquire()
             return
         with suppress(Exception):
-            # In the place of the script, which will not be there any more.
+            # Replaces the pending script, which is about to be removed.
             remote_exec(os.getpid(), os.devnull)
-        raise NeutracerError(f"the main thread has not come back to Python in {seconds:g} s")
+        raise NeutracerError(f"the main thread has not returned to Python in {seconds:g} s")
     finally:
         os.unlink(script)
 
 
-def run_errand(number: int) -> None:
-    """Do what was asked for under this number, if it still is; nothing is raised."""
-    errand = _errands.pop(number, None)
-    if errand is None:
+def run_call(number: int) -> None:
+    """Run a call unless it was cancelled; raises nothing."""
+    call = _calls.pop(number, None)
+    if call is None:
         return
     try:
-        errand.action()
+        call.action()
     except BaseException as error:
-        errand.error = error
+        call.error = error
     finally:
-        errand.undone.release()
+        call.pending.release()
 
 
 # ---- Attached ----------------------------------------------------------------------------
 
-# What `neutracer attach` has begun in this process, and how its requests are answered.
-
-# Between two looks whether anybody still waits for a recording, in seconds.
-_LOOK_S = 0.1
-
-# How long the main thread may take to come to a safe point once more: it was at one just now.
-_MAIN_WAIT_S = 30.0
+_POLL_S = 0.1  # Between checks that the command still waits for a recording.
+_MAIN_WAIT_S = 30.0  # Timeout for the main thread to reach another safe point.
 
 
-class _On:
-    """What is on in this process until it is ended."""
+class _State:
+    """The watch and server that `neutracer attach` has started in this process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        # Held while something is begun or ended.
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # Held while starting or ending a part.
         self.following: Following | None = None
-        self.beside: OnDemand | None = None
+        self.on_demand: OnDemand | None = None
         self.server: MetricsServer | None = None
 
 
-_on = _On()
+_state = _State()
 
 
-def _mine() -> _On:
-    """What is on here; in the child of a fork nothing is."""
-    global _on
-    if _on.process != os.getpid():
-        _on = _On()
-    return _on
+def _own_state() -> _State:
+    """This process's state; new in a forked child."""
+    global _state
+    if _state.process != os.getpid():
+        _state = _State()
+    return _state
 
 
 def answer(folder: str) -> None:
-    """Do what a folder's request says, and answer there; raises nothing.
+    """Handle the request in a folder and reply there; raises nothing.
 
-    It ends what it has begun if it could not do all of it, or nobody waits for the answer
-    any more.
+    On failure, or if the command no longer waits for the reply, everything started is ended.
     """
     try:
         with ExitStack() as undo:
-            told = _done(Path(folder), undo)
-            if reply(folder, told):
+            result = _handle(Path(folder), undo)
+            if reply(folder, result):
                 undo.pop_all()
     except (NeutracerError, OSError, ValueError) as error:
         reply(folder, {"error": str(error)})
@@ -166,28 +151,28 @@ def answer(folder: str) -> None:
         reply(folder, {"error": f"{type(error).__name__}: {error}"})
 
 
-def _done(folder: Path, undo: ExitStack) -> dict[str, Any]:
-    asked = json.loads((folder / TAKEN).read_text(encoding="utf-8"))
-    needs_cuda = asked["report"] or asked["watch"] or asked["record_s"] is not None
+def _handle(folder: Path, undo: ExitStack) -> dict[str, Any]:
+    request = json.loads((folder / TAKEN).read_text(encoding="utf-8"))
+    needs_cuda = request["report"] or request["watch"] or request["record_s"] is not None
     _check_torch(needs_cuda)
     if needs_cuda:
-        check_writable(asked["directory"])
-    on = _mine()
-    told = _facts()
-    if asked["report"]:
-        _write(Following(asked["directory"], 0, asked["stacks"], "attach"), "report", told)
-    with on.lock:
-        if asked["detach"]:
-            told["ended"] = _detach(on, told)
-        if asked["watch"]:
-            _watch(on, asked, undo, told)
-        if asked["port"] is not None:
-            _serve(on, asked["port"], undo, told)
-    if asked["record_s"] is not None:
-        _record(asked, folder, told)
-    told["watching"] = "" if on.following is None else on.following.directory
-    told["metrics"] = "" if on.server is None else on.server.url
-    return told
+        check_writable(request["directory"])
+    state = _own_state()
+    result = _facts()
+    if request["report"]:
+        _write(Following(request["directory"], 0, request["stacks"], "attach"), "report", result)
+    with state.lock:
+        if request["detach"]:
+            result["ended"] = _detach(state, result)
+        if request["watch"]:
+            _watch(state, request, undo, result)
+        if request["port"] is not None:
+            _serve(state, request["port"], undo, result)
+    if request["record_s"] is not None:
+        _record(request, folder, result)
+    result["watching"] = "" if state.following is None else state.following.directory
+    result["metrics"] = "" if state.server is None else state.server.url
+    return result
 
 
 def _facts() -> dict[str, Any]:
@@ -216,32 +201,31 @@ def _check_torch(needs_cuda: bool) -> None:
         raise NeutracerError("it has not used CUDA so far")
 
 
-def _write(following: Following, reason: str, told: dict[str, Any]) -> None:
-    """Write a report."""
+def _write(following: Following, reason: str, result: dict[str, Any]) -> None:
     following.write(reason)
     if not following.files:
         raise NeutracerError(following.notes[0])
-    told["files"] += following.files
+    result["files"] += following.files
 
 
-def _record(asked: dict[str, Any], folder: Path, told: dict[str, Any]) -> None:
-    """Record for some seconds, as long as somebody waits for it."""
-    following = _begun(asked, watch=False)
+def _record(request: dict[str, Any], folder: Path, result: dict[str, Any]) -> None:
+    """Record for some seconds, unless the command goes away."""
+    following = _begun(request, watch=False)
     try:
-        end = time.monotonic() + asked["record_s"]
+        end = time.monotonic() + request["record_s"]
         while (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_S))
+            time.sleep(min(left, _POLL_S))
             if not folder.exists():
-                raise NeutracerError("nobody waits for the recording")
-        _write(following, "record", told)
+                raise NeutracerError("the command no longer waits for the recording")
+        _write(following, "record", result)
     finally:
         following.end(None)
 
 
-def _begun(asked: dict[str, Any], *, watch: bool) -> Following:
+def _begun(request: dict[str, Any], *, watch: bool) -> Following:
     following = Following(
-        # A process that somebody else runs is not kept waiting for a compiler.
-        *(asked["directory"], asked["max_entries"], asked["stacks"], "attach"),
+        # PyTorch's recorder: compiling the hooks would stall someone else's program.
+        *(request["directory"], request["max_entries"], request["stacks"], "attach"),
         recorder="pytorch",
     )
     following.begin(watch=watch)
@@ -251,36 +235,36 @@ def _begun(asked: dict[str, Any], *, watch: bool) -> Following:
     return following
 
 
-def _watch(on: _On, asked: dict[str, Any], undo: ExitStack, told: dict[str, Any]) -> None:
+def _watch(state: _State, request: dict[str, Any], undo: ExitStack, result: dict[str, Any]) -> None:
     """Write reports of out-of-memory errors, and at SIGUSR2, from now on."""
     there = Following.watching()
     if there is not None:
         raise NeutracerError(
-            f"it is watched by 'neutracer {there.command}' already: reports go to {there.directory}"
+            f"'neutracer {there.command}' already watches it: reports go to {there.directory}"
         )
     signum = getattr(signal, "SIGUSR2", None)
     if signum is not None and _is_taken(signum):
-        told["notes"].append("the program handles SIGUSR2 itself: no report is written at it")
+        result["notes"].append("the program handles SIGUSR2 itself: the signal writes no report")
         signum = None
-    following = _begun(asked, watch=True)
+    following = _begun(request, watch=True)
     undo.callback(following.end, None)
     beside = OnDemand(following.write, every_s=None, signum=signum, in_main=_in_main)
     beside.start()
     undo.callback(beside.stop)
-    on.following, on.beside = following, beside
-    undo.callback(_forget_watch, on)
+    state.following, state.on_demand = following, beside
+    undo.callback(_forget_watch, state)
 
 
 def _in_main(action: Callable[[], object]) -> None:
     in_main_thread(action, _MAIN_WAIT_S)
 
 
-def _forget_watch(on: _On) -> None:
-    on.following, on.beside = None, None
+def _forget_watch(state: _State) -> None:
+    state.following, state.on_demand = None, None
 
 
 def _is_taken(signum: int) -> bool:
-    """Whether the program does something at a signal, in Python or in C."""
+    """Whether the program handles a signal, in Python or in C."""
     if signal.getsignal(signum) != signal.SIG_DFL:
         return True
     with suppress(OSError, IndexError, ValueError):
@@ -289,42 +273,40 @@ def _is_taken(signum: int) -> bool:
     return False
 
 
-def _serve(on: _On, port: int, undo: ExitStack, told: dict[str, Any]) -> None:
-    """Serve metrics from now on."""
-    if on.server is not None:
-        raise NeutracerError(f"it serves metrics already: {on.server.url}")
+def _serve(state: _State, port: int, undo: ExitStack, result: dict[str, Any]) -> None:
+    if state.server is not None:
+        raise NeutracerError(f"it already serves metrics: {state.server.url}")
     if reason := hooks.why_none():
-        told["notes"].append(f"the metrics are read by PyTorch's Python entry points: {reason}")
-    # Users of metrics have alerts of their own; nothing goes into the program's log.
+        result["notes"].append(f"the metrics are read through PyTorch's Python API: {reason}")
+    # No actions: metrics have alerts of their own, and the log is the program's.
     monitor = MemoryMonitor(actions=()).start()
     undo.callback(monitor.stop)
-    on.server = serve_metrics(monitor, port)
-    undo.callback(_stop_serving, on)
+    state.server = serve_metrics(monitor, port)
+    undo.callback(_stop_serving, state)
 
 
-def _stop_serving(on: _On) -> None:
-    server, on.server = on.server, None
+def _stop_serving(state: _State) -> None:
+    server, state.server = state.server, None
     if server is not None:
         server.stop()
         server.monitor.stop()
 
 
-def _detach(on: _On, told: dict[str, Any]) -> list[str]:
-    """End what is on; returns what that was, in words."""
+def _detach(state: _State, result: dict[str, Any]) -> list[str]:
+    """End everything; returns the names of the ended parts."""
     ended = []
-    if on.following is not None:
-        if on.beside is not None:
-            # If this fails, nothing has changed.
-            on.beside.stop()
-        on.following.end(None)
-        told["files"] += on.following.files
-        told["notes"] += on.following.notes
-        told["ooms_seen"] = on.following.ooms_seen
-        _forget_watch(on)
+    if state.following is not None:
+        if state.on_demand is not None:
+            state.on_demand.stop()  # First: if this fails, nothing has changed.
+        state.following.end(None)
+        result["files"] += state.following.files
+        result["notes"] += state.following.notes
+        result["ooms_seen"] = state.following.ooms_seen
+        _forget_watch(state)
         ended.append("the watch")
-    if on.server is not None:
-        _stop_serving(on)
+    if state.server is not None:
+        _stop_serving(state)
         ended.append("the metrics")
     if not ended:
-        raise NeutracerError("nothing of 'neutracer attach' is on there")
+        raise NeutracerError("'neutracer attach' has nothing running there")
     return ended

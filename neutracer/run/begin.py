@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first lines of neutracer in a process that knows nothing of it.
+"""Bootstrap in the target of `neutracer attach`.
 
-Their text is run there by itself, before neutracer can be imported: nothing here uses
-another module of neutracer's.
+Its source is executed there on its own, so it imports no other module of neutracer.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ import threading
 from types import ModuleType
 from typing import Any
 
-# The files in the folder through which the two processes speak. The request is renamed by
-# whoever has it: the process that it is for, or the one that takes it back.
+# Files in the shared folder. The process that renames the request owns it.
 REQUEST, TAKEN, REPLY = "request.json", "taken.json", "reply.json"
 
 
 def begin(folder: str, package: str, suffix: str) -> None:
-    """Take the request, if it is still there, and answer it from a thread.
+    """Take the request, unless it was withdrawn, and answer it from a thread.
 
     Args:
-        folder: Where the request is, and its answer goes.
-        package: Where the asking process has neutracer.
-        suffix: What the names of its compiled modules end in.
+        folder: The shared folder.
+        package: The path of the command's neutracer package.
+        suffix: The suffix of its compiled modules.
     """
     try:
         os.rename(os.path.join(folder, REQUEST), os.path.join(folder, TAKEN))
@@ -40,7 +38,7 @@ def begin(folder: str, package: str, suffix: str) -> None:
 
 
 def reply(folder: str, answer: dict[str, Any]) -> bool:
-    """Answer, whole or not at all; False where nobody waits for it any more."""
+    """Write the answer atomically; False if the command no longer waits for it."""
     path = os.path.join(folder, REPLY)
     try:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
@@ -64,34 +62,31 @@ def _answer(folder: str, package: str, suffix: str) -> None:
 
 
 class _NotFoundError(Exception):
-    """There is no neutracer for this Python; the message says why."""
+    """No neutracer for this Python."""
 
 
 def _find(package: str, suffix: str) -> ModuleType:
-    """This process's own neutracer, or that of the asking one."""
+    """This process's own neutracer, or the command's."""
     if "neutracer" not in sys.modules:
         spec = importlib.util.find_spec("neutracer")
-        # A folder of that name is none.
+        # A namespace package of that name does not count.
         if spec is None or spec.origin is None:
             _import_from(package, suffix)
     return importlib.import_module("neutracer.run.attached")
 
 
 def _import_from(package: str, suffix: str) -> None:
-    """Import the package where it lies; `sys.path` is not touched.
-
-    Its modules are found through the package's own path, now and later.
-    """
+    """Import the package from its path without changing `sys.path`."""
     ours = importlib.machinery.EXTENSION_SUFFIXES[0]
     if suffix != ours:
         raise _NotFoundError(
-            f"it is not installed, and that of the command is compiled for {suffix}, not {ours}"
+            f"it is not installed, and the command's is compiled for {suffix}, not {ours}"
         )
     spec = importlib.util.spec_from_file_location(
         "neutracer", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
     if spec is None or spec.loader is None or not os.path.isfile(spec.origin or ""):
-        raise _NotFoundError(f"it is not installed, and {package} can't be seen")
+        raise _NotFoundError(f"it is not installed, and {package} is not accessible")
     module = importlib.util.module_from_spec(spec)
     sys.modules["neutracer"] = module
     try:

@@ -39,32 +39,28 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_duration_us
 
-# ---- Passage -----------------------------------------------------------------------------
+# ---- Cell recording ----------------------------------------------------------------------
 
-# A passage of a program, recorded: PyTorch's recorder on CUDA, the hooks on the CPU.
-
-# Python frames of an event on the CPU, from the innermost: the hooks' most.
-_FRAMES = 16
+_FRAMES = 16  # Python frames per CPU event: the hooks' limit.
 
 
-class Passage:
-    """What the allocator did from `begin` to `end`; nothing stays on that was off before.
+class CellRecording:
+    """The allocator's activity from `begin` to `end`, which restores the previous state.
 
-    On a torch that is built for CUDA these are the CUDA devices, through PyTorch's own
-    recorder; on one for the CPU, what this thread allocates there, through the hooks.
+    A CUDA build of torch records the CUDA devices, with PyTorch's recorder; a CPU build records
+    this thread's CPU allocations, through the hooks.
 
     Attributes:
         backend: "cuda" or "cpu".
-        follows: False on a torch that is built for CUDA where there is no device for it:
-            it does not report what it allocates on the CPU.
-        snapshot: What was recorded; None before the end, and where CUDA was not used.
+        follows: False for a CUDA build without a device: it does not report CPU allocations.
+        snapshot: The recording; None before the end, and if CUDA was not used.
     """
 
     def __init__(self, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
-        """Nothing is recorded yet.
+        """Set up without starting.
 
         Args:
-            max_entries: Events that are kept, of each device.
+            max_entries: Events kept per device.
 
         Raises:
             UnavailableError: torch is not imported.
@@ -82,16 +78,11 @@ class Passage:
         self._begun_us = 0
 
     def begin(self) -> None:
-        """Record from now on.
-
-        Raises:
-            UnavailableError: The allocator can't be followed here.
-        """
+        """Start; raises UnavailableError if the allocator can't be recorded here."""
         if self.backend == "cuda":
             self._fresh = HISTORY.in_force() is None and not _cuda_history_is_on()
             self._recording = record(self._most)
-            # Who reads the passage tells of a ring that wrapped.
-            self._recording.quiet = True
+            self._recording.quiet = True  # The cell's report covers a wrapped ring.
             self._recording.start()
         else:
             self._before = before = hooks.state()
@@ -103,7 +94,7 @@ class Passage:
         self._begun_us = time.time_ns() // 1000
 
     def end(self) -> None:
-        """Keep what was recorded, and put everything back as it was."""
+        """Keep the recording, and restore the previous state."""
         taken = self._end_cuda() if self.backend == "cuda" else self._end_cpu()
         if taken is not None:
             named = ((text, reader_name(text)) for text in taken.strings)
@@ -123,15 +114,14 @@ class Passage:
     def _end_cuda(self) -> Snapshot | None:
         recording, self._recording = self._recording, None
         if recording is None or recording.waiting:
-            # CUDA was not initialised meanwhile.
-            if recording is not None:
+            if recording is not None:  # CUDA was never initialized.
                 recording.discard()
             return None
         recording.stop()
         return recording.snapshot()
 
     def first(self, device: int) -> int:
-        """The first event of the passage in the timeline of a device."""
+        """The index of the recording's first event in a device's timeline."""
         if self.snapshot is None or self._fresh:
             return 0
         timeline = self.snapshot.timeline(device)
@@ -143,30 +133,25 @@ def _cuda_history_is_on() -> bool:
     return bool(torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled())
 
 
-# ---- Cell --------------------------------------------------------------------------------
+# ---- Cell report -------------------------------------------------------------------------
 
-# What did this cell use at most, and what did it leave behind?
-
-# Lines of the program in each table; all of them are in the report's data.
-_SHOWN = 6
-
-# A block's purpose is shown if it says more than the line does.
-_TOLD = ("parameter", "gradient", "optimizer_state", "activation")
+_SHOWN = 6  # Rows per printed table.
+_SHOWN_CATEGORIES = ("parameter", "gradient", "optimizer_state", "activation")
 
 
 @dataclass(frozen=True)
 class CellPlace(PlacedRow):
-    """What one place in the program holds.
+    """The memory held by one place in the program.
 
     Attributes:
         function: The function's name.
         filename: The file without its folders; "In[3]" for a cell.
         line: The line.
-        bytes: The sizes of its blocks.
-        count: How many blocks these are.
+        bytes: The bytes of its blocks.
+        count: The number of blocks.
         category: "parameter", "gradient", "optimizer_state", "activation" or "unknown"
-        package: The library that the file belongs to; empty for the program's own.
-        caller: The program's own line that led there, where the file is a library's.
+        package: The file's library; empty for the program's own files.
+        caller: For a library's file, the program's own line that called it.
     """
 
     function: str
@@ -185,14 +170,14 @@ class CellDevice(PlainRow):
 
     Attributes:
         name: "cuda:0", or "cpu".
-        start_bytes: Before the cell; of the CPU 0, since what was there is not known.
-        peak_bytes: The most that was allocated at once.
+        start_bytes: Before the cell; 0 for the CPU, where it is unknown.
+        peak_bytes: The peak.
         end_bytes: After the cell.
-        allocations: How many it made.
-        peak: Who held the peak, the most first; includes what was there before.
-        left_bytes: What the cell allocated and did not free.
-        left: Who allocated that, the most first.
-        complete: False where the ring wrapped: what came first in the cell is not known.
+        allocations: The number of the cell's allocations.
+        peak: The holders of the peak, largest first, including older blocks.
+        left_bytes: Allocated by the cell and not freed.
+        left: The places of these bytes, largest first.
+        complete: False if the ring wrapped, so that the cell's beginning is missing.
     """
 
     name: str
@@ -208,16 +193,15 @@ class CellDevice(PlainRow):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CellReport(Report):
-    """A recorded cell: its peak, and what it left behind.
+    """A recorded cell's peak, and the memory that it left behind.
 
     Attributes:
-        backend: "cuda", or "cpu" on a torch that is built for the CPU.
-        duration_us: How long it ran.
+        backend: "cuda", or "cpu" for a CPU build of torch.
+        duration_us: Run time.
         devices: The devices that it used.
-        cycles: The reference cycles whose tensors the cell left to the garbage collector,
-            during its run and at its end.
-        cycle_bytes: What these kept, all together.
-        not_looked_at: Why no reference cycles were looked for; empty where they were.
+        cycles: The reference cycles whose tensors it left to the garbage collector.
+        cycle_bytes: The bytes of these tensors.
+        not_looked_at: Why the cycles were not searched; empty if they were.
     """
 
     schema = "neutracer.cell/1"
@@ -228,12 +212,12 @@ class CellReport(Report):
     cycles: tuple[TensorCycle, ...]
     cycle_bytes: int
     not_looked_at: str = ""
-    _passage: Passage = field(compare=False)
+    _recording: CellRecording = field(compare=False)
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What was recorded, for every other question and picture; None without CUDA use."""
-        return self._passage.snapshot
+        """The recording, for further analysis; None if CUDA was not used."""
+        return self._recording.snapshot
 
     def document(self) -> Document:
         """The report as a page."""
@@ -248,20 +232,20 @@ class CellReport(Report):
             blocks += _places(f"What it left behind{where}", device.left)
             blocks += _places(f"Who held the peak{where}", device.peak)
         if self.not_looked_at:
-            blocks.append(Paragraph(f"No reference cycles were looked for: {self.not_looked_at}"))
+            blocks.append(Paragraph(f"Reference cycles were not searched: {self.not_looked_at}"))
         return Document("Cell", facts, tuple(blocks), more="the recording: .snapshot")
 
     def _without_devices(self) -> str:
-        if self._passage.follows:
+        if self._recording.follows:
             return f"The cell allocated no {self.backend.upper()} memory."
         return (
-            "There is no CUDA device, and a torch that is built for CUDA does not report what "
-            "it allocates on the CPU."
+            "There is no CUDA device, and a CUDA build of torch does not report its CPU "
+            "allocations."
         )
 
     def picture(self) -> str:
         strips = []
-        for timeline, first in _timelines(self._passage):
+        for timeline, first in _timelines(self._recording):
             if len(timeline) > first:
                 start = _before(timeline, first)
                 low = min(start, min(timeline.allocated[first:]))
@@ -270,45 +254,38 @@ class CellReport(Report):
 
 
 def cell_report(
-    passage: Passage,
+    recording: CellRecording,
     duration_us: int,
     cycles: Sequence[TensorCycle] = (),
     not_looked_at: str = "",
 ) -> CellReport:
-    """What a recorded passage used and left behind.
-
-    Args:
-        passage: The passage, ended.
-        duration_us: How long it took.
-        cycles: Reference cycles that were left to the collector.
-        not_looked_at: Why none were looked for.
-    """
+    """The report on an ended recording; see `CellReport` for the arguments."""
     devices = []
     findings = [cycle_finding(cycle) for cycle in cycles]
-    for timeline, first in _timelines(passage):
-        device = _device(passage, timeline, first)
+    for timeline, first in _timelines(recording):
+        device = _device(recording, timeline, first)
         devices.append(device)
         if not device.complete:
             findings.append(_wrapped(device))
-        findings += _out_of_memory(passage, timeline, first)
+        findings += _out_of_memory(recording, timeline, first)
     return CellReport(
-        backend=passage.backend,
+        backend=recording.backend,
         duration_us=duration_us,
         devices=tuple(devices),
         cycles=tuple(cycles),
         cycle_bytes=sum(cycle.bytes for cycle in cycles),
         not_looked_at=not_looked_at,
         findings=ranked(findings),
-        _passage=passage,
+        _recording=recording,
     )
 
 
-def _timelines(passage: Passage) -> list[tuple[Timeline, int]]:
-    """The timelines of the devices that the passage used, with its first event in each."""
-    snap = passage.snapshot
+def _timelines(recording: CellRecording) -> list[tuple[Timeline, int]]:
+    """(timeline, index of the cell's first event) of each device that the cell used."""
+    snap = recording.snapshot
     if snap is None:
         return []
-    found = [(snap.timeline(device), passage.first(device)) for device in snap.devices]
+    found = [(snap.timeline(device), recording.first(device)) for device in snap.devices]
     return [
         (timeline, first)
         for timeline, first in found
@@ -317,11 +294,11 @@ def _timelines(passage: Passage) -> list[tuple[Timeline, int]]:
 
 
 def _before(timeline: Timeline, first: int) -> int:
-    """What was allocated before an event."""
+    """Allocated bytes before an event."""
     return int(timeline.allocated[first - 1] if first else timeline.facts["start_bytes"][0])
 
 
-def _device(passage: Passage, timeline: Timeline, first: int) -> CellDevice:
+def _device(recording: CellRecording, timeline: Timeline, first: int) -> CellDevice:
     series = list(timeline.allocated[first:])
     start, peak = _before(timeline, first), max(series)
     at = first + series.index(peak) if peak > start else first - 1
@@ -332,9 +309,11 @@ def _device(passage: Passage, timeline: Timeline, first: int) -> CellDevice:
     live = [
         row for row in range(len(rows)) if made[row] <= at and (freed[row] == -1 or freed[row] > at)
     ]
-    wrapped = passage.snapshot is not None and passage.snapshot.history_overflowed(timeline.device)
+    wrapped = recording.snapshot is not None and recording.snapshot.history_overflowed(
+        timeline.device
+    )
     return CellDevice(
-        name=f"cuda:{timeline.device}" if passage.backend == "cuda" else "cpu",
+        name=f"cuda:{timeline.device}" if recording.backend == "cuda" else "cpu",
         start_bytes=start,
         peak_bytes=max(peak, start),
         end_bytes=series[-1],
@@ -347,12 +326,12 @@ def _device(passage: Passage, timeline: Timeline, first: int) -> CellDevice:
 
 
 def _grouped(timeline: Timeline, chosen: Iterable[int]) -> tuple[CellPlace, ...]:
-    """Allocations grouped by place and category, the most bytes first."""
+    """Group allocations by place and category, most bytes first."""
     sums: dict[tuple[Place, str], list[int]] = {}
     stacks = timeline.allocations.codes("stack")
     for number in chosen:
         row = timeline.allocations[number]
-        category = row.category if row.category in _TOLD else "unknown"
+        category = row.category if row.category in _SHOWN_CATEGORIES else "unknown"
         held = sums.setdefault((timeline.places[stacks[number]], category), [0, 0])
         held[0] += row.size
         held[1] += 1
@@ -376,16 +355,16 @@ def _wrapped(device: CellDevice) -> Finding:
         kind="history_wrapped",
         severity=Severity.MODERATE,
         bytes=0,
-        message=f"the beginning of the cell is not known on {device.name}: its ring wrapped",
+        message=f"the beginning of the cell is missing on {device.name}: the ring wrapped",
         advice=(Note("record more of it: %%neutracer --max-entries 1000000"),),
     )
 
 
-def _out_of_memory(passage: Passage, timeline: Timeline, first: int) -> tuple[Finding, ...]:
-    if "oom" not in timeline.events["action"][first:] or passage.snapshot is None:
+def _out_of_memory(recording: CellRecording, timeline: Timeline, first: int) -> tuple[Finding, ...]:
+    if "oom" not in timeline.events["action"][first:] or recording.snapshot is None:
         return ()
     try:
-        return explain(passage.snapshot, device=timeline.device).findings[:1]
+        return explain(recording.snapshot, device=timeline.device).findings[:1]
     except (NeutracerError, ValueError):
         return ()
 
@@ -396,8 +375,8 @@ def _totals(device: CellDevice) -> Table:
         ("left behind", Figure.bytes(device.left_bytes), "allocated by the cell, and not freed"),
     )
     if device.name != "cpu":
-        words = f"{format_bytes(device.start_bytes)} before"
-        rows += (("allocated now", Figure.bytes(device.end_bytes), words),)
+        before = f"{format_bytes(device.start_bytes)} before"
+        rows += (("allocated now", Figure.bytes(device.end_bytes), before),)
     return Table(device.name, rows)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records a program that knows nothing about it, and writes down what its GPU memory did."""
+"""Records an unmodified program's GPU memory, and writes the reports."""
 
 from __future__ import annotations
 
@@ -23,26 +23,18 @@ from neutracer.trace.snapshot import Snapshot
 _LOGGER = logging.getLogger("neutracer")
 
 DEFAULT_DIRECTORY = "neutracer-run"
-
-# In the names of what is written when a signal ends the process.
-_TERMINATED = "terminated"
-
-# For the last report before a signal ends the process, which it does after two seconds.
-_SOON_S = 1.8
+_TERMINATED = "terminated"  # The reason of a report written before a signal ends the process,
+_SOON_S = 1.8  # and its timeout: the process ends after two seconds.
 
 _UNUSED = (
-    "This program never used CUDA. 'neutracer rehearse train.py' says what it would need on a "
-    "card. Programs that it started are not followed: 'torchrun -m neutracer run train.py' follows "
-    "each rank."
+    "This program never used CUDA. 'neutracer rehearse train.py' estimates its needs on a GPU. "
+    "Child processes are not recorded: use 'torchrun -m neutracer run train.py' to record each "
+    "rank."
 )
 
 
 def check_writable(directory: str) -> None:
-    """Say before a program is followed for hours that its reports can't be written.
-
-    Raises:
-        NeutracerError: They can't.
-    """
+    """Raise NeutracerError if reports can't be written, before a long run starts."""
     there = directory
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -51,9 +43,9 @@ def check_writable(directory: str) -> None:
 
 
 def written_pairs(files: Iterable[str], notes: Iterable[str]) -> list[tuple[str, str]]:
-    """The lines of a page that say which snapshots were written, and what to know about them."""
+    """The lines of a page for the written snapshots and the notes."""
     files = list(files)
-    # Names and folders apart: a long path would be broken where nobody can copy it.
+    # Name and folder on separate lines: a wrapped path can't be copied.
     pairs = [("written", Copyable(os.path.basename(file))) for file in files]
     if files:
         pairs.append(("in", Copyable(os.path.relpath(os.path.dirname(files[0])))))
@@ -65,9 +57,9 @@ class Following:
 
     Attributes:
         directory: Where the files go.
-        command: Which command began it, without "neutracer"; it is in the files' names.
+        command: The neutracer command that started it; part of the files' names.
         why: Why there is nothing to report; "" if there is.
-        last: What the snapshot that was written last shows.
+        last: The overview of the last snapshot written.
     """
 
     def __init__(
@@ -81,14 +73,14 @@ class Following:
         recorder: str = "auto",
         modules: bool = False,
     ) -> None:
-        """Set up; `begin` begins.
+        """Set up without starting.
 
         Args:
-            directory: Where the files go; it is made when the first is written.
+            directory: Where the files go; created with the first one.
             max_entries: As for `ProgramRecording`; 0 records nothing.
-            stacks: As for `ProgramRecording`, and so `context` and `recorder`.
-            command: Which command it is for.
-            modules: Whether allocations are marked with the module that made them.
+            stacks, context, recorder: As for `ProgramRecording`.
+            command: The neutracer command.
+            modules: Mark allocations with the module that made them.
         """
         self.directory = os.path.abspath(directory)
         self.command = command
@@ -97,7 +89,7 @@ class Following:
         self._max_entries = max_entries
         self._how = (stacks, context, recorder, True if modules else None)
         self._process = os.getpid()
-        # Held while files are written: by the program's thread, or by that beside it.
+        # Held while files are written, by the program's thread or the one beside it.
         self._lock = threading.Lock()
         self._ended = False
         self._recording: ProgramRecording | None = None
@@ -107,43 +99,39 @@ class Following:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The snapshots that were written, each with a text and a JSON beside it."""
+        """The snapshots written, each with a text and a JSON beside it."""
         return tuple(self._files)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of the recording."""
+        """Remarks on the recording."""
         untold = "" if self._watch is None else self._watch.untold
         return (*self._notes, *([f"out of memory: {untold}"] if untold else ()))
 
     @property
     def is_recording(self) -> bool:
-        """Whether a recording has been begun."""
         return self._recording is not None
 
     @property
     def ooms(self) -> tuple[OomReport, ...]:
-        """The out-of-memory errors that were written down."""
+        """The out-of-memory errors with a report."""
         return () if self._watch is None else self._watch.reports
 
     @property
     def ooms_seen(self) -> int:
-        """All of them, including those at a place that has a report already."""
+        """All out-of-memory errors, including repeats at a reported place."""
         return 0 if self._watch is None else self._watch.seen
 
     @classmethod
     def watching(cls) -> Following | None:
-        """Whose watch for out-of-memory errors is on in this process."""
+        """The instance that watches for out-of-memory errors in this process, or None."""
         now = _watching
         return now if now is not None and now._process == os.getpid() else None
 
     def begin(self, *, watch: bool = True) -> None:
-        """Record from now on, or from when CUDA is initialised; torch has been imported.
+        """Record from now on, or from CUDA's initialization; torch must be imported.
 
-        Where that can't be done, `why` says so.
-
-        Args:
-            watch: Write down out-of-memory errors too.
+        On failure `why` has the reason. `watch`: report out-of-memory errors too.
         """
         if self._process != os.getpid():
             return
@@ -161,7 +149,7 @@ class Following:
             self.why = f"Nothing was recorded: {error}."
 
     def write(self, reason: str) -> None:
-        """Write a snapshot, its sidecar and a page; `reason` is in their names."""
+        """Write a snapshot, its sidecar and a text; `reason` is part of their names."""
         recording = self._recording
         with self._lock:
             if self._ended:
@@ -184,7 +172,7 @@ class Following:
             shown = overview(snap, f"{stem}.pickle")
             write_text(f"{stem}.txt", render_text(shown.document()))
         except Exception as error:
-            # What the program came to must not depend on what can be said of it.
+            # A failing report must not change how the program ends.
             kind = "" if isinstance(error, (NeutracerError, OSError)) else type(error).__name__
             why = ": ".join(part for part in (kind, str(error)) if part)
             self._notes.append(f"{stem}.pickle is whole, but has no report ({why})")
@@ -201,7 +189,7 @@ class Following:
         return snap
 
     def end_soon(self) -> bool:
-        """Do what `end` does, in less than two seconds: a signal ends this process then.
+        """Like `end`, within two seconds, before a signal ends the process.
 
         Returns:
             Whether there was something to write.
@@ -210,18 +198,14 @@ class Following:
         ending.start()
         ending.join(_SOON_S)
         files = [file for file in self._files if file.endswith(f"-{_TERMINATED}.pickle")]
-        told = files[0] if files else "none could be written in time"
+        report = files[0] if files else "none could be written in time"
         if sys.stderr is not None and not self.why:
-            print(f"neutracer: the program is being terminated; report: {told}", file=sys.stderr)
+            print(f"neutracer: the program is being terminated; report: {report}", file=sys.stderr)
         return not self.why
 
     def end(self, reason: str | None = "exit") -> None:
-        """Write the last report, switch everything off; a second time does nothing.
-
-        Args:
-            reason: As for `write`; None writes none.
-        """
-        # A forked child leaves alone what is its parent's, including the lock.
+        """Write the last report (unless `reason` is None) and switch everything off, once."""
+        # A forked child must not touch its parent's state, the lock included.
         if self._process != os.getpid():
             return
         if self._watch is not None:
@@ -247,8 +231,8 @@ class Following:
             if recording.unmarked:
                 self._notes.append(f"no modules: {recording.unmarked}")
             if reason != _TERMINATED:
-                # PyTorch complains on standard error where another thread ends its history than
-                # began it; this one ends with the process.
+                # PyTorch warns on standard error if another thread than the first ends its
+                # history; at termination the process ends it.
                 recording.stop()
             self._write(reason)
 

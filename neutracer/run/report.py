@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs an unchanged program, and writes down what its GPU memory did."""
+"""Runs an unmodified program, and reports on its GPU memory."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ from neutracer.render.report import Report
 from neutracer.run.following import DEFAULT_DIRECTORY, Following, check_writable, written_pairs
 from neutracer.units import format_count, format_duration_us
 
-# More events, and more seconds between two reports, than any program needs.
-_MOST = 1_000_000_000
+_MOST = 1_000_000_000  # Events, or seconds between reports.
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunReport(Report):
-    """What a program's run did to the memory of its devices.
+    """The report on a program's run.
 
     Attributes:
-        program: What was run.
-        exit_code: What it ended with; as a shell has it, 128 and the signal where one did.
-        signal: The signal that ended it, as Ctrl-C does; None where none did.
-        seconds: How long it ran.
-        rank: Its rank, by torch.distributed or its launcher; None where there is none.
-        world_size: How many ranks there are.
+        program: The script or module.
+        exit_code: Its exit code; as in a shell, 128 plus the signal that ended it.
+        signal: The signal that ended it, such as Ctrl-C; None if none did.
+        seconds: Run time.
+        rank: Its rank in torch.distributed or its launcher, or None.
+        world_size: The number of ranks.
         host: The machine's name.
-        pid: The process's number.
-        recorded: Why there is nothing to report; "" where there is.
-        overview: What the snapshot at the end shows, its trace included.
+        pid: The process id.
+        recorded: Why there is nothing to report; "" if there is.
+        overview: The report on the snapshot at the end.
         ooms: The out-of-memory errors with a report.
-        ooms_seen: All of them, including those at a place that has a report already.
-        files: The snapshots that were written, each with a text and a JSON beside it.
-        notes: What a reader should know of the recording.
+        ooms_seen: All out-of-memory errors, including repeats at a reported place.
+        files: The snapshots written, each with a text and a JSON beside it.
+        notes: Remarks on the recording.
     """
 
     schema = "neutracer.run/1"
@@ -99,29 +98,27 @@ def run_and_report(
     modules: bool = False,
     every_s: float | None = None,
 ) -> RunReport:
-    """Run a program in this process, recording from when it initialises CUDA.
+    """Run a program in this process, recording from CUDA's initialization.
 
-    It does not import torch before the program does, nor initialise CUDA. Reports are
-    written when it ends, at out-of-memory errors, at SIGUSR2, and every few seconds if
-    asked. A program that ends itself with `os._exit`, or is killed, writes none at its end,
-    nor do its children.
+    Neither imports torch nor initializes CUDA itself. Reports are written at the program's end,
+    at out-of-memory errors, at SIGUSR2 and every `every_s` seconds. A program that is killed or
+    calls `os._exit` writes none at its end, and neither do its children.
 
     Args:
-        command: The script, or the module's name, and its arguments.
+        command: The script or module name, and its arguments.
         module: Whether it is a module.
-        directory: Where the files go; it is made when the first is written.
-        max_entries: As for `ProgramRecording`.
-        stacks: As for `ProgramRecording`, and so `context` and `recorder`.
-        modules: Whether allocations are marked with the `nn.Module` that made them.
+        directory: Where the files go; created with the first one.
+        max_entries, stacks, context, recorder: As for `ProgramRecording`.
+        modules: Mark allocations with the `nn.Module` that made them.
         every_s: Seconds between reports while it runs; None writes none.
 
     Returns:
-        The report; the exit code in it is the program's own.
+        The report; its exit code is the program's.
 
     Raises:
-        NeutracerError: There is no such script or module, or the directory can't be written to.
-        ValueError: An argument is out of its range.
-        SystemExit: This is a child that the program has forked.
+        NeutracerError: There is no such script or module, or the directory is not writable.
+        ValueError: An argument is out of range.
+        SystemExit: In a child that the program has forked.
     """
     if (max_entries is not None and max_entries < 1) or (every_s is not None and not every_s > 0):
         raise ValueError("max_entries and the time between reports must be above 0")
@@ -142,7 +139,7 @@ def run_and_report(
         if ranks is None:
             following.end_soon()
         else:
-            ranks.tell_last(following.end_soon)
+            ranks.publish_last(following.end_soon)
 
     def begin_all() -> None:
         following.begin()
@@ -166,7 +163,7 @@ def run_and_report(
         if ranks is not None:
             ranks.remove()
         try:
-            # A signal that comes meanwhile would end the process if nobody waited for it.
+            # Before `beside` stops: it handles a signal that arrives meanwhile.
             following.end()
         finally:
             beside.stop()
@@ -174,13 +171,12 @@ def run_and_report(
 
 
 def _ranks_beside(directory: str) -> RanksWatch | None:
-    """What tells a job of several ranks how this one is; None where there are no others."""
+    """The watch that publishes this rank's status; None for a single rank."""
     world_size = rank_facts()["world_size"]
     return RanksWatch(directory, early=False) if (world_size or 1) > 1 else None
 
 
 def _report(following: Following, program: str, code: int, seconds: float) -> RunReport:
-    """Sum up the run."""
     why = following.why
     if not following.is_recording and not why:
         why = "This program never imported torch: nothing was recorded."

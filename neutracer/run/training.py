@@ -23,13 +23,11 @@ from neutracer.units import format_bytes
 
 # ---- Scalars -----------------------------------------------------------------------------
 
-# The names under which figures of a training run go to a tracker: one naming for all.
-
 _PREFIX = "neutracer"
 
 
-def _word(name: str) -> str:
-    """A phase's name with what every tracker takes in a name."""
+def _key(name: str) -> str:
+    """A phase's name in characters that every tracker accepts."""
     return re.sub(r"[^\w.-]+", "_", name) or "_"
 
 
@@ -37,13 +35,13 @@ def step_scalars(phases: Iterable[Phase], now: Counters | None) -> dict[str, int
     """The figures of one step, in bytes and counts.
 
     Args:
-        phases: Those that have ended in it; of several of one name, the highest peak and the
-            last end count.
-        now: The counters at its end; None where CUDA is not in use: then there are no figures.
+        phases: The phases that ended in it; for a repeated name, the highest peak and the last
+            end are used.
+        now: The counters at its end; None (CUDA not in use) gives no figures.
 
     Returns:
         "neutracer/allocated_bytes", "neutracer/reserved_bytes", "neutracer/peak_bytes" (of the
-        step), "neutracer/alloc_retries" and "neutracer/ooms" (since the start), and of each
+        step), "neutracer/alloc_retries" and "neutracer/ooms" (since the start), and for each
         phase "neutracer/<phase>/peak_bytes" and "neutracer/<phase>/end_bytes".
     """
     if now is None:
@@ -58,9 +56,9 @@ def step_scalars(phases: Iterable[Phase], now: Counters | None) -> dict[str, int
     for one in phases:
         if one.device is None:
             continue
-        peak = f"{_PREFIX}/{_word(one.name)}/peak_bytes"
+        peak = f"{_PREFIX}/{_key(one.name)}/peak_bytes"
         scalars[peak] = max(scalars.get(peak, 0), one.peak_bytes)
-        scalars[f"{_PREFIX}/{_word(one.name)}/end_bytes"] = one.end_bytes
+        scalars[f"{_PREFIX}/{_key(one.name)}/end_bytes"] = one.end_bytes
         whole = f"{_PREFIX}/peak_bytes"
         scalars[whole] = max(scalars[whole], one.peak_bytes)
     return scalars
@@ -68,42 +66,33 @@ def step_scalars(phases: Iterable[Phase], now: Counters | None) -> dict[str, int
 
 # ---- Tracker -----------------------------------------------------------------------------
 
-# What a training run wants of a tracker.
-
 
 class Tracker(Protocol):
-    """Where figures go: Weights & Biases, MLflow, TensorBoard, or the program's own."""
+    """A destination for figures: Weights & Biases, MLflow, TensorBoard, or the program's own."""
 
     def scalars(self, values: Mapping[str, int], step: int) -> object:
-        """The figures of a step, by their names."""
+        """Receive the figures of a step, by name."""
 
     def out_of_memory(self, report: OomReport) -> object:
-        """A report was written."""
+        """Receive an out-of-memory report."""
 
     def finish(self) -> object:
-        """The run has ended."""
+        """Finish at the end of the run."""
 
 
 # ---- Training ----------------------------------------------------------------------------
 
-# Watches a training run, whoever runs it: trainers tell it where they are.
-
 _LOGGER = logging.getLogger("neutracer")
 
-# Steps of an epoch whose ends are looked at, and the least of which anything is said.
-_MOST_STEPS = 2_000
+_MOST_STEPS = 2_000  # Steps of an epoch kept for its trend, and the fewest that give one.
 _LEAST_STEPS = 20
+_MAY_LEAVE = 1 << 20  # Bytes that a phase may leave without a warning: libraries' caches.
 
-# What a phase may leave behind before it is named: caches of libraries are smaller.
-_MAY_LEAVE = 1 << 20
-
-#: Phases that should give back what they took; the first of each may fill a cache.
-_GIVE_BACK = ("evaluation", "generation", "checkpoint")
-
+# The phases that should free all their memory, from their second run on, with the advice.
 _ADVICE = {
-    "evaluation": "keep .item() or .cpu() of what it collects, and run it under torch.no_grad()",
-    "generation": "let go of its outputs and of past_key_values before the next step",
-    "checkpoint": "save a state_dict that is on the CPU, and let go of it",
+    "evaluation": "collect .item() or .cpu() values, and run it under torch.no_grad()",
+    "generation": "release its outputs and past_key_values before the next step",
+    "checkpoint": "save a state_dict that is on the CPU, and release it",
 }
 
 
@@ -116,28 +105,28 @@ def training(
     name: str = "training",
     configuration: Mapping[str, Any] | None = None,
 ) -> Training:
-    """Watch a training run: its phases, its growth, and why it runs out of memory.
+    """Watch a training run: its phases, its growth, and its out-of-memory errors.
 
-    An out-of-memory error is written down as by `watch_oom`, with the step, the phase, the
-    batch's shapes and the configuration, whoever catches it. The peak and the end of each
-    phase go to the trackers. What grows from step to step, and an evaluation that leaves
-    memory behind, is warned of once, to the logger "neutracer". Nothing here ends training:
-    what fails in it is logged.
+    Out-of-memory errors are reported as by `watch_oom`, with the step, the phase, the batch's
+    shapes and the configuration, even if they are caught. The trackers get the peak and the
+    end of each phase. Growth from step to step, and phases that leave memory behind, are each
+    warned about once through the logger "neutracer". Errors in here are logged and never end
+    training.
 
     Args:
         directory: Where reports go.
-        trackers: Who gets the figures: those of `neutracer.integrations`, or any object with
-            the methods of theirs.
+        trackers: The receivers of the figures: those of `neutracer.integrations`, or any
+            object with the same methods.
         every: Steps between two sets of figures.
         max_entries: Events of history, as for `watch_oom`; 0 records none.
-        name: What the run calls itself in a report.
-        configuration: What it was set up with; a report has it.
+        name: The run's name in reports.
+        configuration: The run's configuration, for reports.
 
     Returns:
-        The run, for a with statement.
+        The run, as a context manager.
 
     Raises:
-        TypeError: An argument is of a wrong kind.
+        TypeError: An argument has the wrong type.
         ValueError: `every` is below 1.
 
     Example:
@@ -172,13 +161,13 @@ def training(
 
 
 class Training(StaysHere, instead="it watches this process: send its .scalars"):
-    """What `training` returns; trainers' callbacks drive it.
+    """The handle returned by `training`, driven by trainers' callbacks.
 
     Attributes:
-        scalars: The figures of the last step, by the names that trackers get.
-        warned: What was warned of, in words.
-        configuration: What the run was set up with.
-        watch: The watch for out-of-memory errors; None where there can be none.
+        scalars: The figures of the last step, by the trackers' names.
+        warned: The warnings so far.
+        configuration: The run's configuration.
+        watch: The watch for out-of-memory errors; None if unavailable.
     """
 
     def __init__(
@@ -189,7 +178,6 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         max_entries: int | None,
         name: str,
     ) -> None:
-        """Made by `training`; not by users."""
         self._directory = directory
         self._trackers = trackers
         self._every = every
@@ -201,7 +189,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         self._ended: list[Phase] = []
         self._ends: deque[int] = deque(maxlen=_MOST_STEPS)
         self._finished: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._warned_keys: set[str] = set()
         self.scalars: dict[str, int] = {}
         self.warned: list[str] = []
         self.configuration: dict[str, Any] = {}
@@ -210,7 +198,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
     # ---- the run -----------------------------------------------------------------------
 
     def start(self) -> Training:
-        """Begin; a second time does nothing."""
+        """Start, once."""
         if not self._on:
             self._on = True
             RUNNING.trainer = self._name
@@ -218,14 +206,14 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             counters.prefer_hooks()
             try:
                 self.watch = watch_oom(
-                    self._directory, max_entries=self._max_entries, callback=self._tell_oom
+                    self._directory, max_entries=self._max_entries, callback=self._send_oom
                 )
             except UnavailableError as error:
                 _LOGGER.info("out-of-memory errors are not watched: %s", error)
         return self
 
     def stop(self) -> None:
-        """End; a second time does nothing."""
+        """End, once."""
         if not self._on:
             return
         self._on = False
@@ -234,7 +222,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             # An evaluation or a checkpoint after the last step.
             self._send(step_scalars(self._ended, counters.read()), RUNNING.step or self._count)
             self._ended = []
-        # While the history is on: what the trackers show of the end has its events.
+        # Before the watch ends its history, which the trackers may still read.
         for tracker in self._trackers:
             self._safely(tracker.finish)
         if self.watch is not None:
@@ -255,31 +243,31 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
     # ---- steps and phases --------------------------------------------------------------
 
     def step(self, batch: object = None, number: int | None = None) -> _Step:
-        """One step, for a with statement.
+        """One step, as a context manager.
 
         Args:
-            batch: Its batch: a report has the shapes of its tensors. It is not kept.
-            number: The program's own number of it; None counts from 0.
+            batch: Its batch, whose tensors' shapes go into reports; not kept.
+            number: The program's step number; None counts from 0.
         """
         return _Step(self, batch, number)
 
-    def phase(self, name: str) -> _Within:
-        """A phase of the run, for a with statement: "forward", "evaluation"."""
-        return _Within(self, text("name", name))
+    def phase(self, name: str) -> _PhaseContext:
+        """A phase of the run, as a context manager: "forward", "evaluation"."""
+        return _PhaseContext(self, text("name", name))
 
     def begin_step(self, number: int | None = None, batch: object = None) -> None:
-        """A step begins: what is still open of the one before ends."""
+        """Begin a step, ending the phases still open."""
         self._leave_all()
         RUNNING.step = self._count if number is None else number
         if batch is not None:
-            self.tell_batch(batch)
+            self.set_batch(batch)
 
-    def tell_batch(self, batch: object) -> None:
-        """The batch that comes next: a report has the shapes of its tensors."""
+    def set_batch(self, batch: object) -> None:
+        """Keep the shapes of the next batch, for reports."""
         RUNNING.batch = shapes_of(batch)
 
     def end_step(self) -> None:
-        """A step has ended: its figures go to the trackers."""
+        """End a step, and send its figures to the trackers."""
         self._leave_all()
         self._count += 1
         step = self._count - 1 if RUNNING.step is None else RUNNING.step
@@ -287,7 +275,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         ended, self._ended = self._ended, []
         if now is None:
             if self._count == 1:
-                _LOGGER.warning("no step is measured: this program has not used CUDA so far")
+                _LOGGER.warning("steps are not measured: this program has not used CUDA so far")
             return
         self._ends.append(now.allocated)
         if self._count % self._every == 0:
@@ -299,11 +287,11 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             self._safely(tracker.scalars, scalars, step)
 
     def enter(self, name: str) -> None:
-        """A phase begins inside those that are open."""
+        """Begin a phase inside the open ones."""
         self._open.append(Phase(name).__enter__())
 
     def leave(self, name: str | None = None) -> None:
-        """A phase ends, and those inside it; None is the innermost. Unknown names do nothing."""
+        """End a phase and those inside it; None is the innermost. Ignores unknown names."""
         names = [one.name for one in self._open]
         if not names or (name is not None and name not in names):
             return
@@ -311,12 +299,12 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             one = self._open.pop()
             one.__exit__(None, None, None)
             self._ended.append(one)
-            self._look_at(one)
+            self._check(one)
             if name is None or one.name == name:
                 return
 
     def switch(self, name: str) -> None:
-        """The innermost phase ends and another begins: "forward" and then "backward"."""
+        """End the innermost phase and begin another: "forward", then "backward"."""
         self.leave()
         self.enter(name)
 
@@ -324,11 +312,11 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         while self._open:
             self.leave()
 
-    # ---- what is said ------------------------------------------------------------------
+    # ---- warnings ----------------------------------------------------------------------
 
-    def _look_at(self, ended: Phase) -> None:
-        """Name a phase that leaves memory behind, from its second time on."""
-        if ended.name not in _GIVE_BACK or ended.device is None:
+    def _check(self, ended: Phase) -> None:
+        """Warn about a phase that leaves memory behind, from its second run on."""
+        if ended.name not in _ADVICE or ended.device is None:
             return
         count = self._finished[ended.name] = self._finished.get(ended.name, 0) + 1
         if count > 1 and ended.left_bytes > _MAY_LEAVE:
@@ -339,7 +327,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             )
 
     def end_epoch(self) -> str:
-        """Say whether memory grew from step to step; returns the verdict of `leak_trend`."""
+        """Warn if memory grew from step to step; returns the verdict of `leak_trend`."""
         ends = list(self._ends)
         self._ends.clear()
         if len(ends) < _LEAST_STEPS:
@@ -347,7 +335,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         try:
             trend = leak_trend(ends)
         except (NeutracerError, ValueError) as error:
-            _LOGGER.debug("the steps of an epoch could not be judged: %s", error)
+            _LOGGER.debug("no trend for this epoch: %s", error)
             return "unknown"
         if trend.verdict not in ("steady", "unknown"):
             what = trend.findings[0].message if trend.findings else trend.because
@@ -358,18 +346,19 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             )
         return trend.verdict
 
-    def _warn(self, key: str, words: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
-            self.warned.append(words)
-            _LOGGER.warning("%s", words)
+    def _warn(self, key: str, message: str) -> None:
+        """Warn once per key."""
+        if key not in self._warned_keys:
+            self._warned_keys.add(key)
+            self.warned.append(message)
+            _LOGGER.warning("%s", message)
 
-    def _tell_oom(self, report: OomReport) -> None:
+    def _send_oom(self, report: OomReport) -> None:
         for tracker in self._trackers:
             self._safely(tracker.out_of_memory, report)
 
     def _safely(self, action: Callable[..., object], *arguments: object) -> None:
-        """A tracker that fails is told of once, and training goes on."""
+        """Call a tracker; warn once if it fails."""
         try:
             action(*arguments)
         except Exception as error:
@@ -381,8 +370,6 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
 
 
 class _Step:
-    """One step, with its beginning and end."""
-
     def __init__(self, run: Training, batch: object, number: int | None) -> None:
         self._run = run
         self._batch = batch
@@ -397,9 +384,7 @@ class _Step:
         self._run.end_step()
 
 
-class _Within:
-    """A phase of a run, with its beginning and end."""
-
+class _PhaseContext:
     def __init__(self, run: Training, name: str) -> None:
         self._run = run
         self._name = name

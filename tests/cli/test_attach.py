@@ -225,7 +225,7 @@ def test_recording_begins_in_the_middle_and_ends(start, attach):
     plain = json.loads(done.stdout)
     assert (plain["schema"], plain["pid"]) == ("neutracer.attach/1", target.pid)
     assert (plain["recorded_s"], plain["watching"], plain["metrics"]) == (0.3, "", "")
-    assert "who allocated what was there before is unknown" in plain["notes"][0]
+    assert "older blocks have no stacks" in plain["notes"][0]
     (device,) = plain["overview"]["devices"]
     assert device["events"] > 0
     assert device["history_complete"] is False
@@ -314,7 +314,7 @@ def test_metrics_are_served_until_they_are_ended(start, attach):
     page = urllib.request.urlopen(f"{url}/metrics").read().decode()
     assert f'pid="{target.pid}"' in page
     said = refused(attach(target.pid, "--metrics", "0"))
-    assert said == f"process {target.pid}: it serves metrics already: {url}"
+    assert said == f"process {target.pid}: it already serves metrics: {url}"
     done = attach(target.pid, "--detach")
     assert "the metrics" in done.stdout
     assert is_as_before(target, before)
@@ -380,9 +380,9 @@ def test_program_under_run_is_not_watched_twice(start, attach):
     command = (sys.executable, "-m", "neutracer", "run", "-o", "out")
     target = start(command=command)
     said = refused(attach(target.pid, "--watch"))
-    assert "watched by 'neutracer run' already: reports go to " in said
+    assert "'neutracer run' already watches it: reports go to " in said
     assert said.endswith("/out")
-    assert refused(attach(target.pid, "--detach")).endswith("is on there")
+    assert refused(attach(target.pid, "--detach")).endswith("has nothing running there")
     plain = json.loads(attach(target.pid, "--json").stdout)
     assert plain["overview"]["devices"][0]["events"] > 0
 
@@ -392,7 +392,7 @@ def test_second_watch_is_refused_and_the_first_stays(start, attach):
     target = start()
     attach(target.pid, "--watch", "-o", "first")
     assert refused(attach(target.pid, "--watch", "-o", "second")) == (
-        f"process {target.pid}: it is watched by 'neutracer attach' already: "
+        f"process {target.pid}: 'neutracer attach' already watches it: "
         f"reports go to {attach.caller}/first"
     )
     target.ask("run_out(48)")
@@ -408,7 +408,7 @@ def test_child_of_a_fork_is_another_program(start, attach):
     child = target.ask("split()")
     try:
         assert refused(attach(child, "--detach")) == (
-            f"process {child}: nothing of 'neutracer attach' is on there"
+            f"process {child}: 'neutracer attach' has nothing running there"
         )
         done = attach(child, "--watch", "-o", "child")
         assert (done.returncode, done.stderr) == (0, "")
@@ -434,7 +434,7 @@ def test_signal_of_the_program_is_left_to_it(start, attach, taken):
     before = target.ask(STATE)
     done = attach(target.pid, "--watch", "--json")
     assert json.loads(done.stdout)["notes"] == [
-        "the program handles SIGUSR2 itself: no report is written at it"
+        "the program handles SIGUSR2 itself: the signal writes no report"
     ]
     assert target.ask("str(signal.getsignal(signal.SIGUSR2))") == before[4]
     os.kill(target.pid, signal.SIGUSR2)
@@ -479,7 +479,7 @@ def test_program_that_ends_meanwhile_is_told(start, attach, environment):
     target.end()
     said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 2
-    assert said == f"neutracer: process {target.pid} has ended before it answered\n"
+    assert said == f"neutracer: process {target.pid} ended before it answered\n"
 
 
 # ---- what can't be done, in one sentence each -------------------------------------------
@@ -488,7 +488,7 @@ def test_program_that_ends_meanwhile_is_told(start, attach, environment):
 def test_older_python_is_told_what_to_do(monkeypatch, capsys):
     monkeypatch.delattr(sys, "remote_exec", raising=False)
     assert main(["attach", str(os.getppid())]) == 2
-    assert "it needs 3.14 or later: run 'neutracer attach' with the job's Python" in (
+    assert "it needs 3.14 or later; run 'neutracer attach' with the job's Python" in (
         capsys.readouterr().err
     )
 
@@ -525,7 +525,7 @@ def test_dead_process_is_told(start, attach):
     target = start("print('ready', flush=True)")
     assert wait_for(lambda: processes.has_ended(target.pid))
     assert refused(attach(target.pid)) == (
-        f"process {target.pid} has ended, and waits for its parent to ask"
+        f"process {target.pid} has ended (its parent has not reaped it)"
     )
 
 
@@ -535,7 +535,7 @@ def test_stopped_process_is_told(start, attach):
     os.kill(target.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, target.pid, os.WSTOPPED | os.WNOWAIT)
     assert refused(attach(target.pid)) == (
-        f"process {target.pid} is stopped: 'kill -CONT {target.pid}' lets it go on"
+        f"process {target.pid} is stopped; continue it with 'kill -CONT {target.pid}'"
     )
 
 
@@ -588,9 +588,7 @@ def test_program_of_another_python_is_told(start, attach):
     said = refused(attach(target.pid))
     assert said.startswith(f"process {target.pid} runs Python 3.{minor}")
     what = (
-        "only 3.14 and later let in others"
-        if minor < 14
-        else "run 'neutracer attach' with the job's"
+        "attaching needs 3.14 or later" if minor < 14 else "run 'neutracer attach' with the job's"
     )
     assert what in said
 
@@ -602,9 +600,9 @@ def test_program_that_lets_nobody_in_is_told(start, attach):
         start(command=(sys.executable, "-X", "disable-remote-debug")),
     ):
         assert refused(attach(target.pid)) == (
-            f"process {target.pid} lets nobody in: it was started with "
+            f"process {target.pid} has no remote debugging: it was started with "
             "PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug, or its Python was built "
-            "without remote debugging"
+            "without it"
         )
 
 
@@ -625,7 +623,7 @@ def test_ptrace_scope_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "_YAMA", str(tmp_path / "scope"))
     error = RuntimeError("can't")
     error.__cause__ = PermissionError(1, "Operation not permitted")
-    assert "'sysctl kernel.yama.ptrace_scope=0' by root" in remote._reason(7, error)
+    assert "as root, 'sysctl kernel.yama.ptrace_scope=0'" in remote._reason(7, error)
     monkeypatch.setattr(processes, "_YAMA", str(tmp_path / "none"))
     assert "'--cap-add SYS_PTRACE'" in remote._reason(7, error)
     assert remote._reason(7, ValueError("odd")) == "process 7 can't be reached: odd"
@@ -661,8 +659,8 @@ def test_program_that_hides_its_memory_is_told(start, attach, tmp_path, environm
     if "Permission denied" in done.stderr:
         pytest.skip(unreadable)
     assert refused(done) == (
-        f"the system does not let this process look into process {target.pid}; in a container "
-        "'--cap-add SYS_PTRACE' allows it"
+        f"the system denies access to process {target.pid}; a container needs "
+        "'--cap-add SYS_PTRACE'"
     )
 
 
@@ -673,8 +671,8 @@ def test_program_with_other_files_is_told(start, attach, tmp_path):
     target = start()
     target.ask(f"os.chroot({str(tmp_path / 'caller')!r})")
     assert refused(attach(target.pid)) == (
-        f"process {target.pid} does not see this one's {tmp_path}/tmp, as in a container: "
-        f"run 'neutracer attach {target.pid}' where it runs"
+        f"process {target.pid} has another {tmp_path}/tmp, as in a container: "
+        f"run 'neutracer attach {target.pid}' there"
     )
 
 
@@ -686,8 +684,8 @@ def test_program_in_c_code_is_told_and_not_bothered(start, attach):
     assert wait_for(lambda: processes._state(target.pid) == "S")
     said = refused(attach(target.pid, "--watch", "--wait", "0.5"))
     assert said == (
-        f"the main thread of process {target.pid} has not come back to Python in 0.5 s: it waits "
-        "for something, or is in C code; --wait SECONDS waits longer"
+        f"the main thread of process {target.pid} has not returned to Python in 0.5 s: it is "
+        "waiting, or in C code; --wait SECONDS waits longer"
     )
     target.say("")
     assert target.line() == "back"
@@ -754,8 +752,8 @@ def test_neutracer_of_another_build_is_not_imported(tmp_path):
     )
     command = [sys.executable, "-I", "-S", "-c", program]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert said[0].startswith("it is not installed, and that of the command is compiled for .other")
-    assert said[1] == f"it is not installed, and {tmp_path} can't be seen"
+    assert said[0].startswith("it is not installed, and the command's is compiled for .other")
+    assert said[1] == f"it is not installed, and {tmp_path} is not accessible"
 
 
 def test_other_user_is_named_by_number_where_he_has_no_name():

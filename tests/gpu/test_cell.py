@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from neutracer.run.cell import CellReport, Passage, cell_report
+from neutracer.run.cell import CellRecording, CellReport, cell_report
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -20,14 +20,14 @@ def recorded(cell: Callable[[], object]) -> tuple[CellReport, int, int, object]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    passage = Passage()
-    passage.begin()
+    recording = CellRecording()
+    recording.begin()
     try:
         kept = cell()
     finally:
-        passage.end()
+        recording.end()
     peak = torch.cuda.max_memory_allocated() - before
-    return cell_report(passage, 0), peak, torch.cuda.memory_allocated() - before, kept
+    return cell_report(recording, 0), peak, torch.cuda.memory_allocated() - before, kept
 
 
 def training() -> object:

@@ -198,7 +198,7 @@ def test_steps_without_cuda_are_said_once_to_have_no_figures(
                 pass
     assert (kept.rows, run.warned) == ([], [])
     assert [line for line in caplog.messages if "has not used CUDA" in line] == [
-        "no step is measured: this program has not used CUDA so far"
+        "steps are not measured: this program has not used CUDA so far"
     ]
 
 

@@ -144,7 +144,7 @@ def test_several_devices_are_told_apart() -> None:
     assert monitor.get_stats("cuda:2")["current_bytes"] == 20 * MIB
     with pytest.raises(ValueError, match="cuda:0, cuda:2"):
         monitor.get_stats()
-    with pytest.raises(ValueError, match="not followed"):
+    with pytest.raises(ValueError, match="not monitored"):
         monitor.get_stats(3)
 
 
@@ -635,5 +635,5 @@ def test_python_road_survives_errors(fake_cuda: FakeCuda) -> None:
 def test_unknown_device_is_refused(fake_cuda: FakeCuda) -> None:
     with pytest.raises(ValueError, match="there is no device 3: there are 1 devices"):
         MemoryMonitor(devices=3).start()
-    with pytest.raises(ValueError, match="the CPU is followed alone"):
+    with pytest.raises(ValueError, match="the CPU can only be monitored alone"):
         MemoryMonitor(devices=[0, "cpu"]).start()

@@ -178,7 +178,7 @@ def exposition(registry: Any) -> str:
 def test_port_of_another_rank_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=f"127.0.0.1 port {port}; each process needs one"):
+        with pytest.raises(OSError, match=f"127.0.0.1 port {port}; each process needs its own"):
             neutracer.serve_metrics(MemoryMonitor(), port=port)
 
 

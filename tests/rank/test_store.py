@@ -123,5 +123,5 @@ def test_store_that_does_not_answer_raises_and_does_not_wait() -> None:
 
 def test_address_where_nobody_answers_is_told() -> None:
     pytest.importorskip("torch")
-    with pytest.raises(UnavailableError, match="nobody answers"):
+    with pytest.raises(UnavailableError, match="it does not answer"):
         opened_store("127.0.0.1", 1)

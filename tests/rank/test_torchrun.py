@@ -45,7 +45,7 @@ def end(signum, frame):
 
 if is_handled and rank == 0:
     signal.signal(signal.SIGTERM, end)
-while not watch.tell():
+while not watch.publish():
     time.sleep(0.1)
 # Blocks are followed once something is told.
 kept = [torch.zeros(3 << 20)]
@@ -58,7 +58,7 @@ if rank == 0:
     time.sleep(600)
 if how == "oom":
     # What PyTorch's observer tells where there is CUDA.
-    watch._teller.ran_out(OutOfMemory(0, 64 << 20, 0, 0, time.time_ns() // 1000))
+    watch._publisher.on_oom(OutOfMemory(0, 64 << 20, 0, 0, time.time_ns() // 1000))
     say("ends")
     time.sleep(3)
     raise RuntimeError("out of memory")

@@ -88,7 +88,7 @@ while True:
     if watch.written > 2 and rank == 1 and not kept:
         kept.append(torch.zeros(8 << 20))
         # What PyTorch's observer tells where there is CUDA.
-        watch._teller.ran_out(OutOfMemory(0, 64 << 20, 0, 0, time.time_ns() // 1000))
+        watch._publisher.on_oom(OutOfMemory(0, 64 << 20, 0, 0, time.time_ns() // 1000))
     time.sleep(0.01)
 """
 
@@ -120,7 +120,7 @@ def test_store_that_is_gone_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
     assert main(["ranks", "--store", "127.0.0.1:1"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "nobody answers there" in told
+    assert "it does not answer" in told
     assert main(["ranks", "--store", "nowhere"]) == 2
     assert "node7:29500" in capsys.readouterr().err
 
@@ -185,7 +185,7 @@ def test_watch_says_why_nothing_is_told() -> None:
     watch = neutracer.watch_ranks(signals=False)
     try:
         assert neutracer.watch_ranks() is watch
-        assert not watch.tell()
+        assert not watch.publish()
         assert "no process group yet" in watch.why
         with pytest.raises(neutracer.UnavailableError, match="no process group yet"):
             watch.report()
@@ -229,7 +229,7 @@ from neutracer.rank.watch import current_watch
 watch = current_watch()
 assert watch is not None and watch.written == 0
 dist.init_process_group("gloo")
-while not watch.tell():
+while not watch.publish():
     time.sleep(0.1)
 dist.barrier()
 if dist.get_rank() == 0:

@@ -16,7 +16,7 @@ import pytest
 from waiting import PATIENCE, wait_for
 
 from neutracer.errors import NeutracerError
-from neutracer.run.attached import in_main_thread, run_errand
+from neutracer.run.attached import in_main_thread, run_call
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ needs_remote_exec = pytest.mark.skipif(
 )
 
 
-def test_main_thread_does_its_own_errands_at_once():
+def test_main_thread_makes_its_own_calls_at_once():
     done = []
     in_main_thread(lambda: done.append(threading.current_thread()), 0)
     assert done == [threading.main_thread()]
 
 
-def test_errand_that_nobody_sent_is_not_done():
-    run_errand(-1)
+def test_unknown_call_is_ignored():
+    run_call(-1)
 
 
 @needs_remote_exec
@@ -58,7 +58,7 @@ def test_main_thread_does_what_another_asks_for(other):
 
 
 @needs_remote_exec
-def test_what_an_errand_raises_is_the_askers(other):
+def test_error_of_a_call_reaches_the_caller(other):
     asked = other.submit(in_main_thread, lambda: 1 / 0, PATIENCE)
     assert wait_for(asked.done)
     assert isinstance(asked.exception(), ZeroDivisionError)
@@ -81,7 +81,7 @@ def test_main_thread_in_c_code_is_not_waited_for_longer(other, capfd):
     asked = other.submit(ask)
     # In C, without a turn of the interpreter in between, until the other one has given up.
     list(map(operator.call, (begin.release, end.acquire)))
-    with pytest.raises(NeutracerError, match=r"has not come back to Python in 0\.2 s"):
+    with pytest.raises(NeutracerError, match=r"has not returned to Python in 0\.2 s"):
         asked.result()
     for _ in range(1000):
         time.sleep(0)
@@ -90,7 +90,7 @@ def test_main_thread_in_c_code_is_not_waited_for_longer(other, capfd):
 
 
 @needs_remote_exec
-def test_interruption_during_an_errand_is_the_programs():
+def test_interruption_during_a_call_is_the_programs():
     program = (
         "import signal, threading, time\n"
         # A shell has what it starts in the background ignore that signal.

@@ -153,7 +153,7 @@ def other_library() -> None:
     watch = neutracer.watch_ranks()
     # A moment for the monitor, which asks for the device's use once a second.
     time.sleep(2.5)
-    watch.tell()
+    watch.publish()
     dist.barrier()
     if RANK == 0:
         (OUT / "store.json").write_text(json.dumps(watch.report().to_dict()))

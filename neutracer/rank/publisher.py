@@ -38,23 +38,18 @@ from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.stacks import Frame, Owner, origin_of, place_of
 from neutracer.units import format_count
 
-# ---- Standing ----------------------------------------------------------------------------
+# ---- Main thread -------------------------------------------------------------------------
 
-# Where the main thread is, seen from another one: its line, and for how long it has been there.
-
-# Deeper stacks are cut at their outer end.
-_MOST_FRAMES = 64
-
-# The package's folder.
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_MOST_FRAMES = 64  # Deeper stacks lose their outer end.
+_PACKAGE_DIR = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
-def main_frames() -> tuple[Frame, ...]:
-    """The frames of the main thread, innermost first; nothing is stopped for it."""
+def _main_thread_frames() -> tuple[Frame, ...]:
+    """The main thread's frames, innermost first, read without stopping it."""
     ident = threading.main_thread().ident
     frame = sys._current_frames().get(ident or 0)
-    # Where it is in this package it was called, as by PyTorch when memory runs out.
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    # Skip this package's frames: PyTorch calls it when memory runs out.
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back
     found: list[Frame] = []
     while frame is not None and len(found) < _MOST_FRAMES:
@@ -64,69 +59,54 @@ def main_frames() -> tuple[Frame, ...]:
     return tuple(found)
 
 
-class Standing:
-    """Follows whether the main thread moves; `look` now and then."""
+class _MainThread:
+    """The main thread's line, and how long it has stayed there; sampled by `update`."""
 
     def __init__(self) -> None:
-        self._seen: tuple[tuple[Frame, ...], int] = ((), -1)
+        self._position: tuple[tuple[Frame, ...], int] = ((), -1)
         self._since = time.monotonic()
 
-    def look(self, steps: int) -> None:
-        """See where it is.
-
-        Args:
-            steps: How many steps there were: a loop that goes on comes back to its lines.
-        """
-        frames = main_frames()
-        if (frames, steps) == self._seen:
-            return
-        self._seen, self._since = (frames, steps), time.monotonic()
+    def update(self, steps: int) -> None:
+        """Sample the stack; a running loop returns to its lines with a higher step count."""
+        position = _main_thread_frames(), steps
+        if position != self._position:
+            self._position, self._since = position, time.monotonic()
 
     @property
     def where(self) -> str:
-        """Its line, as `Timeline.holders(by="place")` would name it."""
-        frames = self._seen[0]
+        """Its line, as `Timeline.holders(by="place")` names it."""
+        frames = self._position[0]
         return str(place_of(frames)) if frames else ""
 
     @property
     def is_in_torch(self) -> bool:
-        """Whether its innermost frame is one of PyTorch's: so it is where a rank waits for the
-        others in a collective, or for its device."""
-        frames = self._seen[0]
+        """Whether PyTorch owns the innermost frame: the thread waits in a collective or for the
+        device."""
+        frames = self._position[0]
         return bool(frames) and origin_of(frames[0].filename).owner is Owner.TORCH
 
     @property
     def seconds(self) -> float:
-        """For how long it has been there."""
         return time.monotonic() - self._since
 
 
 # ---- Reading -----------------------------------------------------------------------------
 
-# This process as a digest: the monitor's figures, who holds the memory, where it stands.
-
-#: Gives verdict, bytes_per_step, steps_to_oom and grows of a digest for what a monitor has seen
-#: of a device over so many steps.
+#: Maps a monitor, a device and its step count to the digest's verdict, bytes_per_step,
+#: steps_to_oom and grows.
 Trend = Callable[[MemoryMonitor, int, int], dict[str, Any]]
 
-# Seconds between two readings (PyTorch counts the peaks between them), and between two marks of
-# steps at the least.
-_INTERVAL_S = 1.0
-_MARK_S = 0.5
-
-# Readings that are kept: neighbours become one.
-_HISTORY = 2048
-
-# The layout, which takes milliseconds, is looked at this often; and at most for this share of the
-# time.
-_LAYOUT_S = 60.0
+_INTERVAL_S = 1.0  # Between readings; PyTorch counts the peaks between them.
+_MARK_S = 0.5  # Least time between two step marks.
+_HISTORY = 2048  # Readings kept; neighbours are merged beyond that.
+_LAYOUT_S = 60.0  # Between reads of the layout, which take milliseconds.
 
 
 class Reading:
-    """What is read of this process while a watch for ranks is on.
+    """This process's figures, holders and status, as a digest.
 
     Args:
-        trend: Says what grows.
+        trend: Judges the growth.
     """
 
     def __init__(self, trend: Trend) -> None:
@@ -137,12 +117,12 @@ class Reading:
         self._started = False
         self._hook: Any = None
         self._ooms: list[tuple[int, int]] = []
-        self.standing = Standing()
+        self.main_thread = _MainThread()
         self.steps = 0
         self.why = ""
 
     def start(self) -> None:
-        """Begin; where there are no figures, `why` says so. A second time does nothing."""
+        """Start, once; `why` gives the reason if there are no figures."""
         if self._started:
             return
         self._started = True
@@ -154,23 +134,21 @@ class Reading:
             optimizers = importlib.import_module("torch.optim.optimizer")
             self._hook = optimizers.register_optimizer_step_post_hook(self._on_step)
         except (ImportError, AttributeError):
-            # Steps are then not counted.
-            self._hook = None
+            self._hook = None  # Steps are not counted.
 
     def stop(self) -> None:
-        """End it."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
         self._monitor.stop()
 
-    def ran_out(self, time_us: int, asked_bytes: int) -> None:
-        """Keep an out-of-memory error, with a reading of its moment."""
+    def on_oom(self, time_us: int, asked_bytes: int) -> None:
+        """Record an out-of-memory error, and take a reading."""
         self._ooms.append((time_us, asked_bytes))
         self._monitor.mark("out of memory")
 
-    # On the program's thread, after each step of an optimizer.
     def _on_step(self, optimizer: object, args: object, kwargs: object) -> None:
+        """Count an optimizer step, on the program's thread."""
         self.steps += 1
         now = time.monotonic()
         if now - self._marked >= _MARK_S:
@@ -178,15 +156,15 @@ class Reading:
             self._monitor.mark(self.steps)
 
     def digest(self, reason: str, interval_s: float) -> RankDigest:
-        """This process now.
+        """The current digest.
 
         Args:
-            reason: Why now: "interval", "oom", "peer", "terminated" or "exit".
-            interval_s: The seconds between two digests.
+            reason: "interval", "oom", "peer", "terminated" or "exit".
+            interval_s: Seconds between two digests.
         """
-        self.standing.look(self.steps)
+        self.main_thread.update(self.steps)
         facts, job = rank_facts(), job_facts()
-        first = self._ooms[0] if self._ooms else (None, 0)
+        first_oom_us, oom_bytes = self._ooms[0] if self._ooms else (None, 0)
         return RankDigest(
             source="store",
             notes=(self.why,) if self.why else (),
@@ -201,12 +179,12 @@ class Reading:
             written_s=time.time(),
             reason=reason,
             ooms=len(self._ooms),
-            first_oom_us=first[0],
-            oom_bytes=first[1],
+            first_oom_us=first_oom_us,
+            oom_bytes=oom_bytes,
             steps=self.steps,
-            where=self.standing.where,
-            waits=self.standing.is_in_torch,
-            where_s=round(self.standing.seconds, 1),
+            where=self.main_thread.where,
+            waits=self.main_thread.is_in_torch,
+            where_s=round(self.main_thread.seconds, 1),
             interval_s=interval_s,
             **self._figures(),
         )
@@ -217,19 +195,19 @@ class Reading:
             return {}
         stats = {one: self._monitor.get_stats(one) for one in devices}
         device = max(devices, key=lambda one: int(stats[one]["peak_reserved_bytes"]))
-        mine = stats[device]
+        figures = stats[device]
         self._probes.look(devices)
         name = device_name(device)
         places = [one for one in self._probes.holders() if one["device"] == name]
         return {
             "device": name,
-            "total_bytes": mine["limit_bytes"] or mine["total_bytes"] or None,
-            "allocated_bytes": mine["current_bytes"],
-            "reserved_bytes": mine["reserved_bytes"],
-            "peak_allocated_bytes": mine["peak_bytes"],
-            "peak_reserved_bytes": mine["peak_reserved_bytes"],
+            "total_bytes": figures["limit_bytes"] or figures["total_bytes"] or None,
+            "allocated_bytes": figures["current_bytes"],
+            "reserved_bytes": figures["reserved_bytes"],
+            "peak_allocated_bytes": figures["peak_bytes"],
+            "peak_reserved_bytes": figures["peak_reserved_bytes"],
             "largest_hole_bytes": self._probes.largest_free(device),
-            "other_bytes": mine["non_torch_bytes"] if mine["device_used_bytes"] else None,
+            "other_bytes": figures["non_torch_bytes"] if figures["device_used_bytes"] else None,
             "libraries": _libraries(device),
             "places": tuple(
                 Held(f"{one['function']} ({one['place']})", one["bytes"], one["count"])
@@ -244,7 +222,7 @@ class Reading:
 
 
 def _libraries(device: int) -> dict[str, int]:
-    """What other libraries hold, where an attribution is on."""
+    """Bytes by library other than PyTorch, while an attribution is on."""
     attribution = current_attribution()
     if attribution is None or not attribution.is_on:
         return {}
@@ -253,7 +231,7 @@ def _libraries(device: int) -> dict[str, int]:
 
 
 def _curve(monitor: MemoryMonitor, device: int) -> dict[str, Any]:
-    """The most that was allocated in each part of the time since the start."""
+    """The peak of allocated in each of `MOST_BINS` parts of the time since the start."""
     rows = monitor.device_series(device)
     times: list[int] = rows.codes("time_us").tolist()
     highs: list[int] = rows.codes("allocated_high").tolist()
@@ -266,55 +244,37 @@ def _curve(monitor: MemoryMonitor, device: int) -> dict[str, Any]:
         bins[at] = max(bins[at], high)
     last = highs[0]
     for at, value in enumerate(bins):
-        # Between two readings it is as it was.
-        bins[at] = last = value or last
+        bins[at] = last = value or last  # Constant between two readings.
     return {"begin_us": begin, "end_us": times[-1], "curve": tuple(bins)}
 
 
-# ---- Teller ------------------------------------------------------------------------------
-
-# A thread that tells a job's store how this rank is, and what it has when another rank asks.
+# ---- Publisher ---------------------------------------------------------------------------
 
 _LOGGER = logging.getLogger("neutracer")
 
-# How often it looks whether another rank asks, and where the main thread is, in seconds.
-_LOOK_S = 0.5
-
-# After so long a store that was not there, or is gone, is tried again.
-_AGAIN_S = 5.0
-
-# The events in a layout's file: those before its moment, where the hooks keep them.
-_EVENTS = 10_000
-
-# A thread that is in a call to the store when the program ends is waited for so long: by then a
-# store that is gone has been given up.
-_GONE_S = 5.0
-
-# Who asks for a digest waits so long: an out-of-memory error, and a program.
-_PATIENCE_S = 1.0
-
-# And a signal that ends the process in two seconds, when files have been written.
-_LAST_S = 0.15
+_POLL_S = 0.5  # Between looks at the alarm and at the main thread.
+_RETRY_S = 5.0  # Before a missing or lost store is tried again.
+_EVENTS = 10_000  # Events kept in a layout's file, if the hooks have them.
+_JOIN_S = 5.0  # Timeout for the thread at exit: longer than a call to a lost store.
+_REQUEST_S = 1.0  # Timeout for a digest request, as after an out-of-memory error.
+_LAST_S = 0.15  # The same once files are written: the signal ends the process in two seconds.
 
 
 class _Request:
-    """A digest that somebody wants told."""
-
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.done = threading.Event()
-        self.told = False
+        self.published = False
 
 
-class Teller:
-    """What tells the store of this rank.
+class Publisher:
+    """The thread that writes this rank's digest to the job's store and answers its alarms.
 
     Args:
-        reading: What it tells.
-        directory: Where layouts go that another rank's out-of-memory error asks for.
+        reading: The source of the digests.
+        directory: Where layouts go when another rank runs out of memory.
         interval_s: Seconds between two digests.
-        early: Whether to tell before the process has joined its group, as soon as its launcher's
-            store can be reached, and not only from then on.
+        early: Use the launcher's store before the process has joined its group.
     """
 
     def __init__(
@@ -325,7 +285,7 @@ class Teller:
         self._interval_s = interval_s
         self._early = early
         self._store: RankStore | None = None
-        # The thread alone speaks with the store, which may not answer for ever.
+        # Only the thread talks to the store, which may block forever.
         self._requests: SimpleQueue[_Request] = SimpleQueue()
         self._late: _Request | None = None
         self._ended = threading.Event()
@@ -339,26 +299,25 @@ class Teller:
         self.files: list[str] = []
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the last, and end."""
+        """Publish the last digest and end the thread."""
         if self._process != os.getpid() or self._ended.is_set():
             return
         self._ended.set()
         self._requests.put(_Request("exit"))
-        self._thread.join(_GONE_S)
+        self._thread.join(_JOIN_S)
 
-    def tell(self, reason: str) -> bool:
-        """Have a digest told now; whether that was done within a second."""
-        request = self._ask(reason)
+    def publish(self, reason: str) -> bool:
+        """Publish a digest now; returns whether that took less than a second."""
+        request = self._request(reason)
         if self._late is None or self._late.done.is_set():
-            request.done.wait(_PATIENCE_S)
+            request.done.wait(_REQUEST_S)
             self._late = None if request.done.is_set() else request
-        return request.told
+        return request.published
 
-    def _ask(self, reason: str) -> _Request:
+    def _request(self, reason: str) -> _Request:
         request = _Request(reason)
         if self._process == os.getpid() and not self._ended.is_set():
             self._requests.put(request)
@@ -366,33 +325,28 @@ class Teller:
             request.done.set()
         return request
 
-    def ran_out(self, told: OutOfMemory) -> None:
-        """An out-of-memory error of this process: told, and all other ranks asked."""
-        self._reading.ran_out(told.time_us, told.asked_bytes)
+    def on_oom(self, error: OutOfMemory) -> None:
+        """Publish this process's out-of-memory error, and alert the other ranks."""
+        self._reading.on_oom(error.time_us, error.asked_bytes)
         self._answered = True
-        self.tell("oom")
+        self.publish("oom")
 
-    def last(self, meanwhile: Callable[[], bool] = bool) -> None:
-        """What is told and written before a signal ends this process.
+    def publish_last(self, write_files: Callable[[], bool] = bool) -> None:
+        """Publish and write before a signal ends this process.
 
         Args:
-            meanwhile: Writes what is written while the store is told; where it has nothing, the
-                layout is.
+            write_files: Writes the report, and returns whether there was one; if not, the layout
+                is written.
         """
-        request = self._ask("terminated")
-        if not meanwhile():
-            self._write("terminated")
+        request = self._request("terminated")
+        if not write_files():
+            self._write_layout("terminated")
         request.done.wait(_LAST_S)
 
-    @staticmethod
-    def _attempt() -> int | None:
-        attempt = job_facts()["attempt"]
-        return attempt if isinstance(attempt, int) else None
-
     def _connected(self) -> RankStore | None:
-        """The store; None as long as there is none, or this process has no rank."""
+        """The store; None until there is one and this process has a rank."""
         if self._store is None and time.monotonic() >= self._retry_at:
-            self._retry_at = time.monotonic() + _AGAIN_S
+            self._retry_at = time.monotonic() + _RETRY_S
             torch = sys.modules.get("torch")
             try:
                 address = None if torch is None else address_of(torch, early=self._early)
@@ -411,26 +365,25 @@ class Teller:
         due = time.monotonic()
         while True:
             try:
-                request = self._requests.get(timeout=_LOOK_S)
+                request = self._requests.get(timeout=_POLL_S)
             except Empty:
                 request = None
             try:
-                self._reading.standing.look(self._reading.steps)
+                self._reading.main_thread.update(self._reading.steps)
                 if request is not None:
-                    request.told = self._tell(request.reason)
-                elif time.monotonic() >= due and self._tell("interval"):
+                    request.published = self._write_digest(request.reason)
+                elif time.monotonic() >= due and self._write_digest("interval"):
                     due = time.monotonic() + self._interval_s
-                self._answer()
+                self._answer_alarm()
             except Exception:
-                _LOGGER.exception("a rank could not tell how it is")
+                _LOGGER.exception("failed to publish this rank's status")
             finally:
                 if request is not None:
                     request.done.set()
             if request is not None and request.reason == "exit":
                 return
 
-    def _tell(self, reason: str) -> bool:
-        """Write a digest; whether that was done."""
+    def _write_digest(self, reason: str) -> bool:
         try:
             store = self._connected()
             if store is None:
@@ -438,18 +391,18 @@ class Teller:
             store.write(self._reading.digest(reason, self._interval_s))
             self.written += 1
             if reason == "oom":
-                store.raise_alarm(rank_facts()["rank"], self._attempt(), "oom")
+                store.raise_alarm(rank_facts()["rank"], _attempt(), "oom")
             return True
         except RuntimeError as error:
             self._lost(error)
             return False
 
-    def _answer(self) -> None:
-        """Do what another rank's alarm asks for, once."""
+    def _answer_alarm(self) -> None:
+        """Answer another rank's alarm, once."""
         if self._answered or self._store is None or self._ended.is_set():
             return
         try:
-            alarm = self._store.alarm(self._attempt())
+            alarm = self._store.alarm(_attempt())
         except RuntimeError as error:
             self._lost(error)
             return
@@ -457,11 +410,10 @@ class Teller:
             return
         self._answered = True
         if alarm.get("rank") != rank_facts()["rank"]:
-            self._tell("peer")
-            self._write("peer")
+            self._write_digest("peer")
+            self._write_layout("peer")
 
-    def _write(self, reason: str) -> None:
-        """Write this process's layout, with a sidecar."""
+    def _write_layout(self, reason: str) -> None:
         try:
             snap = _layout()
             if snap is None:
@@ -475,15 +427,20 @@ class Teller:
             write_text(sidecar_path(path), facts)
             self.files.append(path)
         except (NeutracerError, OSError, RuntimeError) as error:
-            _LOGGER.warning("the layout of this rank could not be written: %s", error)
+            _LOGGER.warning("failed to write this rank's layout: %s", error)
+
+
+def _attempt() -> int | None:
+    attempt = job_facts()["attempt"]
+    return attempt if isinstance(attempt, int) else None
 
 
 def _layout() -> Snapshot | None:
-    """What is allocated now, from the hooks or from PyTorch; None where there is nothing."""
+    """The current layout, from the hooks or from PyTorch; None if there is none."""
     state = hooks.state()
     if state is not None and state.attached:
         snap = take(state.backend, _EVENTS, quiet=True)
-        # A CPU of which nothing is known was followed on another thread than the program's.
+        # An empty CPU layout: the hooks follow another thread than the program's.
         return None if snap.is_cpu and not len(snap.blocks) else snap
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
@@ -491,22 +448,20 @@ def _layout() -> Snapshot | None:
     return load(dumped(torch.cuda, traces=False), progress=False)
 
 
-# ---- Answering ---------------------------------------------------------------------------
+# ---- Debug server ------------------------------------------------------------------------
 
-# This rank's digest for PyTorch's debug server (`torch.distributed.debug`, torch 2.11 on).
-
-#: The name under which each rank's worker server has it: POST /handler/neutracer.
+#: The handler of each rank's worker server (torch 2.11 on): POST /handler/neutracer.
 HANDLER = "neutracer"
 
-# A handler can't be taken back: it is registered once, and asks whoever is on.
+# A handler can't be unregistered, so it looks up the current source here.
 _answers: dict[str, Callable[[], RankDigest] | None] = {}
 
 
 def answer_debug_server(digest: Callable[[], RankDigest] | None) -> str:
-    """Answer the debug server from now on, in this process.
+    """Answer `torch.distributed.debug` in this process from now on.
 
     Args:
-        digest: Gives the digest; None answers that no watch is on.
+        digest: Makes the digest; None answers that no watch is on.
 
     Returns:
         "", or why this torch has no debug server.
@@ -517,8 +472,8 @@ def answer_debug_server(digest: Callable[[], RankDigest] | None) -> str:
         return ""
     try:
         c10d = importlib.import_module("torch._C._distributed_c10d")
-        # torch's table of handlers goes after the interpreter, and would free this without the
-        # GIL, which ends the process: one reference more keeps it.
+        # torch frees its handlers after the interpreter has ended, without the GIL, which would
+        # crash: one more reference keeps this one.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_answer))
         c10d._register_handler(HANDLER, _answer)
     except (ImportError, AttributeError, RuntimeError) as error:
@@ -527,8 +482,8 @@ def answer_debug_server(digest: Callable[[], RankDigest] | None) -> str:
     return ""
 
 
-# On a thread of the worker server.
 def _answer(request: Any, response: Any) -> None:
+    """Answer on a thread of the worker server; raising here would end the process."""
     digest = _answers.get(HANDLER)
     try:
         if digest is None:
@@ -536,7 +491,6 @@ def _answer(request: Any, response: Any) -> None:
         response.set_content(digest().to_bytes().decode(), "application/json")
         response.set_status(200)
     except Exception as error:
-        # What is raised here would end the process.
         _LOGGER.debug("no digest for the debug server", exc_info=True)
         response.set_content(str(error), "text/plain")
         response.set_status(500)
